@@ -1,0 +1,57 @@
+"""The parameters that both HyperBF stages have: a width and a metric for every head."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hbf.errors import UserError, choose
+
+# Which axes of [heads, points, centres] have a width of their own.
+_WIDTH_AXES = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2)}
+
+
+def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, centres: int = 1) -> jax.Array:
+  """σ, broadcastable to [heads, points, centres], learned in log space from σ² = variance.
+
+  Args:
+    module: the module in whose scope `log_width` is made.
+    scope: 'fixed' (not learned), 'layer', 'head' or 'centre': what has a width of its own.
+    variance: σ² at init.
+    heads: number of heads.
+    centres: number of centres a head.
+  """
+  axes = choose('width', scope, _WIDTH_AXES)
+  shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centres)))
+  log_width = jnp.full(shape, 0.5 * jnp.log(variance), jnp.float32)
+  if scope != 'fixed':
+    log_width = module.param('log_width', lambda _: log_width)
+  return jnp.exp(log_width)
+
+
+def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: int) -> jax.Array | None:
+  """Weights of the metric for `squared_distances`, one for every head; the metric starts as the identity.
+
+  Args:
+    module: the module in whose scope `metric` is made.
+    metric: see `squared_distances`.
+    heads: number of heads.
+    d: dimensions of a head.
+    rank: rows of W if the metric is low_rank; there W starts random, and keeps a unit variance.
+
+  Returns:
+    None for identity, [heads, d] for diagonal, [heads, rank, d] for low_rank, else [heads, d, d].
+
+  Raises:
+    UserError: the metric isn't known, or the rank isn't between 1 and d.
+  """
+  if metric == 'low_rank' and not 1 <= rank <= d:
+    raise UserError(f'the rank of a low_rank metric must be from 1 to {d}, the dimensions of a head: it is {rank}')
+  inits = {
+    'identity': None,
+    'diagonal': lambda _: jnp.ones((heads, d)),
+    'low_rank': lambda key: jax.random.normal(key, (heads, rank, d)) / d**0.5,
+    'full': lambda _: jnp.tile(jnp.eye(d), (heads, 1, 1)),
+    'bilinear': lambda _: jnp.tile(jnp.eye(d), (heads, 1, 1)),
+  }
+  init = choose('metric', metric, inits)
+  return None if init is None else module.param('metric', init)

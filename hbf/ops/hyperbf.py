@@ -1,0 +1,122 @@
+"""The HyperBF operator: the one function that both stages of a block call."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from hbf.errors import choose
+from hbf.ops.distances import squared_distances
+from hbf.ops.kernels import KERNELS
+
+
+def hyperbf(
+  points: jax.Array,
+  centres: jax.Array,
+  coefficients: jax.Array,
+  *,
+  kernel: str,
+  width: jax.Array | float,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+  normalisation: str = 'sum',
+  log_gain: jax.Array | float = 0.0,
+  mask: jax.Array | None = None,
+) -> jax.Array:
+  """f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalised over the centres or not.
+
+  Stage 1 of a block is this function with centres = keys and coefficients = values (memo eq. 2 and 6); stage 2 is
+  this function with learned centres and coefficients (eq. 4 and 7).
+
+  Args:
+    points: x [..., N, D], the tokens or queries.
+    centres: t [..., A, D].
+    coefficients: c [..., A, V].
+    kernel: a name in `hbf.ops.kernels.KERNELS`.
+    width: σ, broadcastable to [..., N, A].
+    metric: with `weights`, as in `squared_distances`.
+    weights: the metric's parameters.
+    normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
+    log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., N, A].
+    mask: booleans broadcastable to [..., N, A]; a centre that is masked out doesn't exist for that point. Every
+      point needs at least one centre.
+
+  Returns:
+    [..., N, V] in the coefficients' type.
+
+  Raises:
+    UserError: the kernel, metric or normalisation isn't known.
+  """
+  log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights)
+  responses = normalise(log_k, normalisation, log_gain, mask)
+  return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
+
+
+def log_responses(
+  points: jax.Array,
+  centres: jax.Array,
+  *,
+  kernel: str,
+  width: jax.Array | float,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+) -> jax.Array:
+  """log K(‖W(x − t_a)‖² / 2σ²): float32 [..., N, A]. Arguments as in `hyperbf`."""
+  r2 = squared_distances(points, centres, metric, weights)
+  return choose('kernel', kernel, KERNELS)(r2 * (0.5 / jnp.square(width)))
+
+
+def normalise(
+  log_k: jax.Array, normalisation: str, log_gain: jax.Array | float = 0.0, mask: jax.Array | None = None
+) -> jax.Array:
+  """Responses [..., N, A] from their logarithms.
+
+  Args:
+    log_k: float32 [..., N, A].
+    normalisation: 'none' R = exp(log K + log-gain); 'sum' R = K / ΣK; 'rms' R = K / √mean(K²); 'layer' zero mean
+      and unit variance over the centres.
+    log_gain: used by 'none' only; the others don't change under a gain.
+    mask: booleans broadcastable to [..., N, A]; responses of centres masked out are 0.
+  """
+  compute = choose('normalisation', normalisation, NORMALISATIONS)
+  if mask is None:
+    return compute(log_k, log_gain, True)
+  mask = jnp.broadcast_to(mask, log_k.shape)
+  return jnp.where(mask, compute(jnp.where(mask, log_k, -jnp.inf), log_gain, mask), 0)
+
+
+Mask = jax.Array | bool
+_EPSILON = 1e-6  # of the largest squared response: keeps the gradient finite where all responses are equal
+
+
+def _none(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
+  return jnp.exp(log_k + log_gain)
+
+
+def _sum(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
+  return jax.nn.softmax(log_k, axis=-1)
+
+
+def _relative(log_k: jax.Array) -> jax.Array:
+  """K over its largest value: far from every centre K underflows, this doesn't."""
+  return jnp.exp(log_k - jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True)))
+
+
+def _rms(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
+  k = _relative(log_k)
+  return k * jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True, where=where))
+
+
+def _layer(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
+  k = _relative(log_k)
+  centred = k - jnp.mean(k, axis=-1, keepdims=True, where=where)
+  variance = jnp.mean(centred * centred, axis=-1, keepdims=True, where=where)
+  return centred * jax.lax.rsqrt(variance + _EPSILON)
+
+
+NORMALISATIONS: dict[str, Callable[[jax.Array, jax.Array | float, Mask], jax.Array]] = {
+  'none': _none,
+  'sum': _sum,
+  'rms': _rms,
+  'layer': _layer,
+}

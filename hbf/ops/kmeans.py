@@ -1,0 +1,26 @@
+"""k-means by Lloyd's iteration: where centres may start (Moody & Darken 1989)."""
+
+import jax
+import jax.numpy as jnp
+
+from hbf.ops.distances import squared_distances
+
+
+def sample(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
+  """`count` of the points [N, D], without repetition as long as there are enough: [count, D]."""
+  return jax.random.choice(key, points, (count,), replace=count > len(points))
+
+
+def kmeans(key: jax.Array, points: jax.Array, count: int, iterations: int = 10) -> jax.Array:
+  """Means [count, D] of the points [N, D], from `count` points drawn at random; jit-able, deterministic.
+
+  A mean that loses all its points stays where it was.
+  """
+
+  def update(_: int, means: jax.Array) -> jax.Array:
+    nearest = jnp.argmin(squared_distances(points, means), axis=-1)
+    members = jax.nn.one_hot(nearest, count, dtype=points.dtype)
+    sizes = members.sum(axis=0)[:, None]
+    return jnp.where(sizes > 0, members.T @ points / jnp.maximum(sizes, 1), means)
+
+  return jax.lax.fori_loop(0, iterations, update, sample(key, points, count))
