@@ -9,9 +9,13 @@ from hbf.errors import choose
 
 
 def squared_distances(
-  points: jax.Array, centres: jax.Array, metric: str = 'identity', weights: jax.Array | None = None
+  points: jax.Array,
+  centres: jax.Array,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+  scale: jax.Array | float = 1.0,
 ) -> jax.Array:
-  """Squared distances between every point and every centre (memo, under eq. 4).
+  """Squared distances between every point and every centre (memo, under eq. 4), times a factor of each centre.
 
   Computed as ‖a‖² + ‖b‖² − 2 a·b, with norms and accumulation in float32 whatever the input type, so the error
   is a rounding of ‖a‖² + ‖b‖², never of the input type.
@@ -22,6 +26,7 @@ def squared_distances(
     metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full,
       and M [..., D, D] for bilinear.
+    scale: positive, broadcastable to [..., 1, A].
 
   Returns:
     [..., N, A] in float32. At least 0 but for bilinear, whose M is free: xᵀMx + tᵀMt − 2xᵀMt, as in the
@@ -30,27 +35,36 @@ def squared_distances(
   Raises:
     UserError: the metric isn't known.
   """
+  scale = jnp.atleast_2d(jnp.asarray(scale, jnp.float32))
   if metric == 'bilinear':
     assert weights is not None
-    mapped = _product(points, weights.swapaxes(-1, -2)).astype(points.dtype)
-    mapped_centres = _product(centres, weights.swapaxes(-1, -2)).astype(points.dtype)
-    return _combine(_dots(points, mapped), _dots(centres, mapped_centres), _product(mapped, centres))
+    transposed = weights.swapaxes(-1, -2).astype(points.dtype)
+    mapped = products(points, transposed).astype(points.dtype)
+    mapped_centres = products(centres, transposed).astype(points.dtype)
+    return _combine(mapped, centres, row_dots(points, mapped), row_dots(centres, mapped_centres), scale)
   apply = choose('metric', metric, METRICS)
   # Rounding the mapped points to the input type once, before the norms, keeps the three terms consistent.
   a, b = (apply(z, weights).astype(points.dtype) for z in (points, centres))
-  return jnp.maximum(_combine(_dots(a, a), _dots(b, b), _product(a, b)), 0)
+  return jnp.maximum(_combine(a, b, row_dots(a, a), row_dots(b, b), scale), 0)
 
 
-def _combine(point_norms: jax.Array, centre_norms: jax.Array, products: jax.Array) -> jax.Array:
-  return point_norms[..., :, None] + centre_norms[..., None, :] - 2 * products
+def _combine(a: jax.Array, b: jax.Array, a_norms: jax.Array, b_norms: jax.Array, scale: jax.Array) -> jax.Array:
+  """scale (a_norms + b_norms − 2 a·b): [..., N, A], of a [..., N, D] and b [..., A, D]."""
+  if a.dtype != jnp.float32:
+    return scale * (a_norms[..., :, None] + b_norms[..., None, :] - 2 * products(a, b))
+  # One product of [a, ‖a‖², 1] and scale [−2b, 1, ‖b‖²]: no passes over [N, A] for the sums and, above all, none in
+  # the backward pass, where adding up gradients of norms and widths over the points costs more than the products.
+  left = jnp.concatenate([a, a_norms[..., None], jnp.ones_like(a_norms)[..., None]], axis=-1)
+  right = jnp.concatenate([-2 * b, jnp.ones_like(b_norms)[..., None], b_norms[..., None]], axis=-1)
+  return products(left, right * scale.swapaxes(-1, -2))
 
 
-def _dots(a: jax.Array, b: jax.Array) -> jax.Array:
+def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
   """Row by row a·b in float32: [..., N]."""
   return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=-1)
 
 
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+def products(a: jax.Array, b: jax.Array) -> jax.Array:
   """a bᵀ, accumulated in float32: [..., N, A].
 
   float32 inputs are multiplied at full precision: the difference of large terms would magnify the rounding of
@@ -61,6 +75,16 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
   )
 
 
+def metric_product(centres: jax.Array, metric: str, weights: jax.Array | None) -> jax.Array:
+  """M t for every centre t, [..., A, D]; metric and weights as in `squared_distances`."""
+  if metric == 'bilinear':
+    assert weights is not None
+    return products(centres, weights.astype(centres.dtype)).astype(centres.dtype)
+  mapped = choose('metric', metric, METRICS)(centres, weights).astype(centres.dtype)
+  transposed = weights if weights is None or metric == 'diagonal' else weights.swapaxes(-1, -2)
+  return METRICS[metric](mapped, transposed).astype(centres.dtype)
+
+
 def _scale(z: jax.Array, weights: jax.Array | None) -> jax.Array:
   assert weights is not None
   return z * weights[..., None, :].astype(z.dtype)
@@ -68,7 +92,7 @@ def _scale(z: jax.Array, weights: jax.Array | None) -> jax.Array:
 
 def _project(z: jax.Array, weights: jax.Array | None) -> jax.Array:
   assert weights is not None
-  return _product(z, weights.astype(z.dtype))
+  return products(z, weights.astype(z.dtype))
 
 
 METRICS: dict[str, Callable[[jax.Array, jax.Array | None], jax.Array]] = {

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
-from hbf.ops.distances import squared_distances
+from hbf.ops.distances import metric_product, products, row_dots, squared_distances
 from hbf.ops.kernels import KERNELS
 
 
@@ -33,7 +33,7 @@ def hyperbf(
     centres: t [..., A, D].
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
-    width: σ, broadcastable to [..., N, A].
+    width: σ, broadcastable to [..., 1, A].
     metric: with `weights`, as in `squared_distances`.
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
@@ -47,7 +47,11 @@ def hyperbf(
   Raises:
     UserError: the kernel, metric or normalisation isn't known.
   """
-  log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights)
+  shared_width = jnp.ndim(width) == 0 or jnp.shape(width)[-1] == 1
+  if (kernel, normalisation) == ('gaussian', 'sum') and shared_width:
+    log_k = relative_log_gaussian(points, centres, width=width, metric=metric, weights=weights)
+  else:
+    log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights)
   responses = normalise(log_k, normalisation, log_gain, mask)
   return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
 
@@ -62,8 +66,31 @@ def log_responses(
   weights: jax.Array | None = None,
 ) -> jax.Array:
   """log K(‖W(x − t_a)‖² / 2σ²): float32 [..., N, A]. Arguments as in `hyperbf`."""
-  r2 = squared_distances(points, centres, metric, weights)
-  return choose('kernel', kernel, KERNELS)(r2 * (0.5 / jnp.square(width)))
+  log_kernel = choose('kernel', kernel, KERNELS)
+  return log_kernel(squared_distances(points, centres, metric, weights, scale=0.5 / jnp.square(width)))
+
+
+def relative_log_gaussian(
+  points: jax.Array,
+  centres: jax.Array,
+  *,
+  width: jax.Array | float,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+) -> jax.Array:
+  """(2 xᵀMt − tᵀMt) / 2σ²: the Gaussian's log K but for −xᵀMx / 2σ², which cancels in a sum over centres.
+
+  So a normalised Gaussian HyperBF is softmax attention with a term for the norm of the keys, and costs the same: the
+  metric is needed on the centres' side only. All centres of a point must share one width.
+
+  Args and returns: as in `log_responses`, with width broadcastable to [..., 1, 1].
+  """
+  scale = jnp.asarray(0.5 / jnp.square(width), jnp.float32)
+  mapped = metric_product(centres, metric, weights)
+  norms = row_dots(centres, mapped)
+  if points.dtype == jnp.float32:
+    return products(points, 2 * scale * mapped) - scale * norms[..., None, :]
+  return scale * (2 * products(points, mapped) - norms[..., None, :])
 
 
 def normalise(

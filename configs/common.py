@@ -1,0 +1,184 @@
+"""Every default of every run. A data set's file calls `make_config`; arguments choose model, recipe and size.
+
+--config=configs/cifar10.py:model=vit,recipe=memo        arguments: model, recipe, size
+--config.optimizer.learning_rate=3e-4                    then any key below
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from hbf.errors import UserError, choose
+from hbf.nn.registry import stage_names
+
+# Width, blocks and heads of the usual vision transformers (Touvron et al. 2021, Table 1).
+SIZES = {'tiny': (192, 12, 3), 'small': (384, 12, 6), 'base': (768, 12, 12)}
+
+
+def memo() -> ConfigDict:
+  """CBMM Memo 143 on CIFAR: all of train, no warm-up, no model selection, the last test figure."""
+  config = defaults()
+  config.model.update(width=768, depth=4, heads=4)
+  config.data.validation = 0.0
+  config.train.update(epochs=100.0, batch_size=256)
+  config.optimizer.update(learning_rate=1e-4, weight_decay=0.01, schedule='cosine', warmup='0steps', clip=0.0)
+  config.hidden = 2 * 768  # close to the 1,500 centres of the authors' first version
+  return config
+
+
+def small() -> ConfigDict:
+  """A laptop's: minutes on two CPU cores."""
+  config = defaults()
+  config.model.update(width=64, depth=4, heads=4)
+  config.train.update(epochs=3.0, batch_size=256)
+  config.hidden = 4 * 64
+  return config
+
+
+RECIPES = {'memo': memo, 'small': small}
+
+
+def defaults() -> ConfigDict:
+  """What the recipes have in common, and the place where every key is explained."""
+  config = ConfigDict()
+  config.recipe = ''
+  config.seed = 0
+
+  config.model = ConfigDict()
+  config.model.name = ''  # hyperbf, vit, or any pair as STAGE1+STAGE2, such as softmax+hyperbf
+  config.model.width = 0
+  config.model.depth = 0
+  config.model.heads = 0  # of stage 1
+  config.model.patch = 4  # pixels
+  config.model.pool = 'cls'  # cls, mean
+  config.model.positions = 'learned'  # learned, sincos2d
+  config.model.dropout = 0.0
+  config.model.dtype = 'float32'  # of the products: float32, bfloat16
+
+  config.data = ConfigDict()
+  config.data.name = ''
+  config.data.dir = '~/tensorflow_datasets'  # where TFDS data lie, prepared; a bucket works too
+  config.data.root = ''  # image_folder: the folder with train/CLASS/* and test/CLASS/*
+  config.data.image_size = 0  # image_folder: images are resized to this square
+  config.data.download = False  # may fetch the official archive
+  config.data.input = 'auto'  # device (whole set in device memory), stream (Grain), auto (by size)
+  config.data.resident_bytes = 2_000_000_000  # auto: larger sets are streamed
+  config.data.workers = 2  # processes that decode images for the stream
+  config.data.validation = 0.02  # part of train held out to select checkpoints
+  config.data.flip = True  # horizontally, half of the time
+  config.data.crop = 4  # pixels of padding around the random crop
+  config.data.mean = ()  # of the channels, in 0..1; empty: measured on train
+  config.data.std = ()
+
+  config.train = ConfigDict()
+  config.train.epochs = 0.0
+  config.train.batch_size = 0
+  config.train.accumulate = 1  # parts of a batch computed one after another, to save memory
+  config.train.label_smoothing = 0.0
+
+  config.optimizer = ConfigDict()
+  config.optimizer.name = 'adamw'  # adamw, sgd, lion
+  config.optimizer.learning_rate = 1e-3  # at the peak
+  config.optimizer.schedule = 'cosine'  # cosine, linear, constant
+  config.optimizer.warmup = '5%'
+  config.optimizer.weight_decay = 0.05  # of kernels, centres and coefficients
+  config.optimizer.momentum = 0.9  # first moment
+  config.optimizer.second_momentum = 0.999  # second moment; unused by sgd
+  config.optimizer.clip = 1.0  # global norm of the gradient; 0: off
+  config.optimizer.width_rate = 1.0  # learning rate of the widths σ over that of the rest
+
+  config.evaluate = ConfigDict()
+  config.evaluate.every = '1epoch'  # on the held-out part of train
+  config.evaluate.batch_size = 500
+
+  config.checkpoint = ConfigDict()
+  config.checkpoint.every = '1epoch'
+  config.checkpoint.keep = 2  # latest; the best by validation accuracy is kept too
+
+  config.log = ConfigDict()
+  config.log.every = '50steps'
+  config.log.tensorboard = False
+  return config
+
+
+def stage1_options(name: str) -> dict[str, Any]:
+  """Options of every stage 1."""
+  options: dict[str, dict[str, Any]] = {
+    'softmax': {},
+    'hyperbf': {
+      'kernel': 'gaussian',
+      'metric': 'identity',  # the projections of queries and keys are a full metric already
+      'rank': 0,
+      'width': 'head',
+      'width_scale': 1.0,
+      'qk_norm': 'none',
+      'memory': 0,
+    },
+  }
+  return options[name]
+
+
+def stage2_options(name: str, stage1: str, width: int, heads: int, hidden: int) -> dict[str, Any]:
+  """Options of every stage 2, sized so that the models have the parameters of a ViT with `hidden` units."""
+  options: dict[str, dict[str, Any]] = {
+    'mlp': {'hidden': hidden, 'activation': 'relu'},
+    'hyperbf': {
+      'centres': matched_centres(stage1, width, heads, hidden),
+      'heads': 1,
+      'kernel': 'gaussian',
+      'metric': 'diagonal',
+      'rank': 0,
+      'width': 'centre',
+      'width_scale': 1.0,
+      'normalisation': 'layer',
+      'centres_init': 'normal',
+      'coefficients_scale': 1.0,
+    },
+  }
+  return options[name]
+
+
+def matched_centres(stage1: str, width: int, heads: int, hidden: int) -> int:
+  """Centres of the default HyperBF unit that give a block the parameters it has with softmax and an MLP.
+
+  An MLP unit costs 2D + 1 parameters, a centre with its width as many. The metrics come on top, so centres pay for
+  them: D for the unit's diagonal one and, if stage 1 is HyperBF, (D/heads)² for the full one of each of its heads.
+  """
+  metrics = width + (width * width // heads if stage1 == 'hyperbf' else 0)
+  return hidden - round(metrics / (2 * width + 1))
+
+
+def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
+  """The config of a run.
+
+  Args:
+    arguments: 'model=…,recipe=…,size=…', each optional.
+    data: the `data` keys of the data set.
+    **overrides: sections with their keys that this data set wants otherwise, whatever the recipe.
+
+  Raises:
+    UserError: an unknown argument or value.
+  """
+  given = {'model': 'hyperbf', 'recipe': 'small', 'size': ''}
+  for part in filter(None, arguments.split(',')):
+    key, _, value = part.partition('=')
+    choose('config argument', key, {name: name for name in given})
+    if not value:
+      raise UserError(f'config argument {part!r} needs a value: {key}=VALUE')
+    given[key] = value
+  config = choose('recipe', given['recipe'], RECIPES)()
+  config.recipe = given['recipe']
+  config.model.name = given['model']
+  config.data.update(data)
+  for section, values in overrides.items():
+    config[section].update(values)
+  hidden = config.hidden
+  del config.hidden
+  if given['size']:
+    width, depth, heads = choose('size', given['size'], SIZES)
+    config.model.update(width=width, depth=depth, heads=heads)
+    hidden = 4 * width
+  stage1, stage2 = stage_names(config.model.name)
+  config.model.stage1 = ConfigDict(stage1_options(stage1))
+  config.model.stage2 = ConfigDict(stage2_options(stage2, stage1, config.model.width, config.model.heads, hidden))
+  return config.lock()

@@ -1,0 +1,18 @@
+"""Handwritten digits that ship with scikit-learn: 8×8 grey images, 10 classes, 1,797. The default; no network."""
+
+from ml_collections import ConfigDict
+
+from configs.common import make_config
+
+
+def get_config(arguments: str = '') -> ConfigDict:
+  """Arguments: model, recipe and size, as in configs/common.py."""
+  return make_config(
+    arguments,
+    # Mirrored digits are no digits.
+    {'name': 'digits', 'flip': False, 'crop': 1, 'validation': 0.1},
+    model={'patch': 2},
+    train={'epochs': 40.0, 'batch_size': 64},
+    evaluate={'every': '5epochs'},
+    checkpoint={'every': '5epochs'},
+  )

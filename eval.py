@@ -1,0 +1,47 @@
+"""Evaluates a checkpoint of a run.
+
+python eval.py --workdir=runs/c10 --checkpoint=latest --split=test
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+from rich.console import Console
+
+from hbf import cli
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by validation accuracy) or a step.')
+SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
+JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Evaluates and prints."""
+  del argv
+  from hbf.evaluation.report import print_classes, print_result
+  from hbf.training.evaluate import evaluate_workdir
+
+  evaluation = evaluate_workdir(
+    pathlib.Path(WORKDIR.value).expanduser(),
+    CHECKPOINT.value,
+    SPLIT.value,
+    dir=DATA_DIR.value,
+    root=DATA_ROOT.value,
+  )
+  if JSON.value:
+    print(json.dumps(evaluation.result))
+    return 0
+  console = Console(file=sys.stdout)
+  print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}', console)
+  print_classes(evaluation.result, evaluation.classes, console)
+  return 0
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,73 @@
+"""CIFAR-10 and CIFAR-100 from their binary archives.
+
+These are TFDS's own data sets, name, version and features included, so that plain TFDS reads what they prepare. TFDS
+calls TensorFlow to encode the images; here they are encoded beforehand.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from hbf.data import archives, images
+from hbf.data.builders import base
+
+_SHAPE = (3, 32, 32)  # As the archive has them: channels first.
+
+
+class _Cifar(base.FromArchive):
+  """What both sets do otherwise than TFDS."""
+
+  records: ClassVar[Mapping[str, int]] = {'train': 50_000, 'test': 10_000}
+
+  info: tfds.core.DatasetInfo
+  _cifar_info: Any
+
+  def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+    del dl_manager  # It would look the archive up in TFDS's list of checksums and downloads.
+    layout = self._cifar_info
+    files = {'train': layout.train_files, 'test': layout.test_files}
+    names = [layout.prefix + name for name in (*layout.label_files, *files['train'], *files['test'])]
+    contents = archives.read_tar(self._archive, names)
+    for key, name in zip(layout.label_keys, layout.label_files, strict=True):
+      self.info.features[key].names = self._class_names(key, contents[layout.prefix + name])
+    return {
+      split: self._generate_examples(split, [self._parse(split, layout.prefix + name, contents) for name in names])
+      for split, names in files.items()
+    }
+
+  def _class_names(self, key: str, content: bytes) -> list[str]:
+    names = [name for name in content.decode(errors='replace').split('\n') if name]
+    if len(names) != self.info.features[key].num_classes:
+      raise self._archive.error(f'names {len(names)} classes, not {self.info.features[key].num_classes}')
+    return names
+
+  def _parse(self, split: str, name: str, contents: Mapping[str, bytes]) -> np.ndarray:
+    """Returns the records of a file, uint8 [n, labels + 3072]."""
+    layout = self._cifar_info
+    files = layout.train_files if split == 'train' else layout.test_files
+    count, width = self.records[split] // len(files), len(layout.label_keys) + np.prod(_SHAPE)
+    if len(contents[name]) != count * width:
+      raise self._archive.error(f'has {len(contents[name])} bytes in {name}, not {count * width}')
+    records = np.frombuffer(contents[name], np.uint8).reshape(count, width)
+    for column, key in enumerate(layout.label_keys):
+      if records[:, column].max() >= self.info.features[key].num_classes:
+        raise self._archive.error(f'has a label in {name} that is none of the classes')
+    return records
+
+  def _generate_examples(self, split: str, files: list[np.ndarray]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields examples with the keys and ids that TFDS gives them: their numbers in the archive."""
+    keys = self._cifar_info.label_keys
+    for number, record in enumerate(record for records in files for record in records):
+      image = record[len(keys) :].reshape(_SHAPE).transpose(1, 2, 0)
+      labels = {key: int(label) for key, label in zip(keys, record, strict=False)}
+      yield number, {'id': f'{split}_{number:05d}', 'image': images.encode_png(image), **labels}
+
+
+class Cifar10(_Cifar, tfds.image_classification.Cifar10, skip_registration=True):  # type: ignore[call-arg]
+  """CIFAR-10 of TFDS, from a local archive and without TensorFlow."""
+
+
+class Cifar100(_Cifar, tfds.image_classification.Cifar100, skip_registration=True):  # type: ignore[call-arg]
+  """CIFAR-100 of TFDS, from a local archive and without TensorFlow."""

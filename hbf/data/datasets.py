@@ -1,0 +1,78 @@
+"""Data sets by name: what the rest of the project knows of where images come from."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from hbf.data import folder, prepare, prepared
+from hbf.data.sources import Source
+from hbf.errors import UserError, choose
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+  """Labelled images.
+
+  Attributes:
+    name: of the data set.
+    classes: name of each label.
+    image_shape: height, width, channels of every image.
+    splits: `train` and `test`.
+  """
+
+  name: str
+  classes: tuple[str, ...]
+  image_shape: tuple[int, int, int]
+  splits: Mapping[str, Source]
+
+
+def load(*, name: str, dir: str, root: str, image_size: int | None, download: bool) -> Dataset:
+  """Opens a data set.
+
+  Args:
+    name: one of `prepare.PREPARATIONS`, any data set of labelled images that TFDS has prepared in `dir`, or
+      `image_folder`.
+    dir: the TFDS data directory, local or on a bucket; `~` is the home directory. Nothing but `image_folder` lives
+      elsewhere.
+    root: the folder of an `image_folder`, with train/CLASS/* and test/CLASS/* in it.
+    image_size: height and width in pixels to bring the images to (shorter side resized, centre cut out). 0 or None
+      keeps them as stored, which needs images of one size.
+    download: fetch and prepare the data set if it isn't in `dir`. The embedded digits need no download.
+
+  Raises:
+    UserError: the data set is unknown, not prepared, damaged or unfit; the message says what to do.
+  """
+  if name == 'image_folder':
+    classes, splits = folder.open_folder(root, image_size)
+    return Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
+  directory = os.path.expanduser(dir)
+  if prepared.find(name, directory) is None:
+    _prepare(name, directory, download)
+  return _open_prepared(name, directory, image_size or None)
+
+
+def _prepare(name: str, directory: str, download: bool) -> None:
+  try:
+    preparation = choose('data set', name, {**prepare.PREPARATIONS, 'image_folder': None})
+  except UserError as error:
+    raise UserError(f'{error}; nor is a {name} that TFDS has prepared in {directory}') from None
+  if preparation is not None and preparation.url is not None and not download:
+    raise UserError(
+      f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
+      f'`python -m hbf.data.prepare {name} --dir {directory}`, or set data.dir to where it is'
+    )
+  prepare.prepare(name, directory, archive=None)
+
+
+def _open_prepared(name: str, directory: str, image_size: int | None) -> Dataset:
+  path = prepared.find(name, directory)
+  assert path is not None
+  builder = prepared.open_builder(path)
+  features = builder.info.features
+  height, width, channels = features['image'].shape
+  if image_size:
+    height = width = image_size
+  elif height is None or width is None:
+    raise UserError(f'the images of {name} vary in size; expected a size to bring them to: set data.image_size')
+  splits = {split: prepared.open_split(builder, split, image_size) for split in ('train', 'test')}
+  return Dataset(name, tuple(features['label'].names), (height, width, channels), splits)

@@ -1,0 +1,100 @@
+"""A folder of images: ROOT/train/CLASS/* and ROOT/test/CLASS/*."""
+
+import dataclasses
+import os
+from concurrent import futures
+from pathlib import Path
+
+import numpy as np
+
+from hbf.data import images
+from hbf.errors import UserError
+
+_THREADS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderSource:
+  """Image files with labels, read as RGB; a `Source`.
+
+  Attributes:
+    paths: of the files, [n].
+    labels: the class of each, [n].
+    size: height and width in pixels that every image is brought to.
+  """
+
+  paths: tuple[str, ...]
+  labels: tuple[int, ...]
+  size: int
+
+  def __len__(self) -> int:
+    return len(self.paths)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    return images.decode_file(self.paths[index], channels=3, size=self.size), self.labels[index]
+
+  def check(self, indices: np.ndarray) -> None:
+    """Decodes the examples `indices`, int [n], at the least cost.
+
+    Raises:
+      UserError: a file isn't an image or is damaged; the message names it.
+    """
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+      for _ in pool.map(images.check_file, (self.paths[index] for index in indices)):
+        pass
+
+
+def open_folder(root: str, size: int | None) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
+  """Lists ROOT/train/CLASS/* and ROOT/test/CLASS/*, hidden files and folders left out.
+
+  Args:
+    root: the folder; `~` is the home directory.
+    size: height and width in pixels that every image is brought to.
+
+  Returns:
+    The names of the classes, sorted, and the sources of `train` and `test`.
+
+  Raises:
+    UserError: the size isn't given, a folder is missing, empty or not expected, or a class has no image.
+  """
+  if not size:
+    raise UserError('image_folder needs the size of its images; expected pixels: set data.image_size, say to 64')
+  folder = Path(os.path.expanduser(root))
+  if not root or not folder.is_dir():
+    raise UserError(f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root')
+  classes = _classes(folder / 'train')
+  unknown = sorted(set(_classes(folder / 'test')) - set(classes))
+  if unknown:
+    raise UserError(
+      f'{folder / "test" / unknown[0]} is a class that train/ lacks; expected only classes of {folder / "train"}: '
+      'remove the folder or add training images'
+    )
+  return classes, {split: _open_split(folder / split, classes, size) for split in ('train', 'test')}
+
+
+def _classes(split: Path) -> tuple[str, ...]:
+  if not split.is_dir():
+    raise UserError(f'{split} does not exist; expected a folder of class folders: make {split}/CLASS/ with images')
+  classes = tuple(sorted(path.name for path in _visible(split) if path.is_dir()))
+  if not classes:
+    raise UserError(f'{split} has no folder in it; expected one for each class: make {split}/CLASS/ with images')
+  return classes
+
+
+def _open_split(split: Path, classes: tuple[str, ...], size: int) -> FolderSource:
+  paths: list[str] = []
+  labels: list[int] = []
+  for label, name in enumerate(classes):
+    folder = split / name
+    if not folder.is_dir():  # A class of train that nobody tests.
+      continue
+    files = sorted(str(path) for path in _visible(folder) if path.is_file())
+    if not files:
+      raise UserError(f'{folder} has no image in it; expected at least one: add images or remove the folder')
+    paths += files
+    labels += [label] * len(files)
+  return FolderSource(tuple(paths), tuple(labels), size)
+
+
+def _visible(folder: Path) -> list[Path]:
+  return [path for path in folder.iterdir() if not path.name.startswith('.')]

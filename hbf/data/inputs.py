@@ -1,0 +1,223 @@
+"""Two ways of feeding a jitted step, which give it bit-identical examples at the same step.
+
+A *batch* is a dict of device arrays, sharded over their first axis. From the device-resident input it is
+{'index': int32 [B]}, from the stream {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. `gather` completes
+either inside jit. Padding rows have index −1, image 0 and label 0.
+"""
+
+import collections
+import gc
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent import futures
+from typing import Protocol
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hbf.data import host, sources
+from hbf.data import workers as worker_processes
+from hbf.data.sources import Source
+from hbf.errors import choose
+
+Batch = dict[str, jax.Array]
+
+_STREAM_AHEAD = 4  # Batches that each reader prepares; more would only take memory.
+_TRANSFERS_AHEAD = 2
+_STATISTICS_EXAMPLES = 50_000
+
+
+class Input(Protocol):
+  """A source made ready for a jitted step."""
+
+  @property
+  def resident(self) -> Mapping[str, jax.Array]:
+    """What every step needs beside the batch, to be passed to the jitted step: a constant would be compiled in."""
+
+  def __len__(self) -> int:
+    """Returns the number of examples."""
+
+  def read(self, indices: np.ndarray) -> np.ndarray:
+    """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
+
+  def batches(self, order: host.Order, start: int, stop: int) -> Iterator[Batch]:
+    """Yields the batches start, …, stop − 1 of `order`. Starting late costs nothing."""
+
+
+class DeviceInput:
+  """Holds all images and labels as uint8 and int32 in the memory of every device."""
+
+  def __init__(self, source: Source, sharding: NamedSharding):
+    """Reads all of `source`.
+
+    Args:
+      source: the examples.
+      sharding: of batches, over their first axis.
+
+    Raises:
+      UserError: the source is empty, or an example can't be read.
+    """
+    self._sharding = sharding
+    replicated = NamedSharding(sharding.mesh, PartitionSpec())
+    arrays = host.read_all(source)
+    self.resident = {key: jax.make_array_from_process_local_data(replicated, arrays[key]) for key in arrays}
+
+  def __len__(self) -> int:
+    return self.resident['label'].shape[0]
+
+  def read(self, indices: np.ndarray) -> np.ndarray:
+    """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
+    return np.asarray(self.resident['image'].addressable_data(0)[indices])
+
+  def batches(self, order: host.Order, start: int, stop: int) -> Iterator[Batch]:
+    """Yields the batches start, …, stop − 1 of `order`: {'index': int32 [B]}."""
+    rows = _local_rows(self._sharding, order.batch_size)
+    for step in range(start, stop):
+      yield _put({'index': order(step)[rows]}, self._sharding, order.batch_size)
+
+
+class StreamInput:
+  """Reads batches with Grain while the devices work, in threads or in worker processes."""
+
+  def __init__(self, source: Source, sharding: NamedSharding, workers: int):
+    """Checks the files of `source` that nobody has checked yet.
+
+    Args:
+      source: the examples.
+      sharding: of batches, over their first axis.
+      workers: number of processes that read; 0 reads in threads of this one.
+
+    Raises:
+      UserError: the source is empty, or an example can't be read.
+    """
+    self.resident: dict[str, jax.Array] = {}
+    self._source = source
+    self._sharding = sharding
+    self._workers = workers
+    self._image_shape = host.image_shape(source)
+    sources.check(source, np.arange(len(source)))
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def read(self, indices: np.ndarray) -> np.ndarray:
+    """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
+    return host.assemble(self._source, indices, self._image_shape)['image']
+
+  def batches(self, order: host.Order, start: int, stop: int) -> Iterator[Batch]:
+    """Yields the batches start, …, stop − 1 of `order`: {'index', 'image', 'label'}. Closing it ends the readers."""
+    if start >= stop:
+      return
+    rows = _local_rows(self._sharding, order.batch_size)
+    host_batches = host.HostBatches(self._source, order, start, stop, rows, self._image_shape)
+    options = grain.ReadOptions(num_threads=_STREAM_AHEAD, prefetch_buffer_size=_STREAM_AHEAD)
+    dataset = grain.MapDataset.source(host_batches).to_iter_dataset(options)
+    if self._workers and stop - start > 1:  # Starting a process takes seconds, too long for a single batch.
+      dataset = worker_processes.read_in_processes(dataset, self._workers)
+    iterator = iter(dataset)
+    try:
+      yield from _look_ahead(_put(batch, self._sharding, order.batch_size) for batch in iterator)
+    finally:
+      iterator.close()
+      gc.collect()  # Grain keeps read batches in reference cycles, and with them shared memory of its processes.
+
+
+def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int, resident_bytes: int) -> Input:
+  """Makes the input for a source.
+
+  Args:
+    kind: `device`, `stream`, or `auto`: device if the images fit in `resident_bytes`.
+    source: the examples.
+    sharding: of batches, over their first axis.
+    workers: number of processes that read a stream; 0 for threads.
+    resident_bytes: most bytes of images that `auto` puts on each device.
+
+  Raises:
+    UserError: the kind is unknown, the source empty, or an example can't be read.
+  """
+  size = len(source) * int(np.prod(host.image_shape(source)))
+  kinds = {'auto': size <= resident_bytes, 'device': True, 'stream': False}
+  is_resident = choose('data.input', kind, kinds)
+  return DeviceInput(source, sharding) if is_resident else StreamInput(source, sharding, workers)
+
+
+def gather(resident: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Batch:
+  """Completes a batch of either input; pure, made to run inside jit.
+
+  Args:
+    resident: of the input that the batch is from.
+    batch: as the input yields it.
+
+  Returns:
+    index: int32 [B], −1 for padding; image: uint8 [B, H, W, C]; label: int32 [B]; mask: bool [B], False for padding.
+  """
+  index = batch['index']
+  mask = index >= 0
+  if not resident:
+    return {**batch, 'mask': mask}
+  rows = jnp.where(mask, index, 0)
+  image = jnp.where(mask[:, None, None, None], resident['image'][rows], 0)
+  return {'index': index, 'image': image, 'label': jnp.where(mask, resident['label'][rows], 0), 'mask': mask}
+
+
+def channel_statistics(data: Input) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Returns the mean and the standard deviation of each channel, in units of 1 = white.
+
+  They are exact over all pixels of at most 50,000 evenly spaced examples, so every input and number of devices gives
+  the same. A channel that hardly varies has the deviation of one grey level, 1/255, so that one can divide by it.
+
+  Args:
+    data: the images.
+  """
+  count = min(len(data), _STATISTICS_EXAMPLES)
+  indices = np.arange(count) * len(data) // count
+  chunks = np.array_split(indices, -(-count // host.CHUNK))
+  with futures.ThreadPoolExecutor(host.THREADS) as pool:
+    histograms = np.sum(list(pool.map(lambda chunk: _histogram(data.read(chunk)), chunks)), axis=0)
+  mean, std = zip(*(_moments(histogram) for histogram in histograms), strict=True)
+  return mean, std
+
+
+def _histogram(images: np.ndarray) -> np.ndarray:
+  """Returns how often each channel of uint8 [n, H, W, C] has each level: int64 [C, 256]."""
+  channels = np.moveaxis(images, -1, 0)
+  return np.stack([np.bincount(channel.ravel(), minlength=256) for channel in channels])
+
+
+def _moments(histogram: np.ndarray) -> tuple[float, float]:
+  """Returns the mean and the standard deviation of a channel from its histogram, int64 [256]."""
+  counts = histogram.tolist()  # Python's integers can't overflow.
+  pixels = sum(counts)
+  first = sum(level * count for level, count in enumerate(counts))
+  second = sum(level**2 * count for level, count in enumerate(counts))
+  variance = (pixels * second - first**2) / pixels**2
+  return first / pixels / 255, max(math.sqrt(variance), 1) / 255
+
+
+def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
+  """Returns which rows of a global batch the devices of this process hold."""
+  shards = sharding.addressable_devices_indices_map((batch_size,)).values()
+  rows = np.arange(batch_size)
+  return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))
+
+
+def _put(local: Mapping[str, np.ndarray], sharding: NamedSharding, batch_size: int) -> Batch:
+  """Starts the transfer of this process's rows to its devices."""
+  return {
+    key: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:]))
+    for key, rows in local.items()
+  }
+
+
+def _look_ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
+  """Yields `batches`, asking for some before they are needed, so that transfers overlap with the step."""
+  waiting: collections.deque[Batch] = collections.deque()
+  remaining = iter(batches)
+  waiting.extend(itertools.islice(remaining, _TRANSFERS_AHEAD))
+  while waiting:
+    waiting.extend(itertools.islice(remaining, 1))
+    yield waiting.popleft()

@@ -1,0 +1,72 @@
+"""Which examples form step s: a pure function of (seed, s).
+
+The step is then the whole state of the input, so a resumed run sees exactly the examples that it would have seen.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+
+@functools.lru_cache(maxsize=2)
+def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
+  """Returns a pseudo-random permutation of range(examples), int32 [examples], a function of its arguments.
+
+  It sorts Philox's raw numbers instead of calling `Generator.permutation`, since NumPy promises the same stream
+  in every version for bit generators but not for generators. The array is shared: it can't be written to.
+  """
+  generator = np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64))
+  order = np.argsort(generator.random_raw(examples), kind='stable').astype(np.int32)
+  order.flags.writeable = False
+  return order
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOrder:
+  """An endless stream of shuffled epochs, cut into batches.
+
+  The stream is the concatenation of one permutation an epoch: position p holds permutation_{p // n}[p % n], n the
+  number of examples. A batch may straddle epochs, so no example is ever dropped.
+
+  Attributes:
+    seed: picks the permutations.
+    examples: number of examples in an epoch, at least 1.
+    batch_size: examples a step.
+  """
+
+  seed: int
+  examples: int
+  batch_size: int
+
+  def __call__(self, step: int) -> np.ndarray:
+    """Returns the examples of `step`, int32 [batch_size]."""
+    positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
+    epochs, offsets = np.divmod(positions, self.examples)
+    indices = np.empty(self.batch_size, np.int32)
+    for epoch in range(epochs[0], epochs[-1] + 1):
+      rows = epochs == epoch
+      indices[rows] = permutation(self.seed, epoch, self.examples)[offsets[rows]]
+    return indices
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOrder:
+  """Every example once, in order; the last batch is padded with −1.
+
+  Attributes:
+    examples: number of examples.
+    batch_size: rows of every batch.
+  """
+
+  examples: int
+  batch_size: int
+
+  def __call__(self, step: int) -> np.ndarray:
+    """Returns the examples of batch `step`, int32 [batch_size], −1 past the end."""
+    indices = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
+    return np.where(indices < self.examples, indices, -1).astype(np.int32)
+
+  def __len__(self) -> int:
+    """Returns the number of batches that hold an example."""
+    return -(-self.examples // self.batch_size)

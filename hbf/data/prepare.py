@@ -1,0 +1,110 @@
+"""Prepares data sets: `python -m hbf.data.prepare NAME [--archive FILE] [--dir DIR]`."""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow_datasets as tfds
+from etils import epath
+
+from hbf.data import archives, prepared
+from hbf.data.builders import cifar, digits, tiny_imagenet
+from hbf.errors import UserError, choose
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+  """How to prepare a data set.
+
+  Attributes:
+    builder: makes its TFDS builder; takes `data_dir`, `file_format` and, unless `url` is None, `archive`.
+    url: of its archive; None if the data need none.
+  """
+
+  builder: Callable[..., tfds.core.DatasetBuilder]
+  url: str | None
+
+
+PREPARATIONS: Mapping[str, Preparation] = {
+  'digits': Preparation(digits.Digits, None),
+  'cifar10': Preparation(cifar.Cifar10, 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'),
+  'cifar100': Preparation(cifar.Cifar100, 'https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz'),
+  'tiny_imagenet': Preparation(tiny_imagenet.TinyImagenet, 'http://cs231n.stanford.edu/tiny-imagenet-200.zip'),
+}
+
+
+def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
+  """Prepares a data set as ArrayRecord unless that is done already.
+
+  Args:
+    name: one of `PREPARATIONS`.
+    directory: the TFDS data directory, a local folder; nothing is left in DIRECTORY/NAME if the preparation fails.
+    archive: local file; None downloads the official one to DIRECTORY/downloads.
+
+  Returns:
+    The folder DIRECTORY/NAME/VERSION.
+
+  Raises:
+    UserError: the name is unknown, the archive missing, damaged or another, or the directory can't be written.
+  """
+  if name == 'image_folder':
+    raise UserError('image_folder needs no preparation; expected in the config only: set data.root to the folder')
+  preparation = choose('data set', name, PREPARATIONS)
+  done = prepared.find(name, directory)
+  if done is not None:
+    return done
+  if '://' in directory:
+    raise UserError(f'{directory} is on a bucket; expected a local folder: prepare {name} in one and copy that there')
+  options = {}
+  if preparation.url is not None:
+    path = archive or archives.download(preparation.url, os.path.join(directory, 'downloads'))
+    options['archive'] = archives.Archive(path, preparation.url)
+  _build(preparation.builder(data_dir=directory, file_format='array_record', **options), name, directory)
+  folder = prepared.find(name, directory)
+  assert folder is not None
+  return folder
+
+
+def _build(builder: tfds.core.DatasetBuilder, name: str, directory: str) -> None:
+  if not sys.stderr.isatty():
+    tfds.disable_progress_bar()
+  try:
+    # TFDS announces itself on stdout, which belongs to the scripts, and makes folders for downloads: there are none.
+    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as scratch:
+      builder.download_and_prepare(download_dir=scratch)
+  except OSError as error:
+    # Of two processes that prepare at once the second can't rename its folder, and needn't.
+    if prepared.find(name, directory) is None:
+      raise UserError(f'{directory} can not be written ({error}); expected a folder: set another --dir') from error
+  finally:
+    with contextlib.suppress(OSError):
+      os.rmdir(os.path.join(directory, name))  # Only if it is empty: TFDS removes what it made but for this.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  parser = argparse.ArgumentParser(prog='python -m hbf.data.prepare', description='Prepares a data set.')
+  parser.add_argument('name', metavar='NAME', help=', '.join(PREPARATIONS))
+  parser.add_argument('--archive', metavar='FILE', help='local archive; without it the official one is downloaded')
+  parser.add_argument('--dir', metavar='DIR', default='~/tensorflow_datasets', help='default: %(default)s')
+  flags = parser.parse_args(arguments)
+  directory = os.path.expanduser(flags.dir)
+  try:
+    is_done = flags.name in PREPARATIONS and prepared.find(flags.name, directory) is not None
+    folder = prepare(flags.name, directory, flags.archive)
+    counts = prepared.count(prepared.open_builder(folder))
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  sizes = ', '.join(f'{count:,} {split}' for split, count in counts.items())
+  print(f'{flags.name} is already prepared' if is_done else f'prepared {flags.name}', f'in {folder}: {sizes}')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

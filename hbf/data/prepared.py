@@ -1,0 +1,128 @@
+"""Data sets that TFDS has prepared, read from their ArrayRecord files without TensorFlow."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow_datasets as tfds
+from etils import epath
+from tensorflow_datasets.proto import tf_example_pb2
+
+from hbf.data import images
+from hbf.errors import UserError
+
+
+class TfdsSource:
+  """One split of a prepared TFDS data set; a `Source`."""
+
+  def __init__(self, records: Sequence[bytes], channels: int, size: int | None):
+    """Makes the source.
+
+    Args:
+      records: serialised tf.train.Examples with the features image and label.
+      channels: of the images, 1 or 3.
+      size: height and width to bring the images to, in pixels; None keeps them as stored.
+    """
+    self._records = records
+    self._channels = channels
+    self._size = size
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    # Parsing the few fields we need takes a third of the time that TFDS takes for its dict of arrays.
+    fields = tf_example_pb2.Example.FromString(self._records[int(index)]).features.feature
+    encoded = io.BytesIO(fields['image'].bytes_list.value[0])
+    image = images.decode(encoded, channels=self._channels, size=self._size, formats=images.TFDS_FORMATS)
+    return image, fields['label'].int64_list.value[0]
+
+
+def find(name: str, directory: str) -> epath.Path | None:
+  """Returns the folder of the newest prepared version of a data set, None if there is none.
+
+  It looks at files only: unlike `tfds.builder` it neither imports the data set's code nor asks a server.
+
+  Args:
+    name: TFDS's name of the data set, with `/config` if it has configs.
+    directory: the TFDS data directory, local or on a bucket.
+
+  Raises:
+    UserError: `directory` is on a bucket and the package that reads buckets is missing.
+  """
+  try:
+    folder = epath.Path(directory) / name
+    if not folder.is_dir():
+      return None
+    versions = [path for path in folder.iterdir() if tfds.core.Version.is_valid(path.name)]
+    complete = [path for path in versions if (path / 'dataset_info.json').exists()]
+    return max(complete, key=lambda path: tfds.core.Version(path.name), default=None)
+  except ImportError as error:
+    raise UserError(
+      f'{directory} can not be read ({error}); expected a folder, or a bucket and the package that reads it: '
+      'for gs:// do `pip install gcsfs`'
+    ) from error
+
+
+def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
+  """Opens a prepared data set.
+
+  Args:
+    folder: DIR/NAME/VERSION, as `find` returns it.
+
+  Raises:
+    UserError: it isn't stored as ArrayRecord, lacks files, or doesn't hold labelled uint8 images.
+  """
+  builder = tfds.builder_from_directory(folder)
+  _require_array_record(builder, folder)
+  _require_files(builder, folder)
+  _require_labelled_images(builder, folder)
+  return builder
+
+
+def _require_array_record(builder: tfds.core.DatasetBuilder, folder: epath.Path) -> None:
+  formats = sorted(str(kind.value) for kind in builder.info.available_file_formats())
+  if 'array_record' not in formats:
+    raise UserError(
+      f'{folder} is stored as {", ".join(formats)}; expected array_record, which can be read without TensorFlow: '
+      'prepare it in another --dir with `python -m hbf.data.prepare`, or where TensorFlow is installed run '
+      f'`tfds convert_format --dataset_version_dir={folder} --out_file_format=array_record`'
+    )
+
+
+def _require_files(builder: tfds.core.DatasetBuilder, folder: epath.Path) -> None:
+  for split in builder.info.splits.values():
+    for path in split.filepaths:
+      if not epath.Path(path).exists():
+        raise UserError(
+          f'{path} is missing; expected every file that dataset_info.json lists: remove {folder} and prepare it again'
+        )
+
+
+def _require_labelled_images(builder: tfds.core.DatasetBuilder, folder: epath.Path) -> None:
+  features = dict(builder.info.features.items())
+  image, label = features.get('image'), features.get('label')
+  # TFDS imports TensorFlow for `dtype`, not for `np_dtype`.
+  is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8 and image.shape[-1] in (1, 3)
+  if not is_image or not isinstance(label, tfds.features.ClassLabel):
+    raise UserError(
+      f'{folder} has the features {", ".join(sorted(features))}; expected `image` (uint8, 1 or 3 channels) and '
+      '`label` (a class): choose another data set'
+    )
+  missing = [split for split in ('train', 'test') if split not in builder.info.splits]
+  if missing:
+    raise UserError(
+      f'{folder} has the splits {", ".join(builder.info.splits)}; expected train and test: choose another data set'
+    )
+
+
+def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) -> TfdsSource:
+  """Opens one split of a builder that `open_builder` returned; `size` as for `TfdsSource`."""
+  raw = tfds.decode.DeserializeMethod.RAW_BYTES
+  records = builder.as_data_source(split, deserialize_method=raw, file_format='array_record')
+  return TfdsSource(records, builder.info.features['image'].shape[-1], size)
+
+
+def count(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
+  """Returns the number of examples of each split."""
+  return {name: split.num_examples for name, split in builder.info.splits.items()}

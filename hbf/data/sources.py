@@ -1,0 +1,84 @@
+"""Random access to labelled images: the protocol that every data set meets, and parts of a source."""
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from hbf.data import order
+from hbf.errors import UserError
+
+# Any number does, but changing it changes which examples every run holds out.
+_HOLD_OUT_SEED = 143
+
+
+class Source(Protocol):
+  """Labelled images of one shape, by number. It can be pickled, and many threads may read it at once."""
+
+  def __len__(self) -> int:
+    """Returns the number of examples."""
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    """Returns the image, uint8 [height, width, channels], and the label of example `index`."""
+
+
+@runtime_checkable
+class Checkable(Protocol):
+  """A source of files that nobody has checked yet."""
+
+  def check(self, indices: np.ndarray) -> None:
+    """Reads the examples `indices`, int [n].
+
+    Raises:
+      UserError: one can't be read; the message names its file.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Subset:
+  """The examples `indices`, int [n], of `source`, in that order."""
+
+  source: Source
+  indices: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.indices)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    return self.source[int(self.indices[index])]
+
+  def check(self, indices: np.ndarray) -> None:
+    """Checks the examples `indices`, int [n], of this subset; see `Checkable`."""
+    check(self.source, self.indices[indices])
+
+
+def check(source: Source, indices: np.ndarray) -> None:
+  """Finds damaged files among the examples `indices`, int [n], if the source can hold any.
+
+  Raises:
+    UserError: an example can't be read; the message names its file.
+  """
+  if isinstance(source, Checkable):
+    source.check(indices)
+
+
+def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
+  """Splits a source into a part to train on and a part to validate on.
+
+  The split is pseudo-random but fixed: it depends on the number of examples and `fraction`, not on a run's seed.
+
+  Args:
+    source: what to split.
+    fraction: of the examples that go to validation, in [0, 1); with 0 that part is empty.
+
+  Returns:
+    (train, validation), each in the order of `source`.
+
+  Raises:
+    UserError: `fraction` is out of range.
+  """
+  if not 0 <= fraction < 1:
+    raise UserError(f'validation fraction {fraction}: expected 0 (none) or more, and below 1; set one in that range')
+  shuffled = order.permutation(_HOLD_OUT_SEED, 0, len(source))
+  held = round(fraction * len(source))
+  return Subset(source, np.sort(shuffled[held:])), Subset(source, np.sort(shuffled[:held]))

@@ -1,0 +1,52 @@
+"""Runs a model over every example of a split, exactly once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from hbf.data.augment import normalise
+from hbf.data.inputs import Input, gather
+from hbf.data.order import EvalOrder
+from hbf.evaluation.metrics import Counts, summarise
+from hbf.models.classifier import ImageClassifier
+
+
+class Evaluator:
+  """Evaluates parameters on splits; compiles once for all splits of a kind."""
+
+  def __init__(
+    self,
+    model: ImageClassifier,
+    mean: Sequence[float],
+    std: Sequence[float],
+    batch_size: int,
+    replicated: NamedSharding,
+  ):
+    """Makes the step.
+
+    Args:
+      model: as built by `hbf.models.build.build_model`.
+      mean: of the channels, in 0..1.
+      std: likewise.
+      batch_size: divisible by the number of devices; the last batch is padded and masked.
+      replicated: sharding of arrays that every device holds.
+    """
+    self.batch_size = batch_size
+    self._zeros = lambda: jax.device_put(Counts.zeros(model.classes), replicated)
+
+    def step(counts: Counts, variables: Any, resident: dict, batch: dict) -> Counts:
+      examples = gather(resident, batch)
+      logits = model.apply(variables, normalise(examples['image'], mean, std), train=False)
+      return counts.add(logits, examples['label'], examples['mask'])
+
+    self._step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
+
+  def __call__(self, params: Any, split: Input) -> dict[str, Any]:
+    """Figures of the split, see `hbf.evaluation.metrics.summarise`."""
+    order = EvalOrder(len(split), self.batch_size)
+    counts = self._zeros()
+    for batch in split.batches(order, 0, len(order)):
+      counts = self._step(counts, {'params': params}, split.resident, batch)
+    return summarise(counts)

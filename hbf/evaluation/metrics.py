@@ -1,0 +1,86 @@
+"""Exact metrics: integers counted on the device, over every example of a split."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BINS = 15  # of confidence, for the calibration error; the usual number (Guo et al. 2017)
+
+
+class Counts(flax.struct.PyTreeNode):
+  """What is added up over the batches of a split.
+
+  Attributes:
+    confusion: int32 [C, C], examples by label and prediction.
+    top5: int32, examples whose label is among the five largest logits (all, if there are no more classes).
+    nll: float32, summed negative log-likelihood in nats.
+    bin_examples: int32 [BINS], examples by confidence of the prediction, equal bins of 0..1.
+    bin_correct: int32 [BINS].
+    bin_confidence: float32 [BINS], summed confidence.
+  """
+
+  confusion: jax.Array
+  top5: jax.Array
+  nll: jax.Array
+  bin_examples: jax.Array
+  bin_correct: jax.Array
+  bin_confidence: jax.Array
+
+  @classmethod
+  def zeros(cls, classes: int) -> 'Counts':
+    """Counts of no examples."""
+    # Every leaf is an array of its own, as a step that is given them may reuse their memory.
+    integers = ((classes, classes), (), (BINS,), (BINS,))
+    confusion, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)
+    return cls(confusion, top5, jnp.zeros(()), bin_examples, bin_correct, jnp.zeros(BINS))
+
+  def add(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> 'Counts':
+    """Counts with a batch added: logits [B, C], labels int32 [B], mask [B], False for padding."""
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+    predictions = jnp.argmax(logits, axis=-1)
+    correct = (predictions == labels) & mask
+    _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+    confidence = jnp.exp(jnp.max(log_p, axis=-1))
+    bins = jnp.clip(jnp.ceil(confidence * BINS).astype(jnp.int32) - 1, 0, BINS - 1)
+    nll = -jnp.take_along_axis(log_p, labels[:, None], axis=-1)[:, 0]
+    return Counts(
+      confusion=self.confusion.at[labels, predictions].add(mask.astype(jnp.int32)),
+      top5=self.top5 + jnp.sum((best == labels[:, None]).any(axis=-1) & mask, dtype=jnp.int32),
+      nll=self.nll + jnp.sum(nll, where=mask),
+      bin_examples=self.bin_examples.at[bins].add(mask.astype(jnp.int32)),
+      bin_correct=self.bin_correct.at[bins].add(correct.astype(jnp.int32)),
+      bin_confidence=self.bin_confidence.at[bins].add(jnp.where(mask, confidence, 0.0)),
+    )
+
+
+def summarise(counts: Counts) -> dict[str, Any]:
+  """Figures of a split from its counts.
+
+  Returns:
+    n and correct (integers); accuracy, top5 and ece in percent; nll in nats an example; per_class, the accuracy of
+    each class in percent (None without examples); confusion [label][prediction]; reliability, for each bin of
+    confidence its examples, accuracy and mean confidence in percent.
+  """
+  c = jax.tree.map(np.asarray, jax.device_get(counts))
+  n, correct = int(c.confusion.sum()), int(np.trace(c.confusion))
+  of_class = c.confusion.sum(axis=1)
+  per_class = [100 * int(hit) / int(m) if m else None for hit, m in zip(np.diag(c.confusion), of_class, strict=True)]
+  gaps = np.abs(c.bin_correct - c.bin_confidence.astype(np.float64))
+  return {
+    'n': n,
+    'correct': correct,
+    'accuracy': 100 * correct / n,
+    'top5': 100 * int(c.top5) / n,
+    'nll': float(c.nll) / n,
+    'ece': 100 * float(gaps.sum()) / n,
+    'per_class': per_class,
+    'confusion': c.confusion.tolist(),
+    'reliability': [
+      {'n': int(m), 'accuracy': 100 * int(hit) / int(m), 'confidence': 100 * float(p) / int(m)}
+      for m, hit, p in zip(c.bin_examples, c.bin_correct, c.bin_confidence, strict=True)
+      if m
+    ],
+  }

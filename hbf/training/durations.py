@@ -1,0 +1,76 @@
+"""Durations in steps, epochs, examples or percent of the run."""
+
+import dataclasses
+import re
+from fractions import Fraction
+
+from hbf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+  """What a duration is measured against.
+
+  Attributes:
+    examples: of the training split, an epoch.
+    batch_size: examples a step.
+    epochs: length of the run; may be a fraction.
+  """
+
+  examples: int
+  batch_size: int
+  epochs: float
+
+  @property
+  def steps(self) -> int:
+    """Steps of the run: the last epoch is completed, so the last batch may reach into one more."""
+    total = Fraction(self.epochs) * self.examples
+    return -(-total.numerator // (total.denominator * self.batch_size))
+
+  def epoch(self, step: int) -> float:
+    """Epochs seen after `step` steps."""
+    return step * self.batch_size / self.examples
+
+  def to_examples(self, what: str, duration: str) -> Fraction:
+    """Examples in a duration such as '50steps', '1epoch', '0.5epochs', '10000examples' or '5%'.
+
+    Raises:
+      UserError: `duration` isn't one; the message names `what`.
+    """
+    match = re.fullmatch(r'(\d+(?:\.\d+)?) ?(steps?|epochs?|examples?|%)', duration)
+    if not match:
+      raise UserError(f"{what}: {duration!r} isn't a duration; write 500steps, 1epoch, 10000examples or 5%")
+    unit = {
+      'step': Fraction(self.batch_size),
+      'epoch': Fraction(self.examples),
+      'example': Fraction(1),
+      '%': Fraction(self.steps * self.batch_size, 100),
+    }[match[2].rstrip('s')]
+    return Fraction(match[1]) * unit
+
+  def to_steps(self, what: str, duration: str) -> int:
+    """Steps in a duration, rounded to the nearest."""
+    return round(self.to_examples(what, duration) / self.batch_size)
+
+  def every(self, what: str, duration: str) -> 'Every':
+    """A test for the steps at which something with this period is due.
+
+    Raises:
+      UserError: the duration isn't one, or is zero.
+    """
+    period = self.to_examples(what, duration)
+    if not period:
+      raise UserError(f'{what}: a period must be longer than {duration}')
+    return Every(period, self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+  """True at the first step at which another period is complete; periods need not be whole steps, and never drift."""
+
+  period: Fraction
+  batch_size: int
+
+  def __call__(self, step: int) -> bool:
+    """Whether a period ended within step `step`, counted from 1."""
+    return step * self.batch_size // self.period > (step - 1) * self.batch_size // self.period

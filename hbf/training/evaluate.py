@@ -1,0 +1,62 @@
+"""Figures of a finished or running run's checkpoint, on any split."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from hbf.errors import choose
+from hbf.models.build import build_model, count_parameters
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.experiment import abstract_params, load_dataset, make_evaluator, make_splits, open_split
+from hbf.training.machine import device_name
+from hbf.training.sharding import make_mesh
+from hbf.training.workdir import load_config, write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """Figures of one checkpoint on one split.
+
+  Attributes:
+    result: what was evaluated, and `hbf.evaluation.metrics.summarise`'s figures.
+    classes: names, by label.
+  """
+
+  result: dict[str, Any]
+  classes: tuple[str, ...]
+
+
+def evaluate_workdir(workdir: pathlib.Path, checkpoint: str, split: str, **moved: str) -> Evaluation:
+  """Evaluates a checkpoint and writes eval-<split>-<step>.json into the workdir.
+
+  Args:
+    workdir: of a run, made by `hbf.training.loop.train`.
+    checkpoint: 'latest', 'best' or a step.
+    split: 'train', 'validation' (the held-out part of train) or 'test'.
+    **moved: keys of `data` that differ from those of the training run (dir, root); '' keeps what the run had.
+
+  Raises:
+    UserError: the folder isn't a run's, or has no such checkpoint or split.
+  """
+  config = load_config(workdir)
+  config.data.update({key: value for key, value in moved.items() if value})
+  checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
+  step = checkpoints.find(checkpoint)
+  mesh, dataset = make_mesh(), load_dataset(config)
+  source = choose('split', split, make_splits(dataset, config.data.validation))
+  model = build_model(config.model, len(dataset.classes))
+  params = checkpoints.restore_params(step, abstract_params(model, dataset.image_shape, mesh))
+  summary = make_evaluator(config, model, mesh)(params, open_split(config, mesh, source))
+  about = {
+    'dataset': config.data.name,
+    'model': config.model.name,
+    'recipe': config.recipe,
+    'seed': config.seed,
+    'params': count_parameters(model, dataset.image_shape),
+    'checkpoint': step,
+    'split': split,
+    'device': device_name(),
+  }
+  result = about | summary
+  write_json(workdir / f'eval-{split}-{step}.json', result)
+  return Evaluation(result, dataset.classes)

@@ -1,0 +1,175 @@
+"""From a config to everything a run needs; all that can be wrong is found here, before anything is written."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import Dataset, load
+from hbf.data.inputs import Input, channel_statistics, make_input
+from hbf.data.order import TrainOrder
+from hbf.data.sources import Source, hold_out
+from hbf.errors import UserError
+from hbf.evaluation.evaluator import Evaluator
+from hbf.models.build import build_model, count_parameters, flops_per_image
+from hbf.models.classifier import ImageClassifier
+from hbf.training.durations import Clock, Every
+from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.sharding import batch_sharding, check_batch_size, make_mesh, state_sharding
+from hbf.training.state import Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A run, ready to start.
+
+  Attributes:
+    config: resolved: nothing in it is left to be measured.
+    mesh: the devices.
+    classes: names, by label.
+    model: the network.
+    inputs: by split: train, validation (missing if none is held out) and test.
+    order: which examples form which step.
+    clock: length of the run.
+    objective: what a step minimises.
+    schedule: learning rate by step.
+    optimizer: the gradient transformation.
+    evaluator: exact figures of a split.
+    due: by event (log, evaluate, checkpoint): at which steps.
+    parameters: learned numbers of the model.
+    flops_per_image: of a forward pass.
+  """
+
+  config: ConfigDict
+  mesh: Mesh
+  classes: tuple[str, ...]
+  model: ImageClassifier
+  inputs: Mapping[str, Input]
+  order: TrainOrder
+  clock: Clock
+  objective: Objective
+  schedule: optax.Schedule
+  optimizer: optax.GradientTransformation
+  evaluator: Evaluator
+  due: Mapping[str, Every]
+  parameters: int
+  flops_per_image: int
+
+
+def prepare(config: ConfigDict) -> Experiment:
+  """Builds and checks everything.
+
+  Raises:
+    UserError: something in the config or the data is wrong.
+  """
+  mesh = make_mesh()
+  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
+  dataset = load_dataset(config)
+  model = build_model(config.model, len(dataset.classes))
+  parameters = count_parameters(model, dataset.image_shape)
+  splits = make_splits(dataset, config.data.validation)
+  examples = len(splits['train'])
+  if examples < config.train.batch_size:
+    raise UserError(f'train.batch_size {config.train.batch_size} is more than the {examples} examples of train')
+  clock = Clock(examples, config.train.batch_size, config.train.epochs)
+  if clock.steps < 1:
+    raise UserError(f'train.epochs must be more than 0: it is {config.train.epochs}')
+  due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
+  schedule = make_schedule(config.optimizer, clock)
+  optimizer = make_optimizer(config.optimizer, schedule)
+  inputs = {name: open_split(config, mesh, source) for name, source in splits.items()}
+  config = with_statistics(config, inputs['train'])
+  return Experiment(
+    config=config,
+    mesh=mesh,
+    classes=dataset.classes,
+    model=model,
+    inputs=inputs,
+    order=TrainOrder(config.seed, examples, config.train.batch_size),
+    clock=clock,
+    objective=make_objective(config),
+    schedule=schedule,
+    optimizer=optimizer,
+    evaluator=make_evaluator(config, model, mesh),
+    due=due,
+    parameters=parameters,
+    flops_per_image=flops_per_image(model, dataset.image_shape),
+  )
+
+
+def load_dataset(config: ConfigDict) -> Dataset:
+  """The data set of a config."""
+  data = config.data
+  return load(name=data.name, dir=data.dir, root=data.root, image_size=data.image_size, download=data.download)
+
+
+def make_splits(dataset: Dataset, validation: float) -> dict[str, Source]:
+  """Sources of train, validation (if a part of train is held out) and test."""
+  if not 0 <= validation < 1:
+    raise UserError(f'data.validation is the part of train held out, from 0 to below 1: it is {validation}')
+  train, held_out = hold_out(dataset.splits['train'], validation)
+  splits = {'train': train, 'validation': held_out, 'test': dataset.splits['test']}
+  return {name: source for name, source in splits.items() if len(source)}
+
+
+def open_split(config: ConfigDict, mesh: Mesh, source: Source) -> Input:
+  """The input of a split, of the kind that the config asks for."""
+  return make_input(
+    config.data.input,
+    source,
+    batch_sharding(mesh),
+    workers=config.data.workers,
+    resident_bytes=config.data.resident_bytes,
+  )
+
+
+def with_statistics(config: ConfigDict, train: Input) -> ConfigDict:
+  """The config with `data.mean` and `data.std` measured on train, unless they are given."""
+  if bool(config.data.mean) != bool(config.data.std):
+    raise UserError('give both data.mean and data.std, or neither to have them measured')
+  resolved = config.copy_and_resolve_references()
+  if not config.data.mean:
+    resolved.data.mean, resolved.data.std = channel_statistics(train)
+  return resolved
+
+
+def make_objective(config: ConfigDict) -> Objective:
+  """What a step minimises."""
+  data, train = config.data, config.train
+  return Objective(
+    mean=tuple(data.mean),
+    std=tuple(data.std),
+    flip=data.flip,
+    crop=data.crop,
+    label_smoothing=train.label_smoothing,
+    accumulate=train.accumulate,
+    seed=config.seed,
+  )
+
+
+def make_evaluator(config: ConfigDict, model: ImageClassifier, mesh: Mesh) -> Evaluator:
+  """The evaluator; its batches are rounded up to what the devices can share."""
+  size = -(-config.evaluate.batch_size // mesh.size) * mesh.size
+  replicated = state_sharding(mesh, 0)
+  return Evaluator(model, tuple(config.data.mean), tuple(config.data.std), size, replicated)
+
+
+def abstract_params(model: ImageClassifier, image_shape: tuple[int, int, int], mesh: Mesh) -> Any:
+  """Shapes, types and shardings of the model's parameters."""
+  images = jnp.zeros((1, *image_shape))
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False))['params']
+  return with_sharding(shapes, mesh)
+
+
+def with_sharding(shapes: Any, mesh: Mesh) -> Any:
+  """The shapes with the sharding that each array has on this mesh."""
+  return jax.tree.map(
+    lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+    shapes,
+    state_sharding(mesh, shapes),
+  )

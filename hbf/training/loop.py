@@ -1,0 +1,182 @@
+"""Training, from a config to result.json."""
+
+import contextlib
+import json
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.experiment import Experiment, prepare, with_sharding
+from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
+from hbf.training.reporter import Reporter, check_finite
+from hbf.training.sharding import state_sharding
+from hbf.training.state import TrainState, all_finite, init_state, make_train_step
+from hbf.training.workdir import claim, locked, write_json
+from hbf.training.writers import MetricsWriter
+
+Step = Callable[[TrainState, dict, dict], TrainState]
+
+
+def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[str, Any] | None:
+  """Trains, or goes on training what is in the workdir, and reports the test split once, at the end.
+
+  Args:
+    config: as `configs/` make it.
+    workdir: made if it is missing; holds config.json, metrics.jsonl, checkpoints/ and result.json.
+    console: where progress is shown.
+
+  Returns:
+    What result.json holds, or None if a signal stopped the run; the same call then goes on from there.
+
+  Raises:
+    UserError: something is wrong with the config, the data or the workdir.
+  """
+  experiment = prepare(config)
+  with locked(workdir):
+    claim(workdir, experiment.config)
+    result_path = workdir / 'result.json'
+    if result_path.exists():
+      console.print(f'{workdir} is finished; this is its result')
+      return json.loads(result_path.read_text())
+    _introduce(experiment, workdir, console)
+    with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep)) as checkpoints:
+      state, start = _start(experiment, checkpoints, console)
+      step_fn, compile_seconds = _compile(experiment, state)
+      with MetricsWriter(workdir, start, config.log.tensorboard) as writer:
+        with Reporter(experiment, writer, start, console) as reporter:
+          state, done = _run(experiment, step_fn, state, start, reporter, checkpoints)
+        if done < experiment.clock.steps:
+          console.print(f'stopped after step {done}, saved; the same command goes on from there')
+          return None
+        summary = experiment.evaluator(state.params, experiment.inputs['test'])
+        figures = {name: summary[name] for name in ('n', 'correct', 'accuracy', 'top5', 'nll', 'ece')}
+        writer.write(done, experiment.clock.epoch(done), 'test', **figures)
+    result = _result(experiment, figures, reporter.seconds, compile_seconds)
+    write_json(result_path, result)
+    return result
+
+
+def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
+  config, sizes = experiment.config, {name: len(split) for name, split in experiment.inputs.items()}
+  stage2 = config.model.stage2
+  size = ', '.join(f'{key} {stage2[key]}' for key in ('centres', 'hidden') if key in stage2)
+  lines = (
+    f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
+    f'{len(experiment.classes)} classes; {"device-resident" if experiment.inputs["train"].resident else "streaming"} input',
+    f'{config.model.name}: {experiment.parameters:,} parameters ({size} in each stage 2), '
+    f'{experiment.flops_per_image / 1e6:,.1f} MFLOP an image',
+    f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name()}; workdir {workdir}',
+  )
+  for line in lines:
+    console.print(line, highlight=False)
+
+
+def _start(experiment: Experiment, checkpoints: Checkpoints, console: Console) -> tuple[TrainState, int]:
+  """The newest checkpoint's state and step, or a fresh state and 0."""
+  train_input = experiment.inputs['train']
+  first = next(train_input.batches(experiment.order, 0, 1))
+
+  def init(resident: dict, batch: dict) -> TrainState:
+    return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch)
+
+  shapes = jax.eval_shape(init, train_input.resident, first)
+  if (step := checkpoints.latest) is not None:
+    console.print(f'goes on after step {step}')
+    return checkpoints.restore(step, with_sharding(shapes, experiment.mesh)), step
+  shardings = state_sharding(experiment.mesh, shapes)
+  return jax.jit(init, out_shardings=shardings)(train_input.resident, first), 0
+
+
+def _compile(experiment: Experiment, state: TrainState) -> tuple[Step, float]:
+  """The train step, compiled for these shapes and devices, and the seconds that took."""
+  train_input = experiment.inputs['train']
+  first = next(train_input.batches(experiment.order, 0, 1))
+  begin = time.perf_counter()
+  step = make_train_step(experiment.model, experiment.optimizer, experiment.objective)
+  shardings = state_sharding(experiment.mesh, state)
+  jitted = jax.jit(step, donate_argnums=0, out_shardings=shardings)
+  compiled = jitted.lower(state, train_input.resident, first).compile()
+  return compiled, time.perf_counter() - begin
+
+
+def _run(
+  experiment: Experiment,
+  step_fn: Step,
+  state: TrainState,
+  start: int,
+  reporter: Reporter,
+  checkpoints: Checkpoints,
+) -> tuple[TrainState, int]:
+  """Steps until the end or a signal; returns the state and the last step."""
+  due, last, train_input = experiment.due, experiment.clock.steps, experiment.inputs['train']
+  step = start
+  with _signals() as stopped, contextlib.closing(train_input.batches(experiment.order, start, last)) as batches:
+    for step, batch in enumerate(batches, start + 1):
+      state = step_fn(state, train_input.resident, batch)
+      if due['log'](step) or step == last:
+        state = reporter.report(step, state)
+      validation = None
+      if 'validation' in experiment.inputs and (due['evaluate'](step) or step == last):
+        with reporter.paused(state):
+          validation = experiment.evaluator(state.params, experiment.inputs['validation'])
+        reporter.validation(step, validation)
+      if due['checkpoint'](step) or step == last or stopped():
+        with reporter.paused(state):
+          _save(step, state, validation, reporter, checkpoints)
+      if stopped():
+        break
+  return state, step
+
+
+def _save(
+  step: int, state: TrainState, validation: dict | None, reporter: Reporter, checkpoints: Checkpoints
+) -> None:
+  """Saves a state that is finite; what the log owes is written first, so that a resumed run owes nothing."""
+  reporter.flush()
+  check_finite(step, float(state.totals.loss), 0.0 if bool(all_finite(state.params)) else float('nan'))
+  checkpoints.save(step, state, validation)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+  """Turns SIGTERM and SIGINT into an answer to 'shall I stop?', asked after every step."""
+  received: list[int] = []
+  kinds = (signal.SIGTERM, signal.SIGINT)
+  before = [signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds]
+  try:
+    yield lambda: bool(received)
+  finally:
+    for kind, handler in zip(kinds, before, strict=True):
+      signal.signal(kind, handler)
+
+
+def _result(
+  experiment: Experiment, figures: dict[str, Any], train_seconds: float, compile_seconds: float
+) -> dict[str, Any]:
+  config, clock = experiment.config, experiment.clock
+  return {
+    'dataset': config.data.name,
+    'model': config.model.name,
+    'recipe': config.recipe,
+    'seed': config.seed,
+    'params': experiment.parameters,
+    'flops_per_image': experiment.flops_per_image,
+    'steps': clock.steps,
+    'epochs': config.train.epochs,
+    'split': 'test',
+    **figures,
+    'train_seconds': round(train_seconds, 2),
+    'compile_seconds': round(compile_seconds, 2),
+    'images_per_second': round(clock.steps * clock.batch_size / train_seconds, 1),
+    'peak_memory_bytes': peak_memory_bytes(),
+    'device': device_name(),
+    'commit': commit(),
+    'versions': versions(),
+  }

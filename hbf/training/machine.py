@@ -1,0 +1,51 @@
+"""What a result was measured on: device, memory, versions, commit."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+
+import jax
+
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorflow-datasets', 'grain', 'numpy')
+
+
+def device_name() -> str:
+  """Number and kind of the devices, such as '8 × TPU v4' or '1 × cpu (x86_64, 2 cores)'."""
+  devices = jax.devices()
+  kind = devices[0].device_kind
+  if devices[0].platform == 'cpu':
+    kind = f'cpu ({platform.machine()}, {_cores()} cores)'
+  return f'{len(devices)} × {kind}'
+
+
+def _cores() -> int:
+  """Cores this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def peak_memory_bytes() -> int:
+  """Peak memory of the fullest local device; where the backend doesn't say (CPU), of this process."""
+  peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use', 0) for device in jax.local_devices()]
+  if any(peaks):
+    return max(peaks)
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if platform.system() == 'Darwin' else peak * 1024  # kilobytes everywhere else
+
+
+def versions() -> dict[str, str]:
+  """Versions of Python and of the packages a result depends on."""
+  return {'python': platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def commit() -> str | None:
+  """Hash of the checkout this code runs from, with '-dirty' if files differ from it; None outside a checkout."""
+  git = ['git', '-C', str(pathlib.Path(__file__).parent)]
+  try:
+    head = subprocess.run([*git, 'rev-parse', 'HEAD'], capture_output=True, text=True, check=True).stdout.strip()
+    changes = subprocess.run([*git, 'status', '--porcelain', '-uno'], capture_output=True, text=True, check=True)
+  except (OSError, subprocess.CalledProcessError):
+    return None
+  return head + ('-dirty' if changes.stdout.strip() else '')

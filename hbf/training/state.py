@@ -1,0 +1,131 @@
+"""Everything a run has to remember, and the step that changes it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from hbf.data.augment import augment, normalise
+from hbf.data.inputs import gather
+from hbf.models.classifier import ImageClassifier
+
+
+class Totals(flax.struct.PyTreeNode):
+  """Sums since the last report; part of the state, so that a report doesn't change if the run was interrupted."""
+
+  loss: jax.Array
+  correct: jax.Array
+  gradient_norm: jax.Array
+  steps: jax.Array
+
+  @classmethod
+  def zeros(cls) -> 'Totals':
+    """Totals of no steps."""
+    return cls(jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+class TrainState(flax.struct.PyTreeNode):
+  """The whole state of a run: data order and random keys are functions of the seed and the step."""
+
+  step: jax.Array
+  params: Any
+  opt_state: optax.OptState
+  totals: Totals
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """What a step minimises, on what images.
+
+  Attributes:
+    mean: of the channels, in 0..1.
+    std: likewise.
+    flip: mirror images half of the time.
+    crop: pixels of padding around the random crop.
+    label_smoothing: probability given to all classes alike.
+    accumulate: parts of the batch whose gradients are computed one after another.
+    seed: of augmentation and dropout.
+  """
+
+  mean: Sequence[float]
+  std: Sequence[float]
+  flip: bool
+  crop: int
+  label_smoothing: float
+  accumulate: int
+  seed: int
+
+
+def init_state(
+  model: ImageClassifier,
+  optimizer: optax.GradientTransformation,
+  objective: Objective,
+  resident: dict,
+  batch: dict,
+) -> TrainState:
+  """The state before the first step; parameters may depend on the batch (centres, gains). Run it inside jit."""
+  images = normalise(gather(resident, batch)['image'], objective.mean, objective.std)
+  params = model.init(jax.random.key(objective.seed), images, train=False)['params']
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros())
+
+
+def make_train_step(
+  model: ImageClassifier, optimizer: optax.GradientTransformation, objective: Objective
+) -> Callable[[TrainState, dict, dict], TrainState]:
+  """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.inputs`."""
+
+  def loss(params: Any, images: jax.Array, labels: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits = model.apply({'params': params}, images, train=True, rngs={'dropout': key})
+    targets = optax.smooth_labels(jax.nn.one_hot(labels, model.classes), objective.label_smoothing)
+    correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
+    return optax.softmax_cross_entropy(logits, targets).mean(), correct
+
+  def train_step(state: TrainState, resident: dict, batch: dict) -> TrainState:
+    examples = gather(resident, batch)
+    key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
+    augment_key, dropout_key = jax.random.split(key)
+    images = augment(augment_key, examples['image'], examples['index'], flip=objective.flip, crop=objective.crop)
+    images = normalise(images, objective.mean, objective.std)
+    gradient = _accumulated(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
+    (value, correct), grads = gradient(state.params, images, examples['label'], dropout_key)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    totals = Totals(
+      loss=state.totals.loss + value,
+      correct=state.totals.correct + correct,
+      gradient_norm=state.totals.gradient_norm + optax.global_norm(grads),
+      steps=state.totals.steps + 1,
+    )
+    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state, totals)
+
+  return train_step
+
+
+def all_finite(tree: Any) -> jax.Array:
+  """Whether no number in the tree is NaN or infinite."""
+  return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
+
+
+def _accumulated(gradient: Callable, parts: int) -> Callable:
+  """`gradient` over `parts` parts of the batch one after another: mean loss and gradients, summed counts."""
+  if parts == 1:
+    return gradient
+
+  def split(z: jax.Array) -> jax.Array:
+    # Row i goes to part i mod parts, which leaves every row on its device.
+    return z.reshape(-1, parts, *z.shape[1:]).swapaxes(0, 1)
+
+  def accumulated(params: Any, images: jax.Array, labels: jax.Array, key: jax.Array) -> Any:
+    def add(sums: Any, part: Any) -> tuple[Any, None]:
+      return jax.tree.map(jnp.add, sums, gradient(params, *part)), None
+
+    inputs = (split(images), split(labels), jax.random.split(key, parts))
+    first = jax.tree.map(lambda z: z[0], inputs)
+    zeros = jax.tree.map(lambda z: jnp.zeros(z.shape, z.dtype), jax.eval_shape(gradient, params, *first))
+    ((value, correct), grads), _ = jax.lax.scan(add, zeros, inputs)
+    return (value / parts, correct), jax.tree.map(lambda z: z / parts, grads)
+
+  return accumulated

@@ -1,0 +1,55 @@
+"""metrics.jsonl, and TensorBoard files if asked for."""
+
+import json
+import os
+import pathlib
+from types import TracebackType
+from typing import Any
+
+
+class MetricsWriter:
+  """Appends a JSON object a line: step, epoch, split, values. A resumed run drops the lines it will write again."""
+
+  def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
+    """Opens the log of a run that starts or continues after step `start`."""
+    self._path = workdir / 'metrics.jsonl'
+    kept = [line for line in read_metrics(workdir) if line['step'] <= start]
+    self.seconds = max((line.get('seconds', 0.0) for line in kept), default=0.0)  # trained before this start
+    temporary = self._path.with_name('metrics.jsonl.tmp')
+    temporary.write_text(''.join(json.dumps(line) + '\n' for line in kept))
+    os.replace(temporary, self._path)
+    self._file = open(self._path, 'a')  # noqa: SIM115 (closed in close)
+    self._board = None
+    if tensorboard:
+      from tensorboardX import SummaryWriter
+
+      self._board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=start + 1)
+
+  def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
+    """Writes a line; it is on disk as soon as this returns, unless the machine itself fails."""
+    self._file.write(json.dumps({'step': step, 'epoch': round(epoch, 4), 'split': split, **values}) + '\n')
+    self._file.flush()
+    if self._board is not None:
+      for name, value in values.items():
+        self._board.add_scalar(f'{split}/{name}', value, step)
+
+  def close(self) -> None:
+    """Closes the files."""
+    self._file.close()
+    if self._board is not None:
+      self._board.close()
+
+  def __enter__(self) -> 'MetricsWriter':
+    return self
+
+  def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    self.close()
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """The lines of a run's metrics.jsonl; a last line cut short by a crash is left out."""
+  path = workdir / 'metrics.jsonl'
+  if not path.exists():
+    return []
+  lines = path.read_text().split('\n')[:-1]  # what follows the last newline isn't complete
+  return [json.loads(line) for line in lines]

@@ -1,0 +1,122 @@
+"""What the tests of data share: meshes, sources in memory and small archives in the official layouts."""
+
+import dataclasses
+import io
+import tarfile
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image
+
+from hbf.data.builders import cifar, tiny_imagenet
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySource:
+  """A source in memory."""
+
+  images: np.ndarray
+  labels: np.ndarray
+
+  def __len__(self):
+    return len(self.images)
+
+  def __getitem__(self, index):
+    return self.images[index], int(self.labels[index])
+
+
+@pytest.fixture
+def make_source():
+  def make(examples=50, shape=(4, 6, 3), seed=0):
+    generator = np.random.default_rng(seed)
+    return ArraySource(
+      generator.integers(0, 256, (examples, *shape), dtype=np.uint8), generator.integers(0, 10, examples)
+    )
+
+  return make
+
+
+@pytest.fixture
+def sharding():
+  """Batches over all devices."""
+  return NamedSharding(Mesh(np.array(jax.devices()), ('data',)), PartitionSpec('data'))
+
+
+@pytest.fixture
+def offline(monkeypatch):
+  """Fails a test that uses the network."""
+
+  def refuse(*args, **kwargs):
+    raise AssertionError(f'the network was asked for {args}')
+
+  monkeypatch.setattr('socket.socket.connect', refuse)
+  monkeypatch.setattr('socket.getaddrinfo', refuse)
+
+
+def write_tar(path, members):
+  """Writes a .tar.gz of names and contents."""
+  with tarfile.open(path, 'w:gz', compresslevel=1) as tar:
+    for name, content in members.items():
+      entry = tarfile.TarInfo(name)
+      entry.size = len(content)
+      tar.addfile(entry, io.BytesIO(content))
+  return str(path)
+
+
+def write_zip(path, members):
+  """Writes a .zip of names and contents."""
+  with zipfile.ZipFile(path, 'w') as archive:
+    for name, content in members.items():
+      archive.writestr(name, content)
+  return str(path)
+
+
+@pytest.fixture
+def small_cifar(monkeypatch):
+  """Lets the builders accept archives of 50 + 10 examples; returns the members of both, without their folders."""
+  monkeypatch.setattr(cifar._Cifar, 'records', {'train': 50, 'test': 10})
+
+  def records(examples, labels, seed):
+    generator = np.random.default_rng(seed)
+    columns = [generator.integers(0, classes, (examples, 1), dtype=np.uint8) for classes in labels]
+    pixels = generator.integers(0, 256, (examples, 3072), dtype=np.uint8)
+    return np.concatenate([*columns, pixels], axis=1).tobytes()
+
+  names = {count: '\n'.join(f'class{i:02d}' for i in range(count)).encode() + b'\n\n' for count in (10, 20, 100)}
+  cifar10 = {f'cifar-10-batches-bin/data_batch_{i}.bin': records(10, [10], i) for i in range(1, 6)}
+  cifar10['cifar-10-batches-bin/test_batch.bin'] = records(10, [10], 6)
+  cifar10['cifar-10-batches-bin/batches.meta.txt'] = names[10]
+  cifar100 = {
+    'cifar-100-binary/train.bin': records(50, [20, 100], 7),
+    'cifar-100-binary/test.bin': records(10, [20, 100], 8),
+    'cifar-100-binary/coarse_label_names.txt': names[20],
+    'cifar-100-binary/fine_label_names.txt': names[100],
+  }
+  return {'cifar10': cifar10, 'cifar100': cifar100}
+
+
+def encode(pixels, kind):
+  """Encodes uint8 [H, W] or [H, W, 3]."""
+  buffer = io.BytesIO()
+  Image.fromarray(pixels).save(buffer, format=kind)
+  return buffer.getvalue()
+
+
+@pytest.fixture
+def tiny_members():
+  """Members of a Tiny ImageNet archive with one training and one validation image a class; the first is grey."""
+  generator = np.random.default_rng(0)
+  classes = [f'n{i:08d}' for i in reversed(range(200))]
+  root = tiny_imagenet._ROOT
+  members = {f'{root}/wnids.txt': '\n'.join(classes).encode(), f'{root}/words.txt': b''}
+  rows = []
+  for number, name in enumerate(classes):
+    shape = (64, 64) if number == 0 else (64, 64, 3)
+    members[f'{root}/train/{name}/images/{name}_0.JPEG'] = encode(generator.integers(0, 256, shape, np.uint8), 'JPEG')
+    members[f'{root}/val/images/val_{number}.JPEG'] = encode(generator.integers(0, 256, shape, np.uint8), 'JPEG')
+    rows.append(f'val_{number}.JPEG\t{name}\t0\t0\t63\t63')
+  members[f'{root}/val/val_annotations.txt'] = '\n'.join(rows).encode()
+  return members

@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from hbf.data.datasets import load
+from hbf.data.inputs import make_input
+from hbf.data.sources import hold_out
+from hbf.errors import UserError
+
+
+def _save(path, pixels):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+  """Three classes in as many formats and sizes, with hidden files; the class `fish` isn't tested."""
+  generator = np.random.default_rng(0)
+  folder = tmp_path / 'images'
+  for name in ('train/dog/a.png', 'train/dog/b.jpg', 'train/cat/c.bmp', 'train/fish/d.webp', 'test/cat/e.gif'):
+    _save(folder / name, generator.integers(0, 256, (20, 30, 3), np.uint8))
+  _save(folder / 'test/dog/grey.png', generator.integers(0, 256, (8, 8), np.uint8))
+  (folder / 'train/dog/.DS_Store').write_text('hidden')
+  (folder / 'train/.cache').mkdir()
+  return folder
+
+
+def _load(root, image_size=8):
+  return load(name='image_folder', dir='', root=str(root), image_size=image_size, download=False)
+
+
+def test_classes_labels_and_shapes(root, offline):
+  data = _load(root)
+  assert data.classes == ('cat', 'dog', 'fish') and data.image_shape == (8, 8, 3)
+  assert [data.splits['train'][i][1] for i in range(len(data.splits['train']))] == [0, 1, 1, 2]
+  assert [data.splits['test'][i][1] for i in range(len(data.splits['test']))] == [0, 1]
+  for source in data.splits.values():
+    for index in range(len(source)):
+      assert source[index][0].shape == (8, 8, 3) and source[index][0].dtype == np.uint8
+
+
+def test_an_image_of_the_right_size_is_exact_and_grey_becomes_rgb(root):
+  image, _ = _load(root).splits['test'][1]
+  with Image.open(root / 'test/dog/grey.png') as original:
+    np.testing.assert_array_equal(image, np.repeat(np.asarray(original)[..., None], 3, axis=-1))
+
+
+def test_the_centre_is_kept(tmp_path):
+  pixels = np.zeros((10, 40, 3), np.uint8)
+  pixels[:, 15:25] = 255
+  for split in ('train', 'test'):
+    _save(tmp_path / split / 'a' / 'wide.png', pixels)
+    _save(tmp_path / split / 'a' / 'tall.png', pixels.swapaxes(0, 1))
+  source = _load(tmp_path, 10).splits['train']
+  assert all((source[index][0] == 255).all() for index in (0, 1))
+  small = _load(tmp_path, 5).splits['train'][0][0]
+  assert small.shape == (5, 5, 3) and small[1:4, 1:4].min() == 255
+
+
+def _empty(folder):
+  for path in folder.iterdir():
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+  ('damage', 'message'),
+  [
+    (lambda root: root.rename(root.parent / 'moved'), r"image folder '\S+images' does not exist.*data.root"),
+    (lambda root: (root / 'train').rename(root / 'training'), r'images/train does not exist'),
+    (lambda root: (root / 'test').rename(root / 'val'), r'images/test does not exist'),
+    (lambda root: (root / 'test').rename(root / 'old') and (root / 'test').mkdir(), 'test has no folder in it'),
+    (lambda root: _empty(root / 'train/fish'), 'train/fish has no image in it'),
+    (lambda root: _empty(root / 'test/cat'), 'test/cat has no image in it'),
+    (lambda root: (root / 'test/bird').mkdir(), 'test/bird is a class that train/ lacks'),
+  ],
+)
+def test_a_wrong_layout_is_refused(root, damage, message):
+  damage(root)
+  with pytest.raises(UserError, match=message) as caught:
+    _load(root)
+  assert '; expected' in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_root_and_size_are_needed(root):
+  with pytest.raises(UserError, match=r'set data\.image_size'):
+    _load(root, 0)
+  with pytest.raises(UserError, match=r'set data\.root'):
+    _load('')
+
+
+@pytest.mark.parametrize('kind', ['device', 'stream'])
+@pytest.mark.parametrize('name', ['train/dog/a.png', 'train/dog/b.jpg', 'train/fish/d.webp'])
+def test_a_damaged_image_is_found_before_the_first_batch(root, sharding, kind, name):
+  content = (root / name).read_bytes()
+  for damaged in (b'', b'no image', content[: len(content) * 3 // 4]):
+    (root / name).write_bytes(damaged)
+    with pytest.raises(UserError, match=rf'{name} is not an image that Pillow can read.*replace or remove') as caught:
+      make_input(kind, hold_out(_load(root).splits['train'], 0)[0], sharding, workers=0, resident_bytes=0)
+    assert '\n' not in str(caught.value)

@@ -1,0 +1,121 @@
+import multiprocessing
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from hbf.data.inputs import DeviceInput, StreamInput, channel_statistics, gather, make_input
+from hbf.data.order import EvalOrder, TrainOrder
+from hbf.data.sources import Subset
+from hbf.errors import UserError
+
+
+def _complete(data, order, start, stop):
+  step = jax.jit(gather)
+  return [jax.device_get(step(data.resident, batch)) for batch in data.batches(order, start, stop)]
+
+
+def _assert_equal(actual, expected):
+  assert len(actual) == len(expected)
+  for one, other in zip(actual, expected, strict=True):
+    assert one.keys() == other.keys()
+    for key in one:
+      assert one[key].dtype == other[key].dtype
+      np.testing.assert_array_equal(one[key], other[key])
+
+
+@pytest.mark.parametrize('start', [0, 5])
+def test_inputs_give_identical_batches(make_source, sharding, start):
+  source, order = make_source(50), TrainOrder(1, 50, 16)
+  device, stream = DeviceInput(source, sharding), StreamInput(source, sharding, workers=0)
+  batches = _complete(device, order, start, start + 6)
+  _assert_equal(_complete(stream, order, start, start + 6), batches)
+  for step, batch in enumerate(batches, start):
+    np.testing.assert_array_equal(batch['index'], order(step))
+    np.testing.assert_array_equal(batch['image'], source.images[order(step)])
+    np.testing.assert_array_equal(batch['label'], source.labels[order(step)])
+    assert batch['mask'].all()
+
+
+def test_worker_processes_give_identical_batches_and_end(make_source, sharding):
+  source, order = make_source(50), TrainOrder(1, 50, 16)
+  expected = _complete(DeviceInput(source, sharding), order, 3, 9)
+  batches = StreamInput(source, sharding, workers=1).batches(order, 3, 100)
+  step = jax.jit(gather)
+  _assert_equal([jax.device_get(step({}, next(batches))) for _ in range(6)], expected)
+  assert multiprocessing.active_children()
+  batches.close()
+  assert not multiprocessing.active_children()
+
+
+def test_evaluation_pads_and_masks(make_source, sharding):
+  source, order = make_source(21), EvalOrder(21, 8)
+  device, stream = DeviceInput(source, sharding), StreamInput(source, sharding, workers=0)
+  batches = _complete(device, order, 0, len(order))
+  _assert_equal(_complete(stream, order, 0, len(order)), batches)
+  mask = np.concatenate([batch['mask'] for batch in batches])
+  images, labels = (np.concatenate([batch[key] for batch in batches]) for key in ('image', 'label'))
+  np.testing.assert_array_equal(mask, np.arange(24) < 21)
+  np.testing.assert_array_equal(images[mask], source.images)
+  np.testing.assert_array_equal(labels[mask], source.labels)
+  assert not images[~mask].any() and not labels[~mask].any()
+
+
+@pytest.mark.parametrize('kind', ['device', 'stream'])
+def test_batches_and_what_is_gathered_are_sharded(make_source, sharding, kind):
+  data = make_input(kind, make_source(), sharding, workers=0, resident_bytes=0)
+  (batch,) = data.batches(TrainOrder(0, 50, 16), 4, 5)
+  for array in (*batch.values(), *jax.jit(gather)(data.resident, batch).values()):
+    assert array.sharding.shard_shape(array.shape)[0] == 2
+  assert all(array.sharding.is_fully_replicated for array in data.resident.values())
+
+
+def test_leaving_a_stream_early_ends_its_threads(make_source, sharding):
+  before = threading.active_count()
+  batches = StreamInput(make_source(), sharding, workers=0).batches(TrainOrder(0, 50, 16), 0, 10**6)
+  next(batches)
+  batches.close()
+  assert threading.active_count() <= before
+
+
+def test_no_steps_no_batches(make_source, sharding):
+  for kind in ('device', 'stream'):
+    data = make_input(kind, make_source(), sharding, workers=0, resident_bytes=0)
+    assert not list(data.batches(TrainOrder(0, 50, 16), 5, 5))
+
+
+def test_auto_goes_by_size(make_source, sharding):
+  source = make_source(50, (4, 6, 3))
+  for limit, kind in ((50 * 72, DeviceInput), (50 * 72 - 1, StreamInput)):
+    assert isinstance(make_input('auto', source, sharding, workers=0, resident_bytes=limit), kind)
+
+
+def test_unknown_kind_and_empty_source(make_source, sharding):
+  with pytest.raises(UserError, match=r"data\.input 'devise': did you mean 'device'"):
+    make_input('devise', make_source(), sharding, workers=0, resident_bytes=0)
+  with pytest.raises(UserError, match='no example'):
+    make_input('auto', Subset(make_source(), np.zeros(0, int)), sharding, workers=0, resident_bytes=0)
+
+
+@pytest.mark.parametrize('shape', [(4, 6, 3), (8, 8, 1)])
+def test_channel_statistics_are_exact(make_source, sharding, shape):
+  source = make_source(130, shape)
+  statistics = channel_statistics(DeviceInput(source, sharding))
+  assert channel_statistics(StreamInput(source, sharding, 0)) == statistics
+  pixels = source.images.astype(np.float64).reshape(-1, shape[-1]) / 255
+  np.testing.assert_allclose(statistics, [pixels.mean(0), pixels.std(0)], rtol=1e-12)
+
+
+def test_channel_statistics_of_a_sample_are_evenly_spaced(make_source, sharding, monkeypatch):
+  monkeypatch.setattr('hbf.data.inputs._STATISTICS_EXAMPLES', 10)
+  source = make_source(40)
+  mean, _ = channel_statistics(StreamInput(source, sharding, 0))
+  np.testing.assert_allclose(mean, source.images[::4].mean((0, 1, 2)) / 255, rtol=1e-12)
+
+
+def test_a_constant_channel_can_be_divided_by(make_source, sharding):
+  source = make_source(10)
+  source.images[..., 1] = 7
+  mean, std = channel_statistics(DeviceInput(source, sharding))
+  assert mean[1] == 7 / 255 and std[1] == 1 / 255

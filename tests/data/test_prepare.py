@@ -1,0 +1,185 @@
+import functools
+import http.server
+import re
+import threading
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from conftest import write_tar
+
+from hbf.data import archives, images, prepared
+from hbf.data import prepare as prepare_module
+from hbf.data.datasets import load
+from hbf.data.prepare import main, prepare
+from hbf.errors import UserError
+
+
+def _files(folder):
+  return {path: path.stat().st_mtime_ns for path in folder.rglob('*')}
+
+
+def test_command_prepares_once_and_says_where(small_cifar, tmp_path, capsys, offline):
+  archive = write_tar(tmp_path / 'a.tar.gz', small_cifar['cifar10'])
+  arguments = ['cifar10', '--archive', archive, '--dir', str(tmp_path / 'tfds')]
+  folder = tmp_path / 'tfds' / 'cifar10' / '3.0.2'
+  assert main(arguments) == 0
+  assert capsys.readouterr().out == f'prepared cifar10 in {folder}: 50 train, 10 test\n'
+  files = _files(folder)
+  assert main(arguments) == 0
+  assert capsys.readouterr().out == f'cifar10 is already prepared in {folder}: 50 train, 10 test\n'
+  assert _files(folder) == files
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['cifar10', '--archive', 'nowhere.tar.gz'], 'error: nowhere.tar.gz does not exist; expected'),
+    (['cifar11'], "error: unknown data set 'cifar11': did you mean 'cifar10'?"),
+    (['image_folder'], 'error: image_folder needs no preparation;'),
+  ],
+)
+def test_command_fails_in_one_line(arguments, message, tmp_path, capsys, offline):
+  assert main([*arguments, '--dir', str(tmp_path)]) == 1
+  assert capsys.readouterr().err.startswith(message)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('directory', ['file', 'gs://bucket/tfds'])
+def test_a_directory_that_can_not_be_written_is_refused(directory, tmp_path, monkeypatch):
+  monkeypatch.setattr(prepared, 'find', lambda name, directory: None)
+  (tmp_path / 'file').write_text('in the way')
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=rf'^{directory} .*; expected'):
+    prepare('digits', directory, None)
+
+
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
+  def interrupt(image):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(images, 'encode_png', interrupt)
+  with pytest.raises(KeyboardInterrupt):
+    prepare('digits', str(tmp_path), None)
+  assert not list(tmp_path.iterdir())
+
+
+def test_unprepared_data_name_the_command(tmp_path, offline):
+  with pytest.raises(UserError, match=rf'`python -m hbf.data.prepare cifar10 --dir {tmp_path}`'):
+    load(name='cifar10', dir=str(tmp_path), root='', image_size=0, download=False)
+  with pytest.raises(UserError, match=rf"unknown data set 'mnist'.*TFDS has prepared in {tmp_path}"):
+    load(name='mnist', dir=str(tmp_path), root='', image_size=0, download=False)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_set_prepared_by_tfds_itself_is_read_by_name_and_newest_version(tmp_path, offline):
+  for version, levels in (('1.9.0', (1, 2)), ('1.10.0', (3, 4))):
+    _prepare_own(tmp_path, version, levels)
+  data = load(name='own', dir=str(tmp_path), root='', image_size=4, download=False)
+  assert data.image_shape == (4, 4, 3) and data.classes == ('a', 'b')
+  assert {int(data.splits['train'][i][0].max()) for i in range(2)} == {3, 4}
+  with pytest.raises(UserError, match=r'vary in size.*data\.image_size'):
+    load(name='own', dir=str(tmp_path), root='', image_size=0, download=False)
+
+
+def _prepare_own(directory, version, levels, splits=('train', 'test')):
+  """Prepares a data set of images that vary in size, as anyone may with TFDS."""
+  encoded = [images.encode_png(np.full((4 + number, 6, 3), level, np.uint8)) for number, level in enumerate(levels)]
+
+  class Own(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version(version)
+    code_path = None
+
+    def _info(self):
+      label = tfds.features.ClassLabel(names=['a', 'b'])
+      return tfds.core.DatasetInfo(
+        builder=self,
+        features=tfds.features.FeaturesDict({'image': tfds.features.Image(shape=(None, None, 3)), 'label': label}),
+      )
+
+    def _split_generators(self, dl_manager):
+      return {split: self._generate_examples() for split in splits}
+
+    def _generate_examples(self):
+      for number, image in enumerate(encoded):
+        yield number, {'image': image, 'label': number}
+
+  Own(data_dir=str(directory), file_format='array_record').download_and_prepare()
+
+
+def test_missing_splits_are_named(tmp_path):
+  _prepare_own(tmp_path, '1.0.0', (1,), splits=('train', 'validation'))
+  with pytest.raises(UserError, match='has the splits train, validation; expected train and test'):
+    load(name='own', dir=str(tmp_path), root='', image_size=4, download=False)
+
+
+def test_another_file_format_says_how_to_convert(tmp_path, capsys):
+  folder = prepare('digits', str(tmp_path), None)
+  info = folder / 'dataset_info.json'
+  info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
+  message = rf'{folder} is stored as tfrecord; expected array_record.*--dir.*convert_format'
+  with pytest.raises(UserError, match=message):
+    _load_digits(tmp_path)
+  assert main(['digits', '--dir', str(tmp_path)]) == 1
+  assert re.search(message, capsys.readouterr().err)
+
+
+def _load_digits(directory):
+  return load(name='digits', dir=str(directory), root='', image_size=0, download=False)
+
+
+def test_missing_files_are_named(tmp_path):
+  folder = prepare('digits', str(tmp_path), None)
+  (missing,) = folder.glob('digits-test*')
+  missing.unlink()
+  with pytest.raises(UserError, match=rf'{missing} is missing.*remove {folder}'):
+    _load_digits(tmp_path)
+
+
+def test_other_features_are_named(tmp_path):
+  folder = prepare('digits', str(tmp_path), None)
+  features = folder / 'features.json'
+  features.write_text(features.read_text().replace('"label"', '"digit"'))
+  with pytest.raises(UserError, match='has the features digit, image; expected `image`'):
+    _load_digits(tmp_path)
+
+
+@pytest.fixture
+def server(tmp_path):
+  """Serves tmp_path/served; `/short` breaks off."""
+
+  class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+      if self.path.startswith('/short'):
+        self.send_response(200)
+        self.send_header('Content-Length', '1000')
+        self.end_headers()
+        self.wfile.write(b'x' * 10)
+      else:
+        super().do_GET()
+
+    def log_message(self, *args):
+      pass
+
+  (tmp_path / 'served').mkdir()
+  handler = functools.partial(Handler, directory=str(tmp_path / 'served'))
+  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as running:
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{running.server_address[1]}'
+    running.shutdown()
+
+
+def test_download_is_used_and_kept(server, small_cifar, tmp_path, monkeypatch):
+  write_tar(tmp_path / 'served' / 'c.tar.gz', small_cifar['cifar10'])
+  preparation = prepare_module.Preparation(prepare_module.cifar.Cifar10, f'{server}/c.tar.gz')
+  monkeypatch.setattr(prepare_module, 'PREPARATIONS', {'cifar10': preparation})
+  data = load(name='cifar10', dir=str(tmp_path / 'tfds'), root='', image_size=0, download=True)
+  assert len(data.splits['train']) == 50
+  assert [path.name for path in (tmp_path / 'tfds' / 'downloads').iterdir()] == ['c.tar.gz']
+
+
+@pytest.mark.parametrize('name', ['missing.zip', 'short.zip'])
+def test_a_failed_download_leaves_nothing(server, name, tmp_path):
+  with pytest.raises(UserError, match=rf'{name} could not be downloaded.*--archive'):
+    archives.download(f'{server}/{name}', str(tmp_path / 'downloads'))
+  assert not list((tmp_path / 'downloads').iterdir())

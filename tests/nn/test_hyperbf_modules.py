@@ -1,0 +1,347 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops import reference
+
+import hbf.nn.hyperbf
+import hbf.ops.hyperbf
+from hbf.errors import UserError
+from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
+from hbf.ops.hyperbf import log_responses, normalise
+
+B, N, D = 2, 5, 8
+ATTENTION = {
+  'heads': 2,
+  'kernel': 'gaussian',
+  'metric': 'identity',
+  'rank': 3,
+  'width': 'head',
+  'width_scale': 1.0,
+  'qk_norm': 'none',
+  'memory': 0,
+}
+UNIT = {
+  'centres': 6,
+  'heads': 1,
+  'kernel': 'gaussian',
+  'metric': 'diagonal',
+  'rank': 3,
+  'width': 'centre',
+  'width_scale': 1.0,
+  'normalisation': 'none',
+  'centres_init': 'normal',
+  'coefficients_scale': 1.0,
+}
+
+
+def make_tokens(shape=(B, N, D), seed=0):
+  return jnp.asarray(reference.layer_norm(np.random.default_rng(seed).normal(size=shape)), jnp.float32)
+
+
+def perturbed(module, tokens, seed=0):
+  """The module's parameters, each moved at random: metrics, widths and gains start too special to test with."""
+  params = module.init(jax.random.key(seed), tokens)['params']
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda z: (np.asarray(z) + 0.3 * rng.normal(size=z.shape)).astype('f'), params)
+
+
+def sigma(params, options, variance, h):
+  """The width of head h, [1, A] or [1, 1]: learned, or fixed at the stated start."""
+  if options['width'] == 'fixed':
+    return np.full((1, 1), variance**0.5)
+  log_width = np.asarray(params['log_width'], np.float64)
+  return np.exp(log_width[h if len(log_width) > 1 else 0])
+
+
+def attention_reference(params, tokens, options):
+  """Σ K v + Σ K c over Σ K + Σ K (memo eq. 6 with memory), head by head, in float64."""
+  heads, d = options['heads'], D // options['heads']
+  tokens = np.asarray(tokens, np.float64)
+  q, k, v = np.split(tokens @ params['qkv']['kernel'], 3, axis=-1)
+  unit_norm = options['qk_norm'] == 'unit'
+  variance = options['width_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
+  variance /= d if unit_norm else 1
+  joined = np.zeros(tokens.shape)
+  for b, h in itertools.product(range(len(tokens)), range(heads)):
+    part = slice(h * d, (h + 1) * d)
+    points, keys, values = q[b, :, part], k[b, :, part], v[b, :, part]
+    memory_keys, memory_values = np.zeros((0, d)), np.zeros((0, d))
+    if options['memory']:
+      memory_keys, memory_values = params['memory_centres'][h], params['memory_coefficients'][h]
+    if unit_norm:
+      points, keys, memory_keys = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (points, keys, memory_keys))
+    unit = {
+      'kernel': options['kernel'],
+      'width': sigma(params, options, variance, h),
+      'metric': options['metric'],
+      'weights': reference.head(params.get('metric'), h),
+      'normalisation': 'none',
+    }
+    over_data = reference.responses(points, keys, **unit)
+    over_memory = reference.responses(points, memory_keys, **unit).reshape(len(points), -1)
+    total = over_data.sum(-1, keepdims=True) + over_memory.sum(-1, keepdims=True)
+    joined[b, :, part] = (over_data @ values + over_memory @ memory_values) / total
+  return joined @ params['out']['kernel'] + params['out']['bias']
+
+
+def unit_reference(params, tokens, options):
+  """Σ_h Σ_a R_a(y) c_a + b (memo eq. 7), in float64."""
+  heads, d = options['heads'], D // options['heads']
+  points = np.asarray(tokens, np.float64).reshape(-1, D)
+  variance = options['width_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
+  out = np.tile(np.asarray(params['bias'], np.float64), (len(points), 1))
+  for h in range(heads):
+    out += reference.hyperbf(
+      points[:, h * d : (h + 1) * d],
+      params['centres'][h],
+      params['coefficients'][h],
+      kernel=options['kernel'],
+      width=sigma(params, options, variance, h),
+      metric=options['metric'],
+      weights=reference.head(params.get('metric'), h),
+      normalisation=options['normalisation'],
+      log_gain=np.asarray(params['log_gain'])[h] if options['normalisation'] == 'none' else 0.0,
+    )
+  return out.reshape(tokens.shape)
+
+
+def assert_equals_reference(module, options, expected, tol=1e-3):
+  tokens = make_tokens()
+  params = perturbed(module, tokens)
+  result = module.apply({'params': params}, tokens)
+  reference_ = expected(params, tokens, options)
+  np.testing.assert_allclose(result, reference_, rtol=tol, atol=tol * np.abs(reference_).max())
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    *({'kernel': kernel} for kernel in reference.KERNELS),
+    *({'metric': metric} for metric in reference.METRICS),
+    *({'width': width, 'width_scale': 0.7} for width in ('fixed', 'layer', 'head')),
+    {'qk_norm': 'unit'},
+    {'memory': 3},
+    {'memory': 3, 'qk_norm': 'unit', 'metric': 'full', 'heads': 4},
+    {'metric': 'low_rank', 'width': 'fixed', 'qk_norm': 'unit', 'heads': 1},
+  ],
+  ids=str,
+)
+def test_attention_equals_the_formula(changes):
+  options = ATTENTION | changes
+  assert_equals_reference(HyperBFAttention(**options), options, attention_reference)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    *({'kernel': kernel} for kernel in reference.KERNELS),
+    *({'metric': metric} for metric in reference.METRICS),
+    *({'width': width, 'width_scale': 0.7, 'heads': 2} for width in ('fixed', 'layer', 'head', 'centre')),
+    *({'normalisation': n, 'heads': h} for n in reference.NORMALISATIONS for h in (1, 2)),
+    {'metric': 'low_rank', 'width': 'fixed', 'heads': 2, 'normalisation': 'layer', 'kernel': 'laplacian'},
+  ],
+  ids=str,
+)
+def test_unit_equals_the_formula(changes):
+  options = UNIT | changes
+  assert_equals_reference(HyperBFUnit(**options), options, unit_reference)
+
+
+def test_both_stages_call_the_one_operator(monkeypatch):
+  """Every output but projections and bias comes from `hbf.ops.hyperbf.hyperbf`, called once a stage."""
+  assert hbf.nn.hyperbf.hyperbf is hbf.ops.hyperbf.hyperbf
+  tokens, attention, unit = make_tokens(), HyperBFAttention(**ATTENTION), HyperBFUnit(**UNIT)
+  params = {module: perturbed(module, tokens) for module in (attention, unit)}
+  calls = []
+
+  def nothing(points, centres, coefficients, **options):
+    calls.append(options['kernel'])
+    return jnp.zeros((*points.shape[:-1], coefficients.shape[-1]), coefficients.dtype)
+
+  monkeypatch.setattr(hbf.nn.hyperbf, 'hyperbf', nothing)
+  out = attention.apply({'params': params[attention]}, tokens)
+  np.testing.assert_array_equal(out, np.broadcast_to(params[attention]['out']['bias'], tokens.shape))
+  assert len(calls) == 1
+  out = unit.apply({'params': params[unit]}, tokens)
+  np.testing.assert_array_equal(out, np.broadcast_to(params[unit]['bias'], tokens.shape))
+  assert len(calls) == 2
+
+
+def test_no_memory_tokens_leave_stage_1_as_it_is():
+  tokens = make_tokens()
+  with_memory = perturbed(HyperBFAttention(**ATTENTION | {'memory': 3}), tokens)
+  without = {name: z for name, z in with_memory.items() if not name.startswith('memory')}
+  # Memory centres so far away that they never respond: the output is that of no memory at all.
+  with_memory['memory_centres'] = with_memory['memory_centres'] + 1e3
+  far = HyperBFAttention(**ATTENTION | {'memory': 3}).apply({'params': with_memory}, tokens)
+  none = HyperBFAttention(**ATTENTION).apply({'params': without}, tokens)
+  np.testing.assert_allclose(far, none, rtol=1e-5, atol=1e-6)
+  assert set(HyperBFAttention(**ATTENTION).init(jax.random.key(0), tokens)['params']) == set(without)
+
+
+def test_memory_with_the_data_masked_out_is_normalised_stage_2():
+  """y = (ΣK v + ΣK c) / (ΣK + ΣK) without the data's terms: a normalised unit over the learned centres."""
+  rng = np.random.default_rng(0)
+  points, keys, values = (rng.normal(size=(N, D)).astype('f') for _ in range(3))
+  centres, coefficients = (rng.normal(size=(3, D)).astype('f') for _ in range(2))
+  only_memory = np.arange(N + 3) >= N
+  unit = {'kernel': 'gaussian', 'width': 1.7}
+  both = np.concatenate([keys, centres]), np.concatenate([values, coefficients])
+  masked = hbf.ops.hyperbf.hyperbf(points, *both, mask=only_memory, **unit)
+  stage2 = hbf.ops.hyperbf.hyperbf(points, centres, coefficients, normalisation='sum', **unit)
+  np.testing.assert_allclose(masked, stage2, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_commutes_with_a_permutation_of_the_tokens():
+  tokens = make_tokens()
+  module = HyperBFAttention(**ATTENTION | {'memory': 2, 'metric': 'full'})
+  params = {'params': perturbed(module, tokens)}
+  order = np.random.default_rng(0).permutation(N)
+  permuted = module.apply(params, tokens[:, order])
+  np.testing.assert_allclose(permuted, module.apply(params, tokens)[:, order], rtol=1e-4, atol=1e-5)
+
+
+def test_unit_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
+  tokens = make_tokens()
+  module = HyperBFAttention(**ATTENTION | {'qk_norm': 'unit'})
+  params = perturbed(module, tokens)
+  scaled = jax.tree.map(np.array, params)
+  scaled['qkv']['kernel'][:, : 2 * D] *= 5
+  expected = module.apply({'params': params}, tokens)
+  np.testing.assert_allclose(module.apply({'params': scaled}, tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('heads', [1, 2])
+def test_tokens_as_centres_are_distinct_tokens_of_the_first_batch(heads):
+  tokens = make_tokens()
+  params = HyperBFUnit(**UNIT | {'centres_init': 'tokens', 'heads': heads}).init(jax.random.key(0), tokens)['params']
+  seen = np.asarray(tokens).reshape(B * N, heads, D // heads)
+  for h in range(heads):
+    centres = {tuple(row) for row in np.asarray(params['centres'])[h]}
+    assert len(centres) == UNIT['centres']
+    assert centres <= {tuple(row) for row in seen[:, h]}
+
+
+def test_kmeans_centres_quantise_better_than_sampled_tokens_and_are_deterministic():
+  tokens = make_tokens((4, 10, D))
+
+  def centres(init):
+    return HyperBFUnit(**UNIT | {'centres_init': init}).init(jax.random.key(1), tokens)['params']['centres'][0]
+
+  def quantisation_error(means):
+    return reference.squared_distances(tokens.reshape(-1, D), means).min(-1).mean()
+
+  assert quantisation_error(centres('kmeans')) < 0.9 * quantisation_error(centres('tokens'))
+  np.testing.assert_array_equal(centres('kmeans'), centres('kmeans'))
+
+
+def responses_at_init(options, tokens):
+  """Responses [H, B N, A] of a unit just initialised, from its parameters."""
+  params = HyperBFUnit(**options).init(jax.random.key(0), tokens)['params']
+  points = tokens.reshape(-1, options['heads'], tokens.shape[-1] // options['heads']).swapaxes(0, 1)
+  log_k = log_responses(
+    points,
+    params['centres'],
+    kernel=options['kernel'],
+    width=jnp.exp(params['log_width']),
+    metric=options['metric'],
+    weights=params.get('metric'),
+  )
+  return np.asarray(normalise(log_k, options['normalisation'], params.get('log_gain', 0.0)), np.float64)
+
+
+@pytest.mark.parametrize('centres_init', ['normal', 'tokens', 'kmeans'])
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_mean_response_of_every_head_is_one_at_init(kernel, centres_init):
+  options = UNIT | {'kernel': kernel, 'centres_init': centres_init, 'heads': 2, 'width_scale': 0.5}
+  responses = responses_at_init(options, make_tokens((2, 8, 64)))
+  np.testing.assert_allclose(responses.mean(axis=(1, 2)), 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize('heads,scale', [(1, 1.0), (2, 0.1)])
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+def test_output_at_init_has_the_scale_asked_for(normalisation, heads, scale):
+  options = UNIT | {'normalisation': normalisation, 'heads': heads, 'coefficients_scale': scale, 'centres': 48}
+  tokens = make_tokens((2, 8, 64))
+  out, _ = HyperBFUnit(**options).init_with_output(jax.random.key(0), tokens)
+  np.testing.assert_allclose(np.sqrt(np.mean(np.square(out))), scale, rtol=0.15)
+
+
+def test_fact_4_the_default_start_is_neither_dead_nor_constant():
+  """D = 384: σ² = 1 without gain is exactly 0, σ² = D has a relative spread of 1/√D = 0.05; the unit has neither."""
+  tokens = make_tokens((2, 16, 384))
+  options = UNIT | {'centres': 64}
+  responses = responses_at_init(options, tokens)
+  np.testing.assert_allclose(responses.mean(), 1, rtol=1e-3)
+  assert responses.std() > 0.5
+  module = HyperBFUnit(**options)
+  params = module.init(jax.random.key(0), tokens)['params']
+  target = make_tokens((2, 16, 384), seed=1)
+  gradient = jax.grad(lambda p: jnp.mean(jnp.square(module.apply({'params': p}, tokens) - target)))(params)
+  # A step that moves every parameter by a hundredth of its size changes the loss by this much.
+  for name in ('centres', 'coefficients', 'metric', 'log_width', 'log_gain'):
+    reach = 0.01 * jnp.linalg.norm(gradient[name]) * jnp.maximum(jnp.linalg.norm(params[name]), 1)
+    assert reach > 1e-4, name
+
+
+@pytest.mark.parametrize('metric', reference.METRICS)
+def test_metric_starts_as_the_identity_or_keeps_the_variance(metric):
+  tokens = make_tokens((2, 8, 256))
+  params = HyperBFUnit(**UNIT | {'metric': metric, 'rank': 200}).init(jax.random.key(0), tokens)['params']
+  if metric == 'identity':
+    assert 'metric' not in params
+  elif metric == 'low_rank':
+    mapped = np.asarray(tokens).reshape(-1, 256) @ np.asarray(params['metric'][0]).T
+    np.testing.assert_allclose(mapped.std(), 1, rtol=0.1)
+  else:
+    np.testing.assert_array_equal(params['metric'][0], np.ones(256) if metric == 'diagonal' else np.eye(256))
+
+
+@pytest.mark.parametrize('width,shape', [('layer', (1, 1, 1)), ('head', (2, 1, 1)), ('centre', (2, 1, 6))])
+def test_widths_are_shared_as_far_as_asked(width, shape):
+  params = HyperBFUnit(**UNIT | {'width': width, 'heads': 2}).init(jax.random.key(0), make_tokens())['params']
+  assert params['log_width'].shape == shape
+  np.testing.assert_allclose(np.exp(2 * params['log_width']), (D / 2) ** 0.5, rtol=1e-5)
+
+
+def test_a_fixed_width_is_not_learned():
+  for module in (HyperBFUnit(**UNIT | {'width': 'fixed'}), HyperBFAttention(**ATTENTION | {'width': 'fixed'})):
+    assert 'log_width' not in module.init(jax.random.key(0), make_tokens())['params']
+
+
+@pytest.mark.parametrize('module', [HyperBFAttention(**ATTENTION), HyperBFUnit(**UNIT)], ids=['stage1', 'stage2'])
+def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
+  """Also of float32 tokens: the dtype asked for is that of the products."""
+  half = module.clone(dtype=jnp.bfloat16)
+  params = half.init(jax.random.key(0), make_tokens())['params']
+  assert {z.dtype for z in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+  out = half.apply({'params': params}, make_tokens())
+  assert out.dtype == jnp.bfloat16
+  expected = np.asarray(module.apply({'params': params}, make_tokens()))
+  np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+  'module,message',
+  [
+    (HyperBFAttention(**ATTENTION | {'heads': 3}), 'a width of 8 is not divisible by 3 heads'),
+    (HyperBFUnit(**UNIT | {'heads': 3}), 'a width of 8 is not divisible by 3 heads'),
+    (HyperBFUnit(**UNIT | {'heads': 0}), 'not divisible by 0 heads'),
+    (HyperBFAttention(**ATTENTION | {'width': 'centre'}), "stage 1 can't have a width for each centre"),
+    (HyperBFAttention(**ATTENTION | {'kernel': 'gausian'}), "did you mean 'gaussian'"),
+    (HyperBFAttention(**ATTENTION | {'metric': 'ful'}), "did you mean 'full'"),
+    (HyperBFAttention(**ATTENTION | {'qk_norm': 'units'}), "did you mean 'unit'"),
+    (HyperBFAttention(**ATTENTION | {'metric': 'low_rank', 'rank': 5}), 'from 1 to 4'),
+    (HyperBFUnit(**UNIT | {'metric': 'low_rank', 'rank': 0}), 'from 1 to 8'),
+    (HyperBFUnit(**UNIT | {'width': 'center'}), "did you mean 'centre'"),
+    (HyperBFUnit(**UNIT | {'normalisation': 'layr'}), "did you mean 'layer'"),
+    (HyperBFUnit(**UNIT | {'centres_init': 'token'}), "did you mean 'tokens'"),
+  ],
+  ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_impossible_options_are_user_errors(module, message):
+  with pytest.raises(UserError, match=message):
+    jax.eval_shape(module.init, jax.random.key(0), make_tokens())

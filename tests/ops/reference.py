@@ -1,0 +1,82 @@
+"""The operator as its equations say it: float64, one centre at a time, sharing nothing with `hbf`."""
+
+import numpy as np
+
+KERNELS = {
+  'gaussian': lambda s: np.exp(-s),
+  'laplacian': lambda s: np.exp(-np.sqrt(2 * max(s, 0))),
+  'rational_quadratic': lambda s: 1 / (1 + max(s, 0)),
+  'inverse_multiquadric': lambda s: 1 / np.sqrt(1 + 2 * max(s, 0)),
+}
+METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
+NORMALISATIONS = ('none', 'sum', 'rms', 'layer')
+
+
+def squared_distance(x, t, metric, weights):
+  """‖W(x − t)‖² by the difference; for bilinear xᵀMx + tᵀMt − 2xᵀMt."""
+  if metric == 'bilinear':
+    return x @ weights @ x + t @ weights @ t - 2 * x @ weights @ t
+  difference = x - t
+  if metric == 'diagonal':
+    difference = weights * difference
+  if metric in ('low_rank', 'full'):
+    difference = weights @ difference
+  return difference @ difference
+
+
+def squared_distances(points, centres, metric='identity', weights=None):
+  """[N, A] from [N, D] and [A, D]."""
+  points, centres, weights = (None if z is None else np.asarray(z, np.float64) for z in (points, centres, weights))
+  return np.array([[squared_distance(x, t, metric, weights) for t in centres] for x in points])
+
+
+def responses(points, centres, kernel, width, metric, weights, normalisation, log_gain=0.0, mask=None):
+  """R_a(x): [N, A]."""
+  r2 = squared_distances(points, centres, metric, weights)
+  width, log_gain = (np.broadcast_to(np.asarray(z, np.float64), r2.shape) for z in (width, log_gain))
+  mask = np.broadcast_to(True if mask is None else mask, r2.shape)
+  result = np.zeros_like(r2)
+  for n in range(len(r2)):
+    present = [a for a in range(r2.shape[1]) if mask[n, a]]
+    k = np.array([KERNELS[kernel](r2[n, a] / (2 * width[n, a] ** 2)) for a in present])
+    if normalisation == 'none':
+      k = k * np.exp(log_gain[n, present])
+    elif normalisation == 'sum':
+      k = k / k.sum()
+    elif normalisation == 'rms':
+      k = k / np.sqrt(np.mean(k**2))
+    elif normalisation == 'layer':
+      k = (k - k.mean()) / np.sqrt(k.var() + 1e-6 * k.max() ** 2)
+    result[n, present] = k
+  return result
+
+
+def hyperbf(points, centres, coefficients, **options):
+  """f(x) = Σ_a R_a(x) c_a: [N, V] from [N, D], [A, D] and [A, V]."""
+  return responses(points, centres, **options) @ np.asarray(coefficients, np.float64)
+
+
+def metric_weights(rng, metric, d, rank, lead=()):
+  """Random weights of a metric, near the identity's scale, float32."""
+  shapes = {'identity': None, 'diagonal': (d,), 'low_rank': (rank, d), 'full': (d, d), 'bilinear': (d, d)}
+  if shapes[metric] is None:
+    return None
+  weights = rng.normal(size=(*lead, *shapes[metric])) * (1 if metric == 'diagonal' else d**-0.5)
+  return weights.astype(np.float32)
+
+
+def head(z, h):
+  """What head h has of a parameter [H, ...], or None."""
+  return None if z is None else np.asarray(z)[h]
+
+
+def layer_norm(z, scale=1.0, bias=0.0):
+  """Over the last axis, with Flax's ε."""
+  z = np.asarray(z, np.float64)
+  return (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-6) * scale + bias
+
+
+def softmax(z):
+  """Over the last axis."""
+  e = np.exp(z - z.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)

@@ -1,0 +1,255 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops import reference
+
+from hbf.errors import UserError
+from hbf.ops.hyperbf import NORMALISATIONS, hyperbf, log_responses, normalise
+from hbf.ops.kernels import KERNELS
+
+N, A, D, V, RANK = 4, 5, 6, 3, 2
+EVERY = list(itertools.product(reference.KERNELS, reference.METRICS))
+RELATIVE = [normalisation for normalisation in reference.NORMALISATIONS if normalisation != 'none']
+
+
+def make(metric, seed=0, lead=()):
+  """Points, centres, coefficients and weights, with these axes in front."""
+  rng = np.random.default_rng(seed)
+  arrays = [rng.normal(size=(*lead, *shape)).astype('f') for shape in ((N, D), (A, D), (A, V))]
+  return (*arrays, reference.metric_weights(rng, metric, D, RANK, lead))
+
+
+def test_reference_knows_every_kernel_and_normalisation():
+  assert set(KERNELS) == set(reference.KERNELS)
+  assert set(NORMALISATIONS) == set(reference.NORMALISATIONS)
+
+
+@pytest.mark.parametrize('kernel,metric', EVERY)
+def test_equals_the_sum_over_centres(kernel, metric):
+  points, centres, coefficients, weights = make(metric)
+  for normalisation in reference.NORMALISATIONS:
+    options = {'kernel': kernel, 'width': 1.3, 'metric': metric, 'weights': weights, 'normalisation': normalisation}
+    expected = reference.hyperbf(points, centres, coefficients, log_gain=0.7, **options)
+    result = hyperbf(points, centres, coefficients, log_gain=0.7, **options)
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5, err_msg=normalisation)
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(kernel, normalisation):
+  """Heads in front; σ per head and centre, log-gain per head, mask per point and centre."""
+  rng = np.random.default_rng(5)
+  points, centres, coefficients, weights = make('full', 5, lead=(2,))
+  width, log_gain = rng.uniform(0.8, 2, size=(2, 1, A)), rng.normal(size=(2, 1, 1))
+  mask = rng.random(size=(2, N, A)) < 0.6
+  mask[..., 0] = True
+  result = hyperbf(
+    points,
+    centres,
+    coefficients,
+    kernel=kernel,
+    width=width.astype('f'),
+    metric='full',
+    weights=weights,
+    normalisation=normalisation,
+    log_gain=log_gain.astype('f'),
+    mask=mask,
+  )
+  for h in range(2):
+    expected = reference.hyperbf(
+      points[h],
+      centres[h],
+      coefficients[h],
+      kernel=kernel,
+      width=width[h],
+      metric='full',
+      weights=weights[h],
+      normalisation=normalisation,
+      log_gain=log_gain[h],
+      mask=mask[h],
+    )
+    np.testing.assert_allclose(result[h], expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize('metric', reference.METRICS)
+def test_any_shape_of_equal_widths_gives_the_same(metric):
+  """Whatever way the operator takes for widths that the centres of a head share, or for each centre its own."""
+  points, centres, coefficients, weights = make(metric, 6, lead=(2,))
+  mask = np.arange(A) != 2
+  width = np.array([0.8, 1.5], 'f').reshape(2, 1, 1)
+  unit = {'kernel': 'gaussian', 'metric': metric, 'weights': weights, 'mask': mask}
+  shared = hyperbf(points, centres, coefficients, width=width, **unit)
+  each = hyperbf(points, centres, coefficients, width=np.broadcast_to(width, (2, 1, A)), **unit)
+  np.testing.assert_allclose(shared, each, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_gradient_equals_finite_differences_of_the_float64_sum(kernel, normalisation):
+  """Along one direction in all of points, centres, coefficients, weights and log-width at once."""
+  rng = np.random.default_rng(7)
+  at = dict(zip(('points', 'centres', 'coefficients', 'weights'), make('full', 7), strict=True))
+  at['log_width'] = rng.uniform(0, 0.5, size=(1, A)).astype('f')
+  along = {name: rng.normal(size=z.shape).astype('f') for name, z in at.items()}
+  readout = rng.normal(size=(N, V))
+
+  def value(function, exp, p):
+    out = function(
+      p['points'],
+      p['centres'],
+      p['coefficients'],
+      kernel=kernel,
+      width=exp(p['log_width']),
+      metric='full',
+      weights=p['weights'],
+      normalisation=normalisation,
+      log_gain=0.5,
+    )
+    return (out * readout).sum()
+
+  def shifted(step):
+    return {name: z.astype(np.float64) + step * along[name] for name, z in at.items()}
+
+  expected = (
+    value(reference.hyperbf, np.exp, shifted(1e-5)) - value(reference.hyperbf, np.exp, shifted(-1e-5))
+  ) / 2e-5
+  gradient = jax.grad(lambda p: value(hyperbf, jnp.exp, p))(at)
+  slopes = [float((np.asarray(gradient[name], np.float64) * along[name]).sum()) for name in at]
+  np.testing.assert_allclose(sum(slopes), expected, rtol=1e-3, atol=1e-3 * np.abs(slopes).max())
+
+
+def hostile_points():
+  """Points [4, N, D] and centres [4, A, D] where a careless formula divides by zero, underflows or takes √0.
+
+  Coincident, all one point, 1e3 apart and 1e4 apart.
+  """
+  points, centres, _, _ = make('identity', 3)
+  coincident = np.concatenate([points, points[:1]])
+  return (
+    np.stack([points, np.ones_like(points), points + 1e3, points + 1e4]),
+    np.stack([coincident, np.ones_like(centres), centres, centres]),
+  )
+
+
+@pytest.mark.parametrize('kernel,metric', EVERY)
+def test_value_and_every_gradient_are_finite(kernel, metric):
+  points, centres = hostile_points()
+  _, _, coefficients, weights = make(metric, 3)
+  if metric == 'bilinear':  # with a free M the Gaussian of a negative form may rightly overflow
+    weights = weights @ weights.T
+
+  def total(points, centres, weights, width, coefficients, normalisation):
+    unit = {'kernel': kernel, 'metric': metric, 'weights': weights, 'width': width}
+    out = hyperbf(points, centres, coefficients, normalisation=normalisation, **unit)
+    return (out * (1 + jnp.arange(V))).sum()
+
+  differentiated = (0, 1, 3, 4) if weights is None else (0, 1, 2, 3, 4)
+  for normalisation in reference.NORMALISATIONS:
+    value, gradients = jax.value_and_grad(total, differentiated)(
+      points, centres, weights, jnp.full((1, A), 0.9), coefficients, normalisation
+    )
+    assert np.isfinite(value), normalisation
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients), normalisation
+
+
+@pytest.mark.parametrize('normalisation', RELATIVE)
+@pytest.mark.parametrize('kernel', ['gaussian', 'laplacian'])
+def test_normalised_responses_survive_where_the_kernel_underflows(kernel, normalisation):
+  """1e4 away K is 0 in float32; relative to the nearest centre it isn't."""
+  points, centres = (z[3] for z in hostile_points())
+  log_k = log_responses(points, centres, kernel=kernel, width=1.0)
+  assert np.all(np.asarray(normalise(log_k, 'none')) == 0)
+  responses = np.asarray(normalise(log_k, normalisation))
+  nearest = np.asarray(log_k).argmax(-1)
+  assert np.all(responses[np.arange(N), nearest] > 0.1)
+
+
+def exact_log_k():
+  """Multiples of 1/8, so that adding an integer below 2¹³ rounds nothing: [N, A]."""
+  return jnp.asarray(-np.random.default_rng(2).integers(0, 40, size=(N, A)) / 8, jnp.float32)
+
+
+def test_sum_responses_are_positive_and_sum_to_one():
+  responses = np.asarray(normalise(exact_log_k(), 'sum'))
+  assert np.all(responses > 0)
+  np.testing.assert_allclose(responses.sum(-1), 1, rtol=1e-6)
+
+
+def test_rms_responses_are_positive_of_mean_square_one():
+  responses = np.asarray(normalise(exact_log_k(), 'rms'))
+  assert np.all(responses > 0)
+  np.testing.assert_allclose(np.square(responses).mean(-1), 1, rtol=1e-5)
+
+
+def test_layer_responses_have_mean_zero_and_variance_one():
+  responses = np.asarray(normalise(exact_log_k(), 'layer'), np.float64)
+  np.testing.assert_allclose(responses.mean(-1), 0, atol=1e-6)
+  np.testing.assert_allclose(responses.var(-1), 1, rtol=1e-4)
+
+
+def test_layer_responses_of_equal_distances_are_zero():
+  np.testing.assert_array_equal(normalise(jnp.full((N, A), -3.0), 'layer'), 0)
+
+
+@pytest.mark.parametrize('normalisation', RELATIVE)
+def test_normalised_responses_do_not_change_under_a_gain(normalisation):
+  log_k = exact_log_k()
+  expected = normalise(log_k, normalisation)
+  np.testing.assert_array_equal(expected, normalise(log_k, normalisation, 5.0))
+  for shift in (-8000.0, 1000.0):
+    np.testing.assert_allclose(normalise(log_k + shift, normalisation), expected, rtol=1e-6)
+
+
+def test_unnormalised_responses_are_the_kernel_times_the_gain():
+  log_k = exact_log_k()
+  np.testing.assert_allclose(normalise(log_k, 'none'), np.exp(log_k), rtol=1e-6)
+  np.testing.assert_allclose(normalise(log_k, 'none', jnp.log(7.0)), 7 * np.exp(log_k), rtol=1e-5)
+
+
+def test_gain_saves_responses_that_underflow_without_it():
+  log_k = jnp.full((N, A), -300.0)
+  assert np.all(np.asarray(normalise(log_k, 'none')) == 0)
+  np.testing.assert_allclose(normalise(log_k, 'none', 300.0), 1)
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_centres_masked_out_equal_absent_centres(kernel, normalisation):
+  """In value and in gradient, wherever the masked centre lies."""
+  points, centres, coefficients, _ = make('identity', 9)
+  keep = np.array([0, 2, 4])
+  mask = np.isin(np.arange(A), keep)
+  unit = {'kernel': kernel, 'width': 1.1, 'normalisation': normalisation, 'log_gain': 0.3}
+  centres[1], centres[3] = points[0], 1e4  # one would win everything, one is nowhere near
+
+  def total(centres, coefficients, mask=None):
+    return jnp.sin(hyperbf(points, centres, coefficients, mask=mask, **unit)).sum()
+
+  with_mask = jax.value_and_grad(total, (0, 1))(centres, coefficients, mask)
+  absent = jax.value_and_grad(total, (0, 1))(centres[keep], coefficients[keep])
+  np.testing.assert_allclose(with_mask[0], absent[0], rtol=1e-5)
+  for masked, expected in zip(with_mask[1], absent[1], strict=True):
+    np.testing.assert_allclose(masked[keep], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(masked[~mask], 0)
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+def test_bfloat16_keeps_its_type_and_stays_near_float32(normalisation):
+  points, centres, coefficients, weights = make('full', 4)
+  unit = {'kernel': 'gaussian', 'width': 1.5, 'metric': 'full', 'weights': weights, 'normalisation': normalisation}
+  half = [jnp.asarray(z, jnp.bfloat16) for z in (points, centres, coefficients)]
+  result = hyperbf(*half, **unit)
+  assert result.dtype == jnp.bfloat16
+  expected = reference.hyperbf(*(np.asarray(z, np.float64) for z in half), **unit)
+  np.testing.assert_allclose(np.asarray(result, np.float64), expected, atol=0.04 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize('option,wrong,near', [('kernel', 'gausian', 'gaussian'), ('normalisation', 'som', 'sum')])
+def test_unknown_names_name_the_nearest(option, wrong, near):
+  points, centres, coefficients, _ = make('identity')
+  options = {'kernel': 'gaussian', 'width': 1.0, 'normalisation': 'sum', option: wrong}
+  with pytest.raises(UserError, match=f"unknown {option} '{wrong}': did you mean '{near}'"):
+    hyperbf(points, centres, coefficients, **options)

@@ -1,0 +1,35 @@
+"""Trains an image classifier, or goes on with a run that was interrupted.
+
+python train.py                                                                   # handwritten digits, HyperBF
+python train.py --config=configs/cifar10.py:model=vit,recipe=memo --workdir=runs/c10 --config.train.epochs=5
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+from rich.console import Console
+
+from hbf import cli
+
+CONFIG = cli.define_config('configs/digits.py')
+WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Trains; exit status 0 also if a signal stopped the run, which the same command then continues."""
+  del argv
+  from hbf.evaluation.report import print_result
+  from hbf.training.loop import train
+  from hbf.training.workdir import default_workdir
+
+  workdir = pathlib.Path(WORKDIR.value or default_workdir(CONFIG.value)).expanduser()
+  result = train(CONFIG.value, workdir, Console(stderr=True))
+  if result is not None:
+    print_result(result, str(workdir / 'result.json'), Console(file=sys.stdout))
+  return 0
+
+
+if __name__ == '__main__':
+  cli.run(main)
