@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hbf.data import sources
 from hbf.data.sources import Source
 from hbf.errors import UserError
 
@@ -46,8 +47,9 @@ def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) 
   """Reads a host batch; where an index is −1 the image and the label are 0."""
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros(len(indices), np.int32)
-  for row in np.flatnonzero(indices >= 0):
-    images[row], labels[row] = source[int(indices[row])]
+  rows = np.flatnonzero(indices >= 0)
+  for row, example in zip(rows, sources.read(source, indices[rows]), strict=True):
+    images[row], labels[row] = example
   return {'index': indices, 'image': images, 'label': labels}
 
 

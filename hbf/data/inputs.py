@@ -6,7 +6,6 @@ either inside jit. Padding rows have index −1, image 0 and label 0.
 """
 
 import collections
-import gc
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -123,7 +122,6 @@ class StreamInput:
       yield from _look_ahead(_put(batch, self._sharding, order.batch_size) for batch in iterator)
     finally:
       iterator.close()
-      gc.collect()  # Grain keeps read batches in reference cycles, and with them shared memory of its processes.
 
 
 def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int, resident_bytes: int) -> Input:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 
 import grain
@@ -14,8 +15,11 @@ def read_in_processes(dataset: grain.IterDataset, count: int) -> grain.IterDatas
   """Returns `dataset` with its elements read by `count` processes, in the same order."""
   if not flags.FLAGS.is_parsed():  # Grain asks for flags of its own, in a notebook or a test too.
     flags.FLAGS.mark_as_parsed()
-  options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=1)
-  return dataset.mp_prefetch(options, worker_init_fn=_set_up)
+  # Shared memory would be faster for large images, but a container has 64 MiB of it and dies when it is full.
+  options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+  piped = grain.experimental.WithOptionsIterDataset(dataset, options)
+  processes = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=1)
+  return piped.mp_prefetch(processes, worker_init_fn=_set_up)
 
 
 def _set_up(index: int, count: int) -> None:

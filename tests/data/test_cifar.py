@@ -46,6 +46,10 @@ def test_load_agrees_with_tfds(small_cifar, tmp_path, offline):
     for index, example in enumerate(expected):
       np.testing.assert_array_equal(source[index][0], example['image'])
       assert source[index][1] == example['label']
+    chosen = np.array([7, 0, 7, 3])
+    for index, (image, label) in zip(chosen, source.read(chosen), strict=True):
+      np.testing.assert_array_equal(image, source[index][0])
+      assert label == source[index][1]
 
 
 def _without(members, name):

@@ -72,11 +72,15 @@ def test_batches_and_what_is_gathered_are_sharded(make_source, sharding, kind):
 
 
 def test_leaving_a_stream_early_ends_its_threads(make_source, sharding):
-  before = threading.active_count()
+  before = set(threading.enumerate())
   batches = StreamInput(make_source(), sharding, workers=0).batches(TrainOrder(0, 50, 16), 0, 10**6)
   next(batches)
+  started = set(threading.enumerate()) - before
+  assert started
   batches.close()
-  assert threading.active_count() <= before
+  for thread in started:
+    thread.join(timeout=10)
+    assert not thread.is_alive()
 
 
 def test_no_steps_no_batches(make_source, sharding):
