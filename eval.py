@@ -12,6 +12,7 @@ from absl import flags
 from rich.console import Console
 
 from hbf import cli
+from hbf.training.machine import keep_freed_memory
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by validation accuracy) or a step.')
@@ -24,6 +25,7 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where
 def main(argv: Sequence[str]) -> int:
   """Evaluates and prints."""
   del argv
+  keep_freed_memory()
   from hbf.evaluation.report import print_classes, print_result
   from hbf.training.evaluate import evaluate_workdir
 

@@ -29,7 +29,9 @@ def memo() -> ConfigDict:
 def small() -> ConfigDict:
   """A laptop's: minutes on two CPU cores."""
   config = defaults()
-  config.model.update(width=64, depth=4, heads=4)
+  # Fixed positions: a few epochs are too short to learn where a patch is from a start near 0.
+  config.model.update(width=64, depth=4, heads=4, positions='sincos2d')
+  config.optimizer.learning_rate = 2e-3
   config.train.update(epochs=3.0, batch_size=256)
   config.hidden = 4 * 64
   return config
@@ -118,12 +120,16 @@ def stage1_options(name: str) -> dict[str, Any]:
   return options[name]
 
 
-def stage2_options(name: str, stage1: str, width: int, heads: int, hidden: int) -> dict[str, Any]:
-  """Options of every stage 2, sized so that the models have the parameters of a ViT with `hidden` units."""
+def stage2_options(name: str, hidden: int) -> dict[str, Any]:
+  """Options of every stage 2, sized so that the models have the parameters of a ViT with `hidden` units.
+
+  An MLP unit costs 2D + 1 parameters, a centre with its width as many; the unit's diagonal metric adds D, half a
+  centre.
+  """
   options: dict[str, dict[str, Any]] = {
     'mlp': {'hidden': hidden, 'activation': 'relu'},
     'hyperbf': {
-      'centres': matched_centres(stage1, width, heads, hidden),
+      'centres': hidden,
       'heads': 1,
       'kernel': 'gaussian',
       'metric': 'diagonal',
@@ -136,16 +142,6 @@ def stage2_options(name: str, stage1: str, width: int, heads: int, hidden: int) 
     },
   }
   return options[name]
-
-
-def matched_centres(stage1: str, width: int, heads: int, hidden: int) -> int:
-  """Centres of the default HyperBF unit that give a block the parameters it has with softmax and an MLP.
-
-  An MLP unit costs 2D + 1 parameters, a centre with its width as many. The metrics come on top, so centres pay for
-  them: D for the unit's diagonal one and, if stage 1 is HyperBF, (D/heads)² for the full one of each of its heads.
-  """
-  metrics = width + (width * width // heads if stage1 == 'hyperbf' else 0)
-  return hidden - round(metrics / (2 * width + 1))
 
 
 def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
@@ -180,5 +176,5 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
     hidden = 4 * width
   stage1, stage2 = stage_names(config.model.name)
   config.model.stage1 = ConfigDict(stage1_options(stage1))
-  config.model.stage2 = ConfigDict(stage2_options(stage2, stage1, config.model.width, config.model.heads, hidden))
+  config.model.stage2 = ConfigDict(stage2_options(stage2, hidden))
   return config.lock()

@@ -11,8 +11,8 @@ def get_config(arguments: str = '') -> ConfigDict:
     arguments,
     # Mirrored digits are no digits.
     {'name': 'digits', 'flip': False, 'crop': 1, 'validation': 0.1},
-    model={'patch': 2},
-    train={'epochs': 40.0, 'batch_size': 64},
-    evaluate={'every': '5epochs'},
-    checkpoint={'every': '5epochs'},
+    model={'patch': 4},
+    train={'epochs': 80.0, 'batch_size': 64},
+    evaluate={'every': '10epochs'},
+    checkpoint={'every': '10epochs'},
   )

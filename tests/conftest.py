@@ -1,6 +1,46 @@
-"""Eight virtual CPU devices for every test; must be set before jax starts."""
+"""What all tests share: eight virtual CPU devices, the digits, and configs of runs that take a second."""
 
 import os
 
+# Before jax starts.
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
+
+import pytest
+
+from configs import digits
+from hbf.data.prepare import prepare
+
+
+@pytest.fixture(scope='session')
+def digits_dir(tmp_path_factory):
+  """A TFDS data directory with the digits in it."""
+  directory = tmp_path_factory.mktemp('tfds')
+  prepare('digits', str(directory), archive=None)
+  return directory
+
+
+@pytest.fixture
+def toy(digits_dir):
+  """Makes configs of runs that take a second: `toy('model=vit', **{'train.epochs': 2.0})`."""
+
+  def make(arguments='', **changes):
+    config = digits.get_config(arguments)
+    stage2 = 'hidden' if 'hidden' in config.model.stage2 else 'centres'
+    config.update_from_flattened_dict(
+      {
+        'model.width': 16,
+        'model.depth': 1,
+        'model.heads': 2,
+        f'model.stage2.{stage2}': 12,
+        'data.dir': str(digits_dir),
+        'train.epochs': 1.0,
+        'evaluate.every': '1epoch',
+        'checkpoint.every': '1epoch',
+        'log.every': '5steps',
+        **changes,
+      }
+    )
+    return config
+
+  return make

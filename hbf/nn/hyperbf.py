@@ -110,7 +110,7 @@ class HyperBFUnit(nn.Module):
     width = tokens.shape[-1]
     check_heads(width, self.heads)
     d = width // self.heads
-    points = tokens.reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
+    points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
     init = choose('centres_init', self.centres_init, CENTRES_INITS)
     centres = self.param('centres', init, points, self.centres).astype(points.dtype)
     variance = self.width_scale * (self.rank if self.metric == 'low_rank' else d) ** 0.5

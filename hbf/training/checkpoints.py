@@ -25,9 +25,11 @@ class Checkpoints:
       keep: how many of the latest checkpoints stay; the best by validation accuracy stays too.
       read_only: never write or delete.
     """
-    best = BestN(get_metric_fn=lambda metrics: metrics['accuracy'], n=1, keep_checkpoints_without_metrics=False)
+    best = BestN(get_metric_fn=_accuracy, n=1, keep_checkpoints_without_metrics=False)
     options = ocp.CheckpointManagerOptions(
-      # best_fn with max_to_keep would throw away the newest checkpoint.
+      # Orbax writes metrics only if there is a best_fn. With max_to_keep it would throw away the newest checkpoint,
+      # so what stays is said by the policy.
+      best_fn=_accuracy,
       preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
       create=not read_only,
       read_only=read_only,
@@ -62,7 +64,7 @@ class Checkpoints:
     if which == 'latest':
       return steps[-1]
     if which == 'best':
-      ranked = [(metrics['accuracy'], step) for step in steps if (metrics := self._manager.metrics(step))]
+      ranked = [(_accuracy(metrics), step) for step in steps if (metrics := self._manager.metrics(step))]
       if not ranked:
         raise UserError('no checkpoint has a validation accuracy (data.validation was 0): use --checkpoint=latest')
       return max(ranked)[1]
@@ -89,6 +91,10 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def _accuracy(metrics: dict[str, float]) -> float:
+  return metrics['accuracy']
 
 
 def _without_params(state: TrainState) -> dict[str, Any]:

@@ -94,7 +94,9 @@ class Reporter:
     self._bar.update(self._task, completed=step, shown=shown)
     if split != 'train' or not self._console.is_terminal:
       epoch = self._experiment.clock.epoch(step)
-      self._console.print(f'step {step:>6}  epoch {epoch:7.2f}  {split:<10}  {shown}', highlight=False, soft_wrap=True)
+      self._console.print(
+        f'step {step:>6}  epoch {epoch:7.2f}  {split:<10}  {shown}', highlight=False, soft_wrap=True
+      )
 
   def __enter__(self) -> 'Reporter':
     self._bar.start()

@@ -105,6 +105,16 @@ def test_leading_axes_broadcast(metric):
       np.testing.assert_allclose(result[b, h], expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize('dtype', TYPES)
+@pytest.mark.parametrize('metric', reference.METRICS)
+def test_scale_multiplies_the_distances_centre_by_centre(metric, dtype):
+  points, centres, weights = make('near', metric, dtype)
+  plain = squared_distances(points, centres, metric, weights)
+  for scale in (np.float32(0.3), np.linspace(0.1, 4, A, dtype='f')[None]):
+    result = squared_distances(points, centres, metric, weights, scale)
+    np.testing.assert_allclose(result, scale * plain, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize('metric', DISTANCES)
 def test_gradient_is_that_of_the_difference(metric):
   points, centres, weights = make('near', metric, 'float32')

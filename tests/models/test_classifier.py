@@ -1,0 +1,198 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops import reference
+
+from hbf.errors import UserError
+from hbf.models.classifier import ImageClassifier, sincos2d, to_patches
+from hbf.nn.registry import make_stages
+
+WIDTH, CLASSES, PATCH = 8, 3, 2
+UNIT = {
+  'centres': 6,
+  'heads': 1,
+  'kernel': 'gaussian',
+  'metric': 'diagonal',
+  'rank': 0,
+  'width': 'centre',
+  'width_scale': 1.0,
+  'normalisation': 'layer',
+  'centres_init': 'normal',
+  'coefficients_scale': 1.0,
+}
+ATTENTION = {
+  'heads': 2,
+  'kernel': 'gaussian',
+  'metric': 'full',
+  'rank': 0,
+  'width': 'head',
+  'width_scale': 1.0,
+  'qk_norm': 'none',
+  'memory': 1,
+}
+OPTIONS = {'hyperbf': (ATTENTION, UNIT), 'vit': ({'heads': 2}, {'hidden': 6, 'activation': 'relu'})}
+
+
+def make_model(name='vit', **changes):
+  stage1, stage2 = make_stages(name, *OPTIONS[name])
+  start = {'classes': CLASSES, 'width': WIDTH, 'depth': 1, 'patch': PATCH, 'pool': 'mean', 'positions': 'learned'}
+  return ImageClassifier(**{**start, 'dropout': 0.0, 'stage1': stage1, 'stage2': stage2, **changes})
+
+
+def make_images(shape=(2, 4, 6, 3), seed=0):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def random_params(model, images, scale=0.5):
+  """Parameters of the model's shapes drawn by NumPy: nothing special, and nothing to compile."""
+  shapes = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda z: (scale * rng.normal(size=z.shape)).astype('f'), shapes)
+
+
+def logits(model, params, images):
+  return np.asarray(model.apply({'params': params}, images, train=False))
+
+
+def test_patches_are_the_squares_of_the_image_row_by_row():
+  images = np.asarray(make_images())
+  patches = np.asarray(to_patches(jnp.asarray(images), PATCH))
+  assert patches.shape == (2, 2, 3, PATCH * PATCH * 3)
+  for b in range(2):
+    for i in range(2):
+      for j in range(3):
+        square = images[b, i * PATCH : (i + 1) * PATCH, j * PATCH : (j + 1) * PATCH]
+        np.testing.assert_array_equal(patches[b, i, j], square.reshape(-1))
+
+
+@pytest.mark.parametrize('shape', [(1, 4, 5, 3), (1, 5, 4, 3)])
+def test_a_patch_that_does_not_divide_the_image_is_a_user_error(shape):
+  with pytest.raises(UserError, match=f"patches of 2 pixels don't divide images of {shape[1]}×{shape[2]}"):
+    jax.eval_shape(functools.partial(make_model().init, train=False), jax.random.key(0), make_images(shape))
+
+
+def test_sincos2d_positions_differ_and_lie_in_the_unit_interval():
+  positions = sincos2d(5, 7, 16)
+  assert positions.shape == (35, 16) and positions.dtype == np.float32
+  assert np.abs(positions).max() <= 1
+  assert reference.squared_distances(positions, positions)[~np.eye(35, dtype=bool)].min() > 0.1
+
+
+def test_sincos2d_products_depend_on_the_offset_only():
+  """Sines and cosines of one frequency come in pairs: p(a)·p(b) = Σ cos(ω (a − b)), rows and columns apart."""
+  positions = sincos2d(4, 6, 16).astype(np.float64)
+  frequencies = 10_000.0 ** -(np.arange(4) / 3)
+  grid = np.array([(i, j) for i in range(4) for j in range(6)])
+  offsets = grid[:, None] - grid[None]
+  expected = np.cos(offsets[..., None] * frequencies).sum(axis=(-1, -2))
+  np.testing.assert_allclose(positions @ positions.T, expected, atol=1e-5)
+
+
+def test_sincos2d_needs_a_width_divisible_by_four():
+  with pytest.raises(UserError, match=r'model\.width is 10'):
+    sincos2d(2, 2, 10)
+
+
+@pytest.mark.parametrize('positions', ['learned', 'sincos2d'])
+@pytest.mark.parametrize('pool', ['cls', 'mean'])
+@pytest.mark.parametrize('name', OPTIONS)
+def test_parameters_are_those_the_options_ask_for(name, pool, positions):
+  model, images = make_model(name, pool=pool, positions=positions, depth=2), make_images()
+  out, variables = jax.eval_shape(functools.partial(model.init_with_output, train=False), jax.random.key(0), images)
+  assert (out.shape, out.dtype) == ((2, CLASSES), jnp.float32)
+  optional = {'class_token'} if pool == 'cls' else set()
+  optional |= {'positions'} if positions == 'learned' else set()
+  assert set(variables['params']) == {'embedding', 'block0', 'block1', 'norm', 'head'} | optional
+
+
+def as_blocks_leave_them(model, params, images):
+  """Tokens [B, length, D] that the last block puts out."""
+  filtered = functools.partial(model.apply, train=False, capture_intermediates=lambda m, _: m.name == 'block0')
+  return np.asarray(filtered({'params': params}, images)[1]['intermediates']['block0']['__call__'][0])
+
+
+@pytest.mark.parametrize('pool', ['cls', 'mean'])
+def test_logits_are_read_from_the_class_token_or_the_mean_of_the_patches(pool):
+  model, images = make_model(pool=pool), make_images()
+  params = random_params(model, images)
+  tokens = reference.layer_norm(as_blocks_leave_them(model, params, images), **params['norm'])
+  assert tokens.shape[1] == 6 + (pool == 'cls')
+  pooled = tokens[:, 0] if pool == 'cls' else tokens.mean(axis=1)
+  expected = pooled @ params['head']['kernel'] + params['head']['bias']
+  np.testing.assert_allclose(logits(model, params, images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_class_token_comes_before_the_patches_and_has_no_position():
+  """With blocks that change nothing, tokens are [class token, embedded patch + position]."""
+  model, images = make_model(pool='cls', stage1=_Nothing, stage2=_Nothing), make_images()
+  params = random_params(model, images)
+  tokens = as_blocks_leave_them(model, params, images)
+  patches = np.asarray(to_patches(images, PATCH), np.float64).reshape(2, 6, -1)
+  embedded = patches @ params['embedding']['kernel'] + params['embedding']['bias'] + params['positions']
+  np.testing.assert_allclose(tokens[:, 1:], embedded, rtol=1e-4, atol=1e-4)
+  np.testing.assert_array_equal(tokens[:, 0], np.broadcast_to(params['class_token'][0, 0], (2, WIDTH)))
+
+
+class _Nothing:
+  """A stage that adds nothing."""
+
+  def __init__(self, name, dtype):
+    del name, dtype
+
+  def __call__(self, tokens):
+    return jnp.zeros_like(tokens)
+
+
+@pytest.mark.parametrize('pool', ['cls', 'mean'])
+@pytest.mark.parametrize('name', OPTIONS)
+def test_without_positions_the_order_of_the_patches_does_not_matter(name, pool):
+  model, images = make_model(name, pool=pool), make_images()
+  params = random_params(model, images)
+  grid = np.asarray(images).reshape(2, 2, PATCH, 3, PATCH, 3).swapaxes(2, 3).reshape(2, 6, PATCH, PATCH, 3)
+  mixed = grid[:, [3, 0, 5, 1, 4, 2]].reshape(2, 2, 3, PATCH, PATCH, 3).swapaxes(2, 3).reshape(images.shape)
+  with_positions = logits(model, params, images), logits(model, params, mixed)
+  assert np.abs(with_positions[0] - with_positions[1]).max() > 1e-2
+  params['positions'] = np.zeros_like(params['positions'])
+  expected = logits(model, params, images)
+  np.testing.assert_allclose(logits(model, params, mixed), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', OPTIONS)
+def test_images_of_a_batch_do_not_see_each_other(name):
+  model, images = make_model(name), make_images()
+  params = random_params(model, images)
+  changed = logits(model, params, images.at[0].multiply(-2))
+  np.testing.assert_allclose(logits(model, params, images)[1], changed[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', OPTIONS)
+def test_bfloat16_keeps_parameters_and_logits_in_float32_near_those_of_float32(name):
+  images = make_images()
+  half = make_model(name, dtype=jnp.bfloat16)
+  shapes = jax.eval_shape(functools.partial(half.init, train=False), jax.random.key(0), images)['params']
+  assert {z.dtype for z in jax.tree.leaves(shapes)} == {jnp.dtype('float32')}
+  params = random_params(half, images)
+  result, expected = logits(half, params, images), logits(make_model(name), params, images)
+  assert result.dtype == np.float32
+  assert not np.array_equal(result, expected)
+  np.testing.assert_allclose(result, expected, atol=0.1 * np.abs(expected).max())
+
+
+def test_dropout_works_in_training_only():
+  images = make_images()
+  plain, dropping = make_model(), make_model(dropout=0.5)
+  variables = {'params': random_params(plain, images)}
+  expected = np.asarray(plain.apply(variables, images, train=False))
+  np.testing.assert_array_equal(dropping.apply(variables, images, train=False), expected)
+  trained = dropping.apply(variables, images, train=True, rngs={'dropout': jax.random.key(0)})
+  assert not np.allclose(trained, expected)
+
+
+@pytest.mark.parametrize('option,wrong,near', [('pool', 'clss', 'cls'), ('positions', 'learnt', 'learned')])
+def test_unknown_options_name_the_nearest(option, wrong, near):
+  model = make_model(**{option: wrong})
+  with pytest.raises(UserError, match=f"unknown {option} '{wrong}': did you mean '{near}'"):
+    jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), make_images())

@@ -1,0 +1,218 @@
+"""Every shipped config: what it builds, what that costs, and whether its HyperBF units are alive at init."""
+
+import functools
+import importlib
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+import hbf.models.build
+import hbf.models.classifier
+from configs.common import RECIPES, SIZES
+from hbf.errors import UserError
+from hbf.models.build import build_model, count_parameters, flops_per_image
+from hbf.nn.block import Block
+from hbf.nn.registry import make_stages
+from hbf.ops.hyperbf import log_responses, normalise
+
+# Image shape and classes of every shipped config.
+SETS = {
+  'digits': ((8, 8, 1), 10),
+  'cifar10': ((32, 32, 3), 10),
+  'cifar100': ((32, 32, 3), 100),
+  'tiny_imagenet': ((64, 64, 3), 200),
+  'image_folder': ((64, 64, 3), 10),
+}
+EVERY = [(data, recipe) for data in SETS for recipe in RECIPES]
+
+
+def model_config(data, model, recipe, more=''):
+  config = importlib.import_module(f'configs.{data}').get_config(f'model={model},recipe={recipe}{more}')
+  return config.model
+
+
+def toy(model='vit', **changes):
+  """The small recipe's model for digits, one block deep unless changed."""
+  config = model_config('digits', model, 'small').copy_and_resolve_references()
+  config.unlock()
+  config.update({'depth': 1, **changes})
+  return config
+
+
+@pytest.mark.parametrize('data,recipe', EVERY)
+def test_hyperbf_and_vit_of_a_recipe_build_with_the_same_number_of_parameters(data, recipe):
+  shape, classes = SETS[data]
+  counts = [
+    count_parameters(build_model(model_config(data, model, recipe), classes), shape) for model in ('hyperbf', 'vit')
+  ]
+  assert abs(counts[0] / counts[1] - 1) < 0.01, counts
+
+
+@pytest.mark.parametrize('size', SIZES)
+def test_sizes_keep_the_parameters_matched(size):
+  """Two blocks stand for all of them: each block adds the same."""
+  counts = []
+  for model in ('hyperbf', 'vit'):
+    config = model_config('cifar10', model, 'small', f',size={size}').copy_and_resolve_references()
+    assert (config.width, config.depth) == SIZES[size][:2]
+    config.unlock().depth = 2
+    counts.append(count_parameters(build_model(config, 10), (32, 32, 3)))
+  assert abs(counts[0] / counts[1] - 1) < 0.01, counts
+
+
+@pytest.mark.parametrize('model', ['hyperbf', 'vit', 'softmax+hyperbf', 'hyperbf+mlp'])
+def test_count_is_that_of_the_parameters_made(model):
+  built = build_model(toy(model), 10)
+  params = built.init(jax.random.key(0), jnp.ones((1, 8, 8, 1)), train=False)['params']
+  assert count_parameters(built, (8, 8, 1)) == sum(np.size(z) for z in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize('model', ['hyperbf', 'vit'])
+def test_flops_grow_linearly_with_depth(model):
+  one, two, four = (flops_per_image(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2, 4))
+  assert 0 < one < two
+  np.testing.assert_allclose(four - two, 2 * (two - one), rtol=1e-3)
+
+
+@pytest.mark.parametrize('model', ['hyperbf', 'vit'])
+def test_flops_are_near_those_of_the_products(model):
+  """Two for each multiply-add of a block's products: projections, scores, mixing, stage 2; at most a third on top."""
+  config = toy(model)
+  one, two = (flops_per_image(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2))
+  d, length = config.width, (8 // config.patch) ** 2 + 1
+  hidden = config.stage2.hidden if model == 'vit' else config.stage2.centres
+  products = 2 * length * (4 * d * d + 2 * length * d + 2 * d * hidden)
+  assert products <= two - one <= 1.33 * products
+
+
+@pytest.mark.parametrize(
+  'changes,message',
+  [
+    ({'heads': 5}, 'model.width 64 is not divisible by model.heads 5'),
+    ({'dtype': 'float23'}, "unknown model.dtype 'float23': did you mean 'float32'"),
+    ({'name': 'vitt'}, "unknown model 'vitt': did you mean 'vit'"),
+    ({'name': 'hyperbf'}, 'pick the model in the config argument'),
+  ],
+)
+def test_impossible_models_are_user_errors(changes, message):
+  config = toy()
+  config.update(changes)
+  with pytest.raises(UserError, match=message):
+    build_model(config, 10)
+
+
+# Floors of a living unit. σ² = D, nearly constant, has a spread of 1/√D: at most 0.125 at these widths.
+SPREAD = 0.5
+# Share of the centres that respond, (ΣK)² / AΣK²: 1 if all respond alike, 1/A if only one does.
+RESPONDING = 0.03
+# What a step that moves a parameter by a hundredth of its norm does to the loss, to first order.
+REACH = 1e-5
+
+
+class CompiledOnce:
+  """Within it, blocks of equal options and shapes are compiled once, not once a block and model."""
+
+  def __enter__(self):
+    self._patch = pytest.MonkeyPatch()
+    self._patch.setattr(hbf.models.classifier, 'Block', COMPILED_BLOCK)
+    self._patch.setattr(hbf.models.build, 'make_stages', same_stages)
+
+  def __exit__(self, *_):
+    self._patch.undo()
+
+
+COMPILED_BLOCK = nn.jit(Block, static_argnums=(2,))
+STAGES = {}
+
+
+def same_stages(*arguments):
+  """make_stages, but the very same constructors for equal options: the compiler's cache goes by identity."""
+  return STAGES.setdefault(repr(arguments), make_stages(*arguments))
+
+
+def test_compiling_blocks_apart_changes_no_result():
+  images = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
+  plain = build_model(toy('hyperbf'), 10)
+  with CompiledOnce():
+    compiled = build_model(toy('hyperbf'), 10)
+    variables = compiled.init(jax.random.key(0), images, train=False)
+    result = compiled.apply(variables, images, train=False)
+  np.testing.assert_allclose(plain.apply(variables, images, train=False), result, rtol=1e-4, atol=1e-5)
+
+
+@functools.cache
+def units_at_init(config_json, shape):
+  """For every HyperBF unit of a model: its parameters, their gradients, the log K of its responses, and these.
+
+  Two random images; a cross-entropy loss of 10 classes, which set the head's size and nothing else.
+  """
+  config = ConfigDict(json.loads(config_json))
+  images = jax.random.normal(jax.random.key(1), (2, *shape))
+
+  def loss(params):
+    logits, seen = model.apply(
+      {'params': params}, images, train=False, capture_intermediates=lambda module, _: module.name == 'norm_stage2'
+    )
+    return -jax.nn.log_softmax(logits)[jnp.arange(2), jnp.array([3, 7])].mean(), seen['intermediates']
+
+  with CompiledOnce():
+    model = build_model(config, 10)
+    # This kind of key compiles in half the time.
+    params = model.init(jax.random.key(0, impl='unsafe_rbg'), images, train=False)['params']
+    gradients, seen = jax.grad(loss, has_aux=True)(params)
+  result = []
+  for block in (f'block{i}' for i in range(config.depth)):
+    mine, slopes = params[block]['stage2'], gradients[block]['stage2']
+    (tokens,) = seen[block]['norm_stage2']['__call__']
+    heads, options = config.stage2.heads, config.stage2
+    log_k = log_responses(
+      tokens.reshape(-1, heads, config.width // heads).swapaxes(0, 1),
+      mine['centres'],
+      kernel=options.kernel,
+      width=jnp.exp(mine['log_width']),
+      metric=options.metric,
+      weights=mine.get('metric'),
+    )
+    responses = normalise(log_k, options.normalisation, mine.get('log_gain', 0.0))
+    result.append((mine, slopes, np.asarray(log_k, np.float64), np.asarray(responses, np.float64)))
+  return result
+
+
+def units_of(data, recipe):
+  config = model_config(data, 'hyperbf', recipe)
+  return units_at_init(config.to_json(), SETS[data][0])
+
+
+@pytest.mark.parametrize('data,recipe', EVERY)
+def test_no_response_of_a_shipped_unit_is_dead_or_constant_at_init(data, recipe):
+  for _, _, log_k, responses in units_of(data, recipe):
+    assert np.all(np.isfinite(responses))
+    assert np.all(np.any(responses != 0, axis=-1)), 'a token wakes no centre'
+    assert np.all(np.any(responses != 0, axis=-2)), 'no token wakes this centre'
+    k = np.exp(log_k - log_k.max(-1, keepdims=True))
+    assert (k.std(-1) / k.mean(-1)).min() > SPREAD
+    assert (k.sum(-1) ** 2 / np.square(k).sum(-1) / k.shape[-1]).min() > RESPONDING
+    across_tokens = responses.std(-2) / np.sqrt(np.square(responses).mean(-2))
+    assert np.median(across_tokens) > SPREAD, 'all tokens have the same response'
+
+
+@pytest.mark.parametrize('data,recipe', EVERY)
+def test_every_parameter_of_a_shipped_unit_learns_from_the_start(data, recipe):
+  for params, gradients, _, _ in units_of(data, recipe):
+    for name in set(params) - {'bias'}:
+      norm = np.linalg.norm(params[name])
+      assert 0.01 * norm * np.linalg.norm(gradients[name]) > REACH, name
+
+
+def test_the_floors_catch_a_constant_unit():
+  """σ² = D is what the floors are there for: the same measure of a shipped model so started is below them."""
+  config = toy('hyperbf')
+  config.stage2.width_scale = config.width**0.5
+  ((_, _, log_k, _),) = units_at_init(config.to_json(), SETS['digits'][0])
+  k = np.exp(log_k)
+  assert (k.std(-1) / k.mean(-1)).max() < SPREAD

@@ -1,0 +1,159 @@
+"""Configs can't lie: every key is read, every shipped config takes a step."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import ml_collections
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hbf.data.datasets import Dataset
+from hbf.errors import UserError
+from hbf.training import experiment
+from hbf.training.loop import train
+
+QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+SHAPES = {
+  'digits': ((8, 8, 1), 10),
+  'cifar10': ((32, 32, 3), 10),
+  'cifar100': ((32, 32, 3), 100),
+  'tiny_imagenet': ((64, 64, 3), 200),
+  'image_folder': ((64, 64, 3), 3),
+}
+
+
+class ArraySource:
+  """Random images in memory."""
+
+  def __init__(self, shape, classes, examples=64):
+    generator = np.random.default_rng(0)
+    self.images = generator.integers(0, 256, (examples, *shape), dtype=np.uint8)
+    self.labels = generator.integers(0, classes, examples)
+
+  def __len__(self):
+    return len(self.images)
+
+  def __getitem__(self, index):
+    return self.images[index], int(self.labels[index])
+
+
+@pytest.fixture
+def fake_data(monkeypatch):
+  def load_dataset(config):
+    shape, classes = SHAPES[config.data.name]
+    splits = {split: ArraySource(shape, classes) for split in ('train', 'test')}
+    return Dataset(config.data.name, tuple(map(str, range(classes))), shape, splits)
+
+  monkeypatch.setattr(experiment, 'load_dataset', load_dataset)
+
+
+def shipped(name, arguments):
+  return importlib.import_module(f'configs.{name}').get_config(arguments)
+
+
+@pytest.mark.parametrize('recipe', ['memo', 'small'])
+@pytest.mark.parametrize('model', ['hyperbf', 'vit', 'softmax+hyperbf', 'hyperbf+mlp'])
+@pytest.mark.parametrize('name', SHAPES)
+def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
+  config = shipped(name, f'model={model},recipe={recipe}')
+  config.model.update(width=16, depth=1, heads=2)
+  config.model.stage2['hidden' if 'hidden' in config.model.stage2 else 'centres'] = 8
+  config.train.update(batch_size=32, epochs=0.5)
+  result = train(config, tmp_path / 'run', QUIET)
+  assert result['n'] == 64
+  assert result['recipe'] == recipe
+
+
+def record_reads(monkeypatch):
+  """Collects (section keys, key) of everything read as an attribute or an item of a config."""
+  read = set()
+  get = ml_collections.ConfigDict.__getitem__
+
+  def recording(self, key):
+    # A walk over the whole config, to copy or print it, reads nothing for the sake of its meaning.
+    caller = sys._getframe(1)
+    while caller and 'config_dict' in caller.f_code.co_filename:
+      if caller.f_code.co_name in (
+        'copy_and_resolve_references',
+        'to_json',
+        'to_dict',
+        'update',
+        'items',
+        '__iter__',
+      ):
+        return get(self, key)
+      caller = caller.f_back
+    read.add((frozenset(self.keys()), key))
+    return get(self, key)
+
+  monkeypatch.setattr(ml_collections.ConfigDict, '__getitem__', recording)
+  return read
+
+
+def leaves(config, prefix=''):
+  for key in config.keys():  # noqa: SIM118 (iterating a ConfigDict reads it)
+    value = config._fields[key]
+    if isinstance(value, ml_collections.ConfigDict):
+      yield from leaves(value, f'{prefix}{key}.')
+    else:
+      yield prefix + key, (frozenset(config.keys()), key)
+
+
+def test_every_key_is_read(tmp_path, toy, monkeypatch):
+  config = toy()
+  stages = ('model.stage1.', 'model.stage2.')  # handed on whole to modules that take exactly these options
+  read = record_reads(monkeypatch)
+  train(config, tmp_path / 'run', QUIET)
+  dead = [path for path, leaf in leaves(config) if leaf not in read and not path.startswith(stages)]
+  assert dead == []
+
+
+def test_a_key_that_nobody_reads_is_found(tmp_path, toy, monkeypatch):
+  config = toy()
+  with config.unlocked():
+    config.train.lottery = 7
+  read = record_reads(monkeypatch)
+  train(config, tmp_path / 'run', QUIET)
+  assert [path for path, leaf in leaves(config) if leaf not in read and 'stage' not in path] == ['train.lottery']
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ('modl=vit', "unknown config argument 'modl': did you mean 'model'"),
+    ('model=vti', "unknown model 'vti': did you mean 'vit'"),
+    ('model=softmax+mpl', "unknown stage 2 'mpl': did you mean 'mlp'"),
+    ('recipe=large', "unknown recipe 'large'"),
+    ('model', 'needs a value'),
+    ('size=huge', "unknown size 'huge'"),
+  ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+  with pytest.raises(UserError, match=message):
+    shipped('cifar10', arguments)
+
+
+def test_sizes_set_width_depth_heads_and_what_is_matched_to_them():
+  config = shipped('cifar10', 'model=vit,size=tiny')
+  assert (config.model.width, config.model.depth, config.model.heads) == (192, 12, 3)
+  assert config.model.stage2.hidden == shipped('cifar10', 'size=tiny').model.stage2.centres == 768
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--config.optimzer.name=sgd'], "error: unknown config key 'optimzer': did you mean 'optimizer'?"),
+    (['--config.train.batch_size=many'], 'error: flag --config.train.batch_size=many'),
+    (['--config=configs/cifar11.py'], 'configs/cifar11.py'),
+    (['--config=configs/cifar10.py:model=vti'], "error: unknown model 'vti': did you mean 'vit'?"),
+    (['epochs=3'], "error: unexpected argument 'epochs=3'"),
+  ],
+)
+def test_a_wrong_command_ends_in_one_line(flags, message):
+  done = subprocess.run([sys.executable, 'train.py', *flags], capture_output=True, text=True)
+  assert done.returncode == 1
+  assert message in done.stderr
+  assert done.stderr.count('\n') == 1

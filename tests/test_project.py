@@ -1,0 +1,68 @@
+"""What holds for the project as a whole: layers, and no TensorFlow or network at run time."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# What a package may import of the others, beside itself and hbf.errors.
+LAYERS = {
+  'ops': set(),
+  'nn': {'ops'},
+  'models': {'nn', 'ops'},
+  'data': set(),
+  'evaluation': {'models', 'nn', 'ops', 'data'},
+  'training': {'evaluation', 'models', 'nn', 'ops', 'data'},
+}
+
+
+def imported(path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      yield node.module
+      yield from (f'{node.module}.{alias.name}' for alias in node.names)
+
+
+@pytest.mark.parametrize('package', LAYERS)
+def test_imports_run_one_way(package):
+  allowed = {package, 'errors'} | LAYERS[package]
+  for path in (ROOT / 'hbf' / package).rglob('*.py'):
+    parts = [name.split('.') for name in imported(path) if name.startswith('hbf.')]
+    assert {part[1] for part in parts} <= allowed, path
+
+
+def test_ops_and_nn_know_nothing_of_configs_and_files():
+  for package in ('ops', 'nn'):
+    for path in (ROOT / 'hbf' / package).rglob('*.py'):
+      assert not {name.split('.')[0] for name in imported(path)} & {'ml_collections', 'pathlib', 'os', 'json'}, path
+
+
+def test_training_and_evaluation_need_no_tensorflow_and_no_network(tmp_path, digits_dir):
+  script = f"""
+import runpy, socket, sys
+
+def refuse(*args, **kwargs):
+  raise AssertionError('the network was asked for')
+
+socket.socket.connect = socket.getaddrinfo = refuse
+sys.modules['tensorflow'] = None  # any import of it fails
+small = ['--config.model.width=16', '--config.model.depth=1', '--config.model.stage2.centres=8']
+train = ['train.py', '--workdir={tmp_path}/run', '--config.data.dir={digits_dir}', '--config.train.epochs=1', *small]
+for sys.argv in (train, ['eval.py', '--workdir={tmp_path}/run', '--json']):
+  try:
+    runpy.run_path(sys.argv[0], run_name='__main__')
+  except SystemExit as end:
+    assert not end.code, end.code
+  from absl import flags
+  for name in list(flags.FLAGS):
+    if name.split('.')[0] in ('config', 'workdir'):
+      delattr(flags.FLAGS, name)
+"""
+  done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip().splitlines()[-1].startswith('{"dataset": "digits"')
