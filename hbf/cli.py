@@ -36,7 +36,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
 def _parse(argv: Sequence[str]) -> list[str]:
   if any(re.fullmatch(r'--?h(elp.*)?', argument) for argument in argv):
-    return app.parse_flags_with_usage(argv)
+    return app.parse_flags_with_usage(list(argv))
   try:
     rest = flags.FLAGS(argv)
     if 'config' in flags.FLAGS:

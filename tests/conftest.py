@@ -1,11 +1,16 @@
 """What all tests share: eight virtual CPU devices, the digits, and configs of runs that take a second."""
 
 import os
+import pathlib
 
 # Before jax starts.
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
+# Most of a toy run is compilation, and the runs share programs.
+os.environ['JAX_COMPILATION_CACHE_DIR'] = str(pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'xla')
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
 
+import jax
 import pytest
 
 from configs import digits
@@ -44,3 +49,15 @@ def toy(digits_dir):
     return config
 
   return make
+
+
+@pytest.fixture
+def use_devices(monkeypatch):
+  """Makes runs use the first so many devices; a step on eight that share two cores takes seconds."""
+
+  devices = jax.devices
+
+  def use(count):
+    monkeypatch.setattr(jax, 'devices', lambda: devices()[:count])
+
+  return use

@@ -40,6 +40,11 @@ class ArraySource:
     return self.images[index], int(self.labels[index])
 
 
+@pytest.fixture(autouse=True)
+def one_device(use_devices):
+  use_devices(1)
+
+
 @pytest.fixture
 def fake_data(monkeypatch):
   def load_dataset(config):
@@ -54,9 +59,11 @@ def shipped(name, arguments):
   return importlib.import_module(f'configs.{name}').get_config(arguments)
 
 
-@pytest.mark.parametrize('recipe', ['memo', 'small'])
-@pytest.mark.parametrize('model', ['hyperbf', 'vit', 'softmax+hyperbf', 'hyperbf+mlp'])
-@pytest.mark.parametrize('name', SHAPES)
+SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vit') for recipe in ('memo', 'small')]
+PAIRS = [('cifar10', model, 'small') for model in ('softmax+hyperbf', 'hyperbf+mlp')]
+
+
+@pytest.mark.parametrize(('name', 'model', 'recipe'), SHIPPED + PAIRS)
 def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
   config = shipped(name, f'model={model},recipe={recipe}')
   config.model.update(width=16, depth=1, heads=2)

@@ -8,7 +8,7 @@ either inside jit. Padding rows have index −1, image 0 and label 0.
 import collections
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from hbf.data.sources import Source
 from hbf.errors import choose
 
 Batch = dict[str, jax.Array]
+Resident = Mapping[str, jax.Array]
 
 _STREAM_AHEAD = 4  # Batches that each reader prepares; more would only take memory.
 _TRANSFERS_AHEAD = 2
@@ -43,7 +44,7 @@ class Input(Protocol):
   def read(self, indices: np.ndarray) -> np.ndarray:
     """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
 
-  def batches(self, order: host.Order, start: int, stop: int) -> Iterator[Batch]:
+  def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
     """Yields the batches start, …, stop − 1 of `order`. Starting late costs nothing."""
 
 
@@ -72,7 +73,7 @@ class DeviceInput:
     """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
     return np.asarray(self.resident['image'].addressable_data(0)[indices])
 
-  def batches(self, order: host.Order, start: int, stop: int) -> Iterator[Batch]:
+  def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
     """Yields the batches start, …, stop − 1 of `order`: {'index': int32 [B]}."""
     rows = _local_rows(self._sharding, order.batch_size)
     for step in range(start, stop):
@@ -107,7 +108,7 @@ class StreamInput:
     """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
     return host.assemble(self._source, indices, self._image_shape)['image']
 
-  def batches(self, order: host.Order, start: int, stop: int) -> Iterator[Batch]:
+  def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
     """Yields the batches start, …, stop − 1 of `order`: {'index', 'image', 'label'}. Closing it ends the readers."""
     if start >= stop:
       return
@@ -143,7 +144,7 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
   return DeviceInput(source, sharding) if is_resident else StreamInput(source, sharding, workers)
 
 
-def gather(resident: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Batch:
+def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
   """Completes a batch of either input; pure, made to run inside jit.
 
   Args:

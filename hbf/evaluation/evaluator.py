@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from hbf.data.augment import normalise
-from hbf.data.inputs import Input, gather
+from hbf.data.inputs import Batch, Input, Resident, gather
 from hbf.data.order import EvalOrder
 from hbf.evaluation.metrics import Counts, summarise
 from hbf.models.classifier import ImageClassifier
@@ -36,9 +37,9 @@ class Evaluator:
     self.batch_size = batch_size
     self._zeros = lambda: jax.device_put(Counts.zeros(model.classes), replicated)
 
-    def step(counts: Counts, variables: Any, resident: dict, batch: dict) -> Counts:
+    def step(counts: Counts, variables: Any, resident: Resident, batch: Batch) -> Counts:
       examples = gather(resident, batch)
-      logits = model.apply(variables, normalise(examples['image'], mean, std), train=False)
+      logits = jnp.asarray(model.apply(variables, normalise(examples['image'], mean, std), train=False))
       return counts.add(logits, examples['label'], examples['mask'])
 
     self._step = jax.jit(step, donate_argnums=0, out_shardings=replicated)

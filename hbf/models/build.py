@@ -46,4 +46,4 @@ def flops_per_image(model: ImageClassifier, image_shape: tuple[int, int, int]) -
   image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   variables = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros(image.shape), train=False))
   lowered = jax.jit(lambda v, x: model.apply(v, x, train=False)).lower(variables, image)
-  return int(lowered.cost_analysis()['flops'])
+  return int((lowered.cost_analysis() or {})['flops'])

@@ -12,6 +12,7 @@ import jax
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from hbf.data.inputs import Batch, Resident
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
@@ -21,7 +22,7 @@ from hbf.training.state import TrainState, all_finite, init_state, make_train_st
 from hbf.training.workdir import claim, locked, write_json
 from hbf.training.writers import MetricsWriter
 
-Step = Callable[[TrainState, dict, dict], TrainState]
+Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 
 def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[str, Any] | None:
@@ -65,11 +66,11 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
 
 def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
   config, sizes = experiment.config, {name: len(split) for name, split in experiment.inputs.items()}
-  stage2 = config.model.stage2
+  stage2, resident = config.model.stage2, experiment.inputs['train'].resident
   size = ', '.join(f'{key} {stage2[key]}' for key in ('centres', 'hidden') if key in stage2)
   lines = (
     f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
-    f'{len(experiment.classes)} classes; {"device-resident" if experiment.inputs["train"].resident else "streaming"} input',
+    f'{len(experiment.classes)} classes; {"device-resident" if resident else "streaming"} input',
     f'{config.model.name}: {experiment.parameters:,} parameters ({size} in each stage 2), '
     f'{experiment.flops_per_image / 1e6:,.1f} MFLOP an image',
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name()}; workdir {workdir}',
@@ -83,7 +84,7 @@ def _start(experiment: Experiment, checkpoints: Checkpoints, console: Console) -
   train_input = experiment.inputs['train']
   first = next(train_input.batches(experiment.order, 0, 1))
 
-  def init(resident: dict, batch: dict) -> TrainState:
+  def init(resident: Resident, batch: Batch) -> TrainState:
     return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch)
 
   shapes = jax.eval_shape(init, train_input.resident, first)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from hbf.data.augment import augment, normalise
-from hbf.data.inputs import gather
+from hbf.data.inputs import Batch, Resident, gather
 from hbf.models.classifier import ImageClassifier
 
 
@@ -64,8 +64,8 @@ def init_state(
   model: ImageClassifier,
   optimizer: optax.GradientTransformation,
   objective: Objective,
-  resident: dict,
-  batch: dict,
+  resident: Resident,
+  batch: Batch,
 ) -> TrainState:
   """The state before the first step; parameters may depend on the batch (centres, gains). Run it inside jit."""
   images = normalise(gather(resident, batch)['image'], objective.mean, objective.std)
@@ -75,16 +75,16 @@ def init_state(
 
 def make_train_step(
   model: ImageClassifier, optimizer: optax.GradientTransformation, objective: Objective
-) -> Callable[[TrainState, dict, dict], TrainState]:
+) -> Callable[[TrainState, Resident, Batch], TrainState]:
   """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.inputs`."""
 
   def loss(params: Any, images: jax.Array, labels: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = model.apply({'params': params}, images, train=True, rngs={'dropout': key})
+    logits = jnp.asarray(model.apply({'params': params}, images, train=True, rngs={'dropout': key}))
     targets = optax.smooth_labels(jax.nn.one_hot(labels, model.classes), objective.label_smoothing)
     correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
     return optax.softmax_cross_entropy(logits, targets).mean(), correct
 
-  def train_step(state: TrainState, resident: dict, batch: dict) -> TrainState:
+  def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
     examples = gather(resident, batch)
     key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
     augment_key, dropout_key = jax.random.split(key)
@@ -96,7 +96,7 @@ def make_train_step(
     totals = Totals(
       loss=state.totals.loss + value,
       correct=state.totals.correct + correct,
-      gradient_norm=state.totals.gradient_norm + optax.global_norm(grads),
+      gradient_norm=state.totals.gradient_norm + optax.tree.norm(grads),
       steps=state.totals.steps + 1,
     )
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state, totals)

@@ -94,7 +94,7 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  flat = {}
+  flat: dict[str, Any] = {}
   for key, value in tree.items():
     flat |= _flatten(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
   return flat

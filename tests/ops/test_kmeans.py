@@ -28,7 +28,7 @@ def lloyd(points, means, iterations):
   return means
 
 
-@pytest.mark.parametrize('count', [1, 3, 7])
+@pytest.mark.parametrize('count', [3, 7])
 def test_equals_lloyds_iteration(count):
   points, key = blobs(), jax.random.key(3)
   expected = lloyd(points, sample(key, points, count), 5)
