@@ -1,6 +1,7 @@
 """What holds for the project as a whole: layers, and no TensorFlow or network at run time."""
 
 import ast
+import os
 import pathlib
 import subprocess
 import sys
@@ -43,6 +44,9 @@ def test_ops_and_nn_know_nothing_of_configs_and_files():
 
 
 def test_training_and_evaluation_need_no_tensorflow_and_no_network(tmp_path, digits_dir):
+  # Stands for an installed TensorFlow: whoever imports it is found.
+  (tmp_path / 'tensorflow').mkdir()
+  (tmp_path / 'tensorflow' / '__init__.py').write_text("raise AssertionError('TensorFlow was imported')")
   script = f"""
 import runpy, socket, sys
 
@@ -50,7 +54,6 @@ def refuse(*args, **kwargs):
   raise AssertionError('the network was asked for')
 
 socket.socket.connect = socket.getaddrinfo = refuse
-sys.modules['tensorflow'] = None  # any import of it fails
 small = ['--config.model.width=16', '--config.model.depth=1', '--config.model.stage2.centres=8']
 train = ['train.py', '--workdir={tmp_path}/run', '--config.data.dir={digits_dir}', '--config.train.epochs=1', *small]
 for sys.argv in (train, ['eval.py', '--workdir={tmp_path}/run', '--json']):
@@ -63,6 +66,7 @@ for sys.argv in (train, ['eval.py', '--workdir={tmp_path}/run', '--json']):
     if name.split('.')[0] in ('config', 'workdir'):
       delattr(flags.FLAGS, name)
 """
-  done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, capture_output=True, text=True)
+  environment = os.environ | {'PYTHONPATH': str(tmp_path)}
+  done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, env=environment, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   assert done.stdout.strip().splitlines()[-1].startswith('{"dataset": "digits"')

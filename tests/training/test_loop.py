@@ -146,12 +146,12 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, toy):
 
 def test_device_count_does_not_matter(tmp_path, toy, use_devices):
   results = {}
-  for count in (1, 4):
+  for count in (1, 2):
     use_devices(count)
-    config = toy(**{'optimizer.name': 'sgd', 'train.epochs': 0.3})
+    config = toy(**{'optimizer.name': 'sgd', 'train.epochs': 0.2})
     train(config, tmp_path / str(count), QUIET)
     results[count] = params_of(tmp_path / str(count), config)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), results[4], results[1])
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), results[2], results[1])
 
 
 def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
