@@ -88,6 +88,7 @@ def defaults() -> ConfigDict:
   config.optimizer.second_momentum = 0.999  # second moment; unused by sgd
   config.optimizer.clip = 1.0  # global norm of the gradient; 0: off
   config.optimizer.width_rate = 1.0  # learning rate of the widths σ over that of the rest
+  config.optimizer.centre_rate = 1.0  # likewise of stage 2's centres; set to √D in make_config
 
   config.evaluate = ConfigDict()
   config.evaluate.every = '1epoch'  # on the held-out part of train
@@ -174,6 +175,9 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
     width, depth, heads = choose('size', given['size'], SIZES)
     config.model.update(width=width, depth=depth, heads=heads)
     hidden = 4 * width
+  # Adam moves every number by about the learning rate. Centres start at size 1, the weights of an MLP at 1/√D: for the
+  # same relative steps centres need √D times the rate.
+  config.optimizer.centre_rate = config.model.width**0.5
   stage1, stage2 = stage_names(config.model.name)
   config.model.stage1 = ConfigDict(stage1_options(stage1))
   config.model.stage2 = ConfigDict(stage2_options(stage2, hidden))

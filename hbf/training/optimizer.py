@@ -30,7 +30,7 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
 
 
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """Clipping, the named optimiser, decoupled weight decay, and the schedule, in this order.
+  """Clipping, the named optimiser, rates of centres and widths, decoupled weight decay, and the schedule.
 
   Raises:
     UserError: unknown optimiser.
@@ -47,8 +47,9 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
   return optax.chain(
     optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
     scale,
-    optax.add_decayed_weights(config.weight_decay, lambda params: _named(params, DECAYED)),
+    optax.masked(optax.scale(config.centre_rate), lambda params: _named(params, ('centres',))),
     optax.masked(optax.scale(config.width_rate), lambda params: _named(params, ('log_width',))),
+    optax.add_decayed_weights(config.weight_decay, lambda params: _named(params, DECAYED)),
     optax.scale_by_learning_rate(schedule),
   )
 
