@@ -175,8 +175,8 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
     width, depth, heads = choose('size', given['size'], SIZES)
     config.model.update(width=width, depth=depth, heads=heads)
     hidden = 4 * width
-  # Adam moves every number by about the learning rate. Centres start at size 1, the weights of an MLP at 1/√D: for the
-  # same relative steps centres need √D times the rate.
+  # Adam moves every number by about the learning rate. Centres start at size 1, the weights of an MLP at 1/√D: the
+  # same relative steps need √D times the rate.
   config.optimizer.centre_rate = config.model.width**0.5
   stage1, stage2 = stage_names(config.model.name)
   config.model.stage1 = ConfigDict(stage1_options(stage1))

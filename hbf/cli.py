@@ -23,7 +23,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
   """Parses the flags and runs `main`; exit status 1 and a line 'error: …' for a UserError or a wrong flag."""
 
   def guarded(argv: Sequence[str]) -> int:
-    logging.set_verbosity(logging.WARNING)
+    logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
     try:
       if len(argv) > 1:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')

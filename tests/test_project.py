@@ -70,3 +70,9 @@ for sys.argv in (train, ['eval.py', '--workdir={tmp_path}/run', '--json']):
   done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, env=environment, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   assert done.stdout.strip().splitlines()[-1].startswith('{"dataset": "digits"')
+
+
+def test_the_readme_shows_the_results_that_the_logs_hold():
+  table = subprocess.run([sys.executable, 'results/table.py'], cwd=ROOT, capture_output=True, text=True, check=True)
+  assert table.stdout.count('\n') > 2
+  assert table.stdout.strip() in (ROOT / 'README.md').read_text()

@@ -18,7 +18,7 @@ def keep_freed_memory() -> None:
   """Has the C library keep memory that is freed instead of returning it to the system (Linux; else nothing).
 
   XLA's CPU backend allocates its temporaries anew at every step; getting the pages back from the system each time
-  took a third of a training step where it was measured (README, Speed).
+  took a third of a training step where it was measured (docs/design.md, How runs stay fast on a CPU).
   """
   mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
   if mallopt is not None:

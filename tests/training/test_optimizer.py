@@ -27,10 +27,11 @@ def test_decay_shrinks_what_multiplies_a_signal_and_nothing_else(toy):
   assert updates == {'kernel': decayed, 'centres': decayed, 'coefficients': decayed, 'bias': 0, 'log_width': 0}
 
 
-def test_widths_learn_at_their_own_rate(toy):
-  config = toy(**{'optimizer.weight_decay': 0.0, 'optimizer.width_rate': 10.0})
+def test_centres_and_widths_learn_at_their_own_rates(toy):
+  config = toy(**{'optimizer.weight_decay': 0.0, 'optimizer.width_rate': 10.0, 'optimizer.centre_rate': 3.0})
   updates = first_update(config, jax.tree.map(jnp.ones_like, PARAMS))
-  assert updates['log_width'] == pytest.approx(10 * updates['bias'])
+  rates = {'log_width': 10, 'centres': 3, 'kernel': 1, 'coefficients': 1, 'bias': 1}
+  assert updates == {name: pytest.approx(rate * updates['bias']) for name, rate in rates.items()}
 
 
 def test_clipping_bounds_the_norm_of_the_gradient(toy):
