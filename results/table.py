@@ -7,8 +7,8 @@ import statistics
 
 ROOT = pathlib.Path(__file__).parent
 HEADER = """\
-| data | recipe | model | parameters | seeds | test accuracy, % | NLL | ECE, % | seconds to train | device |
-|---|---|---|---|---|---|---|---|---|---|"""
+| data | recipe | model | parameters | seeds | test accuracy, % | NLL | ECE, % | device |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def table() -> str:
@@ -19,7 +19,7 @@ def table() -> str:
     runs[result['dataset'], result['recipe'], result['model'], result['epochs']].append(result)
   rows = [HEADER]
   for (dataset, recipe, model, epochs), results in runs.items():
-    mean = {key: statistics.fmean(r[key] for r in results) for key in ('accuracy', 'nll', 'ece', 'train_seconds')}
+    mean = {key: statistics.fmean(r[key] for r in results) for key in ('accuracy', 'nll', 'ece')}
     each = ', '.join(f'{r["accuracy"]:.2f}' for r in results)
     cells = (
       dataset,
@@ -30,7 +30,6 @@ def table() -> str:
       f'**{mean["accuracy"]:.2f}** ({each})',
       f'{mean["nll"]:.3f}',
       f'{mean["ece"]:.1f}',
-      f'{mean["train_seconds"]:.0f}',
       results[0]['device'],
     )
     rows.append('| ' + ' | '.join(cells) + ' |')
