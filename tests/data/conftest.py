@@ -1,6 +1,5 @@
 """What the tests of data share: meshes, sources in memory and small archives in the official layouts."""
 
-import dataclasses
 import io
 import tarfile
 import zipfile
@@ -8,24 +7,11 @@ import zipfile
 import jax
 import numpy as np
 import pytest
+from in_memory import ArraySource
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
 from hbf.data.builders import cifar, tiny_imagenet
-
-
-@dataclasses.dataclass(frozen=True)
-class ArraySource:
-  """A source in memory."""
-
-  images: np.ndarray
-  labels: np.ndarray
-
-  def __len__(self):
-    return len(self.images)
-
-  def __getitem__(self, index):
-    return self.images[index], int(self.labels[index])
 
 
 @pytest.fixture

@@ -35,7 +35,13 @@ def test_centres_and_widths_learn_at_their_own_rates(toy):
 
 
 def test_clipping_bounds_the_norm_of_the_gradient(toy):
-  config = toy(**{'optimizer.name': 'sgd', 'optimizer.weight_decay': 0.0, 'optimizer.clip': 1.0})
+  changes = {
+    'optimizer.name': 'sgd',
+    'optimizer.weight_decay': 0.0,
+    'optimizer.clip': 1.0,
+    'optimizer.centre_rate': 1.0,
+  }
+  config = toy(**changes)
   updates = first_update(config, jax.tree.map(lambda z: 100 * jnp.ones_like(z), PARAMS))
   norm = np.sqrt(4 * sum(value**2 for value in updates.values()))
   assert norm == pytest.approx(config.optimizer.learning_rate, rel=1e-5)
