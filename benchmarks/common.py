@@ -51,7 +51,7 @@ def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[flo
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
   """Median, and the quartiles between which half of the values lie."""
-  low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+  low, middle, high = statistics.quantiles(list(values) * 2, n=4, method='inclusive')
   return f'{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})'
 
 

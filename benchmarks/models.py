@@ -84,7 +84,8 @@ def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
   begin = time.perf_counter()
   compiled = step.lower(state, {}, examples).compile()
   seconds = time.perf_counter() - begin
-  return Trainer(compiled, state, examples, 3 * forward, seconds, compiled.memory_analysis().temp_size_in_bytes)
+  memory: Any = compiled.memory_analysis()
+  return Trainer(compiled, state, examples, 3 * forward, seconds, memory.temp_size_in_bytes)
 
 
 def random_batch(batch: int, image_size: int) -> dict[str, jax.Array]:

@@ -8,7 +8,7 @@ import statistics
 from typing import Any
 
 from benchmarks.common import alternate, matmul, parser, ratios, report, spread
-from benchmarks.models import Trainer, make_trainer
+from benchmarks.models import make_trainer
 from hbf.models.build import DTYPES
 from hbf.training.machine import keep_freed_memory
 

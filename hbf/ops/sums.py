@@ -1,7 +1,7 @@
 """Sums over the centres, from which the HyperBF operator follows under every normalisation.
 
-With k_a = K(s_a) / max_b K(s_b) they are Σ_a k_a c_a, Σ_a k_a and Σ_a k_a². Responses exist for a block of points at a
-time, in the gradient too: memory grows with the block, not with the number of points.
+With k_a = K(s_a) / max_b K(s_b) they are Σ_a k_a c_a, Σ_a k_a and Σ_a k_a². Responses exist for a block of points at
+a time, in the gradient too: memory grows with the block, not with the number of points.
 """
 
 import functools
