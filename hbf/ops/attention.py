@@ -7,8 +7,17 @@ import jax.numpy as jnp
 
 from hbf.ops.distances import metric_product, products, row_dots
 
+# Responses of a head that may lie in memory; beyond about a thousand tokens blocks of them are better.
+_MOST_PAIRS = 2**20
 _TILE = 8  # cuDNN wants heads of a multiple of 8 dimensions
 _PARTS = 3  # bfloat16 numbers that hold a float32
+
+
+def is_attention(points: jax.Array, centres: jax.Array, coefficients: jax.Array, width: jax.Array) -> bool:
+  """Whether `gaussian_attention` is the way to a normalised Gaussian: one width a head, not too many responses."""
+  shared_width = width.ndim == 0 or width.shape[-1] == 1
+  few = points.shape[-2] * centres.shape[-2] <= _MOST_PAIRS
+  return shared_width and (few or cudnn_applies(points, coefficients))
 
 
 def gaussian_attention(

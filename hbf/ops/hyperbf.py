@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
-from hbf.ops.attention import gaussian_attention
+from hbf.ops.attention import gaussian_attention, is_attention
 from hbf.ops.distances import distances, squared_distances
 from hbf.ops.kernels import KERNELS
 from hbf.ops.sums import Sums, kernel_sums
@@ -52,7 +52,7 @@ def hyperbf(
   choose('kernel', kernel, KERNELS)
   finish = choose('normalisation', normalisation, _FROM_SUMS)
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
-  if (kernel, normalisation) == ('gaussian', 'sum') and math.prod(width.shape[-1:]) == 1:
+  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     return gaussian_attention(points, centres, coefficients, width=width, metric=metric, weights=weights)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
   if math.prod(leading) == 1:

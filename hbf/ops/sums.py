@@ -1,7 +1,8 @@
 """Sums over the centres, from which the HyperBF operator follows under every normalisation.
 
-With k_a = K(s_a) / max_b K(s_b) they are Σ_a k_a c_a, Σ_a k_a and Σ_a k_a². Responses exist for a block of points at
-a time, in the gradient too: memory grows with the block, not with the number of points.
+With k_a = K(s_a) / max_b K(s_b) they are Σ_a k_a c_a, Σ_a k_a and Σ_a k_a². The gradient is written by hand: it keeps
+one array of [points, centres] where automatic differentiation keeps several, and where even that is too large a block
+of points at a time is computed, so that memory grows with the block.
 """
 
 import functools
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from hbf.ops.distances import Distances, products
 from hbf.ops.kernels import KERNELS
 
+_KEPT_RATIO = 4  # centres over the dimensions of a point and its value
 # Pairs of point and centre in a block. Those of a CPU stay in its caches; an accelerator needs more to be busy.
 _CPU_PAIRS, _ACCELERATOR_PAIRS = 2**19, 2**23
 
@@ -42,15 +44,21 @@ def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> S
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
   """
-  return _sums(kernel, _blocks(distances), distances, coefficients)
+  return _sums(kernel, _blocks(distances, coefficients), distances, coefficients)
 
 
-def _blocks(distances: Distances) -> int:
-  """How many blocks the points are computed in."""
-  points = distances.points.shape[-2]
-  pairs = math.prod(distances.points.shape[:-1]) * distances.centres.shape[-2]
+def _blocks(distances: Distances, coefficients: jax.Array) -> int:
+  """In how many blocks of points.
+
+  Keeping a block's distances for the gradient saves a sixth of the products, so all points are one block as long as
+  the distances take no more memory than a few times points and values, as in an MLP. More centres than that are
+  computed in blocks, and again for the gradient.
+  """
+  points, centres = distances.points.shape, distances.centres.shape[-2]
+  if centres <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
+    return 1
   most = _CPU_PAIRS if jax.default_backend() == 'cpu' else _ACCELERATOR_PAIRS
-  return min(-(-pairs // most), points)
+  return min(-(-math.prod(points[:-1]) * centres // most), points[-2])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -59,35 +67,32 @@ def _sums(kernel: str, count: int, distances: Distances, coefficients: jax.Array
 
 
 def _forward(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Any:
-  def block(points: tuple[jax.Array, jax.Array]) -> Sums:
-    return _block_sums(kernel, _of(distances, *points)(), coefficients)
+  def block(points: tuple[jax.Array, jax.Array]) -> tuple[Sums, jax.Array | None]:
+    scaled = _of(distances, *points)()
+    return _block_sums(kernel, scaled, coefficients), scaled if count == 1 else None
 
-  if count == 1:
-    scaled = distances()
-    sums = _block_sums(kernel, scaled, coefficients)
-    return sums, (distances, coefficients, sums.log_peak, scaled)
-  sums = _join(jax.lax.map(block, _split((distances.points, distances.norms), count)), distances.points.shape[-2])
-  return sums, (distances, coefficients, sums.log_peak, None)
+  blocks, kept = jax.lax.map(block, _split((distances.points, distances.norms), count))
+  sums = _join(blocks, distances.points.shape[-2])
+  return sums, (distances, coefficients, sums.log_peak, kept)
 
 
 def _backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
-  distances, coefficients, log_peak, scaled = residuals
+  distances, coefficients, log_peak, kept = residuals
   given = cotangents._replace(log_peak=log_peak)
 
   def block(totals: Any, inputs: Any) -> Any:
-    *points, given = inputs
+    (*points, given), scaled = inputs
     part = _of(distances, *points)
-    of_part, of_coefficients = _block_gradient(kernel, part, part(), coefficients, given)
+    of_part, of_coefficients = _block_gradient(
+      kernel, part, part() if scaled is None else scaled, coefficients, given
+    )
     of_centres = (*of_part[2:], of_coefficients)
     return jax.tree.map(jnp.add, totals, of_centres), of_part[:2]
 
-  if count == 1:
-    gradient, of_coefficients = _block_gradient(kernel, distances, scaled, coefficients, given)
-  else:
-    zeros = tuple(jnp.zeros(z.shape, jnp.float32) for z in (*distances[2:], coefficients))
-    blocks = _split((distances.points, distances.norms, given), count)
-    (*of_centres, of_coefficients), of_points = jax.lax.scan(block, zeros, blocks)
-    gradient = Distances(*_join(of_points, distances.points.shape[-2]), *of_centres)
+  zeros = tuple(jnp.zeros(z.shape, jnp.float32) for z in (*distances[2:], coefficients))
+  blocks = _split((distances.points, distances.norms, given), count)
+  (*of_centres, of_coefficients), of_points = jax.lax.scan(block, zeros, (blocks, kept))
+  gradient = Distances(*_join(of_points, distances.points.shape[-2]), *of_centres)
   return jax.tree.map(lambda d, z: d.astype(z.dtype), (gradient, of_coefficients), (distances, coefficients))
 
 

@@ -29,6 +29,12 @@ def make(metric='identity', seed=0, lead=()):
   return arrays
 
 
+def use_blocks(monkeypatch, pairs):
+  """Has responses computed in blocks of so many, and again for the gradient, however few the centres."""
+  monkeypatch.setattr(sums, '_KEPT_RATIO', 0)
+  monkeypatch.setattr(sums, '_CPU_PAIRS', pairs)
+
+
 def value_and_gradients(form, arrays, **unit):
   """Of a scalar that depends on every output differently."""
   return jax.value_and_grad(lambda z: jnp.sum(jnp.sin(form(**z, **unit).astype(jnp.float32))))(arrays)
@@ -49,7 +55,7 @@ def assert_equal(result, expected, tolerance):
 @pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
 def test_blocks_of_any_size_equal_the_plain_form(normalisation, lead, pairs, monkeypatch):
   """A point at a time, blocks that don't divide the points, all at once."""
-  monkeypatch.setattr(sums, '_CPU_PAIRS', pairs)
+  use_blocks(monkeypatch, pairs)
   unit = {'kernel': 'gaussian', 'metric': 'diagonal', 'normalisation': normalisation}
   arrays = make('diagonal', lead=lead)
   result, expected = (value_and_gradients(form, arrays, **unit) for form in (hyperbf, hyperbf_plain))
@@ -59,7 +65,7 @@ def test_blocks_of_any_size_equal_the_plain_form(normalisation, lead, pairs, mon
 @pytest.mark.parametrize('metric', reference.METRICS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric, monkeypatch):
-  monkeypatch.setattr(sums, '_CPU_PAIRS', 8 * A)
+  use_blocks(monkeypatch, 8 * A)
   for normalisation in reference.NORMALISATIONS:
     unit = {'kernel': kernel, 'metric': metric, 'normalisation': normalisation}
     result, expected = (value_and_gradients(form, make(metric, 1), **unit) for form in (hyperbf, hyperbf_plain))
@@ -68,7 +74,7 @@ def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric,
 
 @pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
 def test_blocks_in_bfloat16_stay_near_the_plain_form_in_float32(normalisation, monkeypatch):
-  monkeypatch.setattr(sums, '_CPU_PAIRS', 8 * A)
+  use_blocks(monkeypatch, 8 * A)
   arrays = make(seed=2)
   half = {n: z.astype(jnp.bfloat16) if n in ('points', 'centres', 'coefficients') else z for n, z in arrays.items()}
   rounded = {n: z.astype(jnp.float32) for n, z in half.items()}
@@ -76,6 +82,14 @@ def test_blocks_in_bfloat16_stay_near_the_plain_form_in_float32(normalisation, m
   result = value_and_gradients(hyperbf, half, **unit)
   assert {name: z.dtype for name, z in result[1].items()} == {name: z.dtype for name, z in half.items()}
   assert_equal(result, value_and_gradients(hyperbf_plain, rounded, **unit), 0.05)
+
+
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_distances_kept_for_the_gradient_equal_the_plain_form(kernel):
+  for normalisation in reference.NORMALISATIONS:
+    unit = {'kernel': kernel, 'metric': 'full', 'normalisation': normalisation}
+    result, expected = (value_and_gradients(form, make('full', 5), **unit) for form in (hyperbf, hyperbf_plain))
+    assert_equal(result, expected, 2e-4)
 
 
 def test_parts_without_leading_axes_are_shared():
@@ -105,7 +119,7 @@ def test_memory_does_not_grow_with_the_responses():
 
 def test_points_on_several_devices_stay_there(monkeypatch):
   """Blocks of points that lie on eight devices need no points, and no responses, of another device."""
-  monkeypatch.setattr(sums, '_CPU_PAIRS', 64 * A)
+  use_blocks(monkeypatch, 64 * A)
   mesh = make_mesh()
   rows, everywhere = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ('data', None))
   arrays = make()
