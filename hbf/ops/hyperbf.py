@@ -33,7 +33,7 @@ def hyperbf(
     centres: t [..., A, D].
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
-    width: σ, broadcastable to [..., 1, A].
+    width: σ, broadcastable to [..., 1, A]; a negative one stands for a negative 1/2σ², see `precision`.
     metric: with `weights`, as in `squared_distances`.
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
@@ -67,7 +67,17 @@ def log_responses(
 ) -> jax.Array:
   """log K(‖W(x − t_a)‖² / 2σ²): float32 [..., N, A]. Arguments as in `hyperbf`."""
   log_kernel = choose('kernel', kernel, KERNELS)
-  return log_kernel(squared_distances(points, centres, metric, weights, scale=0.5 / jnp.square(width)))
+  return log_kernel(squared_distances(points, centres, metric, weights, scale=precision(width)))
+
+
+def precision(width: jax.Array | float) -> jax.Array:
+  """1/2σ² in float32, with the sign of σ.
+
+  A negative one makes a Gaussian's response grow with the distance. No radial kernel does that, but a free β does in
+  the authors' code, whose form this is with metric bilinear; distances under the other metrics are clamped at 0.
+  """
+  width = jnp.asarray(width, jnp.float32)
+  return 0.5 / (width * jnp.abs(width))
 
 
 def relative_log_gaussian(
@@ -85,7 +95,7 @@ def relative_log_gaussian(
 
   Args and returns: as in `log_responses`, with width broadcastable to [..., 1, 1].
   """
-  scale = jnp.asarray(0.5 / jnp.square(width), jnp.float32)
+  scale = precision(width)
   mapped = metric_product(centres, metric, weights)
   norms = row_dots(centres, mapped)
   if points.dtype == jnp.float32:
