@@ -56,6 +56,7 @@ def defaults() -> ConfigDict:
   config.model.positions = 'learned'  # learned, sincos2d
   config.model.dropout = 0.0
   config.model.dtype = 'float32'  # of the products: float32, bfloat16
+  config.model.norm_epsilon = 1e-6  # added to the variance in each LayerNorm
 
   config.data = ConfigDict()
   config.data.name = ''

@@ -26,6 +26,7 @@ class ImageClassifier(nn.Module):
     stage1: constructor, see `hbf.nn.registry.make_stages`.
     stage2: constructor.
     dtype: of the products; parameters and logits are float32.
+    norm_epsilon: added to the variance in each LayerNorm.
   """
 
   classes: int
@@ -38,6 +39,7 @@ class ImageClassifier(nn.Module):
   stage1: Stage
   stage2: Stage
   dtype: Any = jnp.float32
+  norm_epsilon: float = 1e-6
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -57,11 +59,11 @@ class ImageClassifier(nn.Module):
       tokens = jnp.concatenate([first.astype(self.dtype), tokens], axis=1)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
     for i in range(self.depth):
-      block = Block(self.stage1, self.stage2, self.dropout, self.dtype, name=f'block{i}')
+      block = Block(self.stage1, self.stage2, self.dropout, self.dtype, self.norm_epsilon, name=f'block{i}')
       tokens = block(tokens, train)
     # A norm works on each token alone, so norm only what is read.
     tokens = tokens[:, 0] if read_class_token else tokens
-    tokens = nn.LayerNorm(dtype=self.dtype, name='norm')(tokens)
+    tokens = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
     pooled = tokens if read_class_token else tokens.mean(axis=1)
     return nn.Dense(self.classes, name='head')(pooled.astype(jnp.float32))
 

@@ -37,7 +37,7 @@ def hyperbf(
     centres: t [..., A, D].
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
-    width: σ, broadcastable to [..., 1, A].
+    width: σ, broadcastable to [..., 1, A]; a negative one stands for a negative 1/2σ², see `precision`.
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
@@ -65,7 +65,7 @@ def hyperbf(
     points, centres, coefficients = (
       jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centres, coefficients)
     )
-  scaled = distances(points, centres, metric, weights, 0.5 / jnp.square(width))
+  scaled = distances(points, centres, metric, weights, precision(width))
   sums = kernel_sums(scaled, coefficients, kernel)
   out = finish(sums, coefficients, log_gain).astype(coefficients.dtype)
   return out.reshape(*leading, *out.shape[-2:])
@@ -106,7 +106,17 @@ def log_responses(
 ) -> jax.Array:
   """log K(‖W(x − t_a)‖² / 2σ²): float32 [..., N, A]. Arguments as in `hyperbf`."""
   log_kernel = choose('kernel', kernel, KERNELS)
-  return log_kernel(squared_distances(points, centres, metric, weights, scale=0.5 / jnp.square(width)))
+  return log_kernel(squared_distances(points, centres, metric, weights, scale=precision(width)))
+
+
+def precision(width: jax.Array | float) -> jax.Array:
+  """1/2σ² in float32, with the sign of σ.
+
+  A negative one makes a Gaussian's response grow with the distance. No radial kernel does that, but a free β does in
+  the authors' code, whose form this is with metric bilinear; distances under the other metrics are clamped at 0.
+  """
+  width = jnp.asarray(width, jnp.float32)
+  return 0.5 / (width * jnp.abs(width))
 
 
 def normalise(
