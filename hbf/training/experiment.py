@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -157,13 +156,6 @@ def make_evaluator(config: ConfigDict, model: ImageClassifier, mesh: Mesh) -> Ev
   size = -(-config.evaluate.batch_size // mesh.size) * mesh.size
   replicated = state_sharding(mesh, 0)
   return Evaluator(model, tuple(config.data.mean), tuple(config.data.std), size, replicated)
-
-
-def abstract_params(model: ImageClassifier, image_shape: tuple[int, int, int], mesh: Mesh) -> Any:
-  """Shapes, types and shardings of the model's parameters."""
-  images = jnp.zeros((1, *image_shape))
-  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False))['params']
-  return with_sharding(shapes, mesh)
 
 
 def with_sharding(shapes: Any, mesh: Mesh) -> Any:

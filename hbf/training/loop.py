@@ -48,8 +48,9 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
       return json.loads(result_path.read_text())
     _introduce(experiment, workdir, console)
     with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep)) as checkpoints:
-      state, start = _start(experiment, checkpoints, console)
-      step_fn, compile_seconds = _compile(experiment, state)
+      first = next(experiment.inputs['train'].batches(experiment.order, 0, 1))
+      state, start = _start(experiment, first, checkpoints, console)
+      step_fn, compile_seconds = _compile(experiment, state, first)
       with MetricsWriter(workdir, start, config.log.tensorboard) as writer:
         with Reporter(experiment, writer, start, console) as reporter:
           state, done = _run(experiment, step_fn, state, start, reporter, checkpoints)
@@ -79,31 +80,30 @@ def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) 
     console.print(line, highlight=False)
 
 
-def _start(experiment: Experiment, checkpoints: Checkpoints, console: Console) -> tuple[TrainState, int]:
-  """The newest checkpoint's state and step, or a fresh state and 0."""
-  train_input = experiment.inputs['train']
-  first = next(train_input.batches(experiment.order, 0, 1))
+def _start(
+  experiment: Experiment, first: Batch, checkpoints: Checkpoints, console: Console
+) -> tuple[TrainState, int]:
+  """The newest checkpoint's state and step, or a fresh state, made with the first batch, and 0."""
+  resident = experiment.inputs['train'].resident
 
   def init(resident: Resident, batch: Batch) -> TrainState:
     return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch)
 
-  shapes = jax.eval_shape(init, train_input.resident, first)
+  shapes = jax.eval_shape(init, resident, first)
   if (step := checkpoints.latest) is not None:
     console.print(f'goes on after step {step}')
     return checkpoints.restore(step, with_sharding(shapes, experiment.mesh)), step
   shardings = state_sharding(experiment.mesh, shapes)
-  return jax.jit(init, out_shardings=shardings)(train_input.resident, first), 0
+  return jax.jit(init, out_shardings=shardings)(resident, first), 0
 
 
-def _compile(experiment: Experiment, state: TrainState) -> tuple[Step, float]:
+def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Step, float]:
   """The train step, compiled for these shapes and devices, and the seconds that took."""
-  train_input = experiment.inputs['train']
-  first = next(train_input.batches(experiment.order, 0, 1))
   begin = time.perf_counter()
   step = make_train_step(experiment.model, experiment.optimizer, experiment.objective)
   shardings = state_sharding(experiment.mesh, state)
   jitted = jax.jit(step, donate_argnums=0, out_shardings=shardings)
-  compiled = jitted.lower(state, train_input.resident, first).compile()
+  compiled = jitted.lower(state, experiment.inputs['train'].resident, first).compile()
   return compiled, time.perf_counter() - begin
 
 

@@ -14,9 +14,10 @@ import pytest
 from rich.console import Console
 
 from hbf.errors import UserError
+from hbf.models.build import abstract_params
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import evaluate_workdir
-from hbf.training.experiment import abstract_params, prepare
+from hbf.training.experiment import prepare, with_sharding
 from hbf.training.loop import train
 from hbf.training.reporter import Diverged, Reporter
 from hbf.training.writers import read_metrics
@@ -38,7 +39,7 @@ def timeless(workdir):
 def params_of(workdir, config):
   experiment = prepare(config)
   checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
-  abstract = abstract_params(experiment.model, (8, 8, 1), experiment.mesh)
+  abstract = with_sharding(abstract_params(experiment.model, (8, 8, 1)), experiment.mesh)
   return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.find('latest'), abstract))
 
 
@@ -169,7 +170,7 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
   [
     ({'train.batch_size': 60}, r'train.batch_size 60 cannot be shared by 8 devices: use a multiple of 8, such as 56'),
     ({'train.batch_size': 4096}, r'more than the 1298 examples'),
-    ({'model.heads': 3}, r'model.width 16 is not divisible by model.heads 3'),
+    ({'model.heads': 3}, r'a width of 16 is not divisible by 3 heads'),
     ({'model.patch': 3}, r"patches of 3 pixels don't divide images of 8×8"),
     ({'model.name': 'vit'}, r"unknown option of stage 1 'softmax' 'kernel'"),
     ({'model.pool': 'clss'}, r"unknown pool 'clss': did you mean 'cls'"),
