@@ -40,6 +40,7 @@ class Experiment:
     optimizer: the gradient transformation.
     evaluator: exact figures of a split.
     due: by event (log, evaluate, checkpoint): at which steps.
+    steps_per_call: most steps that the devices are asked for at once.
     parameters: learned numbers of the model.
     flops_per_image: of a forward pass.
   """
@@ -56,6 +57,7 @@ class Experiment:
   optimizer: optax.GradientTransformation
   evaluator: Evaluator
   due: Mapping[str, Every]
+  steps_per_call: int
   parameters: int
   flops_per_image: int
 
@@ -96,6 +98,7 @@ def prepare(config: ConfigDict) -> Experiment:
     optimizer=optimizer,
     evaluator=make_evaluator(config, model, mesh),
     due=due,
+    steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train']),
     parameters=parameters,
     flops_per_image=flops_per_image(model, dataset.image_shape),
   )
@@ -135,6 +138,13 @@ def with_statistics(config: ConfigDict, train: Input) -> ConfigDict:
   if not config.data.mean:
     resolved.data.mean, resolved.data.std = channel_statistics(train)
   return resolved
+
+
+def steps_per_call(asked: int, train: Input) -> int:
+  """Steps that share a call: as many as asked for; if 0, ten where a step is short and its batch only indices."""
+  if asked < 0:
+    raise UserError(f'train.steps_per_call must be 1 or more, or 0 for a choice by device: it is {asked}')
+  return asked or (10 if train.resident and jax.default_backend() != 'cpu' else 1)
 
 
 def make_objective(config: ConfigDict) -> Objective:

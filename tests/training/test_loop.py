@@ -93,12 +93,15 @@ def stop_at(monkeypatch, stop):
 
 @pytest.mark.parametrize('arguments', ['model=hyperbf', 'model=vit'])
 def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypatch, arguments):
-  config = toy(arguments, **{'model.dropout': 0.1, 'train.epochs': 2.0})
+  """Also if the parts cut the steps into other calls."""
+  config = toy(arguments, **{'model.dropout': 0.1, 'train.epochs': 2.0, 'log.every': '7steps'})
   train(config, tmp_path / 'whole', QUIET)
   with monkeypatch.context() as patch:
-    stop_at(patch, 10)
+    stop_at(patch, 14)
+    config.train.steps_per_call = 4
     assert train(config, tmp_path / 'parts', QUIET) is None
   assert not (tmp_path / 'parts' / 'result.json').exists()
+  config.train.steps_per_call = 1
   assert train(config, tmp_path / 'parts', QUIET) is not None
   assert_same_run(tmp_path / 'whole', tmp_path / 'parts', config)
 
@@ -107,7 +110,7 @@ def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypa
 def test_kill_9_in_an_epoch_changes_nothing(tmp_path, toy, digits_dir, kind):
   changes = {'train.epochs': 6.0, 'checkpoint.every': '8steps', 'log.every': '3steps', 'data.input': kind}
   changes |= {'model.width': 16, 'model.depth': 1, 'model.heads': 2, 'model.stage2.centres': 12}
-  changes |= {'data.dir': str(digits_dir), 'evaluate.every': '1epoch', 'data.workers': 1}
+  changes |= {'data.dir': str(digits_dir), 'evaluate.every': '1epoch', 'data.workers': 1, 'train.steps_per_call': 2}
   flags = [f'--config.{key}={value}' for key, value in changes.items()]
   environment = os.environ | {'XLA_FLAGS': ''}
 
@@ -184,6 +187,7 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     ({'data.input': 'disk'}, r"unknown data.input 'disk'"),
     ({'data.validation': 1.5}, r'data.validation is the part of train held out'),
     ({'data.mean': (0.5,)}, r'give both data.mean and data.std'),
+    ({'train.steps_per_call': -1}, r'train.steps_per_call must be 1 or more'),
     ({'train.epochs': 0.0}, r'train.epochs must be more than 0'),
     ({'optimizer.name': 'adam'}, r"unknown optimizer.name 'adam': did you mean 'adamw'"),
     ({'checkpoint.every': '1 month'}, r"checkpoint.every: '1 month' isn't a duration"),
