@@ -1,5 +1,6 @@
 """What a result was measured on: device, memory, versions, commit."""
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -28,6 +29,20 @@ def keep_freed_memory() -> None:
   if mallopt is not None:
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def keep_compiled_programs() -> None:
+  """Has JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla ($XDG_CACHE_HOME/hbf/xla).
+
+  A folder that JAX has been given already, as by JAX_COMPILATION_CACHE_DIR, stays. Where no folder can be made every
+  run compiles.
+  """
+  if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+    return
+  folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'hbf' / 'xla'
+  with contextlib.suppress(OSError):
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
 def device_name() -> str:
