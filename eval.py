@@ -12,7 +12,7 @@ from absl import flags
 from rich.console import Console
 
 from hbf import cli
-from hbf.training.machine import keep_freed_memory
+from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by validation accuracy) or a step.')
@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
   """Evaluates and prints."""
   del argv
   keep_freed_memory()
+  keep_compiled_programs()
   from hbf.evaluation.report import print_classes, print_result
   from hbf.training.evaluate import evaluate_workdir
 

@@ -12,7 +12,7 @@ from absl import flags
 from rich.console import Console
 
 from hbf import cli
-from hbf.training.machine import keep_freed_memory
+from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 CONFIG = cli.define_config('configs/digits.py')
 WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
@@ -22,6 +22,7 @@ def main(argv: Sequence[str]) -> int:
   """Trains; exit status 0 also if a signal stopped the run, which the same command then continues."""
   del argv
   keep_freed_memory()
+  keep_compiled_programs()
   from hbf.evaluation.report import print_result
   from hbf.training.loop import train
   from hbf.training.workdir import default_workdir

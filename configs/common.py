@@ -76,6 +76,9 @@ def defaults() -> ConfigDict:
   config.train = ConfigDict()
   config.train.epochs = 0.0
   config.train.batch_size = 0
+  # Most steps that the devices are asked for at once; a signal waits until they have taken them. 0: 10, but 1 from a
+  # stream, where they need as many batches of images at once, and 1 on a CPU, whose steps are long.
+  config.train.steps_per_call = 0
   config.train.accumulate = 1  # parts of a batch computed one after another, to save memory
   config.train.label_smoothing = 0.0
 

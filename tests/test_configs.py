@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import ml_collections
-import numpy as np
 import pytest
+from in_memory import random_source
 from rich.console import Console
 
 from hbf.data.datasets import Dataset
@@ -25,21 +25,6 @@ SHAPES = {
 }
 
 
-class ArraySource:
-  """Random images in memory."""
-
-  def __init__(self, shape, classes, examples=64):
-    generator = np.random.default_rng(0)
-    self.images = generator.integers(0, 256, (examples, *shape), dtype=np.uint8)
-    self.labels = generator.integers(0, classes, examples)
-
-  def __len__(self):
-    return len(self.images)
-
-  def __getitem__(self, index):
-    return self.images[index], int(self.labels[index])
-
-
 @pytest.fixture(autouse=True)
 def one_device(use_devices):
   use_devices(1)
@@ -49,7 +34,7 @@ def one_device(use_devices):
 def fake_data(monkeypatch):
   def load_dataset(config):
     shape, classes = SHAPES[config.data.name]
-    splits = {split: ArraySource(shape, classes) for split in ('train', 'test')}
+    splits = {split: random_source(64, shape, classes=classes) for split in ('train', 'test')}
     return Dataset(config.data.name, tuple(map(str, range(classes))), shape, splits)
 
   monkeypatch.setattr(experiment, 'load_dataset', load_dataset)

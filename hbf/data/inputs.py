@@ -2,15 +2,16 @@
 
 A *batch* is a dict of device arrays, sharded over their first axis. From the device-resident input it is
 {'index': int32 [B]}, from the stream {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. `gather` completes
-either inside jit. Padding rows have index −1, image 0 and label 0.
+either inside jit. Padding rows have index −1, image 0 and label 0. A *stack* is several batches on a new first axis.
 """
 
+import abc
 import collections
+import contextlib
 import itertools
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Protocol
 
 import grain
 import jax
@@ -24,6 +25,7 @@ from hbf.data.sources import Source
 from hbf.errors import choose
 
 Batch = dict[str, jax.Array]
+HostBatch = dict[str, np.ndarray]
 Resident = Mapping[str, jax.Array]
 
 _STREAM_AHEAD = 4  # Batches that each reader prepares; more would only take memory.
@@ -31,24 +33,56 @@ _TRANSFERS_AHEAD = 2
 _STATISTICS_EXAMPLES = 50_000
 
 
-class Input(Protocol):
-  """A source made ready for a jitted step."""
+class Input(abc.ABC):
+  """A source made ready for a jitted step.
 
-  @property
-  def resident(self) -> Mapping[str, jax.Array]:
-    """What every step needs beside the batch, to be passed to the jitted step: a constant would be compiled in."""
+  Attributes:
+    resident: what every step needs beside the batch. Pass it to the jitted step: a constant would be compiled in.
+  """
 
+  resident: Resident
+
+  def __init__(self, sharding: NamedSharding):
+    """Takes the sharding of batches, over their first axis."""
+    self._sharding = sharding
+
+  @abc.abstractmethod
   def __len__(self) -> int:
     """Returns the number of examples."""
 
+  @abc.abstractmethod
   def read(self, indices: np.ndarray) -> np.ndarray:
     """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
 
+  @abc.abstractmethod
+  def _host_batches(
+    self, order: host.Order, start: int, stop: int, rows: np.ndarray
+  ) -> Generator[HostBatch, None, None]:
+    """Yields these rows of the batches start, …, stop − 1 of `order`. Closing it ends its readers."""
+
   def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
-    """Yields the batches start, …, stop − 1 of `order`. Starting late costs nothing."""
+    """Yields the batches start, …, stop − 1 of `order`. Starting late costs nothing; closing it ends its readers."""
+    rows = _local_rows(self._sharding, order.batch_size)
+    with contextlib.closing(self._host_batches(order, start, stop, rows)) as batches:
+      yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
+
+  def stacks(self, order: host.Order, start: int, counts: Sequence[int], size: int) -> Generator[Batch, None, None]:
+    """Yields the batches start, start + 1, … one over another on a new first axis, for steps that share a call.
+
+    Args:
+      order: of the examples.
+      start: number of the first batch.
+      counts: for every stack the number of its batches, at most `size`.
+      size: of the first axis: what follows the batches only fills it.
+    """
+    rows = _local_rows(self._sharding, order.batch_size)
+    sharding = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
+    with contextlib.closing(self._host_batches(order, start, start + sum(counts), rows)) as batches:
+      stacks = (_stack(list(itertools.islice(batches, count)), size) for count in counts)
+      yield from _look_ahead(_put(stack, sharding, (size, order.batch_size)) for stack in stacks)
 
 
-class DeviceInput:
+class DeviceInput(Input):
   """Holds all images and labels as uint8 and int32 in the memory of every device."""
 
   def __init__(self, source: Source, sharding: NamedSharding):
@@ -61,7 +95,7 @@ class DeviceInput:
     Raises:
       UserError: the source is empty, or an example can't be read.
     """
-    self._sharding = sharding
+    super().__init__(sharding)
     replicated = NamedSharding(sharding.mesh, PartitionSpec())
     arrays = host.read_all(source)
     self.resident = {key: jax.make_array_from_process_local_data(replicated, arrays[key]) for key in arrays}
@@ -73,14 +107,14 @@ class DeviceInput:
     """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
     return np.asarray(self.resident['image'].addressable_data(0)[indices])
 
-  def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
-    """Yields the batches start, …, stop − 1 of `order`: {'index': int32 [B]}."""
-    rows = _local_rows(self._sharding, order.batch_size)
+  def _host_batches(
+    self, order: host.Order, start: int, stop: int, rows: np.ndarray
+  ) -> Generator[HostBatch, None, None]:
     for step in range(start, stop):
-      yield _put({'index': order(step)[rows]}, self._sharding, order.batch_size)
+      yield {'index': order(step)[rows]}
 
 
-class StreamInput:
+class StreamInput(Input):
   """Reads batches with Grain while the devices work, in threads or in worker processes."""
 
   def __init__(self, source: Source, sharding: NamedSharding, workers: int):
@@ -94,9 +128,9 @@ class StreamInput:
     Raises:
       UserError: the source is empty, or an example can't be read.
     """
-    self.resident: dict[str, jax.Array] = {}
+    super().__init__(sharding)
+    self.resident = {}
     self._source = source
-    self._sharding = sharding
     self._workers = workers
     self._image_shape = host.image_shape(source)
     sources.check(source, np.arange(len(source)))
@@ -108,19 +142,19 @@ class StreamInput:
     """Returns the images of the examples `indices`, int [n], on the host: uint8 [n, H, W, C]."""
     return host.assemble(self._source, indices, self._image_shape)['image']
 
-  def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
-    """Yields the batches start, …, stop − 1 of `order`: {'index', 'image', 'label'}. Closing it ends the readers."""
+  def _host_batches(
+    self, order: host.Order, start: int, stop: int, rows: np.ndarray
+  ) -> Generator[HostBatch, None, None]:
     if start >= stop:
       return
-    rows = _local_rows(self._sharding, order.batch_size)
-    host_batches = host.HostBatches(self._source, order, start, stop, rows, self._image_shape)
+    batches = host.HostBatches(self._source, order, start, stop, rows, self._image_shape)
     options = grain.ReadOptions(num_threads=_STREAM_AHEAD, prefetch_buffer_size=_STREAM_AHEAD)
-    dataset = grain.MapDataset.source(host_batches).to_iter_dataset(options)
+    dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
     if self._workers and stop - start > 1:  # Starting a process takes seconds, too long for a single batch.
       dataset = worker_processes.read_in_processes(dataset, self._workers)
     iterator = iter(dataset)
     try:
-      yield from _look_ahead(_put(batch, self._sharding, order.batch_size) for batch in iterator)
+      yield from iterator
     finally:
       iterator.close()
 
@@ -204,10 +238,16 @@ def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))
 
 
-def _put(local: Mapping[str, np.ndarray], sharding: NamedSharding, batch_size: int) -> Batch:
-  """Starts the transfer of this process's rows to its devices."""
+def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
+  """Puts batches on a new first axis, and repeats the last of them to fill it."""
+  filled = [*batches, *[batches[-1]] * (size - len(batches))]
+  return {key: np.stack([batch[key] for batch in filled]) for key in batches[0]}
+
+
+def _put(local: HostBatch, sharding: NamedSharding, shape: tuple[int, ...]) -> Batch:
+  """Starts the transfer of this process's rows to its devices; `shape` is that of all processes' indices."""
   return {
-    key: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:]))
+    key: jax.make_array_from_process_local_data(sharding, rows, (*shape, *rows.shape[len(shape) :]))
     for key, rows in local.items()
   }
 

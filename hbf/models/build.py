@@ -1,10 +1,12 @@
 """From the `model` part of a config to a network, and what the network costs."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from hbf.errors import UserError, choose
+from hbf.errors import choose
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.registry import make_stages
 
@@ -15,10 +17,8 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
   """The classifier that `config` (the `model` part) describes; no parameters are made.
 
   Raises:
-    UserError: unknown model, option or value, or a width that isn't divisible by the heads.
+    UserError: unknown model, option or dtype. What only shapes tell is found by `abstract_params`.
   """
-  if config.width % config.heads:
-    raise UserError(f'model.width {config.width} is not divisible by model.heads {config.heads}')
   stage1, stage2 = make_stages(config.name, {'heads': config.heads, **config.stage1}, config.stage2)
   return ImageClassifier(
     classes=classes,
@@ -35,16 +35,23 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
   )
 
 
+def abstract_params(model: ImageClassifier, image_shape: tuple[int, int, int]) -> Any:
+  """Shapes and types of the model's parameters for images [height, width, channels]; nothing is computed.
+
+  Raises:
+    UserError: the patch doesn't divide the image, the heads don't divide the width, or an option isn't known.
+  """
+  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  return jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), images)['params']
+
+
 def count_parameters(model: ImageClassifier, image_shape: tuple[int, int, int]) -> int:
-  """Learned numbers of the model for images [height, width, channels]; nothing is computed."""
-  images = jnp.zeros((1, *image_shape))
-  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False))
-  return sum(leaf.size for leaf in jax.tree.leaves(shapes['params']))
+  """Learned numbers of the model."""
+  return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model, image_shape)))
 
 
 def flops_per_image(model: ImageClassifier, image_shape: tuple[int, int, int]) -> int:
   """Floating-point operations of one image's forward pass as XLA counts them (a multiply-add is two)."""
   image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  variables = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros(image.shape), train=False))
-  lowered = jax.jit(lambda v, x: model.apply(v, x, train=False)).lower(variables, image)
-  return int((lowered.cost_analysis() or {})['flops'])
+  forward = jax.jit(lambda params, x: model.apply({'params': params}, x, train=False))
+  return int((forward.lower(abstract_params(model, image_shape), image).cost_analysis() or {})['flops'])

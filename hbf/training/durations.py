@@ -1,7 +1,9 @@
 """Durations in steps, epochs, examples or percent of the run."""
 
 import dataclasses
+import math
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
 from hbf.errors import UserError
@@ -63,6 +65,14 @@ class Clock:
       raise UserError(f'{what}: a period must be longer than {duration}')
     return Every(period, self.batch_size)
 
+  def calls(self, start: int, most: int, events: Iterable['Every']) -> list[int]:
+    """Cuts the steps after `start` into calls of at most `most` that end wherever an event is due: their lengths."""
+    counts, stop, events = [], self.steps, tuple(events)
+    while start < stop:
+      counts.append(min(start + most, stop, *(event.after(start) for event in events)) - start)
+      start += counts[-1]
+    return counts
+
 
 @dataclasses.dataclass(frozen=True)
 class Every:
@@ -73,4 +83,9 @@ class Every:
 
   def __call__(self, step: int) -> bool:
     """Whether a period ended within step `step`, counted from 1."""
-    return step * self.batch_size // self.period > (step - 1) * self.batch_size // self.period
+    return self.after(step - 1) == step
+
+  def after(self, step: int) -> int:
+    """The first step after `step` within which a period ends."""
+    complete = step * self.batch_size // self.period
+    return math.ceil((complete + 1) * self.period / self.batch_size)

@@ -5,9 +5,9 @@ import pathlib
 from typing import Any
 
 from hbf.errors import choose
-from hbf.models.build import build_model, count_parameters
+from hbf.models.build import abstract_params, build_model, count_parameters
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.experiment import abstract_params, load_dataset, make_evaluator, make_splits, open_split
+from hbf.training.experiment import load_dataset, make_evaluator, make_splits, open_split, with_sharding
 from hbf.training.machine import device_name
 from hbf.training.sharding import make_mesh
 from hbf.training.workdir import load_config, write_json
@@ -45,7 +45,8 @@ def evaluate_workdir(workdir: pathlib.Path, checkpoint: str, split: str, **moved
   mesh, dataset = make_mesh(), load_dataset(config)
   source = choose('split', split, make_splits(dataset, config.data.validation))
   model = build_model(config.model, len(dataset.classes))
-  params = checkpoints.restore_params(step, abstract_params(model, dataset.image_shape, mesh))
+  abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
+  params = checkpoints.restore_params(step, abstract)
   summary = make_evaluator(config, model, mesh)(params, open_split(config, mesh, source))
   about = {
     'dataset': config.data.name,

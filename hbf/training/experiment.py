@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -41,6 +40,7 @@ class Experiment:
     optimizer: the gradient transformation.
     evaluator: exact figures of a split.
     due: by event (log, evaluate, checkpoint): at which steps.
+    steps_per_call: most steps that the devices are asked for at once.
     parameters: learned numbers of the model.
     flops_per_image: of a forward pass.
   """
@@ -57,6 +57,7 @@ class Experiment:
   optimizer: optax.GradientTransformation
   evaluator: Evaluator
   due: Mapping[str, Every]
+  steps_per_call: int
   parameters: int
   flops_per_image: int
 
@@ -97,6 +98,7 @@ def prepare(config: ConfigDict) -> Experiment:
     optimizer=optimizer,
     evaluator=make_evaluator(config, model, mesh),
     due=due,
+    steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train']),
     parameters=parameters,
     flops_per_image=flops_per_image(model, dataset.image_shape),
   )
@@ -138,6 +140,13 @@ def with_statistics(config: ConfigDict, train: Input) -> ConfigDict:
   return resolved
 
 
+def steps_per_call(asked: int, train: Input) -> int:
+  """Steps that share a call: as many as asked for; if 0, ten where a step is short and its batch only indices."""
+  if asked < 0:
+    raise UserError(f'train.steps_per_call must be 1 or more, or 0 for a choice by device: it is {asked}')
+  return asked or (10 if train.resident and jax.default_backend() != 'cpu' else 1)
+
+
 def make_objective(config: ConfigDict) -> Objective:
   """What a step minimises."""
   data, train = config.data, config.train
@@ -157,13 +166,6 @@ def make_evaluator(config: ConfigDict, model: ImageClassifier, mesh: Mesh) -> Ev
   size = -(-config.evaluate.batch_size // mesh.size) * mesh.size
   replicated = state_sharding(mesh, 0)
   return Evaluator(model, tuple(config.data.mean), tuple(config.data.std), size, replicated)
-
-
-def abstract_params(model: ImageClassifier, image_shape: tuple[int, int, int], mesh: Mesh) -> Any:
-  """Shapes, types and shardings of the model's parameters."""
-  images = jnp.zeros((1, *image_shape))
-  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False))['params']
-  return with_sharding(shapes, mesh)
 
 
 def with_sharding(shapes: Any, mesh: Mesh) -> Any:

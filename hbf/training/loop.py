@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -18,11 +19,11 @@ from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.reporter import Reporter, check_finite
 from hbf.training.sharding import state_sharding
-from hbf.training.state import TrainState, all_finite, init_state, make_train_step
+from hbf.training.state import TrainState, all_finite, init_state, make_train_step, several
 from hbf.training.workdir import claim, locked, write_json
 from hbf.training.writers import MetricsWriter
 
-Step = Callable[[TrainState, Resident, Batch], TrainState]
+Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
 
 
 def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[str, Any] | None:
@@ -48,11 +49,12 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
       return json.loads(result_path.read_text())
     _introduce(experiment, workdir, console)
     with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep)) as checkpoints:
-      state, start = _start(experiment, checkpoints, console)
-      step_fn, compile_seconds = _compile(experiment, state)
+      first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
+      state, start = _start(experiment, first, checkpoints, console)
+      steps_fn, compile_seconds = _compile(experiment, state, first)
       with MetricsWriter(workdir, start, config.log.tensorboard) as writer:
         with Reporter(experiment, writer, start, console) as reporter:
-          state, done = _run(experiment, step_fn, state, start, reporter, checkpoints)
+          state, done = _run(experiment, steps_fn, state, start, reporter, checkpoints)
         if done < experiment.clock.steps:
           console.print(f'stopped after step {done}, saved; the same command goes on from there')
           return None
@@ -79,37 +81,37 @@ def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) 
     console.print(line, highlight=False)
 
 
-def _start(experiment: Experiment, checkpoints: Checkpoints, console: Console) -> tuple[TrainState, int]:
-  """The newest checkpoint's state and step, or a fresh state and 0."""
-  train_input = experiment.inputs['train']
-  first = next(train_input.batches(experiment.order, 0, 1))
+def _start(
+  experiment: Experiment, first: Batch, checkpoints: Checkpoints, console: Console
+) -> tuple[TrainState, int]:
+  """The newest checkpoint's state and step, or a fresh state, made with the first batch, and 0."""
+  resident = experiment.inputs['train'].resident
 
-  def init(resident: Resident, batch: Batch) -> TrainState:
+  def init(resident: Resident, stack: Batch) -> TrainState:
+    batch = jax.tree.map(lambda z: z[0], stack)
     return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch)
 
-  shapes = jax.eval_shape(init, train_input.resident, first)
+  shapes = jax.eval_shape(init, resident, first)
   if (step := checkpoints.latest) is not None:
     console.print(f'goes on after step {step}')
     return checkpoints.restore(step, with_sharding(shapes, experiment.mesh)), step
   shardings = state_sharding(experiment.mesh, shapes)
-  return jax.jit(init, out_shardings=shardings)(train_input.resident, first), 0
+  return jax.jit(init, out_shardings=shardings)(resident, first), 0
 
 
-def _compile(experiment: Experiment, state: TrainState) -> tuple[Step, float]:
-  """The train step, compiled for these shapes and devices, and the seconds that took."""
-  train_input = experiment.inputs['train']
-  first = next(train_input.batches(experiment.order, 0, 1))
+def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
+  """The train steps, compiled for these shapes and devices, and the seconds that took."""
   begin = time.perf_counter()
-  step = make_train_step(experiment.model, experiment.optimizer, experiment.objective)
-  shardings = state_sharding(experiment.mesh, state)
-  jitted = jax.jit(step, donate_argnums=0, out_shardings=shardings)
-  compiled = jitted.lower(state, train_input.resident, first).compile()
+  steps = several(make_train_step(experiment.model, experiment.optimizer, experiment.objective))
+  shardings = state_sharding(experiment.mesh, (state, state.step))
+  jitted = jax.jit(steps, donate_argnums=0, out_shardings=shardings)
+  compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()
   return compiled, time.perf_counter() - begin
 
 
 def _run(
   experiment: Experiment,
-  step_fn: Step,
+  steps_fn: Steps,
   state: TrainState,
   start: int,
   reporter: Reporter,
@@ -117,10 +119,15 @@ def _run(
 ) -> tuple[TrainState, int]:
   """Steps until the end or a signal; returns the state and the last step."""
   due, last, train_input = experiment.due, experiment.clock.steps, experiment.inputs['train']
-  step = start
-  with _signals() as stopped, contextlib.closing(train_input.batches(experiment.order, start, last)) as batches:
-    for step, batch in enumerate(batches, start + 1):
-      state = step_fn(state, train_input.resident, batch)
+  counts = experiment.clock.calls(start, experiment.steps_per_call, due.values())
+  stacks = train_input.stacks(experiment.order, start, counts, experiment.steps_per_call)
+  step, before = start, None
+  with _signals() as stopped, contextlib.closing(stacks):
+    for count, stack in zip(counts, stacks, strict=True):
+      state, done = steps_fn(state, train_input.resident, stack, np.int32(count))
+      # One call may wait behind the running one, not more: signals are answered soon, and few batches lie in memory.
+      jax.block_until_ready(before)
+      step, before = step + count, done
       if due['log'](step) or step == last:
         state = reporter.report(step, state)
       validation = None
@@ -147,7 +154,7 @@ def _save(
 
 @contextlib.contextmanager
 def _signals() -> Iterator[Callable[[], bool]]:
-  """Turns SIGTERM and SIGINT into an answer to 'shall I stop?', asked after every step."""
+  """Turns SIGTERM and SIGINT into an answer to 'shall I stop?', asked after every call."""
   received: list[int] = []
   kinds = (signal.SIGTERM, signal.SIGINT)
   before = [signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds]

@@ -1,5 +1,6 @@
 """What a result was measured on: device, memory, versions, commit."""
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -18,12 +19,30 @@ def keep_freed_memory() -> None:
   """Has the C library keep memory that is freed instead of returning it to the system (Linux; else nothing).
 
   XLA's CPU backend allocates its temporaries anew at every step; getting the pages back from the system each time
-  took a third of a training step where it was measured (docs/design.md, How runs stay fast on a CPU).
+  took a third of a training step where it was measured (docs/design.md, How runs stay fast on a CPU). Call it before
+  anything is computed.
   """
+  # Memory that another thread asks for is returned all the same, so the CPU computes in the thread that calls. Nor do
+  # the temporaries of several steps then lie in memory at once.
+  jax.config.update('jax_cpu_enable_async_dispatch', False)
   mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
   if mallopt is not None:
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def keep_compiled_programs() -> None:
+  """Has JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla ($XDG_CACHE_HOME/hbf/xla).
+
+  A folder that JAX has been given already, as by JAX_COMPILATION_CACHE_DIR, stays. Where no folder can be made every
+  run compiles.
+  """
+  if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+    return
+  folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'hbf' / 'xla'
+  with contextlib.suppress(OSError):
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
 def device_name() -> str:

@@ -76,7 +76,7 @@ class Reporter:
   def validation(self, step: int, summary: dict) -> None:
     """Writes the figures of the held-out part of train."""
     self.flush()
-    values = {name: summary[name] for name in ('loss', 'accuracy', 'top5', 'nll', 'ece') if name in summary}
+    values = {name: summary[name] for name in ('accuracy', 'top5', 'nll', 'ece')}
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
     self._show(step, 'validation', values)
 

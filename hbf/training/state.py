@@ -37,6 +37,9 @@ class TrainState(flax.struct.PyTreeNode):
   totals: Totals
 
 
+Step = Callable[[TrainState, Resident, Batch], TrainState]
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
   """What a step minimises, on what images.
@@ -73,9 +76,7 @@ def init_state(
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros())
 
 
-def make_train_step(
-  model: ImageClassifier, optimizer: optax.GradientTransformation, objective: Objective
-) -> Callable[[TrainState, Resident, Batch], TrainState]:
+def make_train_step(model: ImageClassifier, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
   """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.inputs`."""
 
   def loss(params: Any, images: jax.Array, labels: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,6 +103,25 @@ def make_train_step(
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state, totals)
 
   return train_step
+
+
+def several(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Array], tuple[TrainState, jax.Array]]:
+  """Several steps in one call: (state, resident, stack, count) → the state after `count` batches, and its step.
+
+  The count isn't compiled in: whatever it is, the very same program takes a step, and so the same numbers come out.
+  The step comes a second time, for the host to wait for after the state has been given to the next call.
+  """
+
+  def train_steps(
+    state: TrainState, resident: Resident, stack: Batch, count: jax.Array
+  ) -> tuple[TrainState, jax.Array]:
+    def body(i: jax.Array, state: TrainState) -> TrainState:
+      return train_step(state, resident, jax.tree.map(lambda z: z[i], stack))
+
+    state = jax.lax.fori_loop(0, count, body, state)
+    return state, state.step
+
+  return train_steps
 
 
 def all_finite(tree: Any) -> jax.Array:

@@ -20,6 +20,7 @@ FREE = (
   'data.input',
   'data.resident_bytes',
   'data.workers',
+  'train.steps_per_call',
   'evaluate.batch_size',
   'checkpoint.every',
   'checkpoint.keep',

@@ -7,7 +7,7 @@ import zipfile
 import jax
 import numpy as np
 import pytest
-from in_memory import ArraySource
+from in_memory import random_source
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
@@ -16,13 +16,7 @@ from hbf.data.builders import cifar, tiny_imagenet
 
 @pytest.fixture
 def make_source():
-  def make(examples=50, shape=(4, 6, 3), seed=0):
-    generator = np.random.default_rng(seed)
-    return ArraySource(
-      generator.integers(0, 256, (examples, *shape), dtype=np.uint8), generator.integers(0, 10, examples)
-    )
-
-  return make
+  return random_source
 
 
 @pytest.fixture

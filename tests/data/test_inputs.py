@@ -71,6 +71,20 @@ def test_batches_and_what_is_gathered_are_sharded(make_source, sharding, kind):
   assert all(array.sharding.is_fully_replicated for array in data.resident.values())
 
 
+@pytest.mark.parametrize('kind', ['device', 'stream'])
+def test_stacks_are_the_batches_one_over_another(make_source, sharding, kind):
+  data, order = make_input(kind, make_source(), sharding, workers=0, resident_bytes=0), TrainOrder(0, 50, 16)
+  batches, counts, at = list(data.batches(order, 3, 9)), (2, 3, 1), 0
+  stacks = list(data.stacks(order, 3, counts, size=3))
+  for count, stack in zip(counts, stacks, strict=True):
+    assert stack['index'].shape == (3, 16)
+    assert all(array.sharding.shard_shape(array.shape)[:2] == (3, 2) for array in stack.values())
+    for row in range(count):
+      _assert_equal([{key: stack[key][row] for key in stack}], [batches[at + row]])
+    at += count
+  assert not list(data.stacks(order, 3, (), size=3))
+
+
 def test_leaving_a_stream_early_ends_its_threads(make_source, sharding):
   before = set(threading.enumerate())
   batches = StreamInput(make_source(), sharding, workers=0).batches(TrainOrder(0, 50, 16), 0, 10**6)

@@ -15,7 +15,7 @@ import hbf.models.build
 import hbf.models.classifier
 from configs.common import RECIPES, SIZES
 from hbf.errors import UserError
-from hbf.models.build import build_model, count_parameters, flops_per_image
+from hbf.models.build import abstract_params, build_model, count_parameters, flops_per_image
 from hbf.nn.block import Block
 from hbf.nn.registry import make_stages
 from hbf.ops.hyperbf import log_responses, normalise
@@ -92,7 +92,8 @@ def test_flops_are_near_those_of_the_products(model):
 @pytest.mark.parametrize(
   'changes,message',
   [
-    ({'heads': 5}, 'model.width 64 is not divisible by model.heads 5'),
+    ({'heads': 5}, 'a width of 64 is not divisible by 5 heads'),
+    ({'heads': 0}, 'a width of 64 is not divisible by 0 heads'),
     ({'dtype': 'float23'}, "unknown model.dtype 'float23': did you mean 'float32'"),
     ({'name': 'vitt'}, "unknown model 'vitt': did you mean 'vit'"),
     ({'name': 'hyperbf'}, 'pick the model in the config argument'),
@@ -102,7 +103,7 @@ def test_impossible_models_are_user_errors(changes, message):
   config = toy()
   config.update(changes)
   with pytest.raises(UserError, match=message):
-    build_model(config, 10)
+    abstract_params(build_model(config, 10), (8, 8, 1))
 
 
 # Floors of a living unit. σ² = D, nearly constant, has a spread of 1/√D: at most 0.125 at these widths.

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from hbf.errors import UserError
@@ -23,6 +25,25 @@ def test_a_period_never_drifts():
   steps = [step for step in range(1, 64 * 1000) if due(step)]
   assert len(steps) == (64 * 1000 - 1) * 64 // 1000
   assert all(step == -(-1000 * epoch // 64) for epoch, step in enumerate(steps, 1))
+
+
+@pytest.mark.parametrize('duration', ['1steps', '7steps', '10examples', '100examples', '1epoch', '9epochs'])
+def test_the_next_due_step_is_the_first_that_is_due(duration):
+  due = CLOCK.every('x', duration)
+  for step in range(100):
+    assert due.after(step) == next(later for later in itertools.count(step + 1) if due(later))
+
+
+@pytest.mark.parametrize('start', [0, 11, 39, 40])
+@pytest.mark.parametrize('most', [1, 4, 100])
+def test_calls_end_wherever_an_event_is_due(start, most):
+  events = [CLOCK.every('x', duration) for duration in ('7steps', '1epoch', '300examples')]
+  counts = CLOCK.calls(start, most, events)
+  ends = list(itertools.accumulate(counts, initial=start))
+  assert ends[-1] == CLOCK.steps == 40
+  assert {step for step in range(start + 1, 41) if any(due(step) for due in events)} <= set(ends)
+  for end, count in zip(ends[1:], counts, strict=True):
+    assert count == most or (0 < count < most and (end == 40 or any(due(end) for due in events)))
 
 
 @pytest.mark.parametrize('duration', ['', '5', 'epoch', '-1steps', '3 weeks', '0steps'])

@@ -14,9 +14,10 @@ import pytest
 from rich.console import Console
 
 from hbf.errors import UserError
+from hbf.models.build import abstract_params
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import evaluate_workdir
-from hbf.training.experiment import abstract_params, prepare
+from hbf.training.experiment import prepare, with_sharding
 from hbf.training.loop import train
 from hbf.training.reporter import Diverged, Reporter
 from hbf.training.writers import read_metrics
@@ -38,7 +39,7 @@ def timeless(workdir):
 def params_of(workdir, config):
   experiment = prepare(config)
   checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
-  abstract = abstract_params(experiment.model, (8, 8, 1), experiment.mesh)
+  abstract = with_sharding(abstract_params(experiment.model, (8, 8, 1)), experiment.mesh)
   return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.find('latest'), abstract))
 
 
@@ -92,12 +93,15 @@ def stop_at(monkeypatch, stop):
 
 @pytest.mark.parametrize('arguments', ['model=hyperbf', 'model=vit'])
 def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypatch, arguments):
-  config = toy(arguments, **{'model.dropout': 0.1, 'train.epochs': 2.0})
+  """Also if the parts cut the steps into other calls."""
+  config = toy(arguments, **{'model.dropout': 0.1, 'train.epochs': 2.0, 'log.every': '7steps'})
   train(config, tmp_path / 'whole', QUIET)
   with monkeypatch.context() as patch:
-    stop_at(patch, 10)
+    stop_at(patch, 14)
+    config.train.steps_per_call = 4
     assert train(config, tmp_path / 'parts', QUIET) is None
   assert not (tmp_path / 'parts' / 'result.json').exists()
+  config.train.steps_per_call = 1
   assert train(config, tmp_path / 'parts', QUIET) is not None
   assert_same_run(tmp_path / 'whole', tmp_path / 'parts', config)
 
@@ -106,7 +110,7 @@ def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypa
 def test_kill_9_in_an_epoch_changes_nothing(tmp_path, toy, digits_dir, kind):
   changes = {'train.epochs': 6.0, 'checkpoint.every': '8steps', 'log.every': '3steps', 'data.input': kind}
   changes |= {'model.width': 16, 'model.depth': 1, 'model.heads': 2, 'model.stage2.centres': 12}
-  changes |= {'data.dir': str(digits_dir), 'evaluate.every': '1epoch', 'data.workers': 1}
+  changes |= {'data.dir': str(digits_dir), 'evaluate.every': '1epoch', 'data.workers': 1, 'train.steps_per_call': 2}
   flags = [f'--config.{key}={value}' for key, value in changes.items()]
   environment = os.environ | {'XLA_FLAGS': ''}
 
@@ -169,7 +173,7 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
   [
     ({'train.batch_size': 60}, r'train.batch_size 60 cannot be shared by 8 devices: use a multiple of 8, such as 56'),
     ({'train.batch_size': 4096}, r'more than the 1298 examples'),
-    ({'model.heads': 3}, r'model.width 16 is not divisible by model.heads 3'),
+    ({'model.heads': 3}, r'a width of 16 is not divisible by 3 heads'),
     ({'model.patch': 3}, r"patches of 3 pixels don't divide images of 8×8"),
     ({'model.name': 'vit'}, r"unknown option of stage 1 'softmax' 'kernel'"),
     ({'model.pool': 'clss'}, r"unknown pool 'clss': did you mean 'cls'"),
@@ -183,6 +187,7 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     ({'data.input': 'disk'}, r"unknown data.input 'disk'"),
     ({'data.validation': 1.5}, r'data.validation is the part of train held out'),
     ({'data.mean': (0.5,)}, r'give both data.mean and data.std'),
+    ({'train.steps_per_call': -1}, r'train.steps_per_call must be 1 or more'),
     ({'train.epochs': 0.0}, r'train.epochs must be more than 0'),
     ({'optimizer.name': 'adam'}, r"unknown optimizer.name 'adam': did you mean 'adamw'"),
     ({'checkpoint.every': '1 month'}, r"checkpoint.every: '1 month' isn't a duration"),

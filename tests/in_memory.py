@@ -17,3 +17,10 @@ class ArraySource:
 
   def __getitem__(self, index):
     return self.images[index], int(self.labels[index])
+
+
+def random_source(examples=50, shape=(4, 6, 3), seed=0, classes=10):
+  """Random images."""
+  generator = np.random.default_rng(seed)
+  images = generator.integers(0, 256, (examples, *shape), dtype=np.uint8)
+  return ArraySource(images, generator.integers(0, classes, examples))
