@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from hbf.errors import UserError
 from hbf.interop.weights import Params
-from hbf.models.build import build_model
+from hbf.models.build import abstract_params, build_model
 from hbf.models.classifier import ImageClassifier
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.experiment import Experiment, abstract_params, load_dataset
+from hbf.training.experiment import Experiment, load_dataset, with_sharding
 from hbf.training.sharding import make_mesh
 from hbf.training.state import Totals, TrainState
 from hbf.training.workdir import claim, load_config, locked
@@ -40,4 +40,6 @@ def read(workdir: pathlib.Path, checkpoint: str, **moved: str) -> tuple[ImageCla
   checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
   step, dataset = checkpoints.find(checkpoint), load_dataset(config)
   model = build_model(config.model, len(dataset.classes))
-  return model, checkpoints.restore_params(step, abstract_params(model, dataset.image_shape, make_mesh()))
+  return model, checkpoints.restore_params(
+    step, with_sharding(abstract_params(model, dataset.image_shape), make_mesh())
+  )
