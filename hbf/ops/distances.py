@@ -44,9 +44,14 @@ class Distances(NamedTuple):
     By hand, because summing over the points outside of a product costs more than the products do.
     """
     g = cotangent.astype(self.points.dtype)
-    along_points = jnp.concatenate([self.norms, jnp.ones_like(self.norms)], axis=-1)
-    by_norm, by_one = jnp.split(jnp.einsum('...na,...nk->...ak', cotangent, along_points), 2, axis=-1)
-    by_point = _product('...na,...nd->...ad', g, self.points)
+    norms_and_ones = jnp.concatenate([self.norms, jnp.ones_like(self.norms)], axis=-1)
+    if g.dtype == jnp.float32:
+      along_points = jnp.concatenate([self.points, norms_and_ones], axis=-1)
+      sums = _product('...na,...nk->...ak', g, along_points)
+      by_point, by_norm, by_one = sums[..., :-2], sums[..., -2:-1], sums[..., -1:]
+    else:  # norms are too large for a short type
+      by_point = _product('...na,...nd->...ad', g, self.points)
+      by_norm, by_one = jnp.split(_product('...na,...nk->...ak', cotangent, norms_and_ones), 2, axis=-1)
     scaled_centres = (self.scale * self.centres).astype(g.dtype)
     return Distances(
       points=-2 * _product('...na,...ad->...nd', g, scaled_centres),
