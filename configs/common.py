@@ -144,6 +144,7 @@ def stage2_options(name: str, hidden: int) -> dict[str, Any]:
       'normalisation': 'layer',
       'centres_init': 'normal',
       'coefficients_scale': 1.0,
+      'form': 'blocks',  # of the sums over the centres: blocks (of points), pallas (fused kernels)
     },
   }
   return options[name]

@@ -90,6 +90,7 @@ class HyperBFUnit(nn.Module):
     normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`.
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).
     coefficients_scale: root mean square of the output at init.
+    form: how the sums over the centres are computed, see `hbf.ops.hyperbf.hyperbf`.
     dtype: of the products; parameters are float32.
   """
 
@@ -103,6 +104,7 @@ class HyperBFUnit(nn.Module):
   normalisation: str
   centres_init: str
   coefficients_scale: float
+  form: str
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -137,7 +139,8 @@ class HyperBFUnit(nn.Module):
 
     coefficients = self.param('coefficients', init_coefficients).astype(points.dtype)
     bias = self.param('bias', nn.initializers.zeros_init(), (width,)).astype(points.dtype)
-    out = hyperbf(points, centres, coefficients, normalisation=self.normalisation, log_gain=log_gain, **unit)
+    unit |= {'normalisation': self.normalisation, 'log_gain': log_gain, 'form': self.form}
+    out = hyperbf(points, centres, coefficients, **unit)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
 

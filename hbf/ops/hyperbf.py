@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hbf.errors import choose
 from hbf.ops.attention import gaussian_attention, is_attention
-from hbf.ops.distances import distances, squared_distances
+from hbf.ops.distances import Distances, distances, squared_distances
 from hbf.ops.kernels import KERNELS
 from hbf.ops.sums import Sums, kernel_sums
 
@@ -25,12 +25,13 @@ def hyperbf(
   weights: jax.Array | None = None,
   normalisation: str = 'sum',
   log_gain: jax.Array | float = 0.0,
+  form: str = 'blocks',
 ) -> jax.Array:
   """f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalised over the centres or not.
 
   Stage 1 of a block is this function with centres = keys and coefficients = values (memo eq. 2 and 6); stage 2 is
   this function with learned centres and coefficients (eq. 4 and 7). It equals `hyperbf_plain`, in value and gradient,
-  but takes the faster way: attention for the normalised Gaussian, else sums over the centres in blocks of points.
+  but takes the faster way: attention for the normalised Gaussian, else sums over the centres in the form asked for.
 
   Args:
     points: x [..., N, D], the tokens or queries.
@@ -42,15 +43,17 @@ def hyperbf(
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
     log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., 1, 1].
+    form: of the sums, 'blocks' (of points, `hbf.ops.sums`) or 'pallas' (fused kernels, `hbf.ops.pallas`).
 
   Returns:
     [..., N, V] in the coefficients' type.
 
   Raises:
-    UserError: the kernel, metric or normalisation isn't known.
+    UserError: the kernel, metric, normalisation or form isn't known.
   """
   choose('kernel', kernel, KERNELS)
   finish = choose('normalisation', normalisation, _FROM_SUMS)
+  sums_form = choose('form', form, FORMS)
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     return gaussian_attention(points, centres, coefficients, width=width, metric=metric, weights=weights)
@@ -66,7 +69,7 @@ def hyperbf(
       jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centres, coefficients)
     )
   scaled = distances(points, centres, metric, weights, precision(width))
-  sums = kernel_sums(scaled, coefficients, kernel)
+  sums = sums_form(scaled, coefficients, kernel)
   out = finish(sums, coefficients, log_gain).astype(coefficients.dtype)
   return out.reshape(*leading, *out.shape[-2:])
 
@@ -202,6 +205,15 @@ _FROM_SUMS: dict[str, Callable[[Sums, jax.Array, jax.Array], jax.Array]] = {
   'rms': _rms_from_sums,
   'layer': _layer_from_sums,
 }
+
+def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+  # Pallas is young and its modules move between versions of JAX: only who asks for it depends on them.
+  from hbf.ops.pallas import pallas_sums
+
+  return pallas_sums(terms, coefficients, kernel)
+
+
+FORMS = {'blocks': kernel_sums, 'pallas': _pallas_sums}
 
 
 def _last_axes(z: jax.Array | None, count: int) -> Any:

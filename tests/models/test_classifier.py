@@ -22,6 +22,7 @@ UNIT = {
   'normalisation': 'layer',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
+  'form': 'blocks',
 }
 ATTENTION = {
   'heads': 2,

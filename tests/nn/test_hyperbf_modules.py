@@ -34,6 +34,7 @@ UNIT = {
   'normalisation': 'none',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
+  'form': 'blocks',
 }
 
 
