@@ -56,6 +56,7 @@ def defaults() -> ConfigDict:
   config.model.positions = 'learned'  # learned, sincos2d
   config.model.dropout = 0.0
   config.model.dtype = 'float32'  # of the products: float32, bfloat16
+  config.model.norm_epsilon = 1e-6  # added to the variance in each LayerNorm
   config.model.scan_layers = False  # compile one block and loop over it: deep models start sooner
   # Compute blocks again in the backward pass: less memory (on a CPU only if scanned), about a third more products.
   config.model.remat = False
@@ -146,6 +147,7 @@ def stage2_options(name: str, hidden: int) -> dict[str, Any]:
       'normalisation': 'layer',
       'centres_init': 'normal',
       'coefficients_scale': 1.0,
+      'form': 'blocks',  # of the sums over the centres: blocks (of points), pallas (fused kernels)
     },
   }
   return options[name]

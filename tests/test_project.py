@@ -17,6 +17,7 @@ LAYERS = {
   'data': set(),
   'evaluation': {'models', 'nn', 'ops', 'data'},
   'training': {'evaluation', 'models', 'nn', 'ops', 'data'},
+  'interop': {'training', 'models', 'nn'},
 }
 
 

@@ -31,6 +31,7 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
     stage1=stage1,
     stage2=stage2,
     dtype=choose('model.dtype', config.dtype, DTYPES),
+    norm_epsilon=config.norm_epsilon,
     scan_layers=config.scan_layers,
     remat=config.remat,
   )

@@ -27,6 +27,7 @@ class ImageClassifier(nn.Module):
     stage1: constructor, see `hbf.nn.registry.make_stages`.
     stage2: constructor.
     dtype: of the products; parameters and logits are float32.
+    norm_epsilon: added to the variance in each LayerNorm.
     scan_layers: compile one block and loop over it, instead of all blocks. The parameters are the same, but dropout
       draws other numbers, and intermediates can't be captured.
     remat: compute what a block holds once more in the backward pass instead of keeping it.
@@ -42,6 +43,7 @@ class ImageClassifier(nn.Module):
   stage1: Stage
   stage2: Stage
   dtype: Any = jnp.float32
+  norm_epsilon: float = 1e-6
   scan_layers: bool = False
   remat: bool = False
 
@@ -65,14 +67,14 @@ class ImageClassifier(nn.Module):
     tokens = self._blocks(tokens, train)
     # A norm works on each token alone, so norm only what is read.
     tokens = tokens[:, 0] if read_class_token else tokens
-    tokens = nn.LayerNorm(dtype=self.dtype, name='norm')(tokens)
+    tokens = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
     pooled = tokens if read_class_token else tokens.mean(axis=1)
     return nn.Dense(self.classes, name='head')(pooled.astype(jnp.float32))
 
   def _blocks(self, tokens: jax.Array, train: bool) -> jax.Array:
     """Takes tokens [B, N, D] through block0, block1, …"""
     kind = nn.remat(Block, prevent_cse=not self.scan_layers, static_argnums=(2,)) if self.remat else Block
-    make = functools.partial(kind, self.stage1, self.stage2, self.dropout, self.dtype)
+    make = functools.partial(kind, self.stage1, self.stage2, self.dropout, self.dtype, self.norm_epsilon)
     # At init, parameters depend on the tokens that reach their block.
     if self.is_initializing() or not self.scan_layers:
       for i in range(self.depth):

@@ -41,7 +41,7 @@ class HyperBFAttention(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    if self.width == 'centre':
+    if self.width in ('centre', 'signed'):
       raise UserError("stage 1 can't have a width for each centre, its centres are the tokens: use layer or head")
     q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
@@ -84,11 +84,13 @@ class HyperBFUnit(nn.Module):
     kernel: a name in `hbf.ops.kernels.KERNELS`.
     metric: of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank, unused by the others.
-    width: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own.
+    width: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own; 'signed': every centre has a free
+      1/2σ² of any sign, as in the authors' code, which needs kernel gaussian and metric bilinear.
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps x·t/σ² of order 1.
     normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`.
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).
     coefficients_scale: root mean square of the output at init.
+    form: how the sums over the centres are computed, see `hbf.ops.hyperbf.hyperbf`.
     dtype: of the products; parameters are float32.
   """
 
@@ -102,6 +104,7 @@ class HyperBFUnit(nn.Module):
   normalisation: str
   centres_init: str
   coefficients_scale: float
+  form: str
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -109,6 +112,8 @@ class HyperBFUnit(nn.Module):
     """Maps tokens [B, N, D] to [B, N, D]."""
     width = tokens.shape[-1]
     check_heads(width, self.heads)
+    if self.width == 'signed' and (self.kernel, self.metric) != ('gaussian', 'bilinear'):
+      raise UserError(f'width signed needs kernel gaussian and metric bilinear, not {self.kernel} and {self.metric}')
     d = width // self.heads
     points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
     init = choose('centres_init', self.centres_init, CENTRES_INITS)
@@ -134,7 +139,8 @@ class HyperBFUnit(nn.Module):
 
     coefficients = self.param('coefficients', init_coefficients).astype(points.dtype)
     bias = self.param('bias', nn.initializers.zeros_init(), (width,)).astype(points.dtype)
-    out = hyperbf(points, centres, coefficients, normalisation=self.normalisation, log_gain=log_gain, **unit)
+    unit |= {'normalisation': self.normalisation, 'log_gain': log_gain, 'form': self.form}
+    out = hyperbf(points, centres, coefficients, **unit)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
 

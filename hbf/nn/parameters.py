@@ -7,21 +7,25 @@ import jax.numpy as jnp
 from hbf.errors import UserError, choose
 
 # Which axes of [heads, points, centres] have a width of their own.
-_WIDTH_AXES = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2)}
+_WIDTH_AXES = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2), 'signed': (0, 2)}
 
 
 def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, centres: int = 1) -> jax.Array:
   """σ, broadcastable to [heads, points, centres], learned in log space from σ² = variance.
 
   Args:
-    module: the module in whose scope `log_width` is made.
-    scope: 'fixed' (not learned), 'layer', 'head' or 'centre': what has a width of its own.
+    module: the module in whose scope `log_width` is made, or `beta` if the scope is 'signed'.
+    scope: 'fixed' (not learned), 'layer', 'head' or 'centre': what has a width of its own; or 'signed': every centre
+      has β = 1/2σ², learned as it is and free to become negative, as in the authors' code; then σ is negative too.
     variance: σ² at init.
     heads: number of heads.
     centres: number of centres a head.
   """
   axes = choose('width', scope, _WIDTH_AXES)
   shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centres)))
+  if scope == 'signed':
+    beta = module.param('beta', lambda _: jnp.full(shape, 0.5 / variance, jnp.float32))
+    return jnp.where(beta < 0, -1, 1) * jax.lax.rsqrt(2 * jnp.abs(beta))
   log_width = jnp.full(shape, 0.5 * jnp.log(variance), jnp.float32)
   if scope != 'fixed':
     log_width = module.param('log_width', lambda _: log_width)

@@ -1,11 +1,97 @@
 """Squared distances under a learned metric: r²(x, t) = ‖W(x − t)‖² = (x − t)ᵀ M (x − t), M = WᵀW."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
+
+
+class Distances(NamedTuple):
+  """What scaled squared distances are made of: scale (norms + centre_norms − 2 points·centres).
+
+  The metric is in the points and centres already. Nothing of size [N, A] is held.
+
+  Attributes:
+    points: [..., N, D].
+    norms: xᵀMx, float32 [..., N, 1].
+    centres: [..., A, D], of the points' type.
+    centre_norms: tᵀMt, float32 [..., A, 1].
+    scale: a factor of each centre, float32 [..., A, 1].
+  """
+
+  points: jax.Array
+  norms: jax.Array
+  centres: jax.Array
+  centre_norms: jax.Array
+  scale: jax.Array
+
+  def __call__(self) -> jax.Array:
+    """The distances, float32 [..., N, A]; not clamped, rounding may take them slightly below 0."""
+    if self.points.dtype != jnp.float32:
+      squares = self.norms + self.centre_norms.mT - 2 * products(self.points, self.centres)
+      return self.scale.mT * squares
+    # One product of [x, ‖x‖², 1] and scale [−2t, 1, ‖t‖²]: no passes over [N, A] for the sums.
+    left = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
+    right = jnp.concatenate([-2 * self.centres, jnp.ones_like(self.centre_norms), self.centre_norms], axis=-1)
+    return products(left, self.scale * right)
+
+  def gradient(self, cotangent: jax.Array) -> 'Distances':
+    """The cotangents of all parts, float32, for that of the distances, float32 [..., N, A].
+
+    By hand, because summing over the points outside of a product costs more than the products do.
+    """
+    g = cotangent.astype(self.points.dtype)
+    norms_and_ones = jnp.concatenate([self.norms, jnp.ones_like(self.norms)], axis=-1)
+    if g.dtype == jnp.float32:
+      along_points = jnp.concatenate([self.points, norms_and_ones], axis=-1)
+      sums = _product('...na,...nk->...ak', g, along_points)
+      by_point, by_norm, by_one = sums[..., :-2], sums[..., -2:-1], sums[..., -1:]
+    else:  # norms are too large for a short type
+      by_point = _product('...na,...nd->...ad', g, self.points)
+      by_norm, by_one = jnp.split(_product('...na,...nk->...ak', cotangent, norms_and_ones), 2, axis=-1)
+    scaled_centres = (self.scale * self.centres).astype(g.dtype)
+    return Distances(
+      points=-2 * _product('...na,...ad->...nd', g, scaled_centres),
+      norms=jnp.einsum('...na,...ak->...nk', cotangent, self.scale),
+      centres=-2 * self.scale * by_point,
+      centre_norms=self.scale * by_one,
+      scale=by_norm + self.centre_norms * by_one - 2 * row_dots(self.centres, by_point),
+    )
+
+
+def distances(
+  points: jax.Array,
+  centres: jax.Array,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+  scale: jax.Array | float = 1.0,
+) -> Distances:
+  """The parts of the squared distances between every point and every centre, times a factor of each centre.
+
+  Args:
+    points: [..., N, D].
+    centres: [..., A, D], of the points' type.
+    metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
+    weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full,
+      and M [..., D, D] for bilinear.
+    scale: positive, broadcastable to [..., 1, A].
+
+  Raises:
+    UserError: the metric isn't known.
+  """
+  scale = jnp.atleast_2d(jnp.asarray(scale, jnp.float32)).mT
+  scale = jnp.broadcast_to(scale, (*centres.shape[:-1], 1))
+  if metric == 'bilinear':
+    assert weights is not None
+    mapped, mapped_centres = (products(z, weights.mT.astype(z.dtype)).astype(z.dtype) for z in (points, centres))
+    return Distances(mapped, row_dots(points, mapped), centres, row_dots(centres, mapped_centres), scale)
+  apply = choose('metric', metric, METRICS)
+  # Rounding the mapped points to the input type once, before the norms, keeps the three terms consistent.
+  a, b = (apply(z, weights).astype(points.dtype) for z in (points, centres))
+  return Distances(a, row_dots(a, a), b, row_dots(b, b), scale)
 
 
 def squared_distances(
@@ -20,59 +106,33 @@ def squared_distances(
   Computed as ‖a‖² + ‖b‖² − 2 a·b, with norms and accumulation in float32 whatever the input type, so the error
   is a rounding of ‖a‖² + ‖b‖², never of the input type.
 
-  Args:
-    points: [..., N, D].
-    centres: [..., A, D], of the points' type.
-    metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
-    weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full,
-      and M [..., D, D] for bilinear.
-    scale: positive, broadcastable to [..., 1, A].
+  Args and errors: as for `distances`.
 
   Returns:
     [..., N, A] in float32. At least 0 but for bilinear, whose M is free: xᵀMx + tᵀMt − 2xᵀMt, as in the
     authors' code, is a squared distance only if M is symmetric and positive.
-
-  Raises:
-    UserError: the metric isn't known.
   """
-  scale = jnp.atleast_2d(jnp.asarray(scale, jnp.float32))
-  if metric == 'bilinear':
-    assert weights is not None
-    transposed = weights.swapaxes(-1, -2).astype(points.dtype)
-    mapped = products(points, transposed).astype(points.dtype)
-    mapped_centres = products(centres, transposed).astype(points.dtype)
-    return _combine(mapped, centres, row_dots(points, mapped), row_dots(centres, mapped_centres), scale)
-  apply = choose('metric', metric, METRICS)
-  # Rounding the mapped points to the input type once, before the norms, keeps the three terms consistent.
-  a, b = (apply(z, weights).astype(points.dtype) for z in (points, centres))
-  return jnp.maximum(_combine(a, b, row_dots(a, a), row_dots(b, b), scale), 0)
-
-
-def _combine(a: jax.Array, b: jax.Array, a_norms: jax.Array, b_norms: jax.Array, scale: jax.Array) -> jax.Array:
-  """scale (a_norms + b_norms − 2 a·b): [..., N, A], of a [..., N, D] and b [..., A, D]."""
-  if a.dtype != jnp.float32:
-    return scale * (a_norms[..., :, None] + b_norms[..., None, :] - 2 * products(a, b))
-  # One product of [a, ‖a‖², 1] and scale [−2b, 1, ‖b‖²]: no passes over [N, A] for the sums and, above all, none in
-  # the backward pass, where adding up gradients of norms and widths over the points costs more than the products.
-  left = jnp.concatenate([a, a_norms[..., None], jnp.ones_like(a_norms)[..., None]], axis=-1)
-  right = jnp.concatenate([-2 * b, jnp.ones_like(b_norms)[..., None], b_norms[..., None]], axis=-1)
-  return products(left, right * scale.swapaxes(-1, -2))
+  squares = distances(points, centres, metric, weights, scale)()
+  return squares if metric == 'bilinear' else jnp.maximum(squares, 0)
 
 
 def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Row by row a·b in float32: [..., N]."""
-  return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=-1)
+  """Row by row a·b in float32: [..., N, 1]."""
+  return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=-1, keepdims=True)
 
 
 def products(a: jax.Array, b: jax.Array) -> jax.Array:
-  """a bᵀ, accumulated in float32: [..., N, A].
+  """a bᵀ, accumulated in float32: [..., N, A]."""
+  return _product('...nd,...ad->...na', a, b)
+
+
+def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  """An einsum accumulated in float32.
 
   float32 inputs are multiplied at full precision: the difference of large terms would magnify the rounding of
   TF32 or bfloat16 passes, which are the default on accelerators.
   """
-  return jnp.einsum(
-    '...nd,...ad->...na', a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-  )
+  return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
 def metric_product(centres: jax.Array, metric: str, weights: jax.Array | None) -> jax.Array:
@@ -81,7 +141,7 @@ def metric_product(centres: jax.Array, metric: str, weights: jax.Array | None) -
     assert weights is not None
     return products(centres, weights.astype(centres.dtype)).astype(centres.dtype)
   mapped = choose('metric', metric, METRICS)(centres, weights).astype(centres.dtype)
-  transposed = weights if weights is None or metric == 'diagonal' else weights.swapaxes(-1, -2)
+  transposed = weights if weights is None or metric == 'diagonal' else weights.mT
   return METRICS[metric](mapped, transposed).astype(centres.dtype)
 
 

@@ -1,13 +1,17 @@
 """The HyperBF operator: the one function that both stages of a block call."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
-from hbf.ops.distances import metric_product, products, row_dots, squared_distances
+from hbf.ops.attention import gaussian_attention, is_attention
+from hbf.ops.distances import Distances, distances, squared_distances
 from hbf.ops.kernels import KERNELS
+from hbf.ops.sums import Sums, kernel_sums
 
 
 def hyperbf(
@@ -21,37 +25,75 @@ def hyperbf(
   weights: jax.Array | None = None,
   normalisation: str = 'sum',
   log_gain: jax.Array | float = 0.0,
-  mask: jax.Array | None = None,
+  form: str = 'blocks',
 ) -> jax.Array:
   """f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalised over the centres or not.
 
   Stage 1 of a block is this function with centres = keys and coefficients = values (memo eq. 2 and 6); stage 2 is
-  this function with learned centres and coefficients (eq. 4 and 7).
+  this function with learned centres and coefficients (eq. 4 and 7). It equals `hyperbf_plain`, in value and gradient,
+  but takes the faster way: attention for the normalised Gaussian, else sums over the centres in the form asked for.
 
   Args:
     points: x [..., N, D], the tokens or queries.
     centres: t [..., A, D].
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
-    width: σ, broadcastable to [..., 1, A].
-    metric: with `weights`, as in `squared_distances`.
+    width: σ, broadcastable to [..., 1, A]; a negative one stands for a negative 1/2σ², see `precision`.
+    metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
-    log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., N, A].
-    mask: booleans broadcastable to [..., N, A]; a centre that is masked out doesn't exist for that point. Every
-      point needs at least one centre.
+    log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., 1, 1].
+    form: of the sums, 'blocks' (of points, `hbf.ops.sums`) or 'pallas' (fused kernels, `hbf.ops.pallas`).
 
   Returns:
     [..., N, V] in the coefficients' type.
 
   Raises:
-    UserError: the kernel, metric or normalisation isn't known.
+    UserError: the kernel, metric, normalisation or form isn't known.
   """
-  shared_width = jnp.ndim(width) == 0 or jnp.shape(width)[-1] == 1
-  if (kernel, normalisation) == ('gaussian', 'sum') and shared_width:
-    log_k = relative_log_gaussian(points, centres, width=width, metric=metric, weights=weights)
+  choose('kernel', kernel, KERNELS)
+  finish = choose('normalisation', normalisation, _FROM_SUMS)
+  sums_form = choose('form', form, FORMS)
+  width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
+  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
+    return gaussian_attention(points, centres, coefficients, width=width, metric=metric, weights=weights)
+  leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
+  if math.prod(leading) == 1:
+    # XLA's CPU backend is slower with leading axes of length 1.
+    points, centres, coefficients, width, log_gain = (
+      z.reshape(z.shape[-2:]) for z in (points, centres, coefficients, width, log_gain)
+    )
+    weights = _last_axes(weights, 1 if metric == 'diagonal' else 2)
   else:
-    log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights)
+    points, centres, coefficients = (
+      jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centres, coefficients)
+    )
+  scaled = distances(points, centres, metric, weights, precision(width))
+  sums = sums_form(scaled, coefficients, kernel)
+  out = finish(sums, coefficients, log_gain).astype(coefficients.dtype)
+  return out.reshape(*leading, *out.shape[-2:])
+
+
+def hyperbf_plain(
+  points: jax.Array,
+  centres: jax.Array,
+  coefficients: jax.Array,
+  *,
+  kernel: str,
+  width: jax.Array | float,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+  normalisation: str = 'sum',
+  log_gain: jax.Array | float = 0.0,
+  mask: jax.Array | None = None,
+) -> jax.Array:
+  """The operator as it is defined, with all responses in memory: what the fast forms must equal.
+
+  Args and errors: as for `hyperbf`, log_gain broadcastable to [..., N, A], and
+    mask: booleans broadcastable to [..., N, A]; a centre that is masked out doesn't exist for that point. Every
+      point needs at least one centre.
+  """
+  log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights)
   responses = normalise(log_k, normalisation, log_gain, mask)
   return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
 
@@ -67,30 +109,17 @@ def log_responses(
 ) -> jax.Array:
   """log K(‖W(x − t_a)‖² / 2σ²): float32 [..., N, A]. Arguments as in `hyperbf`."""
   log_kernel = choose('kernel', kernel, KERNELS)
-  return log_kernel(squared_distances(points, centres, metric, weights, scale=0.5 / jnp.square(width)))
+  return log_kernel(squared_distances(points, centres, metric, weights, scale=precision(width)))
 
 
-def relative_log_gaussian(
-  points: jax.Array,
-  centres: jax.Array,
-  *,
-  width: jax.Array | float,
-  metric: str = 'identity',
-  weights: jax.Array | None = None,
-) -> jax.Array:
-  """(2 xᵀMt − tᵀMt) / 2σ²: the Gaussian's log K but for −xᵀMx / 2σ², which cancels in a sum over centres.
+def precision(width: jax.Array | float) -> jax.Array:
+  """1/2σ² in float32, with the sign of σ.
 
-  So a normalised Gaussian HyperBF is softmax attention with a term for the norm of the keys, and costs the same: the
-  metric is needed on the centres' side only. All centres of a point must share one width.
-
-  Args and returns: as in `log_responses`, with width broadcastable to [..., 1, 1].
+  A negative one makes a Gaussian's response grow with the distance. No radial kernel does that, but a free β does in
+  the authors' code, whose form this is with metric bilinear; distances under the other metrics are clamped at 0.
   """
-  scale = jnp.asarray(0.5 / jnp.square(width), jnp.float32)
-  mapped = metric_product(centres, metric, weights)
-  norms = row_dots(centres, mapped)
-  if points.dtype == jnp.float32:
-    return products(points, 2 * scale * mapped) - scale * norms[..., None, :]
-  return scale * (2 * products(points, mapped) - norms[..., None, :])
+  width = jnp.asarray(width, jnp.float32)
+  return 0.5 / (width * jnp.abs(width))
 
 
 def normalise(
@@ -147,3 +176,45 @@ NORMALISATIONS: dict[str, Callable[[jax.Array, jax.Array | float, Mask], jax.Arr
   'rms': _rms,
   'layer': _layer,
 }
+
+
+def _none_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
+  return sums.values * jnp.exp(sums.log_peak + log_gain)
+
+
+def _sum_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
+  return sums.values / sums.mass
+
+
+def _rms_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
+  return sums.values * jax.lax.rsqrt(sums.power / coefficients.shape[-2])
+
+
+def _layer_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
+  mean, square = sums.mass / coefficients.shape[-2], sums.power / coefficients.shape[-2]
+  variance = jnp.maximum(square - mean * mean, 0)
+  # A product, not a broadcast: its gradient sums over the points, which XLA's CPU backend does best as a product.
+  of_mean = mean @ coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32)
+  return (sums.values - of_mean) * jax.lax.rsqrt(variance + _EPSILON)
+
+
+# Σ_a R_a c_a under every normalisation from sums [..., N, V] and [..., N, 1] and coefficients [..., A, V].
+_FROM_SUMS: dict[str, Callable[[Sums, jax.Array, jax.Array], jax.Array]] = {
+  'none': _none_from_sums,
+  'sum': _sum_from_sums,
+  'rms': _rms_from_sums,
+  'layer': _layer_from_sums,
+}
+
+def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+  # Pallas is young and its modules move between versions of JAX: only who asks for it depends on them.
+  from hbf.ops.pallas import pallas_sums
+
+  return pallas_sums(terms, coefficients, kernel)
+
+
+FORMS = {'blocks': kernel_sums, 'pallas': _pallas_sums}
+
+
+def _last_axes(z: jax.Array | None, count: int) -> Any:
+  return None if z is None else z.reshape(z.shape[-count:])

@@ -22,6 +22,7 @@ UNIT = {
   'normalisation': 'layer',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
+  'form': 'blocks',
 }
 ATTENTION = {
   'heads': 2,
@@ -123,6 +124,19 @@ def test_logits_are_read_from_the_class_token_or_the_mean_of_the_patches(pool):
   pooled = tokens[:, 0] if pool == 'cls' else tokens.mean(axis=1)
   expected = pooled @ params['head']['kernel'] + params['head']['bias']
   np.testing.assert_allclose(logits(model, params, images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_norm_has_the_norm_epsilon():
+  """Without scale and bias a norm gives tokens of variance v the variance v / (v + ε)."""
+  model, images = make_model(norm_epsilon=1e9), make_images()
+  params = random_params(model, images)
+  tree = params['norm'], params['block0']['norm_stage1'], params['block0']['norm_stage2']
+  for norm in tree:
+    norm.update(scale=np.ones(WIDTH, 'f'), bias=np.zeros(WIDTH, 'f'))
+  filtered = functools.partial(model.apply, train=False, capture_intermediates=lambda m, _: 'norm' in (m.name or ''))
+  normed = jax.tree.leaves(filtered({'params': params}, images)[1])
+  assert len(normed) == len(tree)
+  assert all(0 < np.var(z) < 1e-6 for z in normed)
 
 
 def test_the_class_token_comes_before_the_patches_and_has_no_position():

@@ -34,6 +34,7 @@ UNIT = {
   'normalisation': 'none',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
+  'form': 'blocks',
 }
 
 
@@ -190,7 +191,7 @@ def test_memory_with_the_data_masked_out_is_normalised_stage_2():
   only_memory = np.arange(N + 3) >= N
   unit = {'kernel': 'gaussian', 'width': 1.7}
   both = np.concatenate([keys, centres]), np.concatenate([values, coefficients])
-  masked = hbf.ops.hyperbf.hyperbf(points, *both, mask=only_memory, **unit)
+  masked = hbf.ops.hyperbf.hyperbf_plain(points, *both, mask=only_memory, **unit)
   stage2 = hbf.ops.hyperbf.hyperbf(points, centres, coefficients, normalisation='sum', **unit)
   np.testing.assert_allclose(masked, stage2, rtol=1e-5, atol=1e-6)
 
@@ -309,6 +310,22 @@ def test_widths_are_shared_as_far_as_asked(width, shape):
   np.testing.assert_allclose(np.exp(2 * params['log_width']), (D / 2) ** 0.5, rtol=1e-5)
 
 
+def test_a_signed_width_is_a_free_precision_of_every_centre():
+  """Σ_a exp(−β_a r²) c_a + b, whatever the sign of β (the authors' code)."""
+  options = UNIT | {'width': 'signed', 'metric': 'bilinear'}
+  module, tokens = HyperBFUnit(**options), make_tokens()
+  start = module.init(jax.random.key(0), tokens)['params']['beta']
+  np.testing.assert_allclose(start, np.full((1, 1, 6), 0.5 / D**0.5), rtol=1e-6)
+  params = random_params(module, tokens)
+  params['beta'] = np.array([[[-0.05, -0.01, 0.0, 0.01, 0.1, 1.0]]], np.float32)
+  points = np.asarray(tokens).reshape(-1, D)
+  r2 = reference.squared_distances(points, params['centres'][0], 'bilinear', params['metric'][0])
+  responses = np.exp(params['log_gain'] - params['beta'] * r2)[0]
+  expected = responses @ params['coefficients'][0] + params['bias']
+  result = np.asarray(module.apply({'params': params}, tokens)).reshape(-1, D)
+  np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_fixed_width_is_not_learned():
   for module in (HyperBFUnit(**UNIT | {'width': 'fixed'}), HyperBFAttention(**ATTENTION | {'width': 'fixed'})):
     assert 'log_width' not in module.init(jax.random.key(0), make_tokens())['params']
@@ -333,6 +350,11 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFUnit(**UNIT | {'heads': 3}), 'a width of 8 is not divisible by 3 heads'),
     (HyperBFUnit(**UNIT | {'heads': 0}), 'not divisible by 0 heads'),
     (HyperBFAttention(**ATTENTION | {'width': 'centre'}), "stage 1 can't have a width for each centre"),
+    (HyperBFAttention(**ATTENTION | {'width': 'signed'}), "stage 1 can't have a width for each centre"),
+    (
+      HyperBFUnit(**UNIT | {'width': 'signed'}),
+      'needs kernel gaussian and metric bilinear, not gaussian and diagonal',
+    ),
     (HyperBFAttention(**ATTENTION | {'kernel': 'gausian'}), "did you mean 'gaussian'"),
     (HyperBFAttention(**ATTENTION | {'metric': 'ful'}), "did you mean 'full'"),
     (HyperBFAttention(**ATTENTION | {'qk_norm': 'units'}), "did you mean 'unit'"),

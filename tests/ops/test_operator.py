@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import jax
@@ -7,7 +8,7 @@ import pytest
 from ops import reference
 
 from hbf.errors import UserError
-from hbf.ops.hyperbf import NORMALISATIONS, hyperbf, log_responses, normalise
+from hbf.ops.hyperbf import NORMALISATIONS, hyperbf, hyperbf_plain, log_responses, normalise
 from hbf.ops.kernels import KERNELS
 
 N, A, D, V, RANK = 4, 5, 6, 3, 2
@@ -39,14 +40,16 @@ def test_equals_the_sum_over_centres(kernel, metric):
 
 @pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
-def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(kernel, normalisation):
-  """Heads in front; σ per head and centre, log-gain per head, mask per point and centre."""
+@pytest.mark.parametrize('masked', [False, True])
+def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(masked, kernel, normalisation):
+  """Heads in front; σ per head and centre, log-gain per head, and for the plain form a mask per point and centre."""
   rng = np.random.default_rng(5)
   points, centres, coefficients, weights = make('full', 5, lead=(2,))
   width, log_gain = rng.uniform(0.8, 2, size=(2, 1, A)), rng.normal(size=(2, 1, 1))
   mask = rng.random(size=(2, N, A)) < 0.6
   mask[..., 0] = True
-  result = hyperbf(
+  form = functools.partial(hyperbf_plain, mask=mask) if masked else hyperbf
+  result = form(
     points,
     centres,
     coefficients,
@@ -56,7 +59,6 @@ def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(kernel, normalis
     weights=weights,
     normalisation=normalisation,
     log_gain=log_gain.astype('f'),
-    mask=mask,
   )
   for h in range(2):
     expected = reference.hyperbf(
@@ -69,7 +71,7 @@ def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(kernel, normalis
       weights=weights[h],
       normalisation=normalisation,
       log_gain=log_gain[h],
-      mask=mask[h],
+      mask=mask[h] if masked else None,
     )
     np.testing.assert_allclose(result[h], expected, rtol=2e-4, atol=2e-5)
 
@@ -78,9 +80,8 @@ def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(kernel, normalis
 def test_any_shape_of_equal_widths_gives_the_same(metric):
   """Whatever way the operator takes for widths that the centres of a head share, or for each centre its own."""
   points, centres, coefficients, weights = make(metric, 6, lead=(2,))
-  mask = np.arange(A) != 2
   width = np.array([0.8, 1.5], 'f').reshape(2, 1, 1)
-  unit = {'kernel': 'gaussian', 'metric': metric, 'weights': weights, 'mask': mask}
+  unit = {'kernel': 'gaussian', 'metric': metric, 'weights': weights}
   shared = hyperbf(points, centres, coefficients, width=width, **unit)
   each = hyperbf(points, centres, coefficients, width=np.broadcast_to(width, (2, 1, A)), **unit)
   np.testing.assert_allclose(shared, each, rtol=1e-4, atol=1e-5)
@@ -226,7 +227,7 @@ def test_centres_masked_out_equal_absent_centres(kernel, normalisation):
   centres[1], centres[3] = points[0], 1e4  # one would win everything, one is nowhere near
 
   def total(centres, coefficients, mask=None):
-    return jnp.sin(hyperbf(points, centres, coefficients, mask=mask, **unit)).sum()
+    return jnp.sin(hyperbf_plain(points, centres, coefficients, mask=mask, **unit)).sum()
 
   with_mask = jax.value_and_grad(total, (0, 1))(centres, coefficients, mask)
   absent = jax.value_and_grad(total, (0, 1))(centres[keep], coefficients[keep])

@@ -1,0 +1,216 @@
+"""Training speed of HyperBF here against the authors' PyTorch form of it, in images a second.
+
+python -m benchmarks.authors          # needs PyTorch: pip install torch
+
+Both take whole training steps (forward, cross-entropy, backward, AdamW) in float32 on the same images, in one process
+and in turn. `Authors` states the arithmetic of Hyper_ViT in main.py of github.com/sunrainyg/Unified_architecture
+(2023-10-31), run eagerly as there. Two of ours meet it: the default model, and the one of exactly its form.
+PyTorch multiplies float32 at full precision; on a GPU, JAX does so for distances only.
+"""
+
+import dataclasses
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # two libraries share a GPU's memory
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import common
+from configs.common import make_config
+from hbf.models.build import build_model
+from hbf.training.durations import Clock
+from hbf.training.machine import keep_freed_memory
+from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.state import Objective, init_state, make_train_step
+
+try:
+  import torch
+  from torch import nn
+  from torch.nn import functional
+except ImportError:
+  sys.exit('error: this benchmark needs PyTorch: pip install torch')
+
+CLASSES, IMAGE, PATCH = 10, 32, 4
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # the authors', of CIFAR-10
+# What it takes, beside a bias of stage 2's output, to be the authors' form: free metrics, one σ a layer in stage 1.
+AUTHORS_STAGE1 = {'metric': 'bilinear', 'width': 'layer'}
+AUTHORS_STAGE2 = {'metric': 'bilinear', 'width': 'centre', 'normalisation': 'none'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """Of a model, and of its batch."""
+
+  width: int
+  depth: int
+  heads: int
+  centres: int
+  batch: int
+
+
+SIZES = {192: Size(192, 4, 3, 4 * 192, 128), 768: Size(768, 4, 4, 2 * 768, 32)}
+
+
+def squared_distances(points: torch.Tensor, centres: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
+  """xᵀMx + tᵀMt − 2xᵀMt: [..., N, A] of points [..., N, d] and centres [..., A, d]."""
+  mapped = points @ metric
+  own = (points * mapped).sum(dim=-1, keepdim=True)
+  theirs = (centres * (centres @ metric)).sum(dim=-1)
+  return own + theirs.unsqueeze(-2) - 2 * mapped @ centres.transpose(-2, -1)
+
+
+class AuthorsAttention(nn.Module):
+  """Softmax of −scale · squared distance of queries and keys; metric and scale are those of the layer."""
+
+  def __init__(self, width: int, heads: int):
+    super().__init__()
+    self.heads = heads
+    self.scale = nn.Parameter(torch.tensor((width // heads) ** -0.5))
+    self.metric = nn.Parameter(torch.eye(width // heads))
+    self.qkv = nn.Linear(width, 3 * width, bias=False)
+    self.out = nn.Linear(width, width)
+
+  def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    """Maps tokens [B, N, D] to [B, N, D]."""
+    batch, length, width = tokens.shape
+    q, k, v = self.qkv(tokens).reshape(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+    weights = (-squared_distances(q, k, self.metric) * self.scale).softmax(dim=-1)
+    return self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))
+
+
+class AuthorsUnit(nn.Module):
+  """exp(−β · squared distance to the centres), then a linear layer."""
+
+  def __init__(self, width: int, centres: int):
+    super().__init__()
+    self.centres = nn.Parameter(torch.randn(centres, width))
+    self.metric = nn.Parameter(torch.eye(width))
+    # Not the published 0.1, with which every response is 0: products of zeros and denormals differ in speed.
+    self.beta = nn.Parameter(torch.full((centres,), 0.5 / width))
+    self.out = nn.Linear(centres, width)
+
+  def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    """Maps tokens [B, N, D] to [B, N, D]."""
+    return self.out(torch.exp(-self.beta.unsqueeze(0) * squared_distances(tokens, self.centres, self.metric)))
+
+
+class AuthorsBlock(nn.Module):
+  """Both stages, pre-norm and residual."""
+
+  def __init__(self, width: int, heads: int, centres: int):
+    super().__init__()
+    self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+    self.attention, self.unit = AuthorsAttention(width, heads), AuthorsUnit(width, centres)
+
+  def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    """Maps tokens [B, N, D] to [B, N, D]."""
+    tokens = tokens + self.attention(self.norm1(tokens))
+    return tokens + self.unit(self.norm2(tokens))
+
+
+class Authors(nn.Module):
+  """Hyper_ViT, with positions for the images' own patches: the published ones are interpolated at every step."""
+
+  def __init__(self, size: Size):
+    super().__init__()
+    self.patches = nn.Conv2d(3, size.width, kernel_size=PATCH, stride=PATCH)
+    self.class_token = nn.Parameter(torch.zeros(1, 1, size.width))
+    self.positions = nn.Parameter(0.02 * torch.randn(1, (IMAGE // PATCH) ** 2 + 1, size.width))
+    self.blocks = nn.Sequential(*(AuthorsBlock(size.width, size.heads, size.centres) for _ in range(size.depth)))
+    self.norm = nn.LayerNorm(size.width)
+    self.head = nn.Linear(size.width, CLASSES)
+
+  def forward(self, images: torch.Tensor) -> torch.Tensor:
+    """Logits [B, classes] of images [B, 3, height, width]."""
+    patches = self.patches(images).flatten(2).transpose(1, 2)
+    tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1) + self.positions
+    return self.head(self.norm(self.blocks(tokens))[:, 0])
+
+
+def make_examples(batch: int) -> dict[str, np.ndarray]:
+  """Random images [B, height, width, 3] and labels [B]."""
+  random = np.random.default_rng(0)
+  images = random.integers(0, 256, (batch, IMAGE, IMAGE, 3), np.uint8)
+  return {'index': np.arange(batch), 'image': images, 'label': random.integers(0, CLASSES, batch, np.int32)}
+
+
+def our_step(size: Size, **stages: dict[str, Any]) -> common.Thunk:
+  """Takes a step of HyperBF with these changes of its stages; images are normalised in it, but not augmented."""
+  config = make_config('model=hyperbf,recipe=memo', {'name': 'cifar10'})
+  config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
+  config.model.stage2.centres = size.centres
+  config.model.update(stages)
+  model = build_model(config.model, CLASSES)
+  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(50_000, size.batch, 100.0)))
+  objective = Objective(MEAN, STD, flip=False, crop=0, label_smoothing=0.0, accumulate=1, seed=0)
+  batch = {name: jnp.asarray(z) for name, z in make_examples(size.batch).items()}
+  state = jax.jit(lambda: init_state(model, optimizer, objective, {}, batch))()
+  step = jax.jit(make_train_step(model, optimizer, objective), donate_argnums=0)
+
+  def take() -> jax.Array:
+    nonlocal state
+    state = step(state, {}, batch)
+    return state.step
+
+  return take
+
+
+def their_step(size: Size) -> common.Thunk:
+  """Takes a step of the authors' form, with the optimiser of recipe memo, which is theirs."""
+  device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+  torch.manual_seed(0)
+  model = Authors(size).to(device)
+  optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+  examples = make_examples(size.batch)
+  pixels = (examples['image'].astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
+  images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(device)
+  labels = torch.from_numpy(examples['label']).long().to(device)
+
+  def take() -> float:
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()  # waits for the device, as the authors' loop does at every step
+
+  return take
+
+
+def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
+  """A row for each of the three, with ratios round by round."""
+  thunks = {
+    'authors (PyTorch)': their_step(size),
+    'ours, their form': our_step(size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),
+    'ours, default': our_step(size),
+  }
+  seconds = common.alternate(thunks, rounds)
+  theirs = seconds['authors (PyTorch)']
+  return [
+    {
+      'width': size.width,
+      'batch': size.batch,
+      'model': name,
+      'images/s': common.spread([size.batch / s for s in taken], digits=1),
+      'ours/theirs': common.spread(common.ratios(theirs, taken)),
+    }
+    for name, taken in seconds.items()
+  ]
+
+
+def main() -> None:
+  """Measures, prints and writes."""
+  flags = common.parser(__doc__.splitlines()[0])
+  flags.add_argument('--width', type=int, choices=SIZES, nargs='+', default=list(SIZES), help='which models')
+  arguments = flags.parse_args()
+  keep_freed_memory()
+  rows = [row for width in arguments.width for row in measure(SIZES[width], arguments.rounds)]
+  title = f'Training steps, float32, PyTorch {torch.__version__}: median (quartiles)'
+  common.report('authors', title, rows, arguments.out)
+
+
+if __name__ == '__main__':
+  main()

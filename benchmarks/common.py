@@ -1,0 +1,96 @@
+"""What every benchmark shares: alternating timings, the machine's own matmul rate, a table and a JSON file."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from hbf.training.machine import commit, device_name, versions
+
+Thunk = Callable[[], Any]
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+  """Flags that every benchmark has."""
+  flags = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+  flags.add_argument('--rounds', type=int, default=10, help='times that everything is measured, in turn')
+  flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/NAME.json')
+  return flags
+
+
+def alternate(thunks: Mapping[str, Thunk], rounds: int) -> dict[str, list[float]]:
+  """Seconds of every thunk in every round.
+
+  All run once before, to compile; then in turn, so that whatever else the machine does meets all of them alike.
+  A thunk returns what must be waited for.
+  """
+  seconds: dict[str, list[float]] = {name: [] for name in thunks}
+  for thunk in thunks.values():
+    jax.block_until_ready(thunk())
+  for _ in range(rounds):
+    for name, thunk in thunks.items():
+      begin = time.perf_counter()
+      jax.block_until_ready(thunk())
+      seconds[name].append(time.perf_counter() - begin)
+  return seconds
+
+
+def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
+  """Round by round."""
+  return [a / b for a, b in zip(numerator, denominator, strict=True)]
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+  """Median, and the quartiles between which half of the values lie."""
+  low, middle, high = statistics.quantiles(list(values) * 2, n=4, method='inclusive')
+  return f'{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})'
+
+
+def matmul(size: int, dtype: Any) -> tuple[Thunk, float]:
+  """A square matrix product as the machine does it at its best, and its floating-point operations."""
+  a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
+  product = jax.jit(jnp.matmul)
+  return lambda: product(a, b), 2.0 * size**3
+
+
+def matmul_flops(function: Callable, *args: Any) -> float:
+  """Floating-point operations of all matrix products in a function of these arguments (arrays or shapes)."""
+  return _dots(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def _dots(jaxpr: Any) -> float:
+  total = 0.0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'dot_general':
+      (contracted, _), _ = equation.params['dimension_numbers']
+      depth = 1
+      for axis in contracted:
+        depth *= equation.invars[0].aval.shape[axis]
+      total += 2.0 * equation.outvars[0].aval.size * depth
+      continue
+    times = equation.params['length'] if equation.primitive.name == 'scan' else 1
+    total += times * sum(_dots(inner) for inner in jax.core.jaxprs_in_params(equation.params))
+  return total
+
+
+def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathlib.Path | None) -> None:
+  """Prints the rows as a table and writes them, with what they were measured on, as JSON."""
+  table = Table(title=f'{title}\n{device_name()}')
+  for column in rows[0]:
+    table.add_column(column, justify='right')
+  for row in rows:
+    table.add_row(*(f'{value:,.3g}' if isinstance(value, float) else str(value) for value in row.values()))
+  Console().print(table)
+  path = out or pathlib.Path('runs/benchmarks') / f'{name}.json'
+  path.parent.mkdir(parents=True, exist_ok=True)
+  about = {'command': ' '.join(sys.argv), 'device': device_name(), 'commit': commit(), 'versions': versions()}
+  path.write_text(json.dumps({'title': title, **about, 'rows': list(rows)}, indent=1, ensure_ascii=False) + '\n')

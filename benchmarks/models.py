@@ -1,0 +1,96 @@
+"""Train steps of any model on random images, by the code that train.py runs."""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from benchmarks.common import matmul_flops
+from configs.common import make_config
+from hbf.models.build import build_model
+from hbf.training.durations import Clock
+from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.state import Objective, TrainState, init_state, make_train_step
+
+CLASSES = 10
+
+
+@dataclasses.dataclass
+class Trainer:
+  """A model in training; a call takes a step.
+
+  Attributes:
+    step: compiled.
+    state: before the next step.
+    batch: images and labels.
+    flops: of the matrix products of a step: three times those of the forward pass.
+    compile_seconds: of lowering and compilation.
+    temporary_bytes: that the compiled step needs beside its arguments and results.
+  """
+
+  step: Any
+  state: TrainState
+  batch: dict[str, jax.Array]
+  flops: float
+  compile_seconds: float
+  temporary_bytes: int
+
+  @property
+  def parameters(self) -> int:
+    """Learned numbers."""
+    return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+
+  def __call__(self) -> jax.Array:
+    """Takes a step and returns what to wait for."""
+    self.state = self.step(self.state, {}, self.batch)
+    return self.state.step
+
+
+def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, batch: int, **keys: Any) -> Trainer:
+  """A model of these sizes, its train step compiled on random images of CIFAR's shape.
+
+  Args:
+    model: name, as in a config.
+    width: of the tokens.
+    depth: blocks.
+    heads: of stage 1.
+    hidden: hidden units or centres of stage 2.
+    batch: images a step.
+    **keys: further keys of the config's model part, such as dtype; `image_size` is the images' side.
+  """
+  config = make_config(f'model={model},recipe=memo', {'name': 'cifar10'}).unlock()
+  image_size = keys.pop('image_size', 32)
+  config.model.update(width=width, depth=depth, heads=heads, **keys)
+  for size in ('hidden', 'centres'):
+    if size in config.model.stage2:
+      config.model.stage2[size] = hidden
+  return compile_trainer(config, image_size, batch)
+
+
+def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
+  """The trainer of a whole config."""
+  model = build_model(config.model, CLASSES)
+  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(50_000, batch, 1.0)))
+  objective = Objective((0.5,) * 3, (0.25,) * 3, config.data.flip, config.data.crop, 0.0, 1, seed=0)
+  examples = random_batch(batch, image_size)
+  state = jax.jit(lambda: init_state(model, optimizer, objective, {}, examples))()
+  images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
+  forward = matmul_flops(lambda p, x: model.apply({'params': p}, x, train=False), state.params, images)
+  step = jax.jit(make_train_step(model, optimizer, objective), donate_argnums=0)
+  begin = time.perf_counter()
+  compiled = step.lower(state, {}, examples).compile()
+  seconds = time.perf_counter() - begin
+  memory: Any = compiled.memory_analysis()
+  return Trainer(compiled, state, examples, 3 * forward, seconds, memory.temp_size_in_bytes)
+
+
+def random_batch(batch: int, image_size: int) -> dict[str, jax.Array]:
+  """Random images and labels, as a stream yields them."""
+  random = np.random.default_rng(0)
+  images = random.integers(0, 256, (batch, image_size, image_size, 3), np.uint8)
+  labels = random.integers(0, CLASSES, batch, np.int32)
+  return {'index': jnp.arange(batch), 'image': jnp.asarray(images), 'label': jnp.asarray(labels)}

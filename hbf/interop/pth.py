@@ -1,0 +1,173 @@
+"""PyTorch's .pth files of tensors by name, without PyTorch and without running what a file says.
+
+torch.save has written zip archives since PyTorch 1.6: ROOT/data.pkl, a pickle of the object in which every tensor is
+a call that names its storage, and ROOT/data/KEY, the numbers of each storage. A pickle may call anything; here it may
+call only what stands in `_GLOBALS`, and a tensor's call does no more than note what it was given.
+"""
+
+import collections
+import dataclasses
+import io
+import math
+import pathlib
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError
+
+# Names of PyTorch's types of storage, and the numbers in them.
+_STORAGES = {
+  'DoubleStorage': np.dtype('<f8'),
+  'FloatStorage': np.dtype('<f4'),
+  'HalfStorage': np.dtype('<f2'),
+  'BFloat16Storage': np.dtype(jnp.bfloat16),
+  'LongStorage': np.dtype('<i8'),
+  'IntStorage': np.dtype('<i4'),
+  'ShortStorage': np.dtype('<i2'),
+  'CharStorage': np.dtype('i1'),
+  'ByteStorage': np.dtype('u1'),
+  'BoolStorage': np.dtype('?'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+  """Where a tensor's numbers are; offset and strides count numbers, not bytes."""
+
+  storage: tuple
+  offset: int
+  shape: tuple[int, ...]
+  strides: tuple[int, ...]
+
+
+def _tensor(storage: tuple, offset: int, shape: tuple, strides: tuple, *_: Any) -> _Tensor:
+  return _Tensor(storage, offset, shape, strides)
+
+
+def _parameter(tensor: _Tensor, *_: Any) -> _Tensor:
+  return tensor
+
+
+_GLOBALS: dict[tuple[str, str], Callable] = {
+  ('collections', 'OrderedDict'): collections.OrderedDict,
+  ('torch._utils', '_rebuild_tensor_v2'): _tensor,
+  ('torch._utils', '_rebuild_parameter'): _parameter,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+  """Knows tensors and dictionaries, and nothing else."""
+
+  def find_class(self, module: str, name: str) -> Any:
+    """What a file may name: a key of `_GLOBALS`, or a type of storage, which stays a string."""
+    if module == 'torch' and name in _STORAGES:
+      return name
+    if (module, name) not in _GLOBALS:
+      raise UserError(f'it asks for {module}.{name}, which no file of plain tensors needs, and was not read')
+    return _GLOBALS[module, name]
+
+  def persistent_load(self, pid: Any) -> Any:
+    """A storage stays what the file calls it: ('storage', type, key, device, size)."""
+    return pid
+
+
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """The tensors of a file that torch.save made of a state_dict.
+
+  Raises:
+    UserError: the file is damaged, of PyTorch before 1.6, or holds anything but tensors by name.
+  """
+  if not zipfile.is_zipfile(path):
+    raise UserError(
+      'it is not a zip archive as torch.save writes since PyTorch 1.6: load and save it there once more'
+    )
+  try:
+    with zipfile.ZipFile(path) as archive:
+      return _read(archive)
+  except UserError:
+    raise
+  except Exception as error:  # a damaged pickle can raise anything
+    raise UserError(f'it is damaged ({type(error).__name__}: {error})') from error
+
+
+def _read(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
+  roots = [name.removesuffix('data.pkl') for name in archive.namelist() if name.endswith('/data.pkl')]
+  if len(roots) != 1:
+    raise UserError('it holds no data.pkl: torch.save did not write it')
+  root = roots[0]
+  if f'{root}byteorder' in archive.namelist() and archive.read(f'{root}byteorder') != b'little':
+    raise UserError('its numbers are big-endian: save it on a little-endian machine')
+  content = _Unpickler(io.BytesIO(archive.read(f'{root}data.pkl'))).load()
+  if not isinstance(content, dict):
+    raise UserError(f'it holds a {type(content).__name__}, not tensors by name: save model.state_dict()')
+  if others := [str(name) for name, value in content.items() if not isinstance(value, _Tensor)]:
+    raise UserError(f'not all that it holds are tensors ({", ".join(others[:5])}): save model.state_dict() alone')
+  return {str(name): _numbers(archive, root, tensor) for name, tensor in content.items()}
+
+
+def _numbers(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray:
+  """A copy of the tensor's numbers; what lies outside of its storage is never touched."""
+  _, kind, key, *_ = tensor.storage
+  storage = np.frombuffer(archive.read(f'{root}data/{key}'), _STORAGES[kind])
+  shape, strides, offset = tensor.shape, tensor.strides, tensor.offset
+  last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+  if (
+    min((offset, *shape, *strides)) < 0
+    or math.prod(shape) > storage.size
+    or (0 not in shape and last >= storage.size)
+  ):
+    raise UserError(f'it is damaged: a tensor of shape {shape} lies outside of its storage')
+  steps = [stride * storage.itemsize for stride in strides]
+  return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False).copy()
+
+
+def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+  """Writes float32 tensors, contiguous, as a file that torch.load reads, also with weights_only=True."""
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED) as archive:
+    archive.writestr('archive/data.pkl', _pickled(tensors))
+    archive.writestr('archive/byteorder', 'little')
+    for key, tensor in enumerate(tensors.values()):
+      archive.writestr(f'archive/data/{key}', tensor.astype('<f4').tobytes())
+    archive.writestr('archive/version', '3\n')
+
+
+def _pickled(tensors: Mapping[str, np.ndarray]) -> bytes:
+  """The pickle of a dictionary of tensors, put together by hand: `pickle` can't name functions that aren't there."""
+  parts = [pickle.PROTO, b'\x02', pickle.EMPTY_DICT, pickle.MARK]
+  for key, (name, tensor) in enumerate(tensors.items()):
+    strides = (stride // tensor.itemsize for stride in tensor.strides)
+    kind, size = _global('torch', 'FloatStorage'), _int(tensor.size)
+    storage = _tuple(_text('storage'), kind, _text(str(key)), _text('cpu'), size)
+    hooks = _global('collections', 'OrderedDict') + pickle.EMPTY_TUPLE + pickle.REDUCE
+    arguments = _tuple(
+      storage + pickle.BINPERSID,
+      _int(0),
+      _tuple(*map(_int, tensor.shape)),
+      _tuple(*map(_int, strides)),
+      pickle.NEWFALSE,
+      hooks,
+    )
+    parts += [_text(name), _global('torch._utils', '_rebuild_tensor_v2'), arguments, pickle.REDUCE]
+  return b''.join([*parts, pickle.SETITEMS, pickle.STOP])
+
+
+def _tuple(*parts: bytes) -> bytes:
+  return pickle.MARK + b''.join(parts) + pickle.TUPLE
+
+
+def _text(text: str) -> bytes:
+  return pickle.BINUNICODE + struct.pack('<I', len(text.encode())) + text.encode()
+
+
+def _int(number: int) -> bytes:
+  return pickle.BININT + struct.pack('<i', number)
+
+
+def _global(module: str, name: str) -> bytes:
+  return pickle.GLOBAL + f'{module}\n{name}\n'.encode()

@@ -1,0 +1,75 @@
+"""Files of tensors by name: .pth (PyTorch), .npz (NumPy) and .safetensors. None of them can run code here."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from hbf.errors import UserError, choose
+from hbf.interop import pth
+
+
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """The tensors of a file, by name.
+
+  Raises:
+    UserError: there is no such file, its ending isn't known, or it holds something else than tensors by name.
+  """
+  reader = choose('ending of a file of tensors', path.suffix, READERS)
+  if not path.is_file():
+    raise UserError(f'{path} is not there: give a {", ".join(READERS)} file')
+  try:
+    return reader(path)
+  except UserError as error:
+    raise UserError(f'{path} can not be read: {error}') from error
+
+
+def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+  """Writes float32 tensors by name.
+
+  Raises:
+    UserError: the ending isn't known, or the file can't be written.
+  """
+  writer = choose('ending of a file of tensors', path.suffix, WRITERS)
+  try:
+    # safetensors and .pth take an array's memory as it lies: it must lie row by row.
+    writer(path, {name: np.asarray(tensor, np.float32, order='C') for name, tensor in tensors.items()})
+  except OSError as error:
+    raise UserError(f'{path} can not be written: {error}') from error
+
+
+def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+  try:
+    with np.load(path, allow_pickle=False) as arrays:
+      return dict(arrays)
+  except Exception as error:  # a damaged archive can raise anything
+    raise UserError(f'it is damaged, or not arrays by name ({error})') from error
+
+
+def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+  try:
+    return safetensors.numpy.load_file(path)
+  except (safetensors.SafetensorError, OSError) as error:
+    raise UserError(f'it is damaged ({error})') from error
+
+
+def _write_npz(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+  np.savez(path, allow_pickle=False, **tensors)
+
+
+def _write_safetensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+  safetensors.numpy.save_file(dict(tensors), path)
+
+
+READERS: dict[str, Callable[[pathlib.Path], dict[str, np.ndarray]]] = {
+  '.pth': pth.read,
+  '.npz': _read_npz,
+  '.safetensors': _read_safetensors,
+}
+WRITERS: dict[str, Callable[[pathlib.Path, Mapping[str, np.ndarray]], None]] = {
+  '.pth': pth.write,
+  '.npz': _write_npz,
+  '.safetensors': _write_safetensors,
+}

@@ -1,0 +1,253 @@
+"""The same numbers under the authors' names and under ours.
+
+Theirs                                            Ours
+attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, width layer: σ² = 1 / (2 scale)
+mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, metric bilinear, width signed, normalisation none
+ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
+cls_token, pos_embed[0]                           class_token, their sum
+
+A distance under a free M is meant as xᵀMx + tᵀMt − 2xᵀMt. Linear layers keep [out, in] there, [in, out] here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.interop.layout import Layout
+from hbf.models.classifier import ImageClassifier
+from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
+from hbf.nn.mlp import MLP
+
+Tensors = Mapping[str, np.ndarray]
+Params = dict[str, Any]
+NORM_EPSILON = 1e-5  # PyTorch's
+
+
+def model_config(layout: Layout) -> dict[str, Any]:
+  """The `model` part of a config that says what the network is."""
+  stage1 = {
+    'kernel': 'gaussian',
+    'metric': 'bilinear',
+    'rank': 0,
+    'width': 'layer',
+    'width_scale': 1.0,
+    'qk_norm': 'none',
+    'memory': 0,
+  }
+  stage2 = {
+    'centres': layout.hidden,
+    'heads': 1,
+    'kernel': 'gaussian',
+    'metric': 'bilinear',
+    'rank': 0,
+    'width': 'signed',
+    'width_scale': 1.0,
+    'normalisation': 'none',
+    'centres_init': 'normal',
+    'coefficients_scale': 1.0,
+  }
+  is_vit = layout.model == 'vit'
+  return {
+    'name': layout.model,
+    'width': layout.width,
+    'depth': layout.depth,
+    'heads': layout.heads,
+    'patch': layout.patch,
+    'pool': 'cls',
+    'positions': 'learned',
+    'dropout': 0.0,
+    'dtype': 'float32',
+    'norm_epsilon': NORM_EPSILON,
+    'stage1': {} if is_vit else stage1,
+    'stage2': {'hidden': layout.hidden, 'activation': 'relu'} if is_vit else stage2,
+  }
+
+
+def to_params(tensors: Tensors, layout: Layout) -> Params:
+  """Our parameters from their tensors, float32."""
+  patches = tensors['patch_embed.proj.weight']
+  params: Params = {
+    'embedding': {
+      'kernel': patches.transpose(2, 3, 1, 0).reshape(-1, layout.width),
+      'bias': tensors['patch_embed.proj.bias'],
+    },
+    'class_token': tensors['cls_token'] + tensors['pos_embed'][:, :1],
+    'positions': tensors['pos_embed'][0, 1:],
+    'norm': _norm(tensors, 'norm'),
+    'head': _dense(tensors, 'head'),
+  }
+  for i in range(layout.depth):
+    prefix = f'blocks.{i}.'
+    block = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    stages = (_softmax, _mlp) if layout.model == 'vit' else (_attention, _unit)
+    params[f'block{i}'] = {
+      'norm_stage1': _norm(block, 'norm1'),
+      'stage1': stages[0](block, layout.width // layout.heads),
+      'norm_stage2': _norm(block, 'norm2'),
+      'stage2': stages[1](block, layout.width),
+    }
+  return params
+
+
+def _norm(tensors: Tensors, name: str) -> Params:
+  return {'scale': tensors[f'{name}.weight'], 'bias': tensors[f'{name}.bias']}
+
+
+def _dense(tensors: Tensors, name: str) -> Params:
+  return {'kernel': tensors[f'{name}.weight'].T, 'bias': tensors[f'{name}.bias']}
+
+
+def _attention(block: Tensors, d: int) -> Params:
+  scale = float(block.get('attn.scale', d**-0.5))  # not learned in the first version
+  heads = block['attn.qkv.weight'].shape[1] // d
+  return {
+    'qkv': {'kernel': block['attn.qkv.weight'].T},
+    'out': _dense(block, 'attn.proj'),
+    # The scale may have any sign as well; a metric that is free can have it.
+    'metric': np.tile(np.sign(scale) * block['attn.M'], (heads, 1, 1)),
+    'log_width': np.full((1, 1, 1), -0.5 * np.log(2 * (abs(scale) or 1.0))),
+  }
+
+
+def _softmax(block: Tensors, d: int) -> Params:
+  return {'qkv': {'kernel': _scaled_queries(block['attn.qkv.weight'].T, d**-0.3)}, 'out': _dense(block, 'attn.proj')}
+
+
+def _scaled_queries(kernel: np.ndarray, factor: float) -> np.ndarray:
+  """The kernel [D, 3D] of queries, keys and values with the queries multiplied."""
+  return kernel * np.repeat([factor, 1.0, 1.0], len(kernel))
+
+
+def _unit(block: Tensors, width: int) -> Params:
+  return {
+    'centres': block['mlp.centers'][None],
+    'metric': block.get('mlp.M_RBF', np.eye(width))[None],
+    'beta': block['mlp.beta'][None, None],
+    'log_gain': np.zeros((1, 1, 1)),
+    'coefficients': block['mlp.fc.weight'].T[None],
+    'bias': block.get('mlp.fc.bias', np.zeros(width)),
+  }
+
+
+def _mlp(block: Tensors, _: int) -> Params:
+  return {'hidden': _dense(block, 'mlp.fc1'), 'out': _dense(block, 'mlp.fc2')}
+
+
+def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
+  """Their tensors from our parameters; those of Hyper_ViT have an M_RBF, and a bias of fc.
+
+  Raises:
+    UserError: their code can't compute what the model does.
+  """
+  check_form(model)
+  count, width = params['positions'].shape
+  if round(count**0.5) ** 2 != count:
+    raise UserError(f"the authors' positions are those of a square of patches, and here are {count}")
+  patches = params['embedding']['kernel'].reshape(model.patch, model.patch, -1, width)
+  tensors = {
+    'cls_token': params['class_token'],
+    'pos_embed': np.concatenate([np.zeros((1, width)), params['positions']])[None],
+    'patch_embed.proj.weight': patches.transpose(3, 2, 0, 1),
+    'patch_embed.proj.bias': params['embedding']['bias'],
+    **_from_norm('norm', params['norm']),
+    **_from_dense('head', params['head']),
+  }
+  for i in range(model.depth):
+    ours = params[f'block{i}']
+    block = {
+      **_from_norm('norm1', ours['norm_stage1']),
+      **_from_stage(ours['stage1'], model.stage1()),
+      **_from_norm('norm2', ours['norm_stage2']),
+      **_from_stage(ours['stage2'], model.stage2()),
+    }
+    tensors |= {f'blocks.{i}.{name}': tensor for name, tensor in block.items()}
+  return tensors
+
+
+def check_form(model: ImageClassifier) -> None:
+  """Raises a UserError that lists the options of a model that the authors' code doesn't have."""
+  stage1, stage2 = model.stage1(), model.stage2()
+  kinds = (type(stage1), type(stage2))
+  if kinds not in ((HyperBFAttention, HyperBFUnit), (SoftmaxAttention, MLP)):
+    raise UserError("the authors' code has the models hyperbf and vit, and no other pair of stages")
+  needed = {'pool': 'cls', 'positions': 'learned', 'norm_epsilon': NORM_EPSILON}
+  if kinds[0] is HyperBFAttention:
+    needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': 'none', 'stage1.memory': 0}
+    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.normalisation': 'none'}
+  else:
+    needed |= {'stage2.activation': 'relu'}
+  owners = {'stage1': stage1, 'stage2': stage2}
+  options = {key: getattr(owners.get(key.split('.')[0], model), key.split('.')[-1]) for key in needed}
+  wrong = [f'model.{key} {needed[key]!r}, not {value!r}' for key, value in options.items() if value != needed[key]]
+  wrong += [f'a learned model.{key}.width' for key, stage in owners.items() if getattr(stage, 'width', '') == 'fixed']
+  if wrong:
+    raise UserError(f"the authors' code needs {', '.join(wrong)}")
+
+
+def _from_norm(name: str, params: Params) -> dict[str, np.ndarray]:
+  return {f'{name}.weight': params['scale'], f'{name}.bias': params['bias']}
+
+
+def _from_dense(name: str, params: Params) -> dict[str, np.ndarray]:
+  return {f'{name}.weight': params['kernel'].T, f'{name}.bias': params['bias']}
+
+
+def _from_stage(params: Params, stage: nn.Module) -> dict[str, np.ndarray]:
+  match stage:
+    case HyperBFAttention():
+      return _from_attention(params, stage)
+    case HyperBFUnit():
+      return _from_unit(params, stage)
+    case SoftmaxAttention():
+      return _from_softmax(params, stage)
+    case _:
+      return {**_from_dense('mlp.fc1', params['hidden']), **_from_dense('mlp.fc2', params['out'])}
+
+
+def _from_attention(params: Params, stage: HyperBFAttention) -> dict[str, np.ndarray]:
+  qkv = params['qkv']['kernel']
+  metric, log_width = params.get('metric'), params['log_width']
+  for what, z in (('metrics', metric), ('widths', log_width)):
+    if z is not None and np.any(z != z[:1]):
+      raise UserError(f"the {what} of a layer's heads differ: the authors' attention has one for all of them")
+  return {
+    'attn.scale': 0.5 * np.exp(-2 * log_width[0, 0, 0]),
+    'attn.M': _matrix(stage.metric, metric, len(qkv) // stage.heads),
+    'attn.qkv.weight': qkv.T,
+    **_from_dense('attn.proj', params['out']),
+  }
+
+
+def _from_softmax(params: Params, stage: SoftmaxAttention) -> dict[str, np.ndarray]:
+  qkv = params['qkv']['kernel']
+  d = len(qkv) // stage.heads
+  return {
+    'attn.M': np.eye(d),
+    'attn.qkv.weight': _scaled_queries(qkv, d**0.3).T,
+    **_from_dense('attn.proj', params['out']),
+  }
+
+
+def _from_unit(params: Params, stage: HyperBFUnit) -> dict[str, np.ndarray]:
+  beta = params['beta'] if stage.width == 'signed' else 0.5 * np.exp(-2 * params['log_width'])
+  return {
+    'mlp.centers': params['centres'][0],
+    'mlp.M_RBF': _matrix(stage.metric, params.get('metric'), params['centres'].shape[-1]),
+    'mlp.beta': np.broadcast_to(beta[0, 0], (stage.centres,)),
+    'mlp.fc.weight': (np.exp(params['log_gain'][0]) * params['coefficients'][0]).T,
+    'mlp.fc.bias': params['bias'],
+  }
+
+
+def _matrix(metric: str, weights: np.ndarray | None, d: int) -> np.ndarray:
+  """M [d, d] of a metric whose weights are [1 or more, ...], alike for all heads."""
+  if weights is None:
+    return np.eye(d)
+  w = weights[0]
+  if metric == 'bilinear':
+    return w
+  return np.diag(w * w) if metric == 'diagonal' else w.T @ w

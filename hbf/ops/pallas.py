@@ -1,0 +1,312 @@
+"""The sums of `hbf.ops.sums` as fused kernels, one source for GPUs (Triton) and TPUs (Mosaic), by JAX's Pallas.
+
+Responses exist for a block of points and a block of centres at a time. As in flash attention (Dao et al. 2022) the
+sums are kept relative to the largest response so far, and rescaled when a larger one comes. The gradient computes
+the responses again: one kernel sums over the centres for the points, one over the points for the centres.
+
+Tested in interpret mode, and that it lowers for both; not yet measured on hardware. For one device: the compiler
+can't split a kernel over several (Triton gathers the points, Mosaic refuses).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plgpu
+
+from hbf.ops.distances import Distances
+from hbf.ops.kernels import KERNELS
+from hbf.ops.sums import Sums
+
+
+class _Tiling(NamedTuple):
+  """How a platform divides the work.
+
+  Attributes:
+    points: in a block; a power of two.
+    centres: in a block; a power of two.
+    features: most that a program holds of what it sums, a power of two; None for all. Programs for other features
+      compute the same responses again, so narrow tokens gain more than wide ones.
+    depth: features multiplied at a time, a divisor of `features`; None for all.
+    ordered: the grid's last axis runs in order, and blocks summed over come along it while the sums stay in fast
+      memory; else programs run in parallel, and each has a loop over the blocks.
+    options: of `pallas_call`.
+  """
+
+  points: int
+  centres: int
+  features: int | None
+  depth: int | None
+  ordered: bool
+  options: dict[str, Any]
+
+
+_IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'parallel', 'arbitrary'))
+# A program's registers and shared memory are small on a GPU: blocks of all features wouldn't fit. A TPU has
+# megabytes of fast memory, and wants lanes in multiples of 128.
+_TILINGS = {
+  'cuda': _Tiling(64, 64, 128, 32, False, {'compiler_params': plgpu.CompilerParams(num_warps=8, num_stages=2)}),
+  'tpu': _Tiling(256, 128, None, None, True, {'compiler_params': _IN_ORDER}),
+  'cpu': _Tiling(256, 256, None, None, True, {'interpret': True}),
+}
+_LANES, _LEAST = 128, 16  # what a TPU wants, and the least that Triton multiplies
+
+
+def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+  """The sums for every point, as `hbf.ops.sums.kernel_sums`; on a CPU in interpret mode, which is slow.
+
+  Args:
+    distances: s for points [..., N, D] and centres [..., A, D].
+    coefficients: c [..., A, V].
+    kernel: a name in `hbf.ops.kernels.KERNELS`.
+  """
+  leading = coefficients.shape[:-2]
+  flat = jax.tree.map(lambda z: z.reshape(math.prod(leading), *z.shape[-2:]), (distances, coefficients))
+  return jax.tree.map(lambda z: z.reshape(*leading, *z.shape[-2:]), _sums(kernel, *flat))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums(kernel: str, distances: Distances, coefficients: jax.Array) -> Sums:
+  return _forward(kernel, distances, coefficients)[0]
+
+
+def _forward(kernel: str, distances: Distances, coefficients: jax.Array) -> Any:
+  sums = Sums(*_run(_SUMS, kernel, distances, coefficients, ()))
+  return sums._replace(values=sums.values.astype(coefficients.dtype)), (distances, coefficients, sums.log_peak)
+
+
+def _backward(kernel: str, residuals: Any, cotangents: Sums) -> Any:
+  distances, coefficients, log_peak = residuals
+  inputs = (kernel, distances, coefficients, cotangents._replace(log_peak=log_peak))
+  of_points, of_norms = _run(_OF_POINTS, *inputs)
+  of_centres, of_centre_norms, of_scale, of_coefficients = _run(_OF_CENTRES, *inputs)
+  gradient = Distances(of_points, of_norms, of_centres, of_centre_norms.mT, of_scale.mT)
+  return jax.tree.map(lambda d, z: d.astype(z.dtype), (gradient, of_coefficients), (distances, coefficients))
+
+
+_sums.defvjp(_forward, _backward)
+
+
+class _Block(NamedTuple):
+  """References to the inputs, and what of them is the block at hand.
+
+  Attributes:
+    distances: with centre_norms and scale as rows [1, A].
+    coefficients: [A, V].
+    given: log_peak and the cotangents of the other sums, or () when the sums are computed.
+    points: rows of the points.
+    centres: rows of the centres.
+    d: columns of D that the program sums.
+    v: columns of V that the program sums.
+    depth: features multiplied at a time.
+    exists: how many of the centres are not padding.
+  """
+
+  distances: Distances
+  coefficients: Any
+  given: Any
+  points: Any
+  centres: Any
+  d: Any
+  v: Any
+  depth: int | None
+  exists: jax.Array
+
+
+def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
+  """Adds a block of centres to the sums of a block of points."""
+  log_k, _, _ = _log_responses(kernel, block)
+  values, mass, power, log_peak = sums
+  peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
+  k, shrink = jnp.exp(log_k - peak), jnp.exp(log_peak - peak)
+  c = block.coefficients[block.centres, block.v]
+  return (
+    shrink * values + _dot(k.astype(c.dtype), c, 1, 0),
+    shrink * mass + k.sum(axis=1, keepdims=True),
+    shrink * shrink * power + (k * k).sum(axis=1, keepdims=True),
+    peak,
+  )
+
+
+def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
+  """Adds what a block of centres gives to the cotangents of a block of points and of its norms."""
+  of_squares, _, _ = _cotangents(kernel, block)
+  t = block.distances.centres[block.centres, block.d]
+  of_points, of_norms = sums
+  return (
+    of_points - 2 * _dot(of_squares.astype(t.dtype), t, 1, 0),
+    of_norms + of_squares.sum(axis=1, keepdims=True),
+  )
+
+
+def _add_of_centres(kernel: str, block: _Block, sums: Any) -> Any:
+  """Adds what a block of points gives to the cotangents of a block of centres, its norms, scale and coefficients."""
+  of_squares, of_scale_each, k = _cotangents(kernel, block)
+  x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
+  of_centres, of_centre_norms, of_scale, of_coefficients = sums
+  return (
+    of_centres - 2 * _dot(of_squares.astype(x.dtype), x, 0, 0),
+    of_centre_norms + of_squares.sum(axis=0, keepdims=True),
+    of_scale + of_scale_each.sum(axis=0, keepdims=True),
+    of_coefficients + _dot(k.astype(of_values.dtype), of_values, 0, 0),
+  )
+
+
+def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
+  """log K, the squared distances, and what takes the cotangent of log K to that of the scaled ones, of a block."""
+  norms, centre_norms = block.distances.norms[block.points, :], block.distances.centre_norms[:, block.centres]
+  inner = _products(block.distances.points, block.points, block.distances.centres, block.centres, block.depth)
+  squares = norms + centre_norms - 2 * inner
+  log_k, pull = jax.vjp(KERNELS[kernel], block.distances.scale[:, block.centres] * squares)
+  exists = jax.lax.broadcasted_iota(jnp.int32, log_k.shape, 1) < block.exists
+  return jnp.where(exists, log_k, -jnp.inf), squares, pull
+
+
+def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Cotangents of the squared distances and, before they are summed, of the scale; the responses k. Of a block."""
+  log_k, squares, pull = _log_responses(kernel, block)
+  values, mass, power, log_peak = block.given
+  k = jnp.exp(log_k - log_peak[block.points, :])
+  of_k = _products(values, block.points, block.coefficients, block.centres, block.depth)
+  of_k += mass[block.points, :] + 2 * power[block.points, :] * k
+  (of_scaled,) = pull(of_k * k)
+  return of_scaled * block.distances.scale[:, block.centres], of_scaled * squares, k
+
+
+def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
+  """a[rows] b[columns]ᵀ from references, some features at a time."""
+  if depth is None:
+    return _dot(a[rows, :], b[columns, :], 1, 1)
+
+  def add(i: jax.Array | int, total: jax.Array | float) -> jax.Array:
+    part = pl.ds(i * depth, depth)
+    return total + _dot(a[rows, part], b[columns, part], 1, 1)
+
+  return jax.lax.fori_loop(1, a.shape[-1] // depth, add, add(0, 0.0))
+
+
+def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:
+  """The product that sums over an axis of a and another of b, in float32; float32 inputs at full precision."""
+  precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  contracted = (((axis,), (other,)), ((), ()))
+  return jax.lax.dot_general(a, b, contracted, precision=precision, preferred_element_type=jnp.float32)
+
+
+class _Job(NamedTuple):
+  """What a kernel sums.
+
+  Attributes:
+    add: takes (kernel, block, sums) to new sums.
+    over: 'a' if it sums over the centres, for blocks of points; 'n' the other way round.
+    axes: of the sums, as in `_AXES`.
+    start: what every sum starts from.
+  """
+
+  add: Callable[[str, _Block, Any], Any]
+  over: str
+  axes: tuple[str, ...]
+  start: tuple[float, ...]
+
+
+_SUMS = _Job(_add_sums, 'a', ('nv', 'n1', 'n1', 'n1'), (0.0, 0.0, 0.0, -math.inf))
+_OF_POINTS = _Job(_add_of_points, 'a', ('nd', 'n1'), (0.0, 0.0))
+_OF_CENTRES = _Job(_add_of_centres, 'n', ('ad', '1a', '1a', 'av'), (0.0, 0.0, 0.0, 0.0))
+
+# The axes of the inputs, behind the leading one: n points, a centres, d features of both, v of the coefficients.
+_AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1')
+
+
+def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
+  """The sums, float32, by the kernel of whatever platform this is compiled for; arrays [L, ...]."""
+  distances = distances._replace(centre_norms=distances.centre_norms.mT, scale=distances.scale.mT)
+  forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
+  return jax.lax.platform_dependent(
+    (*distances, coefficients), tuple(given), cpu=forms['cpu'], tpu=forms['tpu'], default=forms['cuda']
+  )
+
+
+def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) -> Any:
+  """The same by the kernel of one platform."""
+  size = {'n': inputs[0].shape[1], 'a': inputs[2].shape[1], 'd': inputs[0].shape[2], 'v': inputs[5].shape[2], '1': 1}
+  unit = {'n': tiling.points, 'a': tiling.centres, '1': 1} | {x: _features(tiling, size[x]) for x in 'dv'}
+  count = {x: pl.cdiv(size[x], unit[x]) for x in size}
+  padded = {x: count[x] * unit[x] for x in size}
+  held = 'n' if job.over == 'a' else 'a'
+  grid = (
+    len(inputs[0]),
+    count[held],
+    max(count[x] for axes in job.axes for x in axes if x in 'dv'),
+    count[job.over] if tiling.ordered else 1,
+  )
+
+  def spec(block: dict[str, int], cut: str, axes: str) -> pl.BlockSpec:
+    def index(lead: Any, program: Any, features: Any, step: Any) -> Any:
+      at = {held: program, job.over: step} | {x: jnp.minimum(features, count[x] - 1) for x in cut}
+      return (lead, *(at.get(x, 0) for x in axes))
+
+    return pl.BlockSpec((None, *(block[x] for x in axes)), index)
+
+  seen = padded | {held: unit[held]} | ({job.over: unit[job.over]} if tiling.ordered else {})
+  axes = _AXES[0] + (_AXES[1] if given else ())
+  # log_peak, the last one given, is infinite for padding: its responses are 0, whatever a free metric makes of them.
+  fills = [0.0] * (len(axes) - 1) + [math.inf if given else 0.0]
+  shapes = [[padded[x] for x in ax] for ax in axes]
+  arrays = [_pad(*parts) for parts in zip((*inputs, *given), shapes, fills, strict=True)]
+  sums = pl.pallas_call(
+    functools.partial(_kernel, job, kernel, tiling, size['a'], count, unit),
+    grid=grid,
+    in_specs=[spec(seen, '', ax) for ax in axes],
+    out_specs=[spec(unit, 'dv', ax) for ax in job.axes],
+    out_shape=[jax.ShapeDtypeStruct((grid[0], *(padded[x] for x in ax)), jnp.float32) for ax in job.axes],
+    **tiling.options,
+  )(*arrays)
+  return tuple(z[:, : size[ax[0]], : size[ax[1]]] for z, ax in zip(sums, job.axes, strict=True))
+
+
+def _kernel(
+  job: _Job, kernel: str, tiling: _Tiling, centres: int, count: dict[str, int], unit: dict[str, int], *refs: Any
+) -> None:
+  """Sums over blocks: those along the grid's last axis, or all in a loop."""
+  inputs, outputs = refs[: -len(job.axes)], refs[-len(job.axes) :]
+  program, features, step = (pl.program_id(i) for i in (1, 2, 3))
+  whole = slice(None)
+
+  def columns(x: str) -> Any:
+    return whole if count[x] == 1 else pl.ds(jnp.minimum(features, count[x] - 1) * unit[x], unit[x])
+
+  def add(step: Any, sums: Any) -> Any:
+    rows = whole if tiling.ordered else pl.ds(step * unit[job.over], unit[job.over])
+    points, these = (whole, rows) if job.over == 'a' else (rows, whole)
+    exists = centres - (step if job.over == 'a' else program) * unit['a']
+    block = _Block(
+      Distances(*inputs[:5]), inputs[5], inputs[6:], points, these, columns('d'), columns('v'), tiling.depth, exists
+    )
+    return job.add(kernel, block, sums)
+
+  def write(sums: Any) -> None:
+    for ref, z in zip(outputs, sums, strict=True):
+      ref[...] = z
+
+  start = tuple(jnp.full(ref.shape, z, jnp.float32) for ref, z in zip(outputs, job.start, strict=True))
+  if tiling.ordered:
+    pl.when(step == 0)(lambda: write(start))
+    write(add(step, tuple(ref[...] for ref in outputs)))
+  else:
+    write(jax.lax.fori_loop(0, count[job.over], add, start))
+
+
+def _features(tiling: _Tiling, size: int) -> int:
+  """How many features a program holds of `size`."""
+  if tiling.features is None:
+    return pl.align_to(size, _LANES)
+  return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))
+
+
+def _pad(z: jax.Array, shape: list[int], fill: float) -> jax.Array:
+  """z [L, ...] filled up to [L, *shape]."""
+  return jnp.pad(z, [(0, 0), *((0, b - a) for a, b in zip(z.shape[1:], shape, strict=True))], constant_values=fill)

@@ -1,0 +1,166 @@
+"""The fast forms equal the plain one, in value and in every gradient, and need the memory they promise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from ops import reference
+
+from hbf.ops import sums
+from hbf.ops.attention import augmented_attention
+from hbf.ops.hyperbf import hyperbf, hyperbf_plain
+from hbf.training.sharding import make_mesh
+
+N, A, D, V = 37, 11, 6, 5
+
+
+def make(metric='identity', seed=0, lead=()):
+  """Points, centres, coefficients, width of every centre, metric's weights and log-gain, float32."""
+  rng = np.random.default_rng(seed)
+  shapes = {'points': (N, D), 'centres': (A, D), 'coefficients': (A, V)}
+  arrays = {name: jnp.asarray(rng.normal(size=(*lead, *shape)), jnp.float32) for name, shape in shapes.items()}
+  arrays['width'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, A)), jnp.float32)
+  arrays['log_gain'] = jnp.asarray(rng.normal(size=(*lead, 1, 1)), jnp.float32)
+  if metric != 'identity':
+    weights = jnp.asarray(reference.metric_weights(rng, metric, D, 2, lead))
+    # A free M may make a Gaussian of any size, and its rounding too.
+    arrays['weights'] = weights @ weights.mT if metric == 'bilinear' else weights
+  return arrays
+
+
+def use_blocks(monkeypatch, pairs):
+  """Has responses computed in blocks of so many, and again for the gradient, however few the centres."""
+  monkeypatch.setattr(sums, '_KEPT_RATIO', 0)
+  monkeypatch.setattr(sums, '_CPU_PAIRS', pairs)
+
+
+def value_and_gradients(form, arrays, **unit):
+  """Of a scalar that depends on every output differently."""
+  return jax.value_and_grad(lambda z: jnp.sum(jnp.sin(form(**z, **unit).astype(jnp.float32))))(arrays)
+
+
+def assert_equal(result, expected, tolerance):
+  np.testing.assert_allclose(result[0], expected[0], rtol=tolerance, atol=tolerance)
+  for name in expected[1]:
+    wanted = np.asarray(expected[1][name], np.float64)
+    scale = np.abs(wanted).max() + 1e-3
+    np.testing.assert_allclose(
+      np.asarray(result[1][name], np.float64) / scale, wanted / scale, atol=tolerance, err_msg=name
+    )
+
+
+@pytest.mark.parametrize('pairs', [1, 4 * A, N * A])
+@pytest.mark.parametrize('lead', [(), (3,)])
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+def test_blocks_of_any_size_equal_the_plain_form(normalisation, lead, pairs, monkeypatch):
+  """A point at a time, blocks that don't divide the points, all at once."""
+  use_blocks(monkeypatch, pairs)
+  unit = {'kernel': 'gaussian', 'metric': 'diagonal', 'normalisation': normalisation}
+  arrays = make('diagonal', lead=lead)
+  result, expected = (value_and_gradients(form, arrays, **unit) for form in (hyperbf, hyperbf_plain))
+  assert_equal(result, expected, 1e-4)
+
+
+@pytest.mark.parametrize('metric', reference.METRICS)
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric, monkeypatch):
+  use_blocks(monkeypatch, 8 * A)
+  for normalisation in reference.NORMALISATIONS:
+    unit = {'kernel': kernel, 'metric': metric, 'normalisation': normalisation}
+    result, expected = (value_and_gradients(form, make(metric, 1), **unit) for form in (hyperbf, hyperbf_plain))
+    assert_equal(result, expected, 2e-4)
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+def test_blocks_in_bfloat16_stay_near_the_plain_form_in_float32(normalisation, monkeypatch):
+  use_blocks(monkeypatch, 8 * A)
+  arrays = make(seed=2)
+  half = {n: z.astype(jnp.bfloat16) if n in ('points', 'centres', 'coefficients') else z for n, z in arrays.items()}
+  rounded = {n: z.astype(jnp.float32) for n, z in half.items()}
+  unit = {'kernel': 'gaussian', 'normalisation': normalisation}
+  result = value_and_gradients(hyperbf, half, **unit)
+  assert {name: z.dtype for name, z in result[1].items()} == {name: z.dtype for name, z in half.items()}
+  assert_equal(result, value_and_gradients(hyperbf_plain, rounded, **unit), 0.05)
+
+
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_distances_kept_for_the_gradient_equal_the_plain_form(kernel):
+  for normalisation in reference.NORMALISATIONS:
+    unit = {'kernel': kernel, 'metric': 'full', 'normalisation': normalisation}
+    result, expected = (value_and_gradients(form, make('full', 5), **unit) for form in (hyperbf, hyperbf_plain))
+    assert_equal(result, expected, 2e-4)
+
+
+def test_parts_without_leading_axes_are_shared():
+  """Centres and coefficients of all, points of three heads: their gradients add up."""
+  arrays = make(seed=3, lead=(3,))
+  arrays |= {name: z for name, z in make(seed=3).items() if name != 'points'}
+  unit = {'kernel': 'laplacian', 'normalisation': 'layer'}
+  assert_equal(*(value_and_gradients(form, arrays, **unit) for form in (hyperbf, hyperbf_plain)), 1e-4)
+
+
+def temporary_bytes(form, points, centres):
+  d = 16
+  shapes = [jax.ShapeDtypeStruct((n, d), jnp.float32) for n in (points, centres, centres)]
+  gradient = jax.grad(lambda *z: form(*z, kernel='gaussian', width=2.0, normalisation='layer').sum(), (0, 1, 2))
+  return jax.jit(gradient).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_of_4096_points_and_8192_centres_is_a_quarter_of_the_plain_form():
+  """Forward and backward; compiled, not run."""
+  assert temporary_bytes(hyperbf, 4096, 8192) <= 0.25 * temporary_bytes(hyperbf_plain, 4096, 8192)
+
+
+def test_memory_does_not_grow_with_the_responses():
+  pairs = 4 * (8 * 4096) * 2048  # bytes of all responses
+  assert temporary_bytes(hyperbf, 8 * 4096, 2048) < 0.25 * pairs
+
+
+def test_points_on_several_devices_stay_there(monkeypatch):
+  """Blocks of points that lie on eight devices need no points, and no responses, of another device."""
+  use_blocks(monkeypatch, 64 * A)
+  mesh = make_mesh()
+  rows, everywhere = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ('data', None))
+  arrays = make()
+  arrays['points'] = jax.random.normal(jax.random.key(0), (1024, D))
+
+  def form(z):
+    return hyperbf(**z, kernel='gaussian', normalisation='layer')
+
+  placed = {name: jax.device_put(z, rows if name == 'points' else everywhere) for name, z in arrays.items()}
+  compiled = jax.jit(form, out_shardings=rows).lower(placed).compile()
+  for moved in ('all-gather', 'all-to-all', 'collective-permute', 'all-reduce'):
+    assert moved not in compiled.as_text()
+  np.testing.assert_allclose(compiled(placed), jax.jit(form)(arrays), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('dtype,tolerance', [('float32', 1e-5), ('bfloat16', 0.02)])
+def test_augmented_keys_make_plain_attention_the_normalised_gaussian(dtype, tolerance):
+  """What cuDNN is given on a GPU, here to XLA's attention, in value and gradient."""
+  rng = np.random.default_rng(4)
+  x, t, c = (jnp.asarray(rng.normal(size=(2, 3, n, 8)), dtype) for n in (9, 7, 7))
+  scale = 0.4
+
+  def augmented(x, t, c):
+    norms = 0.5 * jnp.sum(t.astype(jnp.float32) ** 2, axis=-1, keepdims=True)
+    return augmented_attention(x, scale * t, -scale * norms, c, 'xla')
+
+  def plain(x, t, c):
+    return hyperbf_plain(x, t, c, kernel='gaussian', width=scale**-0.5)
+
+  def run(form, *z):
+    return value_and_gradients(form, dict(zip('xtc', z, strict=True)))
+
+  expected = run(plain, *(z.astype(jnp.float32) for z in (x, t, c)))
+  result = run(augmented, x, t, c)
+  assert_equal(result, expected, tolerance)
+
+
+def test_a_bias_in_three_bfloat16_coordinates_is_as_good_as_float32():
+  """Logits of equal queries and keys of norm 0 but large biases: one bfloat16 would be off by 0.1."""
+  x = jnp.ones((1, 1, 1, 8), jnp.bfloat16)
+  bias = jnp.asarray([30.07, 30.0], jnp.float32).reshape(1, 1, 2, 1)
+  coefficients = jnp.asarray(np.eye(2, 8), jnp.bfloat16).reshape(1, 1, 2, 8)
+  out = augmented_attention(x, jnp.zeros((1, 1, 2, 8)), bias, coefficients, 'xla')
+  np.testing.assert_allclose(out[0, 0, 0, :2], jax.nn.softmax(bias[0, 0, :, 0]), atol=0.003)

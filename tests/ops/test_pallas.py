@@ -1,0 +1,97 @@
+"""The fused kernels equal the plain form, interpreted on a CPU, and lower for GPU and TPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops import reference
+
+from hbf.ops import pallas
+from hbf.ops.distances import distances
+from hbf.ops.hyperbf import hyperbf, hyperbf_plain
+from hbf.ops.sums import kernel_sums
+
+N, A, D, V = 37, 11, 6, 5
+# Blocks that divide neither points nor centres nor features, the way a TPU and the way a GPU goes through them.
+ALONG_THE_GRID = pallas._Tiling(16, 4, None, None, True, {'interpret': True})
+IN_LOOPS = pallas._Tiling(16, 4, 4, 2, False, {'interpret': True})
+
+
+@pytest.fixture(params=[ALONG_THE_GRID, IN_LOOPS], ids=['grid', 'loops'])
+def small_blocks(request, monkeypatch):
+  monkeypatch.setitem(pallas._TILINGS, 'cpu', request.param)
+  monkeypatch.setattr(pallas, '_LEAST', 2)  # Triton's restriction, not the interpreter's
+
+
+def make(lead=(), dtype='float32', seed=0):
+  rng = np.random.default_rng(seed)
+  shapes = {'points': (N, D), 'centres': (A, D), 'coefficients': (A, V)}
+  arrays = {name: jnp.asarray(rng.normal(size=(*lead, *shape)), dtype) for name, shape in shapes.items()}
+  arrays['width'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, A)), jnp.float32)
+  return arrays | {'weights': jnp.asarray(rng.uniform(0.5, 1.5, size=(*lead, D)), jnp.float32)}
+
+
+def assert_equal(form, expected_form, arrays, tolerance, expected_arrays):
+  """Both give the same sum of functions of all outputs, and the same gradient."""
+
+  def run(form, arrays):
+    def total(z):
+      return sum(jnp.sum(jnp.sin(out.astype(jnp.float32))) for out in jax.tree.leaves(form(**z)))
+
+    return jax.jit(jax.value_and_grad(total))(arrays)
+
+  value, gradient = run(form, arrays)
+  expected, expected_gradient = run(expected_form, expected_arrays)
+  np.testing.assert_allclose(value, expected, rtol=tolerance, atol=N * tolerance)
+  for name, z in gradient.items():
+    assert z.dtype == arrays[name].dtype
+    wanted = np.asarray(expected_gradient[name], np.float64)
+    np.testing.assert_allclose(
+      np.asarray(z, np.float64), wanted, atol=tolerance * (np.abs(wanted).max() + 1e-3), err_msg=name
+    )
+
+
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_all_sums_equal_those_in_blocks(kernel, small_blocks):
+  """Mass, power and log_peak of their own too."""
+
+  def sums(form, points, centres, coefficients, width, weights):
+    return form(distances(points, centres, 'diagonal', weights, 0.5 / width**2), coefficients, kernel)
+
+  arrays = make(lead=(2, 3))
+  assert_equal(*(functools.partial(sums, form) for form in (pallas.pallas_sums, kernel_sums)), arrays, 1e-5, arrays)
+
+
+@pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-4), ('bfloat16', 0.05)])
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_every_kernel_and_normalisation_equals_the_plain_form_in_float32(kernel, normalisation, dtype, tolerance):
+  unit = {'kernel': kernel, 'normalisation': normalisation, 'metric': 'diagonal'}
+  forms = (functools.partial(hyperbf, form='pallas', **unit), functools.partial(hyperbf_plain, **unit))
+  arrays = make((2,), dtype, seed=2)
+  assert_equal(*forms, arrays, tolerance, {name: z.astype(jnp.float32) for name, z in arrays.items()})
+
+
+def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
+  """bilinear responses may be huge: those of points that only fill a block must not turn into NaN."""
+  arrays = make(seed=3)
+  arrays['weights'] = -40 * jnp.eye(D)
+  unit = {'kernel': 'gaussian', 'normalisation': 'layer', 'metric': 'bilinear'}
+  gradient = jax.grad(lambda z: hyperbf(**z, form='pallas', **unit).sum())(arrays)
+  assert all(jnp.isfinite(z).all() for z in gradient.values())
+
+
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('d', [64, 768])
+@pytest.mark.parametrize(('platform', 'call'), [('tpu', 'tpu_custom_call'), ('cuda', 'triton')])
+def test_forward_and_gradient_lower_without_the_hardware(platform, call, d, dtype, kernel):
+  shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((4096, d), (1536, d), (1536, 768))]
+
+  def loss(*z):
+    return hyperbf(*z, kernel=kernel, width=2.0, normalisation='layer', form='pallas').astype(jnp.float32).sum()
+
+  lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes).lower(lowering_platforms=(platform,))
+  assert lowered.as_text().count(call) == 3  # the sums, and both kernels of the gradient
