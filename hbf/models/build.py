@@ -32,6 +32,8 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
     stage2=stage2,
     dtype=choose('model.dtype', config.dtype, DTYPES),
     norm_epsilon=config.norm_epsilon,
+    scan_layers=config.scan_layers,
+    remat=config.remat,
   )
 
 
@@ -53,5 +55,6 @@ def count_parameters(model: ImageClassifier, image_shape: tuple[int, int, int]) 
 def flops_per_image(model: ImageClassifier, image_shape: tuple[int, int, int]) -> int:
   """Floating-point operations of one image's forward pass as XLA counts them (a multiply-add is two)."""
   image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  forward = jax.jit(lambda params, x: model.apply({'params': params}, x, train=False))
+  unrolled = model.clone(scan_layers=False)  # XLA counts a loop's body once
+  forward = jax.jit(lambda params, x: unrolled.apply({'params': params}, x, train=False))
   return int((forward.lower(abstract_params(model, image_shape), image).cost_analysis() or {})['flops'])

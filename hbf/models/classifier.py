@@ -1,5 +1,6 @@
 """Image classifier: patches, homogeneous blocks, a linear head."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -27,6 +28,9 @@ class ImageClassifier(nn.Module):
     stage2: constructor.
     dtype: of the products; parameters and logits are float32.
     norm_epsilon: added to the variance in each LayerNorm.
+    scan_layers: compile one block and loop over it, instead of all blocks. The parameters are the same, but dropout
+      draws other numbers, and intermediates can't be captured.
+    remat: compute what a block holds once more in the backward pass instead of keeping it.
   """
 
   classes: int
@@ -40,6 +44,8 @@ class ImageClassifier(nn.Module):
   stage2: Stage
   dtype: Any = jnp.float32
   norm_epsilon: float = 1e-6
+  scan_layers: bool = False
+  remat: bool = False
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -58,14 +64,31 @@ class ImageClassifier(nn.Module):
       first = jnp.broadcast_to(token, (batch, 1, self.width))
       tokens = jnp.concatenate([first.astype(self.dtype), tokens], axis=1)
     tokens = nn.Dropout(self.dropout, deterministic=not train)(tokens)
-    for i in range(self.depth):
-      block = Block(self.stage1, self.stage2, self.dropout, self.dtype, self.norm_epsilon, name=f'block{i}')
-      tokens = block(tokens, train)
+    tokens = self._blocks(tokens, train)
     # A norm works on each token alone, so norm only what is read.
     tokens = tokens[:, 0] if read_class_token else tokens
     tokens = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
     pooled = tokens if read_class_token else tokens.mean(axis=1)
     return nn.Dense(self.classes, name='head')(pooled.astype(jnp.float32))
+
+  def _blocks(self, tokens: jax.Array, train: bool) -> jax.Array:
+    """Takes tokens [B, N, D] through block0, block1, …"""
+    kind = nn.remat(Block, prevent_cse=not self.scan_layers, static_argnums=(2,)) if self.remat else Block
+    make = functools.partial(kind, self.stage1, self.stage2, self.dropout, self.dtype, self.norm_epsilon)
+    # At init, parameters depend on the tokens that reach their block.
+    if self.is_initializing() or not self.scan_layers:
+      for i in range(self.depth):
+        tokens = make(name=f'block{i}')(tokens, train)
+      return tokens
+
+    def layer(tokens: jax.Array, xs: tuple[Any, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
+      params, rngs = xs
+      return jnp.asarray(make(parent=None).apply({'params': params}, tokens, train, rngs=rngs)), None
+
+    blocks = [self.variables['params'][f'block{i}'] for i in range(self.depth)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
+    rngs = {'dropout': jax.random.split(self.make_rng('dropout'), self.depth)} if self.has_rng('dropout') else {}
+    return jax.lax.scan(layer, tokens, (stacked, rngs))[0]
 
   def _positions(self, rows: int, columns: int) -> jax.Array:
     """Positions of the patches, row by row: [rows · columns, D]."""

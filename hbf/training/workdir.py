@@ -12,8 +12,10 @@ from ml_collections import ConfigDict
 
 from hbf.errors import UserError
 
-# Keys that may differ when a run is resumed: they change where it runs and what is kept, not what is computed.
+# Keys that may differ when a run is resumed: they change where and how it runs and what is kept, not what is learned.
 FREE = (
+  'model.scan_layers',
+  'model.remat',
   'data.dir',
   'data.root',
   'data.download',

@@ -205,6 +205,82 @@ def test_dropout_works_in_training_only():
   assert not np.allclose(trained, expected)
 
 
+FORMS = [{'scan_layers': True}, {'remat': True}, {'scan_layers': True, 'remat': True}]
+
+
+def slopes(model, images):
+  """A function of parameters: their gradients, of some loss in training, and the logits."""
+
+  def loss(params):
+    out = model.apply({'params': params}, images, train=True, rngs={'dropout': jax.random.key(5)})
+    return jnp.square(out).mean(), out
+
+  return jax.jit(jax.grad(loss, has_aux=True))
+
+
+@pytest.mark.parametrize('name', OPTIONS)
+def test_every_form_of_the_blocks_computes_the_same(name):
+  images, plain = make_images(), make_model(name, depth=3)
+  params = random_params(plain, images)
+  expected = slopes(plain, images)(params)
+  for form in FORMS:
+    result = slopes(make_model(name, depth=3, **form), images)(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max()), result, expected)
+    jax.eval_shape(slopes(make_model(name, depth=3, dtype=jnp.bfloat16, **form), images), params)
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_every_form_starts_from_the_same_parameters(form):
+  plain, model = (make_model('hyperbf', depth=2, **options) for options in ({}, form))
+  init = [jax.jit(functools.partial(each.init, train=False)) for each in (plain, model)]
+  params = [each(jax.random.key(0), make_images()) for each in init]
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *params)
+
+
+def test_scanned_blocks_drop_each_something_else():
+  model = make_model(stage1=_Ones, stage2=_Ones, depth=2, dropout=0.5, scan_layers=True)
+  params, tokens = random_params(model, make_images()), jnp.zeros((2, 5, WIDTH))
+  out = model.apply({'params': params}, tokens, True, rngs={'dropout': jax.random.key(0)}, method='_blocks')
+  # A stage adds 0 or 2. If both blocks dropped the same, each sum would be twice that of a block: 0, 4 or 8.
+  assert set(np.unique(out)) == {0, 2, 4, 6, 8}
+
+
+class _Ones(_Nothing):
+  """A stage that adds 1."""
+
+  def __call__(self, tokens):
+    return jnp.ones_like(tokens)
+
+
+def test_recomputed_blocks_drop_the_same_as_kept_ones():
+  images = make_images()
+  plain, model = (make_model(depth=2, dropout=0.5, remat=remat) for remat in (False, True))
+  params = random_params(plain, images)
+  jax.tree.map(np.testing.assert_array_equal, *(slopes(each, images)(params) for each in (plain, model)))
+
+
+def lowered(name='vit', shape=(2, 4, 6, 3), **options):
+  model, images = make_model(name, **options), make_images(shape)
+  return slopes(model, images).lower(random_params(model, images))
+
+
+def test_recomputed_blocks_need_less_memory():
+  """Scanned ones: XLA's CPU backend drops the barriers that make other devices recompute unrolled blocks late."""
+  kept, recomputed = (
+    lowered(shape=(64, 8, 8, 3), depth=8, scan_layers=True, remat=remat).compile().memory_analysis()
+    for remat in (False, True)
+  )
+  assert recomputed.temp_size_in_bytes < 0.5 * kept.temp_size_in_bytes
+  assert lowered(depth=8, remat=True).as_text().count('optimization_barrier') == 8
+
+
+def test_a_scanned_program_does_not_grow_with_depth():
+  def products(depth, scan_layers):
+    return lowered('hyperbf', depth=depth, scan_layers=scan_layers).as_text().count('dot_general')
+
+  assert products(2, True) == products(5, True) < products(2, False) < products(5, False)
+
+
 @pytest.mark.parametrize('option,wrong,near', [('pool', 'clss', 'cls'), ('positions', 'learnt', 'learned')])
 def test_unknown_options_name_the_nearest(option, wrong, near):
   model = make_model(**{option: wrong})

@@ -78,6 +78,11 @@ def test_flops_grow_linearly_with_depth(model):
   np.testing.assert_allclose(four - two, 2 * (two - one), rtol=1e-3)
 
 
+def test_flops_of_scanned_blocks_are_those_of_all():
+  scanned, unrolled = (build_model(toy('vit', depth=3, scan_layers=scan), 10) for scan in (True, False))
+  assert flops_per_image(scanned, (8, 8, 1)) == flops_per_image(unrolled, (8, 8, 1))
+
+
 @pytest.mark.parametrize('model', ['hyperbf', 'vit'])
 def test_flops_are_near_those_of_the_products(model):
   """Two for each multiply-add of a block's products: projections, scores, mixing, stage 2; at most a third on top."""

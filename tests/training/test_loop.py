@@ -106,6 +106,19 @@ def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypa
   assert_same_run(tmp_path / 'whole', tmp_path / 'parts', config)
 
 
+def test_a_run_goes_on_with_its_blocks_in_another_form(tmp_path, toy, monkeypatch):
+  config = toy(**{'model.depth': 2, 'optimizer.name': 'sgd'})
+  train(config, tmp_path / 'whole', QUIET)
+  with monkeypatch.context() as patch:
+    stop_at(patch, 10)
+    config.model.update(scan_layers=True, remat=True)
+    assert train(config, tmp_path / 'parts', QUIET) is None
+  config.model.update(scan_layers=False, remat=False)
+  assert train(config, tmp_path / 'parts', QUIET) is not None
+  whole, parts = (params_of(tmp_path / name, config) for name in ('whole', 'parts'))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole, parts)
+
+
 @pytest.mark.parametrize('kind', ['device', 'stream'])
 def test_kill_9_in_an_epoch_changes_nothing(tmp_path, toy, digits_dir, kind):
   changes = {'train.epochs': 6.0, 'checkpoint.every': '8steps', 'log.every': '3steps', 'data.input': kind}
