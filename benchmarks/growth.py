@@ -23,7 +23,7 @@ from configs.common import stage1_options, stage2_options
 from hbf.nn.registry import MODELS, STAGE1, STAGE2
 from hbf.training.machine import keep_freed_memory
 
-SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '16,64', 'depths': '1,2,4'}
+SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,32', 'depths': '1,2,4'}
 
 
 class Case(NamedTuple):
@@ -44,7 +44,7 @@ def main() -> None:
   for name, sizes in SIZES.items():
     flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
   flags.add_argument('--tokens', type=int, default=4096, help='in all, of stage 1; a quarter of them for stage 2')
-  flags.add_argument('--width', type=int, default=192, help='of the stages; train steps have a third')
+  flags.add_argument('--width', type=int, default=192, help='of the tokens')
   flags.add_argument('--heads', type=int, default=3)
   options = flags.parse_args()
   keep_freed_memory()
@@ -73,7 +73,7 @@ def stage2(options: argparse.Namespace) -> Iterator[Case]:
 
 def steps(options: argparse.Namespace) -> Iterator[Case]:
   """Whole train steps, by the batch at the greatest depth and by the depth at the smallest batch."""
-  width, batch, depth = options.width // 3, min(options.batches), max(options.depths)
+  width, batch, depth = options.width, min(options.batches), max(options.depths)
   for model in MODELS:
     sizes = [('batch', b, depth) for b in options.batches] + [('depth', batch, d) for d in options.depths]
     trainers = {(b, d): make_trainer(model, width, d, options.heads, 4 * width, b) for _, b, d in sizes}

@@ -2,6 +2,9 @@
 
 python -m benchmarks.operator                                   # blocks; pallas too where there is a GPU or TPU
 python -m benchmarks.operator --forms blocks,pallas --tokens 256 --centres 512 --rounds 2
+
+Temporary memory is what the compiled program asks for. On a CPU that leaves out what XLA's library fusions allocate
+while they run: the plain forward pass, when it is one such fusion, seems to need none for its responses, and does.
 """
 
 import functools
