@@ -1,4 +1,4 @@
-"""Prints the README's results from the runs in this folder: python results/table.py."""
+"""Prints the README's tables from the runs and benchmarks in this folder: python results/table.py."""
 
 import collections
 import json
@@ -36,5 +36,23 @@ def table() -> str:
   return '\n'.join(rows)
 
 
+def benchmark(name: str, columns: tuple[str, ...]) -> str:
+  """These columns of a benchmark's rows, and where they were measured."""
+  measured = json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text())
+  rows = [columns, ('---',) * len(columns)]
+  rows += [[_cell(row[column]) for column in columns] for row in measured['rows']]
+  lines = ['| ' + ' | '.join(row) + ' |' for row in rows]
+  return '\n'.join([f'{measured["title"]}; {measured["device"]}:', '', *lines])
+
+
+def _cell(value: object) -> str:
+  return f'{value:,.3g}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else str(value)
+
+
+BENCHMARKS = {
+  'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
+  'authors': ('model', 'width', 'batch', 'images/s', 'ours/theirs'),
+}
+
 if __name__ == '__main__':
-  print(table())
+  print('\n\n'.join([table(), *(benchmark(name, columns) for name, columns in BENCHMARKS.items())]))
