@@ -1,0 +1,81 @@
+"""Compilation of a train step: seconds without and with the persistent cache, instructions, memory.
+
+python -m benchmarks.compile
+python -m benchmarks.compile --models hyperbf --depths 12 --forms scanned,recomputed
+"""
+
+import tempfile
+import time
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from benchmarks.common import parser, report
+from benchmarks.models import CLASSES, random_batch
+from configs.common import make_config
+from hbf.models.build import build_model
+from hbf.training.durations import Clock
+from hbf.training.machine import keep_freed_memory
+from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.state import Objective, init_state, make_train_step
+
+FORMS: dict[str, dict[str, bool]] = {
+  'unrolled': {},
+  'scanned': {'scan_layers': True},
+  'recomputed': {'scan_layers': True, 'remat': True},
+}
+
+
+def main() -> None:
+  """Prints a row for every model, depth and form of its blocks."""
+  flags = parser(__doc__)
+  flags.add_argument('--models', default='hyperbf,vit')
+  flags.add_argument('--depths', default='4,12')
+  flags.add_argument('--forms', default='unrolled,scanned', help=f'of {", ".join(FORMS)}')
+  options = flags.parse_args()
+  keep_freed_memory()
+  rows = []
+  with tempfile.TemporaryDirectory() as folder:
+    jax.config.update('jax_compilation_cache_dir', folder)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    for model in options.models.split(','):
+      for depth in map(int, options.depths.split(',')):
+        rows += [measure(model, depth, form) for form in options.forms.split(',')]
+  report('compile', 'Train step of recipe small on CIFAR-10, batch 256', rows, options.out)
+
+
+def measure(model: str, depth: int, form: str) -> dict[str, Any]:
+  """The row of a model: compiled twice, the second time loaded from the cache."""
+  config = make_config(f'model={model},recipe=small', {'name': 'cifar10'}).unlock()
+  config.model.update(depth=depth, **FORMS[form])
+  _, compiled, cold = lower_and_compile(config)
+  jax.clear_caches()
+  trace, _, warm = lower_and_compile(config)
+  return {
+    'model': model,
+    'depth': depth,
+    'blocks': form,
+    'trace s': trace,
+    'compile s': cold,
+    'load s': warm,
+    'HLO': compiled.as_text().count(' = '),
+    'temp MB': compiled.memory_analysis().temp_size_in_bytes / 1e6,
+  }
+
+
+def lower_and_compile(config: ConfigDict) -> tuple[float, Any, float]:
+  """Seconds of tracing and lowering, the compiled step, and seconds of compiling or loading it."""
+  model = build_model(config.model, CLASSES)
+  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(50_000, 256, 1.0)))
+  objective = Objective((0.5,) * 3, (0.25,) * 3, config.data.flip, config.data.crop, 0.0, 1, seed=0)
+  batch = random_batch(config.train.batch_size, 32)
+  state = jax.eval_shape(lambda batch: init_state(model, optimizer, objective, {}, batch), batch)
+  begin = time.perf_counter()
+  lowered = jax.jit(make_train_step(model, optimizer, objective), donate_argnums=0).lower(state, {}, batch)
+  middle = time.perf_counter()
+  return middle - begin, lowered.compile(), time.perf_counter() - middle
+
+
+if __name__ == '__main__':
+  main()
