@@ -44,6 +44,13 @@ def alternate(thunks: Mapping[str, Thunk], rounds: int) -> dict[str, list[float]
   return seconds
 
 
+def compiled(function: Callable, *args: Any) -> tuple[Thunk, int]:
+  """A call of the compiled function with these arrays, and the temporary memory that it needs, in bytes."""
+  executable = jax.jit(function).lower(*args).compile()
+  memory: Any = executable.memory_analysis()
+  return lambda: executable(*args), memory.temp_size_in_bytes
+
+
 def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
   """Round by round."""
   return [a / b for a, b in zip(numerator, denominator, strict=True)]

@@ -49,6 +49,7 @@ def model_config(layout: Layout) -> dict[str, Any]:
     'normalisation': 'none',
     'centres_init': 'normal',
     'coefficients_scale': 1.0,
+    'form': 'blocks',
   }
   is_vit = layout.model == 'vit'
   return {
@@ -62,6 +63,8 @@ def model_config(layout: Layout) -> dict[str, Any]:
     'dropout': 0.0,
     'dtype': 'float32',
     'norm_epsilon': NORM_EPSILON,
+    'scan_layers': False,
+    'remat': False,
     'stage1': {} if is_vit else stage1,
     'stage2': {'hidden': layout.hidden, 'activation': 'relu'} if is_vit else stage2,
   }

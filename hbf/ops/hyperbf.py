@@ -206,6 +206,7 @@ _FROM_SUMS: dict[str, Callable[[Sums, jax.Array, jax.Array], jax.Array]] = {
   'layer': _layer_from_sums,
 }
 
+
 def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:
   # Pallas is young and its modules move between versions of JAX: only who asks for it depends on them.
   from hbf.ops.pallas import pallas_sums

@@ -83,7 +83,9 @@ def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
   assert all(jnp.isfinite(z).all() for z in gradient.values())
 
 
-@pytest.mark.parametrize('kernel', reference.KERNELS)
+@pytest.mark.parametrize(
+  'kernel', ['gaussian', *(pytest.param(k, marks=pytest.mark.slow) for k in reference.KERNELS if k != 'gaussian')]
+)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('d', [64, 768])
 @pytest.mark.parametrize(('platform', 'call'), [('tpu', 'tpu_custom_call'), ('cuda', 'triton')])

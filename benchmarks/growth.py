@@ -1,0 +1,117 @@
+"""How time and temporary memory grow: stage 1 with the tokens, stage 2 with its units, a train step with its sizes.
+
+python -m benchmarks.growth
+python -m benchmarks.growth --parts stage1 --lengths 64,4096 --width 768
+
+Stages are measured forward and backward on as many tokens in all, whatever their number in an image. The last
+columns are exponents p between a size and the one before: 1 where twice the size takes twice as much.
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from benchmarks.common import Thunk, alternate, compiled, parser, report
+from benchmarks.models import make_trainer
+from configs.common import stage1_options, stage2_options
+from hbf.nn.registry import MODELS, STAGE1, STAGE2
+from hbf.training.machine import keep_freed_memory
+
+SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,32', 'depths': '1,2,4'}
+
+
+class Case(NamedTuple):
+  """One measurement: its series, which size of what, the call and its temporary memory."""
+
+  series: str
+  varied: str
+  size: int
+  thunk: Thunk
+  temporary_bytes: int
+
+
+def main() -> None:
+  """Prints a row for every part, model and size."""
+  flags = parser(__doc__)
+  flags.set_defaults(rounds=3)
+  flags.add_argument('--parts', default='stage1,stage2,step')
+  for name, sizes in SIZES.items():
+    flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
+  flags.add_argument('--tokens', type=int, default=4096, help='in all, of stage 1; a quarter of them for stage 2')
+  flags.add_argument('--width', type=int, default=192, help='of the tokens')
+  flags.add_argument('--heads', type=int, default=3)
+  options = flags.parse_args()
+  keep_freed_memory()
+  rows = []
+  for part in options.parts.split(','):
+    rows += measure(list({'stage1': stage1, 'stage2': stage2, 'step': steps}[part](options)), options.rounds)
+  report('growth', f'Growth, width {options.width}, {options.heads} heads, float32', rows, options.out)
+
+
+def stage1(options: argparse.Namespace) -> Iterator[Case]:
+  """Attention, by the number of tokens that attend to one another."""
+  for name, _ in MODELS.values():
+    for length in options.lengths:
+      module = STAGE1[name](heads=options.heads, **stage1_options(name))
+      call = stage(module, (max(options.tokens // length, 1), length, options.width))
+      yield Case(f'stage 1, {name}', 'tokens', length, *call)
+
+
+def stage2(options: argparse.Namespace) -> Iterator[Case]:
+  """The unit or MLP, by its centres or hidden units."""
+  for _, name in MODELS.values():
+    for units in options.units:
+      call = stage(STAGE2[name](**stage2_options(name, units)), (1, options.tokens // 4, options.width))
+      yield Case(f'stage 2, {name}', 'units', units, *call)
+
+
+def steps(options: argparse.Namespace) -> Iterator[Case]:
+  """Whole train steps, by the batch at the greatest depth and by the depth at the smallest batch."""
+  width, batch, depth = options.width, min(options.batches), max(options.depths)
+  for model in MODELS:
+    sizes = [('batch', b, depth) for b in options.batches] + [('depth', batch, d) for d in options.depths]
+    trainers = {(b, d): make_trainer(model, width, d, options.heads, 4 * width, b) for _, b, d in sizes}
+    for varied, b, d in sizes:
+      trainer = trainers[b, d]
+      yield Case(f'train step, {model}', varied, b if varied == 'batch' else d, trainer, trainer.temporary_bytes)
+
+
+def stage(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
+  """Forward and backward of a stage on random tokens [B, N, D]: the call and its temporary memory."""
+  tokens = jax.random.normal(jax.random.key(0), shape)
+  # Small samples initialise as well as all tokens would, without the responses of all.
+  params = jax.jit(module.init)(jax.random.key(1), tokens[:1, :64])
+
+  def loss(params: Any, tokens: jax.Array) -> jax.Array:
+    out: Any = module.apply(params, tokens)
+    return jnp.sum(jnp.square(out))
+
+  return compiled(jax.grad(loss, (0, 1)), params, tokens)
+
+
+def measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
+  """Rows of one part: all its cases, in turn."""
+  seconds = alternate({f'{case.series} {case.varied} {case.size}': case.thunk for case in cases}, rounds)
+  rows: list[dict[str, Any]] = []
+  before: tuple[Case, float] | None = None
+  for case, times in zip(cases, seconds.values(), strict=True):
+    time = statistics.median(times)
+    row = {'part': case.series, 'of': case.varied, 'size': case.size, 'ms': 1e3 * time}
+    row |= {'temporary MB': case.temporary_bytes / 1e6, 'time ~': '', 'memory ~': ''}
+    if before and before[0][:2] == case[:2]:
+      factor = math.log(case.size / before[0].size)
+      row['time ~'] = f'{math.log(time / before[1]) / factor:.2f}'
+      row['memory ~'] = f'{math.log(case.temporary_bytes / before[0].temporary_bytes) / factor:.2f}'
+    rows.append(row)
+    before = case, time
+  return rows
+
+
+if __name__ == '__main__':
+  main()

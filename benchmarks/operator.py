@@ -1,0 +1,100 @@
+"""Stage 2 alone: the forms of the HyperBF operator against the plain one, in time and in temporary memory.
+
+python -m benchmarks.operator                                   # blocks; pallas too where there is a GPU or TPU
+python -m benchmarks.operator --forms blocks,pallas --tokens 256 --centres 512 --rounds 2
+
+Temporary memory is what the compiled program asks for. On a CPU that leaves out what XLA's library fusions allocate
+while they run: the plain forward pass, when it is one such fusion, seems to need none for its responses, and does.
+"""
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.common import Thunk, alternate, compiled, parser, ratios, report, spread
+from hbf.models.build import DTYPES
+from hbf.ops.hyperbf import hyperbf, hyperbf_plain
+from hbf.training.machine import keep_freed_memory
+
+
+def main() -> None:
+  """Prints a row for every normalisation, direction and form; ratios are to the plain form."""
+  flags = parser(__doc__)
+  flags.set_defaults(rounds=5)
+  flags.add_argument('--tokens', type=int, default=4096)
+  flags.add_argument('--centres', type=int, default=8192)
+  flags.add_argument('--width', type=int, default=192, help='of the tokens')
+  flags.add_argument('--normalisations', default='layer,sum,none')
+  flags.add_argument('--kernel', default='gaussian')
+  flags.add_argument('--dtype', default='float32', choices=DTYPES)
+  on_cpu = jax.default_backend() == 'cpu'
+  flags.add_argument('--forms', default='blocks' if on_cpu else 'blocks,pallas', help='a CPU interprets pallas: slow')
+  options = flags.parse_args()
+  keep_freed_memory()
+  arrays = make_arrays(options.tokens, options.centres, options.width, DTYPES[options.dtype])
+  rows = []
+  for normalisation in options.normalisations.split(','):
+    unit = {'kernel': options.kernel, 'metric': 'diagonal', 'normalisation': normalisation}
+    forms = {'plain': functools.partial(hyperbf_plain, **unit)}
+    forms |= {form: functools.partial(hyperbf, form=form, **unit) for form in options.forms.split(',')}
+    rows += measure(normalisation, forms, arrays, options.rounds)
+  sizes = f'{options.tokens} tokens, {options.centres} centres, width {options.width}, {options.dtype}'
+  report('operator', f'Stage 2, {options.kernel}: {sizes}', rows, options.out)
+
+
+def make_arrays(tokens: int, centres: int, width: int, dtype: Any) -> dict[str, jax.Array]:
+  """Arguments of the operator as a unit starts: a width for each centre, σ² = √D, a gain near 1 / mean response."""
+  keys = jax.random.split(jax.random.key(0), 3)
+  arrays = {
+    name: jax.random.normal(key, (n, width), dtype)
+    for name, key, n in zip(('points', 'centres', 'coefficients'), keys, (tokens, centres, centres), strict=True)
+  }
+  sigma = jnp.full((1, centres), width**0.25)
+  return arrays | {'width': sigma, 'weights': jnp.ones(width), 'log_gain': jnp.full((1, 1), width**0.5)}
+
+
+def measure(
+  normalisation: str, forms: Mapping[str, Callable], arrays: dict[str, jax.Array], rounds: int
+) -> list[dict[str, Any]]:
+  """Rows of one normalisation: all forms in both directions, in turn."""
+  thunks: dict[str, Thunk] = {}
+  temporary: dict[str, int] = {}
+  for form, function in forms.items():
+    for direction, call in (('forward', unpacked(function)), ('forward+backward', with_gradient(function))):
+      name = f'{direction} {form}'
+      thunks[name], temporary[name] = compiled(call, arrays)
+  seconds = alternate(thunks, rounds)
+  rows = []
+  for name in sorted(thunks, key=lambda name: name.split()[0]):
+    direction, form = name.split()
+    plain = f'{direction} plain'
+    rows.append(
+      {
+        'normalisation': normalisation,
+        'direction': direction,
+        'form': form,
+        'ms': 1e3 * statistics.median(seconds[name]),
+        'time / plain': spread(ratios(seconds[name], seconds[plain])),
+        'temporary MB': temporary[name] / 1e6,
+        'memory / plain': temporary[name] / max(temporary[plain], 1),
+      }
+    )
+  return rows
+
+
+def unpacked(function: Callable) -> Callable:
+  """The function of a dict of its arguments."""
+  return lambda arrays: function(**arrays)
+
+
+def with_gradient(function: Callable) -> Callable:
+  """The output's sum of squares and its gradient by every argument, from a dict of the arguments."""
+  return jax.value_and_grad(lambda arrays: jnp.sum(jnp.square(function(**arrays).astype(jnp.float32))))
+
+
+if __name__ == '__main__':
+  main()
