@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import io
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,8 +32,8 @@ from hbf.training.state import TrainState, init_state, make_train_step, several
 
 SHAPES = {'digits': (8, 8, 1), 'cifar10': (32, 32, 3), 'cifar100': (32, 32, 3), 'tiny_imagenet': (64, 64, 3)}
 EXAMPLES = 4096  # random ones
-FILL = 4  # batches or calls before the measurement: readers start, look-ahead fills
-ENDLESS = 10**6  # batches
+FILL = 8  # stacks before a measurement: readers start, look-ahead fills or empties
+ENDLESS = 10**5  # stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,62 +84,60 @@ def measure(config: ConfigDict, source: Source, kind: str, seconds: float) -> di
   """The row of a data set and a kind of input."""
   data = make_input(kind, source, batch_sharding(make_mesh()), config.data.workers, resident_bytes=0)
   order = TrainOrder(config.seed, len(source), config.train.batch_size)
-  batches = deliver(data, order, seconds)
   size = steps_per_call(config.train.steps_per_call, data)
-  waits, total = train(config, data, order, size, seconds)
+  with contextlib.closing(data.stacks(order, 0, [size] * ENDLESS, size)) as stacks:
+    alone = size * deliver(data, stacks, seconds)
+    waits, total = train(config, data, stacks, seconds)
+  steps = size * len(waits)
   return {
     'input': f'{config.data.name} {kind}',
     'batch': order.batch_size,
-    'batches/s': round(batches),
-    'images/s': round(batches * order.batch_size),
-    'step ms': 1e3 * total / len(waits) / size,
-    'wait ms': 1e3 * sum(waits) / len(waits) / size,
+    'batches/s': round(alone),
+    'images/s': round(alone * order.batch_size),
+    'step ms': 1e3 * total / steps,
+    'wait ms': 1e3 * sum(waits) / steps,
     'wait %': 100 * sum(waits) / total,
   }
 
 
-def deliver(data: Input, order: TrainOrder, seconds: float) -> float:
-  """Batches a second, each with images and labels on the devices, that the input delivers to nobody."""
-  complete = jax.jit(gather)
-  with contextlib.closing(data.batches(order, 0, ENDLESS)) as batches:
-    for _ in range(FILL):
-      jax.block_until_ready(complete(data.resident, next(batches)))
-    count, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds:
-      jax.block_until_ready(complete(data.resident, next(batches)))
-      count += 1
+def deliver(data: Input, stacks: Iterator[Batch], seconds: float) -> float:
+  """Stacks a second, with images and labels on the devices, that the input delivers while nobody trains."""
+  complete = jax.jit(jax.vmap(gather, in_axes=(None, 0)))
+  for _ in range(FILL):
+    jax.block_until_ready(complete(data.resident, next(stacks)))
+  count, begin = 0, time.perf_counter()
+  while (elapsed := time.perf_counter() - begin) < seconds:
+    jax.block_until_ready(complete(data.resident, next(stacks)))
+    count += 1
   return count / elapsed
 
 
-def train(config: ConfigDict, data: Input, order: TrainOrder, size: int, seconds: float) -> tuple[list[float], float]:
-  """Seconds that each call of a training loop waited for its batches, and seconds of all these calls together."""
+def train(config: ConfigDict, data: Input, stacks: Iterator[Batch], seconds: float) -> tuple[list[float], float]:
+  """Seconds that each call of a training loop waited for its stack, and seconds of all these calls together."""
   waits: list[float] = []
-  calls = ENDLESS // size
-  with contextlib.closing(data.stacks(order, 0, [size] * calls, size)) as stacks:
+  state, steps, size = start(config, data, next(stacks))
+
+  def call(state: TrainState) -> tuple[TrainState, jax.Array]:
+    asked = time.perf_counter()
     stack = next(stacks)
-    state, steps = start(config, data, stack)
+    waits.append(time.perf_counter() - asked)
+    return steps(state, data.resident, stack, size)
 
-    def call(state: TrainState) -> tuple[TrainState, jax.Array]:
-      asked = time.perf_counter()
-      stack = next(stacks)
-      waits.append(time.perf_counter() - asked)
-      return steps(state, data.resident, stack, np.int32(size))
-
-    for _ in range(FILL):
-      state, done = call(state)
-    jax.block_until_ready(done)
-    waits.clear()
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-      before = done
-      state, done = call(state)
-      jax.block_until_ready(before)
-    jax.block_until_ready(done)
-    return waits, time.perf_counter() - begin
+  for _ in range(FILL):  # also what was read ahead while the steps were compiled
+    state, done = call(state)
+  jax.block_until_ready(done)
+  waits.clear()
+  begin = time.perf_counter()
+  while time.perf_counter() - begin < seconds:
+    before = done
+    state, done = call(state)
+    jax.block_until_ready(before)
+  jax.block_until_ready(done)
+  return waits, time.perf_counter() - begin
 
 
-def start(config: ConfigDict, data: Input, stack: Batch) -> tuple[TrainState, Any]:
-  """A fresh state, and the compiled steps."""
+def start(config: ConfigDict, data: Input, stack: Batch) -> tuple[TrainState, Any, np.int32]:
+  """A fresh state, the compiled steps, and the number of steps in a stack."""
   config = config.copy_and_resolve_references()
   channels = data.read(np.zeros(1, int)).shape[-1]
   config.data.update(mean=(0.5,) * channels, std=(0.25,) * channels)
@@ -147,7 +146,8 @@ def start(config: ConfigDict, data: Input, stack: Batch) -> tuple[TrainState, An
   first = jax.tree.map(lambda z: z[0], stack)
   state = jax.jit(lambda *args: init_state(model, optimizer, objective, *args))(data.resident, first)
   steps = jax.jit(several(make_train_step(model, optimizer, objective)), donate_argnums=0)
-  return state, steps.lower(state, data.resident, stack, np.int32(1)).compile()
+  size = np.int32(len(stack['index']))
+  return state, steps.lower(state, data.resident, stack, size).compile(), size
 
 
 if __name__ == '__main__':

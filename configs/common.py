@@ -57,9 +57,8 @@ def defaults() -> ConfigDict:
   config.model.dropout = 0.0
   config.model.dtype = 'float32'  # of the products: float32, bfloat16
   config.model.norm_epsilon = 1e-6  # added to the variance in each LayerNorm
-  config.model.scan_layers = False  # compile one block and loop over it: deep models start sooner
-  # Compute blocks again in the backward pass: less memory (on a CPU only if scanned), about a third more products.
-  config.model.remat = False
+  config.model.scan_layers = False  # loop over one block: a program that doesn't grow with depth; slower on a CPU
+  config.model.remat = False  # compute blocks again in the backward pass: less memory; on a CPU only if scanned
 
   config.data = ConfigDict()
   config.data.name = ''

@@ -28,8 +28,8 @@ class ImageClassifier(nn.Module):
     stage2: constructor.
     dtype: of the products; parameters and logits are float32.
     norm_epsilon: added to the variance in each LayerNorm.
-    scan_layers: compile one block and loop over it, instead of all blocks. The parameters are the same, but dropout
-      draws other numbers, and intermediates can't be captured.
+    scan_layers: loop over one block instead of writing all of them into the program. The parameters are the same, but
+      dropout draws other numbers, and intermediates can't be captured.
     remat: compute what a block holds once more in the backward pass instead of keeping it.
   """
 

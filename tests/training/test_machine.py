@@ -15,10 +15,9 @@ import jax, jax.numpy as jnp
 step = jax.jit(lambda z: jnp.max(jnp.abs(jnp.fft.fft(z))))
 z = jnp.ones((10_000, 1000))
 megabytes = step.lower(z).compile().memory_analysis().temp_size_in_bytes / 1e6
-for count in (3, 10):
-  before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-  for _ in range(count):
-    step(z).block_until_ready()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+  step(z).block_until_ready()
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(megabytes, faults * resource.getpagesize() / 1e6)
 """
@@ -48,7 +47,7 @@ def run(script, **environment):
 def test_the_temporaries_of_a_step_are_not_fetched_from_the_system_again():
   temporary, fetched = map(float, run(FAULTS))
   assert temporary > 10
-  assert fetched < temporary
+  assert fetched < 10 * temporary  # a few times, until freed pieces of the size lie about; without care 20 times
 
 
 def test_the_next_run_loads_what_this_one_compiled(tmp_path):
