@@ -16,16 +16,12 @@ from typing import Any
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # two libraries share a GPU's memory
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import common
+from benchmarks.models import CLASSES, Trainer, compile_trainer, random_batch
 from configs.common import make_config
-from hbf.models.build import build_model
-from hbf.training.durations import Clock
 from hbf.training.machine import keep_freed_memory
-from hbf.training.optimizer import make_optimizer, make_schedule
-from hbf.training.state import Objective, init_state, make_train_step
 
 try:
   import torch
@@ -34,8 +30,7 @@ try:
 except ImportError:
   sys.exit('error: this benchmark needs PyTorch: pip install torch')
 
-CLASSES, IMAGE, PATCH = 10, 32, 4
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # the authors', of CIFAR-10
+IMAGE, PATCH = 32, 4
 # What it takes, beside a bias of stage 2's output, to be the authors' form: free metrics, one σ a layer in stage 1.
 AUTHORS_STAGE1 = {'metric': 'bilinear', 'width': 'layer'}
 AUTHORS_STAGE2 = {'metric': 'bilinear', 'width': 'centre', 'normalisation': 'none'}
@@ -131,32 +126,13 @@ class Authors(nn.Module):
     return self.head(self.norm(self.blocks(tokens))[:, 0])
 
 
-def make_examples(batch: int) -> dict[str, np.ndarray]:
-  """Random images [B, height, width, 3] and labels [B]."""
-  random = np.random.default_rng(0)
-  images = random.integers(0, 256, (batch, IMAGE, IMAGE, 3), np.uint8)
-  return {'index': np.arange(batch), 'image': images, 'label': random.integers(0, CLASSES, batch, np.int32)}
-
-
-def our_step(size: Size, **stages: dict[str, Any]) -> common.Thunk:
+def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
   """Takes a step of HyperBF with these changes of its stages; images are normalised in it, but not augmented."""
-  config = make_config('model=hyperbf,recipe=memo', {'name': 'cifar10'})
+  config = make_config('model=hyperbf,recipe=memo', {'name': 'cifar10', 'flip': False, 'crop': 0})
   config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
   config.model.stage2.centres = size.centres
   config.model.update(stages)
-  model = build_model(config.model, CLASSES)
-  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(50_000, size.batch, 100.0)))
-  objective = Objective(MEAN, STD, flip=False, crop=0, label_smoothing=0.0, accumulate=1, seed=0)
-  batch = {name: jnp.asarray(z) for name, z in make_examples(size.batch).items()}
-  state = jax.jit(lambda: init_state(model, optimizer, objective, {}, batch))()
-  step = jax.jit(make_train_step(model, optimizer, objective), donate_argnums=0)
-
-  def take() -> jax.Array:
-    nonlocal state
-    state = step(state, {}, batch)
-    return state.step
-
-  return take
+  return compile_trainer(config, IMAGE, size.batch)
 
 
 def their_step(size: Size) -> common.Thunk:
@@ -165,8 +141,8 @@ def their_step(size: Size) -> common.Thunk:
   torch.manual_seed(0)
   model = Authors(size).to(device)
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
-  examples = make_examples(size.batch)
-  pixels = (examples['image'].astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
+  examples = jax.tree.map(np.array, random_batch(size.batch, IMAGE))
+  pixels = (examples['image'].astype(np.float32) / 255 - np.float32(0.5)) / np.float32(0.25)
   images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(device)
   labels = torch.from_numpy(examples['label']).long().to(device)
 
@@ -182,7 +158,7 @@ def their_step(size: Size) -> common.Thunk:
 
 def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
   """A row for each of the three, with ratios round by round."""
-  thunks = {
+  thunks: dict[str, common.Thunk] = {
     'authors (PyTorch)': their_step(size),
     'ours, their form': our_step(size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),
     'ours, default': our_step(size),

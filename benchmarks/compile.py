@@ -12,13 +12,9 @@ import jax
 from ml_collections import ConfigDict
 
 from benchmarks.common import parser, report
-from benchmarks.models import CLASSES, random_batch
+from benchmarks.models import make_training, random_batch
 from configs.common import make_config
-from hbf.models.build import build_model
-from hbf.training.durations import Clock
 from hbf.training.machine import keep_freed_memory
-from hbf.training.optimizer import make_optimizer, make_schedule
-from hbf.training.state import Objective, init_state, make_train_step
 
 FORMS: dict[str, dict[str, bool]] = {
   'unrolled': {},
@@ -66,13 +62,11 @@ def measure(model: str, depth: int, form: str) -> dict[str, Any]:
 
 def lower_and_compile(config: ConfigDict) -> tuple[float, Any, float]:
   """Seconds of tracing and lowering, the compiled step, and seconds of compiling or loading it."""
-  model = build_model(config.model, CLASSES)
-  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(50_000, 256, 1.0)))
-  objective = Objective((0.5,) * 3, (0.25,) * 3, config.data.flip, config.data.crop, 0.0, 1, seed=0)
+  _, init, train_step = make_training(config)
   batch = random_batch(config.train.batch_size, 32)
-  state = jax.eval_shape(lambda batch: init_state(model, optimizer, objective, {}, batch), batch)
+  state = jax.eval_shape(init, {}, batch)
   begin = time.perf_counter()
-  lowered = jax.jit(make_train_step(model, optimizer, objective), donate_argnums=0).lower(state, {}, batch)
+  lowered = jax.jit(train_step, donate_argnums=0).lower(state, {}, batch)
   middle = time.perf_counter()
   return middle - begin, lowered.compile(), time.perf_counter() - middle
 

@@ -17,18 +17,16 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.common import parser, report
+from benchmarks.models import make_training
 from hbf.data import images
 from hbf.data.datasets import load
 from hbf.data.inputs import Batch, Input, gather, make_input
 from hbf.data.order import TrainOrder
 from hbf.data.sources import Source
-from hbf.models.build import build_model
-from hbf.training.durations import Clock
-from hbf.training.experiment import make_objective, steps_per_call
+from hbf.training.experiment import steps_per_call
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
-from hbf.training.optimizer import make_optimizer, make_schedule
 from hbf.training.sharding import batch_sharding, make_mesh
-from hbf.training.state import TrainState, init_state, make_train_step, several
+from hbf.training.state import TrainState, several
 
 SHAPES = {'digits': (8, 8, 1), 'cifar10': (32, 32, 3), 'cifar100': (32, 32, 3), 'tiny_imagenet': (64, 64, 3)}
 EXAMPLES = 4096  # random ones
@@ -138,14 +136,9 @@ def train(config: ConfigDict, data: Input, stacks: Iterator[Batch], seconds: flo
 
 def start(config: ConfigDict, data: Input, stack: Batch) -> tuple[TrainState, Any, np.int32]:
   """A fresh state, the compiled steps, and the number of steps in a stack."""
-  config = config.copy_and_resolve_references()
-  channels = data.read(np.zeros(1, int)).shape[-1]
-  config.data.update(mean=(0.5,) * channels, std=(0.25,) * channels)
-  model, objective = build_model(config.model, 10), make_objective(config)
-  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(50_000, 256, 1.0)))
-  first = jax.tree.map(lambda z: z[0], stack)
-  state = jax.jit(lambda *args: init_state(model, optimizer, objective, *args))(data.resident, first)
-  steps = jax.jit(several(make_train_step(model, optimizer, objective)), donate_argnums=0)
+  _, init, train_step = make_training(config)
+  state = jax.jit(init)(data.resident, jax.tree.map(lambda z: z[0], stack))
+  steps = jax.jit(several(train_step), donate_argnums=0)
   size = np.int32(len(stack['index']))
   return state, steps.lower(state, data.resident, stack, size).compile(), size
 

@@ -1,7 +1,9 @@
 """Train steps of any model on random images, by the code that train.py runs."""
 
 import dataclasses
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,10 +13,13 @@ from ml_collections import ConfigDict
 
 from benchmarks.common import matmul_flops
 from configs.common import make_config
+from hbf.data.inputs import Batch, Resident
 from hbf.models.build import build_model
+from hbf.models.classifier import ImageClassifier
 from hbf.training.durations import Clock
+from hbf.training.experiment import make_objective
 from hbf.training.optimizer import make_optimizer, make_schedule
-from hbf.training.state import Objective, TrainState, init_state, make_train_step
+from hbf.training.state import Step, TrainState, init_state, make_train_step
 
 CLASSES = 10
 
@@ -73,19 +78,28 @@ def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, ba
 
 def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
   """The trainer of a whole config."""
-  model = build_model(config.model, CLASSES)
-  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(50_000, batch, 1.0)))
-  objective = Objective((0.5,) * 3, (0.25,) * 3, config.data.flip, config.data.crop, 0.0, 1, seed=0)
+  model, init, train_step = make_training(config)
   examples = random_batch(batch, image_size)
-  state = jax.jit(lambda: init_state(model, optimizer, objective, {}, examples))()
+  state = jax.jit(lambda: init({}, examples))()
   images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
   forward = matmul_flops(lambda p, x: model.apply({'params': p}, x, train=False), state.params, images)
-  step = jax.jit(make_train_step(model, optimizer, objective), donate_argnums=0)
+  step = jax.jit(train_step, donate_argnums=0)
   begin = time.perf_counter()
   compiled = step.lower(state, {}, examples).compile()
   seconds = time.perf_counter() - begin
   memory: Any = compiled.memory_analysis()
   return Trainer(compiled, state, examples, 3 * forward, seconds, memory.temp_size_in_bytes)
+
+
+def make_training(config: ConfigDict) -> tuple[ImageClassifier, Callable[[Resident, Batch], TrainState], Step]:
+  """The model, what makes its state from (resident, batch), and its train step, for images of any statistics."""
+  config = config.copy_and_resolve_references()
+  config.data.update(mean=(0.5,), std=(0.25,))
+  model, objective = build_model(config.model, CLASSES), make_objective(config)
+  clock = Clock(50_000, config.train.batch_size, 1.0)
+  optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, clock))
+  init = functools.partial(init_state, model, optimizer, objective)
+  return model, init, make_train_step(model, optimizer, objective)
 
 
 def random_batch(batch: int, image_size: int) -> dict[str, jax.Array]:
