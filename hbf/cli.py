@@ -1,11 +1,13 @@
 """What the scripts share: a mistake of the user ends in one line on stderr, not in a traceback."""
 
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_flags.config_flags import is_config_flag
 
 from hbf.errors import UserError
 
@@ -38,17 +40,50 @@ def _parse(argv: Sequence[str]) -> list[str]:
   if any(re.fullmatch(r'--?h(elp.*)?', argument) for argument in argv):
     return app.parse_flags_with_usage(list(argv))
   try:
-    rest = flags.FLAGS(argv)
-    if 'config' in flags.FLAGS:
-      flags.FLAGS.config.to_dict()  # raises if the file could not be read
-    return rest
+    with _plain_errors():
+      rest = flags.FLAGS(argv)
+      if 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config']):
+        flags.FLAGS.config.to_dict()  # raises if the file could not be read
+      return rest
+  except UserError as error:
+    sys.exit(_fail(str(error)))
+
+
+def take_overrides() -> list[str]:
+  """Takes the flags --config.KEY=VALUE out of the command line, for scripts that hand them on."""
+  overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
+  if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
+    sys.exit(_fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
+  sys.argv[:] = [argument for argument in sys.argv if argument not in overrides]
+  return overrides
+
+
+def read_config(arguments: Sequence[str]) -> ConfigDict:
+  """The config that train.py would have with these arguments, --config=FILE[:…] first.
+
+  Raises:
+    UserError: a file, key or value that can't be.
+  """
+  argv, values = ['', *arguments], flags.FlagValues()
+  config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
+  with _plain_errors():
+    values(argv)
+    values.config.to_dict()
+  return values.config
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+  """Turns what absl and ml_collections raise for wrong flags into a UserError."""
+  try:
+    yield
   except (KeyError, AttributeError) as error:
     key, near = re.search(r'\w+', str(error)), re.search(r'mean "(\w+)"', str(error))
     hint = f'did you mean {near[1]!r}? ' if near else ''
-    sys.exit(_fail(f'unknown config key {key and key[0]!r}: {hint}configs/common.py has all keys'))
+    raise UserError(f'unknown config key {key and key[0]!r}: {hint}configs/common.py has all keys') from error
   except (flags.Error, UserError, TypeError, OSError) as error:
     # A mistake inside a config file arrives as text that ends in its own message.
-    sys.exit(_fail(str(error).rpartition('UserError: ')[2]))
+    raise UserError(str(error).rpartition('UserError: ')[2]) from error
 
 
 def _fail(message: str) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 from configs import digits
 from hbf.data.prepare import prepare
+from hbf.nn.registry import size_option
 
 
 @pytest.fixture(scope='session')
@@ -31,13 +32,12 @@ def toy(digits_dir):
 
   def make(arguments='', **changes):
     config = digits.get_config(arguments)
-    stage2 = 'hidden' if 'hidden' in config.model.stage2 else 'centres'
     config.update_from_flattened_dict(
       {
         'model.width': 16,
         'model.depth': 1,
         'model.heads': 2,
-        f'model.stage2.{stage2}': 12,
+        f'model.stage2.{size_option(config.model.name)}': 12,
         'data.dir': str(digits_dir),
         'train.epochs': 1.0,
         'evaluate.every': '1epoch',

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hbf.data.datasets import Dataset
 from hbf.errors import UserError
+from hbf.nn.registry import size_option
 from hbf.training import experiment
 from hbf.training.loop import train
 
@@ -52,7 +53,7 @@ PAIRS = [('cifar10', model, 'small') for model in ('softmax+hyperbf', 'hyperbf+m
 def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
   config = shipped(name, f'model={model},recipe={recipe}')
   config.model.update(width=16, depth=1, heads=2)
-  config.model.stage2['hidden' if 'hidden' in config.model.stage2 else 'centres'] = 8
+  config.model.stage2[size_option(model)] = 8
   config.train.update(batch_size=32, epochs=0.5)
   result = train(config, tmp_path / 'run', QUIET)
   assert result['n'] == 64

@@ -1,10 +1,11 @@
 """Runs a model over every example of a split, exactly once."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 
 from hbf.data.augment import normalise
@@ -12,6 +13,20 @@ from hbf.data.inputs import Batch, Input, Resident, gather
 from hbf.data.order import EvalOrder
 from hbf.evaluation.metrics import Counts, summarise
 from hbf.models.classifier import ImageClassifier
+
+
+class Evaluated(NamedTuple):
+  """What is known of a split after a pass over it.
+
+  Attributes:
+    summary: figures, see `hbf.evaluation.metrics.summarise`.
+    labels: int32 [n], of every example of the split, in its order.
+    predictions: int32 [n].
+  """
+
+  summary: dict[str, Any]
+  labels: np.ndarray
+  predictions: np.ndarray
 
 
 class Evaluator:
@@ -37,17 +52,20 @@ class Evaluator:
     self.batch_size = batch_size
     self._zeros = lambda: jax.device_put(Counts.zeros(model.classes), replicated)
 
-    def step(counts: Counts, variables: Any, resident: Resident, batch: Batch) -> Counts:
+    def step(counts: Counts, variables: Any, resident: Resident, batch: Batch) -> tuple[Counts, jax.Array]:
       examples = gather(resident, batch)
       logits = jnp.asarray(model.apply(variables, normalise(examples['image'], mean, std), train=False))
-      return counts.add(logits, examples['label'], examples['mask'])
+      shown = jnp.stack([examples['label'], jnp.argmax(logits, axis=-1), examples['mask']])
+      return counts.add(logits, examples['label'], examples['mask']), shown.astype(jnp.int32)
 
     self._step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
-  def __call__(self, params: Any, split: Input) -> dict[str, Any]:
-    """Figures of the split, see `hbf.evaluation.metrics.summarise`."""
+  def __call__(self, params: Any, split: Input) -> Evaluated:
+    """Figures and predictions of the split."""
     order = EvalOrder(len(split), self.batch_size)
-    counts = self._zeros()
+    counts, shown = self._zeros(), []
     for batch in split.batches(order, 0, len(order)):
-      counts = self._step(counts, {'params': params}, split.resident, batch)
-    return summarise(counts)
+      counts, of_batch = self._step(counts, {'params': params}, split.resident, batch)
+      shown.append(of_batch)
+    labels, predictions, mask = np.concatenate(jax.device_get(shown), axis=1)
+    return Evaluated(summarise(counts), labels[mask == 1], predictions[mask == 1])

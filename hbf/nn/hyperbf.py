@@ -1,6 +1,6 @@
 """HyperBF units: stage 1 over the tokens themselves, stage 2 over learned centres. Both call `hbf.ops.hyperbf`."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -106,6 +106,7 @@ class HyperBFUnit(nn.Module):
   coefficients_scale: float
   form: str
   dtype: Any = jnp.float32
+  size: ClassVar[str] = 'centres'  # the option that says how large the stage is
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """The MLP, the baseline stage 2."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -23,6 +23,7 @@ class MLP(nn.Module):
   hidden: int
   activation: str
   dtype: Any = jnp.float32
+  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:

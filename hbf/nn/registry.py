@@ -12,6 +12,7 @@ from hbf.nn.attention import SoftmaxAttention
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.nn.mlp import MLP
 
+# A stage 2 says in its class attribute `size` which of its options counts its units.
 STAGE1: dict[str, type[nn.Module]] = {'hyperbf': HyperBFAttention, 'softmax': SoftmaxAttention}
 STAGE2: dict[str, type[nn.Module]] = {'hyperbf': HyperBFUnit, 'mlp': MLP}
 
@@ -46,6 +47,11 @@ def make_stages(model: str, stage1: Mapping[str, Any], stage2: Mapping[str, Any]
     _bind(f'stage 1 {first!r}', STAGE1[first], stage1),
     _bind(f'stage 2 {second!r}', STAGE2[second], stage2),
   )
+
+
+def size_option(model: str) -> str:
+  """The option that says how many units stage 2 of a model has, such as 'centres' or 'hidden'."""
+  return STAGE2[stage_names(model)[1]].size  # type: ignore[attr-defined]
 
 
 def options_of(module: type[nn.Module]) -> tuple[str, ...]:

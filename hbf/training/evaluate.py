@@ -47,7 +47,7 @@ def evaluate_workdir(workdir: pathlib.Path, checkpoint: str, split: str, **moved
   model = build_model(config.model, len(dataset.classes))
   abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
   params = checkpoints.restore_params(step, abstract)
-  summary = make_evaluator(config, model, mesh)(params, open_split(config, mesh, source))
+  summary = make_evaluator(config, model, mesh)(params, open_split(config, mesh, source)).summary
   about = {
     'dataset': config.data.name,
     'model': config.model.name,

@@ -24,52 +24,61 @@ from hbf.training.state import Objective
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
-  """A run, ready to start.
+class Plan:
+  """What a config and a data set's description say of a run, before an image is read.
 
   Attributes:
-    config: resolved: nothing in it is left to be measured.
-    mesh: the devices.
-    classes: names, by label.
+    config: of the run.
+    dataset: where its images come from.
+    splits: sources of train, validation (missing if none is held out) and test.
     model: the network.
-    inputs: by split: train, validation (missing if none is held out) and test.
-    order: which examples form which step.
+    parameters: learned numbers of the model.
     clock: length of the run.
-    objective: what a step minimises.
+    due: by event (log, evaluate, checkpoint): at which steps.
     schedule: learning rate by step.
     optimizer: the gradient transformation.
-    evaluator: exact figures of a split.
-    due: by event (log, evaluate, checkpoint): at which steps.
-    steps_per_call: most steps that the devices are asked for at once.
-    parameters: learned numbers of the model.
-    flops_per_image: of a forward pass.
   """
 
   config: ConfigDict
-  mesh: Mesh
-  classes: tuple[str, ...]
+  dataset: Dataset
+  splits: Mapping[str, Source]
   model: ImageClassifier
-  inputs: Mapping[str, Input]
-  order: TrainOrder
+  parameters: int
   clock: Clock
-  objective: Objective
+  due: Mapping[str, Every]
   schedule: optax.Schedule
   optimizer: optax.GradientTransformation
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(Plan):
+  """A run, ready to start; its config is resolved: nothing in it is left to be measured.
+
+  Attributes:
+    mesh: the devices.
+    inputs: by split.
+    order: which examples form which step.
+    objective: what a step minimises.
+    evaluator: exact figures of a split.
+    steps_per_call: most steps that the devices are asked for at once.
+    flops_per_image: of a forward pass.
+  """
+
+  mesh: Mesh
+  inputs: Mapping[str, Input]
+  order: TrainOrder
+  objective: Objective
   evaluator: Evaluator
-  due: Mapping[str, Every]
   steps_per_call: int
-  parameters: int
   flops_per_image: int
 
 
-def prepare(config: ConfigDict) -> Experiment:
-  """Builds and checks everything.
+def make_plan(config: ConfigDict) -> Plan:
+  """Checks all of a config that can be checked without images and devices.
 
   Raises:
-    UserError: something in the config or the data is wrong.
+    UserError: something in the config is wrong, or the data set isn't there.
   """
-  mesh = make_mesh()
-  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   dataset = load_dataset(config)
   model = build_model(config.model, len(dataset.classes))
   parameters = count_parameters(model, dataset.image_shape)
@@ -83,24 +92,29 @@ def prepare(config: ConfigDict) -> Experiment:
   due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
-  inputs = {name: open_split(config, mesh, source) for name, source in splits.items()}
+  return Plan(config, dataset, splits, model, parameters, clock, due, schedule, optimizer)
+
+
+def prepare(config: ConfigDict) -> Experiment:
+  """Builds and checks everything.
+
+  Raises:
+    UserError: something in the config or the data is wrong.
+  """
+  mesh = make_mesh()
+  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
+  plan = make_plan(config)
+  inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
   config = with_statistics(config, inputs['train'])
   return Experiment(
-    config=config,
+    **{**vars(plan), 'config': config},
     mesh=mesh,
-    classes=dataset.classes,
-    model=model,
     inputs=inputs,
-    order=TrainOrder(config.seed, examples, config.train.batch_size),
-    clock=clock,
+    order=TrainOrder(config.seed, len(inputs['train']), config.train.batch_size),
     objective=make_objective(config),
-    schedule=schedule,
-    optimizer=optimizer,
-    evaluator=make_evaluator(config, model, mesh),
-    due=due,
+    evaluator=make_evaluator(config, plan.model, mesh),
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train']),
-    parameters=parameters,
-    flops_per_image=flops_per_image(model, dataset.image_shape),
+    flops_per_image=flops_per_image(plan.model, plan.dataset.image_shape),
   )
 
 

@@ -14,13 +14,14 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.data.inputs import Batch, Resident
+from hbf.nn.registry import size_option
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.reporter import Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.state import TrainState, all_finite, init_state, make_train_step, several
-from hbf.training.workdir import claim, locked, write_json
+from hbf.training.workdir import claim, locked, write_json, write_predictions
 from hbf.training.writers import MetricsWriter
 
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
@@ -31,7 +32,7 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
 
   Args:
     config: as `configs/` make it.
-    workdir: made if it is missing; holds config.json, metrics.jsonl, checkpoints/ and result.json.
+    workdir: made if it is missing; holds config.json, metrics.jsonl, checkpoints/, predictions.npz and result.json.
     console: where progress is shown.
 
   Returns:
@@ -58,22 +59,23 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
         if done < experiment.clock.steps:
           console.print(f'stopped after step {done}, saved; the same command goes on from there')
           return None
-        summary = experiment.evaluator(state.params, experiment.inputs['test'])
-        figures = {name: summary[name] for name in ('n', 'correct', 'accuracy', 'top5', 'nll', 'ece')}
+        test = experiment.evaluator(state.params, experiment.inputs['test'])
+        figures = {name: test.summary[name] for name in ('n', 'correct', 'accuracy', 'top5', 'nll', 'ece')}
         writer.write(done, experiment.clock.epoch(done), 'test', **figures)
     result = _result(experiment, figures, reporter.seconds, compile_seconds)
-    write_json(result_path, result)
+    write_predictions(workdir, test.labels, test.predictions)
+    write_json(result_path, result)  # last: it says that the run is finished
     return result
 
 
 def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
   config, sizes = experiment.config, {name: len(split) for name, split in experiment.inputs.items()}
   stage2, resident = config.model.stage2, experiment.inputs['train'].resident
-  size = ', '.join(f'{key} {stage2[key]}' for key in ('centres', 'hidden') if key in stage2)
+  size = size_option(config.model.name)
   lines = (
     f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
-    f'{len(experiment.classes)} classes; {"device-resident" if resident else "streaming"} input',
-    f'{config.model.name}: {experiment.parameters:,} parameters ({size} in each stage 2), '
+    f'{len(experiment.dataset.classes)} classes; {"device-resident" if resident else "streaming"} input',
+    f'{config.model.name}: {experiment.parameters:,} parameters ({size} {stage2[size]} in each stage 2), '
     f'{experiment.flops_per_image / 1e6:,.1f} MFLOP an image',
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name()}; workdir {workdir}',
   )
@@ -122,7 +124,7 @@ def _run(
   counts = experiment.clock.calls(start, experiment.steps_per_call, due.values())
   stacks = train_input.stacks(experiment.order, start, counts, experiment.steps_per_call)
   step, before = start, None
-  with _signals() as stopped, contextlib.closing(stacks):
+  with signals() as stopped, contextlib.closing(stacks):
     for count, stack in zip(counts, stacks, strict=True):
       state, done = steps_fn(state, train_input.resident, stack, np.int32(count))
       # One call may wait behind the running one, not more: signals are answered soon, and few batches lie in memory.
@@ -133,7 +135,7 @@ def _run(
       validation = None
       if 'validation' in experiment.inputs and (due['evaluate'](step) or step == last):
         with reporter.paused(state):
-          validation = experiment.evaluator(state.params, experiment.inputs['validation'])
+          validation = experiment.evaluator(state.params, experiment.inputs['validation']).summary
         reporter.validation(step, validation)
       if due['checkpoint'](step) or step == last or stopped():
         with reporter.paused(state):
@@ -153,8 +155,8 @@ def _save(
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
-  """Turns SIGTERM and SIGINT into an answer to 'shall I stop?', asked after every call."""
+def signals() -> Iterator[Callable[[], bool]]:
+  """Turns SIGTERM and SIGINT into an answer to 'shall I stop?'."""
   received: list[int] = []
   kinds = (signal.SIGTERM, signal.SIGINT)
   before = [signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds]

@@ -1,0 +1,45 @@
+"""Comparisons by name: which configs, arms and seeds, and what others report of them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Arguments of compare.py.
+
+  Attributes:
+    configs: as --config.
+    arms: as --arm; the first is the reference for differences and parameters.
+    seeds: of the runs.
+    published: test accuracy in percent by 'data/label'.
+  """
+
+  configs: tuple[str, ...]
+  arms: tuple[str, ...]
+  seeds: tuple[int, ...]
+  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+PRESETS = {
+  # CBMM Memo 143, Table 2: one seed, 100 epochs, the best test epoch.
+  'memo': Comparison(
+    configs=tuple(f'configs/{data}.py:recipe=memo' for data in ('cifar10', 'cifar100', 'tiny_imagenet')),
+    arms=('vit', 'hyperbf'),
+    seeds=(0, 1, 2),
+    published={
+      'cifar10/vit': 75.61,
+      'cifar10/hyperbf': 75.12,
+      'cifar100/vit': 49.90,
+      'cifar100/hyperbf': 48.30,
+      'tiny_imagenet/vit': 32.03,
+      'tiny_imagenet/hyperbf': 31.14,
+    },
+  ),
+  # A laptop's: an hour or two on two cores.
+  'small': Comparison(
+    configs=('configs/cifar10.py:recipe=small',),
+    arms=('vit', 'vit-gelu: vit model.stage2.activation=gelu', 'hyperbf'),
+    seeds=(0, 1, 2),
+  ),
+}

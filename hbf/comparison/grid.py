@@ -1,0 +1,180 @@
+"""What is compared: arms (a model with its options on a data set) times seeds, and where their runs lie."""
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from hbf.cli import read_config
+from hbf.errors import UserError
+from hbf.models.matching import TOLERANCE, match_parameters
+from hbf.nn.registry import size_option
+from hbf.training.experiment import make_plan
+from hbf.training.workdir import differences, write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """One row of a comparison.
+
+  Attributes:
+    group: arms of one config file are compared with each other; the file's name.
+    label: names the arm among those of its group.
+    arguments: of train.py, all but the seed and the workdir.
+    published: test accuracy in percent that others report, or None.
+  """
+
+  group: str
+  label: str
+  arguments: tuple[str, ...]
+  published: float | None = None
+
+  def run(self, seed: int) -> str:
+    """Name of the folder of a run."""
+    return f'{self.group}-{self.label}-{seed}'
+
+  def config(self, seed: int) -> ConfigDict:
+    """What train.py reads of the arguments.
+
+    Raises:
+      UserError: one of them is wrong.
+    """
+    return read_config([*self.arguments, f'--config.seed={seed}'])
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """Every arm is run with every seed.
+
+  Attributes:
+    arms: those of a group are compared with its first.
+    seeds: of the runs.
+  """
+
+  arms: tuple[Arm, ...]
+  seeds: tuple[int, ...]
+
+  def save(self, workdir: pathlib.Path) -> None:
+    """Writes grid.json."""
+    write_json(workdir / 'grid.json', dataclasses.asdict(self))
+
+  @classmethod
+  def load(cls, workdir: pathlib.Path) -> 'Grid':
+    """Reads grid.json.
+
+    Raises:
+      UserError: there is none.
+    """
+    path = workdir / 'grid.json'
+    if not path.is_file():
+      raise UserError(f'{workdir} is not a comparison (no grid.json): give the --workdir you compared with')
+    stored = json.loads(path.read_text())
+    arms = tuple(Arm(**{**arm, 'arguments': tuple(arm['arguments'])}) for arm in stored['arms'])
+    return cls(arms, tuple(stored['seeds']))
+
+
+def make_grid(
+  configs: Sequence[str],
+  arms: Sequence[str],
+  overrides: Sequence[str],
+  seeds: Sequence[int],
+  match: bool,
+  published: Mapping[str, float],
+) -> Grid:
+  """The grid of some config files × some arms.
+
+  Args:
+    configs: as --config of train.py, without a model: 'configs/cifar10.py:recipe=small'.
+    arms: 'MODEL' or 'LABEL: MODEL key=value …', keys as after --config.
+    overrides: '--config.KEY=VALUE' for all arms.
+    seeds: different integers.
+    match: give each arm the parameters of its group's first, to within 1%, through the units of its stage 2; arms
+      that come as close with the units they have keep them.
+    published: accuracies in percent by 'group/label'.
+
+  Raises:
+    UserError: something of it is wrong, or a data set isn't there.
+  """
+  if not configs or not arms or not seeds:
+    raise UserError('a comparison needs a config, an arm and a seed at least')
+  _refuse_twice('seed', seeds)
+  result: list[Arm] = []
+  for config in configs:
+    group = pathlib.Path(config.partition(':')[0]).stem
+    if any(arm.group == group for arm in result):
+      raise UserError(f'two configs are called {group}: rename a file, or compare them in two folders')
+    of_group = [_parse_arm(arm, config, overrides) for arm in arms]
+    _refuse_twice('arm', [arm.label for arm in of_group])
+    for arm in _checked(of_group, match):
+      result.append(dataclasses.replace(arm, published=published.get(f'{group}/{arm.label}')))
+  return Grid(tuple(result), tuple(seeds))
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+  """Seeds from a list such as '0,1,2'; none from ''.
+
+  Raises:
+    UserError: not of this form.
+  """
+  if not re.fullmatch(r'(\d+(,\d+)*)?', text):
+    raise UserError(f"--seeds={text} is not a list of numbers; expected such as '0,1,2'")
+  return tuple(map(int, filter(None, text.split(','))))
+
+
+def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
+  """Refuses a folder that is no comparison, or has a run of another config where one of the grid's belongs.
+
+  Raises:
+    UserError: naming the run and the keys that differ.
+  """
+  if workdir.exists() and not (workdir / 'grid.json').is_file() and any(workdir.iterdir()):
+    raise UserError(f'{workdir} exists and is not a comparison: choose another --workdir, or remove it')
+  for arm in grid.arms:
+    for seed in grid.seeds:
+      run = workdir / arm.run(seed)
+      if differ := differences(run, arm.config(seed)):
+        raise UserError(f'{run} holds a run of another config ({differ}): choose another --workdir, or remove it')
+
+
+def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
+  head, colon, rest = text.partition(':')
+  label = head.strip()
+  model, *options = rest.split() if colon else [label]
+  if not re.fullmatch(r'[\w.+]+(-[\w.+]+)*', label):
+    raise UserError(
+      f"arm {text!r} needs a label of letters, digits, '.', '+', '_' and '-': 'LABEL: MODEL key=value …'"
+    )
+  if wrong := [option for option in options if '=' not in option]:
+    raise UserError(f"arm {text!r}: {wrong[0]!r} is not key=value; an arm is 'LABEL: MODEL key=value …'")
+  path, colon, arguments = config.partition(':')
+  if re.search(r'(^|,)model=', arguments):
+    raise UserError(f'config {config!r} names a model: arms do that, --arm=MODEL')
+  given = f'--config={path}:' + ','.join(filter(None, [f'model={model}', arguments]))
+  return Arm(pathlib.Path(path).stem, label, (given, *overrides, *(f'--config.{option}' for option in options)))
+
+
+def _checked(arms: Sequence[Arm], match: bool) -> list[Arm]:
+  """The arms, all of whose configs are sound, with the parameters of the first if they shall match."""
+  result: list[Arm] = []
+  budget = 0
+  for arm in arms:
+    config = arm.config(0)
+    plan = make_plan(config)
+    budget = budget or plan.parameters
+    if match and abs(plan.parameters - budget) > TOLERANCE * budget:
+      option, dataset = size_option(config.model.name), plan.dataset
+      matched = match_parameters(config.model, budget, dataset.image_shape, len(dataset.classes))
+      units = matched.stage2[option]
+      arm = dataclasses.replace(arm, arguments=(*arm.arguments, f'--config.model.stage2.{option}={units}'))
+    result.append(arm)
+  return result
+
+
+def _refuse_twice(what: str, names: Sequence[Any]) -> None:
+  twice = [name for i, name in enumerate(names) if name in names[:i]]
+  if twice:
+    raise UserError(f'{what} {twice[0]!r} is given twice')

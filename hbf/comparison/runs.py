@@ -1,0 +1,175 @@
+"""Runs of a grid, each a process of its own: what is finished stays, what was interrupted goes on."""
+
+import collections
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+
+from hbf.comparison.grid import Grid
+from hbf.errors import UserError
+from hbf.training.loop import signals
+
+TRAIN = pathlib.Path(__file__).parents[2] / 'train.py'
+POLL_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """What one run at a time is given: `kind` and number; kind '' is whatever JAX finds."""
+
+  kind: str = ''
+  number: int = 0
+
+  def __str__(self) -> str:
+    return f'{self.kind}:{self.number}' if self.kind else 'all devices'
+
+  def environment(self) -> dict[str, str]:
+    """Variables under which JAX sees this device alone."""
+    gpu = {'CUDA_VISIBLE_DEVICES': str(self.number), 'ROCR_VISIBLE_DEVICES': str(self.number)}
+    return {'': {}, 'gpu': gpu, 'cpu': {'JAX_PLATFORMS': 'cpu'}}[self.kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run to do: its folder's name and the arguments of train.py, without the workdir."""
+
+  name: str
+  arguments: tuple[str, ...]
+
+
+def parse_devices(text: str) -> tuple[Device, ...]:
+  """Devices from 'gpu:0,gpu:1' or 'cpu:0,cpu:1' (a core each); all of them for one run at a time from ''.
+
+  Raises:
+    UserError: not of this form, one twice, or a core that isn't there.
+  """
+  devices = []
+  for part in filter(None, text.split(',')):
+    match = re.fullmatch(r'(gpu|cpu):(\d+)', part.strip())
+    if not match:
+      raise UserError(f"device {part!r} is not like gpu:0 or cpu:0; expected a list such as 'gpu:0,gpu:1'")
+    devices.append(Device(match[1], int(match[2])))
+  if len(set(devices)) < len(devices):
+    raise UserError(f'--devices={text} names a device twice')
+  cores = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else set()
+  if missing := [device for device in devices if device.kind == 'cpu' and device.number not in cores]:
+    raise UserError(
+      f'{missing[0]} is not a core this process may use: those are {", ".join(map(str, sorted(cores)))}'
+    )
+  return tuple(devices) or (Device(),)
+
+
+def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], console: Console) -> bool:
+  """Runs what isn't finished, one run a device at a time.
+
+  A run that fails is reported and left; the next call tries it again.
+
+  Returns:
+    False if a signal ended it; the runs have saved and go on at the next call.
+  """
+  waiting = collections.deque(_unfinished(grid, workdir))
+  total, free = len(waiting), collections.deque(devices)
+  running: list[_Process] = []
+  console.print(f'{len(grid.arms) * len(grid.seeds) - total} runs finished, {total} to do in {workdir}')
+  with signals() as stopped:
+    while (waiting and not stopped()) or running:
+      if stopped():
+        for process in running:
+          process.stop()
+      elif waiting and free:
+        run = waiting.popleft()
+        if _in_use(workdir / run.name):  # by a run that outlived a killed comparison; its result will do
+          waiting.append(run)
+        else:
+          running.append(_Process(run, workdir, free.popleft()))
+          console.print(f'{run.name}: started on {running[-1].device}, {len(waiting)} more to do', highlight=False)
+      for process in [process for process in running if process.ended()]:
+        running.remove(process)
+        free.append(process.device)
+        console.print(f'{process.run.name}: {process.outcome()}', highlight=False, markup=False, soft_wrap=True)
+      waiting = collections.deque(run for run in waiting if not _finished(workdir / run.name))
+      time.sleep(POLL_SECONDS)
+    return not stopped()
+
+
+def failure(workdir: pathlib.Path, name: str) -> str | None:
+  """Why a run has no result, from its output; None if it has one."""
+  if _finished(workdir / name):
+    return None
+  log = _log(workdir, name)
+  lines = log.read_text(errors='replace').strip().splitlines() if log.exists() else []
+  errors = [line for line in lines if line.startswith('error: ')]
+  return (errors or lines or ['not run yet'])[-1]
+
+
+class _Process:
+  """A train.py at work."""
+
+  def __init__(self, run: Run, workdir: pathlib.Path, device: Device):
+    self.run, self.device = run, device
+    self._workdir, self._begin, self._told = workdir, time.monotonic(), False
+    _log(workdir, run.name).parent.mkdir(exist_ok=True)
+    with open(_log(workdir, run.name), 'w') as log:
+      self._process = subprocess.Popen(
+        [sys.executable, str(TRAIN), *run.arguments, f'--workdir={workdir / run.name}'],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=os.environ | device.environment(),
+      )
+    if device.kind == 'cpu':
+      with contextlib.suppress(ProcessLookupError):
+        os.sched_setaffinity(self._process.pid, {device.number})  # before it has threads, which inherit it
+
+  def ended(self) -> bool:
+    return self._process.poll() is not None
+
+  def stop(self) -> None:
+    """Asks once for an end; train.py saves first."""
+    if not self._told:
+      self._process.terminate()
+      self._told = True
+
+  def outcome(self) -> str:
+    reason = failure(self._workdir, self.run.name)
+    if reason is None:
+      return f'finished after {(time.monotonic() - self._begin) / 60:.1f} min'
+    if self._process.returncode == 0:
+      return 'stopped, saved; the same command goes on'
+    return f'FAILED ({reason}); its output is in {_log(self._workdir, self.run.name)}'
+
+
+def _unfinished(grid: Grid, workdir: pathlib.Path) -> Iterator[Run]:
+  """Seed by seed, so that an early look compares all arms."""
+  for seed in grid.seeds:
+    for arm in grid.arms:
+      if not _finished(workdir / arm.run(seed)):
+        yield Run(arm.run(seed), (*arm.arguments, f'--config.seed={seed}'))
+
+
+def _finished(run: pathlib.Path) -> bool:
+  return (run / 'result.json').exists()
+
+
+def _in_use(run: pathlib.Path) -> bool:
+  if not (run / '.lock').exists():
+    return False
+  with open(run / '.lock') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      return True
+  return False
+
+
+def _log(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  return workdir / 'logs' / f'{name}.log'

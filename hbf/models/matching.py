@@ -1,0 +1,46 @@
+"""Models of equal size: how many centres or hidden units a model needs to have a given number of parameters."""
+
+from ml_collections import ConfigDict
+
+from hbf.errors import UserError
+from hbf.models.build import build_model, count_parameters
+from hbf.nn.registry import size_option
+
+TOLERANCE = 0.01  # of the budget
+
+
+def match_parameters(
+  config: ConfigDict, budget: int, image_shape: tuple[int, int, int], classes: int, tolerance: float = TOLERANCE
+) -> ConfigDict:
+  """The model with as many units in stage 2 as bring it closest to a number of parameters.
+
+  Args:
+    config: the `model` part of a config; it isn't changed.
+    budget: learned numbers of the whole model.
+    image_shape: height, width, channels.
+    classes: number of classes.
+    tolerance: how far from the budget the model may be, as a part of the budget.
+
+  Raises:
+    UserError: no number of units comes that close; the message has the nearest.
+  """
+  option = size_option(config.name)
+
+  def count(units: int) -> int:
+    return count_parameters(build_model(_with_units(config, option, units), classes), image_shape)
+
+  # Every unit of a stage costs the same.
+  one, two = count(1), count(2)
+  units = max(1, 1 + round((budget - one) / (two - one)))
+  if abs(count(units) - budget) > tolerance * budget:
+    raise UserError(
+      f'{config.name} can not have {budget:,} parameters to within {tolerance:.0%}: it has {count(units):,} with '
+      f'stage2.{option}={units}; choose another width, depth or number of parameters'
+    )
+  return _with_units(config, option, units)
+
+
+def _with_units(config: ConfigDict, option: str, units: int) -> ConfigDict:
+  sized = config.copy_and_resolve_references()
+  sized.stage2[option] = units
+  return sized
