@@ -73,7 +73,7 @@ def asked_grid() -> Grid:
   return make_grid(
     CONFIGS.value or preset.configs,
     ARMS.value or preset.arms,
-    OVERRIDES,
+    [*preset.overrides, *OVERRIDES],
     parse_seeds(SEEDS.value) or preset.seeds,
     MATCH.value,
     preset.published,

@@ -12,12 +12,14 @@ class Comparison:
     configs: as --config.
     arms: as --arm; the first is the reference for differences and parameters.
     seeds: of the runs.
+    overrides: as --config.KEY=VALUE, for all arms.
     published: test accuracy in percent by 'data/label'.
   """
 
   configs: tuple[str, ...]
   arms: tuple[str, ...]
   seeds: tuple[int, ...]
+  overrides: tuple[str, ...] = ()
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -41,5 +43,6 @@ PRESETS = {
     configs=('configs/cifar10.py:recipe=small',),
     arms=('vit', 'vit-gelu: vit model.stage2.activation=gelu', 'hyperbf'),
     seeds=(0, 1, 2),
+    overrides=('--config.train.epochs=5.0',),
   ),
 }

@@ -93,7 +93,7 @@ def test_the_report_comes_from_the_logs_alone(finished, tmp_path):
     assert (copy / name).read_bytes() == (workdir / name).read_bytes()
 
 
-@pytest.mark.parametrize('kind', [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_killed_at_random_and_run_again_it_ends_with_the_same_table(finished, command, tmp_path, kind):
   workdir = tmp_path / 'grid'
   killed = command(workdir, *ARMS, '--config.checkpoint.every=5steps')
