@@ -18,6 +18,7 @@ LAYERS = {
   'evaluation': {'models', 'nn', 'ops', 'data'},
   'training': {'evaluation', 'models', 'nn', 'ops', 'data'},
   'interop': {'training', 'models', 'nn'},
+  'analysis': {'interop', 'training', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'comparison': {'training', 'models', 'nn', 'cli'},
 }
 

@@ -76,7 +76,7 @@ class HyperBFUnit(nn.Module):
   With several heads each is a HyperBF on its own subspace of d = D/H dimensions that writes to all D outputs.
   At init the unit is alive whatever the kernel, metric and width: a gain makes the mean response to the tokens
   seen at initialisation 1 (normalisation none), and coefficients are drawn so that the output's scale is
-  `coefficients_scale`.
+  `coefficients_scale`. With the collection 'responses' mutable it hands out R, [H, B N, A].
 
   Attributes:
     centres: A, for every head.
@@ -140,6 +140,10 @@ class HyperBFUnit(nn.Module):
 
     coefficients = self.param('coefficients', init_coefficients).astype(points.dtype)
     bias = self.param('bias', nn.initializers.zeros_init(), (width,)).astype(points.dtype)
+    if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
+      self.sow(
+        'responses', 'responses', normalise(log_responses(points, centres, **unit), self.normalisation, log_gain)
+      )
     unit |= {'normalisation': self.normalisation, 'log_gain': log_gain, 'form': self.form}
     out = hyperbf(points, centres, coefficients, **unit)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)

@@ -1,0 +1,201 @@
+"""Which units of stage 2 are alive: the memo's code against what we do, drawn and tabulated.
+
+python -m hbf.analysis.dead_units                  # trains five models of width 768 on the digits: minutes on a CPU
+python -m hbf.analysis.dead_units --report         # the table and the figure again, from what was measured
+
+Each model differs only in its stage 2; docs/dead-units.md tells what it shows.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+from rich.console import Console
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from configs import digits
+from hbf.analysis.units import Units, observe
+from hbf.data.augment import normalise
+from hbf.errors import UserError
+from hbf.interop.workdir import read, write
+from hbf.training.experiment import Experiment, prepare
+from hbf.training.loop import train
+from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
+from hbf.training.state import init_state
+from hbf.training.workdir import write_json
+
+WIDTH = 768  # the memo's
+SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
+TRAINING = {'train.epochs': 5.0, 'train.batch_size': 32, 'evaluate.every': '5epochs', 'checkpoint.every': '5epochs'}
+IMAGES = 64  # of the test split, on which units are observed
+FIGURES = (
+  ('mean', 'mean response'),
+  ('spread', 'spread of a response over the tokens'),
+  ('learning', "rms gradient of the centres' coordinates"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A stage 2.
+
+  Attributes:
+    name: in the table.
+    stage2: options that differ from the config's.
+    as_published: start as the authors' code does: no gain, coefficients as a PyTorch linear layer's.
+  """
+
+  name: str
+  stage2: dict[str, Any]
+  as_published: bool = False
+
+
+def settings() -> list[Setting]:
+  """The authors' two published forms, the two obvious widths, and our default."""
+
+  def memo(beta: float, centres: int) -> Setting:
+    # β = 1/2σ², and at init σ² = width_scale · √D.
+    options = {'metric': 'bilinear', 'width': 'signed', 'normalisation': 'none', 'centres': centres}
+    return Setting(f'β = {beta:g}, {centres:,} centres', options | {'width_scale': 0.5 / beta / WIDTH**0.5}, True)
+
+  gained = {'normalisation': 'none'}
+  return [
+    memo(0.1, 11),
+    memo(0.001, 1500),
+    Setting('σ² = D, gain', gained | {'width_scale': WIDTH**0.5}),
+    Setting('σ² = √D, gain', gained),
+    Setting('σ² = √D, layer norm', {'normalisation': 'layer'}),
+  ]
+
+
+def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
+  """Trains a model and observes its units before and after."""
+  with tempfile.TemporaryDirectory() as folder:
+    workdir = pathlib.Path(folder) / 'run'
+    experiment = prepare(_config(setting, data_dir))
+    params = _start(experiment, setting)
+    before = _observe(experiment, params)
+    write(workdir, experiment, params)
+    result = train(experiment.config, workdir, Console(stderr=True))
+    if result is None:
+      raise UserError('stopped by a signal: run it again')
+    after = _observe(experiment, read(workdir, 'latest')[1])
+  about = {'setting': setting.name, 'params': result['params'], 'accuracy': result['accuracy']}
+  return about | {'init': _figures(before), 'trained': _figures(after)}
+
+
+def _config(setting: Setting, data_dir: str) -> ConfigDict:
+  config = digits.get_config('model=hyperbf,recipe=memo')
+  changes = SIZES | TRAINING | {'data.dir': data_dir}
+  config.update_from_flattened_dict(changes | {f'model.stage2.{key}': value for key, value in setting.stage2.items()})
+  return config
+
+
+def _start(experiment: Experiment, setting: Setting) -> Any:
+  """Fresh parameters."""
+  data = experiment.inputs['train']
+  batch = next(iter(data.batches(experiment.order, 0, 1)))
+  make = jax.jit(lambda *args: init_state(experiment.model, experiment.optimizer, experiment.objective, *args).params)
+  params = make(data.resident, batch)
+  if setting.as_published:
+    for i, key in enumerate(jax.random.split(jax.random.key(1), experiment.model.depth)):
+      unit = params[f'block{i}']['stage2']
+      bound = unit['coefficients'].shape[1] ** -0.5
+      unit['coefficients'] = jax.random.uniform(key, unit['coefficients'].shape, minval=-bound, maxval=bound)
+      unit['log_gain'] = jnp.zeros_like(unit['log_gain'])
+  return params
+
+
+def _observe(experiment: Experiment, params: Any) -> Units:
+  source, data = experiment.splits['test'], experiment.config.data
+  images, labels = zip(*(source[i] for i in range(IMAGES)), strict=True)
+  return observe(
+    experiment.model, params, normalise(jnp.asarray(np.stack(images)), data.mean, data.std), jnp.asarray(labels)
+  )
+
+
+def _figures(units: Units) -> dict[str, Any]:
+  return {name: getattr(units, name)().tolist() for name, _ in FIGURES}
+
+
+def table(measured: dict[str, Any]) -> str:
+  """Markdown; of each figure the range over the blocks, at init → after training."""
+  header = ('stage 2', *(name for _, name in FIGURES), 'test accuracy, %')
+  rows = [header, ('---',) * len(header)]
+  for row in measured['rows']:
+    figures = [f'{_range(row["init"][name])} → {_range(row["trained"][name])}' for name, _ in FIGURES]
+    rows.append((row['setting'], *figures, f'{row["accuracy"]:.1f}'))
+  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in rows)
+
+
+def _range(values: Sequence[float]) -> str:
+  shown = [f'{value:.2g}' for value in (min(values), max(values))]
+  return shown[0] if shown[0] == shown[1] else ' … '.join(shown)
+
+
+def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
+  """Writes a PNG: a panel for each figure, a dot for each block, hollow at init and full after training."""
+  rows = measured['rows']
+  figure, axes = plt.subplots(1, len(FIGURES), figsize=(13, 4), sharey=True, layout='constrained')
+  for axis, (name, label) in zip(axes, FIGURES, strict=True):
+    sizes = [abs(value) for row in rows for when in ('init', 'trained') for value in row[when][name] if value]
+    floor = 10 ** np.floor(np.log10(min(sizes)))
+    # What is exactly 0, or rounding of it, stands on the axis at the left.
+    axis.set_xscale('symlog', linthresh=max(floor, 1e-9), linscale=0.5)
+    for y, row in enumerate(rows):
+      for when, face, dy in (('init', 'none', 0.12), ('trained', 'C0', -0.12)):
+        values = row[when][name]
+        axis.scatter(
+          np.abs(values), [y + dy] * len(values), facecolors=face, edgecolors='C0', label=when if not y else None
+        )
+    axis.set(xlabel=label, yticks=range(len(rows)), yticklabels=[row['setting'] for row in rows])
+    axis.set_xlim(left=-max(floor, 1e-9) / 5)
+    axis.grid(alpha=0.3)
+  axes[0].invert_yaxis()
+  axes[0].legend(loc='lower left')
+  figure.savefig(path, dpi=120, metadata={'Software': None})
+  plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  parser = argparse.ArgumentParser(prog='python -m hbf.analysis.dead_units', description=__doc__.split('\n')[0])
+  parser.add_argument(
+    '--out', type=pathlib.Path, default=pathlib.Path('runs/dead-units'), help='folder; default: %(default)s'
+  )
+  parser.add_argument('--data_dir', default='~/tensorflow_datasets', help='of the digits, prepared there if need be')
+  parser.add_argument('--report', action='store_true', help='draw what was measured before')
+  flags = parser.parse_args(arguments)
+  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  path = flags.out / 'dead-units.json'
+  if flags.report and not path.is_file():
+    print(f'error: {path} is missing: measure it without --report', file=sys.stderr)
+    return 1
+  if not flags.report:
+    keep_freed_memory()
+    keep_compiled_programs()
+    rows = [measure(setting, flags.data_dir) for setting in settings()]
+    flags.out.mkdir(parents=True, exist_ok=True)
+    about = {'data': 'digits', 'seed': 0, 'device': device_name(), 'commit': commit(), 'versions': versions()}
+    write_json(path, about | {'config': SIZES | TRAINING, 'rows': rows})
+  measured = json.loads(path.read_text())
+  draw(measured, flags.out / 'dead-units.png')
+  print(table(measured))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
