@@ -142,10 +142,10 @@ def stage2_options(name: str, hidden: int) -> dict[str, Any]:
       'metric': 'diagonal',
       'rank': 0,
       'width': 'centre',
-      'width_scale': 1.0,
+      'width_scale': 0.5,
       'normalisation': 'layer',
       'centres_init': 'normal',
-      'coefficients_scale': 1.0,
+      'coefficients_scale': 0.1,  # blocks start close to stage 1 alone, and learn faster
       'form': 'blocks',  # of the sums over the centres: blocks (of points), pallas (fused kernels)
     },
   }

@@ -1,58 +1,96 @@
-"""Prints the README's tables from the runs and benchmarks in this folder: python results/table.py."""
+"""Prints the tables of README.md and docs/ from the logs in this folder: python -m results.table."""
 
-import collections
 import json
 import pathlib
 import statistics
+from typing import Any
+
+from hbf.analysis.dead_units import table as dead_units
+from hbf.comparison.grid import Grid
+from hbf.comparison.table import markdown, read_rows
+from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
-HEADER = """\
-| data | recipe | model | parameters | seeds | test accuracy, % | NLL | ECE, % | device |
-|---|---|---|---|---|---|---|---|---|"""
+COMPARISONS = ('small',)
+WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
+BENCHMARKS = {
+  'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
+  'authors': ('model', 'width', 'batch', 'images/s', 'ours/theirs'),
+}
 
 
-def table() -> str:
-  """A row for every data set, recipe and model: means over its seeds, and each seed's accuracy."""
-  runs = collections.defaultdict(list)
-  for path in sorted(ROOT.glob('*/result.json')):
-    result = json.loads(path.read_text())
-    runs[result['dataset'], result['recipe'], result['model'], result['epochs']].append(result)
-  rows = [HEADER]
-  for (dataset, recipe, model, epochs), results in runs.items():
-    mean = {key: statistics.fmean(r[key] for r in results) for key in ('accuracy', 'nll', 'ece')}
-    each = ', '.join(f'{r["accuracy"]:.2f}' for r in results)
-    cells = (
-      dataset,
-      f'{recipe}, {epochs:g} epochs',
-      model,
-      f'{results[0]["params"]:,}',
-      ', '.join(str(r['seed']) for r in results),
-      f'**{mean["accuracy"]:.2f}** ({each})',
-      f'{mean["nll"]:.3f}',
-      f'{mean["ece"]:.1f}',
-      results[0]['device'],
-    )
-    rows.append('| ' + ' | '.join(cells) + ' |')
-  return '\n'.join(rows)
+def comparison(name: str) -> str:
+  """The table of a comparison."""
+  folder = ROOT / name
+  return markdown(read_rows(Grid.load(folder), folder)).strip()
+
+
+def search() -> str:
+  """What each change of a model did, by seed: training loss within the run and in its end, and held-out figures.
+
+  With a seed every run sees the same batches, so training losses of equal steps compare well.
+  """
+  base = _flat(json.loads((ROOT / 'search' / 'base-0' / 'config.json').read_text()))
+  header = (
+    'model',
+    'change',
+    'seed',
+    *(f'steps {a + 1}–{b}' for a, b in WINDOWS),
+    'held-out NLL',
+    'held-out accuracy, %',
+  )
+  rows = []
+  for path in (ROOT / 'search').glob('*/config.json'):
+    config, lines = _flat(json.loads(path.read_text())), read_metrics(path.parent)
+    losses = {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
+    means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
+    last = [line for line in lines if line['split'] == 'validation'][-1:] if means[-1] else []
+    held_out = [f'{line["nll"]:.3f}' for line in last], [f'{line["accuracy"]:.2f}' for line in last]
+    rows.append((*_change(config, base), str(config['seed']), *means, *(''.join(cell) for cell in held_out)))
+  rows.sort(key=lambda row: (row[2], row[3]))
+  return _rows([header, ('---',) * len(header), *rows])
+
+
+def _mean(values: list[float]) -> str:
+  return f'{statistics.fmean(values):.3f}' if values else ''
 
 
 def benchmark(name: str, columns: tuple[str, ...]) -> str:
   """These columns of a benchmark's rows, and where they were measured."""
   measured = json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text())
   rows = [columns, ('---',) * len(columns)]
-  rows += [[_cell(row[column]) for column in columns] for row in measured['rows']]
-  lines = ['| ' + ' | '.join(row) + ' |' for row in rows]
-  return '\n'.join([f'{measured["title"]}; {measured["device"]}:', '', *lines])
+  rows += [tuple(_cell(row[column]) for column in columns) for row in measured['rows']]
+  return f'{measured["title"]}; {measured["device"]}:\n\n{_rows(rows)}'
+
+
+def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
+  """The model and how its options differ from those of the base, in words."""
+  free = {'seed', 'model.name', 'data.dir', 'data.mean', 'data.std'}
+  keys = [key for key in base if key in config and key not in free and config[key] != base[key]]
+  return config['model.name'], ', '.join(f'{key.removeprefix("model.")}={config[key]}' for key in keys)
+
+
+def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat: dict[str, Any] = {}
+  for key, value in tree.items():
+    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+  return flat
 
 
 def _cell(value: object) -> str:
   return f'{value:,.3g}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else str(value)
 
 
-BENCHMARKS = {
-  'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
-  'authors': ('model', 'width', 'batch', 'images/s', 'ours/theirs'),
-}
+def _rows(rows: list[tuple[str, ...]]) -> str:
+  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in rows)
+
+
+def main() -> None:
+  """Prints everything."""
+  units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
+  parts = [comparison(name) for name in COMPARISONS] + [search(), dead_units(units)]
+  print('\n\n'.join([*parts, *(benchmark(name, columns) for name, columns in BENCHMARKS.items())]))
+
 
 if __name__ == '__main__':
-  print('\n\n'.join([table(), *(benchmark(name, columns) for name, columns in BENCHMARKS.items())]))
+  main()

@@ -39,8 +39,9 @@ from hbf.training.workdir import write_json
 
 WIDTH = 768  # the memo's
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
-TRAINING = {'train.epochs': 5.0, 'train.batch_size': 32, 'evaluate.every': '5epochs', 'checkpoint.every': '5epochs'}
+TRAINING = {'train.epochs': 3.0, 'train.batch_size': 32, 'evaluate.every': '3epochs', 'checkpoint.every': '3epochs'}
 IMAGES = 64  # of the test split, on which units are observed
+ROUNDING = 1e-6  # of the spread: a mean below it is 0
 FIGURES = (
   ('mean', 'mean response'),
   ('spread', 'spread of a response over the tokens'),
@@ -76,8 +77,8 @@ def settings() -> list[Setting]:
     memo(0.1, 11),
     memo(0.001, 1500),
     Setting('σ² = D, gain', gained | {'width_scale': WIDTH**0.5}),
-    Setting('σ² = √D, gain', gained),
-    Setting('σ² = √D, layer norm', {'normalisation': 'layer'}),
+    Setting('σ² = √D, gain', gained | {'width_scale': 1.0}),
+    Setting('σ² = √D/2, layer norm', {'width_scale': 0.5, 'normalisation': 'layer'}),
   ]
 
 
@@ -128,7 +129,9 @@ def _observe(experiment: Experiment, params: Any) -> Units:
 
 
 def _figures(units: Units) -> dict[str, Any]:
-  return {name: getattr(units, name)().tolist() for name, _ in FIGURES}
+  mean = units.mean()
+  mean = np.where(np.abs(mean) < ROUNDING * units.spread(), 0, mean)
+  return {'mean': mean.tolist(), 'spread': units.spread().tolist(), 'learning': units.learning().tolist()}
 
 
 def table(measured: dict[str, Any]) -> str:
@@ -153,8 +156,8 @@ def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
   for axis, (name, label) in zip(axes, FIGURES, strict=True):
     sizes = [abs(value) for row in rows for when in ('init', 'trained') for value in row[when][name] if value]
     floor = 10 ** np.floor(np.log10(min(sizes)))
-    # What is exactly 0, or rounding of it, stands on the axis at the left.
-    axis.set_xscale('symlog', linthresh=max(floor, 1e-9), linscale=0.5)
+    # What is exactly 0 stands at the left.
+    axis.set_xscale('symlog', linthresh=floor, linscale=0.5)
     for y, row in enumerate(rows):
       for when, face, dy in (('init', 'none', 0.12), ('trained', 'C0', -0.12)):
         values = row[when][name]
@@ -162,7 +165,7 @@ def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
           np.abs(values), [y + dy] * len(values), facecolors=face, edgecolors='C0', label=when if not y else None
         )
     axis.set(xlabel=label, yticks=range(len(rows)), yticklabels=[row['setting'] for row in rows])
-    axis.set_xlim(left=-max(floor, 1e-9) / 5)
+    axis.set_xlim(left=-floor / 5)
     axis.grid(alpha=0.3)
   axes[0].invert_yaxis()
   axes[0].legend(loc='lower left')

@@ -1,0 +1,104 @@
+"""What is observed of units is what they do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import digits
+from hbf.analysis import dead_units
+from hbf.analysis.units import observe
+from hbf.models.build import build_model
+from hbf.ops.hyperbf import log_responses, normalise
+
+BATCH, CLASSES = 6, 10
+
+
+@pytest.fixture
+def images():
+  return jax.random.normal(jax.random.key(0), (BATCH, 8, 8, 1))
+
+
+LABELS = jnp.arange(BATCH) % CLASSES
+
+
+def make(images, scan_layers=False, **stage2):
+  config = digits.get_config('model=hyperbf').model
+  config.update(width=16, depth=2, heads=2, scan_layers=scan_layers)
+  config.stage2.update({'centres': 5, **stage2})
+  model = build_model(config, CLASSES)
+  return model, model.init(jax.random.key(1), images, train=False)['params']
+
+
+@pytest.mark.parametrize(('normalisation', 'heads'), [('layer', 1), ('none', 2)])
+def test_responses_are_those_of_the_tokens_that_reach_each_unit(images, normalisation, heads):
+  model, params = make(images, normalisation=normalisation, heads=heads)
+  units = observe(model, params, images, LABELS)
+  assert units.responses.shape == (2, BATCH * 5, heads * 5)  # 4 patches and the class token
+  kept = model.apply({'params': params}, images, train=False, capture_intermediates=True)[1]['intermediates']
+  for i in range(2):
+    tokens = kept[f'block{i}']['norm_stage2']['__call__'][0].reshape(-1, heads, 16 // heads).swapaxes(0, 1)
+    unit = params[f'block{i}']['stage2']
+    log_k = log_responses(
+      tokens,
+      unit['centres'],
+      kernel='gaussian',
+      width=jnp.exp(unit['log_width']),
+      metric='diagonal',
+      weights=unit['metric'],
+    )
+    expected = normalise(log_k, normalisation, unit.get('log_gain', 0.0)).swapaxes(0, 1).reshape(BATCH * 5, -1)
+    np.testing.assert_allclose(units.responses[i], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_loss(images):
+  model, params = make(images)
+  units = observe(model, params, images, LABELS)
+
+  def loss(centres):
+    changed = params | {'block1': params['block1'] | {'stage2': params['block1']['stage2'] | {'centres': centres}}}
+    log_p = jax.nn.log_softmax(model.apply({'params': changed}, images, train=False))
+    return -jnp.mean(log_p[jnp.arange(BATCH), LABELS])
+
+  gradient = np.asarray(jax.grad(loss)(params['block1']['stage2']['centres']))[0]
+  np.testing.assert_allclose(units.gradients[1], np.sqrt((gradient**2).mean(axis=-1)), rtol=1e-4)
+  assert units.learning()[1] == pytest.approx(np.sqrt((gradient**2).mean()), rel=1e-4)
+
+
+def test_constant_and_dead_units_are_seen(images):
+  alive = observe(*make(images, normalisation='none'), images, LABELS)
+  model, params = make(images, normalisation='none')
+  for block in ('block0', 'block1'):
+    params[block]['stage2']['log_gain'] -= 1e4
+  dead = observe(model, params, images, LABELS)
+  model, params = make(images, normalisation='none', width_scale=1e8)
+  constant = observe(model, params, images, LABELS)
+  assert min(*alive.mean(), *alive.spread(), *alive.learning()) > 1e-4
+  assert not dead.responses.any()
+  assert not dead.gradients.any()
+  np.testing.assert_allclose(constant.mean(), 1, rtol=1e-3)
+  assert max(*constant.spread()) < 1e-5
+
+
+def test_a_scanned_model_is_observed_too(images):
+  model, params = make(images)
+  scanned, _ = make(images, scan_layers=True)
+  one, other = observe(model, params, images, LABELS), observe(scanned, params, images, LABELS)
+  np.testing.assert_allclose(one.responses, other.responses, rtol=1e-5, atol=1e-6)
+
+
+def test_the_command_measures_and_draws_again(tmp_path, digits_dir, monkeypatch, capsys):
+  monkeypatch.setattr(dead_units, 'SIZES', {'model.width': 16, 'model.depth': 1, 'model.heads': 2})
+  monkeypatch.setitem(dead_units.TRAINING, 'train.epochs', 0.2)
+  settings = [dead_units.settings()[i] for i in (0, 4)]
+  monkeypatch.setattr(dead_units, 'settings', lambda: settings)
+  arguments = ['--out', str(tmp_path)]
+  assert dead_units.main([*arguments, '--report']) == 1
+  assert 'measure it without --report' in capsys.readouterr().err
+  assert dead_units.main([*arguments, '--data_dir', str(digits_dir)]) == 0
+  shown = capsys.readouterr().out
+  picture = (tmp_path / 'dead-units.png').read_bytes()
+  assert dead_units.main([*arguments, '--report']) == 0
+  assert capsys.readouterr().out == shown
+  assert (tmp_path / 'dead-units.png').read_bytes() == picture
+  assert '| β = 0.1, 11 centres | ' in shown
