@@ -39,7 +39,7 @@ from hbf.training.workdir import write_json
 
 WIDTH = 768  # the memo's
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
-TRAINING = {'train.epochs': 3.0, 'train.batch_size': 32, 'evaluate.every': '3epochs', 'checkpoint.every': '3epochs'}
+TRAINING = {'train.epochs': 2.0, 'train.batch_size': 32, 'evaluate.every': '2epochs', 'checkpoint.every': '2epochs'}
 IMAGES = 64  # of the test split, on which units are observed
 ROUNDING = 1e-6  # of the spread: a mean below it is 0
 FIGURES = (
