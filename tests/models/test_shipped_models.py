@@ -113,8 +113,10 @@ def test_impossible_models_are_user_errors(changes, message):
 
 # Floors of a living unit. σ² = D, nearly constant, has a spread of 1/√D: at most 0.125 at these widths.
 SPREAD = 0.5
-# Share of the centres that respond, (ΣK)² / AΣK²: 1 if all respond alike, 1/A if only one does.
-RESPONDING = 0.03
+# Centres that respond to a token, (ΣK)² / ΣK²: all if they respond alike, 1 if only one does.
+RESPONDING = 5
+# How a response changes from token to token, over its size. The digits' few tokens leave many centres asleep.
+CHANGING = 0.2
 # What a step that moves a parameter by a hundredth of its norm does to the loss, to first order.
 REACH = 1e-5
 
@@ -191,9 +193,10 @@ def test_no_response_of_a_shipped_unit_is_dead_or_constant_at_init(data, recipe)
     assert np.all(np.any(responses != 0, axis=-2)), 'no token wakes this centre'
     k = np.exp(log_k - log_k.max(-1, keepdims=True))
     assert (k.std(-1) / k.mean(-1)).min() > SPREAD
-    assert (k.sum(-1) ** 2 / np.square(k).sum(-1) / k.shape[-1]).min() > RESPONDING
+    responding = k.sum(-1) ** 2 / np.square(k).sum(-1)
+    assert np.median(responding) > RESPONDING, 'a token wakes few centres'
     across_tokens = responses.std(-2) / np.sqrt(np.square(responses).mean(-2))
-    assert np.median(across_tokens) > SPREAD, 'all tokens have the same response'
+    assert np.median(across_tokens) > CHANGING, 'all tokens have the same response'
 
 
 @pytest.mark.parametrize('data,recipe', EVERY)
