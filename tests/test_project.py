@@ -75,8 +75,11 @@ for sys.argv in (train, ['eval.py', '--workdir={tmp_path}/run', '--json']):
   assert done.stdout.strip().splitlines()[-1].startswith('{"dataset": "digits"')
 
 
-def test_the_readme_shows_the_results_that_the_logs_hold():
-  tables = subprocess.run([sys.executable, 'results/table.py'], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_the_pages_show_the_results_that_the_logs_hold():
+  tables = subprocess.run(
+    [sys.executable, '-m', 'results.table'], cwd=ROOT, capture_output=True, text=True, check=True
+  )
   parts = tables.stdout.strip().split('\n\n')
-  assert sum(part.startswith('| ') for part in parts) >= 3
-  assert [part for part in parts if part not in (ROOT / 'README.md').read_text()] == []
+  assert sum(part.startswith('| ') for part in parts) >= 5
+  pages = '\n'.join(path.read_text() for path in (ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')))
+  assert [part for part in parts if part not in pages] == []

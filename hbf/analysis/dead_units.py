@@ -30,7 +30,8 @@ from configs import digits
 from hbf.analysis.units import Units, observe
 from hbf.data.augment import normalise
 from hbf.errors import UserError
-from hbf.interop.workdir import read, write
+from hbf.interop.workdir import write
+from hbf.training.evaluate import restore
 from hbf.training.experiment import Experiment, prepare
 from hbf.training.loop import train
 from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
@@ -93,7 +94,7 @@ def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
     result = train(experiment.config, workdir, Console(stderr=True))
     if result is None:
       raise UserError('stopped by a signal: run it again')
-    after = _observe(experiment, read(workdir, 'latest')[1])
+    after = _observe(experiment, restore(workdir, 'latest').params)
   about = {'setting': setting.name, 'params': result['params'], 'accuracy': result['accuracy']}
   return about | {'init': _figures(before), 'trained': _figures(after)}
 
@@ -168,7 +169,7 @@ def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
     axis.set_xlim(left=-floor / 5)
     axis.grid(alpha=0.3)
   axes[0].invert_yaxis()
-  axes[0].legend(loc='lower left')
+  axes[0].legend(loc='lower center')
   figure.savefig(path, dpi=120, metadata={'Software': None})
   plt.close(figure)
 

@@ -192,10 +192,10 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
 
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
-  from hbf.interop import workdir
+  from hbf.training.evaluate import restore
 
-  model, params = workdir.read(flags.workdir, flags.checkpoint, **moved)
-  save(flags.file, model, {'params': params})
+  restored = restore(flags.workdir, flags.checkpoint, **moved)
+  save(flags.file, restored.model, {'params': restored.params})
   return f'wrote {flags.file}'
 
 

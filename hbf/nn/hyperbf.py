@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
 from hbf.nn.attention import check_heads, project_out, project_qkv
-from hbf.nn.parameters import metric_parameter, width_parameter
+from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.ops.hyperbf import hyperbf, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
 
@@ -46,7 +46,7 @@ class HyperBFAttention(nn.Module):
     q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
     d = q.shape[-1]
-    variance = self.width_scale * (self.rank if self.metric == 'low_rank' else d) ** 0.5
+    variance = self.width_scale * distance_scale(self.metric, d, self.rank)
     if choose('qk_norm', self.qk_norm, {'none': False, 'unit': True}):
       q, k = _unit(q), _unit(k)
       variance /= d  # norms are 1 instead of √d
@@ -119,7 +119,7 @@ class HyperBFUnit(nn.Module):
     points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
     init = choose('centres_init', self.centres_init, CENTRES_INITS)
     centres = self.param('centres', init, points, self.centres).astype(points.dtype)
-    variance = self.width_scale * (self.rank if self.metric == 'low_rank' else d) ** 0.5
+    variance = self.width_scale * distance_scale(self.metric, d, self.rank)
     unit: dict[str, Any] = {
       'kernel': self.kernel,
       'width': width_parameter(self, self.width, variance, self.heads, self.centres),

@@ -32,6 +32,11 @@ def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, 
   return jnp.exp(log_width)
 
 
+def distance_scale(metric: str, d: int, rank: int) -> float:
+  """Standard deviation of x·t under a fresh metric, for points and centres of unit variance: what σ² is measured in."""
+  return (rank if metric == 'low_rank' else d) ** 0.5
+
+
 def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: int) -> jax.Array | None:
   """Weights of the metric for `squared_distances`, one for every head; the metric starts as the identity.
 

@@ -4,8 +4,13 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import Dataset
 from hbf.errors import choose
 from hbf.models.build import abstract_params, build_model, count_parameters
+from hbf.models.classifier import ImageClassifier
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import load_dataset, make_evaluator, make_splits, open_split, with_sharding
 from hbf.training.machine import device_name
@@ -26,6 +31,39 @@ class Evaluation:
   classes: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """A run's network at a checkpoint.
+
+  Attributes:
+    config: of the run.
+    mesh: the devices.
+    dataset: of the run.
+    step: of the checkpoint.
+    model: the network.
+    params: its parameters, on the mesh.
+  """
+
+  config: ConfigDict
+  mesh: Mesh
+  dataset: Dataset
+  step: int
+  model: ImageClassifier
+  params: Any
+
+
+def restore(workdir: pathlib.Path, checkpoint: str, **moved: str) -> Restored:
+  """Restores a checkpoint; arguments and errors as for `evaluate_workdir`."""
+  config = load_config(workdir)
+  config.data.update({key: value for key, value in moved.items() if value})
+  checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
+  step = checkpoints.find(checkpoint)
+  mesh, dataset = make_mesh(), load_dataset(config)
+  model = build_model(config.model, len(dataset.classes))
+  abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
+  return Restored(config, mesh, dataset, step, model, checkpoints.restore_params(step, abstract))
+
+
 def evaluate_workdir(workdir: pathlib.Path, checkpoint: str, split: str, **moved: str) -> Evaluation:
   """Evaluates a checkpoint and writes eval-<split>-<step>.json into the workdir.
 
@@ -38,26 +76,21 @@ def evaluate_workdir(workdir: pathlib.Path, checkpoint: str, split: str, **moved
   Raises:
     UserError: the folder isn't a run's, or has no such checkpoint or split.
   """
-  config = load_config(workdir)
-  config.data.update({key: value for key, value in moved.items() if value})
-  checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
-  step = checkpoints.find(checkpoint)
-  mesh, dataset = make_mesh(), load_dataset(config)
+  restored = restore(workdir, checkpoint, **moved)
+  config, dataset, mesh = restored.config, restored.dataset, restored.mesh
   source = choose('split', split, make_splits(dataset, config.data.validation))
-  model = build_model(config.model, len(dataset.classes))
-  abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
-  params = checkpoints.restore_params(step, abstract)
-  summary = make_evaluator(config, model, mesh)(params, open_split(config, mesh, source)).summary
+  evaluator = make_evaluator(config, restored.model, mesh)
+  summary = evaluator(restored.params, open_split(config, mesh, source)).summary
   about = {
     'dataset': config.data.name,
     'model': config.model.name,
     'recipe': config.recipe,
     'seed': config.seed,
-    'params': count_parameters(model, dataset.image_shape),
-    'checkpoint': step,
+    'params': count_parameters(restored.model, dataset.image_shape),
+    'checkpoint': restored.step,
     'split': split,
     'device': device_name(),
   }
   result = about | summary
-  write_json(workdir / f'eval-{split}-{step}.json', result)
+  write_json(workdir / f'eval-{split}-{restored.step}.json', result)
   return Evaluation(result, dataset.classes)
