@@ -33,7 +33,7 @@ def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, 
 
 
 def distance_scale(metric: str, d: int, rank: int) -> float:
-  """Standard deviation of x·t under a fresh metric, for points and centres of unit variance: what σ² is measured in."""
+  """Standard deviation of x·t under a fresh metric, for points and centres of unit variance; σ² is given in it."""
   return (rank if metric == 'low_rank' else d) ** 0.5
 
 
