@@ -191,7 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
   if not flags.report:
     keep_freed_memory()
     keep_compiled_programs()
-    rows = [measure(setting, flags.data_dir) for setting in settings()]
+    try:
+      rows = [measure(setting, flags.data_dir) for setting in settings()]
+    except UserError as error:
+      print(f'error: {error}', file=sys.stderr)
+      return 1
     flags.out.mkdir(parents=True, exist_ok=True)
     about = {'data': 'digits', 'seed': 0, 'device': device_name(), 'commit': commit(), 'versions': versions()}
     write_json(path, about | {'config': SIZES | TRAINING, 'rows': rows})

@@ -140,6 +140,9 @@ class _Process:
       self._told = True
 
   def outcome(self) -> str:
+    if self._process.returncode < 0 and not self._told:
+      with open(_log(self._workdir, self.run.name), 'a') as log:
+        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # 9: perhaps for want of memory
     reason = failure(self._workdir, self.run.name)
     if reason is None:
       return f'finished after {(time.monotonic() - self._begin) / 60:.1f} min'

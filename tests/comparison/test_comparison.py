@@ -13,7 +13,11 @@ import time
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from hbf.comparison import runs
+from hbf.comparison.grid import Arm, Grid
+from hbf.comparison.table import read_rows
 from hbf.training.workdir import load_config, read_predictions
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -125,6 +129,17 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(command, tmp_path):
   bad, vit = figures(workdir)
   assert (bad['accuracy'], bad['results'], vit['results']['0']['n']) == (None, {}, 355)
   assert vit['seeds_difference'] is None  # there is nothing to differ from
+
+
+def test_a_run_that_is_killed_is_reported_as_such(tmp_path, monkeypatch):
+  script = tmp_path / 'train.py'
+  script.write_text('import os; print("step 7", flush=True); os.kill(os.getpid(), 9)')
+  monkeypatch.setattr(runs, 'TRAIN', script)
+  grid = Grid((Arm('digits', 'vit', ()),), (0,))
+  with open(os.devnull, 'w') as quiet:
+    assert runs.run_all(grid, tmp_path, [runs.Device()], Console(file=quiet))
+  (row,) = read_rows(grid, tmp_path)
+  assert row.failed == {0: 'error: ended by signal 9'}
 
 
 def test_another_config_is_refused_before_anything_runs(finished, command):
