@@ -12,6 +12,7 @@ from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small',)
+SEARCHES = ('search', 'search-patch8')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
@@ -25,12 +26,13 @@ def comparison(name: str) -> str:
   return markdown(read_rows(Grid.load(folder), folder)).strip()
 
 
-def search() -> str:
+def search(name: str) -> str:
   """What each change of a model did, by seed: training loss within the run and in its end, and held-out figures.
 
   With a seed every run sees the same batches, so training losses of equal steps compare well.
   """
-  base = _flat(json.loads((ROOT / 'search' / 'base-0' / 'config.json').read_text()))
+  folder = ROOT / name
+  base = _flat(json.loads((folder / 'base-0' / 'config.json').read_text()))
   header = (
     'model',
     'change',
@@ -40,7 +42,7 @@ def search() -> str:
     'held-out accuracy, %',
   )
   rows = []
-  for path in (ROOT / 'search').glob('*/config.json'):
+  for path in folder.glob('*/config.json'):
     config, lines = _flat(json.loads(path.read_text())), read_metrics(path.parent)
     losses = {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
     means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
@@ -48,7 +50,8 @@ def search() -> str:
     held_out = [f'{line["nll"]:.3f}' for line in last], [f'{line["accuracy"]:.2f}' for line in last]
     rows.append((*_change(config, base), str(config['seed']), *means, *(''.join(cell) for cell in held_out)))
   rows.sort(key=lambda row: (row[2], row[3]))
-  return _rows([header, ('---',) * len(header), *rows])
+  full = [i for i in range(len(header)) if any(row[i] for row in rows)]
+  return _rows([tuple(row[i] for i in full) for row in [header, ('---',) * len(header), *rows]])
 
 
 def _mean(values: list[float]) -> str:
@@ -88,7 +91,8 @@ def _rows(rows: list[tuple[str, ...]]) -> str:
 def main() -> None:
   """Prints everything."""
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
-  parts = [comparison(name) for name in COMPARISONS] + [search(), dead_units(units)]
+  parts = [comparison(name) for name in COMPARISONS]
+  parts += [*map(search, SEARCHES), dead_units(units)]
   print('\n\n'.join([*parts, *(benchmark(name, columns) for name, columns in BENCHMARKS.items())]))
 
 
