@@ -8,6 +8,7 @@ from typing import Any
 from hbf.analysis.dead_units import table as dead_units
 from hbf.comparison.grid import Grid
 from hbf.comparison.table import markdown, read_rows
+from hbf.training.workdir import flatten
 from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
@@ -32,7 +33,7 @@ def search(name: str) -> str:
   With a seed every run sees the same batches, so training losses of equal steps compare well.
   """
   folder = ROOT / name
-  base = _flat(json.loads((folder / 'base-0' / 'config.json').read_text()))
+  base = flatten(json.loads((folder / 'base-0' / 'config.json').read_text()))
   header = (
     'model',
     'change',
@@ -43,7 +44,7 @@ def search(name: str) -> str:
   )
   rows = []
   for path in folder.glob('*/config.json'):
-    config, lines = _flat(json.loads(path.read_text())), read_metrics(path.parent)
+    config, lines = flatten(json.loads(path.read_text())), read_metrics(path.parent)
     losses = {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
     means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
     last = [line for line in lines if line['split'] == 'validation'][-1:] if means[-1] else []
@@ -71,13 +72,6 @@ def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
   free = {'seed', 'model.name', 'data.dir', 'data.mean', 'data.std'}
   keys = [key for key in base if key in config and key not in free and config[key] != base[key]]
   return config['model.name'], ', '.join(f'{key.removeprefix("model.")}={config[key]}' for key in keys)
-
-
-def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
-  flat: dict[str, Any] = {}
-  for key, value in tree.items():
-    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-  return flat
 
 
 def _cell(value: object) -> str:

@@ -88,7 +88,7 @@ def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   """
   if not (workdir / 'config.json').exists():
     return ''
-  old, new = (_flatten(json.loads(c.to_json())) for c in (load_config(workdir), config))
+  old, new = (flatten(json.loads(c.to_json())) for c in (load_config(workdir), config))
   measured = {key for key in ('data.mean', 'data.std') if not new[key]}
   keys = sorted((old.keys() | new.keys()) - {*FREE} - measured)
   differ = [f'{key} is {old.get(key)!r} there, {new.get(key)!r} here' for key in keys if old.get(key) != new.get(key)]
@@ -136,8 +136,9 @@ def read_predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | N
     return arrays['labels'], arrays['predictions']
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """A nested config by dotted key, as {'model.width': 64}."""
   flat: dict[str, Any] = {}
   for key, value in tree.items():
-    flat |= _flatten(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+    flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
   return flat
