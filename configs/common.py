@@ -144,7 +144,7 @@ def stage2_options(name: str, hidden: int) -> dict[str, Any]:
       'width': 'centre',
       'width_scale': 0.5,
       'normalisation': 'layer',
-      'centres_init': 'normal',
+      'centres_init': 'tokens',  # of the first batch
       'coefficients_scale': 0.1,  # blocks start close to stage 1 alone, and learn faster
       'form': 'blocks',  # of the sums over the centres: blocks (of points), pallas (fused kernels)
     },
