@@ -5,9 +5,11 @@ import pathlib
 import statistics
 from typing import Any
 
+from configs.common import make_config
 from hbf.analysis.dead_units import table as dead_units
 from hbf.comparison.grid import Grid
 from hbf.comparison.table import markdown, read_rows
+from hbf.markdown import table
 from hbf.training.workdir import flatten
 from hbf.training.writers import read_metrics
 
@@ -33,7 +35,11 @@ def search(name: str) -> str:
   With a seed every run sees the same batches, so training losses of equal steps compare well.
   """
   folder = ROOT / name
-  base = flatten(json.loads((folder / 'base-0' / 'config.json').read_text()))
+  # What a change is a change of: the search's start, or ViT's; options that came later were at their defaults.
+  bases = {
+    model: flatten(make_config(f'model={model}', {}).to_dict()) | flatten(json.loads(path.read_text()))
+    for model, path in (('hyperbf', folder / 'base-0' / 'config.json'), ('vit', folder / 'vit-0' / 'config.json'))
+  }
   header = (
     'model',
     'change',
@@ -49,10 +55,12 @@ def search(name: str) -> str:
     means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
     last = [line for line in lines if line['split'] == 'validation'][-1:] if means[-1] else []
     held_out = [f'{line["nll"]:.3f}' for line in last], [f'{line["accuracy"]:.2f}' for line in last]
+    base = bases.get(config['model.name'], bases['hyperbf'])
     rows.append((*_change(config, base), str(config['seed']), *means, *(''.join(cell) for cell in held_out)))
   rows.sort(key=lambda row: (row[2], row[3]))
   full = [i for i in range(len(header)) if any(row[i] for row in rows)]
-  return _rows([tuple(row[i] for i in full) for row in [header, ('---',) * len(header), *rows]])
+  header, *rows = [tuple(row[i] for i in full) for row in [header, *rows]]
+  return table(header, rows)
 
 
 def _mean(values: list[float]) -> str:
@@ -62,9 +70,8 @@ def _mean(values: list[float]) -> str:
 def benchmark(name: str, columns: tuple[str, ...]) -> str:
   """These columns of a benchmark's rows, and where they were measured."""
   measured = json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text())
-  rows = [columns, ('---',) * len(columns)]
-  rows += [tuple(_cell(row[column]) for column in columns) for row in measured['rows']]
-  return f'{measured["title"]}; {measured["device"]}:\n\n{_rows(rows)}'
+  rows = [tuple(_cell(row[column]) for column in columns) for row in measured['rows']]
+  return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'
 
 
 def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
@@ -76,10 +83,6 @@ def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
 
 def _cell(value: object) -> str:
   return f'{value:,.3g}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else str(value)
-
-
-def _rows(rows: list[tuple[str, ...]]) -> str:
-  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in rows)
 
 
 def main() -> None:

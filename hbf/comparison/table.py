@@ -11,6 +11,7 @@ import numpy as np
 from hbf.comparison.grid import Arm, Grid
 from hbf.comparison.runs import failure
 from hbf.comparison.statistics import Interval, over_examples, over_seeds
+from hbf.markdown import table
 from hbf.training.workdir import read_predictions
 
 Results = dict[int, dict[str, Any]]  # result.json by seed
@@ -89,9 +90,8 @@ def markdown(rows: list[Row]) -> str:
   for group in dict.fromkeys(row.group for row in rows):
     of_group = [row for row in rows if row.group == group]
     columns = [i for i, name in enumerate(HEADER) if name != 'published' or any(row.published for row in of_group)]
-    lines = [HEADER, ('---',) * len(HEADER), *map(_cells, of_group)]
-    table = '\n'.join('| ' + ' | '.join(line[i] for i in columns) + ' |' for line in lines)
-    parts += [_title(group, of_group), table]
+    header, *cells = (tuple(line[i] for i in columns) for line in (HEADER, *map(_cells, of_group)))
+    parts += [_title(group, of_group), table(header, cells)]
   missing = [f'- {row.group} {row.label}, seed {seed}: {why}' for row in rows for seed, why in row.failed.items()]
   return '\n\n'.join(parts + (['Without a result:\n\n' + '\n'.join(missing)] if missing else [])) + '\n'
 
