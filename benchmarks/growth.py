@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from benchmarks.common import Thunk, alternate, compiled, parser, report
 from benchmarks.models import make_trainer
 from configs.common import stage1_options, stage2_options
-from hbf.nn.registry import MODELS, STAGE1, STAGE2
+from hbf.nn.registry import make_stages, stage_names
 from hbf.training.machine import keep_freed_memory
 
 SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,32', 'depths': '1,2,4'}
@@ -41,6 +41,7 @@ def main() -> None:
   flags = parser(__doc__)
   flags.set_defaults(rounds=3)
   flags.add_argument('--parts', default='stage1,stage2,step')
+  flags.add_argument('--models', default='hyperbf,vit', type=lambda text: text.split(','), help='and their stages')
   for name, sizes in SIZES.items():
     flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
   flags.add_argument('--tokens', type=int, default=4096, help='in all, of stage 1; a quarter of them for stage 2')
@@ -56,25 +57,28 @@ def main() -> None:
 
 def stage1(options: argparse.Namespace) -> Iterator[Case]:
   """Attention, by the number of tokens that attend to one another."""
-  for name, _ in MODELS.values():
+  for name in dict.fromkeys(stage_names(model)[0] for model in options.models):
     for length in options.lengths:
-      module = STAGE1[name](heads=options.heads, **stage1_options(name))
+      module = make_stages(f'{name}+none', options.heads, stage1_options(name, 4 * options.width), {})[0]()
       call = stage(module, (max(options.tokens // length, 1), length, options.width))
       yield Case(f'stage 1, {name}', 'tokens', length, *call)
 
 
 def stage2(options: argparse.Namespace) -> Iterator[Case]:
   """The unit or MLP, by its centres or hidden units."""
-  for _, name in MODELS.values():
+  for name in dict.fromkeys(stage_names(model)[1] for model in options.models):
     for units in options.units:
-      call = stage(STAGE2[name](**stage2_options(name, units)), (1, options.tokens // 4, options.width))
+      make = make_stages(f'identity+{name}', 0, {}, stage2_options(name, units))[1]
+      if make is None:
+        continue
+      call = stage(make(), (1, options.tokens // 4, options.width))
       yield Case(f'stage 2, {name}', 'units', units, *call)
 
 
 def steps(options: argparse.Namespace) -> Iterator[Case]:
   """Whole train steps, by the batch at the greatest depth and by the depth at the smallest batch."""
   width, batch, depth = options.width, min(options.batches), max(options.depths)
-  for model in MODELS:
+  for model in options.models:
     sizes = [('batch', b, depth) for b in options.batches] + [('depth', batch, d) for d in options.depths]
     trainers = {(b, d): make_trainer(model, width, d, options.heads, 4 * width, b) for _, b, d in sizes}
     for varied, b, d in sizes:

@@ -11,8 +11,16 @@ from ml_collections import ConfigDict
 from hbf.errors import UserError, choose
 from hbf.nn.registry import stage_names
 
-# Width, blocks and heads of the usual vision transformers (Touvron et al. 2021, Table 1).
-SIZES = {'tiny': (192, 12, 3), 'small': (384, 12, 6), 'base': (768, 12, 12)}
+# Width, blocks, heads and hidden units of the usual vision transformers (Touvron et al. 2021, Table 1).
+SIZES = {'tiny': (192, 12, 3, 768), 'small': (384, 12, 6, 1536), 'base': (768, 12, 12, 3072)}
+# Those of models with sizes of their own: Liu et al. 2021, Table 1 (d_ffn is twice `hidden`); Tolstikhin et al. 2021,
+# Table 1. They have no heads.
+GMLP_SIZES = {'tiny': (128, 30, 1, 384), 'small': (256, 30, 1, 768), 'base': (512, 30, 1, 1536)}
+SIZES_OF = {
+  'gmlp': GMLP_SIZES,
+  'amlp': GMLP_SIZES,
+  'mixer': {'small': (512, 8, 1, 2048), 'base': (768, 12, 1, 3072)},
+}
 
 
 def memo() -> ConfigDict:
@@ -45,26 +53,30 @@ def defaults() -> ConfigDict:
   config = ConfigDict()
   config.recipe = ''
   config.seed = 0
+  config.init_from = ''  # file of weights of Google's, timm's or the authors' code to start from; '': fresh ones
 
   config.model = ConfigDict()
-  config.model.name = ''  # hyperbf, vit, or any pair as STAGE1+STAGE2, such as softmax+hyperbf
+  config.model.name = ''  # a name in hbf/nn/registry.py, or any pair as STAGE1+STAGE2, such as softmax+hyperbf
   config.model.width = 0
   config.model.depth = 0
-  config.model.heads = 0  # of stage 1
+  config.model.heads = 0  # of stage 1, if it has heads
   config.model.patch = 4  # pixels
   config.model.pool = 'cls'  # cls, mean
-  config.model.positions = 'learned'  # learned, sincos2d
+  config.model.positions = 'learned'  # learned, sincos2d, none
   config.model.dropout = 0.0
   config.model.dtype = 'float32'  # of the products: float32, bfloat16
   config.model.norm_epsilon = 1e-6  # added to the variance in each LayerNorm
   config.model.scan_layers = False  # loop over one block: a program that doesn't grow with depth; slower on a CPU
+  config.model.parallel = False  # both stages read the block's input
+  config.model.layer_scale = 0.0  # start of a learned factor on each channel of each stage's output; 0: none
+  config.model.drop_path = 0.0  # stochastic depth: rate in the last block, linear from 0 in the first
   config.model.remat = False  # compute blocks again in the backward pass: less memory; on a CPU only if scanned
 
   config.data = ConfigDict()
   config.data.name = ''
   config.data.dir = '~/tensorflow_datasets'  # where TFDS data lie, prepared; a bucket works too
   config.data.root = ''  # image_folder: the folder with train/CLASS/* and test/CLASS/*
-  config.data.image_size = 0  # image_folder: images are resized to this square
+  config.data.image_size = 0  # images are resized to this square; 0: as stored
   config.data.download = False  # may fetch the official archive
   config.data.input = 'auto'  # device (whole set in device memory), stream (Grain), auto (by size)
   config.data.resident_bytes = 2_000_000_000  # auto: larger sets are streamed
@@ -110,10 +122,10 @@ def defaults() -> ConfigDict:
   return config
 
 
-def stage1_options(name: str) -> dict[str, Any]:
-  """Options of every stage 1."""
+def stage1_options(name: str, hidden: int) -> dict[str, Any]:
+  """Options of every stage 1 that has any; one that does both stages' work is about as large as attention and MLP."""
   options: dict[str, dict[str, Any]] = {
-    'softmax': {},
+    'softmax': {'qk_norm': 'none', 'qkv_bias': False},
     'hyperbf': {
       'kernel': 'gaussian',
       'metric': 'identity',  # the projections of queries and keys are a full metric already
@@ -123,18 +135,23 @@ def stage1_options(name: str) -> dict[str, Any]:
       'qk_norm': 'none',
       'memory': 0,
     },
+    # 64 random features a head, if `features` asks for random ones.
+    'linear': {'features': 'elu', 'rank': 64, 'normaliser': 'sum', 'causal': False},
+    'gmlp': {'hidden': hidden, 'gate': 'split', 'attention': 0, 'activation': 'gelu', 'norm_epsilon': 1e-6},
+    'token_mlp': {'hidden': hidden // 8, 'activation': 'gelu'},  # Mixer's D/2 for 4D in stage 2
+    'pooling': {'window': 3},
   }
-  return options[name]
+  return options.get(name, {})
 
 
 def stage2_options(name: str, hidden: int) -> dict[str, Any]:
-  """Options of every stage 2, sized so that the models have the parameters of a ViT with `hidden` units.
+  """Options of every stage 2 that has any, sized so that the models have the parameters of a ViT with `hidden` units.
 
   An MLP unit costs 2D + 1 parameters, a centre with its width as many; the unit's diagonal metric adds D, half a
   centre.
   """
   options: dict[str, dict[str, Any]] = {
-    'mlp': {'hidden': hidden, 'activation': 'relu'},
+    'mlp': {'hidden': hidden, 'activation': 'relu', 'output_scale': 1.0},
     'hyperbf': {
       'centres': hidden,
       'heads': 1,
@@ -146,10 +163,28 @@ def stage2_options(name: str, hidden: int) -> dict[str, Any]:
       'normalisation': 'layer',
       'centres_init': 'tokens',  # of the first batch
       'coefficients_scale': 0.1,  # blocks start close to stage 1 alone, and learn faster
+      'nearest': 0,  # centres that respond to a token; 0: all
+      'nested': False,  # train so that any number of the first centres works
       'form': 'blocks',  # of the sums over the centres: blocks (of points), pallas (fused kernels)
     },
   }
-  return options[name]
+  return options.get(name, {})
+
+
+def named_options(name: str, hidden: int) -> dict[str, Any]:
+  """What a named model sets of the `model` part, beside its two stages."""
+  # As published: no class token, and what mixes the tokens knows their places.
+  patches_only = {'pool': 'mean', 'positions': 'none'}
+  options: dict[str, dict[str, Any]] = {
+    'unified': {'stage1': {'memory': hidden}},
+    'gmlp': patches_only,
+    'amlp': {**patches_only, 'stage1': {'attention': 64}},
+    'mixer': {**patches_only, 'stage2': {'activation': 'gelu'}},
+    # A class token would see no patch, or not be one.
+    'pooling': {'pool': 'mean'},
+    'identity': {'pool': 'mean'},
+  }
+  return options.get(name, {})
 
 
 def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
@@ -179,13 +214,14 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   hidden = config.hidden
   del config.hidden
   if given['size']:
-    width, depth, heads = choose('size', given['size'], SIZES)
+    sizes = SIZES_OF.get(given['model'], SIZES)
+    width, depth, heads, hidden = choose(f'size of {given["model"]}', given['size'], sizes)
     config.model.update(width=width, depth=depth, heads=heads)
-    hidden = 4 * width
   # Adam moves every number by about the learning rate. Centres start at size 1, the weights of an MLP at 1/√D: the
   # same relative steps need √D times the rate.
   config.optimizer.centre_rate = config.model.width**0.5
   stage1, stage2 = stage_names(config.model.name)
-  config.model.stage1 = ConfigDict(stage1_options(stage1))
+  config.model.stage1 = ConfigDict(stage1_options(stage1, hidden))
   config.model.stage2 = ConfigDict(stage2_options(stage2, hidden))
+  config.model.update(named_options(config.model.name, hidden))
   return config.lock()

@@ -15,7 +15,7 @@ import pytest
 
 from configs import digits
 from hbf.data.prepare import prepare
-from hbf.nn.registry import size_option
+from hbf.models.matching import units_of
 
 
 @pytest.fixture(scope='session')
@@ -37,7 +37,7 @@ def toy(digits_dir):
         'model.width': 16,
         'model.depth': 1,
         'model.heads': 2,
-        f'model.stage2.{size_option(config.model.name)}': 12,
+        **{f'model.{option}': 12 for option in units_of(config.model)},
         'data.dir': str(digits_dir),
         'train.epochs': 1.0,
         'evaluate.every': '1epoch',

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from hbf.data.datasets import Dataset
 from hbf.errors import UserError
-from hbf.nn.registry import size_option
+from hbf.models.matching import units_of
+from hbf.nn.registry import MODELS
 from hbf.training import experiment
 from hbf.training.loop import train
 
@@ -46,14 +47,14 @@ def shipped(name, arguments):
 
 
 SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vit') for recipe in ('memo', 'small')]
-PAIRS = [('cifar10', model, 'small') for model in ('softmax+hyperbf', 'hyperbf+mlp')]
+OTHERS = [('cifar10', model, 'small') for model in (*MODELS, 'softmax+hyperbf') if model not in ('hyperbf', 'vit')]
 
 
-@pytest.mark.parametrize(('name', 'model', 'recipe'), SHIPPED + PAIRS)
+@pytest.mark.parametrize(('name', 'model', 'recipe'), SHIPPED + OTHERS)
 def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
   config = shipped(name, f'model={model},recipe={recipe}')
   config.model.update(width=16, depth=1, heads=2)
-  config.model.stage2[size_option(model)] = 8
+  config.model.update_from_flattened_dict(dict.fromkeys(units_of(config.model), 8))
   config.train.update(batch_size=32, epochs=0.5)
   result = train(config, tmp_path / 'run', QUIET)
   assert result['n'] == 64

@@ -27,12 +27,13 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from configs import digits
+from hbf import markdown
 from hbf.analysis.units import Units, observe
 from hbf.data.augment import normalise
 from hbf.errors import UserError
-from hbf.interop.workdir import write
 from hbf.training.evaluate import restore
 from hbf.training.experiment import Experiment, prepare
+from hbf.training.imported import write
 from hbf.training.loop import train
 from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
 from hbf.training.state import init_state
@@ -138,11 +139,11 @@ def _figures(units: Units) -> dict[str, Any]:
 def table(measured: dict[str, Any]) -> str:
   """Markdown; of each figure the range over the blocks, at init → after training."""
   header = ('stage 2', *(name for _, name in FIGURES), 'test accuracy, %')
-  rows = [header, ('---',) * len(header)]
+  rows = []
   for row in measured['rows']:
     figures = [f'{_range(row["init"][name])} → {_range(row["trained"][name])}' for name, _ in FIGURES]
     rows.append((row['setting'], *figures, f'{row["accuracy"]:.1f}'))
-  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in rows)
+  return markdown.table(header, rows)
 
 
 def _range(values: Sequence[float]) -> str:

@@ -11,8 +11,7 @@ from ml_collections import ConfigDict
 
 from hbf.cli import read_config
 from hbf.errors import UserError
-from hbf.models.matching import TOLERANCE, match_parameters
-from hbf.nn.registry import size_option
+from hbf.models.matching import TOLERANCE, match_parameters, units_of
 from hbf.training.experiment import make_plan
 from hbf.training.workdir import differences, write_json
 
@@ -92,7 +91,7 @@ def make_grid(
     arms: 'MODEL' or 'LABEL: MODEL key=value …', keys as after --config.
     overrides: '--config.KEY=VALUE' for all arms.
     seeds: different integers.
-    match: give each arm the parameters of its group's first, to within 1%, through the units of its stage 2; arms
+    match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
       that come as close with the units they have keep them.
     published: accuracies in percent by 'group/label'.
 
@@ -166,10 +165,10 @@ def _checked(arms: Sequence[Arm], match: bool) -> list[Arm]:
     plan = make_plan(config)
     budget = budget or plan.parameters
     if match and abs(plan.parameters - budget) > TOLERANCE * budget:
-      option, dataset = size_option(config.model.name), plan.dataset
+      dataset = plan.dataset
       matched = match_parameters(config.model, budget, dataset.image_shape, len(dataset.classes))
-      units = matched.stage2[option]
-      arm = dataclasses.replace(arm, arguments=(*arm.arguments, f'--config.model.stage2.{option}={units}'))
+      units = (f'--config.model.{option}={count}' for option, count in units_of(matched).items())
+      arm = dataclasses.replace(arm, arguments=(*arm.arguments, *units))
     result.append(arm)
   return result
 

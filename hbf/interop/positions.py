@@ -1,60 +1,58 @@
-"""Positions learned on one grid of patches for images of another size, interpolated as the authors' code does."""
+"""Positions learned on one grid of patches, for images of another size."""
+
+import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from hbf.errors import UserError
 from hbf.models.classifier import ImageClassifier
+
+# Positions [rows · columns, D] from those of a square grid [grid², D], and rows and columns.
+Resize = Callable[[jax.Array, int, int], jax.Array]
 
 
 class AnySizeClassifier(ImageClassifier):
-  """A classifier for images of any size: its positions are interpolated to their patches at every call.
-
-  The authors' networks do so. As published theirs are made for 224×224 images, have the positions of 56×56 patches,
-  and are trained on images of 32×32.
+  """A classifier for images of any size: its positions are resized to their patches at every call.
 
   Attributes:
     grid: rows, and columns, of the patches that have positions.
+    resize: how; each code has its own rule.
   """
 
   grid: int = 0
+  resize: Resize | None = None
 
   def _positions(self, rows: int, columns: int) -> jax.Array:
     """Positions of the patches, row by row: [rows · columns, D]."""
-    shape = (self.grid**2, self.width)
-    learned = self.param('positions', nn.initializers.normal(0.02), shape)
-    return jnp.asarray(interpolate(learned, rows, columns)).astype(self.dtype)
+    assert self.resize is not None
+    learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
+    return jnp.asarray(self.resize(learned, rows, columns)).astype(self.dtype)
 
 
-def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
-  """Positions [rows · columns, D] from those of a square grid, [grid², D], by cubic convolution.
+def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
+  """Positions [rows · columns, D] from those of a square grid, [grid², D]: cubic, smoothed where they become fewer.
 
-  As DINO's vision transformer, from which the authors have theirs, a tenth of a patch is added to the size asked for,
-  and a grid that is right already is left alone.
+  It is timm's rule, PyTorch's interpolate(mode='bicubic', antialias=True): Keys' cubic convolution with a = −1/2.
+  Google's code takes linear samples between the outermost points (scipy's zoom of order 1), which skips positions
+  where they become fewer.
   """
-  grid = round(len(positions) ** 0.5)
+  grid = square_side(len(positions))
   if rows == columns == grid:
     return positions
-  square = positions.reshape(grid, grid, -1)
-  down, across = (jnp.asarray(cubic_weights(grid, n), jnp.float32) for n in (rows, columns))
-  resized = jnp.einsum('ri,cj,ijd->rcd', down, across, square, precision=jax.lax.Precision.HIGHEST)
-  return resized.reshape(rows * columns, -1)
+  square = jnp.reshape(positions, (grid, grid, -1))
+  return jax.image.resize(square, (rows, columns, square.shape[-1]), 'cubic').reshape(rows * columns, -1)
 
 
-def cubic_weights(old: int, new: int) -> np.ndarray:
-  """What each of `new` points takes of `old` ones: [new, old], rows of sum 1.
+def square_side(patches: int) -> int:
+  """Rows, and columns, of a square of patches.
 
-  Cubic convolution (Keys 1981, eq. 4, with a = −3/4), points at the centres of their cells, and beyond the edge the
-  outermost point once more: PyTorch's interpolate(mode='bicubic') with scale_factor (new + 0.1) / old.
+  Raises:
+    UserError: so many don't form a square.
   """
-  a = -0.75
-  weights = np.zeros((new, old))
-  at = (np.arange(new) + 0.5) * old / (new + 0.1) - 0.5
-  for tap in range(-1, 3):
-    point = np.floor(at) + tap
-    x = np.abs(at - point)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((x - 5) * x + 8) * x * a - 4 * a
-    np.add.at(weights, (np.arange(new), np.clip(point, 0, old - 1).astype(int)), np.where(x <= 1, near, far))
-  return weights
+  side = math.isqrt(max(patches, 0))
+  if side < 1 or side * side != patches:
+    raise UserError(f'its positions are those of {patches} patches, which form no square')
+  return side

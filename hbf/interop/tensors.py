@@ -12,7 +12,7 @@ from hbf.interop import pth
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The tensors of a file, by name.
+  """The tensors of a file, by name; without the 'module.' that PyTorch puts before all names on several devices.
 
   Raises:
     UserError: there is no such file, its ending isn't known, or it holds something else than tensors by name.
@@ -21,9 +21,12 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   if not path.is_file():
     raise UserError(f'{path} is not there: give a {", ".join(READERS)} file')
   try:
-    return reader(path)
+    found = reader(path)
   except UserError as error:
     raise UserError(f'{path} can not be read: {error}') from error
+  if all(name.startswith('module.') for name in found):
+    return {name.removeprefix('module.'): tensor for name, tensor in found.items()}
+  return found
 
 
 def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
   Raises:
     UserError: unknown model, option or dtype. What only shapes tell is found by `abstract_params`.
   """
-  stage1, stage2 = make_stages(config.name, {'heads': config.heads, **config.stage1}, config.stage2)
+  stage1, stage2 = make_stages(config.name, config.heads, config.stage1, config.stage2)
   return ImageClassifier(
     classes=classes,
     width=config.width,
@@ -34,6 +34,9 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
     norm_epsilon=config.norm_epsilon,
     scan_layers=config.scan_layers,
     remat=config.remat,
+    parallel=config.parallel,
+    layer_scale=config.layer_scale,
+    drop_path=config.drop_path,
   )
 
 

@@ -1,6 +1,7 @@
 """Image classifier: patches, homogeneous blocks, a linear head."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -22,7 +23,7 @@ class ImageClassifier(nn.Module):
     depth: number of blocks.
     patch: side of a square patch in pixels; it must divide the image's height and width.
     pool: 'cls' (a class token is read out) or 'mean' (of the patches).
-    positions: 'learned' or 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4).
+    positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
     dropout: rate, after the embedding and each stage.
     stage1: constructor, see `hbf.nn.registry.make_stages`.
     stage2: constructor.
@@ -31,6 +32,9 @@ class ImageClassifier(nn.Module):
     scan_layers: loop over one block instead of writing all of them into the program. The parameters are the same, but
       dropout draws other numbers, and intermediates can't be captured.
     remat: compute what a block holds once more in the backward pass instead of keeping it.
+    parallel: both stages of a block read its input, see `hbf.nn.block.Block`.
+    layer_scale: where the factors on the stages' outputs start; 0: there are none.
+    drop_path: stochastic depth: rate of the last block, growing linearly from 0 in the first.
   """
 
   classes: int
@@ -41,11 +45,14 @@ class ImageClassifier(nn.Module):
   positions: str
   dropout: float
   stage1: Stage
-  stage2: Stage
+  stage2: Stage | None
   dtype: Any = jnp.float32
   norm_epsilon: float = 1e-6
   scan_layers: bool = False
   remat: bool = False
+  parallel: bool = False
+  layer_scale: float = 0.0
+  drop_path: float = 0.0
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -74,29 +81,43 @@ class ImageClassifier(nn.Module):
   def _blocks(self, tokens: jax.Array, train: bool) -> jax.Array:
     """Takes tokens [B, N, D] through block0, block1, …"""
     kind = nn.remat(Block, prevent_cse=not self.scan_layers, static_argnums=(2,)) if self.remat else Block
-    make = functools.partial(kind, self.stage1, self.stage2, self.dropout, self.dtype, self.norm_epsilon)
+    make = functools.partial(
+      kind,
+      self.stage1,
+      self.stage2,
+      self.dropout,
+      self.dtype,
+      self.norm_epsilon,
+      self.parallel,
+      self.layer_scale,
+    )
+    if not 0 <= self.drop_path < 1:
+      raise UserError(f'model.drop_path is a rate from 0 to below 1: it is {self.drop_path}')
+    rates = jnp.linspace(0, self.drop_path, self.depth) if self.drop_path else [None] * self.depth
     # At init, parameters depend on the tokens that reach their block.
     if self.is_initializing() or not self.scan_layers:
       for i in range(self.depth):
-        tokens = make(name=f'block{i}')(tokens, train)
+        tokens = make(name=f'block{i}')(tokens, train, rates[i])
       return tokens
 
-    def layer(tokens: jax.Array, xs: tuple[Any, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
-      params, rngs = xs
-      return jnp.asarray(make(parent=None).apply({'params': params}, tokens, train, rngs=rngs)), None
+    def layer(tokens: jax.Array, xs: tuple[Any, dict[str, jax.Array], Any]) -> tuple[jax.Array, None]:
+      params, rngs, rate = xs
+      return jnp.asarray(make(parent=None).apply({'params': params}, tokens, train, rate, rngs=rngs)), None
 
     blocks = [self.variables['params'][f'block{i}'] for i in range(self.depth)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
     rngs = {'dropout': jax.random.split(self.make_rng('dropout'), self.depth)} if self.has_rng('dropout') else {}
-    return jax.lax.scan(layer, tokens, (stacked, rngs))[0]
+    return jax.lax.scan(layer, tokens, (stacked, rngs, rates if self.drop_path else None))[0]
 
   def _positions(self, rows: int, columns: int) -> jax.Array:
     """Positions of the patches, row by row: [rows · columns, D]."""
-    if choose('positions', self.positions, {'learned': True, 'sincos2d': False}):
-      positions = self.param('positions', nn.initializers.normal(0.02), (rows * columns, self.width))
-    else:
-      positions = jnp.asarray(sincos2d(rows, columns, self.width))
-    return positions.astype(self.dtype)
+    shape = (rows * columns, self.width)
+    makers: dict[str, Callable[[], Any]] = {
+      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
+      'sincos2d': lambda: sincos2d(rows, columns, self.width),
+      'none': lambda: np.zeros(shape),
+    }
+    return jnp.asarray(choose('positions', self.positions, makers)(), self.dtype)
 
 
 def to_patches(images: jax.Array, patch: int) -> jax.Array:

@@ -12,7 +12,7 @@ TOLERANCE = 0.01  # of the budget
 def match_parameters(
   config: ConfigDict, budget: int, image_shape: tuple[int, int, int], classes: int, tolerance: float = TOLERANCE
 ) -> ConfigDict:
-  """The model with as many units in stage 2 as bring it closest to a number of parameters.
+  """The model with as many units as bring it closest to a number of parameters.
 
   Args:
     config: the `model` part of a config; it isn't changed.
@@ -22,12 +22,15 @@ def match_parameters(
     tolerance: how far from the budget the model may be, as a part of the budget.
 
   Raises:
-    UserError: no number of units comes that close; the message has the nearest.
+    UserError: no number of units comes that close, and the message has the nearest; or the model has no units.
   """
-  option = size_option(config.name)
+  size = size_option(config.name)
+  if size is None:
+    raise UserError(f'{config.name} has no units to have more or fewer of: compare it as it is, with --nomatch')
+  stage, option = size
 
   def count(units: int) -> int:
-    return count_parameters(build_model(_with_units(config, option, units), classes), image_shape)
+    return count_parameters(build_model(_with_units(config, stage, option, units), classes), image_shape)
 
   # Every unit of a stage costs the same.
   one, two = count(1), count(2)
@@ -35,12 +38,18 @@ def match_parameters(
   if abs(count(units) - budget) > tolerance * budget:
     raise UserError(
       f'{config.name} can not have {budget:,} parameters to within {tolerance:.0%}: it has {count(units):,} with '
-      f'stage2.{option}={units}; choose another width, depth or number of parameters'
+      f'{stage}.{option}={units}; choose another width, depth or number of parameters'
     )
-  return _with_units(config, option, units)
+  return _with_units(config, stage, option, units)
 
 
-def _with_units(config: ConfigDict, option: str, units: int) -> ConfigDict:
+def units_of(config: ConfigDict) -> dict[str, int]:
+  """How many units the `model` part of a config asks for, such as {'stage2.centres': 256}; {} if it has no units."""
+  size = size_option(config.name)
+  return {'.'.join(size): config[size[0]][size[1]]} if size else {}
+
+
+def _with_units(config: ConfigDict, stage: str, option: str, units: int) -> ConfigDict:
   sized = config.copy_and_resolve_references()
-  sized.stage2[option] = units
+  sized[stage][option] = units
   return sized

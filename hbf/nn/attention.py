@@ -6,29 +6,43 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.errors import UserError
+from hbf.errors import UserError, choose
+from hbf.nn.parameters import width_parameter
+
+QK_NORMS = {'none': False, 'unit': True}
 
 
 class SoftmaxAttention(nn.Module):
-  """Multi-head softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1).
+  """Multi-head softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1): 8D² + 4ND operations a token.
 
   Attributes:
     heads: H; the tokens' width D must be divisible by it.
+    qk_norm: 'none', or 'unit': softmax(q·k/τ) of queries and keys of norm 1, with a learned temperature τ a head that
+      starts at 1/√d. It is HyperBF attention of unit-norm queries and keys with σ² = τ (fact 1 of docs/design.md).
+    qkv_bias: whether queries, keys and values have a bias.
     dtype: of the products; parameters are float32.
   """
 
   heads: int
+  qk_norm: str
+  qkv_bias: bool
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    q, k, v = project_qkv(tokens, self.heads, self.dtype)
-    return project_out(jax.nn.dot_product_attention(q, k, v), self.dtype)
+    q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias)
+    scale = None
+    if choose('qk_norm', self.qk_norm, QK_NORMS):
+      width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
+      q, k, scale = (unit(q) / jnp.square(width[:, 0])).astype(q.dtype), unit(k), 1.0
+    return project_out(jax.nn.dot_product_attention(q, k, v, scale=scale), self.dtype)
 
 
-def project_qkv(tokens: jax.Array, heads: int, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Queries, keys and values [B, N, heads, D/heads] from tokens [B, N, D], by one product without bias.
+def project_qkv(
+  tokens: jax.Array, heads: int, dtype: Any, bias: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Queries, keys and values [B, N, heads, D/heads] from tokens [B, N, D], by one product.
 
   Call it from a compact method: it makes the layer `qkv` there.
 
@@ -38,7 +52,7 @@ def project_qkv(tokens: jax.Array, heads: int, dtype: Any) -> tuple[jax.Array, j
   batch, length, width = tokens.shape
   check_heads(width, heads)
   # XLA's CPU backend runs a 2-D product faster than the same product of 3-D tokens.
-  qkv = nn.Dense(3 * width, use_bias=False, dtype=dtype, name='qkv')(tokens.reshape(-1, width))
+  qkv = nn.Dense(3 * width, use_bias=bias, dtype=dtype, name='qkv')(tokens.reshape(-1, width))
   q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, heads, width // heads), 2, 0)
   return q, k, v
 
@@ -48,6 +62,12 @@ def project_out(values: jax.Array, dtype: Any) -> jax.Array:
   batch, length, heads, d = values.shape
   joined = values.reshape(batch * length, heads * d)
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
+
+
+def unit(z: jax.Array) -> jax.Array:
+  """Rows of norm 1, computed in float32."""
+  z32 = z.astype(jnp.float32)
+  return (z32 * jax.lax.rsqrt(jnp.sum(z32 * z32, axis=-1, keepdims=True) + 1e-12)).astype(z.dtype)
 
 
 def check_heads(width: int, heads: int) -> None:

@@ -14,23 +14,44 @@ class Block(nn.Module):
 
   Attributes:
     stage1: makes the module that mixes tokens, [B, N, D] to [B, N, D].
-    stage2: makes the module that works on every token, [B, N, D] to [B, N, D].
+    stage2: makes the module that works on every token, [B, N, D] to [B, N, D]; None: stage 1 does all.
     dropout: rate, on the output of each stage.
     dtype: of the products; parameters are float32.
     norm_epsilon: added to the variance in each LayerNorm.
+    parallel: Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X)) instead (Wang & Komatsuzaki 2021).
+    layer_scale: each stage's output is multiplied by a learned vector that starts here (LayerScale, Touvron et al.
+      2021); 0: it isn't.
   """
 
   stage1: Stage
-  stage2: Stage
+  stage2: Stage | None
   dropout: float
   dtype: Any = jnp.float32
   norm_epsilon: float = 1e-6
+  parallel: bool = False
+  layer_scale: float = 0.0
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, train: bool) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D]; with train=True it needs a 'dropout' key if the rate isn't 0."""
+  def __call__(self, tokens: jax.Array, train: bool, drop_path: jax.Array | None = None) -> jax.Array:
+    """Maps tokens [B, N, D] to [B, N, D].
+
+    Args:
+      tokens: X.
+      train: whether to drop anything; that needs a 'dropout' key.
+      drop_path: rate at which an image goes past a stage (stochastic depth, Huang et al. 2016), or None.
+    """
+    given = tokens
     for name, stage in (('stage1', self.stage1), ('stage2', self.stage2)):
-      normed = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name=f'norm_{name}')(tokens)
-      update = stage(dtype=self.dtype, name=name)(normed)
-      tokens += nn.Dropout(self.dropout, deterministic=not train)(update)
+      if stage is None:
+        continue
+      norm = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name=f'norm_{name}')
+      update = stage(dtype=self.dtype, name=name)(norm(given if self.parallel else tokens))
+      if self.layer_scale:
+        start = nn.initializers.constant(self.layer_scale)
+        update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)
+      update = nn.Dropout(self.dropout, deterministic=not train)(update)
+      if train and drop_path is not None:
+        keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - drop_path, (len(tokens), 1, 1))
+        update *= (keep / (1 - drop_path)).astype(update.dtype)
+      tokens += update
     return tokens

@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
-from hbf.nn.attention import check_heads, project_out, project_qkv
+from hbf.nn.attention import QK_NORMS, check_heads, project_out, project_qkv, unit
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
-from hbf.ops.hyperbf import hyperbf, log_responses, normalise
+from hbf.ops.hyperbf import hyperbf, hyperbf_plain, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
 
 
 class HyperBFAttention(nn.Module):
   """Stage 1 (memo eq. 6): y = Σ K(‖W(q − k)‖² / 2σ²) v / Σ K, per head, keys and values computed from the tokens.
+
+  With many memory tokens it is both stages in one: a HyperBF over the tokens and learned centres together (model
+  unified). A token costs 8D² + 4(N + m)D operations with metric identity.
 
   Attributes:
     heads: H; the tokens' width D must be divisible by it. A head works on d = D/H dimensions.
@@ -37,6 +40,7 @@ class HyperBFAttention(nn.Module):
   qk_norm: str
   memory: int
   dtype: Any = jnp.float32
+  size: ClassVar[str] = 'memory'  # the option that says how large the stage is
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -47,8 +51,8 @@ class HyperBFAttention(nn.Module):
     k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
     d = q.shape[-1]
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
-    if choose('qk_norm', self.qk_norm, {'none': False, 'unit': True}):
-      q, k = _unit(q), _unit(k)
+    if choose('qk_norm', self.qk_norm, QK_NORMS):
+      q, k = unit(q), unit(k)
       variance /= d  # norms are 1 instead of √d
     out = hyperbf(
       q,
@@ -76,7 +80,8 @@ class HyperBFUnit(nn.Module):
   With several heads each is a HyperBF on its own subspace of d = D/H dimensions that writes to all D outputs.
   At init the unit is alive whatever the kernel, metric and width: a gain makes the mean response to the tokens
   seen at initialisation 1 (normalisation none), and coefficients are drawn so that the output's scale is
-  `coefficients_scale`. With the collection 'responses' mutable it hands out R, [H, B N, A].
+  `coefficients_scale`. With the collection 'responses' mutable it hands out R, [H, B N, A]. A token costs 4 A D
+  operations (with one head and a diagonal metric).
 
   Attributes:
     centres: A, for every head.
@@ -90,6 +95,10 @@ class HyperBFUnit(nn.Module):
     normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`.
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).
     coefficients_scale: root mean square of the output at init.
+    nearest: only so many centres respond to a token, those with the greatest K; 0: all.
+    nested: in training a random number of the first centres responds, as often one of 1 to 8 as of 8 to 64, so that
+      any number of them can be taken in the end (`hbf.models.nested`; nested dropout, Rippel et al. 2014). It needs a
+      'dropout' key in training, and must have none otherwise.
     form: how the sums over the centres are computed, see `hbf.ops.hyperbf.hyperbf`.
     dtype: of the products; parameters are float32.
   """
@@ -104,6 +113,8 @@ class HyperBFUnit(nn.Module):
   normalisation: str
   centres_init: str
   coefficients_scale: float
+  nearest: int
+  nested: bool
   form: str
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'centres'  # the option that says how large the stage is
@@ -132,27 +143,38 @@ class HyperBFUnit(nn.Module):
       return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
 
     log_gain = self.param('log_gain', init_log_gain) if self.normalisation == 'none' else 0.0
+    mask = self._mask(log_responses(points, centres, **unit)) if self.nearest or self.nested else None
+
+    def responses() -> jax.Array:
+      return normalise(log_responses(points, centres, **unit), self.normalisation, log_gain, mask)
 
     def init_coefficients(key: jax.Array) -> jax.Array:
-      responses = normalise(log_responses(points, centres, **unit), self.normalisation, log_gain)
-      power = jnp.mean(jnp.sum(responses**2, axis=(0, 2)))
+      power = jnp.mean(jnp.sum(responses() ** 2, axis=(0, 2)))
       return jax.random.normal(key, (self.heads, self.centres, width)) * self.coefficients_scale / jnp.sqrt(power)
 
     coefficients = self.param('coefficients', init_coefficients).astype(points.dtype)
     bias = self.param('bias', nn.initializers.zeros_init(), (width,)).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
-      self.sow(
-        'responses', 'responses', normalise(log_responses(points, centres, **unit), self.normalisation, log_gain)
-      )
-    unit |= {'normalisation': self.normalisation, 'log_gain': log_gain, 'form': self.form}
-    out = hyperbf(points, centres, coefficients, **unit)
+      self.sow('responses', 'responses', responses())
+    unit |= {'normalisation': self.normalisation, 'log_gain': log_gain}
+    if mask is None:
+      out = hyperbf(points, centres, coefficients, **unit, form=self.form)
+    else:
+      out = hyperbf_plain(points, centres, coefficients, **unit, mask=mask)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
-
-def _unit(z: jax.Array) -> jax.Array:
-  """Rows of norm 1, computed in float32."""
-  z32 = z.astype(jnp.float32)
-  return (z32 * jax.lax.rsqrt(jnp.sum(z32 * z32, axis=-1, keepdims=True) + 1e-12)).astype(z.dtype)
+  def _mask(self, log_k: jax.Array) -> jax.Array:
+    """Which centres respond to which points, from log K [H, B N, A]: booleans that broadcast to it."""
+    mask = jnp.ones((1, 1, self.centres), bool)
+    if self.nested and self.has_rng('dropout') and not self.is_initializing():
+      exponent = jax.random.uniform(self.make_rng('dropout'))
+      mask = jnp.arange(self.centres) < self.centres**exponent
+    if self.nearest:
+      if not 1 <= self.nearest <= self.centres:
+        raise UserError(f'stage2.nearest must be from 1 to the {self.centres} centres, or 0 for all: {self.nearest}')
+      log_k = jnp.where(mask, log_k, -jnp.inf)
+      mask &= log_k >= jax.lax.top_k(log_k, self.nearest)[0][..., -1:]
+    return mask
 
 
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:

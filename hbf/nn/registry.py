@@ -9,15 +9,38 @@ import flax.linen as nn
 
 from hbf.errors import UserError, choose
 from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.gmlp import GatedMLP
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
+from hbf.nn.linear_attention import LinearAttention
+from hbf.nn.mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.mlp import MLP
 
-# A stage 2 says in its class attribute `size` which of its options counts its units.
-STAGE1: dict[str, type[nn.Module]] = {'hyperbf': HyperBFAttention, 'softmax': SoftmaxAttention}
-STAGE2: dict[str, type[nn.Module]] = {'hyperbf': HyperBFUnit, 'mlp': MLP}
+# A stage that can have more or fewer units says in its class attribute `size` which of its options counts them.
+STAGE1: dict[str, type[nn.Module]] = {
+  'hyperbf': HyperBFAttention,
+  'softmax': SoftmaxAttention,
+  'linear': LinearAttention,
+  'gmlp': GatedMLP,
+  'token_mlp': TokenMLP,
+  'pooling': AveragePooling,
+  'identity': Identity,
+}
+# After a stage 1 that does both stages' work there is none.
+STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFUnit, 'mlp': MLP, 'none': None}
 
 # Named models: which stages their blocks have. Any other pair is named STAGE1+STAGE2, as in softmax+hyperbf.
-MODELS = {'hyperbf': ('hyperbf', 'hyperbf'), 'vit': ('softmax', 'mlp')}
+# What else a named model sets stands in configs/common.py.
+MODELS = {
+  'hyperbf': ('hyperbf', 'hyperbf'),
+  'unified': ('hyperbf', 'none'),
+  'vit': ('softmax', 'mlp'),
+  'gmlp': ('gmlp', 'none'),
+  'amlp': ('gmlp', 'none'),
+  'mixer': ('token_mlp', 'mlp'),
+  'linear': ('linear', 'mlp'),
+  'pooling': ('pooling', 'mlp'),
+  'identity': ('identity', 'mlp'),
+}
 
 Stage = Callable[..., nn.Module]
 
@@ -36,31 +59,47 @@ def stage_names(model: str) -> tuple[str, str]:
   return first, second
 
 
-def make_stages(model: str, stage1: Mapping[str, Any], stage2: Mapping[str, Any]) -> tuple[Stage, Stage]:
+def make_stages(
+  model: str, heads: int, stage1: Mapping[str, Any], stage2: Mapping[str, Any]
+) -> tuple[Stage, Stage | None]:
   """Constructors of a model's two stages with these options bound; they still take name and dtype.
+
+  Args:
+    model: a name as in `stage_names`.
+    heads: of stage 1, if it has heads.
+    stage1: its other options.
+    stage2: its options.
+
+  Returns:
+    Stage 1 and stage 2, which is None if the model has none.
 
   Raises:
     UserError: unknown model, or options that aren't exactly those of its stages.
   """
   first, second = stage_names(model)
+  shared = {'heads': heads} if 'heads' in options_of(STAGE1[first]) else {}
   return (
-    _bind(f'stage 1 {first!r}', STAGE1[first], stage1),
+    _bind(f'stage 1 {first!r}', STAGE1[first], {**shared, **stage1}),
     _bind(f'stage 2 {second!r}', STAGE2[second], stage2),
   )
 
 
-def size_option(model: str) -> str:
-  """The option that says how many units stage 2 of a model has, such as 'centres' or 'hidden'."""
-  return STAGE2[stage_names(model)[1]].size  # type: ignore[attr-defined]
+def size_option(model: str) -> tuple[str, str] | None:
+  """The option that counts a model's units, such as ('stage2', 'centres'); of stage 1 if there is no stage 2."""
+  first, second = stage_names(model)
+  stage, module = ('stage2', STAGE2[second]) if STAGE2[second] else ('stage1', STAGE1[first])
+  size: str | None = getattr(module, 'size', None)
+  return (stage, size) if size else None
 
 
-def options_of(module: type[nn.Module]) -> tuple[str, ...]:
+def options_of(module: type[nn.Module] | None) -> tuple[str, ...]:
   """The names of the options a stage takes from a config."""
   internal = ('name', 'parent', 'dtype')
-  return tuple(field.name for field in dataclasses.fields(module) if field.name not in internal)  # type: ignore[arg-type]
+  fields = dataclasses.fields(module) if module else ()  # type: ignore[arg-type]
+  return tuple(field.name for field in fields if field.name not in internal)
 
 
-def _bind(what: str, module: type[nn.Module], options: Mapping[str, Any]) -> Stage:
+def _bind(what: str, module: Any, options: Mapping[str, Any]) -> Any:
   known = {name: name for name in options_of(module)}
   for option in options:
     choose(f'option of {what}', option, known)
@@ -68,4 +107,4 @@ def _bind(what: str, module: type[nn.Module], options: Mapping[str, Any]) -> Sta
     raise UserError(
       f'{what} needs the options {", ".join(missing)}: pick the model in the config argument, model=NAME'
     )
-  return functools.partial(module, **options)
+  return functools.partial(module, **options) if module else None

@@ -1,5 +1,6 @@
 """Checkpoints with Orbax: asynchronous, atomic, the latest ones and the best."""
 
+import contextlib
 import pathlib
 from typing import Any
 
@@ -91,6 +92,14 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def has_checkpoint(folder: pathlib.Path) -> bool:
+  """Whether a complete checkpoint lies in the folder, which needn't be there."""
+  if not folder.is_dir():
+    return False
+  with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
+    return checkpoints.latest is not None
 
 
 def _accuracy(metrics: dict[str, float]) -> float:

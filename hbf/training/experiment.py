@@ -18,6 +18,7 @@ from hbf.evaluation.evaluator import Evaluator
 from hbf.models.build import build_model, count_parameters, flops_per_image
 from hbf.models.classifier import ImageClassifier
 from hbf.training.durations import Clock, Every
+from hbf.training.initial import Initial, read_initial
 from hbf.training.optimizer import make_optimizer, make_schedule
 from hbf.training.sharding import batch_sharding, check_batch_size, make_mesh, state_sharding
 from hbf.training.state import Objective
@@ -37,6 +38,7 @@ class Plan:
     due: by event (log, evaluate, checkpoint): at which steps.
     schedule: learning rate by step.
     optimizer: the gradient transformation.
+    initial: parameters to start from; None: fresh ones, or those of a run that is resumed.
   """
 
   config: ConfigDict
@@ -48,6 +50,7 @@ class Plan:
   due: Mapping[str, Every]
   schedule: optax.Schedule
   optimizer: optax.GradientTransformation
+  initial: Initial | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +76,12 @@ class Experiment(Plan):
   flops_per_image: int
 
 
-def make_plan(config: ConfigDict) -> Plan:
+def make_plan(config: ConfigDict, resumed: bool = False) -> Plan:
   """Checks all of a config that can be checked without images and devices.
+
+  Args:
+    config: of the run.
+    resumed: whether the run goes on from a checkpoint, so that it doesn't need the file of `init_from`.
 
   Raises:
     UserError: something in the config is wrong, or the data set isn't there.
@@ -92,18 +99,19 @@ def make_plan(config: ConfigDict) -> Plan:
   due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
-  return Plan(config, dataset, splits, model, parameters, clock, due, schedule, optimizer)
+  initial = read_initial(config, model, dataset) if config.init_from and not resumed else None
+  return Plan(config, dataset, splits, model, parameters, clock, due, schedule, optimizer, initial)
 
 
-def prepare(config: ConfigDict) -> Experiment:
-  """Builds and checks everything.
+def prepare(config: ConfigDict, resumed: bool = False) -> Experiment:
+  """Builds and checks everything; arguments as those of `make_plan`.
 
   Raises:
     UserError: something in the config or the data is wrong.
   """
   mesh = make_mesh()
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
-  plan = make_plan(config)
+  plan = make_plan(config, resumed)
   inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
   config = with_statistics(config, inputs['train'])
   return Experiment(

@@ -5,7 +5,7 @@ import json
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.data.inputs import Batch, Resident
-from hbf.nn.registry import size_option
-from hbf.training.checkpoints import Checkpoints
+from hbf.models.matching import units_of
+from hbf.training.checkpoints import Checkpoints, has_checkpoint
 from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.reporter import Reporter, check_finite
@@ -41,7 +41,7 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
   Raises:
     UserError: something is wrong with the config, the data or the workdir.
   """
-  experiment = prepare(config)
+  experiment = prepare(config, resumed=has_checkpoint(workdir / 'checkpoints'))
   with locked(workdir):
     claim(workdir, experiment.config)
     result_path = workdir / 'result.json'
@@ -70,12 +70,12 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
 
 def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
   config, sizes = experiment.config, {name: len(split) for name, split in experiment.inputs.items()}
-  stage2, resident = config.model.stage2, experiment.inputs['train'].resident
-  size = size_option(config.model.name)
+  resident = experiment.inputs['train'].resident
+  units = ''.join(f', {option} {count}' for option, count in units_of(config.model).items())
   lines = (
     f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
     f'{len(experiment.dataset.classes)} classes; {"device-resident" if resident else "streaming"} input',
-    f'{config.model.name}: {experiment.parameters:,} parameters ({size} {stage2[size]} in each stage 2), '
+    f'{config.model.name}: {experiment.parameters:,} parameters{units}, '
     f'{experiment.flops_per_image / 1e6:,.1f} MFLOP an image',
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name()}; workdir {workdir}',
   )
@@ -87,18 +87,21 @@ def _start(
   experiment: Experiment, first: Batch, checkpoints: Checkpoints, console: Console
 ) -> tuple[TrainState, int]:
   """The newest checkpoint's state and step, or a fresh state, made with the first batch, and 0."""
-  resident = experiment.inputs['train'].resident
+  resident, initial = experiment.inputs['train'].resident, experiment.initial
+  given = initial.params if initial else {}
 
-  def init(resident: Resident, stack: Batch) -> TrainState:
+  def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
     batch = jax.tree.map(lambda z: z[0], stack)
-    return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch)
+    return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch, given)
 
-  shapes = jax.eval_shape(init, resident, first)
+  shapes = jax.eval_shape(init, resident, first, given)
   if (step := checkpoints.latest) is not None:
     console.print(f'goes on after step {step}')
     return checkpoints.restore(step, with_sharding(shapes, experiment.mesh)), step
+  if initial:
+    console.print(f'starts from {initial.source}', highlight=False)
   shardings = state_sharding(experiment.mesh, shapes)
-  return jax.jit(init, out_shardings=shardings)(resident, first), 0
+  return jax.jit(init, out_shardings=shardings)(resident, first, given), 0
 
 
 def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:

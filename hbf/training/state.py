@@ -1,7 +1,7 @@
 """Everything a run has to remember, and the step that changes it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -69,10 +69,14 @@ def init_state(
   objective: Objective,
   resident: Resident,
   batch: Batch,
+  given: Mapping[str, Any] | None = None,
 ) -> TrainState:
-  """The state before the first step; parameters may depend on the batch (centres, gains). Run it inside jit."""
+  """The state before the first step. Run it inside jit.
+
+  Fresh parameters may depend on the batch (centres, gains); `given` ones, by their first name, take their place.
+  """
   images = normalise(gather(resident, batch)['image'], objective.mean, objective.std)
-  params = model.init(jax.random.key(objective.seed), images, train=False)['params']
+  params = model.init(jax.random.key(objective.seed), images, train=False)['params'] | (given or {})
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros())
 
 

@@ -1,5 +1,6 @@
 """Weights of the authors' public code: their logits from our models, and ours from theirs."""
 
+import functools
 import itertools
 import json
 
@@ -12,9 +13,9 @@ from configs import cifar10
 from hbf.data.datasets import Dataset, load
 from hbf.errors import UserError
 from hbf.interop import authors, tensors
-from hbf.interop.layout import read_layout
-from hbf.interop.positions import interpolate
-from hbf.interop.weights import model_config
+from hbf.interop.authors import __main__ as command
+from hbf.interop.authors.layout import read_layout
+from hbf.interop.authors.positions import interpolate
 from hbf.models.build import build_model
 from hbf.training import experiment
 from hbf.training.evaluate import evaluate_workdir
@@ -43,7 +44,7 @@ def write(path, state_dict):
 
 
 def assert_logits(module, variables, images, expected):
-  found = np.asarray(module.apply(variables, images, train=False))
+  found = np.asarray(jax.jit(functools.partial(module.apply, train=False))(variables, images))
   assert found.dtype == np.float32
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
   assert np.ptp(expected, axis=0).max() > 0.01  # of two images: far more than the tolerance
@@ -90,11 +91,11 @@ def test_interpolated_positions_are_those_of_pytorch():
   np.testing.assert_allclose(interpolate(z[:, None], 2, 4)[:, 0], expected, atol=1e-4)
 
 
-def test_the_model_is_one_that_a_config_can_say():
+@pytest.mark.parametrize(('model', 'optional'), NEWEST, ids=['hyperbf', 'vit'])
+def test_the_model_is_one_that_a_config_can_say(model, optional):
   """And its part of a config has the keys that every config has."""
-  layout = read_layout(published.random_state_dict('hyperbf', OPTIONAL), None)
-  config = model_config(layout)
-  shipped = cifar10.get_config().model
+  config = authors.read(published.random_state_dict(model, optional)).config
+  shipped = cifar10.get_config(f'model={model}').model
   assert set(config) == set(shipped)
   for stage in ('stage1', 'stage2'):
     assert set(config[stage]) == set(shipped[stage])
@@ -127,7 +128,7 @@ def replaced(name, shape):
   ('hyperbf', lambda t: {'conv.weight': t['head.weight']}, ['missing: cls_token', 'unknown: conv.weight']),
   ('hyperbf', lambda t: {}, ['missing: cls_token']),
   ('hyperbf', without(*(f'.{n}' for n in ('M', 'scale', 'beta', 'bias', 'weight', 'centers', 'M_RBF'))), ['missing']),
-  ('hyperbf', replaced('pos_embed', (1, 9, 12)), ['pos_embed has 9 positions']),
+  ('hyperbf', replaced('pos_embed', (1, 9, 12)), ['positions are those of 8 patches']),
   ('hyperbf', lambda t: t | {f'blocks.{i}.attn.M': np.eye(5) for i in (0, 1)}, ['attn.M is 5×5', 'a width of 12']),
 ], ids=lambda z: z if isinstance(z, str) else '')  # fmt: skip
 def test_a_state_dict_of_another_network_is_refused_with_what_is_wrong(tmp_path, model, change, messages):
@@ -256,8 +257,8 @@ def digits_config(tmp_path, digits_dir):
 def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_config, digits_dir, capsys):
   state_dict = for_digits(published.random_state_dict('hyperbf', OPTIONAL, classes=10))  # positions of 3×3 patches
   theirs, workdir, ours = write(tmp_path / 'theirs.pth', state_dict), tmp_path / 'run', tmp_path / 'ours.npz'
-  assert authors.main([str(theirs), f'--workdir={workdir}', f'--config={digits_config}']) == 0
-  assert 'hyperbf: width 12, 2 blocks, 3 heads, 5 centres' in capsys.readouterr().out
+  assert command.main([str(theirs), f'--workdir={workdir}', f'--config={digits_config}']) == 0
+  assert 'Hyper_ViT: width 12, 2 blocks, 3 heads, stage2.centres 5, patch 2, 3×3 positions' in capsys.readouterr().out
 
   result = evaluate_workdir(workdir, 'latest', 'test').result
   assert (result['model'], result['recipe'], result['checkpoint']) == ('hyperbf', 'authors', 0)
@@ -269,7 +270,7 @@ def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_c
   assert result['correct'] == sum(predictions == [source[i][1] for i in range(len(source))])
   assert (config['data']['mean'], config['data']['std']) == ([0.5], [0.25])
 
-  assert authors.main([str(ours), f'--workdir={workdir}', '--export']) == 0
+  assert command.main([str(ours), f'--workdir={workdir}', '--export']) == 0
   expected = published.logits(state_dict, images[:2], HEADS)
   np.testing.assert_allclose(published.logits(tensors.read(ours), images[:2], HEADS), expected, rtol=0, atol=1e-4)
 
@@ -294,11 +295,11 @@ def test_images_are_normalised_as_theirs_were(tmp_path, monkeypatch, name, given
   config.data.update(name=name, mean=given, std=given)
   config.train.batch_size = 8
   theirs = write(tmp_path / 'theirs.npz', published.random_state_dict('vit'))
-  assert '3 heads' in authors.import_workdir(theirs, tmp_path / 'run', config)
+  assert '3 heads' in command.import_workdir(theirs, tmp_path / 'run', config)
   data = json.loads((tmp_path / 'run' / 'config.json').read_text())['data']
   assert data['mean'][0] == mean and len(data['std']) == 3
   with pytest.raises(UserError, match='run exists'):
-    authors.import_workdir(theirs, tmp_path / 'run', config)
+    command.import_workdir(theirs, tmp_path / 'run', config)
 
 
 def test_mistakes_of_the_command_end_in_one_line(tmp_path, digits_config, capsys):
@@ -310,6 +311,6 @@ def test_mistakes_of_the_command_end_in_one_line(tmp_path, digits_config, capsys
     ([tmp_path / 'none.pth', f'--config={digits_config}'], 'none.pth is not there'),
     ([tmp_path / 'ours.npz', '--export'], 'is not the workdir of a run'),
   ):
-    assert authors.main([*map(str, arguments), f'--workdir={workdir}']) == 1
+    assert command.main([*map(str, arguments), f'--workdir={workdir}']) == 1
     assert message in capsys.readouterr().err
     assert not workdir.exists()

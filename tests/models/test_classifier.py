@@ -22,10 +22,11 @@ UNIT = {
   'normalisation': 'layer',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
+  'nearest': 0,
+  'nested': False,
   'form': 'blocks',
 }
 ATTENTION = {
-  'heads': 2,
   'kernel': 'gaussian',
   'metric': 'full',
   'rank': 0,
@@ -34,11 +35,12 @@ ATTENTION = {
   'qk_norm': 'none',
   'memory': 1,
 }
-OPTIONS = {'hyperbf': (ATTENTION, UNIT), 'vit': ({'heads': 2}, {'hidden': 6, 'activation': 'relu'})}
+SOFTMAX, MLP = {'qk_norm': 'none', 'qkv_bias': False}, {'hidden': 6, 'activation': 'relu', 'output_scale': 1.0}
+OPTIONS = {'hyperbf': (ATTENTION, UNIT), 'vit': (SOFTMAX, MLP)}
 
 
 def make_model(name='vit', **changes):
-  stage1, stage2 = make_stages(name, *OPTIONS[name])
+  stage1, stage2 = make_stages(name, 2, *OPTIONS[name])
   start = {'classes': CLASSES, 'width': WIDTH, 'depth': 1, 'patch': PATCH, 'pool': 'mean', 'positions': 'learned'}
   return ImageClassifier(**{**start, 'dropout': 0.0, 'stage1': stage1, 'stage2': stage2, **changes})
 
@@ -286,3 +288,48 @@ def test_unknown_options_name_the_nearest(option, wrong, near):
   model = make_model(**{option: wrong})
   with pytest.raises(UserError, match=f"unknown {option} '{wrong}': did you mean '{near}'"):
     jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), make_images())
+
+
+def test_stochastic_depth_grows_from_no_drop_in_the_first_block_to_its_rate_in_the_last():
+  """Blocks whose two stages add 1 each; what is kept of block i counts 1 / (1 − rate i)."""
+  depth, count = 3, 2000
+  model = make_model(stage1=_Ones, stage2=_Ones, depth=depth, drop_path=0.5, scan_layers=True)
+  params, tokens = random_params(model, make_images()), jnp.zeros((count, 1, WIDTH))
+  out = model.apply({'params': params}, tokens, True, rngs={'dropout': jax.random.key(0)}, method='_blocks')
+  added = np.asarray(out)[:, 0]
+  assert np.ptp(added, axis=-1).max() == 0
+  # 2 of the first block, 4/3 for each of two stages with rate 1/4, 2 for each of two with rate 1/2.
+  possible = {2 + 4 / 3 * second + 2 * third for second in range(3) for third in range(3)}
+  np.testing.assert_allclose(sorted(set(added[:, 0].round(3))), sorted({round(z, 3) for z in possible}), atol=2e-3)
+  np.testing.assert_allclose(added.mean(), 2 * depth, rtol=0.03)
+  evaluated = model.apply({'params': params}, tokens[:1], False, method='_blocks')
+  np.testing.assert_array_equal(evaluated, np.full((1, 1, WIDTH), 2 * depth))
+
+
+def test_stochastic_depth_is_that_of_scanned_blocks_in_unrolled_ones():
+  model, images = make_model(stage1=_Ones, stage2=_Ones, depth=3, drop_path=0.5), make_images((500, 2, 2, 3))
+  params = random_params(model, images)
+  blocks = functools.partial(model.apply, capture_intermediates=lambda m, _: 'block' in (m.name or ''))
+  seen = blocks({'params': params}, images, train=True, rngs={'dropout': jax.random.key(0)})[1]['intermediates']
+  outs = [np.asarray(seen[f'block{i}']['__call__'][0])[:, 0, 0] for i in range(3)]
+  still = blocks({'params': params}, images, train=False)[1]['intermediates']['block0']['__call__'][0]
+  np.testing.assert_array_equal(outs[0], still[:, 0, 0])
+  for i, step in ((1, 4 / 3), (2, 2)):
+    stages = (outs[i] - outs[i - 1]) / step
+    np.testing.assert_allclose(stages, stages.round(), atol=1e-4)
+    assert set(stages.round()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize('rate', [-0.1, 1.0])
+def test_a_rate_of_stochastic_depth_that_is_none_is_refused(rate):
+  with pytest.raises(UserError, match=rf'model\.drop_path is a rate from 0 to below 1: it is {rate}'):
+    make_model(drop_path=rate).init(jax.random.key(0), make_images(), train=False)
+
+
+def test_without_positions_patches_are_only_embedded():
+  none, model, images = make_model(positions='none'), make_model(), make_images()
+  params = random_params(model, images)
+  params['positions'] = np.zeros_like(params['positions'])
+  expected = logits(model, params, images)
+  del params['positions']
+  np.testing.assert_array_equal(logits(none, params, images), expected)

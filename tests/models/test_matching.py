@@ -6,22 +6,30 @@ from ml_collections import ConfigDict
 from configs.common import make_config
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
-from hbf.models.matching import match_parameters
-from hbf.nn.registry import STAGE1, STAGE2, size_option
+from hbf.models.matching import match_parameters, units_of
+from hbf.nn.registry import MODELS, STAGE1, STAGE2, size_option
 
 SHAPE, CLASSES = (32, 32, 3), 10
 # Options that change what a unit costs, by stage 2.
 VARIANTS = {
-  'mlp': [{}],
+  'mlp': [{}, {'activation': 'swiglu'}],
   'hyperbf': [{}, {'metric': 'full'}, {'metric': 'low_rank', 'rank': 3}, {'width': 'layer'}, {'heads': 4}],
 }
-CASES = [(name, variant) for name in STAGE2 for variant in VARIANTS[name]]
+CASES = [(f'{first}+{second}', variant) for first in STAGE1 for second in VARIANTS for variant in VARIANTS[second]]
+CASES += [(model, {}) for model in MODELS if size_option(model)[0] == 'stage1']
 
 
 def model_config(model, **stage2) -> ConfigDict:
   config = make_config(f'model={model}', {'name': 'cifar10'}).model
+  config.pool = 'mean'
   config.stage2.update(stage2)
+  if stage2_has_units(model) and 'hidden' in config.stage1:
+    config.stage1.hidden = 8  # leaves something of the budget
   return config
+
+
+def stage2_has_units(model):
+  return size_option(model)[0] == 'stage2'
 
 
 def parameters(config):
@@ -29,22 +37,32 @@ def parameters(config):
 
 
 @pytest.mark.parametrize('budget', [120_000, 203_146, 1_000_000])
-@pytest.mark.parametrize('stage1', STAGE1)
-@pytest.mark.parametrize(('stage2', 'variant'), CASES)
-def test_every_stage_2_comes_within_one_percent_and_as_close_as_units_allow(stage1, stage2, variant, budget):
-  config = model_config(f'{stage1}+{stage2}', **variant)
+@pytest.mark.parametrize(('model', 'variant'), CASES)
+def test_every_model_comes_within_one_percent_and_as_close_as_units_allow(model, variant, budget):
+  config = model_config(model, **variant)
   before = config.to_json()
   matched = match_parameters(config, budget, SHAPE, CLASSES)
   assert config.to_json() == before
   off = abs(parameters(matched) - budget)
   assert off <= 0.01 * budget
-  option = size_option(config.name)
-  for neighbour in (matched.stage2[option] - 1, matched.stage2[option] + 1):
+  ((option, units),) = units_of(matched).items()
+  for neighbour in (units - 1, units + 1):
     other = matched.copy_and_resolve_references()
-    other.stage2[option] = neighbour
+    other.update_from_flattened_dict({option: neighbour})
     assert abs(parameters(other) - budget) >= off
-  matched.stage2[option] = config.stage2[option]
+  matched.update_from_flattened_dict(units_of(config))
   assert matched.to_dict() == config.to_dict()  # nothing but the units changed
+
+
+def test_every_stage_2_is_tried():
+  assert set(VARIANTS) == {name for name, module in STAGE2.items() if module}
+
+
+def test_a_model_without_units_is_refused():
+  config = make_config('model=softmax+none', {'name': 'cifar10'}).model
+  assert units_of(config) == {}
+  with pytest.raises(UserError, match='has no units to have more or fewer of'):
+    match_parameters(config, 100_000, SHAPE, CLASSES)
 
 
 def test_a_budget_below_the_rest_of_the_model_is_refused():

@@ -2,6 +2,7 @@ import functools
 import itertools
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +11,12 @@ from ops import reference
 
 from configs.common import stage1_options, stage2_options
 from hbf.errors import UserError
+from hbf.nn import mlp
 from hbf.nn.attention import SoftmaxAttention
 from hbf.nn.block import Block
+from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.mlp import MLP
-from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, options_of, stage_names
+from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, options_of, size_option, stage_names
 
 B, N, D = 2, 5, 8
 
@@ -33,38 +36,89 @@ def dense(z, layer):
   return z @ np.asarray(layer['kernel'], np.float64) + layer.get('bias', 0.0)
 
 
+@pytest.mark.parametrize('qkv_bias', [False, True])
+@pytest.mark.parametrize('qk_norm', ['none', 'unit'])
 @pytest.mark.parametrize('heads', [1, 4])
-def test_softmax_attention_equals_the_formula(heads):
-  module, tokens, d = SoftmaxAttention(heads), make_tokens(), D // heads
+def test_softmax_attention_equals_the_formula(heads, qk_norm, qkv_bias):
+  module, tokens, d = SoftmaxAttention(heads, qk_norm, qkv_bias), make_tokens(), D // heads
   params = random_params(module, tokens)
+  assert ('bias' in params['qkv']) == qkv_bias
   q, k, v = np.split(dense(np.asarray(tokens, np.float64), params['qkv']), 3, axis=-1)
   joined = np.zeros(tokens.shape)
   for b, h in itertools.product(range(B), range(heads)):
     part = slice(h * d, (h + 1) * d)
-    joined[b, :, part] = reference.softmax(q[b, :, part] @ k[b, :, part].T / math.sqrt(d)) @ v[b, :, part]
+    queries, keys, temperature = q[b, :, part], k[b, :, part], math.sqrt(d)
+    if qk_norm == 'unit':
+      queries, keys = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (queries, keys))
+      temperature = math.exp(2 * params['log_width'][h, 0, 0])
+    joined[b, :, part] = reference.softmax(queries @ keys.T / temperature) @ v[b, :, part]
   result = module.apply({'params': params}, tokens)
   np.testing.assert_allclose(result, dense(joined, params['out']), rtol=1e-4, atol=1e-5)
 
 
+def test_unit_norm_softmax_attention_is_unit_norm_hyperbf_attention():
+  """Fact 1 of the design, with the very same parameters, at init too."""
+  options = stage1_options('hyperbf', 0) | {'qk_norm': 'unit'}
+  softmax, hyperbf = SoftmaxAttention(2, 'unit', False), HyperBFAttention(2, **options)
+  params = random_params(softmax, make_tokens())
+  assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, random_params(hyperbf, make_tokens()))
+  results = [module.apply({'params': params}, make_tokens()) for module in (softmax, hyperbf)]
+  np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+  starts = [jax.jit(module.init)(jax.random.key(0), make_tokens())['params'] for module in (softmax, hyperbf)]
+  jax.tree.map(np.testing.assert_allclose, *starts)
+
+
 ACTIVATIONS = {
-  'relu': lambda z: max(z, 0),
+  'relu': lambda z: max(z, 0.0),
   'gelu': lambda z: 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+  'gelu_erf': lambda z: 0.5 * z * (1 + math.erf(z / math.sqrt(2))),
+}
+GATES = {
+  'glu': lambda z: 1 / (1 + math.exp(-z)),
+  'reglu': ACTIVATIONS['relu'],
+  'geglu': ACTIVATIONS['gelu'],
+  'swiglu': lambda z: z / (1 + math.exp(-z)),
 }
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)
 def test_mlp_equals_the_formula(activation):
-  module, tokens = MLP(hidden=6, activation=activation), make_tokens()
+  module, tokens = MLP(6, activation, 1.0), make_tokens()
   params = random_params(module, tokens)
   hidden = np.vectorize(ACTIVATIONS[activation])(dense(np.asarray(tokens, np.float64), params['hidden']))
   result = module.apply({'params': params}, tokens)
   np.testing.assert_allclose(result, dense(hidden, params['out']), rtol=1e-4, atol=1e-5)
 
 
-def make_block(dropout):
-  return Block(
-    functools.partial(SoftmaxAttention, heads=2), functools.partial(MLP, hidden=6, activation='relu'), dropout
-  )
+@pytest.mark.parametrize('activation', GATES)
+def test_gated_mlp_equals_the_formula(activation):
+  """(act(x V) ⊙ x U) W (Shazeer 2020, eq. 5 and 6)."""
+  module, tokens = MLP(6, activation, 1.0), make_tokens()
+  params = random_params(module, tokens)
+  gates, values = np.split(dense(np.asarray(tokens, np.float64), params['hidden']), 2, axis=-1)
+  expected = dense(np.vectorize(GATES[activation])(gates) * values, params['out'])
+  np.testing.assert_allclose(module.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_every_activation_is_tested():
+  assert (set(ACTIVATIONS), set(GATES)) == (set(mlp.ACTIVATIONS), set(mlp.GATED))
+
+
+def test_output_scale_is_a_factor_on_the_second_layers_start():
+  usual, small = (MLP(6, 'relu', scale).init(jax.random.key(0), make_tokens())['params'] for scale in (1.0, 0.1))
+  np.testing.assert_array_equal(usual['hidden']['kernel'], small['hidden']['kernel'])
+  np.testing.assert_allclose(0.1 * usual['out']['kernel'], small['out']['kernel'], rtol=1e-6)
+  dense_out = nn.Dense(D).init(jax.random.key(0), jnp.ones((1, 4096)))['params']['kernel']
+  wide = MLP(4096, 'relu', 1.0).init(jax.random.key(0), make_tokens())['params']['out']['kernel']
+  np.testing.assert_allclose(np.std(wide), np.std(dense_out), rtol=0.05)
+
+
+ATTENTION = functools.partial(SoftmaxAttention, heads=2, qk_norm='none', qkv_bias=False)
+RELU = functools.partial(MLP, hidden=6, activation='relu', output_scale=1.0)
+
+
+def make_block(dropout=0.0, **options):
+  return Block(ATTENTION, RELU, dropout, **options)
 
 
 def test_block_is_pre_norm_and_residual():
@@ -72,14 +126,71 @@ def test_block_is_pre_norm_and_residual():
   block, tokens = make_block(0.0), make_tokens()
   params = random_params(block, tokens, False)
   z = np.asarray(tokens, np.float64)
-  for name, stage in (('stage1', SoftmaxAttention(2)), ('stage2', MLP(6, 'relu'))):
-    normed = reference.layer_norm(z, **params[f'norm_{name}'])
-    z = z + np.asarray(stage.apply({'params': params[name]}, jnp.asarray(normed, jnp.float32)))
+  for name in ('stage1', 'stage2'):
+    z = z + update_of(params, name, z)
   np.testing.assert_allclose(block.apply({'params': params}, tokens, False), z, rtol=1e-4, atol=1e-4)
 
 
+def update_of(params, name, tokens):
+  """What a stage of `make_block` adds to tokens, float64."""
+  stage = {'stage1': ATTENTION, 'stage2': RELU}[name]()
+  normed = jnp.asarray(reference.layer_norm(tokens, **params[f'norm_{name}']), jnp.float32)
+  return np.asarray(stage.apply({'params': params[name]}, normed), np.float64)
+
+
+def test_parallel_stages_both_read_the_blocks_input():
+  """Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X))."""
+  block, tokens = make_block(parallel=True), make_tokens()
+  params = random_params(block, tokens, False)
+  x = np.asarray(tokens, np.float64)
+  expected = x + update_of(params, 'stage1', x) + update_of(params, 'stage2', x)
+  np.testing.assert_allclose(block.apply({'params': params}, tokens, False), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layer_scale_multiplies_what_each_stage_adds():
+  block, tokens = make_block(layer_scale=0.1), make_tokens()
+  start = block.init(jax.random.key(0), tokens, False)['params']
+  for name in ('stage1', 'stage2'):
+    np.testing.assert_array_equal(start[f'scale_{name}'], np.full(D, 0.1, 'f'))
+  params = random_params(block, tokens, False)
+  z = np.asarray(tokens, np.float64)
+  for name in ('stage1', 'stage2'):
+    z = z + params[f'scale_{name}'] * update_of(params, name, z)
+  np.testing.assert_allclose(block.apply({'params': params}, tokens, False), z, rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_without_stage_2_is_its_stage_1():
+  block, tokens = Block(ATTENTION, None, 0.0), make_tokens()
+  params = random_params(block, tokens, False)
+  assert set(params) == {'norm_stage1', 'stage1'}
+  z = np.asarray(tokens, np.float64)
+  expected = z + update_of(params, 'stage1', z)
+  np.testing.assert_allclose(block.apply({'params': params}, tokens, False), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean():
+  """Of many equal images some take neither stage, some one, some both; what is taken counts 1 / (1 − rate)."""
+  rate, count = 0.25, 4000
+  block = make_block(parallel=True)  # so that the two stages' parts don't depend on each other
+  params = random_params(block, make_tokens(), False)
+  one = make_tokens()[:1]
+  x = np.asarray(one, np.float64)
+  parts = {name: update_of(params, name, x) / (1 - rate) for name in ('stage1', 'stage2')}
+  out = block.apply({'params': params}, jnp.tile(one, (count, 1, 1)), True, rate, rngs={'dropout': jax.random.key(0)})
+  seen = 0
+  for taken in itertools.product((0, 1), repeat=2):
+    expected = x + taken[0] * parts['stage1'] + taken[1] * parts['stage2']
+    share = np.isclose(out, expected, rtol=1e-3, atol=1e-3).all(axis=(1, 2)).mean()
+    probability = np.prod([1 - rate if t else rate for t in taken])
+    assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / count)
+    seen += share
+  assert seen == 1
+  evaluated = block.apply({'params': params}, one, False, rate)
+  np.testing.assert_array_equal(evaluated, block.apply({'params': params}, one, False))
+
+
 def test_dropout_works_in_training_only():
-  tokens, variables = make_tokens(), {'params': random_params(make_block(0.0), make_tokens(), False)}
+  tokens, variables = make_tokens(), {'params': random_params(make_block(), make_tokens(), False)}
   plain, dropping = make_block(0.0), make_block(0.5)
   expected = np.asarray(plain.apply(variables, tokens, True))
   np.testing.assert_array_equal(dropping.apply(variables, tokens, False), expected)
@@ -93,46 +204,67 @@ def test_dropout_works_in_training_only():
 def test_dropout_is_on_the_updates_and_never_on_the_residual_path():
   """All but everything dropped, the tokens themselves remain."""
   tokens, block = make_tokens(), make_block(1.0)
-  variables = {'params': random_params(make_block(0.0), tokens, False)}
+  variables = {'params': random_params(make_block(), tokens, False)}
   out = block.apply(variables, tokens, True, rngs={'dropout': jax.random.key(0)})
   np.testing.assert_array_equal(out, tokens)
 
 
-def options(stage, name, heads=2):
+def options(stage, name):
   """The shipped options of a registered stage at toy size."""
-  if stage == 1:
-    return {'heads': heads, **stage1_options(name)}
-  return stage2_options(name, 16)
+  return {1: stage1_options, 2: stage2_options}[stage](name, 16)
 
 
-EVERY_STAGE = [(1, name) for name in STAGE1] + [(2, name) for name in STAGE2]
+def make_stage(stage, name, **changes):
+  """A constructor of the stage with its shipped options."""
+  models = {1: f'{name}+none', 2: f'identity+{name}'}
+  given = {1: {}, 2: {}, stage: {**options(stage, name), **changes}}
+  return make_stages(models[stage], 2, given[1], given[2])[stage - 1]
+
+
+EVERY_STAGE = [(1, name) for name in STAGE1] + [(2, name) for name, module in STAGE2.items() if module]
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('stage,name', EVERY_STAGE)
 def test_every_registered_stage_keeps_the_shape_of_the_tokens(stage, name, dtype):
   """Also of one token and one image; in bfloat16 its parameters stay float32."""
-  module = {1: STAGE1, 2: STAGE2}[stage][name](**options(stage, name), dtype=jnp.dtype(dtype))
-  for shape in ((B, N, D), (1, 1, D)):
+  module = make_stage(stage, name)(dtype=jnp.dtype(dtype))
+  for shape in ((B, 9, D), (1, 1, D)):
     tokens = jax.ShapeDtypeStruct(shape, dtype)
     out, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), tokens)
     assert (out.shape, out.dtype) == (shape, jnp.dtype(dtype))
-    assert {z.dtype for z in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
+    assert {z.dtype for z in jax.tree.leaves(variables)} <= {jnp.dtype('float32')}
 
 
 @pytest.mark.parametrize('first,second', list(itertools.product(STAGE1, STAGE2)))
 def test_any_stage_1_goes_with_any_stage_2(first, second):
-  stages = make_stages(f'{first}+{second}', options(1, first), options(2, second))
-  block = Block(*stages, dropout=0.0)
-  params = random_params(block, make_tokens(), False)
-  out = block.apply({'params': params}, make_tokens(), False)
-  assert out.shape == (B, N, D) and np.all(np.isfinite(out))
-  assert set(params) == {'norm_stage1', 'stage1', 'norm_stage2', 'stage2'}
+  stages = make_stages(f'{first}+{second}', 2, options(1, first), options(2, second))
+  block, tokens = Block(*stages, dropout=0.0), jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f')
+  params = random_params(block, tokens, False)
+  out = block.apply({'params': params}, tokens, False)
+  assert out.shape == (B, 9, D) and np.all(np.isfinite(out))
+  assert not np.allclose(out, tokens)
+  assert {name for name in params if 'norm' in name} == {'norm_stage1'} | ({'norm_stage2'} if stages[1] else set())
 
 
 def test_named_models_are_pairs_of_registered_stages():
   for name, (first, second) in MODELS.items():
     assert stage_names(name) == stage_names(f'{first}+{second}') == (first, second)
+
+
+@pytest.mark.parametrize(
+  'model,option',
+  [
+    ('hyperbf', ('stage2', 'centres')),
+    ('unified', ('stage1', 'memory')),
+    ('softmax+mlp', ('stage2', 'hidden')),
+    ('gmlp', ('stage1', 'hidden')),
+    ('gmlp+mlp', ('stage2', 'hidden')),
+    ('softmax+none', None),
+  ],
+)
+def test_units_are_counted_in_stage_2_or_where_it_is_missing_in_stage_1(model, option):
+  assert size_option(model) == option
 
 
 @pytest.mark.parametrize(
@@ -152,17 +284,17 @@ def test_unknown_models_name_the_nearest(name, message):
 
 def test_unknown_option_names_the_nearest():
   with pytest.raises(UserError, match="unknown option of stage 2 'mlp' 'hiden': did you mean 'hidden'"):
-    make_stages('vit', {'heads': 2}, {'hiden': 3, 'activation': 'relu'})
+    make_stages('vit', 2, options(1, 'softmax'), {'hiden': 3, 'activation': 'relu'})
 
 
 @pytest.mark.parametrize('stage,name', EVERY_STAGE)
 def test_every_missing_option_is_named(stage, name):
   given = {1: options(1, 'softmax'), 2: options(2, 'mlp')}
   model = f'{name}+mlp' if stage == 1 else f'softmax+{name}'
-  for missing in options_of({1: STAGE1, 2: STAGE2}[stage][name]):
+  for missing in options(stage, name):
     rest = {key: value for key, value in options(stage, name).items() if key != missing}
     with pytest.raises(UserError, match=f"stage {stage} '{name}' needs the options {missing}:"):
-      make_stages(model, *(rest if i == stage else given[i] for i in (1, 2)))
+      make_stages(model, 2, *(rest if i == stage else given[i] for i in (1, 2)))
 
 
 def test_options_never_hold_what_the_block_decides():
@@ -172,9 +304,9 @@ def test_options_never_hold_what_the_block_decides():
 
 def test_softmax_attention_needs_a_width_divisible_by_the_heads():
   with pytest.raises(UserError, match='a width of 8 is not divisible by 3 heads'):
-    SoftmaxAttention(3).init(jax.random.key(0), make_tokens())
+    SoftmaxAttention(3, 'none', False).init(jax.random.key(0), make_tokens())
 
 
 def test_unknown_activation_names_the_nearest():
   with pytest.raises(UserError, match="did you mean 'gelu'"):
-    MLP(4, 'geluu').init(jax.random.key(0), make_tokens())
+    MLP(4, 'geluu', 1.0).init(jax.random.key(0), make_tokens())

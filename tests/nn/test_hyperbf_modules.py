@@ -34,6 +34,8 @@ UNIT = {
   'normalisation': 'none',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
+  'nearest': 0,
+  'nested': False,
   'form': 'blocks',
 }
 
@@ -369,3 +371,88 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
 def test_impossible_options_are_user_errors(module, message):
   with pytest.raises(UserError, match=message):
     jax.eval_shape(module.init, jax.random.key(0), make_tokens())
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('nearest', [1, 2, 5])
+def test_only_the_nearest_centres_respond(nearest, normalisation):
+  """For every token the unit is the one that has no other centres than those with the greatest K."""
+  if (nearest, normalisation) == (1, 'layer'):
+    pytest.skip('one response has no variance')
+  options = UNIT | {'nearest': nearest, 'normalisation': normalisation, 'metric': 'identity'}
+  module, tokens = HyperBFUnit(**options), make_tokens()
+  params = random_params(module, tokens)
+  expected = []
+  for point in np.asarray(tokens, np.float64).reshape(-1, 1, D):
+    s = reference.squared_distances(point, params['centres'][0])[0] / (2 * np.exp(2 * params['log_width'][0, 0]))
+    near = np.sort(np.argsort(s)[:nearest])
+    alone = {name: params[name][:, near] for name in ('centres', 'coefficients')}
+    alone |= {'log_width': params['log_width'][..., near], 'bias': params['bias']}
+    alone |= {'log_gain': params['log_gain']} if normalisation == 'none' else {}
+    expected.append(unit_reference(alone, point[None], options)[0, 0])
+  result = np.asarray(module.apply({'params': params}, tokens)).reshape(-1, D)
+  np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_all_centres_as_nearest_are_all_centres():
+  tokens, plain = make_tokens(), HyperBFUnit(**UNIT)
+  params = {'params': random_params(plain, tokens)}
+  result = HyperBFUnit(**UNIT | {'nearest': UNIT['centres']}).apply(params, tokens)
+  np.testing.assert_allclose(result, plain.apply(params, tokens), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+def test_nearest_centres_start_alive_and_have_finite_gradients(normalisation):
+  options = UNIT | {'nearest': 8, 'centres': 48, 'normalisation': normalisation, 'coefficients_scale': 0.5}
+  module, tokens = HyperBFUnit(**options), make_tokens((2, 8, 64))
+  out, variables = module.init_with_output(jax.random.key(0), tokens)
+  np.testing.assert_allclose(np.sqrt(np.mean(np.square(out))), 0.5, rtol=0.2)
+  gradient = jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, tokens))))(variables)
+  assert all(np.isfinite(z).all() and np.any(z) for z in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize('nearest', [-1, 7])
+def test_more_nearest_centres_than_there_are_centres_are_refused(nearest):
+  with pytest.raises(UserError, match=rf'stage2\.nearest must be from 1 to the 6 centres, or 0 for all: {nearest}'):
+    HyperBFUnit(**UNIT | {'nearest': nearest}).init(jax.random.key(0), make_tokens())
+
+
+def nested_outputs(normalisation):
+  """A nested unit and parameters, and what the first 1, 2, … centres of it put out: [A, B, N, D]."""
+  options = UNIT | {'nested': True, 'normalisation': normalisation}
+  params = random_params(HyperBFUnit(**options), make_tokens())
+  outputs = []
+  for count in range(1, UNIT['centres'] + 1):
+    first = {name: z[:, :count] if name in ('centres', 'coefficients') else z for name, z in params.items()}
+    first['log_width'] = params['log_width'][..., :count]
+    fewer = HyperBFUnit(**UNIT | {'normalisation': normalisation, 'centres': count})
+    outputs.append(fewer.apply({'params': first}, make_tokens()))
+  return HyperBFUnit(**options), params, np.asarray(outputs)
+
+
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+def test_in_training_a_nested_unit_is_one_of_its_first_centres(normalisation):
+  module, params, outputs = nested_outputs(normalisation)
+  for seed in range(5):
+    out = module.apply({'params': params}, make_tokens(), rngs={'dropout': jax.random.key(seed)})
+    differences = np.abs(outputs - np.asarray(out)).max(axis=(1, 2, 3))
+    assert differences.min() < 1e-3 * np.abs(outputs).max()
+  without_key = module.apply({'params': params}, make_tokens())
+  np.testing.assert_allclose(without_key, outputs[-1], rtol=1e-3, atol=1e-4)
+
+
+def test_nested_units_take_each_doubling_of_the_centres_as_often():
+  """Of 8 centres: 1 in [1, 2), 2 or 3 in [2, 4), 4 to 7 in [4, 8), rounded up, by a third each."""
+  module = HyperBFUnit(**UNIT | {'nested': True, 'centres': 8, 'normalisation': 'sum'})
+  params = random_params(module, make_tokens())
+  # Coefficients that count: with equal responses the output is the mean of 1 … n, (n + 1) / 2.
+  params |= {'centres': np.zeros((1, 8, D), 'f'), 'log_width': np.full((1, 1, 8), 5.0, 'f'), 'bias': np.zeros(D, 'f')}
+  params['coefficients'] = np.tile(np.arange(1, 9, dtype='f')[:, None], (1, 1, D))
+
+  def draw(key):
+    return module.apply({'params': params}, make_tokens(), rngs={'dropout': key})[0, 0, 0]
+
+  means = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 3000))
+  counts = np.round(2 * np.asarray(means) - 1)
+  shares = [np.mean((low < counts) & (counts <= 2 * low)) for low in (1, 2, 4)]
+  np.testing.assert_allclose(shares, 1 / 3, atol=0.04)

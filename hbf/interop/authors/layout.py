@@ -1,19 +1,14 @@
 """Which tensors a state_dict of the authors' public code has, in all of its versions, and of which shapes.
 
-Read in main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31. A word in a
-shape is a size that tensors share; the first tensor that has it says how much it is.
+Read in main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
 """
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable
 
 from hbf.errors import UserError
-
-Shape = tuple[int | str, ...]
+from hbf.interop.positions import square_side
+from hbf.interop.table import Shape, Tensors, check, count_blocks
 
 _NETWORK: dict[str, Shape] = {
   'cls_token': (1, 1, 'D'),
@@ -53,7 +48,7 @@ _STAGES: dict[str, dict[str, Shape]] = {
 }
 # Versions differ in these: all blocks have one, or none has.
 _OPTIONAL = ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias')
-_NAMES = {'hyperbf': 'Hyper_ViT', 'vit': 'ViT'}
+ORIGINS = {'hyperbf': "the authors' Hyper_ViT", 'vit': "the authors' ViT"}
 # ViT's attention has an M as well, which it doesn't use: an identity of 192, whatever its width and heads.
 _UNUSED: dict[str, tuple[str, ...]] = {'hyperbf': (), 'vit': ('.attn.M',)}
 _VIT_M, _VIT_HEADS = 192, 4
@@ -88,7 +83,7 @@ class Layout:
   unused: tuple[str, ...]
 
 
-def read_layout(tensors: Mapping[str, np.ndarray], heads: int | None) -> Layout:
+def read_layout(tensors: Tensors, heads: int | None) -> Layout:
   """The layout of a state_dict.
 
   Args:
@@ -100,37 +95,20 @@ def read_layout(tensors: Mapping[str, np.ndarray], heads: int | None) -> Layout:
     UserError: it is that of another network; the message lists missing and unknown tensors, and wrong shapes.
   """
   model = 'vit' if any(name.endswith('.mlp.fc1.weight') for name in tensors) else 'hyperbf'
-  blocks = {match[1] for name in tensors if (match := re.match(r'blocks\.(\d+)\.', name))}
-  expected = _expected(
-    model, len(blocks), {name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)}
-  )
-  sizes = _sizes(tensors, expected)
-  shapes = {name: tuple(sizes.get(n, n) for n in shape) for name, shape in expected.items()}
-  faults = {
-    'missing': [name for name in expected if name not in tensors],
-    'unknown': [name for name in tensors if name not in expected],
-    'of a wrong shape': [
-      f'{name} {tensors[name].shape} instead of {shape}'
-      for name, shape in shapes.items()
-      if name in tensors and tensors[name].shape != shape
-    ],
-  }
-  if any(faults.values()) or not blocks:
-    found = '; '.join(f'{what}: {_listed(names)}' for what, names in faults.items() if names) or 'it has no blocks'
-    raise UserError(f"not a state_dict of the authors' {_NAMES[model]}: {found}")
-  grid = round((sizes['N'] - 1) ** 0.5)
-  if grid < 1 or grid**2 != sizes['N'] - 1:
-    raise UserError(f'pos_embed has {sizes["N"]} positions: not those of a class token and a square of patches')
+  depth = count_blocks(tensors, 'blocks.{}.')
+  optional = {name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)}
+  expected = _expected(model, depth, optional)
+  sizes = check(tensors, expected, depth, ORIGINS[model])
   return Layout(
     model=model,
     width=sizes['D'],
-    depth=len(blocks),
+    depth=depth,
     heads=_heads(model, sizes['D'], sizes['d'], heads),
     hidden=sizes['hidden'],
     patch=sizes['patch'],
     channels=sizes['channels'],
     classes=sizes['classes'],
-    grid=grid,
+    grid=square_side(sizes['N'] - 1),
     unused=tuple(name for name in expected if name.endswith(_UNUSED[model])),
   )
 
@@ -141,17 +119,6 @@ def _expected(model: str, depth: int, optional: Iterable[str]) -> dict[str, Shap
   return _NETWORK | {f'blocks.{i}.{name}': shape for i in range(depth) for name, shape in block.items()}
 
 
-def _sizes(tensors: Mapping[str, np.ndarray], expected: Mapping[str, Shape]) -> dict[Any, int]:
-  """How much each word is."""
-  sizes: dict[Any, int] = {}
-  for name, shape in expected.items():
-    if name in tensors and tensors[name].ndim == len(shape):
-      for word, size in zip(shape, tensors[name].shape, strict=True):
-        if isinstance(word, str):
-          sizes.setdefault(word, size)
-  return sizes | {'3D': 3 * sizes.get('D', 0)}
-
-
 def _heads(model: str, width: int, d: int, given: int | None) -> int:
   told = _VIT_HEADS if (model, d) == ('vit', _VIT_M) else width // max(d, 1)
   heads = told if given is None or model == 'hyperbf' else given
@@ -159,8 +126,3 @@ def _heads(model: str, width: int, d: int, given: int | None) -> int:
     wanted = '' if given is None else f' with {given} heads'
     raise UserError(f'attn.M is {d}×{d}, which does not go with a width of {width}{wanted}')
   return heads
-
-
-def _listed(names: list[str], most: int = 30) -> str:
-  more = f' and {len(names) - most} more' if len(names) > most else ''
-  return ', '.join(names[:most]) + more

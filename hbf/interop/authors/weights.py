@@ -9,26 +9,36 @@ cls_token, pos_embed[0]                           class_token, their sum
 A distance under a free M is meant as xᵀMx + tᵀMt − 2xᵀMt. Linear layers keep [out, in] there, [in, out] here.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import numpy as np
 
 from hbf.errors import UserError
-from hbf.interop.layout import Layout
+from hbf.interop.authors.layout import Layout
+from hbf.interop.network import mlp_options, model_config, softmax_options
+from hbf.interop.table import Params, Tensors, class_token, patch_positions
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.attention import SoftmaxAttention
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.nn.mlp import MLP
 
-Tensors = Mapping[str, np.ndarray]
-Params = dict[str, Any]
 NORM_EPSILON = 1e-5  # PyTorch's
 
 
-def model_config(layout: Layout) -> dict[str, Any]:
+def config_of(layout: Layout) -> dict[str, Any]:
   """The `model` part of a config that says what the network is."""
+  sizes = {'D': layout.width, 'depth': layout.depth, 'patch': layout.patch}
+  stages = _hyperbf_options(layout.hidden)
+  if layout.model == 'vit':
+    stages = softmax_options(qkv_bias=False), mlp_options(layout.hidden, 'relu')
+  return model_config(
+    layout.model, sizes, *stages, heads=layout.heads, pool='cls', positions='learned', norm_epsilon=NORM_EPSILON
+  )
+
+
+def _hyperbf_options(centres: int) -> tuple[dict[str, Any], dict[str, Any]]:
+  """All options of both stages of Hyper_ViT."""
   stage1 = {
     'kernel': 'gaussian',
     'metric': 'bilinear',
@@ -39,7 +49,7 @@ def model_config(layout: Layout) -> dict[str, Any]:
     'memory': 0,
   }
   stage2 = {
-    'centres': layout.hidden,
+    'centres': centres,
     'heads': 1,
     'kernel': 'gaussian',
     'metric': 'bilinear',
@@ -49,37 +59,23 @@ def model_config(layout: Layout) -> dict[str, Any]:
     'normalisation': 'none',
     'centres_init': 'normal',
     'coefficients_scale': 1.0,
+    'nearest': 0,
+    'nested': False,
     'form': 'blocks',
   }
-  is_vit = layout.model == 'vit'
-  return {
-    'name': layout.model,
-    'width': layout.width,
-    'depth': layout.depth,
-    'heads': layout.heads,
-    'patch': layout.patch,
-    'pool': 'cls',
-    'positions': 'learned',
-    'dropout': 0.0,
-    'dtype': 'float32',
-    'norm_epsilon': NORM_EPSILON,
-    'scan_layers': False,
-    'remat': False,
-    'stage1': {} if is_vit else stage1,
-    'stage2': {'hidden': layout.hidden, 'activation': 'relu'} if is_vit else stage2,
-  }
+  return stage1, stage2
 
 
 def to_params(tensors: Tensors, layout: Layout) -> Params:
-  """Our parameters from their tensors, float32."""
+  """Our parameters from their tensors, of the same type."""
   patches = tensors['patch_embed.proj.weight']
   params: Params = {
     'embedding': {
       'kernel': patches.transpose(2, 3, 1, 0).reshape(-1, layout.width),
       'bias': tensors['patch_embed.proj.bias'],
     },
-    'class_token': tensors['cls_token'] + tensors['pos_embed'][:, :1],
-    'positions': tensors['pos_embed'][0, 1:],
+    'class_token': class_token(tensors['cls_token'], tensors['pos_embed']),
+    'positions': patch_positions(tensors['pos_embed']),
     'norm': _norm(tensors, 'norm'),
     'head': _dense(tensors, 'head'),
   }
@@ -146,7 +142,7 @@ def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
   Raises:
     UserError: their code can't compute what the model does.
   """
-  check_form(model)
+  stage1, stage2 = check_form(model)
   count, width = params['positions'].shape
   if round(count**0.5) ** 2 != count:
     raise UserError(f"the authors' positions are those of a square of patches, and here are {count}")
@@ -163,32 +159,39 @@ def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
     ours = params[f'block{i}']
     block = {
       **_from_norm('norm1', ours['norm_stage1']),
-      **_from_stage(ours['stage1'], model.stage1()),
+      **_from_stage(ours['stage1'], stage1),
       **_from_norm('norm2', ours['norm_stage2']),
-      **_from_stage(ours['stage2'], model.stage2()),
+      **_from_stage(ours['stage2'], stage2),
     }
     tensors |= {f'blocks.{i}.{name}': tensor for name, tensor in block.items()}
   return tensors
 
 
-def check_form(model: ImageClassifier) -> None:
-  """Raises a UserError that lists the options of a model that the authors' code doesn't have."""
-  stage1, stage2 = model.stage1(), model.stage2()
+def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
+  """The stages of a model; raises a UserError that lists its options that the authors' code doesn't have."""
+  stage1, stage2 = model.stage1(), model.stage2() if model.stage2 else None
   kinds = (type(stage1), type(stage2))
-  if kinds not in ((HyperBFAttention, HyperBFUnit), (SoftmaxAttention, MLP)):
+  if stage2 is None or kinds not in ((HyperBFAttention, HyperBFUnit), (SoftmaxAttention, MLP)):
     raise UserError("the authors' code has the models hyperbf and vit, and no other pair of stages")
-  needed = {'pool': 'cls', 'positions': 'learned', 'norm_epsilon': NORM_EPSILON}
+  needed = {
+    'pool': 'cls',
+    'positions': 'learned',
+    'norm_epsilon': NORM_EPSILON,
+    'parallel': False,
+    'layer_scale': 0.0,
+  }
   if kinds[0] is HyperBFAttention:
     needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': 'none', 'stage1.memory': 0}
-    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.normalisation': 'none'}
+    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.normalisation': 'none', 'stage2.nearest': 0}
   else:
-    needed |= {'stage2.activation': 'relu'}
+    needed |= {'stage1.qk_norm': 'none', 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
   owners = {'stage1': stage1, 'stage2': stage2}
   options = {key: getattr(owners.get(key.split('.')[0], model), key.split('.')[-1]) for key in needed}
   wrong = [f'model.{key} {needed[key]!r}, not {value!r}' for key, value in options.items() if value != needed[key]]
   wrong += [f'a learned model.{key}.width' for key, stage in owners.items() if getattr(stage, 'width', '') == 'fixed']
   if wrong:
     raise UserError(f"the authors' code needs {', '.join(wrong)}")
+  return stage1, stage2
 
 
 def _from_norm(name: str, params: Params) -> dict[str, np.ndarray]:

@@ -1,20 +1,21 @@
-"""Imported parameters as a run's workdir."""
+"""Given parameters as a run's workdir."""
 
 import contextlib
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError
-from hbf.interop.weights import Params
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import Experiment
 from hbf.training.state import Totals, TrainState
 from hbf.training.workdir import claim, locked
 
 
-def write(workdir: pathlib.Path, experiment: Experiment, params: Params) -> None:
+def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, Any]) -> None:
   """Makes the workdir of a run of these parameters that has taken no step.
 
   Raises:

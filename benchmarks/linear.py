@@ -1,0 +1,154 @@
+"""Linear attention: how fast random features come close to the exact operator, and from how many tokens it pays.
+
+python -m benchmarks.linear
+python -m benchmarks.linear --parts time --lengths 64,1024 --width 64 --heads 2 --rounds 1
+
+Errors are relative, of the outputs, at the width σ² = √d of a new block. They fall with the square root of the
+features, an exponent of −1/2, once there are many more of them than exp(2 s² √d), for heads of d dimensions and
+normal queries and keys of standard deviation s, which is 1 in a new block. Times are of stage 1 alone on one image,
+forward; exponents are between a size and the one before.
+"""
+
+import argparse
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.common import Thunk, compiled, parser, report
+from benchmarks.growth import Case, measure
+from configs.common import stage1_options
+from hbf.nn.linear_attention import LinearAttention
+from hbf.nn.registry import make_stages
+from hbf.ops.hyperbf import hyperbf
+from hbf.ops.linear import feature_map, linear_attention, orthogonal_projections
+from hbf.training.machine import keep_freed_memory
+
+SIZES = {'lengths': '64,256,1024,4096,16384', 'features': '16,64,256,1024,4096'}
+# Of a head, and of its queries and keys: what decides how many features are enough.
+DIMENSIONS, DEVIATIONS = (16, 64), (0.5, 1.0)
+EXACT_STAGES = ('hyperbf', 'softmax')
+TOKENS = 256  # of the convergence
+SEEDS = 5
+
+
+def main() -> None:
+  """Prints a table for every part."""
+  flags = parser(__doc__)
+  flags.set_defaults(rounds=3)
+  flags.add_argument('--parts', default='convergence,time')
+  for name, sizes in SIZES.items():
+    flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
+  flags.add_argument('--width', type=int, default=192, help='of the tokens that are timed')
+  flags.add_argument('--heads', type=int, default=3)
+  options = flags.parse_args()
+  keep_freed_memory()
+  for part in options.parts.split(','):
+    title, rows = {'convergence': convergence, 'time': times}[part](options)
+    report(f'linear-{part}', title, rows, options.out and options.out.with_stem(f'{options.out.stem}-{part}'))
+
+
+Part = tuple[str, list[dict[str, Any]]]  # title and rows
+
+
+def convergence(options: argparse.Namespace) -> Part:
+  """Mean relative error by map, head and number of features, and its exponent between two numbers."""
+  rows: list[dict[str, Any]] = []
+  for name, d, deviation in itertools.product(EXACT, DIMENSIONS, DEVIATIONS):
+    before: tuple[int, float] | None = None
+    for count in options.features:
+      error = mean_error(name, d, deviation, count)
+      row = {'map': name, 'dimensions': d, 'deviation': deviation, 'features': count, 'error': error, 'error ~': ''}
+      if before:
+        row['error ~'] = f'{math.log(error / before[1]) / math.log(count / before[0]):.2f}'
+      rows.append(row)
+      before = count, error
+  return f'Random features against the exact operator, {TOKENS} tokens, {SEEDS} draws', rows
+
+
+def mean_error(name: str, d: int, deviation: float, count: int) -> float:
+  """‖approximation − exact‖ / ‖exact‖ of one head, its mean over draws of the projections."""
+  q, k, v = jax.random.normal(jax.random.key(0), (3, TOKENS, d))
+  arrays = deviation * q, deviation * k, v
+  approximation = jax.jit(functools.partial(by_features, name))
+  expected = EXACT[name](*arrays)
+  draws = (orthogonal_projections(np.random.default_rng(seed), count, d) for seed in range(SEEDS))
+  errors = [jnp.linalg.norm(approximation(omega, *arrays) - expected) for omega in draws]
+  return float(np.mean(errors) / jnp.linalg.norm(expected))
+
+
+def by_features(name: str, projections: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  """The approximation, [N, d]; the width σ² = √d is that at which HyperBF attention starts."""
+  queries, keys = (feature_map(z, name, projections=projections, width=z.shape[-1] ** 0.25) for z in (q, k))
+  return linear_attention(queries, keys, v, normaliser='sum', causal=False)
+
+
+def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  """Attention of one head, [N, d]."""
+  return jax.nn.softmax(q @ k.T / q.shape[-1] ** 0.5) @ v
+
+
+def gaussian(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  """HyperBF attention of one head, [N, d]."""
+  return hyperbf(q, k, v, kernel='gaussian', width=q.shape[-1] ** 0.25)
+
+
+EXACT = {'softmax': softmax, 'gaussian': gaussian}
+
+
+def times(options: argparse.Namespace) -> Part:
+  """Milliseconds by stage 1 and number of tokens; behind each linear one, from where it is faster than HyperBF."""
+  rows = measure(list(cases(options)), options.rounds)
+  series: dict[str, list[float]] = {}
+  for row in rows:
+    series.setdefault(row['part'], []).append(row['ms'])
+    done = row['part'] not in EXACT_STAGES and len(series[row['part']]) == len(options.lengths)
+    row['faster from'] = crossover(options.lengths, series[row['part']], series['hyperbf']) if done else ''
+  return f'Stage 1 of one image, forward, width {options.width}, {options.heads} heads, float32', rows
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+  """Every stage 1 at every number of tokens; m = d random features, as many as elu has, and four times as many."""
+  d = options.width // options.heads
+  modules: dict[str, nn.Module] = {
+    name: make_stages(f'{name}+none', options.heads, stage1_options(name, 4 * options.width), {})[0]()
+    for name in EXACT_STAGES
+  }
+  for causal in (False, True):
+    suffix = ', causal' if causal else ''
+    for name, rank in (('elu', 0), ('gaussian', d), ('gaussian', 4 * d)):
+      series = f'{name}, m = {rank or d}{suffix}'
+      modules[series] = LinearAttention(options.heads, name, rank, normaliser='sum', causal=causal)
+  for series, module in modules.items():
+    for length in options.lengths:
+      yield Case(series, 'tokens', length, *forward(module, (1, length, options.width)))
+
+
+def forward(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
+  """A stage on random tokens [B, N, D]: the call and its temporary memory."""
+  tokens = jax.random.normal(jax.random.key(0), shape)
+  params = jax.jit(module.init)(jax.random.key(1), tokens[:, :64])
+  return compiled(module.apply, params, tokens)
+
+
+def crossover(lengths: list[int], linear: list[float], exact: list[float]) -> str:
+  """The number of tokens from which `linear` stays below `exact`, interpolated in logarithms of time and tokens."""
+  gains = np.log(np.divide(exact, linear))
+  slower = np.flatnonzero(gains <= 0)
+  if not len(slower):
+    return f'below {lengths[0]}'
+  last = slower[-1]
+  if last == len(lengths) - 1:
+    return 'never here'
+  low, high = np.log(lengths[last : last + 2])
+  return f'{math.exp(low + (high - low) * -gains[last] / (gains[last + 1] - gains[last])):,.0f}'
+
+
+if __name__ == '__main__':
+  main()

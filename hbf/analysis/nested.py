@@ -1,0 +1,116 @@
+"""Accuracy by the number of centres, from one run: python -m hbf.analysis.nested --workdir runs/nested.
+
+The first centres of every block are taken by themselves, as training with stage2.nested lets any number of them work.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from absl import logging
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+from hbf.errors import UserError
+from hbf.models.build import build_model, count_parameters, flops_per_image
+from hbf.models.nested import first_centres
+from hbf.training.evaluate import restore
+from hbf.training.experiment import make_evaluator, make_splits, open_split
+from hbf.training.machine import keep_freed_memory
+from hbf.training.workdir import write_json
+
+
+def curve(workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], **moved: str) -> list[dict[str, Any]]:
+  """Test figures of the networks of the first centres.
+
+  Args:
+    workdir: of a run whose stage 2 is hyperbf.
+    checkpoint: 'latest', 'best' or a step.
+    counts: of centres, in each stage 2; none: 1, 2, 4, … and all.
+    **moved: as in `hbf.training.evaluate.evaluate_workdir`.
+
+  Returns:
+    For each count: centres, params, flops_per_image, n, correct, accuracy, nll.
+
+  Raises:
+    UserError: the run has no such checkpoint, or not so many centres.
+  """
+  restored = restore(workdir, checkpoint, **moved)
+  config, dataset = restored.config, restored.dataset
+  cuts = [first_centres(config.model, restored.params, count) for count in counts or _powers(config.model)]
+  test = open_split(config, restored.mesh, make_splits(dataset, config.data.validation)['test'])
+  rows = []
+  for cut, params in cuts:
+    model = build_model(cut, len(dataset.classes))
+    summary = make_evaluator(config, model, restored.mesh)(params, test).summary
+    about = {
+      'centres': cut.stage2.centres,
+      'params': count_parameters(model, dataset.image_shape),
+      'flops_per_image': flops_per_image(model, dataset.image_shape),
+    }
+    rows.append(about | {name: summary[name] for name in ('n', 'correct', 'accuracy', 'nll')})
+  return rows
+
+
+def _powers(model: Any) -> list[int]:
+  """1, 2, 4, … and all centres; a model without centres is refused by what takes them."""
+  centres = model.stage2.get('centres', 1)
+  return sorted({2**i for i in range(centres.bit_length())} | {centres})
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+  """Markdown."""
+  cells = [
+    (str(row['centres']), f'{row["params"]:,}', f'{row["flops_per_image"] / 1e6:,.1f}', f'{row["accuracy"]:.2f}')
+    for row in rows
+  ]
+  return markdown.table(('centres', 'parameters', 'MFLOP', 'accuracy, %'), cells)
+
+
+def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
+  """Writes a PNG of accuracy by centres."""
+  figure, axis = plt.subplots(figsize=(6, 4), layout='constrained')
+  axis.plot([row['centres'] for row in rows], [row['accuracy'] for row in rows], 'o-')
+  axis.set_xscale('log', base=2)
+  axis.set(xlabel='centres in each stage 2', ylabel='test accuracy, %')
+  axis.grid(alpha=0.3)
+  figure.savefig(path, dpi=120, metadata={'Software': None})
+  plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  parser = argparse.ArgumentParser(prog='python -m hbf.analysis.nested', description=__doc__.split('\n')[0])
+  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of a run with stage 2 hyperbf')
+  parser.add_argument('--checkpoint', default='latest', help='latest, best or a step')
+  parser.add_argument('--counts', default='', help='of centres, such as 16,64,256; default: powers of two and all')
+  parser.add_argument('--data_dir', default='', help='where prepared TFDS data lie, if not where the config says')
+  parser.add_argument('--data_root', default='', help='the image folder')
+  flags = parser.parse_args(arguments)
+  keep_freed_memory()
+  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  try:
+    counts = [_count(text) for text in filter(None, flags.counts.split(','))]
+    rows = curve(flags.workdir, flags.checkpoint, counts, dir=flags.data_dir, root=flags.data_root)
+  except UserError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  write_json(flags.workdir / 'nested.json', {'checkpoint': flags.checkpoint, 'split': 'test', 'rows': rows})
+  draw(rows, flags.workdir / 'nested.png')
+  print(table(rows))
+  return 0
+
+
+def _count(text: str) -> int:
+  if not text.isdecimal():
+    raise UserError(f'--counts takes numbers such as 16,64,256, not {text!r}')
+  return int(text)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,98 @@
+"""Weights of the authors' public code (github.com/sunrainyg/Unified_architecture, main.py: Hyper_ViT and ViT).
+
+Every version is read whose second stage is made of radial units: with and without M_RBF, with and without the bias
+of fc, with and without a learned scale. The version of 2023-10-16 had an MLP there. A state_dict doesn't tell that
+from 2023-09-26 to 10-08 M_RBF wasn't used, which changes nothing, as it then stayed the identity; nor that before
+2023-09-20 the code took the normed class token itself for logits and left the head untrained.
+"""
+
+import functools
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.interop import tensors as files
+from hbf.interop.authors.layout import ORIGINS, read_layout
+from hbf.interop.authors.positions import interpolate
+from hbf.interop.authors.weights import config_of, to_params, to_tensors
+from hbf.interop.network import Network, read_file, to_module
+from hbf.interop.table import Params, Tensors
+from hbf.models.classifier import ImageClassifier
+
+# Mean and standard deviation of the channels by which the authors normalise their images.
+_CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+STATISTICS = {'cifar10': _CIFAR, 'cifar100': _CIFAR}
+
+
+def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClassifier, dict[str, Params]]:
+  """A network of theirs as one of ours.
+
+  Args:
+    path: a .pth, .npz or .safetensors file of its state_dict; nothing in it is run.
+    heads: of ViT's attention, see `hbf.interop.authors.layout.read_layout`.
+
+  Returns:
+    module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
+    images [batch, height, width, 3] that are normalised as the network's were (`STATISTICS` for CIFAR).
+
+  Raises:
+    UserError: the file can't be read, or isn't a state_dict of that code; the message lists what is wrong with it.
+  """
+  network = read_file(pathlib.Path(path), functools.partial(read, heads=heads))
+  if network.unused:
+    warnings.warn(f'unused tensors of {path}: {", ".join(network.unused)}', stacklevel=2)
+  return to_module(network)
+
+
+def read(tensors: Tensors, heads: int | None = None) -> Network:
+  """The network that has these tensors; argument and errors as those of `load`."""
+  layout = read_layout(tensors, heads)
+  params = to_params({name: np.asarray(tensor, np.float64) for name, tensor in tensors.items()}, layout)
+  return Network(
+    origin=ORIGINS[layout.model],
+    config=config_of(layout),
+    params=jax.tree.map(lambda z: np.asarray(z, np.float32), params),
+    channels=layout.channels,
+    classes=layout.classes,
+    patches=layout.grid**2,
+    resize=interpolate,
+    unused=layout.unused,
+  )
+
+
+def save(
+  path: str | pathlib.Path,
+  module: ImageClassifier,
+  variables: Mapping[str, Any],
+  *,
+  metric: bool = True,
+  bias: bool = True,
+) -> None:
+  """Writes one of our networks as a state_dict of theirs.
+
+  Their code computes the same as ours if models are those of `check_form`, such as models that `load` gives.
+
+  Args:
+    path: a .pth, .npz or .safetensors file.
+    module: of models hyperbf or vit.
+    variables: {'params': …}.
+    metric: whether the Hyper_ViT that is to read it has an M_RBF.
+    bias: whether its fc has a bias.
+
+  Raises:
+    UserError: their code can't compute what the network does, or the file can't be written.
+  """
+  params = jax.tree.map(lambda z: np.asarray(z, np.float64), dict(variables['params']))
+  tensors = to_tensors(params, module)
+  for wanted, ending, default in ((metric, '.mlp.M_RBF', np.eye), (bias, '.mlp.fc.bias', np.zeros)):
+    for name in [name for name in tensors if name.endswith(ending) and not wanted]:
+      if np.any(tensors[name] != default(len(tensors[name]))):
+        raise UserError(f'{name} does something: it can not be left out')
+      del tensors[name]
+  files.write(pathlib.Path(path), tensors)

@@ -1,0 +1,41 @@
+"""How the authors' code interpolates positions to images of another size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.interop.positions import square_side
+
+
+def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
+  """Positions [rows · columns, D] from those of a square grid, [grid², D], by cubic convolution.
+
+  As published the authors' networks are made for 224×224 images, have the positions of 56×56 patches, and are trained
+  on images of 32×32. As in DINO's vision transformer, from which the authors have theirs, a tenth of a patch is added
+  to the size asked for, and a grid that is right already is left alone.
+  """
+  grid = square_side(len(positions))
+  if rows == columns == grid:
+    return positions
+  square = positions.reshape(grid, grid, -1)
+  down, across = (jnp.asarray(cubic_weights(grid, n), jnp.float32) for n in (rows, columns))
+  resized = jnp.einsum('ri,cj,ijd->rcd', down, across, square, precision=jax.lax.Precision.HIGHEST)
+  return resized.reshape(rows * columns, -1)
+
+
+def cubic_weights(old: int, new: int) -> np.ndarray:
+  """What each of `new` points takes of `old` ones: [new, old], rows of sum 1.
+
+  Cubic convolution (Keys 1981, eq. 4, with a = −3/4), points at the centres of their cells, and beyond the edge the
+  outermost point once more: PyTorch's interpolate(mode='bicubic') with scale_factor (new + 0.1) / old.
+  """
+  a = -0.75
+  weights = np.zeros((new, old))
+  at = (np.arange(new) + 0.5) * old / (new + 0.1) - 0.5
+  for tap in range(-1, 3):
+    point = np.floor(at) + tap
+    x = np.abs(at - point)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * x * a - 4 * a
+    np.add.at(weights, (np.arange(new), np.clip(point, 0, old - 1).astype(int)), np.where(x <= 1, near, far))
+  return weights

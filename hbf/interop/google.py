@@ -1,0 +1,151 @@
+"""Weights of github.com/google-research/vision_transformer: ViT and MLP-Mixer, as published in .npz files.
+
+Read in vit_jax/models_vit.py, models_mixer.py and checkpoint.py, at the commit c6de1e5 of 2024-05-21. The files
+number the layers of a ViT's block in a row (LayerNorm_0, MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3),
+today's code numbers each kind from 0; both are read. The published networks take images of values from −1 to 1, which
+are data.mean and data.std of 0.5.
+"""
+
+import functools
+import pathlib
+
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.interop.network import Network, mixer_config, read_file, read_fixed, to_module, vit_config
+from hbf.interop.positions import resize, square_side
+from hbf.interop.table import Params, Source, Table, Tensors, class_token, patch_positions, same
+from hbf.models.classifier import ImageClassifier
+
+_POSITIONS = 'Transformer/posembed_input/pos_embedding'
+
+
+def load(path: str | pathlib.Path) -> tuple[ImageClassifier, dict[str, Params]]:
+  """A network of theirs as one of ours.
+
+  Args:
+    path: a .npz file as published; .safetensors and .pth with the same names are read too.
+
+  Returns:
+    module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
+    images [batch, height, width, 3] that are normalised as the network's were; a ViT takes images of any size that
+    its patches divide, see `hbf.interop.positions.resize`.
+
+  Raises:
+    UserError: the file can't be read, or holds another network; the message lists the tensors that don't fit.
+  """
+  return to_module(read_file(pathlib.Path(path), read))
+
+
+def read(tensors: Tensors) -> Network:
+  """The ViT or Mixer that has these tensors; errors as those of `load`."""
+  is_mixer = any(name.startswith(('MixerBlock_', 'stem/')) for name in tensors)
+  if is_mixer:
+    return read_fixed(_MIXER, tensors, functools.partial(mixer_config, activation='gelu'))
+  return _read_vit(tensors)
+
+
+def _read_vit(tensors: Tensors) -> Network:
+  if any(name.startswith('pre_logits/') for name in tensors):
+    raise UserError(
+      "it is one of Google's ViTs of 2020 for ImageNet-21k, which have a layer more before the head (pre_logits): "
+      'there is no such layer here; take one that was fine-tuned, or one of "How to train your ViT?"'
+    )
+  by_kind = any('/MlpBlock_0/' in name for name in tensors)
+  table = _vit('cls' in tensors, *((0, 1, 0) if by_kind else (1, 2, 3)))
+  sizes, params = table.read(tensors)
+  if sizes['H'] * sizes['d'] != sizes['D']:
+    raise UserError(f'{sizes["H"]} heads of {sizes["d"]} dimensions do not make up its width of {sizes["D"]}')
+  pool = 'cls' if 'cls' in tensors else 'mean'
+  return Network(
+    origin=table.origin,
+    config=vit_config(sizes, sizes['H'], 'gelu', pool),
+    params=params,
+    channels=sizes['channels'],
+    classes=sizes['classes'],
+    patches=square_side(len(params['positions'])) ** 2,
+    resize=resize,
+  )
+
+
+def _dense(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, Source]:
+  return {
+    **same(f'{ours}/kernel', f'{theirs}/kernel', inputs, outputs),
+    **same(f'{ours}/bias', f'{theirs}/bias', outputs),
+  }
+
+
+def _norm(ours: str, theirs: str) -> dict[str, Source]:
+  return {**same(f'{ours}/scale', f'{theirs}/scale', 'D'), **same(f'{ours}/bias', f'{theirs}/bias', 'D')}
+
+
+def _patches(theirs: str) -> dict[str, Source]:
+  """A convolution that cuts patches out: its kernel [row, column, channel, D] is ours."""
+  kernel = Source({f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1]))
+  return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}/bias', 'D')}
+
+
+def _attention(theirs: str) -> dict[str, Source]:
+  """Queries, keys and values [D, H, d] side by side, and the output [H, d, D]."""
+  projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
+  return {
+    'stage1/qkv/kernel': Source({f'{name}/kernel': ('D', 'H', 'd') for name in projections}, _joined_kernels),
+    'stage1/qkv/bias': Source({f'{name}/bias': ('H', 'd') for name in projections}, _joined_biases),
+    'stage1/out/kernel': Source({f'{theirs}/out/kernel': ('H', 'd', 'D')}, lambda z: z.reshape(-1, z.shape[-1])),
+    **same('stage1/out/bias', f'{theirs}/out/bias', 'D'),
+  }
+
+
+def _joined_kernels(*kernels: np.ndarray) -> np.ndarray:
+  return np.stack(kernels, axis=1).reshape(len(kernels[0]), -1)
+
+
+def _joined_biases(*biases: np.ndarray) -> np.ndarray:
+  return np.stack(biases).reshape(-1)
+
+
+def _vit(class_token_read: bool, attention: int, norm: int, mlp: int) -> Table:
+  """A ViT, with the numbers of its layers' names; one without a class token reads the mean of its patches."""
+  positions = {_POSITIONS: (1, 'N', 'D')}
+  tokens = {'positions': Source(positions, lambda z: z[0])}
+  if class_token_read:
+    tokens = {
+      'class_token': Source({'cls': (1, 1, 'D'), **positions}, class_token),
+      'positions': Source(positions, patch_positions),
+    }
+  return Table(
+    origin="Google's ViT",
+    network={
+      **_patches('embedding'),
+      **tokens,
+      **_norm('norm', 'Transformer/encoder_norm'),
+      **_dense('head', 'head', 'D', 'classes'),
+    },
+    block={
+      **_norm('norm_stage1', 'LayerNorm_0'),
+      **_attention(f'MultiHeadDotProductAttention_{attention}'),
+      **_norm('norm_stage2', f'LayerNorm_{norm}'),
+      **_dense('stage2/hidden', f'MlpBlock_{mlp}/Dense_0', 'D', 'hidden'),
+      **_dense('stage2/out', f'MlpBlock_{mlp}/Dense_1', 'hidden', 'D'),
+    },
+    prefix='Transformer/encoderblock_{}/',
+  )
+
+
+_MIXER = Table(
+  origin="Google's Mixer",
+  network={
+    **_patches('stem'),
+    **_norm('norm', 'pre_head_layer_norm'),
+    **_dense('head', 'head', 'D', 'classes'),
+  },
+  block={
+    **_norm('norm_stage1', 'LayerNorm_0'),
+    **_dense('stage1/hidden', 'token_mixing/Dense_0', 'N', 'tokens'),
+    **_dense('stage1/out', 'token_mixing/Dense_1', 'tokens', 'N'),
+    **_norm('norm_stage2', 'LayerNorm_1'),
+    **_dense('stage2/hidden', 'channel_mixing/Dense_0', 'D', 'hidden'),
+    **_dense('stage2/out', 'channel_mixing/Dense_1', 'hidden', 'D'),
+  },
+  prefix='MixerBlock_{}/',
+)

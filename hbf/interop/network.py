@@ -1,0 +1,147 @@
+"""A network of others, read: the `model` part of a config that says what it is, and its parameters."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from hbf.errors import UserError
+from hbf.interop import tensors as files
+from hbf.interop.positions import AnySizeClassifier, Resize
+from hbf.interop.table import Params, Table, Tensors
+from hbf.models.build import build_model
+from hbf.models.classifier import ImageClassifier
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """A network of others.
+
+  Attributes:
+    origin: whose it is, such as "timm's ViT".
+    config: the `model` part of a config.
+    params: ours, float32, on the host.
+    channels: of its images.
+    classes: number of logits.
+    patches: of its images.
+    resize: gives its positions for other images; None: it takes no other number of patches.
+    unused: names of tensors that it doesn't compute with.
+  """
+
+  origin: str
+  config: dict[str, Any]
+  params: Params
+  channels: int
+  classes: int
+  patches: int
+  resize: Resize | None = None
+  unused: tuple[str, ...] = ()
+
+  @property
+  def grid(self) -> int:
+    """Rows, and columns, if the patches form a square."""
+    return math.isqrt(self.patches)
+
+
+def read_file(path: pathlib.Path, read: Callable[[Tensors], Network]) -> Network:
+  """The network that `read` finds in a file of tensors; its errors name the file."""
+  tensors = files.read(path)
+  try:
+    return read(tensors)
+  except UserError as error:
+    raise UserError(f'{path}: {error}') from error
+
+
+def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, int]], dict[str, Any]]) -> Network:
+  """A network without positions, whose weights belong to its patches.
+
+  Args:
+    table: of its tensors.
+    tensors: by name.
+    config: the `model` part of a config from the sizes that the tensors have.
+
+  Raises:
+    UserError: it isn't such a network.
+  """
+  sizes, params = table.read(tensors)
+  return Network(table.origin, config(sizes), params, sizes['channels'], sizes['classes'], sizes['N'])
+
+
+def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
+  """Module and variables of a network, for images of any size if it has positions."""
+  model = build_model(ConfigDict(network.config), network.classes)
+  if network.resize is not None:
+    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    model = AnySizeClassifier(**options, grid=network.grid, resize=network.resize)
+  return model, {'params': jax.tree.map(jnp.asarray, network.params)}
+
+
+def model_config(
+  name: str,
+  sizes: Mapping[str, int],
+  stage1: dict[str, Any],
+  stage2: dict[str, Any],
+  *,
+  heads: int = 1,
+  pool: str = 'mean',
+  positions: str = 'none',
+  norm_epsilon: float = 1e-6,
+) -> dict[str, Any]:
+  """The `model` part of a config.
+
+  Args:
+    name: of the model.
+    sizes: its width D, depth and patch.
+    stage1: all options of its stage 1 but heads.
+    stage2: all options of its stage 2.
+    heads: of stage 1, if it has heads.
+    pool: as in a config.
+    positions: likewise.
+    norm_epsilon: likewise.
+  """
+  return {
+    'name': name,
+    'width': sizes['D'],
+    'depth': sizes['depth'],
+    'heads': heads,
+    'patch': sizes['patch'],
+    'pool': pool,
+    'positions': positions,
+    'dropout': 0.0,
+    'dtype': 'float32',
+    'norm_epsilon': norm_epsilon,
+    'scan_layers': False,
+    'remat': False,
+    'parallel': False,
+    'layer_scale': 0.0,
+    'drop_path': 0.0,
+    'stage1': stage1,
+    'stage2': stage2,
+  }
+
+
+def softmax_options(qkv_bias: bool) -> dict[str, Any]:
+  """Options of softmax attention."""
+  return {'qk_norm': 'none', 'qkv_bias': qkv_bias}
+
+
+def mlp_options(hidden: int, activation: str) -> dict[str, Any]:
+  """Options of an MLP."""
+  return {'hidden': hidden, 'activation': activation, 'output_scale': 1.0}
+
+
+def vit_config(sizes: Mapping[str, int], heads: int, activation: str, pool: str = 'cls') -> dict[str, Any]:
+  """A ViT of Dosovitskiy et al. 2021 with D, depth, patch and hidden units as in `sizes`."""
+  stages = softmax_options(qkv_bias=True), mlp_options(sizes['hidden'], activation)
+  return model_config('vit', sizes, *stages, heads=heads, pool=pool, positions='learned')
+
+
+def mixer_config(sizes: Mapping[str, int], activation: str) -> dict[str, Any]:
+  """A Mixer of Tolstikhin et al. 2021 with D, depth, patch, and hidden units: `tokens` and `hidden`."""
+  stage1 = {'hidden': sizes['tokens'], 'activation': activation}
+  return model_config('mixer', sizes, stage1, mlp_options(sizes['hidden'], activation))

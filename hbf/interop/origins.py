@@ -1,0 +1,22 @@
+"""Which code a file of tensors comes from."""
+
+import pathlib
+
+from hbf.interop import authors, google, timm
+from hbf.interop.network import Network, read_file
+from hbf.interop.table import Tensors
+
+
+def read(path: pathlib.Path) -> Network:
+  """The network in a file of Google's, timm's or the authors' code; the names of its tensors tell which.
+
+  Raises:
+    UserError: the file can't be read, or holds another network.
+  """
+  return read_file(path, _read)
+
+
+def _read(tensors: Tensors) -> Network:
+  if any('/' in name for name in tensors):
+    return google.read(tensors)
+  return authors.read(tensors) if any(name.endswith('.attn.M') for name in tensors) else timm.read(tensors)

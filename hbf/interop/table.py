@@ -1,0 +1,139 @@
+"""Networks of others as tables: which tensors a file has, of which shapes, and what becomes of them here."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from hbf.errors import UserError
+
+# A word in a shape is a size that tensors share: the first tensor that has it says how much it is. '3D' is 3 times D.
+Shape = tuple[int | str, ...]
+Tensors = Mapping[str, np.ndarray]
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """What one of our parameters is made of.
+
+  Attributes:
+    tensors: names and shapes of theirs.
+    make: gives the parameter from them, in this order.
+  """
+
+  tensors: Mapping[str, Shape]
+  make: Callable[..., np.ndarray] = np.asarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """All tensors of a kind of network.
+
+  Attributes:
+    origin: whose it is, such as "timm's ViT".
+    network: sources of the parameters outside the blocks, by path, such as 'norm/scale'.
+    block: likewise in a block.
+    prefix: of the names of a block's tensors, with {} for its number, such as 'blocks.{}.'.
+  """
+
+  origin: str
+  network: Mapping[str, Source]
+  block: Mapping[str, Source]
+  prefix: str
+
+  def read(self, tensors: Tensors) -> tuple[dict[str, int], Params]:
+    """The size that each word is, with `depth`, the number of blocks; and our parameters, float32.
+
+    Raises:
+      UserError: these aren't the tensors of such a network; the message lists those that don't fit.
+    """
+    depth = count_blocks(tensors, self.prefix)
+    sources = dict(self.network)
+    for i in range(depth):
+      for path, source in self.block.items():
+        named = {self.prefix.format(i) + name: shape for name, shape in source.tensors.items()}
+        sources[f'block{i}/{path}'] = Source(named, source.make)
+    expected = {name: shape for source in sources.values() for name, shape in source.tensors.items()}
+    sizes = check(tensors, expected, depth, self.origin)
+    params = {
+      path: source.make(*(np.asarray(tensors[name], np.float32) for name in source.tensors))
+      for path, source in sources.items()
+    }
+    return sizes | {'depth': depth}, unflatten_dict(params, sep='/')
+
+
+def count_blocks(tensors: Tensors, prefix: str) -> int:
+  """How many blocks have tensors whose names start with the prefix, in which {} stands for their number."""
+  start = re.escape(prefix).replace(r'\{\}', r'(\d+)')
+  return len({match[1] for name in tensors if (match := re.match(start, name))})
+
+
+def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: str) -> dict[str, int]:
+  """The size that each word is.
+
+  Args:
+    tensors: by name.
+    expected: shapes of exactly the tensors that there should be.
+    depth: number of blocks that they have.
+    origin: whose network has these.
+
+  Raises:
+    UserError: other tensors are there, and the message lists them; or there are no blocks.
+  """
+  sizes: dict[str, int] = {}
+  for name, shape in expected.items():
+    if name in tensors and tensors[name].ndim == len(shape):
+      for word, size in zip(shape, tensors[name].shape, strict=True):
+        if isinstance(word, str) and not word[0].isdigit():
+          sizes.setdefault(word, size)
+  shapes = {name: tuple(_size(word, sizes) for word in shape) for name, shape in expected.items()}
+  faults = misfits({name: tensor.shape for name, tensor in tensors.items()}, shapes)
+  if faults := faults or ('' if depth else 'it has no blocks'):
+    raise UserError(f'it does not hold {origin}: {faults}')
+  return sizes
+
+
+def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int = 30) -> str:
+  """Which names are missing, unknown or of a wrong shape, in words, at `most` so many of each; '' if none is."""
+  faults = {
+    'missing': [name for name in expected if name not in found],
+    'unknown': [name for name in found if name not in expected],
+    'of a wrong shape': [
+      f'{name} {found[name]} instead of {shape}'
+      for name, shape in expected.items()
+      if name in found and found[name] != shape
+    ],
+  }
+  return '; '.join(f'{what}: {_listed(names, most)}' for what, names in faults.items() if names)
+
+
+def same(ours: str, theirs: str, *shape: int | str) -> dict[str, Source]:
+  """A tensor that is kept as it is."""
+  return {ours: Source({theirs: shape})}
+
+
+def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
+  """Ours [1, 1, D] has its position in it: theirs [1, 1, D] and the first of the positions [1, N, D]."""
+  return token + positions[:, :1]
+
+
+def patch_positions(positions: np.ndarray) -> np.ndarray:
+  """Positions [N − 1, D] of the patches, without the class token's: from [1, N, D]."""
+  return positions[0, 1:]
+
+
+def _size(word: int | str, sizes: Mapping[str, int]) -> int | str:
+  if isinstance(word, int):
+    return word
+  if word[0].isdigit() and word[1:] in sizes:
+    return int(word[0]) * sizes[word[1:]]
+  return sizes.get(word, word)
+
+
+def _listed(names: list[str], most: int) -> str:
+  more = f' and {len(names) - most} more' if len(names) > most else ''
+  return ', '.join(names[:most]) + more

@@ -1,0 +1,146 @@
+"""Weights of timm (github.com/huggingface/pytorch-image-models): state_dicts of its ViT, gMLP and MLP-Mixer.
+
+Read in timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. Of its many ViTs those
+are read that are Dosovitskiy's, DeiT's among them: with a class token, learned positions, a bias of queries, keys and
+values, and one norm before the head. The mean and std of a network's images stand in its pretrained_cfg.
+"""
+
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.interop.network import Network, mixer_config, model_config, read_file, read_fixed, to_module, vit_config
+from hbf.interop.positions import resize, square_side
+from hbf.interop.table import Params, Source, Table, Tensors, class_token, patch_positions, same
+from hbf.models.classifier import ImageClassifier
+
+# Tensors don't tell a ViT's heads. timm's have 64 dimensions, but for its largest: so400m, huge, giant and gigantic.
+_HEAD_WIDTH, _HEADS = 64, {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+_GATE_EPSILON = 1e-5  # the gate's norm has PyTorch's, the others 1e-6
+
+
+def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClassifier, dict[str, Params]]:
+  """A network of timm's as one of ours.
+
+  Args:
+    path: a .safetensors, .npz or .pth file of its state_dict; nothing in it is run.
+    heads: of a ViT's attention; None: those of timm's own ViT of this width.
+
+  Returns:
+    module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
+    images [batch, height, width, 3] that are normalised as the network's were; a ViT takes images of any size that
+    its patches divide, see `hbf.interop.positions.resize`.
+
+  Raises:
+    UserError: the file can't be read, or holds another network; the message lists the tensors that don't fit.
+  """
+  return to_module(read_file(pathlib.Path(path), functools.partial(read, heads=heads)))
+
+
+def read(tensors: Tensors, heads: int | None = None) -> Network:
+  """The ViT, gMLP or Mixer that has these tensors; argument and errors as those of `load`."""
+  if any('.mlp_tokens.' in name for name in tensors):
+    return read_fixed(_MIXER, tensors, functools.partial(mixer_config, activation='gelu_erf'))
+  if any('.mlp_channels.' in name for name in tensors):
+    return read_fixed(_GMLP, tensors, _gmlp_config)
+  return _read_vit(tensors, heads)
+
+
+def _read_vit(tensors: Tensors, heads: int | None) -> Network:
+  sizes, params = _VIT.read(tensors)
+  width = sizes['D']
+  heads = heads if heads is not None else _HEADS.get(width, max(1, width // _HEAD_WIDTH))
+  if heads < 1 or width % heads:
+    raise UserError(f'its width of {width} is not divisible by {heads} heads')
+  return Network(
+    origin=_VIT.origin,
+    config=vit_config(sizes, heads, 'gelu_erf'),
+    params=params,
+    channels=sizes['channels'],
+    classes=sizes['classes'],
+    patches=square_side(sizes['N'] - 1) ** 2,
+    resize=resize,
+  )
+
+
+def _gmlp_config(sizes: Mapping[str, int]) -> dict[str, Any]:
+  stage1 = {
+    'hidden': sizes['hidden'],
+    'gate': 'split',
+    'attention': 0,
+    'activation': 'gelu_erf',
+    'norm_epsilon': _GATE_EPSILON,
+  }
+  return model_config('gmlp', sizes, stage1, {})
+
+
+def _linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, Source]:
+  """PyTorch keeps [out, in]."""
+  return {
+    f'{ours}/kernel': Source({f'{theirs}.weight': (outputs, inputs)}, np.transpose),
+    **same(f'{ours}/bias', f'{theirs}.bias', outputs),
+  }
+
+
+def _norm(ours: str, theirs: str, size: str = 'D') -> dict[str, Source]:
+  return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
+
+
+def _patches(theirs: str) -> dict[str, Source]:
+  """A convolution that cuts patches out: its kernel is [D, channel, row, column]."""
+  kernel = Source({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flat_patches)
+  return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
+
+
+def _flat_patches(kernel: np.ndarray) -> np.ndarray:
+  return kernel.transpose(2, 3, 1, 0).reshape(-1, len(kernel))
+
+
+_END = {**_norm('norm', 'norm'), **_linear('head', 'head', 'D', 'classes')}
+_VIT = Table(
+  origin="timm's ViT",
+  network={
+    **_patches('patch_embed.proj'),
+    'class_token': Source({'cls_token': (1, 1, 'D'), 'pos_embed': (1, 'N', 'D')}, class_token),
+    'positions': Source({'pos_embed': (1, 'N', 'D')}, patch_positions),
+    **_END,
+  },
+  block={
+    **_norm('norm_stage1', 'norm1'),
+    **_linear('stage1/qkv', 'attn.qkv', 'D', '3D'),
+    **_linear('stage1/out', 'attn.proj', 'D', 'D'),
+    **_norm('norm_stage2', 'norm2'),
+    **_linear('stage2/hidden', 'mlp.fc1', 'D', 'hidden'),
+    **_linear('stage2/out', 'mlp.fc2', 'hidden', 'D'),
+  },
+  prefix='blocks.{}.',
+)
+_GMLP = Table(
+  origin="timm's gMLP",
+  network={**_patches('stem.proj'), **_END},
+  block={
+    **_norm('norm_stage1', 'norm'),
+    **_linear('stage1/in', 'mlp_channels.fc1', 'D', '2hidden'),
+    **_norm('stage1/norm', 'mlp_channels.gate.norm', 'hidden'),
+    **_linear('stage1/spatial', 'mlp_channels.gate.proj', 'N', 'N'),
+    **_linear('stage1/out', 'mlp_channels.fc2', 'hidden', 'D'),
+  },
+  prefix='blocks.{}.',
+)
+_MIXER = Table(
+  origin="timm's Mixer",
+  network={**_patches('stem.proj'), **_END},
+  block={
+    **_norm('norm_stage1', 'norm1'),
+    **_linear('stage1/hidden', 'mlp_tokens.fc1', 'N', 'tokens'),
+    **_linear('stage1/out', 'mlp_tokens.fc2', 'tokens', 'N'),
+    **_norm('norm_stage2', 'norm2'),
+    **_linear('stage2/hidden', 'mlp_channels.fc1', 'D', 'hidden'),
+    **_linear('stage2/out', 'mlp_channels.fc2', 'hidden', 'D'),
+  },
+  prefix='blocks.{}.',
+)

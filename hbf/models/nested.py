@@ -1,0 +1,37 @@
+"""Smaller networks inside one whose centres are nested: its first centres, taken by themselves."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from hbf.errors import UserError
+
+
+def first_centres(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
+  """The network of the first `count` centres of every stage 2.
+
+  Any network can be cut so; one trained with stage2.nested is meant to be (`hbf.nn.hyperbf.HyperBFUnit`).
+
+  Args:
+    config: the `model` part of a config whose stage 2 is hyperbf; it isn't changed.
+    params: of that model.
+    count: from 1 to the centres there are.
+
+  Raises:
+    UserError: the model has no centres in stage 2, or not so many.
+  """
+  if 'centres' not in config.stage2:
+    raise UserError(f'{config.name} has no centres in its stage 2: expected a model with stage 2 hyperbf')
+  if not 1 <= count <= config.stage2.centres:
+    raise UserError(f'{count} centres can not be taken: the model has {config.stage2.centres}')
+  cut = config.copy_and_resolve_references()
+  cut.stage2.update(centres=count, nearest=min(config.stage2.nearest, count))
+  return cut, {name: _cut_block(part, count) if name.startswith('block') else part for name, part in params.items()}
+
+
+def _cut_block(block: Any, count: int) -> Any:
+  """Centres and coefficients [H, A, …], and what every centre has of its own [H, 1, A], of the first centres."""
+  unit = dict(block['stage2'])
+  unit |= {name: unit[name][:, :count] for name in ('centres', 'coefficients')}
+  unit |= {name: unit[name][..., :count] for name in ('log_width', 'beta') if name in unit}
+  return {**block, 'stage2': unit}

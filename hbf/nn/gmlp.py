@@ -1,0 +1,80 @@
+"""gMLP and aMLP: one gated unit that mixes tokens and channels, in place of both stages (Liu et al. 2021)."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hbf.errors import choose
+from hbf.nn.mixing import check_length
+from hbf.nn.mlp import ACTIVATIONS
+
+# How the gate uses f(Z) = W Z + b over the tokens (Table 3 of the paper), and how wide Z is over what comes out.
+GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
+
+
+class GatedMLP(nn.Module):
+  """out(s(GELU(in(x)))) with the Spatial Gating Unit s (Pay Attention to MLPs, eq. 1 to 3; aMLP: section 4.4).
+
+  s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. It starts as
+  a plain feed-forward: W near 0 with b = 1, or 0 in the additive form. With attention it is aMLP, whose gate is
+  Z₁ ⊙ (f(Z₂) + tiny attention of x). A token costs 6 hidden D + 2 hidden N operations (split); attention of d
+  dimensions costs 6 D d + 4 N d + 2 d hidden more. N is fixed.
+
+  Attributes:
+    hidden: channels that the gate gives; the split gate is fed twice as many (the paper's d_ffn).
+    gate: 'linear', 'additive', 'multiplicative' or 'split'.
+    attention: dimensions of the tiny attention, 64 in the paper; 0 for none.
+    activation: a name in `hbf.nn.mlp.ACTIVATIONS`.
+    norm_epsilon: added to the variance in the gate's LayerNorm.
+    dtype: of the products; parameters are float32.
+  """
+
+  hidden: int
+  gate: str
+  attention: int
+  activation: str
+  norm_epsilon: float
+  dtype: Any = jnp.float32
+  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    """Maps tokens [B, N, D] to [B, N, D].
+
+    Raises:
+      UserError: the parameters are for another number of tokens.
+    """
+    batch, length, width = tokens.shape
+    check_length(self, 'spatial', length)
+    parts = choose('gate', self.gate, GATES)
+    activation = choose('activation', self.activation, ACTIVATIONS)
+    z = nn.Dense(parts * self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
+    z = activation(z).reshape(batch, length, -1)
+    kept, gating = jnp.split(z, 2, axis=-1) if parts == 2 else (z, z)
+    spatial = self._spatial(length)(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating).mT)
+    gate = spatial.mT
+    if self.attention:
+      gate += self._tiny_attention(tokens)
+    gated = {'linear': gate, 'additive': kept + gate}.get(self.gate, kept * gate)
+    out = nn.Dense(width, dtype=self.dtype, name='out')(gated.reshape(-1, self.hidden))
+    return out.reshape(tokens.shape)
+
+  def _spatial(self, length: int) -> nn.Dense:
+    """f over the tokens; the linear form has nothing but f, so there W starts at its usual size."""
+    near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
+    return nn.Dense(
+      length,
+      dtype=self.dtype,
+      kernel_init=nn.initializers.lecun_normal() if self.gate == 'linear' else near_zero,
+      bias_init=nn.initializers.constant(float(gates)),
+      name='spatial',
+    )
+
+  def _tiny_attention(self, tokens: jax.Array) -> jax.Array:
+    """Attention of a single head: [B, N, hidden]."""
+    qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
+    q, k, v = (z[:, :, None] for z in jnp.split(qkv, 3, axis=-1))
+    attended = jax.nn.dot_product_attention(q, k, v)[:, :, 0]
+    return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

@@ -1,0 +1,76 @@
+"""Linear attention, a stage 1 whose time grows with the number of tokens and not with its square."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.nn.attention import project_out, project_qkv
+from hbf.nn.parameters import width_parameter
+from hbf.ops.linear import RANDOM_MAPS, feature_map, linear_attention, orthogonal_projections
+
+# Of the squared outputs of a head. Weights of random features may be 1e-8 and less, and the norm must not see it.
+_EPSILON = 1e-18
+
+
+class LinearAttention(nn.Module):
+  """Multi-head Σ_j φ(q)·φ(k_j) v_j, divided by the sum of the weights or by its own norm.
+
+  Operations a token, forward, for N tokens of D channels, H heads and m features a head (two for a product and its
+  sum); softmax attention needs 8 D² + 4 N D:
+
+  - elu, relu, exp: 8 D² + 4 m (D + H), with m = D/H.
+  - softmax, gaussian: 8 D² + 4 m (D + H) + 4 m D, the last for the features, with m = rank.
+  - causal: 2 C (m H + D + H) more, in chunks of C = min(128, N) tokens.
+
+  Attributes:
+    heads: H; the tokens' width D must be divisible by it. A head works on d = D/H dimensions.
+    features: φ, a name in `hbf.ops.linear.MAPS`. 'softmax' approximates `SoftmaxAttention` and 'gaussian'
+      `HyperBFAttention` with metric identity and a width for each head, if the normaliser is 'sum'.
+    rank: m, number of random features, unused by elu, relu and exp. The relative
+      variance of a weight is of order exp(‖q + k‖²/√d)/m, so wide heads and long queries and keys take many.
+    normaliser: 'sum', or 'none', after which each head's output has its root mean square normalised (TransNormer,
+      Qin et al. 2022).
+    causal: a token sees those before it and itself only.
+    dtype: of the products; parameters are float32.
+  """
+
+  heads: int
+  features: str
+  rank: int
+  normaliser: str
+  causal: bool
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    """Maps tokens [B, N, D] to [B, N, D]."""
+    q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
+    d = q.shape[-1]
+    chosen: dict[str, Any] = {'name': self.features}
+    if self.features in RANDOM_MAPS:
+      chosen['projections'] = _projections(self.heads, self.rank, d)
+    if self.features == 'gaussian':
+      chosen['width'] = width_parameter(self, 'head', d**0.5, self.heads)
+    queries, keys = (feature_map(z, **chosen) for z in (q, k))
+    out = linear_attention(queries, keys, v, normaliser=self.normaliser, causal=self.causal).swapaxes(1, 2)
+    if self.normaliser == 'none':
+      out = nn.RMSNorm(epsilon=_EPSILON, dtype=self.dtype, reduction_axes=-1, feature_axes=(-2, -1), name='norm')(out)
+    return project_out(out, self.dtype)
+
+
+@functools.cache
+def _projections(heads: int, count: int, d: int) -> np.ndarray:
+  """ω of every head, [H, count, d]: the same in all blocks, whether they are scanned or not, and no parameters.
+
+  Raises:
+    UserError: the count is below 1.
+  """
+  if count < 1:
+    raise UserError(f'rank is the number of random features and must be at least 1, it is {count}: {d} is a start')
+  rng = np.random.default_rng(0)
+  return np.stack([orthogonal_projections(rng, count, d) for _ in range(heads)])

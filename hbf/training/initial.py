@@ -1,0 +1,108 @@
+"""Parameters of others that a run starts from: --config.init_from=FILE."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import Dataset
+from hbf.errors import UserError
+from hbf.interop import origins
+from hbf.interop.network import Network
+from hbf.interop.table import Params, misfits
+from hbf.models.build import abstract_params
+from hbf.models.classifier import ImageClassifier
+from hbf.nn.registry import STAGE1, options_of, stage_names
+from hbf.training.workdir import flatten
+
+# Keys of `model` that say how a network starts, trains and runs, not which function of its parameters it is.
+FREE = (
+  'dropout',
+  'dtype',
+  'scan_layers',
+  'remat',
+  'drop_path',
+  'stage1.width_scale',
+  'stage2.width_scale',
+  'stage2.centres_init',
+  'stage2.coefficients_scale',
+  'stage2.output_scale',
+  'stage2.nested',
+  'stage2.form',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Initial:
+  """Parameters to start from.
+
+  Attributes:
+    params: float32, on the host; all of the run's, but without `head` if its classes are others.
+    source: says where they come from.
+  """
+
+  params: Params
+  source: str
+
+
+def read_initial(config: ConfigDict, model: ImageClassifier, dataset: Dataset) -> Initial:
+  """Reads the file `init_from`: the run's model must be its network, for any images that it takes and any classes.
+
+  Raises:
+    UserError: the file can't be read, or holds another network; the message lists the tensors that don't fit, and
+      the arguments with which the config describes it.
+  """
+  path = config.init_from
+  network = origins.read(pathlib.Path(path).expanduser())
+  rows, columns, channels = dataset.image_shape
+  if channels != network.channels:
+    raise UserError(f'{path} is for images of {network.channels} channels, {dataset.name} has {channels}')
+  wanted, params = dict(abstract_params(model, dataset.image_shape)), dict(network.params)
+  if network.resize is not None:
+    positions = network.resize(params['positions'], rows // model.patch, columns // model.patch)
+    params['positions'] = np.asarray(positions)
+  new_head = network.classes != model.classes
+  if new_head:
+    del wanted['head'], params['head']
+  faults, needed = misfits(_shapes(params), _shapes(wanted), most=6), _arguments(network, config, dataset)
+  if faults or needed:
+    listed = f' ({faults})' if faults else ''
+    cure = f': it does with {needed}' if needed else ''
+    raise UserError(f"{path} holds {network.origin}, which the run's config does not describe{listed}{cure}")
+  head = f'a new head of {model.classes} classes' if new_head else 'its head'
+  return Initial(params, f'{network.origin} of {path}, with {head}')
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+  return {path: param.shape for path, param in flatten_dict(params, sep='/').items()}
+
+
+def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
+  """The arguments of train.py with which the config describes the network; '' if it does."""
+  theirs, ours = flatten(network.config), flatten(config.model.to_dict())
+  stages = stage_names(network.config['name'])
+  other_stages = stage_names(config.model.name) != stages
+  free = {'name', *FREE} if 'heads' in options_of(STAGE1[stages[0]]) else {'name', 'heads', *FREE}
+  # Another model has other defaults than the run's: it needs all keys.
+  keys = [key for key in theirs if key not in free and (other_stages or ours.get(key) != theirs[key])]
+  flags = [f'model.{key}={theirs[key]}' for key in keys]
+  if side := _image_side(network, dataset):
+    flags.append(f'data.image_size={side}')
+  words = [f'--config.{flag}' for flag in flags]
+  if other_stages:
+    words = [f'model={network.config["name"]} after the colon of --config, and', *words]
+  return ' '.join(words)
+
+
+def _image_side(network: Network, dataset: Dataset) -> int | None:
+  """The side of images that the network takes, if it doesn't take the data set's."""
+  patch, (height, width, _) = network.config['patch'], dataset.image_shape
+  whole = height % patch == width % patch == 0
+  if network.resize is not None:
+    return None if whole else -(-max(height, width) // patch) * patch
+  if whole and (height // patch) * (width // patch) == network.patches:
+    return None
+  return network.grid * patch if network.grid**2 == network.patches else None

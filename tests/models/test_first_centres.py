@@ -1,0 +1,59 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.common import make_config
+from hbf.errors import UserError
+from hbf.models.build import build_model
+from hbf.models.nested import first_centres
+
+IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), jnp.float32)
+
+
+def make(**stage2):
+  config = make_config('', {'name': 'cifar10'}).model
+  config.update(width=16, depth=2, heads=2)
+  config.stage2.update(centres=6, **stage2)
+  params = build_model(config, 3).init(jax.random.key(0), IMAGES, train=False)['params']
+  return config, params
+
+
+def logits(config, params):
+  return np.asarray(build_model(config, 3).apply({'params': params}, IMAGES, train=False))
+
+
+@pytest.mark.parametrize('width', ['centre', 'layer', 'fixed'])
+@pytest.mark.parametrize('normalisation', ['none', 'sum'])
+def test_the_first_centres_are_the_network_without_the_others(normalisation, width):
+  """Others whose coefficients are 0 and that never respond might as well not be there."""
+  config, params = make(normalisation=normalisation, width=width)
+  silent = jax.tree.map(np.array, params)
+  for block in ('block0', 'block1'):
+    silent[block]['stage2']['coefficients'][:, 4:] = 0
+    silent[block]['stage2']['centres'][:, 4:] = 1e3
+  np.testing.assert_allclose(logits(*first_centres(config, params, 4)), logits(config, silent), rtol=1e-4, atol=1e-5)
+
+
+def test_all_centres_are_the_network_and_nothing_is_changed():
+  config, params = make(nearest=5)
+  before = config.to_json()
+  same, same_params = first_centres(config, params, 6)
+  assert same.to_json() == config.to_json() == before
+  jax.tree.map(np.testing.assert_array_equal, same_params, params)
+  cut, cut_params = first_centres(config, params, 3)
+  assert (cut.stage2.centres, cut.stage2.nearest) == (3, 3)
+  shapes = jax.eval_shape(lambda x: build_model(cut, 3).init(jax.random.key(0), x, train=False), IMAGES)['params']
+  assert jax.tree.map(np.shape, cut_params) == jax.tree.map(np.shape, shapes)
+
+
+@pytest.mark.parametrize('count', [0, 7])
+def test_a_number_of_centres_that_there_is_not_is_refused(count):
+  with pytest.raises(UserError, match=f'{count} centres can not be taken: the model has 6'):
+    first_centres(*make(), count)
+
+
+def test_a_model_without_centres_is_refused():
+  config = make_config('model=vit', {'name': 'cifar10'}).model
+  with pytest.raises(UserError, match='vit has no centres in its stage 2'):
+    first_centres(config, {}, 1)
