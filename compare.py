@@ -1,6 +1,6 @@
 """Compares models: every arm with every seed, parameters matched, one table.
 
-python compare.py --preset=small --workdir=runs/small            # or memo: the memo's Table 2
+python compare.py --preset=small --workdir=runs/small            # or memo: the memo's Table 2; or rivals
 python compare.py --config=configs/cifar10.py:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \\
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.width_scale=2.0' --workdir=runs/widths
 python compare.py --workdir=runs/small --report                  # the table again, from the logs

@@ -15,7 +15,7 @@ from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small',)
-SEARCHES = ('search', 'search-patch8')
+SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),

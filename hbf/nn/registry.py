@@ -101,10 +101,13 @@ def options_of(module: type[nn.Module] | None) -> tuple[str, ...]:
 
 def _bind(what: str, module: Any, options: Mapping[str, Any]) -> Any:
   known = {name: name for name in options_of(module)}
-  for option in options:
-    choose(f'option of {what}', option, known)
+  # A config's options belong to the model that its argument names.
+  remedy = 'pick the model in the config argument, model=NAME'
+  try:
+    for option in options:
+      choose(f'option of {what}', option, known)
+  except UserError as error:
+    raise UserError(f'{error}; if the options are those of another model, {remedy}') from None
   if missing := sorted(set(known) - set(options)):
-    raise UserError(
-      f'{what} needs the options {", ".join(missing)}: pick the model in the config argument, model=NAME'
-    )
+    raise UserError(f'{what} needs the options {", ".join(missing)}: {remedy}')
   return functools.partial(module, **options) if module else None

@@ -111,10 +111,11 @@ def test_impossible_models_are_user_errors(changes, message):
     abstract_params(build_model(config, 10), (8, 8, 1))
 
 
-# Floors of a living unit. σ² = D, nearly constant, has a spread of 1/√D: at most 0.125 at these widths.
-SPREAD = 0.5
-# Centres that respond to a token, (ΣK)² / ΣK²: all if they respond alike, 1 if only one does.
-RESPONDING = 5
+# Floors of a living unit. σ² = D, nearly constant, has a spread of 1/√D from noise, of 0.7 from tokens at width 64.
+SPREAD = 1.0
+# Centres that respond to a token, (ΣK)² / ΣK²: all if they respond alike, 1 if only one does. The more a token's
+# dimensions, the fewer of those that start as other tokens: 20 to 40 at width 64, 2 to 6 at width 768.
+RESPONDING = 2
 # How a response changes from token to token, over its size. The digits' few tokens leave many centres asleep.
 CHANGING = 0.2
 # What a step that moves a parameter by a hundredth of its norm does to the loss, to first order.
@@ -142,14 +143,25 @@ def same_stages(*arguments):
   return STAGES.setdefault(repr(arguments), make_stages(*arguments))
 
 
+def smooth_images(seed, count, shape):
+  """Images whose neighbouring pixels are alike, of mean 0 and variance 1; tokens of white noise are all far apart."""
+  coarse_key, fine_key = jax.random.split(jax.random.key(seed))
+  coarse = jax.random.normal(coarse_key, (count, 4, 4, shape[-1]))
+  images = jax.image.resize(coarse, (count, *shape), 'cubic') + 0.1 * jax.random.normal(fine_key, (count, *shape))
+  return (images - images.mean()) / images.std()
+
+
 @functools.cache
 def units_at_init(config_json, shape):
   """For every HyperBF unit of a model: its parameters, their gradients, the log K of its responses, and these.
 
-  Two random images; a cross-entropy loss of 10 classes, which set the head's size and nothing else.
+  Of two images, other than those that the centres were taken from; a cross-entropy loss of 10 classes, which set the
+  head's size and nothing else.
   """
   config = ConfigDict(json.loads(config_json))
-  images = jax.random.normal(jax.random.key(1), (2, *shape))
+  tokens_an_image = shape[0] // config.patch * (shape[1] // config.patch)
+  first_batch = smooth_images(1, config.stage2.centres // tokens_an_image + 1, shape)
+  images = smooth_images(2, 2, shape)
 
   def loss(params):
     logits, seen = model.apply(
@@ -160,7 +172,7 @@ def units_at_init(config_json, shape):
   with CompiledOnce():
     model = build_model(config, 10)
     # This kind of key compiles in half the time.
-    params = model.init(jax.random.key(0, impl='unsafe_rbg'), images, train=False)['params']
+    params = model.init(jax.random.key(0, impl='unsafe_rbg'), first_batch, train=False)['params']
     gradients, seen = jax.grad(loss, has_aux=True)(params)
   result = []
   for block in (f'block{i}' for i in range(config.depth)):

@@ -1,0 +1,47 @@
+"""The operations a token that the stages' docstrings state are those of their matrix products."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.common import matmul_flops
+from configs.common import stage1_options, stage2_options
+from hbf.nn.registry import MODELS, make_stages, stage_names
+
+B, N, D, H, HIDDEN, MEMORY, TINY, HEADS = 2, 49, 64, 4, 96, 24, 16, 4
+ATTENTION = 8 * D**2 + 4 * N * D
+GMLP = 6 * HIDDEN * D + 2 * HIDDEN * N
+# Model, changed options of the stage, stated operations, and how far the products may be off.
+CASES = {
+  'softmax': ('vit', 1, {}, ATTENTION, 0.0),
+  'softmax unit': ('vit', 1, {'qk_norm': 'unit'}, ATTENTION, 0.0),
+  'hyperbf': ('hyperbf', 1, {}, ATTENTION, 0.05),
+  'unified': ('unified', 1, {'memory': MEMORY}, 8 * D**2 + 4 * (N + MEMORY) * D, 0.05),
+  'gmlp': ('gmlp', 1, {}, GMLP, 0.0),
+  'amlp': ('gmlp', 1, {'attention': TINY}, GMLP + 6 * D * TINY + 4 * N * TINY + 2 * TINY * HIDDEN, 0.0),
+  'token_mlp': ('mixer', 1, {'hidden': HIDDEN}, 4 * HIDDEN * D, 0.0),
+  'pooling': ('pooling', 1, {}, 0, 0.0),
+  'identity': ('identity', 1, {}, 0, 0.0),
+  'mlp': ('vit', 2, {}, 4 * HIDDEN * D, 0.0),
+  'swiglu': ('vit', 2, {'activation': 'swiglu'}, 6 * HIDDEN * D, 0.0),
+  'centres': ('hyperbf', 2, {}, 4 * HIDDEN * D, 0.05),
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_the_stated_operations_are_those_of_the_products(case):
+  model, stage, changes, stated, off = CASES[case]
+  options = {1: stage1_options, 2: stage2_options}[stage](stage_names(model)[stage - 1], HIDDEN) | changes
+  given = {1: options, 2: {}} if stage == 1 else {1: {}, 2: options}
+  names = {1: f'{stage_names(model)[0]}+none', 2: f'identity+{stage_names(model)[1]}'}
+  module = make_stages(names[stage], HEADS, given[1], given[2])[stage - 1]()
+  tokens = jax.ShapeDtypeStruct((B, N, D), jnp.float32)
+  params = jax.eval_shape(module.init, jax.random.key(0), tokens)
+  counted = matmul_flops(module.apply, params, tokens) / (B * N)
+  assert abs(counted - stated) <= off * stated
+
+
+def test_every_model_has_its_stages_costs_tested():
+  """Those of linear attention stand in test_linear_attention.py."""
+  tested = {stage_names(model)[stage - 1] for model, stage, *_ in CASES.values()}
+  assert tested | {'linear', 'none'} == {name for pair in MODELS.values() for name in pair}
