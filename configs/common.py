@@ -215,7 +215,7 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   del config.hidden
   if given['size']:
     sizes = SIZES_OF.get(given['model'], SIZES)
-    width, depth, heads, hidden = choose(f'size of {given["model"]}', given['size'], sizes)
+    width, depth, heads, hidden = choose('size', given['size'], sizes)
     config.model.update(width=width, depth=depth, heads=heads)
   # Adam moves every number by about the learning rate. Centres start at size 1, the weights of an MLP at 1/√D: the
   # same relative steps need √D times the rate.

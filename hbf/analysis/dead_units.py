@@ -69,18 +69,20 @@ class Setting:
 def settings() -> list[Setting]:
   """The authors' two published forms, the two obvious widths, and our default."""
 
+  gained = {'normalisation': 'none', 'centres_init': 'normal'}
+
   def memo(beta: float, centres: int) -> Setting:
     # β = 1/2σ², and at init σ² = width_scale · √D.
-    options = {'metric': 'bilinear', 'width': 'signed', 'normalisation': 'none', 'centres': centres}
+    options = gained | {'metric': 'bilinear', 'width': 'signed', 'centres': centres}
     return Setting(f'β = {beta:g}, {centres:,} centres', options | {'width_scale': 0.5 / beta / WIDTH**0.5}, True)
 
-  gained = {'normalisation': 'none'}
+  ours = {'width_scale': 0.5, 'normalisation': 'layer', 'centres_init': 'tokens'}
   return [
     memo(0.1, 11),
     memo(0.001, 1500),
     Setting('σ² = D, gain', gained | {'width_scale': WIDTH**0.5}),
     Setting('σ² = √D, gain', gained | {'width_scale': 1.0}),
-    Setting('σ² = √D/2, layer norm', {'width_scale': 0.5, 'normalisation': 'layer'}),
+    Setting('σ² = √D/2, layer norm, from tokens', ours),
   ]
 
 
