@@ -91,7 +91,7 @@ def stop_at(monkeypatch, stop):
   monkeypatch.setattr(Reporter, 'report', reporting)
 
 
-@pytest.mark.parametrize('arguments', ['model=hyperbf', 'model=vit'])
+@pytest.mark.parametrize('arguments', ['model=hyperbf', pytest.param('model=vit', marks=pytest.mark.slow)])
 def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypatch, arguments):
   """Also if the parts cut the steps into other calls."""
   config = toy(arguments, **{'model.dropout': 0.1, 'train.epochs': 2.0, 'log.every': '7steps'})
@@ -119,7 +119,7 @@ def test_a_run_goes_on_with_its_blocks_in_another_form(tmp_path, toy, monkeypatc
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole, parts)
 
 
-@pytest.mark.parametrize('kind', ['device', 'stream'])
+@pytest.mark.parametrize('kind', ['device', pytest.param('stream', marks=pytest.mark.slow)])
 def test_kill_9_in_an_epoch_changes_nothing(tmp_path, toy, digits_dir, kind):
   changes = {'train.epochs': 6.0, 'checkpoint.every': '8steps', 'log.every': '3steps', 'data.input': kind}
   changes |= {'model.width': 16, 'model.depth': 1, 'model.heads': 2, 'model.stage2.centres': 12}
