@@ -59,9 +59,15 @@ def stage1(options: argparse.Namespace) -> Iterator[Case]:
   """Attention, by the number of tokens that attend to one another."""
   for name in dict.fromkeys(stage_names(model)[0] for model in options.models):
     for length in options.lengths:
-      module = make_stages(f'{name}+none', options.heads, stage1_options(name, 4 * options.width), {})[0]()
-      call = stage(module, (max(options.tokens // length, 1), length, options.width))
+      call = stage(
+        make_stage1(name, options.heads, options.width), (max(options.tokens // length, 1), length, options.width)
+      )
       yield Case(f'stage 1, {name}', 'tokens', length, *call)
+
+
+def make_stage1(name: str, heads: int, width: int) -> nn.Module:
+  """A stage 1 with its shipped options for tokens of this width."""
+  return make_stages(f'{name}+none', heads, stage1_options(name, 4 * width), {})[0]()
 
 
 def stage2(options: argparse.Namespace) -> Iterator[Case]:

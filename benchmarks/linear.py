@@ -22,10 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.common import Thunk, compiled, parser, report
-from benchmarks.growth import Case, measure
-from configs.common import stage1_options
+from benchmarks.growth import Case, make_stage1, measure
 from hbf.nn.linear_attention import LinearAttention
-from hbf.nn.registry import make_stages
 from hbf.ops.hyperbf import hyperbf
 from hbf.ops.linear import feature_map, linear_attention, orthogonal_projections
 from hbf.training.machine import keep_freed_memory
@@ -116,10 +114,7 @@ def times(options: argparse.Namespace) -> Part:
 def cases(options: argparse.Namespace) -> Iterator[Case]:
   """Every stage 1 at every number of tokens; m = d random features, as many as elu has, and four times as many."""
   d = options.width // options.heads
-  modules: dict[str, nn.Module] = {
-    name: make_stages(f'{name}+none', options.heads, stage1_options(name, 4 * options.width), {})[0]()
-    for name in EXACT_STAGES
-  }
+  modules = {name: make_stage1(name, options.heads, options.width) for name in EXACT_STAGES}
   for causal in (False, True):
     suffix = ', causal' if causal else ''
     for name, rank in (('elu', 0), ('gaussian', d), ('gaussian', 4 * d)):

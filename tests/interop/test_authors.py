@@ -1,6 +1,5 @@
 """Weights of the authors' public code: their logits from our models, and ours from theirs."""
 
-import functools
 import itertools
 import json
 
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from interop import published
+from interop.checks import assert_logits
 
 from configs import cifar10
 from hbf.data.datasets import Dataset, load
@@ -41,13 +41,6 @@ def make_images(rows=SIDE, columns=SIDE):
 def write(path, state_dict):
   tensors.write(path, state_dict)
   return path
-
-
-def assert_logits(module, variables, images, expected):
-  found = np.asarray(jax.jit(functools.partial(module.apply, train=False))(variables, images))
-  assert found.dtype == np.float32
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-  assert np.ptp(expected, axis=0).max() > 0.01  # of two images: far more than the tolerance
 
 
 @pytest.mark.parametrize(('model', 'optional'), [*VERSIONS, ('vit', ())], ids=str)

@@ -1,11 +1,10 @@
 """Weights of Google's and timm's networks: their logits from our models."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
 from interop import others, published
+from interop.checks import assert_logits
 
 from configs import cifar10
 from hbf.errors import UserError
@@ -37,13 +36,6 @@ def load(network, path):
 def write(path, theirs):
   tensors.write(path, theirs)
   return path
-
-
-def assert_logits(module, variables, images, expected):
-  found = np.asarray(jax.jit(functools.partial(module.apply, train=False))(variables, images))
-  assert found.dtype == np.float32
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-  assert np.ptp(expected, axis=0).max() > 0.01  # of two images: far more than the tolerance
 
 
 @pytest.mark.parametrize('network', NETWORKS.values(), ids=NETWORKS)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import random_params
 from ops import reference
 
 from configs.common import stage1_options, stage2_options
@@ -23,13 +24,6 @@ B, N, D = 2, 5, 8
 
 def make_tokens(seed=0):
   return jnp.asarray(np.random.default_rng(seed).normal(size=(B, N, D)), jnp.float32)
-
-
-def random_params(module, *arguments):
-  """Parameters of the module's shapes drawn by NumPy."""
-  shapes = jax.eval_shape(lambda key: module.init(key, *arguments), jax.random.key(0))['params']
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda z: (0.5 * rng.normal(size=z.shape)).astype('f'), shapes)
 
 
 def dense(z, layer):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import random_params
 from ops import reference
 
 import hbf.nn.hyperbf
@@ -42,13 +43,6 @@ UNIT = {
 
 def make_tokens(shape=(B, N, D), seed=0):
   return jnp.asarray(reference.layer_norm(np.random.default_rng(seed).normal(size=shape)), jnp.float32)
-
-
-def random_params(module, tokens):
-  """Parameters of the module's shapes drawn by NumPy: metrics, widths and gains start too special to test with."""
-  shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)['params']
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda z: (0.5 * rng.normal(size=z.shape)).astype('f'), shapes)
 
 
 def sigma(params, options, variance, h):

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import random_params
 
 import hbf.nn.linear_attention
 from benchmarks.common import matmul_flops
@@ -21,13 +22,6 @@ def make(name='elu', normaliser='sum', causal=False, **changes):
 
 def make_tokens(shape=(B, N, D), seed=0):
   return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def random_params(module, tokens):
-  """Parameters of the module's shapes drawn by NumPy."""
-  shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)['params']
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda z: (0.5 * rng.normal(size=z.shape)).astype('f'), shapes)
 
 
 @pytest.mark.parametrize(

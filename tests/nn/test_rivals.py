@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import random_params
 from ops import reference
 
 from configs.common import make_config
@@ -20,13 +21,6 @@ B, N, D, HIDDEN, ATTENTION = 2, 5, 8, 6, 3
 
 def make_tokens(shape=(B, N, D), seed=0):
   return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def random_params(module, tokens):
-  """Parameters of the module's shapes drawn by NumPy."""
-  shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)['params']
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda z: (0.5 * rng.normal(size=z.shape)).astype('f'), shapes)
 
 
 def dense(z, layer):
