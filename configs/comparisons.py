@@ -45,7 +45,7 @@ PRESETS = {
     seeds=(0, 1, 2),
     overrides=('--config.train.epochs=5.0',),
   ),
-  # Every model, its means read out, as some have no class token. Half a day on two cores.
+  # Every model, its means read out, as some have no class token. Two hours on two cores.
   'rivals': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=(
@@ -69,6 +69,6 @@ PRESETS = {
       'hyperbf-nested: hyperbf model.stage2.nested=True',
     ),
     seeds=(0, 1),
-    overrides=('--config.model.pool=mean',),
+    overrides=('--config.model.pool=mean', '--config.train.epochs=2.0'),
   ),
 }
