@@ -6,7 +6,7 @@ python -m benchmarks.linear --parts time --lengths 64,1024 --width 64 --heads 2 
 Errors are relative, of the outputs, at the width σ² = √d of a new block. They fall with the square root of the
 features, an exponent of −1/2, once there are many more of them than exp(2 s² √d), for heads of d dimensions and
 normal queries and keys of standard deviation s, which is 1 in a new block. Times are of stage 1 alone on one image,
-forward; exponents are between a size and the one before.
+forward, with the temporary memory at the most tokens; exponents are those of the three greatest sizes.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from hbf.training.machine import keep_freed_memory
 
 SIZES = {'lengths': '64,256,1024,4096,16384', 'features': '16,64,256,1024,4096'}
 # Of a head, and of its queries and keys: what decides how many features are enough.
-DIMENSIONS, DEVIATIONS = (16, 64), (0.5, 1.0)
+DIMENSIONS, DEVIATIONS = (16, 64), (0.25, 0.5, 1.0)
 EXACT_STAGES = ('hyperbf', 'softmax')
 TOKENS = 256  # of the convergence
 SEEDS = 5
@@ -56,18 +56,14 @@ Part = tuple[str, list[dict[str, Any]]]  # title and rows
 
 
 def convergence(options: argparse.Namespace) -> Part:
-  """Mean relative error by map, head and number of features, and its exponent between two numbers."""
-  rows: list[dict[str, Any]] = []
+  """Mean relative error by map, head and number of features, and the exponent with which it falls."""
+  rows = []
   for name, d, deviation in itertools.product(EXACT, DIMENSIONS, DEVIATIONS):
-    before: tuple[int, float] | None = None
-    for count in options.features:
-      error = mean_error(name, d, deviation, count)
-      row = {'map': name, 'dimensions': d, 'deviation': deviation, 'features': count, 'error': error, 'error ~': ''}
-      if before:
-        row['error ~'] = f'{math.log(error / before[1]) / math.log(count / before[0]):.2f}'
-      rows.append(row)
-      before = count, error
-  return f'Random features against the exact operator, {TOKENS} tokens, {SEEDS} draws', rows
+    errors = [mean_error(name, d, deviation, count) for count in options.features]
+    row = {'map': name, 'dimensions': d, 'deviation': deviation}
+    row |= {f'm = {count:,}': error for count, error in zip(options.features, errors, strict=True)}
+    rows.append(row | {'exponent': exponent(options.features, errors)})
+  return f'Relative error of random features, {TOKENS} tokens, {SEEDS} draws', rows
 
 
 def mean_error(name: str, d: int, deviation: float, count: int) -> float:
@@ -101,14 +97,18 @@ EXACT = {'softmax': softmax, 'gaussian': gaussian}
 
 
 def times(options: argparse.Namespace) -> Part:
-  """Milliseconds by stage 1 and number of tokens; behind each linear one, from where it is faster than HyperBF."""
-  rows = measure(list(cases(options)), options.rounds)
-  series: dict[str, list[float]] = {}
-  for row in rows:
-    series.setdefault(row['part'], []).append(row['ms'])
-    done = row['part'] not in EXACT_STAGES and len(series[row['part']]) == len(options.lengths)
-    row['faster from'] = crossover(options.lengths, series[row['part']], series['hyperbf']) if done else ''
-  return f'Stage 1 of one image, forward, width {options.width}, {options.heads} heads, float32', rows
+  """Milliseconds by stage 1 and number of tokens, and from where each linear one is faster than HyperBF."""
+  measured: dict[str, list[dict[str, Any]]] = {}
+  for row in measure(list(cases(options)), options.rounds):
+    measured.setdefault(row['part'], []).append(row)
+  exact, rows = [row['ms'] for row in measured['hyperbf']], []
+  for series, sizes in measured.items():
+    times = [row['ms'] for row in sizes]
+    row = {'stage 1': series} | {f'{size["size"]:,} tokens': size['ms'] for size in sizes}
+    row |= {'exponent': exponent(options.lengths, times), 'MB': sizes[-1]['temporary MB']}
+    linear = series not in EXACT_STAGES
+    rows.append(row | {'faster than hyperbf from': crossover(options.lengths, times, exact) if linear else ''})
+  return f'Milliseconds of stage 1, one image, forward, width {options.width}, {options.heads} heads, float32', rows
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -130,6 +130,11 @@ def forward(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]
   tokens = jax.random.normal(jax.random.key(0), shape)
   params = jax.jit(module.init)(jax.random.key(1), tokens[:, :64])
   return compiled(module.apply, params, tokens)
+
+
+def exponent(sizes: list[int], values: list[float]) -> float:
+  """The p of values ~ size^p, by least squares of the logarithms; of the three greatest sizes."""
+  return round(float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0]), 2)
 
 
 def crossover(lengths: list[int], linear: list[float], exact: list[float]) -> str:

@@ -14,12 +14,14 @@ from hbf.training.workdir import flatten
 from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
-COMPARISONS = ('small',)
+COMPARISONS = ('small', 'rivals')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
   'authors': ('model', 'width', 'batch', 'images/s', 'ours/theirs'),
+  'linear-convergence': (),
+  'linear-time': (),
 }
 
 
@@ -68,9 +70,21 @@ def _mean(values: list[float]) -> str:
 
 
 def benchmark(name: str, columns: tuple[str, ...]) -> str:
-  """These columns of a benchmark's rows, and where they were measured."""
+  """These columns of a benchmark's rows, or all, and where they were measured."""
   measured = json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text())
+  columns = columns or tuple(measured['rows'][0])
   rows = [tuple(_cell(row[column]) for column in columns) for row in measured['rows']]
+  return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'
+
+
+def growth() -> str:
+  """Milliseconds of every part at every size, from benchmarks.growth."""
+  measured = json.loads((ROOT / 'benchmarks' / 'growth.json').read_text())
+  sizes = sorted({row['size'] for row in measured['rows']})
+  milliseconds = {(row['part'], row['size']): _cell(row['ms']) for row in measured['rows']}
+  parts = dict.fromkeys(row['part'] for row in measured['rows'])
+  rows = [(part, *(milliseconds[part, size] for size in sizes)) for part in parts]
+  columns = ('ms', *(f'{size:,} {measured["rows"][0]["of"]}' for size in sizes))
   return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'
 
 
@@ -90,7 +104,8 @@ def main() -> None:
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
   parts += [*map(search, SEARCHES), dead_units(units)]
-  print('\n\n'.join([*parts, *(benchmark(name, columns) for name, columns in BENCHMARKS.items())]))
+  parts += [*(benchmark(name, columns) for name, columns in BENCHMARKS.items()), growth()]
+  print('\n\n'.join(parts))
 
 
 if __name__ == '__main__':

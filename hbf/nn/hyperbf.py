@@ -11,6 +11,7 @@ from hbf.nn.attention import QK_NORMS, check_heads, project_out, project_qkv, un
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
+from hbf.ops.nearest import greatest
 
 
 class HyperBFAttention(nn.Module):
@@ -172,8 +173,7 @@ class HyperBFUnit(nn.Module):
     if self.nearest:
       if not 1 <= self.nearest <= self.centres:
         raise UserError(f'stage2.nearest must be from 1 to the {self.centres} centres, or 0 for all: {self.nearest}')
-      log_k = jnp.where(mask, log_k, -jnp.inf)
-      mask &= log_k >= jax.lax.top_k(log_k, self.nearest)[0][..., -1:]
+      mask &= greatest(jnp.where(mask, log_k, -jnp.inf), self.nearest)
     return mask
 
 
