@@ -97,9 +97,10 @@ class HyperBFUnit(nn.Module):
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).
     coefficients_scale: root mean square of the output at init.
     nearest: only so many centres respond to a token, those with the greatest K; 0: all.
-    nested: in training a random number of the first centres responds, as often one of 1 to 8 as of 8 to 64, so that
-      any number of them can be taken in the end (`hbf.models.nested`; nested dropout, Rippel et al. 2014). It needs a
-      'dropout' key in training, and must have none otherwise.
+    nested: in training all centres respond to one half of the images, and to each of the others a random number of
+      the first ones, as often one of 1 to 8 as of 8 to 64: so any number can be taken in the end
+      (`hbf.models.nested`; after nested dropout, Rippel et al. 2014). It needs a 'dropout' key in training, and must
+      have none otherwise.
     form: how the sums over the centres are computed, see `hbf.ops.hyperbf.hyperbf`.
     dtype: of the products; parameters are float32.
   """
@@ -144,7 +145,7 @@ class HyperBFUnit(nn.Module):
       return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
 
     log_gain = self.param('log_gain', init_log_gain) if self.normalisation == 'none' else 0.0
-    mask = self._mask(log_responses(points, centres, **unit)) if self.nearest or self.nested else None
+    mask = self._mask(log_responses(points, centres, **unit), len(tokens)) if self.nearest or self.nested else None
 
     def responses() -> jax.Array:
       return normalise(log_responses(points, centres, **unit), self.normalisation, log_gain, mask)
@@ -164,12 +165,14 @@ class HyperBFUnit(nn.Module):
       out = hyperbf_plain(points, centres, coefficients, **unit, mask=mask)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
-  def _mask(self, log_k: jax.Array) -> jax.Array:
-    """Which centres respond to which points, from log K [H, B N, A]: booleans that broadcast to it."""
+  def _mask(self, log_k: jax.Array, images: int) -> jax.Array:
+    """Which centres respond to which points, from log K [H, B N, A] of B images: booleans that broadcast to it."""
     mask = jnp.ones((1, 1, self.centres), bool)
     if self.nested and self.has_rng('dropout') and not self.is_initializing():
-      exponent = jax.random.uniform(self.make_rng('dropout'))
+      # From 1/2 to 1 counts as 1, all centres.
+      exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
       mask = jnp.arange(self.centres) < self.centres**exponent
+      mask = jnp.repeat(mask, log_k.shape[1] // images, axis=0)
     if self.nearest:
       if not 1 <= self.nearest <= self.centres:
         raise UserError(f'stage2.nearest must be from 1 to the {self.centres} centres, or 0 for all: {self.nearest}')
