@@ -95,8 +95,7 @@ def steps(options: argparse.Namespace) -> Iterator[Case]:
 def stage(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
   """Forward and backward of a stage on random tokens [B, N, D]: the call and its temporary memory."""
   tokens = jax.random.normal(jax.random.key(0), shape)
-  # Small samples initialise as well as all tokens would, without the responses of all.
-  params = jax.jit(module.init)(jax.random.key(1), tokens[:1, :64])
+  params = jax.jit(module.init)(jax.random.key(1), tokens[:1])
 
   def loss(params: Any, tokens: jax.Array) -> jax.Array:
     out: Any = module.apply(params, tokens)
