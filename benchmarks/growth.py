@@ -116,7 +116,8 @@ def measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
     if before and before[0][:2] == case[:2]:
       factor = math.log(case.size / before[0].size)
       row['time ~'] = f'{math.log(time / before[1]) / factor:.2f}'
-      row['memory ~'] = f'{math.log(case.temporary_bytes / before[0].temporary_bytes) / factor:.2f}'
+      if before[0].temporary_bytes and case.temporary_bytes:  # stage identity needs none
+        row['memory ~'] = f'{math.log(case.temporary_bytes / before[0].temporary_bytes) / factor:.2f}'
     rows.append(row)
     before = case, time
   return rows
