@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.common import make_config
 from hbf.analysis.dead_units import table as dead_units
+from hbf.analysis.nested import table as nested_centres
 from hbf.comparison.grid import Grid
 from hbf.comparison.table import markdown, read_rows
 from hbf.markdown import table
@@ -96,7 +97,9 @@ def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
 
 
 def _cell(value: object) -> str:
-  return f'{value:,.3g}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else str(value)
+  if isinstance(value, float):
+    return f'{value:,.0f}' if value >= 1000 else f'{value:.3g}'
+  return f'{value:,}' if isinstance(value, int) else str(value)
 
 
 def main() -> None:
@@ -104,6 +107,8 @@ def main() -> None:
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
   parts += [*map(search, SEARCHES), dead_units(units)]
+  nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
+  parts.append(nested_centres(nested['rows']))
   parts += [*(benchmark(name, columns) for name, columns in BENCHMARKS.items()), growth()]
   print('\n\n'.join(parts))
 
