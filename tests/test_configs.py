@@ -48,9 +48,13 @@ def shipped(name, arguments):
 
 SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vit') for recipe in ('memo', 'small')]
 OTHERS = [('cifar10', model, 'small') for model in (*MODELS, 'softmax+hyperbf') if model not in ('hyperbf', 'vit')]
+CASES = [
+  pytest.param(*case, marks=pytest.mark.slow if case[2] == 'memo' and case[0] != 'cifar10' else ())
+  for case in SHIPPED + OTHERS
+]
 
 
-@pytest.mark.parametrize(('name', 'model', 'recipe'), SHIPPED + OTHERS)
+@pytest.mark.parametrize(('name', 'model', 'recipe'), CASES)
 def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
   config = shipped(name, f'model={model},recipe={recipe}')
   config.model.update(width=16, depth=1, heads=2)

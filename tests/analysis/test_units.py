@@ -87,6 +87,7 @@ def test_a_scanned_model_is_observed_too(images):
   np.testing.assert_allclose(one.responses, other.responses, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_draws_again(tmp_path, digits_dir, monkeypatch, capsys):
   monkeypatch.setattr(dead_units, 'SIZES', {'model.width': 16, 'model.depth': 1, 'model.heads': 2})
   monkeypatch.setitem(dead_units.TRAINING, 'train.epochs', 0.2)

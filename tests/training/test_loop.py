@@ -106,6 +106,7 @@ def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypa
   assert_same_run(tmp_path / 'whole', tmp_path / 'parts', config)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_blocks_in_another_form(tmp_path, toy, monkeypatch):
   config = toy(**{'model.depth': 2, 'optimizer.name': 'sgd'})
   train(config, tmp_path / 'whole', QUIET)
