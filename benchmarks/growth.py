@@ -59,9 +59,8 @@ def stage1(options: argparse.Namespace) -> Iterator[Case]:
   """Attention, by the number of tokens that attend to one another."""
   for name in dict.fromkeys(stage_names(model)[0] for model in options.models):
     for length in options.lengths:
-      call = stage(
-        make_stage1(name, options.heads, options.width), (max(options.tokens // length, 1), length, options.width)
-      )
+      module = make_stage1(name, options.heads, options.width)
+      call = stage(module, (max(options.tokens // length, 1), length, options.width))
       yield Case(f'stage 1, {name}', 'tokens', length, *call)
 
 

@@ -103,11 +103,11 @@ def times(options: argparse.Namespace) -> Part:
     measured.setdefault(row['part'], []).append(row)
   exact, rows = [row['ms'] for row in measured['hyperbf']], []
   for series, sizes in measured.items():
-    times = [row['ms'] for row in sizes]
+    milliseconds = [row['ms'] for row in sizes]
     row = {'stage 1': series} | {f'{size["size"]:,} tokens': size['ms'] for size in sizes}
-    row |= {'exponent': exponent(options.lengths, times), 'MB': sizes[-1]['temporary MB']}
+    row |= {'exponent': exponent(options.lengths, milliseconds), 'MB': sizes[-1]['temporary MB']}
     linear = series not in EXACT_STAGES
-    rows.append(row | {'faster than hyperbf from': crossover(options.lengths, times, exact) if linear else ''})
+    rows.append(row | {'faster than hyperbf from': crossover(options.lengths, milliseconds, exact) if linear else ''})
   return f'Milliseconds of stage 1, one image, forward, width {options.width}, {options.heads} heads, float32', rows
 
 
