@@ -1,0 +1,33 @@
+"""What is measured of a model on a split: each figure's name, unit and better direction, said once.
+
+The log, checkpoints, tables and curves read it here.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+  """A number that says how good a model is.
+
+  Attributes:
+    name: its key in metrics.jsonl, result.json and the checkpoints' metrics.
+    unit: as a table shows it.
+    better: max or min: which of several values is the best.
+    form: how a value is written.
+  """
+
+  name: str
+  unit: str
+  better: Callable[..., float]
+  form: str = '.2f'
+
+
+ACCURACY = Figure('accuracy', '%', max)
+TOP5 = Figure('top5', '%', max)
+NLL = Figure('nll', 'nats', min, '.3f')
+ECE = Figure('ece', '%', min)
+
+# Of a classifier; the first ranks checkpoints and arms.
+CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)
