@@ -32,8 +32,8 @@ except ImportError:
 
 IMAGE, PATCH = 32, 4
 # What it takes, beside a bias of stage 2's output, to be the authors' form: free metrics, one σ a layer in stage 1.
-AUTHORS_STAGE1 = {'metric': 'bilinear', 'width': 'layer'}
-AUTHORS_STAGE2 = {'metric': 'bilinear', 'width': 'centre', 'normalisation': 'none'}
+AUTHORS_STAGE1 = {'metric': 'bilinear', 'widths': 'layer'}
+AUTHORS_STAGE2 = {'metric': 'bilinear', 'widths': 'centre', 'normalisation': 'none'}
 
 
 @dataclasses.dataclass(frozen=True)

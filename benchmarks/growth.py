@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from benchmarks.common import Thunk, alternate, compiled, parser, report
 from benchmarks.models import make_trainer
-from configs.common import stage1_options, stage2_options
-from hbf.nn.registry import make_stages, stage_names
+from hbf.nn.registry import make_stages, stage_names, stage_options
 from hbf.training.machine import keep_freed_memory
 
 SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,32', 'depths': '1,2,4'}
@@ -66,14 +65,16 @@ def stage1(options: argparse.Namespace) -> Iterator[Case]:
 
 def make_stage1(name: str, heads: int, width: int) -> nn.Module:
   """A stage 1 with its shipped options for tokens of this width."""
-  return make_stages(f'{name}+none', heads, stage1_options(name, 4 * width), {})[0]()
+  model = f'{name}+none'
+  return make_stages(model, heads, *stage_options(model, 4 * width))[0]()
 
 
 def stage2(options: argparse.Namespace) -> Iterator[Case]:
   """The unit or MLP, by its centres or hidden units."""
   for name in dict.fromkeys(stage_names(model)[1] for model in options.models):
     for units in options.units:
-      make = make_stages(f'identity+{name}', 0, {}, stage2_options(name, units))[1]
+      model = f'identity+{name}'
+      make = make_stages(model, 0, *stage_options(model, units))[1]
       if make is None:
         continue
       call = stage(make(), (1, options.tokens // 4, options.width))

@@ -1,4 +1,6 @@
-"""Every default of every run. A data set's file calls `make_config`; arguments choose model, recipe and size.
+"""Every default of every run but those of the stages, which stand on the fields of their classes in hbf/nn.
+
+A data set's file calls `make_config`; arguments choose model, recipe and size.
 
 --config=configs/cifar10.py:model=vit,recipe=memo        arguments: model, recipe, size
 --config.optimizer.learning_rate=3e-4                    then any key below
@@ -9,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hbf.errors import UserError, choose
-from hbf.nn.registry import stage_names
+from hbf.nn.registry import stage_options
 
 # Width, blocks, heads and hidden units of the usual vision transformers (Touvron et al. 2021, Table 1).
 SIZES = {'tiny': (192, 12, 3, 768), 'small': (384, 12, 6, 1536), 'base': (768, 12, 12, 3072)}
@@ -103,7 +105,7 @@ def defaults() -> ConfigDict:
   config.optimizer.warmup = '5%'
   config.optimizer.weight_decay = 0.05  # of kernels, centres and coefficients
   config.optimizer.momentum = 0.9  # first moment
-  config.optimizer.second_momentum = 0.999  # second moment; unused by sgd
+  config.optimizer.second_momentum = 0.999  # second moment of adamw
   config.optimizer.clip = 1.0  # global norm of the gradient; 0: off
   config.optimizer.width_rate = 1.0  # learning rate of the widths σ over that of the rest
   config.optimizer.centre_rate = 1.0  # likewise of stage 2's centres; set to √D in make_config
@@ -120,55 +122,6 @@ def defaults() -> ConfigDict:
   config.log.every = '50steps'
   config.log.tensorboard = False
   return config
-
-
-def stage1_options(name: str, hidden: int) -> dict[str, Any]:
-  """Options of every stage 1 that has any; one that does both stages' work is about as large as attention and MLP."""
-  options: dict[str, dict[str, Any]] = {
-    'softmax': {'qk_norm': 'none', 'qkv_bias': False},
-    'hyperbf': {
-      'kernel': 'gaussian',
-      'metric': 'identity',  # the projections of queries and keys are a full metric already
-      'rank': 0,
-      'width': 'head',
-      'width_scale': 1.0,
-      'qk_norm': 'none',
-      'memory': 0,
-    },
-    # 64 random features a head, if `features` asks for random ones.
-    'linear': {'features': 'elu', 'rank': 64, 'normaliser': 'sum', 'causal': False},
-    'gmlp': {'hidden': hidden, 'gate': 'split', 'attention': 0, 'activation': 'gelu', 'norm_epsilon': 1e-6},
-    'token_mlp': {'hidden': hidden // 8, 'activation': 'gelu'},  # Mixer's D/2 for 4D in stage 2
-    'pooling': {'window': 3},
-  }
-  return options.get(name, {})
-
-
-def stage2_options(name: str, hidden: int) -> dict[str, Any]:
-  """Options of every stage 2 that has any, sized so that the models have the parameters of a ViT with `hidden` units.
-
-  An MLP unit costs 2D + 1 parameters, a centre with its width as many; the unit's diagonal metric adds D, half a
-  centre.
-  """
-  options: dict[str, dict[str, Any]] = {
-    'mlp': {'hidden': hidden, 'activation': 'relu', 'output_scale': 1.0},
-    'hyperbf': {
-      'centres': hidden,
-      'heads': 1,
-      'kernel': 'gaussian',
-      'metric': 'diagonal',
-      'rank': 0,
-      'width': 'centre',
-      'width_scale': 0.5,
-      'normalisation': 'layer',
-      'centres_init': 'tokens',  # of the first batch
-      'coefficients_scale': 0.1,  # blocks start close to stage 1 alone, and learn faster
-      'nearest': 0,  # centres that respond to a token; 0: all
-      'nested': False,  # train so that any number of the first centres works
-      'form': 'blocks',  # of the sums over the centres: blocks (of points), pallas (fused kernels)
-    },
-  }
-  return options.get(name, {})
 
 
 def named_options(name: str, hidden: int) -> dict[str, Any]:
@@ -220,8 +173,7 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   # Adam moves every number by about the learning rate. Centres start at size 1, the weights of an MLP at 1/√D: the
   # same relative steps need √D times the rate.
   config.optimizer.centre_rate = config.model.width**0.5
-  stage1, stage2 = stage_names(config.model.name)
-  config.model.stage1 = ConfigDict(stage1_options(stage1, hidden))
-  config.model.stage2 = ConfigDict(stage2_options(stage2, hidden))
+  # An MLP's unit costs 2D + 1 parameters, a centre with its width as many: the models of a recipe match.
+  config.model.stage1, config.model.stage2 = map(ConfigDict, stage_options(config.model.name, hidden))
   config.model.update(named_options(config.model.name, hidden))
   return config.lock()

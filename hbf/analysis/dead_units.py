@@ -73,7 +73,7 @@ def settings() -> list[Setting]:
 
   def memo(beta: float, centres: int) -> Setting:
     # β = 1/2σ², and at init σ² = width_scale · √D.
-    options = gained | {'metric': 'bilinear', 'width': 'signed', 'centres': centres}
+    options = gained | {'metric': 'bilinear', 'widths': 'signed', 'centres': centres}
     return Setting(f'β = {beta:g}, {centres:,} centres', options | {'width_scale': 0.5 / beta / WIDTH**0.5}, True)
 
   ours = {'width_scale': 0.5, 'normalisation': 'layer', 'centres_init': 'tokens'}
@@ -116,7 +116,7 @@ def _start(experiment: Experiment, setting: Setting) -> Any:
   make = jax.jit(lambda *args: init_state(experiment.model, experiment.optimizer, experiment.objective, *args).params)
   params = make(data.resident, batch)
   if setting.as_published:
-    for i, key in enumerate(jax.random.split(jax.random.key(1), experiment.model.depth)):
+    for i, key in enumerate(jax.random.split(jax.random.key(1), experiment.model.trunk.depth)):
       unit = params[f'block{i}']['stage2']
       bound = unit['coefficients'].shape[1] ** -0.5
       unit['coefficients'] = jax.random.uniform(key, unit['coefficients'].shape, minval=-bound, maxval=bound)

@@ -49,7 +49,8 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
   @jax.jit
   def compute(params: Any) -> tuple[Any, Any]:
     def loss(params: Any) -> tuple[jax.Array, Any]:
-      unrolled = model.clone(scan_layers=False, remat=False)  # a loop over the blocks hands out no intermediates
+      # A loop over the blocks hands out no intermediates.
+      unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
       logits, sown = unrolled.apply({'params': params}, images, train=False, mutable=['responses'])
       return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), sown['responses']
 
@@ -57,7 +58,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
     return gradient, responses
 
   gradient, responses = compute(params)
-  blocks = [f'block{i}' for i in range(model.depth)]
+  blocks = [f'block{i}' for i in range(model.trunk.depth)]
   of_centres = [gradient[block]['stage2']['centres'] for block in blocks]
   return Units(
     # [heads, tokens, A] to [tokens, heads · A]

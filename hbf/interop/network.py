@@ -12,10 +12,11 @@ from ml_collections import ConfigDict
 
 from hbf.errors import UserError
 from hbf.interop import tensors as files
-from hbf.interop.positions import AnySizeClassifier, Resize
+from hbf.interop.positions import AnySizeEmbedding, Resize
 from hbf.interop.table import Params, Table, Tensors
 from hbf.models.build import build_model
 from hbf.models.classifier import ImageClassifier
+from hbf.nn.registry import stage_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +77,8 @@ def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
   """Module and variables of a network, for images of any size if it has positions."""
   model = build_model(ConfigDict(network.config), network.classes)
   if network.resize is not None:
-    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    model = AnySizeClassifier(**options, grid=network.grid, resize=network.resize)
+    options = {field.name: getattr(model.embed, field.name) for field in dataclasses.fields(model.embed)}
+    model = model.clone(embed=AnySizeEmbedding(**options, grid=network.grid, resize=network.resize))
   return model, {'params': jax.tree.map(jnp.asarray, network.params)}
 
 
@@ -97,13 +98,14 @@ def model_config(
   Args:
     name: of the model.
     sizes: its width D, depth and patch.
-    stage1: all options of its stage 1 but heads.
-    stage2: all options of its stage 2.
+    stage1: options of its stage 1 that aren't the defaults.
+    stage2: likewise.
     heads: of stage 1, if it has heads.
     pool: as in a config.
     positions: likewise.
     norm_epsilon: likewise.
   """
+  defaults = stage_options(name, 0)
   return {
     'name': name,
     'width': sizes['D'],
@@ -120,28 +122,18 @@ def model_config(
     'parallel': False,
     'layer_scale': 0.0,
     'drop_path': 0.0,
-    'stage1': stage1,
-    'stage2': stage2,
+    'stage1': defaults[0] | stage1,
+    'stage2': defaults[1] | stage2,
   }
-
-
-def softmax_options(qkv_bias: bool) -> dict[str, Any]:
-  """Options of softmax attention."""
-  return {'qk_norm': 'none', 'qkv_bias': qkv_bias}
-
-
-def mlp_options(hidden: int, activation: str) -> dict[str, Any]:
-  """Options of an MLP."""
-  return {'hidden': hidden, 'activation': activation, 'output_scale': 1.0}
 
 
 def vit_config(sizes: Mapping[str, int], heads: int, activation: str, pool: str = 'cls') -> dict[str, Any]:
   """A ViT of Dosovitskiy et al. 2021 with D, depth, patch and hidden units as in `sizes`."""
-  stages = softmax_options(qkv_bias=True), mlp_options(sizes['hidden'], activation)
-  return model_config('vit', sizes, *stages, heads=heads, pool=pool, positions='learned')
+  mlp = {'hidden': sizes['hidden'], 'activation': activation}
+  return model_config('vit', sizes, {'qkv_bias': True}, mlp, heads=heads, pool=pool, positions='learned')
 
 
 def mixer_config(sizes: Mapping[str, int], activation: str) -> dict[str, Any]:
   """A Mixer of Tolstikhin et al. 2021 with D, depth, patch, and hidden units: `tokens` and `hidden`."""
-  stage1 = {'hidden': sizes['tokens'], 'activation': activation}
-  return model_config('mixer', sizes, stage1, mlp_options(sizes['hidden'], activation))
+  stages = ({'hidden': sizes[units], 'activation': activation} for units in ('tokens', 'hidden'))
+  return model_config('mixer', sizes, *stages)

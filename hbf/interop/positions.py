@@ -6,16 +6,17 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.errors import UserError
-from hbf.models.classifier import ImageClassifier
+from hbf.models.classifier import PatchEmbedding
 
 # Positions [rows · columns, D] from those of a square grid [grid², D], and rows and columns.
 Resize = Callable[[jax.Array, int, int], jax.Array]
 
 
-class AnySizeClassifier(ImageClassifier):
-  """A classifier for images of any size: its positions are resized to their patches at every call.
+class AnySizeEmbedding(PatchEmbedding):
+  """Embeds images of any size: its positions are resized to their patches at every call.
 
   Attributes:
     grid: rows, and columns, of the patches that have positions.
@@ -25,9 +26,10 @@ class AnySizeClassifier(ImageClassifier):
   grid: int = 0
   resize: Resize | None = None
 
-  def _positions(self, rows: int, columns: int) -> jax.Array:
-    """Positions of the patches, row by row: [rows · columns, D]."""
+  def _positions(self, places: np.ndarray) -> jax.Array:
+    """What is added to patches at places [N, 2], row by row: [N, D]."""
     assert self.resize is not None
+    rows, columns = (int(last) + 1 for last in places[-1])
     learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
     return jnp.asarray(self.resize(learned, rows, columns)).astype(self.dtype)
 

@@ -68,13 +68,7 @@ def _read_vit(tensors: Tensors, heads: int | None) -> Network:
 
 
 def _gmlp_config(sizes: Mapping[str, int]) -> dict[str, Any]:
-  stage1 = {
-    'hidden': sizes['hidden'],
-    'gate': 'split',
-    'attention': 0,
-    'activation': 'gelu_erf',
-    'norm_epsilon': _GATE_EPSILON,
-  }
+  stage1 = {'hidden': sizes['hidden'], 'activation': 'gelu_erf', 'norm_epsilon': _GATE_EPSILON}
   return model_config('gmlp', sizes, stage1, {})
 
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from hbf.errors import choose
-from hbf.models.classifier import ImageClassifier
+from hbf.models.classifier import ImageClassifier, PatchEmbedding
 from hbf.nn.registry import make_stages
+from hbf.nn.trunk import Trunk
 
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
@@ -20,24 +21,23 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
     UserError: unknown model, option or dtype. What only shapes tell is found by `abstract_params`.
   """
   stage1, stage2 = make_stages(config.name, config.heads, config.stage1, config.stage2)
-  return ImageClassifier(
-    classes=classes,
-    width=config.width,
+  shared: dict[str, Any] = {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}
+  trunk = Trunk(
     depth=config.depth,
-    patch=config.patch,
-    pool=config.pool,
-    positions=config.positions,
-    dropout=config.dropout,
     stage1=stage1,
     stage2=stage2,
-    dtype=choose('model.dtype', config.dtype, DTYPES),
     norm_epsilon=config.norm_epsilon,
     scan_layers=config.scan_layers,
     remat=config.remat,
     parallel=config.parallel,
     layer_scale=config.layer_scale,
     drop_path=config.drop_path,
+    **shared,
   )
+  embed = PatchEmbedding(
+    width=config.width, patch=config.patch, pool=config.pool, positions=config.positions, **shared
+  )
+  return ImageClassifier(embed, trunk, classes)
 
 
 def abstract_params(model: ImageClassifier, image_shape: tuple[int, int, int]) -> Any:
@@ -58,6 +58,6 @@ def count_parameters(model: ImageClassifier, image_shape: tuple[int, int, int]) 
 def flops_per_image(model: ImageClassifier, image_shape: tuple[int, int, int]) -> int:
   """Floating-point operations of one image's forward pass as XLA counts them (a multiply-add is two)."""
   image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  unrolled = model.clone(scan_layers=False)  # XLA counts a loop's body once
+  unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False))  # XLA counts a loop's body once
   forward = jax.jit(lambda params, x: unrolled.apply({'params': params}, x, train=False))
   return int((forward.lower(abstract_params(model, image_shape), image).cost_analysis() or {})['flops'])

@@ -25,7 +25,7 @@ def first_centres(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
   if not 1 <= count <= config.stage2.centres:
     raise UserError(f'{count} centres can not be taken: the model has {config.stage2.centres}')
   cut = config.copy_and_resolve_references()
-  cut.stage2.update(centres=count, nearest=min(config.stage2.nearest, count))
+  cut.stage2.centres = count
   return cut, {name: _cut_block(part, count) if name.startswith('block') else part for name, part in params.items()}
 
 

@@ -1,12 +1,13 @@
 """Softmax attention, the baseline stage 1, and the projections that every attention shares."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
+from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import width_parameter
 
 QK_NORMS = {'none': False, 'unit': True}
@@ -24,19 +25,21 @@ class SoftmaxAttention(nn.Module):
   """
 
   heads: int
-  qk_norm: str
-  qkv_bias: bool
+  qk_norm: str = 'none'
+  qkv_bias: bool = False
   dtype: Any = jnp.float32
+  masked: ClassVar[bool] = True
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias)
     scale = None
     if choose('qk_norm', self.qk_norm, QK_NORMS):
       width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
-      q, k, scale = (unit(q) / jnp.square(width[:, 0])).astype(q.dtype), unit(k), 1.0
-    return project_out(jax.nn.dot_product_attention(q, k, v, scale=scale), self.dtype)
+      q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
+    mask = None if context.mask is None else over_heads(context.mask)
+    return project_out(jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale), self.dtype)
 
 
 def project_qkv(
@@ -64,7 +67,12 @@ def project_out(values: jax.Array, dtype: Any) -> jax.Array:
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
 
 
-def unit(z: jax.Array) -> jax.Array:
+def over_heads(mask: jax.Array) -> jax.Array:
+  """A context's mask, broadcastable to [B, N, N], so that it broadcasts to [B, heads, N, N]."""
+  return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)[:, None]
+
+
+def of_norm_1(z: jax.Array) -> jax.Array:
   """Rows of norm 1, computed in float32."""
   z32 = z.astype(jnp.float32)
   return (z32 * jax.lax.rsqrt(jnp.sum(z32 * z32, axis=-1, keepdims=True) + 1e-12)).astype(z.dtype)

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hbf.nn.context import EVALUATION, Context, check_mask
 from hbf.nn.registry import Stage
 
 
@@ -32,25 +33,33 @@ class Block(nn.Module):
   layer_scale: float = 0.0
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, train: bool, drop_path: jax.Array | None = None) -> jax.Array:
+  def __call__(
+    self, tokens: jax.Array, context: Context = EVALUATION, drop_path: jax.Array | None = None
+  ) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D].
 
     Args:
       tokens: X.
-      train: whether to drop anything; that needs a 'dropout' key.
-      drop_path: rate at which an image goes past a stage (stochastic depth, Huang et al. 2016), or None.
+      context: of the call; both stages get it.
+      drop_path: rate at which an image goes past a stage in training (stochastic depth, Huang et al. 2016), or None.
+
+    Raises:
+      UserError: the context has a mask that stage 1 doesn't honour.
     """
     given = tokens
     for name, stage in (('stage1', self.stage1), ('stage2', self.stage2)):
       if stage is None:
         continue
       norm = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name=f'norm_{name}')
-      update = stage(dtype=self.dtype, name=name)(norm(given if self.parallel else tokens))
+      module = stage(dtype=self.dtype, name=name)
+      if name == 'stage1':  # stage 2 works on every token alone
+        check_mask(module, context)
+      update = module(norm(given if self.parallel else tokens), context)
       if self.layer_scale:
         start = nn.initializers.constant(self.layer_scale)
         update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)
-      update = nn.Dropout(self.dropout, deterministic=not train)(update)
-      if train and drop_path is not None:
+      update = nn.Dropout(self.dropout, deterministic=not context.train)(update)
+      if context.train and drop_path is not None:
         keep = jax.random.bernoulli(self.make_rng('dropout'), 1 - drop_path, (len(tokens), 1, 1))
         update *= (keep / (1 - drop_path)).astype(update.dtype)
       tokens += update

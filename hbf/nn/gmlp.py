@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
+from hbf.nn.context import EVALUATION, Context
 from hbf.nn.mixing import check_length
 from hbf.nn.mlp import ACTIVATIONS
 
@@ -32,15 +33,15 @@ class GatedMLP(nn.Module):
   """
 
   hidden: int
-  gate: str
-  attention: int
-  activation: str
-  norm_epsilon: float
+  gate: str = 'split'
+  attention: int = 0
+  activation: str = 'gelu'
+  norm_epsilon: float = 1e-6
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D].
 
     Raises:

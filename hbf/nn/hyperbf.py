@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
-from hbf.nn.attention import QK_NORMS, check_heads, project_out, project_qkv, unit
+from hbf.nn.attention import QK_NORMS, check_heads, of_norm_1, over_heads, project_out, project_qkv
+from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
-from hbf.ops.nearest import greatest
 
 
 class HyperBFAttention(nn.Module):
@@ -25,7 +25,7 @@ class HyperBFAttention(nn.Module):
     kernel: a name in `hbf.ops.kernels.KERNELS`.
     metric: of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank, unused by the others.
-    width: 'fixed', 'layer' or 'head': what has a learned σ of its own.
+    widths: 'fixed', 'layer' or 'head': what has a learned σ of its own.
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps q·k/σ² of order 1.
     qk_norm: 'none', or 'unit': queries and keys of norm 1 (and σ² at init this times 1/√d).
     memory: m learned centres a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK); 0 for none.
@@ -33,38 +33,45 @@ class HyperBFAttention(nn.Module):
   """
 
   heads: int
-  kernel: str
-  metric: str
-  rank: int
-  width: str
-  width_scale: float
-  qk_norm: str
-  memory: int
+  kernel: str = 'gaussian'
+  metric: str = 'identity'  # the projections of queries and keys are a full metric already
+  rank: int = 0
+  widths: str = 'head'
+  width_scale: float = 1.0
+  qk_norm: str = 'none'
+  memory: int = 0
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'memory'  # the option that says how large the stage is
+  masked: ClassVar[bool] = True
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    if self.width in ('centre', 'signed'):
+    if self.widths in ('centre', 'signed'):
       raise UserError("stage 1 can't have a width for each centre, its centres are the tokens: use layer or head")
     q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
     d = q.shape[-1]
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
     if choose('qk_norm', self.qk_norm, QK_NORMS):
-      q, k = unit(q), unit(k)
+      q, k = of_norm_1(q), of_norm_1(k)
       variance /= d  # norms are 1 instead of √d
-    out = hyperbf(
-      q,
-      k,
-      v,
-      kernel=self.kernel,
-      width=width_parameter(self, self.width, variance, self.heads),
-      metric=self.metric,
-      weights=metric_parameter(self, self.metric, self.heads, d, self.rank),
-    )
+    how: dict[str, Any] = {
+      'kernel': self.kernel,
+      'width': width_parameter(self, self.widths, variance, self.heads),
+      'metric': self.metric,
+      'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
+    }
+    if context.mask is None:
+      out = hyperbf(q, k, v, **how)
+    else:
+      out = hyperbf_plain(q, k, v, **how, mask=self._seen(context.mask))
     return project_out(out.swapaxes(1, 2), self.dtype)
+
+  def _seen(self, mask: jax.Array) -> jax.Array:
+    """Which keys a token sees, broadcastable to [B, H, N, N + memory]: learned ones are seen by all."""
+    mask = over_heads(mask)
+    return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1)
 
   def _remember(self, name: str, z: jax.Array) -> jax.Array:
     """Keys or values [B, H, N, d] followed by the learned ones: [B, H, N + memory, d]."""
@@ -90,94 +97,93 @@ class HyperBFUnit(nn.Module):
     kernel: a name in `hbf.ops.kernels.KERNELS`.
     metric: of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank, unused by the others.
-    width: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own; 'signed': every centre has a free
+    widths: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own; 'signed': every centre has a free
       1/2σ² of any sign, as in the authors' code, which needs kernel gaussian and metric bilinear.
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps x·t/σ² of order 1.
-    normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`.
+    normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`. With 'layer' it takes two
+      centres or more: the response of a single one, or of several that are equal, is 0.
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).
     coefficients_scale: root mean square of the output at init.
-    nearest: only so many centres respond to a token, those with the greatest K; 0: all.
     nested: in training all centres respond to one half of the images, and to each of the others a random number of
       the first ones, as often one of 1 to 8 as of 8 to 64: so any number can be taken in the end
-      (`hbf.models.nested`; after nested dropout, Rippel et al. 2014). It needs a 'dropout' key in training, and must
-      have none otherwise.
+      (`hbf.models.nested`; after nested dropout, Rippel et al. 2014). It needs all responses in memory, and a
+      'dropout' key in training.
     form: how the sums over the centres are computed, see `hbf.ops.hyperbf.hyperbf`.
     dtype: of the products; parameters are float32.
   """
 
   centres: int
-  heads: int
-  kernel: str
-  metric: str
-  rank: int
-  width: str
-  width_scale: float
-  normalisation: str
-  centres_init: str
-  coefficients_scale: float
-  nearest: int
-  nested: bool
-  form: str
+  heads: int = 1
+  kernel: str = 'gaussian'
+  metric: str = 'diagonal'
+  rank: int = 0
+  widths: str = 'centre'
+  width_scale: float = 0.5
+  normalisation: str = 'layer'
+  centres_init: str = 'tokens'
+  coefficients_scale: float = 0.1  # blocks start close to stage 1 alone, and learn faster
+  nested: bool = False
+  form: str = 'blocks'
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'centres'  # the option that says how large the stage is
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    width = tokens.shape[-1]
-    check_heads(width, self.heads)
-    if self.width == 'signed' and (self.kernel, self.metric) != ('gaussian', 'bilinear'):
-      raise UserError(f'width signed needs kernel gaussian and metric bilinear, not {self.kernel} and {self.metric}')
-    d = width // self.heads
+    self._check()
+    dimensions = tokens.shape[-1]
+    check_heads(dimensions, self.heads)
+    d = dimensions // self.heads
     points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
     init = choose('centres_init', self.centres_init, CENTRES_INITS)
     centres = self.param('centres', init, points, self.centres).astype(points.dtype)
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
-    unit: dict[str, Any] = {
+    how: dict[str, Any] = {
       'kernel': self.kernel,
-      'width': width_parameter(self, self.width, variance, self.heads, self.centres),
+      'width': width_parameter(self, self.widths, variance, self.heads, self.centres),
       'metric': self.metric,
       'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
     }
 
     def init_log_gain(_: jax.Array) -> jax.Array:
-      log_k = log_responses(points, centres, **unit)
+      log_k = log_responses(points, centres, **how)
       return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
 
     log_gain = self.param('log_gain', init_log_gain) if self.normalisation == 'none' else 0.0
-    mask = self._mask(log_responses(points, centres, **unit), len(tokens)) if self.nearest or self.nested else None
+    mask = self._first_centres(*tokens.shape[:2]) if self.nested and context.train else None
 
     def responses() -> jax.Array:
-      return normalise(log_responses(points, centres, **unit), self.normalisation, log_gain, mask)
+      return normalise(log_responses(points, centres, **how), self.normalisation, log_gain, mask)
 
     def init_coefficients(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(responses() ** 2, axis=(0, 2)))
-      return jax.random.normal(key, (self.heads, self.centres, width)) * self.coefficients_scale / jnp.sqrt(power)
+      # Less than 1/A there is only where zero mean has left nothing of responses that are all alike.
+      size = self.coefficients_scale * jax.lax.rsqrt(jnp.maximum(power, 1 / self.centres))
+      return size * jax.random.normal(key, (self.heads, self.centres, dimensions))
 
     coefficients = self.param('coefficients', init_coefficients).astype(points.dtype)
-    bias = self.param('bias', nn.initializers.zeros_init(), (width,)).astype(points.dtype)
+    bias = self.param('bias', nn.initializers.zeros_init(), (dimensions,)).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
       self.sow('responses', 'responses', responses())
-    unit |= {'normalisation': self.normalisation, 'log_gain': log_gain}
+    how |= {'normalisation': self.normalisation, 'log_gain': log_gain}
     if mask is None:
-      out = hyperbf(points, centres, coefficients, **unit, form=self.form)
+      out = hyperbf(points, centres, coefficients, **how, form=self.form)
     else:
-      out = hyperbf_plain(points, centres, coefficients, **unit, mask=mask)
+      out = hyperbf_plain(points, centres, coefficients, **how, mask=mask)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
-  def _mask(self, log_k: jax.Array, images: int) -> jax.Array:
-    """Which centres respond to which points, from log K [H, B N, A] of B images: booleans that broadcast to it."""
-    mask = jnp.ones((1, 1, self.centres), bool)
-    if self.nested and self.has_rng('dropout') and not self.is_initializing():
-      # From 1/2 to 1 counts as 1, all centres.
-      exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
-      mask = jnp.arange(self.centres) < self.centres**exponent
-      mask = jnp.repeat(mask, log_k.shape[1] // images, axis=0)
-    if self.nearest:
-      if not 1 <= self.nearest <= self.centres:
-        raise UserError(f'stage2.nearest must be from 1 to the {self.centres} centres, or 0 for all: {self.nearest}')
-      mask &= greatest(jnp.where(mask, log_k, -jnp.inf), self.nearest)
-    return mask
+  def _check(self) -> None:
+    """Raises UserError if the options contradict each other."""
+    if self.widths == 'signed' and (self.kernel, self.metric) != ('gaussian', 'bilinear'):
+      raise UserError(f'widths signed needs kernel gaussian and metric bilinear, not {self.kernel} and {self.metric}')
+    if self.nested and self.form != 'blocks':
+      raise UserError(f'nested centres need all responses in memory: stage2.form must be blocks, not {self.form}')
+
+  def _first_centres(self, images: int, length: int) -> jax.Array:
+    """Which centres respond to which of the points, drawn for every image: booleans [B N, A]."""
+    # An exponent from 1/2 to 1 counts as 1, all centres.
+    exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
+    return jnp.repeat(jnp.arange(self.centres) < self.centres**exponent, length, axis=0)
 
 
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.nn.attention import project_out, project_qkv
+from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import width_parameter
 from hbf.ops.linear import RANDOM_MAPS, feature_map, linear_attention, orthogonal_projections
 
@@ -24,15 +25,15 @@ class LinearAttention(nn.Module):
   sum); softmax attention needs 8 D² + 4 N D:
 
   - elu, relu, exp: 8 D² + 4 m (D + H), with m = D/H.
-  - softmax, gaussian: 8 D² + 4 m (D + H) + 4 m D, the last for the features, with m = rank.
+  - softmax, gaussian: 8 D² + 4 m (D + H) + 4 m D, the last for the features, with m = random_features.
   - causal: 2 C (m H + D + H) more, in chunks of C = min(128, N) tokens.
 
   Attributes:
     heads: H; the tokens' width D must be divisible by it. A head works on d = D/H dimensions.
     features: φ, a name in `hbf.ops.linear.MAPS`. 'softmax' approximates `SoftmaxAttention` and 'gaussian'
       `HyperBFAttention` with metric identity and a width for each head, if the normaliser is 'sum'.
-    rank: m, number of random features, unused by elu, relu and exp. The relative
-      variance of a weight is of order exp(‖q + k‖²/√d)/m, so wide heads and long queries and keys take many.
+    random_features: m, how many a head has if `features` asks for random ones. The relative variance of a weight is
+      of order exp(‖q + k‖²/√d)/m, so wide heads and long queries and keys take many.
     normaliser: 'sum', or 'none', after which each head's output has its root mean square normalised (TransNormer,
       Qin et al. 2022).
     causal: a token sees those before it and itself only.
@@ -40,20 +41,20 @@ class LinearAttention(nn.Module):
   """
 
   heads: int
-  features: str
-  rank: int
-  normaliser: str
-  causal: bool
+  features: str = 'elu'
+  random_features: int = 64
+  normaliser: str = 'sum'
+  causal: bool = False
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
     q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     d = q.shape[-1]
     chosen: dict[str, Any] = {'name': self.features}
     if self.features in RANDOM_MAPS:
-      chosen['projections'] = _projections(self.heads, self.rank, d)
+      chosen['projections'] = _projections(self.heads, self.random_features, d)
     if self.features == 'gaussian':
       chosen['width'] = width_parameter(self, 'head', d**0.5, self.heads)
     queries, keys = (feature_map(z, **chosen) for z in (q, k))
@@ -71,6 +72,6 @@ def _projections(heads: int, count: int, d: int) -> np.ndarray:
     UserError: the count is below 1.
   """
   if count < 1:
-    raise UserError(f'rank is the number of random features and must be at least 1, it is {count}: {d} is a start')
+    raise UserError(f'stage1.random_features must be at least 1, it is {count}: {d} is a start')
   rng = np.random.default_rng(0)
   return np.stack([orthogonal_projections(rng, count, d) for _ in range(heads)])

@@ -1,13 +1,14 @@
 """Stages that mix tokens without asking what is in them: MLP-Mixer's, PoolFormer's, and none."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
+from hbf.nn.context import EVALUATION, Context
 from hbf.nn.mlp import ACTIVATIONS
 
 
@@ -23,11 +24,12 @@ class TokenMLP(nn.Module):
   """
 
   hidden: int
-  activation: str
+  activation: str = 'gelu'
   dtype: Any = jnp.float32
+  share: ClassVar[float] = 1 / 8  # of a recipe's hidden units: Mixer has D/2 here for 4D in stage 2
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D].
 
     Raises:
@@ -51,11 +53,11 @@ class AveragePooling(nn.Module):
     dtype: of the result.
   """
 
-  window: int
+  window: int = 3
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D], a square of patches row by row, to [B, N, D].
 
     Raises:
@@ -84,9 +86,10 @@ class Identity(nn.Module):
   """
 
   dtype: Any = jnp.float32
+  masked: ClassVar[bool] = True  # no token sees another
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Returns tokens [B, N, D]."""
     return tokens.astype(self.dtype)
 

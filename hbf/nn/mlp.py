@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
+from hbf.nn.context import EVALUATION, Context
 
 # gelu is its tanh form, as in JAX and Google's networks; gelu_erf the exact one, as in PyTorch.
 Activation = Callable[[jax.Array], jax.Array]
@@ -33,13 +34,13 @@ class MLP(nn.Module):
   """
 
   hidden: int
-  activation: str
-  output_scale: float
+  activation: str = 'relu'
+  output_scale: float = 1.0
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
     width = tokens.shape[-1]
     activation = choose('activation', self.activation, ACTIVATIONS | GATED)

@@ -21,7 +21,7 @@ def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, 
     heads: number of heads.
     centres: number of centres a head.
   """
-  axes = choose('width', scope, _WIDTH_AXES)
+  axes = choose('widths', scope, _WIDTH_AXES)
   shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centres)))
   if scope == 'signed':
     beta = module.param('beta', lambda _: jnp.full(shape, 0.5 / variance, jnp.float32))

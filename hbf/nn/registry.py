@@ -15,7 +15,8 @@ from hbf.nn.linear_attention import LinearAttention
 from hbf.nn.mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.mlp import MLP
 
-# A stage that can have more or fewer units says in its class attribute `size` which of its options counts them.
+# A stage's fields are its options, with their defaults. One that can have more or fewer units says in its class
+# attribute `size` which option counts them, one that honours a context's mask has `masked`.
 STAGE1: dict[str, type[nn.Module]] = {
   'hyperbf': HyperBFAttention,
   'softmax': SoftmaxAttention,
@@ -74,14 +75,27 @@ def make_stages(
     Stage 1 and stage 2, which is None if the model has none.
 
   Raises:
-    UserError: unknown model, or options that aren't exactly those of its stages.
+    UserError: unknown model, an option that its stages don't have, or none for what has no default.
   """
   first, second = stage_names(model)
-  shared = {'heads': heads} if 'heads' in options_of(STAGE1[first]) else {}
   return (
-    _bind(f'stage 1 {first!r}', STAGE1[first], {**shared, **stage1}),
+    _bind(f'stage 1 {first!r}', STAGE1[first], _shared(STAGE1[first], heads) | dict(stage1)),
     _bind(f'stage 2 {second!r}', STAGE2[second], stage2),
   )
+
+
+def stage_options(model: str, hidden: int) -> tuple[dict[str, Any], dict[str, Any]]:
+  """All options of a model's two stages with their defaults, which stand on the fields of their classes.
+
+  What has no default is the number of units: that of the recipe, or a `share` of it.
+
+  Args:
+    model: a name as in `stage_names`.
+    hidden: units of stage 2, by the recipe.
+  """
+  first, second = stage_names(model)
+  stage1, stage2 = (_defaults(module, hidden) for module in (STAGE1[first], STAGE2[second]))
+  return {option: value for option, value in stage1.items() if option not in _shared(STAGE1[first], 0)}, stage2
 
 
 def size_option(model: str) -> tuple[str, str] | None:
@@ -92,22 +106,39 @@ def size_option(model: str) -> tuple[str, str] | None:
   return (stage, size) if size else None
 
 
-def options_of(module: type[nn.Module] | None) -> tuple[str, ...]:
-  """The names of the options a stage takes from a config."""
+def takes_heads(model: str) -> bool:
+  """Whether a model's stage 1 has heads."""
+  return bool(_shared(STAGE1[stage_names(model)[0]], 0))
+
+
+def _shared(module: type[nn.Module], heads: int) -> dict[str, int]:
+  """What a stage 1 takes from the model's own options."""
+  return {'heads': heads} if 'heads' in _fields(module) else {}
+
+
+def _fields(module: type[nn.Module] | None) -> dict[str, dataclasses.Field]:
+  """The fields of a stage that a config can set."""
   internal = ('name', 'parent', 'dtype')
   fields = dataclasses.fields(module) if module else ()  # type: ignore[arg-type]
-  return tuple(field.name for field in fields if field.name not in internal)
+  return {field.name: field for field in fields if field.name not in internal}
+
+
+def _defaults(module: type[nn.Module] | None, hidden: int) -> dict[str, Any]:
+  units = int(hidden * getattr(module, 'share', 1))
+  fields = _fields(module).items()
+  return {name: units if field.default is dataclasses.MISSING else field.default for name, field in fields}
 
 
 def _bind(what: str, module: Any, options: Mapping[str, Any]) -> Any:
-  known = {name: name for name in options_of(module)}
+  fields = _fields(module)
   # A config's options belong to the model that its argument names.
   remedy = 'pick the model in the config argument, model=NAME'
   try:
     for option in options:
-      choose(f'option of {what}', option, known)
+      choose(f'option of {what}', option, fields)
   except UserError as error:
     raise UserError(f'{error}; if the options are those of another model, {remedy}') from None
-  if missing := sorted(set(known) - set(options)):
+  needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+  if missing := sorted(set(needed) - set(options)):
     raise UserError(f'{what} needs the options {", ".join(missing)}: {remedy}')
   return functools.partial(module, **options) if module else None

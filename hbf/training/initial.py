@@ -15,7 +15,7 @@ from hbf.interop.network import Network
 from hbf.interop.table import Params, misfits
 from hbf.models.build import abstract_params
 from hbf.models.classifier import ImageClassifier
-from hbf.nn.registry import STAGE1, options_of, stage_names
+from hbf.nn.registry import stage_names, takes_heads
 from hbf.training.workdir import flatten
 
 # Keys of `model` that say how a network starts, trains and runs, not which function of its parameters it is.
@@ -62,7 +62,7 @@ def read_initial(config: ConfigDict, model: ImageClassifier, dataset: Dataset) -
     raise UserError(f'{path} is for images of {network.channels} channels, {dataset.name} has {channels}')
   wanted, params = dict(abstract_params(model, dataset.image_shape)), dict(network.params)
   if network.resize is not None:
-    positions = network.resize(params['positions'], rows // model.patch, columns // model.patch)
+    positions = network.resize(params['positions'], rows // model.embed.patch, columns // model.embed.patch)
     params['positions'] = np.asarray(positions)
   new_head = network.classes != model.classes
   if new_head:
@@ -85,7 +85,7 @@ def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
   theirs, ours = flatten(network.config), flatten(config.model.to_dict())
   stages = stage_names(network.config['name'])
   other_stages = stage_names(config.model.name) != stages
-  free = {'name', *FREE} if 'heads' in options_of(STAGE1[stages[0]]) else {'name', 'heads', *FREE}
+  free = {'name', *FREE} if takes_heads(network.config['name']) else {'name', 'heads', *FREE}
   # Another model has other defaults than the run's: it needs all keys.
   keys = [key for key in theirs if key not in free and (other_stages or ours.get(key) != theirs[key])]
   flags = [f'model.{key}={theirs[key]}' for key in keys]

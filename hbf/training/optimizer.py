@@ -1,5 +1,6 @@
 """Optax optimisers and learning-rate schedules from the `optimizer` part of a config."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,9 +9,9 @@ from ml_collections import ConfigDict
 
 from hbf.errors import choose
 from hbf.training.durations import Clock
+from hbf.training.rules import Rule, rules_of
 
-# Only what multiplies a signal decays: not norms, biases, positions, gains, widths or metrics.
-DECAYED = ('kernel', 'centres', 'coefficients')
+_LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's would be far too slow
 
 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
@@ -41,19 +42,19 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     {
       'adamw': optax.scale_by_adam(config.momentum, config.second_momentum),
       'sgd': optax.trace(config.momentum),
-      'lion': optax.scale_by_lion(config.momentum, config.second_momentum),
+      'lion': optax.scale_by_lion(config.momentum, _LION_SECOND),
     },
   )
   return optax.chain(
     optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
     scale,
-    optax.masked(optax.scale(config.centre_rate), lambda params: _named(params, ('centres',))),
-    optax.masked(optax.scale(config.width_rate), lambda params: _named(params, ('log_width',))),
-    optax.add_decayed_weights(config.weight_decay, lambda params: _named(params, DECAYED)),
+    optax.masked(optax.scale(config.centre_rate), _where(lambda rule: rule.rate == 'centre')),
+    optax.masked(optax.scale(config.width_rate), _where(lambda rule: rule.rate == 'width')),
+    optax.add_decayed_weights(config.weight_decay, _where(lambda rule: rule.decay)),
     optax.scale_by_learning_rate(schedule),
   )
 
 
-def _named(params: Any, names: tuple[str, ...]) -> Any:
-  """A tree of booleans: whether a parameter's own name is one of `names`."""
-  return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
+def _where(condition: Callable[[Rule], bool]) -> Callable[[Any], Any]:
+  """Gives, for parameters, a tree of booleans: whose rule meets the condition."""
+  return lambda params: jax.tree.map(condition, rules_of(params))

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -7,42 +8,26 @@ import pytest
 from ops import reference
 
 from hbf.errors import UserError
-from hbf.models.classifier import ImageClassifier, sincos2d, to_patches
+from hbf.models.classifier import ImageClassifier, PatchEmbedding, sincos2d, to_patches
+from hbf.nn.context import Context
 from hbf.nn.registry import make_stages
+from hbf.nn.trunk import Trunk
 
 WIDTH, CLASSES, PATCH = 8, 3, 2
-UNIT = {
-  'centres': 6,
-  'heads': 1,
-  'kernel': 'gaussian',
-  'metric': 'diagonal',
-  'rank': 0,
-  'width': 'centre',
-  'width_scale': 1.0,
-  'normalisation': 'layer',
-  'centres_init': 'normal',
-  'coefficients_scale': 1.0,
-  'nearest': 0,
-  'nested': False,
-  'form': 'blocks',
-}
-ATTENTION = {
-  'kernel': 'gaussian',
-  'metric': 'full',
-  'rank': 0,
-  'width': 'head',
-  'width_scale': 1.0,
-  'qk_norm': 'none',
-  'memory': 1,
-}
-SOFTMAX, MLP = {'qk_norm': 'none', 'qkv_bias': False}, {'hidden': 6, 'activation': 'relu', 'output_scale': 1.0}
-OPTIONS = {'hyperbf': (ATTENTION, UNIT), 'vit': (SOFTMAX, MLP)}
+TRAIN = Context(train=True)
+UNIT = {'centres': 6, 'width_scale': 1.0, 'centres_init': 'normal', 'coefficients_scale': 1.0}
+OPTIONS = {'hyperbf': ({'metric': 'full', 'memory': 1}, UNIT), 'vit': ({}, {'hidden': 6})}
+EMBED = {'width': WIDTH, 'patch': PATCH, 'pool': 'mean', 'positions': 'learned'}
 
 
 def make_model(name='vit', **changes):
+  """A classifier, with changes of what its embedding and its trunk are made of."""
   stage1, stage2 = make_stages(name, 2, *OPTIONS[name])
-  start = {'classes': CLASSES, 'width': WIDTH, 'depth': 1, 'patch': PATCH, 'pool': 'mean', 'positions': 'learned'}
-  return ImageClassifier(**{**start, 'dropout': 0.0, 'stage1': stage1, 'stage2': stage2, **changes})
+  parts = []
+  for kind, start in ((PatchEmbedding, EMBED), (Trunk, {'depth': 1, 'stage1': stage1, 'stage2': stage2})):
+    fields = {field.name for field in dataclasses.fields(kind)}
+    parts.append(kind(**start | {key: value for key, value in changes.items() if key in fields}))
+  return ImageClassifier(*parts, CLASSES)
 
 
 def make_images(shape=(2, 4, 6, 3), seed=0):
@@ -86,9 +71,9 @@ def test_sincos2d_positions_differ_and_lie_in_the_unit_interval():
 
 def test_sincos2d_products_depend_on_the_offset_only():
   """Sines and cosines of one frequency come in pairs: p(a)·p(b) = Σ cos(ω (a − b)), rows and columns apart."""
-  positions = sincos2d(4, 6, 16).astype(np.float64)
-  frequencies = 10_000.0 ** -(np.arange(4) / 3)
   grid = np.array([(i, j) for i in range(4) for j in range(6)])
+  positions = sincos2d(grid, 16).astype(np.float64)
+  frequencies = 10_000.0 ** -(np.arange(4) / 3)
   offsets = grid[:, None] - grid[None]
   expected = np.cos(offsets[..., None] * frequencies).sum(axis=(-1, -2))
   np.testing.assert_allclose(positions @ positions.T, expected, atol=1e-5)
@@ -96,7 +81,7 @@ def test_sincos2d_products_depend_on_the_offset_only():
 
 def test_sincos2d_needs_a_width_divisible_by_four():
   with pytest.raises(UserError, match=r'model\.width is 10'):
-    sincos2d(2, 2, 10)
+    sincos2d(np.zeros((4, 2)), 10)
 
 
 @pytest.mark.parametrize('positions', ['learned', 'sincos2d'])
@@ -152,13 +137,32 @@ def test_the_class_token_comes_before_the_patches_and_has_no_position():
   np.testing.assert_array_equal(tokens[:, 0], np.broadcast_to(params['class_token'][0, 0], (2, WIDTH)))
 
 
+@pytest.mark.parametrize('pool', ['cls', 'mean'])
+def test_stages_are_told_where_the_tokens_are(pool):
+  """Rows and columns of the patches; the class token is in the middle."""
+  told = []
+
+  class Listening(_Nothing):
+    def __call__(self, tokens, context):
+      told.append(context)
+      return jnp.zeros_like(tokens)
+
+  model = make_model(pool=pool, stage1=Listening, stage2=Listening)
+  model.init(jax.random.key(0), make_images(), train=False)
+  expected = [(i, j) for i in range(2) for j in range(3)]
+  for context in told:
+    np.testing.assert_array_equal(context.places, [(0.5, 1.0), *expected] if pool == 'cls' else expected)
+    assert not context.train
+  assert len(told) == 2
+
+
 class _Nothing:
   """A stage that adds nothing."""
 
   def __init__(self, name, dtype):
     del name, dtype
 
-  def __call__(self, tokens):
+  def __call__(self, tokens, context):
     return jnp.zeros_like(tokens)
 
 
@@ -239,10 +243,15 @@ def test_every_form_starts_from_the_same_parameters(form):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *params)
 
 
+def blocks(model, params, tokens, context, **options):
+  """Tokens after the blocks of a model, before the last norm."""
+  return model.trunk.apply({'params': params}, tokens, context, method='_blocks', **options)
+
+
 def test_scanned_blocks_drop_each_something_else():
   model = make_model(stage1=_Ones, stage2=_Ones, depth=2, dropout=0.5, scan_layers=True)
   params, tokens = random_params(model, make_images()), jnp.zeros((2, 5, WIDTH))
-  out = model.apply({'params': params}, tokens, True, rngs={'dropout': jax.random.key(0)}, method='_blocks')
+  out = blocks(model, params, tokens, TRAIN, rngs={'dropout': jax.random.key(0)})
   # A stage adds 0 or 2. If both blocks dropped the same, each sum would be twice that of a block: 0, 4 or 8.
   assert set(np.unique(out)) == {0, 2, 4, 6, 8}
 
@@ -250,7 +259,7 @@ def test_scanned_blocks_drop_each_something_else():
 class _Ones(_Nothing):
   """A stage that adds 1."""
 
-  def __call__(self, tokens):
+  def __call__(self, tokens, context):
     return jnp.ones_like(tokens)
 
 
@@ -295,14 +304,14 @@ def test_stochastic_depth_grows_from_no_drop_in_the_first_block_to_its_rate_in_t
   depth, count = 3, 2000
   model = make_model(stage1=_Ones, stage2=_Ones, depth=depth, drop_path=0.5, scan_layers=True)
   params, tokens = random_params(model, make_images()), jnp.zeros((count, 1, WIDTH))
-  out = model.apply({'params': params}, tokens, True, rngs={'dropout': jax.random.key(0)}, method='_blocks')
+  out = blocks(model, params, tokens, TRAIN, rngs={'dropout': jax.random.key(0)})
   added = np.asarray(out)[:, 0]
   assert np.ptp(added, axis=-1).max() == 0
   # 2 of the first block, 4/3 for each of two stages with rate 1/4, 2 for each of two with rate 1/2.
   possible = {2 + 4 / 3 * second + 2 * third for second in range(3) for third in range(3)}
   np.testing.assert_allclose(sorted(set(added[:, 0].round(3))), sorted({round(z, 3) for z in possible}), atol=2e-3)
   np.testing.assert_allclose(added.mean(), 2 * depth, rtol=0.03)
-  evaluated = model.apply({'params': params}, tokens[:1], False, method='_blocks')
+  evaluated = blocks(model, params, tokens[:1], Context())
   np.testing.assert_array_equal(evaluated, np.full((1, 1, WIDTH), 2 * depth))
 
 

@@ -23,11 +23,11 @@ def logits(config, params):
   return np.asarray(build_model(config, 3).apply({'params': params}, IMAGES, train=False))
 
 
-@pytest.mark.parametrize('width', ['centre', 'layer', 'fixed'])
+@pytest.mark.parametrize('widths', ['centre', 'layer', 'fixed'])
 @pytest.mark.parametrize('normalisation', ['none', 'sum'])
-def test_the_first_centres_are_the_network_without_the_others(normalisation, width):
+def test_the_first_centres_are_the_network_without_the_others(normalisation, widths):
   """Others whose coefficients are 0 and that never respond might as well not be there."""
-  config, params = make(normalisation=normalisation, width=width)
+  config, params = make(normalisation=normalisation, widths=widths)
   silent = jax.tree.map(np.array, params)
   for block in ('block0', 'block1'):
     silent[block]['stage2']['coefficients'][:, 4:] = 0
@@ -36,13 +36,13 @@ def test_the_first_centres_are_the_network_without_the_others(normalisation, wid
 
 
 def test_all_centres_are_the_network_and_nothing_is_changed():
-  config, params = make(nearest=5)
+  config, params = make()
   before = config.to_json()
   same, same_params = first_centres(config, params, 6)
   assert same.to_json() == config.to_json() == before
   jax.tree.map(np.testing.assert_array_equal, same_params, params)
   cut, cut_params = first_centres(config, params, 3)
-  assert (cut.stage2.centres, cut.stage2.nearest) == (3, 3)
+  assert cut.stage2.centres == 3
   shapes = jax.eval_shape(lambda x: build_model(cut, 3).init(jax.random.key(0), x, train=False), IMAGES)['params']
   assert jax.tree.map(np.shape, cut_params) == jax.tree.map(np.shape, shapes)
 

@@ -12,7 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import hbf.models.build
-import hbf.models.classifier
+import hbf.nn.trunk
 from configs.common import RECIPES, SIZES
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model, count_parameters, flops_per_image
@@ -127,14 +127,14 @@ class CompiledOnce:
 
   def __enter__(self):
     self._patch = pytest.MonkeyPatch()
-    self._patch.setattr(hbf.models.classifier, 'Block', COMPILED_BLOCK)
+    self._patch.setattr(hbf.nn.trunk, 'Block', COMPILED_BLOCK)
     self._patch.setattr(hbf.models.build, 'make_stages', same_stages)
 
   def __exit__(self, *_):
     self._patch.undo()
 
 
-COMPILED_BLOCK = nn.jit(Block, static_argnums=(2,))
+COMPILED_BLOCK = nn.jit(Block)
 STAGES = {}
 
 

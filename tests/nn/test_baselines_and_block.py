@@ -10,16 +10,17 @@ import pytest
 from nn.drawn import random_params
 from ops import reference
 
-from configs.common import stage1_options, stage2_options
 from hbf.errors import UserError
 from hbf.nn import mlp
 from hbf.nn.attention import SoftmaxAttention
 from hbf.nn.block import Block
+from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.mlp import MLP
-from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, options_of, size_option, stage_names
+from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, size_option, stage_names, stage_options
 
 B, N, D = 2, 5, 8
+TRAIN = Context(train=True)
 
 
 def make_tokens(seed=0):
@@ -52,8 +53,7 @@ def test_softmax_attention_equals_the_formula(heads, qk_norm, qkv_bias):
 
 def test_unit_norm_softmax_attention_is_unit_norm_hyperbf_attention():
   """Fact 1 of the design, with the very same parameters, at init too."""
-  options = stage1_options('hyperbf', 0) | {'qk_norm': 'unit'}
-  softmax, hyperbf = SoftmaxAttention(2, 'unit', False), HyperBFAttention(2, **options)
+  softmax, hyperbf = SoftmaxAttention(2, 'unit'), HyperBFAttention(2, qk_norm='unit')
   params = random_params(softmax, make_tokens())
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, random_params(hyperbf, make_tokens()))
   results = [module.apply({'params': params}, make_tokens()) for module in (softmax, hyperbf)]
@@ -118,11 +118,11 @@ def make_block(dropout=0.0, **options):
 def test_block_is_pre_norm_and_residual():
   """Y = X + stage1(LayerNorm(X)), Z = Y + stage2(LayerNorm(Y))."""
   block, tokens = make_block(0.0), make_tokens()
-  params = random_params(block, tokens, False)
+  params = random_params(block, tokens)
   z = np.asarray(tokens, np.float64)
   for name in ('stage1', 'stage2'):
     z = z + update_of(params, name, z)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens, False), z, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(block.apply({'params': params}, tokens), z, rtol=1e-4, atol=1e-4)
 
 
 def update_of(params, name, tokens):
@@ -135,42 +135,44 @@ def update_of(params, name, tokens):
 def test_parallel_stages_both_read_the_blocks_input():
   """Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X))."""
   block, tokens = make_block(parallel=True), make_tokens()
-  params = random_params(block, tokens, False)
+  params = random_params(block, tokens)
   x = np.asarray(tokens, np.float64)
   expected = x + update_of(params, 'stage1', x) + update_of(params, 'stage2', x)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens, False), expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(block.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_layer_scale_multiplies_what_each_stage_adds():
   block, tokens = make_block(layer_scale=0.1), make_tokens()
-  start = block.init(jax.random.key(0), tokens, False)['params']
+  start = block.init(jax.random.key(0), tokens)['params']
   for name in ('stage1', 'stage2'):
     np.testing.assert_array_equal(start[f'scale_{name}'], np.full(D, 0.1, 'f'))
-  params = random_params(block, tokens, False)
+  params = random_params(block, tokens)
   z = np.asarray(tokens, np.float64)
   for name in ('stage1', 'stage2'):
     z = z + params[f'scale_{name}'] * update_of(params, name, z)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens, False), z, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(block.apply({'params': params}, tokens), z, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_without_stage_2_is_its_stage_1():
   block, tokens = Block(ATTENTION, None, 0.0), make_tokens()
-  params = random_params(block, tokens, False)
+  params = random_params(block, tokens)
   assert set(params) == {'norm_stage1', 'stage1'}
   z = np.asarray(tokens, np.float64)
   expected = z + update_of(params, 'stage1', z)
-  np.testing.assert_allclose(block.apply({'params': params}, tokens, False), expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(block.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean():
   """Of many equal images some take neither stage, some one, some both; what is taken counts 1 / (1 − rate)."""
   rate, count = 0.25, 4000
   block = make_block(parallel=True)  # so that the two stages' parts don't depend on each other
-  params = random_params(block, make_tokens(), False)
+  params = random_params(block, make_tokens())
   one = make_tokens()[:1]
   x = np.asarray(one, np.float64)
   parts = {name: update_of(params, name, x) / (1 - rate) for name in ('stage1', 'stage2')}
-  out = block.apply({'params': params}, jnp.tile(one, (count, 1, 1)), True, rate, rngs={'dropout': jax.random.key(0)})
+  out = block.apply(
+    {'params': params}, jnp.tile(one, (count, 1, 1)), TRAIN, rate, rngs={'dropout': jax.random.key(0)}
+  )
   seen = 0
   for taken in itertools.product((0, 1), repeat=2):
     expected = x + taken[0] * parts['stage1'] + taken[1] * parts['stage2']
@@ -179,40 +181,34 @@ def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean()
     assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / count)
     seen += share
   assert seen == 1
-  evaluated = block.apply({'params': params}, one, False, rate)
-  np.testing.assert_array_equal(evaluated, block.apply({'params': params}, one, False))
+  evaluated = block.apply({'params': params}, one, drop_path=rate)
+  np.testing.assert_array_equal(evaluated, block.apply({'params': params}, one))
 
 
 def test_dropout_works_in_training_only():
-  tokens, variables = make_tokens(), {'params': random_params(make_block(), make_tokens(), False)}
+  tokens, variables = make_tokens(), {'params': random_params(make_block(), make_tokens())}
   plain, dropping = make_block(0.0), make_block(0.5)
-  expected = np.asarray(plain.apply(variables, tokens, True))
-  np.testing.assert_array_equal(dropping.apply(variables, tokens, False), expected)
-  outs = [dropping.apply(variables, tokens, True, rngs={'dropout': jax.random.key(i)}) for i in range(2)]
+  expected = np.asarray(plain.apply(variables, tokens, TRAIN))
+  np.testing.assert_array_equal(dropping.apply(variables, tokens), expected)
+  outs = [dropping.apply(variables, tokens, TRAIN, rngs={'dropout': jax.random.key(i)}) for i in range(2)]
   assert not np.allclose(outs[0], expected)
   assert not np.allclose(outs[0], outs[1])
-  again = dropping.apply(variables, tokens, True, rngs={'dropout': jax.random.key(0)})
+  again = dropping.apply(variables, tokens, TRAIN, rngs={'dropout': jax.random.key(0)})
   np.testing.assert_array_equal(outs[0], again)
 
 
 def test_dropout_is_on_the_updates_and_never_on_the_residual_path():
   """All but everything dropped, the tokens themselves remain."""
   tokens, block = make_tokens(), make_block(1.0)
-  variables = {'params': random_params(make_block(), tokens, False)}
-  out = block.apply(variables, tokens, True, rngs={'dropout': jax.random.key(0)})
+  variables = {'params': random_params(make_block(), tokens)}
+  out = block.apply(variables, tokens, TRAIN, rngs={'dropout': jax.random.key(0)})
   np.testing.assert_array_equal(out, tokens)
 
 
-def options(stage, name):
-  """The shipped options of a registered stage at toy size."""
-  return {1: stage1_options, 2: stage2_options}[stage](name, 16)
-
-
-def make_stage(stage, name, **changes):
-  """A constructor of the stage with its shipped options."""
-  models = {1: f'{name}+none', 2: f'identity+{name}'}
-  given = {1: {}, 2: {}, stage: {**options(stage, name), **changes}}
-  return make_stages(models[stage], 2, given[1], given[2])[stage - 1]
+def make_stage(stage, name):
+  """A constructor of the stage with its defaults."""
+  model = {1: f'{name}+none', 2: f'identity+{name}'}[stage]
+  return make_stages(model, 2, *stage_options(model, 16))[stage - 1]
 
 
 EVERY_STAGE = [(1, name) for name in STAGE1] + [(2, name) for name, module in STAGE2.items() if module]
@@ -232,10 +228,11 @@ def test_every_registered_stage_keeps_the_shape_of_the_tokens(stage, name, dtype
 
 @pytest.mark.parametrize('first,second', list(itertools.product(STAGE1, STAGE2)))
 def test_any_stage_1_goes_with_any_stage_2(first, second):
-  stages = make_stages(f'{first}+{second}', 2, options(1, first), options(2, second))
+  model = f'{first}+{second}'
+  stages = make_stages(model, 2, *stage_options(model, 16))
   block, tokens = Block(*stages, dropout=0.0), jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f')
-  params = random_params(block, tokens, False)
-  out = block.apply({'params': params}, tokens, False)
+  params = random_params(block, tokens)
+  out = block.apply({'params': params}, tokens)
   assert out.shape == (B, 9, D) and np.all(np.isfinite(out))
   assert not np.allclose(out, tokens)
   assert {name for name in params if 'norm' in name} == {'norm_stage1'} | ({'norm_stage2'} if stages[1] else set())
@@ -278,22 +275,52 @@ def test_unknown_models_name_the_nearest(name, message):
 
 def test_unknown_option_names_the_nearest():
   with pytest.raises(UserError, match="unknown option of stage 2 'mlp' 'hiden': did you mean 'hidden'"):
-    make_stages('vit', 2, options(1, 'softmax'), {'hiden': 3, 'activation': 'relu'})
+    make_stages('vit', 2, {}, {'hiden': 3, 'activation': 'relu'})
 
 
 @pytest.mark.parametrize('stage,name', EVERY_STAGE)
-def test_every_missing_option_is_named(stage, name):
-  given = {1: options(1, 'softmax'), 2: options(2, 'mlp')}
+def test_what_has_no_default_is_named_if_it_is_missing(stage, name):
+  """Only the number of units has none."""
   model = f'{name}+mlp' if stage == 1 else f'softmax+{name}'
-  for missing in options(stage, name):
-    rest = {key: value for key, value in options(stage, name).items() if key != missing}
-    with pytest.raises(UserError, match=f"stage {stage} '{name}' needs the options {missing}:"):
-      make_stages(model, 2, *(rest if i == stage else given[i] for i in (1, 2)))
+  defaults = stage_options(model, 16)
+  for missing in defaults[stage - 1]:
+    given = [dict(options) for options in defaults]
+    del given[stage - 1][missing]
+    if missing in ('hidden', 'centres'):
+      with pytest.raises(UserError, match=f"stage {stage} '{name}' needs the options {missing}:"):
+        make_stages(model, 2, *given)
+    else:
+      made = [make_stages(model, 2, *options)[stage - 1]() for options in (given, defaults)]
+      assert made[0] == made[1]
 
 
 def test_options_never_hold_what_the_block_decides():
-  for module in (*STAGE1.values(), *STAGE2.values()):
-    assert not {'name', 'parent', 'dtype'} & set(options_of(module))
+  for first, second in itertools.product(STAGE1, STAGE2):
+    for options in stage_options(f'{first}+{second}', 16):
+      assert not {'name', 'parent', 'dtype'} & set(options)
+    assert 'heads' not in stage_options(f'{first}+{second}', 16)[0]
+
+
+MASKED = ('softmax', 'hyperbf', 'identity')
+
+
+@pytest.mark.parametrize('name', STAGE1)
+def test_a_stage_honours_a_mask_or_its_block_refuses_it(name):
+  """What is masked may change as it likes."""
+  block, tokens = (
+    Block(make_stage(1, name), None, 0.0),
+    jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f'),
+  )
+  params = {'params': random_params(block, tokens)}
+  hidden = jnp.arange(9) >= 6
+  context = Context(mask=jnp.broadcast_to(~hidden, (B, 9, 9)) | jnp.eye(9, dtype=bool))
+  if name not in MASKED:
+    with pytest.raises(UserError, match='mixes all tokens, whatever a mask says'):
+      block.apply(params, tokens, context)
+    return
+  changed = jnp.where(hidden[:, None], -tokens[::-1], tokens)
+  before, after = (block.apply(params, z, context)[:, :6] for z in (tokens, changed))
+  np.testing.assert_array_equal(before, after)
 
 
 def test_softmax_attention_needs_a_width_divisible_by_the_heads():

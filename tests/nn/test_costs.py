@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.common import matmul_flops
-from configs.common import stage1_options, stage2_options
-from hbf.nn.registry import MODELS, make_stages, stage_names
+from hbf.nn.registry import MODELS, make_stages, stage_names, stage_options
 
 B, N, D, H, HIDDEN, MEMORY, TINY, HEADS = 2, 49, 64, 4, 96, 24, 16, 4
 ATTENTION = 8 * D**2 + 4 * N * D
@@ -31,10 +30,10 @@ CASES = {
 @pytest.mark.parametrize('case', CASES)
 def test_the_stated_operations_are_those_of_the_products(case):
   model, stage, changes, stated, off = CASES[case]
-  options = {1: stage1_options, 2: stage2_options}[stage](stage_names(model)[stage - 1], HIDDEN) | changes
-  given = {1: options, 2: {}} if stage == 1 else {1: {}, 2: options}
-  names = {1: f'{stage_names(model)[0]}+none', 2: f'identity+{stage_names(model)[1]}'}
-  module = make_stages(names[stage], HEADS, given[1], given[2])[stage - 1]()
+  alone = {1: f'{stage_names(model)[0]}+none', 2: f'identity+{stage_names(model)[1]}'}[stage]
+  options = stage_options(alone, HIDDEN)
+  options[stage - 1].update(changes)
+  module = make_stages(alone, HEADS, *options)[stage - 1]()
   tokens = jax.ShapeDtypeStruct((B, N, D), jnp.float32)
   params = jax.eval_shape(module.init, jax.random.key(0), tokens)
   counted = matmul_flops(module.apply, params, tokens) / (B * N)

@@ -10,16 +10,18 @@ from ops import reference
 import hbf.nn.hyperbf
 import hbf.ops.hyperbf
 from hbf.errors import UserError
+from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.ops.hyperbf import log_responses, normalise
 
 B, N, D = 2, 5, 8
+TRAIN = Context(train=True)
 ATTENTION = {
   'heads': 2,
   'kernel': 'gaussian',
   'metric': 'identity',
   'rank': 3,
-  'width': 'head',
+  'widths': 'head',
   'width_scale': 1.0,
   'qk_norm': 'none',
   'memory': 0,
@@ -30,12 +32,11 @@ UNIT = {
   'kernel': 'gaussian',
   'metric': 'diagonal',
   'rank': 3,
-  'width': 'centre',
+  'widths': 'centre',
   'width_scale': 1.0,
   'normalisation': 'none',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
-  'nearest': 0,
   'nested': False,
   'form': 'blocks',
 }
@@ -47,7 +48,7 @@ def make_tokens(shape=(B, N, D), seed=0):
 
 def sigma(params, options, variance, h):
   """The width of head h, [1, A] or [1, 1]: learned, or fixed at the stated start."""
-  if options['width'] == 'fixed':
+  if options['widths'] == 'fixed':
     return np.full((1, 1), variance**0.5)
   log_width = np.asarray(params['log_width'], np.float64)
   return np.exp(log_width[h if len(log_width) > 1 else 0])
@@ -118,11 +119,11 @@ def assert_equals_reference(module, options, expected, tol=1e-3):
   [
     *({'kernel': kernel} for kernel in reference.KERNELS),
     *({'metric': metric} for metric in reference.METRICS),
-    *({'width': width, 'width_scale': 0.7} for width in ('fixed', 'layer', 'head')),
+    *({'widths': width, 'width_scale': 0.7} for width in ('fixed', 'layer', 'head')),
     {'qk_norm': 'unit'},
     {'memory': 3},
     {'memory': 3, 'qk_norm': 'unit', 'metric': 'full', 'heads': 4},
-    {'metric': 'low_rank', 'width': 'fixed', 'qk_norm': 'unit', 'heads': 1},
+    {'metric': 'low_rank', 'widths': 'fixed', 'qk_norm': 'unit', 'heads': 1},
   ],
   ids=str,
 )
@@ -136,9 +137,9 @@ def test_attention_equals_the_formula(changes):
   [
     *({'kernel': kernel} for kernel in reference.KERNELS),
     *({'metric': metric} for metric in reference.METRICS),
-    *({'width': width, 'width_scale': 0.7, 'heads': 2} for width in ('fixed', 'layer', 'head', 'centre')),
+    *({'widths': width, 'width_scale': 0.7, 'heads': 2} for width in ('fixed', 'layer', 'head', 'centre')),
     *({'normalisation': n, 'heads': h} for n in reference.NORMALISATIONS for h in (1, 2)),
-    {'metric': 'low_rank', 'width': 'fixed', 'heads': 2, 'normalisation': 'layer', 'kernel': 'laplacian'},
+    {'metric': 'low_rank', 'widths': 'fixed', 'heads': 2, 'normalisation': 'layer', 'kernel': 'laplacian'},
   ],
   ids=str,
 )
@@ -190,6 +191,24 @@ def test_memory_with_the_data_masked_out_is_normalised_stage_2():
   masked = hbf.ops.hyperbf.hyperbf_plain(points, *both, mask=only_memory, **unit)
   stage2 = hbf.ops.hyperbf.hyperbf(points, centres, coefficients, normalisation='sum', **unit)
   np.testing.assert_allclose(masked, stage2, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('memory', [0, 3])
+def test_a_masked_token_is_as_one_that_is_not_there(memory):
+  tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': memory})
+  params = {'params': random_params(module, tokens)}
+  kept = jnp.array([0, 1, 4])
+  mask = jnp.isin(jnp.arange(N), kept)
+  out = module.apply(params, tokens, Context(mask=mask[None, None]))
+  np.testing.assert_allclose(out[:, kept], module.apply(params, tokens[:, kept]), rtol=1e-4, atol=1e-5)
+
+
+def test_under_a_causal_mask_no_token_sees_a_later_one():
+  tokens, module = make_tokens(), HyperBFAttention(**ATTENTION)
+  params, causal = {'params': random_params(module, tokens)}, Context(mask=jnp.tril(jnp.ones((N, N), bool)))
+  before, after = (module.apply(params, z, causal) for z in (tokens, tokens.at[:, 3].add(7.0)))
+  np.testing.assert_array_equal(before[:, :3], after[:, :3])
+  assert np.all(np.any(before[:, 3:] != after[:, 3:], axis=-1))
 
 
 def test_attention_commutes_with_a_permutation_of_the_tokens():
@@ -269,6 +288,21 @@ def test_output_at_init_has_the_scale_asked_for(normalisation, heads, scale):
   np.testing.assert_allclose(np.sqrt(np.mean(np.square(out))), scale, rtol=0.15)
 
 
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('what', ['one centre', 'equal tokens'])
+def test_coefficients_are_finite_where_all_responses_are_equal(what, normalisation):
+  """Zero mean leaves nothing of them: no coefficients could give the output its scale."""
+  tokens = make_tokens((2, 8, 64))
+  options = UNIT | {'normalisation': normalisation, 'centres_init': 'tokens'}
+  if what == 'one centre':
+    options |= {'centres': 1}
+  else:
+    tokens = jnp.broadcast_to(tokens[:1, :1], tokens.shape)
+  params = HyperBFUnit(**options).init(jax.random.key(0), tokens)['params']
+  assert all(np.all(np.isfinite(z)) for z in jax.tree.leaves(params))
+  assert np.abs(params['coefficients']).max() < 10 * options['coefficients_scale'] * options['centres']
+
+
 def test_fact_4_the_default_start_is_neither_dead_nor_constant():
   """D = 384: σ² = 1 without gain is exactly 0, σ² = D has a relative spread of 1/√D = 0.05; the unit has neither."""
   tokens = make_tokens((2, 16, 384))
@@ -301,14 +335,14 @@ def test_metric_starts_as_the_identity_or_keeps_the_variance(metric):
 
 @pytest.mark.parametrize('width,shape', [('layer', (1, 1, 1)), ('head', (2, 1, 1)), ('centre', (2, 1, 6))])
 def test_widths_are_shared_as_far_as_asked(width, shape):
-  params = HyperBFUnit(**UNIT | {'width': width, 'heads': 2}).init(jax.random.key(0), make_tokens())['params']
+  params = HyperBFUnit(**UNIT | {'widths': width, 'heads': 2}).init(jax.random.key(0), make_tokens())['params']
   assert params['log_width'].shape == shape
   np.testing.assert_allclose(np.exp(2 * params['log_width']), (D / 2) ** 0.5, rtol=1e-5)
 
 
 def test_a_signed_width_is_a_free_precision_of_every_centre():
   """Σ_a exp(−β_a r²) c_a + b, whatever the sign of β (the authors' code)."""
-  options = UNIT | {'width': 'signed', 'metric': 'bilinear'}
+  options = UNIT | {'widths': 'signed', 'metric': 'bilinear'}
   module, tokens = HyperBFUnit(**options), make_tokens()
   start = module.init(jax.random.key(0), tokens)['params']['beta']
   np.testing.assert_allclose(start, np.full((1, 1, 6), 0.5 / D**0.5), rtol=1e-6)
@@ -323,7 +357,7 @@ def test_a_signed_width_is_a_free_precision_of_every_centre():
 
 
 def test_a_fixed_width_is_not_learned():
-  for module in (HyperBFUnit(**UNIT | {'width': 'fixed'}), HyperBFAttention(**ATTENTION | {'width': 'fixed'})):
+  for module in (HyperBFUnit(**UNIT | {'widths': 'fixed'}), HyperBFAttention(**ATTENTION | {'widths': 'fixed'})):
     assert 'log_width' not in module.init(jax.random.key(0), make_tokens())['params']
 
 
@@ -345,10 +379,10 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFAttention(**ATTENTION | {'heads': 3}), 'a width of 8 is not divisible by 3 heads'),
     (HyperBFUnit(**UNIT | {'heads': 3}), 'a width of 8 is not divisible by 3 heads'),
     (HyperBFUnit(**UNIT | {'heads': 0}), 'not divisible by 0 heads'),
-    (HyperBFAttention(**ATTENTION | {'width': 'centre'}), "stage 1 can't have a width for each centre"),
-    (HyperBFAttention(**ATTENTION | {'width': 'signed'}), "stage 1 can't have a width for each centre"),
+    (HyperBFAttention(**ATTENTION | {'widths': 'centre'}), "stage 1 can't have a width for each centre"),
+    (HyperBFAttention(**ATTENTION | {'widths': 'signed'}), "stage 1 can't have a width for each centre"),
     (
-      HyperBFUnit(**UNIT | {'width': 'signed'}),
+      HyperBFUnit(**UNIT | {'widths': 'signed'}),
       'needs kernel gaussian and metric bilinear, not gaussian and diagonal',
     ),
     (HyperBFAttention(**ATTENTION | {'kernel': 'gausian'}), "did you mean 'gaussian'"),
@@ -356,59 +390,16 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFAttention(**ATTENTION | {'qk_norm': 'units'}), "did you mean 'unit'"),
     (HyperBFAttention(**ATTENTION | {'metric': 'low_rank', 'rank': 5}), 'from 1 to 4'),
     (HyperBFUnit(**UNIT | {'metric': 'low_rank', 'rank': 0}), 'from 1 to 8'),
-    (HyperBFUnit(**UNIT | {'width': 'center'}), "did you mean 'centre'"),
+    (HyperBFUnit(**UNIT | {'widths': 'center'}), "did you mean 'centre'"),
     (HyperBFUnit(**UNIT | {'normalisation': 'layr'}), "did you mean 'layer'"),
     (HyperBFUnit(**UNIT | {'centres_init': 'token'}), "did you mean 'tokens'"),
+    (HyperBFUnit(**UNIT | {'nested': True, 'form': 'pallas'}), 'stage2.form must be blocks, not pallas'),
   ],
   ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_impossible_options_are_user_errors(module, message):
   with pytest.raises(UserError, match=message):
     jax.eval_shape(module.init, jax.random.key(0), make_tokens())
-
-
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-@pytest.mark.parametrize('nearest', [1, 2, 5])
-def test_only_the_nearest_centres_respond(nearest, normalisation):
-  """For every token the unit is the one that has no other centres than those with the greatest K."""
-  if (nearest, normalisation) == (1, 'layer'):
-    pytest.skip('one response has no variance')
-  options = UNIT | {'nearest': nearest, 'normalisation': normalisation, 'metric': 'identity'}
-  module, tokens = HyperBFUnit(**options), make_tokens()
-  params = random_params(module, tokens)
-  expected = []
-  for point in np.asarray(tokens, np.float64).reshape(-1, 1, D):
-    s = reference.squared_distances(point, params['centres'][0])[0] / (2 * np.exp(2 * params['log_width'][0, 0]))
-    near = np.sort(np.argsort(s)[:nearest])
-    alone = {name: params[name][:, near] for name in ('centres', 'coefficients')}
-    alone |= {'log_width': params['log_width'][..., near], 'bias': params['bias']}
-    alone |= {'log_gain': params['log_gain']} if normalisation == 'none' else {}
-    expected.append(unit_reference(alone, point[None], options)[0, 0])
-  result = np.asarray(module.apply({'params': params}, tokens)).reshape(-1, D)
-  np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
-
-
-def test_all_centres_as_nearest_are_all_centres():
-  tokens, plain = make_tokens(), HyperBFUnit(**UNIT)
-  params = {'params': random_params(plain, tokens)}
-  result = HyperBFUnit(**UNIT | {'nearest': UNIT['centres']}).apply(params, tokens)
-  np.testing.assert_allclose(result, plain.apply(params, tokens), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-def test_nearest_centres_start_alive_and_have_finite_gradients(normalisation):
-  options = UNIT | {'nearest': 8, 'centres': 48, 'normalisation': normalisation, 'coefficients_scale': 0.5}
-  module, tokens = HyperBFUnit(**options), make_tokens((2, 8, 64))
-  out, variables = module.init_with_output(jax.random.key(0), tokens)
-  np.testing.assert_allclose(np.sqrt(np.mean(np.square(out))), 0.5, rtol=0.2)
-  gradient = jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, tokens))))(variables)
-  assert all(np.isfinite(z).all() and np.any(z) for z in jax.tree.leaves(gradient))
-
-
-@pytest.mark.parametrize('nearest', [-1, 7])
-def test_more_nearest_centres_than_there_are_centres_are_refused(nearest):
-  with pytest.raises(UserError, match=rf'stage2\.nearest must be from 1 to the 6 centres, or 0 for all: {nearest}'):
-    HyperBFUnit(**UNIT | {'nearest': nearest}).init(jax.random.key(0), make_tokens())
 
 
 def nested_outputs(normalisation):
@@ -429,13 +420,13 @@ def test_in_training_a_nested_unit_is_one_of_its_first_centres_for_every_image(n
   module, params, outputs = nested_outputs(normalisation)
   counts = []
   for seed in range(5):
-    out = module.apply({'params': params}, make_tokens(), rngs={'dropout': jax.random.key(seed)})
+    out = module.apply({'params': params}, make_tokens(), TRAIN, rngs={'dropout': jax.random.key(seed)})
     differences = np.abs(outputs - np.asarray(out)).max(axis=(2, 3))  # [A, B]
     assert (differences.min(axis=0) < 1e-3 * np.abs(outputs).max()).all()
     counts.append(differences.argmin(axis=0))
   assert any(len(set(count)) > 1 for count in counts), 'images draw together'
-  without_key = module.apply({'params': params}, make_tokens())
-  np.testing.assert_allclose(without_key, outputs[-1], rtol=1e-3, atol=1e-4)
+  evaluated = module.apply({'params': params}, make_tokens(), rngs={'dropout': jax.random.key(0)})
+  np.testing.assert_allclose(evaluated, outputs[-1], rtol=1e-3, atol=1e-4)
 
 
 def test_nested_units_take_all_centres_for_half_of_the_images_and_each_doubling_as_often():
@@ -447,7 +438,7 @@ def test_nested_units_take_all_centres_for_half_of_the_images_and_each_doubling_
   params['coefficients'] = np.tile(np.arange(1, 9, dtype='f')[:, None], (1, 1, D))
 
   def draw(key):
-    return module.apply({'params': params}, make_tokens(), rngs={'dropout': key})[0, 0, 0]
+    return module.apply({'params': params}, make_tokens(), TRAIN, rngs={'dropout': key})[0, 0, 0]
 
   means = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 3000))
   counts = np.round(2 * np.asarray(means) - 1)

@@ -4,9 +4,13 @@ import numpy as np
 import optax
 import pytest
 
+from configs.common import make_config
 from hbf.errors import UserError
+from hbf.models.build import abstract_params, build_model
+from hbf.nn.registry import MODELS
 from hbf.training.durations import Clock
 from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.rules import rule_of, rules_of
 
 CLOCK = Clock(examples=1000, batch_size=10, epochs=1.0)
 PARAMS = {
@@ -32,6 +36,48 @@ def test_centres_and_widths_learn_at_their_own_rates(toy):
   updates = first_update(config, jax.tree.map(jnp.ones_like, PARAMS))
   rates = {'log_width': 10, 'centres': 3, 'kernel': 1, 'coefficients': 1, 'bias': 1}
   assert updates == {name: pytest.approx(rate * updates['bias']) for name, rate in rates.items()}
+
+
+def every_parameter():
+  """A path of each parameter of every model, with the unusual options that make more of them."""
+  pairs = [(name, {}) for name in (*MODELS, 'hyperbf+none')]
+  pairs += [
+    ('hyperbf', {'stage2.normalisation': 'none', 'stage2.metric': 'bilinear', 'stage2.widths': 'signed'}),
+    ('hyperbf', {'layer_scale': 0.1, 'positions': 'learned'}),
+    ('linear', {'stage1.features': 'gaussian', 'stage1.normaliser': 'none'}),
+    ('gmlp', {'stage1.attention': 4}),
+  ]
+  for model, changes in pairs:
+    config = make_config(f'model={model}', {'name': 'cifar10'}).model
+    config.update(width=16, depth=1, heads=2)
+    config.update_from_flattened_dict(changes)
+    yield from jax.tree_util.tree_leaves_with_path(abstract_params(build_model(config, 3), (8, 8, 3)))
+
+
+def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
+  """Centres are centres, and coefficients coefficients, whichever stage has them; β is a width."""
+  rules = {path[-1].key: rule_of(path) for path, _ in every_parameter()}
+  assert rules['centres'] == rules['memory_centres'] != rules['kernel']
+  assert rules['coefficients'] == rules['memory_coefficients'] == rules['kernel']
+  assert rules['log_width'] == rules['beta']
+  assert {name for name, rule in rules.items() if rule.decay} == {
+    *('kernel', 'centres', 'memory_centres', 'coefficients', 'memory_coefficients')
+  }
+
+
+def test_a_parameter_without_a_rule_is_an_error():
+  with pytest.raises(LookupError, match=r"\['block0'\]\['novelty'\]"):
+    rules_of({'block0': {'novelty': jnp.zeros(1)}})
+
+
+def test_lion_has_its_own_second_moment(toy):
+  """After a gradient of 1 it is 1 − 0.99, where Adam's would be 1 − 0.999."""
+  config = toy(**{'optimizer.name': 'lion', 'optimizer.clip': 0.0, 'optimizer.weight_decay': 0.0})
+  optimizer = make_optimizer(config.optimizer, optax.constant_schedule(1.0))
+  ones = jax.tree.map(jnp.ones_like, PARAMS)
+  _, state = optimizer.update(ones, optimizer.init(PARAMS), PARAMS)
+  momentum = next(leaf for leaf in jax.tree.leaves(state) if leaf.shape == (2, 2))
+  np.testing.assert_allclose(momentum, 0.01, rtol=1e-5)
 
 
 def test_clipping_bounds_the_norm_of_the_gradient(toy):

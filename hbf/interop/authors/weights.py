@@ -1,8 +1,8 @@
 """The same numbers under the authors' names and under ours.
 
 Theirs                                            Ours
-attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, width layer: σ² = 1 / (2 scale)
-mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, metric bilinear, width signed, normalisation none
+attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, widths layer: σ² = 1 / (2 scale)
+mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, metric bilinear, widths signed, normalisation none
 ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
 cls_token, pos_embed[0]                           class_token, their sum
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.interop.authors.layout import Layout
-from hbf.interop.network import mlp_options, model_config, softmax_options
+from hbf.interop.network import model_config
 from hbf.interop.table import Params, Tensors, class_token, patch_positions
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.attention import SoftmaxAttention
@@ -29,41 +29,13 @@ NORM_EPSILON = 1e-5  # PyTorch's
 def config_of(layout: Layout) -> dict[str, Any]:
   """The `model` part of a config that says what the network is."""
   sizes = {'D': layout.width, 'depth': layout.depth, 'patch': layout.patch}
-  stages = _hyperbf_options(layout.hidden)
-  if layout.model == 'vit':
-    stages = softmax_options(qkv_bias=False), mlp_options(layout.hidden, 'relu')
+  stages: tuple[dict[str, Any], dict[str, Any]] = {}, {'hidden': layout.hidden}
+  if layout.model == 'hyperbf':
+    unit = {'metric': 'bilinear', 'widths': 'signed', 'normalisation': 'none'}
+    stages = {'metric': 'bilinear', 'widths': 'layer'}, {'centres': layout.hidden, **unit}
   return model_config(
     layout.model, sizes, *stages, heads=layout.heads, pool='cls', positions='learned', norm_epsilon=NORM_EPSILON
   )
-
-
-def _hyperbf_options(centres: int) -> tuple[dict[str, Any], dict[str, Any]]:
-  """All options of both stages of Hyper_ViT."""
-  stage1 = {
-    'kernel': 'gaussian',
-    'metric': 'bilinear',
-    'rank': 0,
-    'width': 'layer',
-    'width_scale': 1.0,
-    'qk_norm': 'none',
-    'memory': 0,
-  }
-  stage2 = {
-    'centres': centres,
-    'heads': 1,
-    'kernel': 'gaussian',
-    'metric': 'bilinear',
-    'rank': 0,
-    'width': 'signed',
-    'width_scale': 1.0,
-    'normalisation': 'none',
-    'centres_init': 'normal',
-    'coefficients_scale': 1.0,
-    'nearest': 0,
-    'nested': False,
-    'form': 'blocks',
-  }
-  return stage1, stage2
 
 
 def to_params(tensors: Tensors, layout: Layout) -> Params:
@@ -146,7 +118,8 @@ def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
   count, width = params['positions'].shape
   if round(count**0.5) ** 2 != count:
     raise UserError(f"the authors' positions are those of a square of patches, and here are {count}")
-  patches = params['embedding']['kernel'].reshape(model.patch, model.patch, -1, width)
+  patch = model.embed.patch
+  patches = params['embedding']['kernel'].reshape(patch, patch, -1, width)
   tensors = {
     'cls_token': params['class_token'],
     'pos_embed': np.concatenate([np.zeros((1, width)), params['positions']])[None],
@@ -155,7 +128,7 @@ def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
     **_from_norm('norm', params['norm']),
     **_from_dense('head', params['head']),
   }
-  for i in range(model.depth):
+  for i in range(model.trunk.depth):
     ours = params[f'block{i}']
     block = {
       **_from_norm('norm1', ours['norm_stage1']),
@@ -169,26 +142,27 @@ def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
 
 def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   """The stages of a model; raises a UserError that lists its options that the authors' code doesn't have."""
-  stage1, stage2 = model.stage1(), model.stage2() if model.stage2 else None
+  stage1, stage2 = model.trunk.stage1(), model.trunk.stage2() if model.trunk.stage2 else None
   kinds = (type(stage1), type(stage2))
   if stage2 is None or kinds not in ((HyperBFAttention, HyperBFUnit), (SoftmaxAttention, MLP)):
     raise UserError("the authors' code has the models hyperbf and vit, and no other pair of stages")
   needed = {
-    'pool': 'cls',
-    'positions': 'learned',
-    'norm_epsilon': NORM_EPSILON,
-    'parallel': False,
-    'layer_scale': 0.0,
+    'embed.pool': 'cls',
+    'embed.positions': 'learned',
+    'trunk.norm_epsilon': NORM_EPSILON,
+    'trunk.parallel': False,
+    'trunk.layer_scale': 0.0,
   }
   if kinds[0] is HyperBFAttention:
     needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': 'none', 'stage1.memory': 0}
-    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.normalisation': 'none', 'stage2.nearest': 0}
+    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.normalisation': 'none'}
   else:
     needed |= {'stage1.qk_norm': 'none', 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
-  owners = {'stage1': stage1, 'stage2': stage2}
-  options = {key: getattr(owners.get(key.split('.')[0], model), key.split('.')[-1]) for key in needed}
-  wrong = [f'model.{key} {needed[key]!r}, not {value!r}' for key, value in options.items() if value != needed[key]]
-  wrong += [f'a learned model.{key}.width' for key, stage in owners.items() if getattr(stage, 'width', '') == 'fixed']
+  owners: dict[str, nn.Module] = {'embed': model.embed, 'trunk': model.trunk, 'stage1': stage1, 'stage2': stage2}
+  options = {key: getattr(owners[key.split('.')[0]], key.split('.')[1]) for key in needed}
+  keys = {key: f'model.{key}'.replace('embed.', '').replace('trunk.', '') for key in needed}  # as a config has them
+  wrong = [f'{keys[key]} {needed[key]!r}, not {value!r}' for key, value in options.items() if value != needed[key]]
+  wrong += [f'learned model.{key}.widths' for key, stage in owners.items() if getattr(stage, 'widths', '') == 'fixed']
   if wrong:
     raise UserError(f"the authors' code needs {', '.join(wrong)}")
   return stage1, stage2
@@ -239,7 +213,7 @@ def _from_softmax(params: Params, stage: SoftmaxAttention) -> dict[str, np.ndarr
 
 
 def _from_unit(params: Params, stage: HyperBFUnit) -> dict[str, np.ndarray]:
-  beta = params['beta'] if stage.width == 'signed' else 0.5 * np.exp(-2 * params['log_width'])
+  beta = params['beta'] if stage.widths == 'signed' else 0.5 * np.exp(-2 * params['log_width'])
   return {
     'mlp.centers': params['centres'][0],
     'mlp.M_RBF': _matrix(stage.metric, params.get('metric'), params['centres'].shape[-1]),

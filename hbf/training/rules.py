@@ -1,0 +1,48 @@
+"""Which rate and decay a parameter has, by its name: the first rule that matches wins, and none is without one."""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """How the optimiser treats some parameters.
+
+  Attributes:
+    names: pattern of a parameter's own name, the last part of its path.
+    rate: what multiplies the learning rate: 'centre' or 'width' (the config's `centre_rate` or `width_rate`), or ''.
+    decay: whether weight decay shrinks it.
+  """
+
+  names: str
+  rate: str = ''
+  decay: bool = False
+
+
+# What multiplies a signal decays, and nothing else. Names as modules in hbf/nn and hbf/models give them.
+RULES = (
+  Rule('(memory_)?centres', rate='centre', decay=True),
+  Rule('log_width|beta', rate='width'),
+  Rule('kernel|(memory_)?coefficients', decay=True),
+  Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions'),
+)
+
+
+def rule_of(path: tuple[Any, ...]) -> Rule:
+  """The rule of the parameter at a path of JAX keys.
+
+  Raises:
+    LookupError: there is none; a module with a new kind of parameter needs a line in RULES.
+  """
+  for rule in RULES:
+    if re.fullmatch(rule.names, path[-1].key):
+      return rule
+  raise LookupError(f'no rule for the parameter {jax.tree_util.keystr(path)}: hbf/training/rules.py needs one')
+
+
+def rules_of(params: Any) -> Any:
+  """A tree of rules like the parameters."""
+  return jax.tree_util.tree_map_with_path(lambda path, _: rule_of(path), params)
