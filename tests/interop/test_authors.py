@@ -174,7 +174,7 @@ def our_model(arguments='', **changes):
   if 'hidden' in config.stage2:
     config.stage2.hidden = 5
   else:
-    config.stage1.update(width='layer')
+    config.stage1.update(widths='layer')
     config.stage2.update(centres=5, normalisation='none')
   config.update_from_flattened_dict(changes)
   return build_model(config, 4)
@@ -189,10 +189,10 @@ def random_params(model):
 @pytest.mark.parametrize('changes', [
   {'arguments': 'model=vit'},
   {},
-  {'stage2.metric': 'identity', 'stage2.width': 'layer'},
+  {'stage2.metric': 'identity', 'stage2.widths': 'layer'},
   {'stage2.metric': 'full'},
   {'stage2.metric': 'low_rank', 'stage2.rank': 3},
-  {'stage2.metric': 'bilinear', 'stage2.width': 'signed'},
+  {'stage2.metric': 'bilinear', 'stage2.widths': 'signed'},
 ], ids=str)  # fmt: skip
 def test_our_models_of_their_form_are_written(tmp_path, changes):
   model = our_model(**changes)
@@ -209,9 +209,9 @@ def test_our_models_of_their_form_are_written(tmp_path, changes):
     "model.pool 'cls', not 'mean', model.norm_epsilon 1e-05, not 1e-06, model.stage1.memory 0, not 2, "
     "model.stage2.normalisation 'none', not 'layer'",
   ),
-  ({'stage1.width': 'fixed'}, 'needs a learned model.stage1.width'),
+  ({'stage1.widths': 'fixed'}, 'needs learned model.stage1.widths'),
   ({'arguments': 'model=vit', 'stage2.activation': 'gelu'}, "needs model.stage2.activation 'relu', not 'gelu'"),
-  ({'stage1.width': 'head'}, "the widths of a layer's heads differ"),
+  ({'stage1.widths': 'head'}, "the widths of a layer's heads differ"),
   ({'stage1.metric': 'bilinear'}, "the metrics of a layer's heads differ"),
 ], ids=str)  # fmt: skip
 def test_our_other_models_are_refused_with_what_stands_in_the_way(tmp_path, changes, message):
