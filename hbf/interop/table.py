@@ -60,7 +60,7 @@ class Table:
     expected = {name: shape for source in sources.values() for name, shape in source.tensors.items()}
     sizes = check(tensors, expected, depth, self.origin)
     params = {
-      path: source.make(*(np.asarray(tensors[name], np.float32) for name in source.tensors))
+      path: np.asarray(source.make(*(np.asarray(tensors[name], np.float32) for name in source.tensors)), np.float32)
       for path, source in sources.items()
     }
     return sizes | {'depth': depth}, unflatten_dict(params, sep='/')

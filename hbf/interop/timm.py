@@ -10,12 +10,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from hbf.errors import UserError
 from hbf.interop.network import Network, mixer_config, model_config, read_file, read_fixed, to_module, vit_config
 from hbf.interop.positions import resize, square_side
-from hbf.interop.table import Params, Source, Table, Tensors, class_token, patch_positions, same
+from hbf.interop.pytorch import END, VIT, linear, norm, patches
+from hbf.interop.table import Params, Table, Tensors
 from hbf.models.classifier import ImageClassifier
 
 # Tensors don't tell a ViT's heads. timm's have 64 dimensions, but for its largest: so400m, huge, giant and gigantic.
@@ -72,69 +71,41 @@ def _gmlp_config(sizes: Mapping[str, int]) -> dict[str, Any]:
   return model_config('gmlp', sizes, stage1, {})
 
 
-def _linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, Source]:
-  """PyTorch keeps [out, in]."""
-  return {
-    f'{ours}/kernel': Source({f'{theirs}.weight': (outputs, inputs)}, np.transpose),
-    **same(f'{ours}/bias', f'{theirs}.bias', outputs),
-  }
-
-
-def _norm(ours: str, theirs: str, size: str = 'D') -> dict[str, Source]:
-  return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
-
-
-def _patches(theirs: str) -> dict[str, Source]:
-  """A convolution that cuts patches out: its kernel is [D, channel, row, column]."""
-  kernel = Source({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flat_patches)
-  return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
-
-
-def _flat_patches(kernel: np.ndarray) -> np.ndarray:
-  return kernel.transpose(2, 3, 1, 0).reshape(-1, len(kernel))
-
-
-_END = {**_norm('norm', 'norm'), **_linear('head', 'head', 'D', 'classes')}
 _VIT = Table(
   origin="timm's ViT",
-  network={
-    **_patches('patch_embed.proj'),
-    'class_token': Source({'cls_token': (1, 1, 'D'), 'pos_embed': (1, 'N', 'D')}, class_token),
-    'positions': Source({'pos_embed': (1, 'N', 'D')}, patch_positions),
-    **_END,
-  },
+  network=VIT,
   block={
-    **_norm('norm_stage1', 'norm1'),
-    **_linear('stage1/qkv', 'attn.qkv', 'D', '3D'),
-    **_linear('stage1/out', 'attn.proj', 'D', 'D'),
-    **_norm('norm_stage2', 'norm2'),
-    **_linear('stage2/hidden', 'mlp.fc1', 'D', 'hidden'),
-    **_linear('stage2/out', 'mlp.fc2', 'hidden', 'D'),
+    **norm('norm_stage1', 'norm1'),
+    **linear('stage1/qkv', 'attn.qkv', 'D', '3D'),
+    **linear('stage1/out', 'attn.proj', 'D', 'D'),
+    **norm('norm_stage2', 'norm2'),
+    **linear('stage2/hidden', 'mlp.fc1', 'D', 'hidden'),
+    **linear('stage2/out', 'mlp.fc2', 'hidden', 'D'),
   },
   prefix='blocks.{}.',
 )
 _GMLP = Table(
   origin="timm's gMLP",
-  network={**_patches('stem.proj'), **_END},
+  network={**patches('stem.proj'), **END},
   block={
-    **_norm('norm_stage1', 'norm'),
-    **_linear('stage1/in', 'mlp_channels.fc1', 'D', '2hidden'),
-    **_norm('stage1/norm', 'mlp_channels.gate.norm', 'hidden'),
-    **_linear('stage1/spatial', 'mlp_channels.gate.proj', 'N', 'N'),
-    **_linear('stage1/out', 'mlp_channels.fc2', 'hidden', 'D'),
+    **norm('norm_stage1', 'norm'),
+    **linear('stage1/in', 'mlp_channels.fc1', 'D', '2hidden'),
+    **norm('stage1/norm', 'mlp_channels.gate.norm', 'hidden'),
+    **linear('stage1/spatial', 'mlp_channels.gate.proj', 'N', 'N'),
+    **linear('stage1/out', 'mlp_channels.fc2', 'hidden', 'D'),
   },
   prefix='blocks.{}.',
 )
 _MIXER = Table(
   origin="timm's Mixer",
-  network={**_patches('stem.proj'), **_END},
+  network={**patches('stem.proj'), **END},
   block={
-    **_norm('norm_stage1', 'norm1'),
-    **_linear('stage1/hidden', 'mlp_tokens.fc1', 'N', 'tokens'),
-    **_linear('stage1/out', 'mlp_tokens.fc2', 'tokens', 'N'),
-    **_norm('norm_stage2', 'norm2'),
-    **_linear('stage2/hidden', 'mlp_channels.fc1', 'D', 'hidden'),
-    **_linear('stage2/out', 'mlp_channels.fc2', 'hidden', 'D'),
+    **norm('norm_stage1', 'norm1'),
+    **linear('stage1/hidden', 'mlp_tokens.fc1', 'N', 'tokens'),
+    **linear('stage1/out', 'mlp_tokens.fc2', 'tokens', 'N'),
+    **norm('norm_stage2', 'norm2'),
+    **linear('stage2/hidden', 'mlp_channels.fc1', 'D', 'hidden'),
+    **linear('stage2/out', 'mlp_channels.fc2', 'hidden', 'D'),
   },
   prefix='blocks.{}.',
 )

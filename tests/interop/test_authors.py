@@ -14,7 +14,6 @@ from hbf.data.datasets import Dataset, load
 from hbf.errors import UserError
 from hbf.interop import authors, tensors
 from hbf.interop.authors import __main__ as command
-from hbf.interop.authors.layout import read_layout
 from hbf.interop.authors.positions import interpolate
 from hbf.models.build import build_model
 from hbf.training import experiment
@@ -118,8 +117,8 @@ def replaced(name, shape):
   ('vit', replaced('blocks.1.attn.qkv.weight', (12, 12)), ['blocks.1.attn.qkv.weight (12, 12) instead of (36, 12)']),
   ('hyperbf', replaced('patch_embed.proj.weight', (12, 3, 2, 4)), ['instead of (12, 3, 2, 2)']),
   ('hyperbf', replaced('blocks.0.mlp.beta', (5, 1)), ['blocks.0.mlp.beta (5, 1) instead of (5,)']),
-  ('hyperbf', lambda t: {'conv.weight': t['head.weight']}, ['missing: cls_token', 'unknown: conv.weight']),
-  ('hyperbf', lambda t: {}, ['missing: cls_token']),
+  ('hyperbf', lambda t: {'conv.weight': t['head.weight']}, ['missing: patch_embed.proj.weight', 'unknown: conv.weight']),
+  ('hyperbf', lambda t: {}, ['missing: patch_embed.proj.weight']),
   ('hyperbf', without(*(f'.{n}' for n in ('M', 'scale', 'beta', 'bias', 'weight', 'centers', 'M_RBF'))), ['missing']),
   ('hyperbf', replaced('pos_embed', (1, 9, 12)), ['positions are those of 8 patches']),
   ('hyperbf', lambda t: t | {f'blocks.{i}.attn.M': np.eye(5) for i in (0, 1)}, ['attn.M is 5×5', 'a width of 12']),
@@ -134,7 +133,7 @@ def test_a_state_dict_of_another_network_is_refused_with_what_is_wrong(tmp_path,
 
 def test_heads_are_read_from_m_or_given(tmp_path):
   def heads(model, d, given=None, **sizes):
-    return read_layout(published.random_state_dict(model, OPTIONAL, d=d, **sizes), given).heads
+    return authors.read(published.random_state_dict(model, OPTIONAL, d=d, **sizes), given).config['heads']
 
   assert heads('hyperbf', 4) == heads('hyperbf', 4, 3) == heads('vit', 4) == 3
   assert heads('vit', 192) == heads('vit', 192, width=384) == 4  # the published constant says nothing

@@ -17,10 +17,11 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.interop import tensors as files
-from hbf.interop.authors.layout import ORIGINS, read_layout
+from hbf.interop.authors.layout import ORIGINS, heads_of, table_of
 from hbf.interop.authors.positions import interpolate
-from hbf.interop.authors.weights import config_of, to_params, to_tensors
-from hbf.interop.network import Network, read_file, to_module
+from hbf.interop.authors.weights import NORM_EPSILON, to_tensors
+from hbf.interop.network import Network, model_config, read_file, to_module
+from hbf.interop.positions import square_side
 from hbf.interop.table import Params, Tensors
 from hbf.models.classifier import ImageClassifier
 
@@ -35,7 +36,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Args:
     path: a .pth, .npz or .safetensors file of its state_dict; nothing in it is run.
-    heads: of ViT's attention, see `hbf.interop.authors.layout.read_layout`.
+    heads: of ViT's attention, see `hbf.interop.authors.layout.heads_of`.
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
@@ -52,17 +53,26 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
 def read(tensors: Tensors, heads: int | None = None) -> Network:
   """The network that has these tensors; argument and errors as those of `load`."""
-  layout = read_layout(tensors, heads)
-  params = to_params({name: np.asarray(tensor, np.float64) for name, tensor in tensors.items()}, layout)
+  table = table_of(tensors, heads)
+  sizes, params = table.read(tensors)
+  model = next(model for model, origin in ORIGINS.items() if origin == table.origin)
+  stages: tuple[dict[str, Any], dict[str, Any]] = {}, {'hidden': sizes['hidden']}
+  if model == 'hyperbf':
+    unit = {'metric': 'bilinear', 'widths': 'signed', 'normalisation': 'none'}
+    stages = {'metric': 'bilinear', 'widths': 'layer'}, {'centres': sizes['hidden'], **unit}
+  heads = heads_of(model, sizes['D'], sizes['d'], heads)
   return Network(
-    origin=ORIGINS[layout.model],
-    config=config_of(layout),
-    params=jax.tree.map(lambda z: np.asarray(z, np.float32), params),
-    channels=layout.channels,
-    classes=layout.classes,
-    patches=layout.grid**2,
+    origin=table.origin,
+    config=model_config(
+      model, sizes, *stages, heads=heads, pool='cls', positions='learned', norm_epsilon=NORM_EPSILON
+    ),
+    params=params,
+    channels=sizes['channels'],
+    classes=sizes['classes'],
+    patches=square_side(sizes['N'] - 1) ** 2,
     resize=interpolate,
-    unused=layout.unused,
+    # ViT's attention has an M as well, which it doesn't use: an identity of 192, whatever its width and heads.
+    unused=tuple(name for name in tensors if model == 'vit' and name.endswith('.attn.M')),
   )
 
 

@@ -1,128 +1,110 @@
-"""Which tensors a state_dict of the authors' public code has, in all of its versions, and of which shapes.
+"""Which tensors a state_dict of the authors' public code has, in all of its versions, and what becomes of them here.
 
 Read in main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
+
+Theirs                                            Ours
+attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, widths layer: σ² = 1 / (2 scale)
+mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, metric bilinear, widths signed, normalisation none
+ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
+
+A distance under a free M is meant as xᵀMx + tᵀMt − 2xᵀMt.
 """
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection
+
+import numpy as np
 
 from hbf.errors import UserError
-from hbf.interop.positions import square_side
-from hbf.interop.table import Shape, Tensors, check, count_blocks
+from hbf.interop.pytorch import VIT, linear, norm
+from hbf.interop.table import Shape, Source, Table, Tensors
 
-_NETWORK: dict[str, Shape] = {
-  'cls_token': (1, 1, 'D'),
-  'pos_embed': (1, 'N', 'D'),
-  'patch_embed.proj.weight': ('D', 'channels', 'patch', 'patch'),
-  'patch_embed.proj.bias': ('D',),
-  'norm.weight': ('D',),
-  'norm.bias': ('D',),
-  'head.weight': ('classes', 'D'),
-  'head.bias': ('classes',),
-}
-_BLOCK: dict[str, Shape] = {
-  'norm1.weight': ('D',),
-  'norm1.bias': ('D',),
-  'attn.M': ('d', 'd'),
-  'attn.qkv.weight': ('3D', 'D'),
-  'attn.proj.weight': ('D', 'D'),
-  'attn.proj.bias': ('D',),
-  'norm2.weight': ('D',),
-  'norm2.bias': ('D',),
-}
-_STAGES: dict[str, dict[str, Shape]] = {
-  'hyperbf': {
-    'attn.scale': (),
-    'mlp.centers': ('hidden', 'D'),
-    'mlp.beta': ('hidden',),
-    'mlp.M_RBF': ('D', 'D'),
-    'mlp.fc.weight': ('D', 'hidden'),
-    'mlp.fc.bias': ('D',),
-  },
-  'vit': {
-    'mlp.fc1.weight': ('hidden', 'D'),
-    'mlp.fc1.bias': ('hidden',),
-    'mlp.fc2.weight': ('D', 'hidden'),
-    'mlp.fc2.bias': ('D',),
-  },
-}
+ORIGINS = {'hyperbf': "the authors' Hyper_ViT", 'vit': "the authors' ViT"}
 # Versions differ in these: all blocks have one, or none has.
 _OPTIONAL = ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias')
-ORIGINS = {'hyperbf': "the authors' Hyper_ViT", 'vit': "the authors' ViT"}
-# ViT's attention has an M as well, which it doesn't use: an identity of 192, whatever its width and heads.
-_UNUSED: dict[str, tuple[str, ...]] = {'hyperbf': (), 'vit': ('.attn.M',)}
-_VIT_M, _VIT_HEADS = 192, 4
+_VIT_M, _VIT_HEADS = 192, 4  # the code's constants
+_M: dict[str, Shape] = {'attn.M': ('d', 'd')}
+_QKV: dict[str, Shape] = {'attn.qkv.weight': ('3D', 'D')}
+_CENTRES: dict[str, Shape] = {'mlp.centers': ('hidden', 'D')}
+_BLOCK = {
+  **norm('norm_stage1', 'norm1'),
+  **linear('stage1/out', 'attn.proj', 'D', 'D'),
+  **norm('norm_stage2', 'norm2'),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """What the tensors say of a network.
-
-  Attributes:
-    model: 'hyperbf' (Hyper_ViT) or 'vit' (ViT).
-    width: D.
-    depth: number of blocks.
-    heads: of the attention.
-    hidden: centres, or hidden units, of a block.
-    patch: side of a patch in pixels.
-    channels: of the images.
-    classes: number of logits.
-    grid: rows, and columns, of the patches that have positions.
-    unused: names of tensors that the network doesn't compute with.
-  """
-
-  model: str
-  width: int
-  depth: int
-  heads: int
-  hidden: int
-  patch: int
-  channels: int
-  classes: int
-  grid: int
-  unused: tuple[str, ...]
+def table_of(tensors: Tensors, heads: int | None) -> Table:
+  """The table of the network that seems to have these tensors; `heads` as in `heads_of`."""
+  if any(name.endswith('.mlp.fc1.weight') for name in tensors):
+    return _vit(heads)
+  return _hyper_vit([name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)])
 
 
-def read_layout(tensors: Tensors, heads: int | None) -> Layout:
-  """The layout of a state_dict.
+def heads_of(model: str, width: int, d: int, given: int | None) -> int:
+  """Heads of the attention.
 
   Args:
-    tensors: by name.
-    heads: of the attention, or None: Hyper_ViT's M has their dimensions. ViT's tensors don't depend on its heads;
-      there None is 4, the code's default, unless somebody made the unused M of another size than the code's 192.
+    model: 'hyperbf' (Hyper_ViT) or 'vit' (ViT).
+    width: D.
+    d: side of attn.M.
+    given: or None: Hyper_ViT's M has the dimensions of a head. ViT's tensors don't depend on its heads; there None is
+      4, the code's default, unless somebody made the unused M of another size than the code's 192.
 
   Raises:
-    UserError: it is that of another network; the message lists missing and unknown tensors, and wrong shapes.
+    UserError: M and the width don't go with so many.
   """
-  model = 'vit' if any(name.endswith('.mlp.fc1.weight') for name in tensors) else 'hyperbf'
-  depth = count_blocks(tensors, 'blocks.{}.')
-  optional = {name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)}
-  expected = _expected(model, depth, optional)
-  sizes = check(tensors, expected, depth, ORIGINS[model])
-  return Layout(
-    model=model,
-    width=sizes['D'],
-    depth=depth,
-    heads=_heads(model, sizes['D'], sizes['d'], heads),
-    hidden=sizes['hidden'],
-    patch=sizes['patch'],
-    channels=sizes['channels'],
-    classes=sizes['classes'],
-    grid=square_side(sizes['N'] - 1),
-    unused=tuple(name for name in expected if name.endswith(_UNUSED[model])),
-  )
-
-
-def _expected(model: str, depth: int, optional: Iterable[str]) -> dict[str, Shape]:
-  """Names and shapes of all tensors, in the order of the network."""
-  block = {n: shape for n, shape in (_BLOCK | _STAGES[model]).items() if n not in _OPTIONAL or n in optional}
-  return _NETWORK | {f'blocks.{i}.{name}': shape for i in range(depth) for name, shape in block.items()}
-
-
-def _heads(model: str, width: int, d: int, given: int | None) -> int:
   told = _VIT_HEADS if (model, d) == ('vit', _VIT_M) else width // max(d, 1)
   heads = told if given is None or model == 'hyperbf' else given
   if heads < 1 or width % heads or (model == 'hyperbf' and (heads * d != width or given not in (None, heads))):
     wanted = '' if given is None else f' with {given} heads'
     raise UserError(f'attn.M is {d}×{d}, which does not go with a width of {width}{wanted}')
   return heads
+
+
+def scaled_queries(kernel: np.ndarray, factor: float) -> np.ndarray:
+  """The kernel [D, 3D] of queries, keys and values with the queries multiplied."""
+  return kernel * np.repeat([factor, 1.0, 1.0], len(kernel))
+
+
+def _vit(heads: int | None) -> Table:
+  def qkv(weight: np.ndarray, m: np.ndarray) -> np.ndarray:
+    width = weight.shape[1]
+    return scaled_queries(weight.T, (width // heads_of('vit', width, len(m), heads)) ** -0.3)
+
+  block = {
+    **_BLOCK,
+    'stage1/qkv/kernel': Source(_QKV | _M, qkv),  # of M only its size tells something
+    **linear('stage2/hidden', 'mlp.fc1', 'D', 'hidden'),
+    **linear('stage2/out', 'mlp.fc2', 'hidden', 'D'),
+  }
+  return Table(ORIGINS['vit'], VIT, block, 'blocks.{}.')
+
+
+def _hyper_vit(optional: Collection[str]) -> Table:
+  """Hyper_ViT with some of the tensors that not all versions have. Without one it is what it would start as."""
+  scale: dict[str, Shape] = {'attn.scale': ()} if 'attn.scale' in optional else {}
+  metric = Source({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
+  bias = Source({'mlp.fc.bias': ('D',)})
+  block = {
+    **_BLOCK,
+    'stage1/qkv/kernel': Source(_QKV, np.transpose),
+    'stage1/metric': Source(_M | _QKV | scale, _attention_metric),
+    'stage1/log_width': Source(_M | scale, _attention_log_width),
+    'stage2/centres': Source(_CENTRES, lambda t: t[None]),
+    'stage2/metric': metric if 'mlp.M_RBF' in optional else Source(_CENTRES, lambda t: np.eye(t.shape[1])[None]),
+    'stage2/beta': Source({'mlp.beta': ('hidden',)}, lambda beta: beta[None, None]),
+    'stage2/log_gain': Source({}, lambda: np.zeros((1, 1, 1))),
+    'stage2/coefficients': Source({'mlp.fc.weight': ('D', 'hidden')}, lambda c: c.T[None]),
+    'stage2/bias': bias if 'mlp.fc.bias' in optional else Source(_CENTRES, lambda t: np.zeros(t.shape[1])),
+  }
+  return Table(ORIGINS['hyperbf'], VIT, block, 'blocks.{}.')
+
+
+def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.ndarray:
+  """M of every head, with the sign of the scale: that may have any, as a free metric may."""
+  return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))
+
+
+def _attention_log_width(m: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+  """log σ [1, 1, 1]; the first version's scale was d^−0.5 and not learned."""
+  size = len(m) ** -0.5 if scale is None else abs(float(scale)) or 1.0
+  return np.full((1, 1, 1), -0.5 * np.log(2 * size))

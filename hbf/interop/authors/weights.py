@@ -1,111 +1,17 @@
-"""The same numbers under the authors' names and under ours.
-
-Theirs                                            Ours
-attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, widths layer: σ² = 1 / (2 scale)
-mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, metric bilinear, widths signed, normalisation none
-ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
-cls_token, pos_embed[0]                           class_token, their sum
-
-A distance under a free M is meant as xᵀMx + tᵀMt − 2xᵀMt. Linear layers keep [out, in] there, [in, out] here.
-"""
-
-from typing import Any
+"""Our networks as the authors' code has them; `hbf.interop.authors.layout` says what their tensors mean."""
 
 import flax.linen as nn
 import numpy as np
 
 from hbf.errors import UserError
-from hbf.interop.authors.layout import Layout
-from hbf.interop.network import model_config
-from hbf.interop.table import Params, Tensors, class_token, patch_positions
+from hbf.interop.authors.layout import scaled_queries
+from hbf.interop.table import Params
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.attention import SoftmaxAttention
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.nn.mlp import MLP
 
 NORM_EPSILON = 1e-5  # PyTorch's
-
-
-def config_of(layout: Layout) -> dict[str, Any]:
-  """The `model` part of a config that says what the network is."""
-  sizes = {'D': layout.width, 'depth': layout.depth, 'patch': layout.patch}
-  stages: tuple[dict[str, Any], dict[str, Any]] = {}, {'hidden': layout.hidden}
-  if layout.model == 'hyperbf':
-    unit = {'metric': 'bilinear', 'widths': 'signed', 'normalisation': 'none'}
-    stages = {'metric': 'bilinear', 'widths': 'layer'}, {'centres': layout.hidden, **unit}
-  return model_config(
-    layout.model, sizes, *stages, heads=layout.heads, pool='cls', positions='learned', norm_epsilon=NORM_EPSILON
-  )
-
-
-def to_params(tensors: Tensors, layout: Layout) -> Params:
-  """Our parameters from their tensors, of the same type."""
-  patches = tensors['patch_embed.proj.weight']
-  params: Params = {
-    'embedding': {
-      'kernel': patches.transpose(2, 3, 1, 0).reshape(-1, layout.width),
-      'bias': tensors['patch_embed.proj.bias'],
-    },
-    'class_token': class_token(tensors['cls_token'], tensors['pos_embed']),
-    'positions': patch_positions(tensors['pos_embed']),
-    'norm': _norm(tensors, 'norm'),
-    'head': _dense(tensors, 'head'),
-  }
-  for i in range(layout.depth):
-    prefix = f'blocks.{i}.'
-    block = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    stages = (_softmax, _mlp) if layout.model == 'vit' else (_attention, _unit)
-    params[f'block{i}'] = {
-      'norm_stage1': _norm(block, 'norm1'),
-      'stage1': stages[0](block, layout.width // layout.heads),
-      'norm_stage2': _norm(block, 'norm2'),
-      'stage2': stages[1](block, layout.width),
-    }
-  return params
-
-
-def _norm(tensors: Tensors, name: str) -> Params:
-  return {'scale': tensors[f'{name}.weight'], 'bias': tensors[f'{name}.bias']}
-
-
-def _dense(tensors: Tensors, name: str) -> Params:
-  return {'kernel': tensors[f'{name}.weight'].T, 'bias': tensors[f'{name}.bias']}
-
-
-def _attention(block: Tensors, d: int) -> Params:
-  scale = float(block.get('attn.scale', d**-0.5))  # not learned in the first version
-  heads = block['attn.qkv.weight'].shape[1] // d
-  return {
-    'qkv': {'kernel': block['attn.qkv.weight'].T},
-    'out': _dense(block, 'attn.proj'),
-    # The scale may have any sign as well; a metric that is free can have it.
-    'metric': np.tile(np.sign(scale) * block['attn.M'], (heads, 1, 1)),
-    'log_width': np.full((1, 1, 1), -0.5 * np.log(2 * (abs(scale) or 1.0))),
-  }
-
-
-def _softmax(block: Tensors, d: int) -> Params:
-  return {'qkv': {'kernel': _scaled_queries(block['attn.qkv.weight'].T, d**-0.3)}, 'out': _dense(block, 'attn.proj')}
-
-
-def _scaled_queries(kernel: np.ndarray, factor: float) -> np.ndarray:
-  """The kernel [D, 3D] of queries, keys and values with the queries multiplied."""
-  return kernel * np.repeat([factor, 1.0, 1.0], len(kernel))
-
-
-def _unit(block: Tensors, width: int) -> Params:
-  return {
-    'centres': block['mlp.centers'][None],
-    'metric': block.get('mlp.M_RBF', np.eye(width))[None],
-    'beta': block['mlp.beta'][None, None],
-    'log_gain': np.zeros((1, 1, 1)),
-    'coefficients': block['mlp.fc.weight'].T[None],
-    'bias': block.get('mlp.fc.bias', np.zeros(width)),
-  }
-
-
-def _mlp(block: Tensors, _: int) -> Params:
-  return {'hidden': _dense(block, 'mlp.fc1'), 'out': _dense(block, 'mlp.fc2')}
 
 
 def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
@@ -207,7 +113,7 @@ def _from_softmax(params: Params, stage: SoftmaxAttention) -> dict[str, np.ndarr
   d = len(qkv) // stage.heads
   return {
     'attn.M': np.eye(d),
-    'attn.qkv.weight': _scaled_queries(qkv, d**0.3).T,
+    'attn.qkv.weight': scaled_queries(qkv, d**0.3).T,
     **_from_dense('attn.proj', params['out']),
   }
 

@@ -1,0 +1,36 @@
+"""Layers as PyTorch keeps them, for tables: linear ones [out, in], convolutions [out, in, row, column]."""
+
+import numpy as np
+
+from hbf.interop.table import Source, class_token, patch_positions, same
+
+
+def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, Source]:
+  """A linear layer with a bias."""
+  kernel = Source({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
+  return {f'{ours}/kernel': kernel, **same(f'{ours}/bias', f'{theirs}.bias', outputs)}
+
+
+def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, Source]:
+  """A LayerNorm."""
+  return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
+
+
+def patches(theirs: str) -> dict[str, Source]:
+  """A convolution that cuts patches out, as our embedding."""
+  kernel = Source({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flat)
+  return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
+
+
+def _flat(kernel: np.ndarray) -> np.ndarray:
+  return kernel.transpose(2, 3, 1, 0).reshape(-1, len(kernel))
+
+
+# What a ViT has around its blocks.
+END = {**norm('norm', 'norm'), **linear('head', 'head', 'D', 'classes')}
+VIT = {
+  **patches('patch_embed.proj'),
+  'class_token': Source({'cls_token': (1, 1, 'D'), 'pos_embed': (1, 'N', 'D')}, class_token),
+  'positions': Source({'pos_embed': (1, 'N', 'D')}, patch_positions),
+  **END,
+}
