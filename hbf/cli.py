@@ -1,6 +1,7 @@
 """What the scripts share: a mistake of the user ends in one line on stderr, not in a traceback."""
 
 import contextlib
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,15 @@ from ml_collections.config_flags.config_flags import is_config_flag
 
 from hbf.errors import UserError
 
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def resolve_config_path(config: str) -> str:
+  """FILE[:arguments], with the repository's FILE if there is none from here: configs/… works in any folder."""
+  path, colon, arguments = config.partition(':')
+  ours = ROOT / path
+  return f'{ours}{colon}{arguments}' if ours.is_file() and not pathlib.Path(path).is_file() else config
+
 
 def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
   """The flag --config=FILE[:arguments], overridden by --config.KEY=VALUE."""
@@ -18,6 +28,7 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
   # turn a mistake into a line.
   if not any(re.match(r'--?config(=|$)', argument) for argument in sys.argv):
     sys.argv.insert(1, f'--config={default}')
+  sys.argv[:] = map(_resolved, sys.argv)
   return config_flags.DEFINE_config_file('config', None, f'FILE[:model=…,recipe=…,size=…]; {default} if not given.')
 
 
@@ -64,12 +75,17 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
   Raises:
     UserError: a file, key or value that can't be.
   """
-  argv, values = ['', *arguments], flags.FlagValues()
+  argv, values = ['', *map(_resolved, arguments)], flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
   with _plain_errors():
     values(argv)
     values.config.to_dict()
   return values.config
+
+
+def _resolved(argument: str) -> str:
+  flag, equals, config = argument.partition('=')
+  return f'{flag}={resolve_config_path(config)}' if equals and flag.strip('-') == 'config' else argument
 
 
 @contextlib.contextmanager

@@ -136,3 +136,13 @@ def test_the_saved_grid_is_plain_json(grid_of, tmp_path):
   stored = json.loads((tmp_path / 'grid.json').read_text())
   assert stored['seeds'] == [0, 1]
   assert stored['arms'][0]['arguments'][0] == '--config=configs/digits.py:model=vit,recipe=small'
+
+
+def test_configs_are_found_from_any_folder(grid_of, tmp_path, monkeypatch):
+  here = grid_of('vit')
+  monkeypatch.chdir(tmp_path)
+  assert grid_of('vit') == here
+  (tmp_path / 'configs').mkdir()
+  (tmp_path / 'configs' / 'digits.py').write_text('raise ValueError("the one of this folder")')
+  with pytest.raises(UserError, match='the one of this folder'):
+    grid_of('vit')
