@@ -23,11 +23,17 @@ class Figure:
   better: Callable[..., float]
   form: str = '.2f'
 
+  @property
+  def label(self) -> str:
+    """Name and unit, of an axis or a column."""
+    return f'{self.name}, {self.unit}'
+
 
 ACCURACY = Figure('accuracy', '%', max)
 TOP5 = Figure('top5', '%', max)
 NLL = Figure('nll', 'nats', min, '.3f')
 ECE = Figure('ece', '%', min)
+LOSS = Figure('loss', 'nats', min, '.3f')  # what training minimises
 
 # Of a classifier; the first ranks checkpoints and arms.
 CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)

@@ -1,5 +1,6 @@
 """Counts against the definitions, written naively in float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -62,3 +63,20 @@ def test_top5_of_fewer_than_five_classes_is_everything():
 def test_a_class_without_examples_has_no_accuracy():
   logits, labels, mask = batch()
   assert counted(logits, np.zeros_like(labels), mask)['per_class'][1:] == [None] * 6
+
+
+def test_sums_over_very_many_batches_lose_nothing():
+  batches, logits = 200_000, jnp.asarray([[0.3, -0.1], [2.0, 0.5]])
+  labels, mask = jnp.asarray([0, 1]), jnp.asarray([True, True])
+
+  @jax.jit
+  def count():
+    step = lambda counts, _: (counts.add(logits, labels, mask), None)  # noqa: E731
+    return jax.lax.scan(step, Counts.zeros(2), None, length=batches)[0]
+
+  summary = summarise(count())
+  p = softmax(np.asarray(logits))
+  assert summary['n'] == 2 * batches
+  assert summary['nll'] == pytest.approx(-np.log(p[[0, 1], [0, 1]]).mean(), rel=3e-7)  # what a batch rounds away
+  found = sorted(row['confidence'] for row in summary['reliability'])
+  assert found == pytest.approx(sorted(100 * p.max(axis=1)), rel=3e-7)
