@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
-from rich.table import Table
 
+from hbf.markdown import cell, table
 from hbf.training.machine import commit, device_name, versions
 
 Thunk = Callable[[], Any]
@@ -91,13 +90,16 @@ def _dots(jaxpr: Any) -> float:
 
 def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathlib.Path | None) -> None:
   """Prints the rows as a table and writes them, with what they were measured on, as JSON."""
-  table = Table(title=f'{title}\n{device_name()}')
-  for column in rows[0]:
-    table.add_column(column, justify='right')
-  for row in rows:
-    table.add_row(*(f'{value:,.3g}' if isinstance(value, float) else str(value) for value in row.values()))
-  Console().print(table)
+  about = {'command': ' '.join(sys.argv), 'device': device_name(), 'commit': commit(), 'versions': versions()}
+  measured = {'title': title, **about, 'rows': list(rows)}
+  print(shown(measured))
   path = out or pathlib.Path('runs/benchmarks') / f'{name}.json'
   path.parent.mkdir(parents=True, exist_ok=True)
-  about = {'command': ' '.join(sys.argv), 'device': device_name(), 'commit': commit(), 'versions': versions()}
-  path.write_text(json.dumps({'title': title, **about, 'rows': list(rows)}, indent=1, ensure_ascii=False) + '\n')
+  path.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + '\n')
+
+
+def shown(measured: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
+  """What was measured as `report` prints it, title and table, or these columns of it."""
+  columns = columns or list(measured['rows'][0])
+  rows = [[cell(row[column]) for column in columns] for row in measured['rows']]
+  return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'

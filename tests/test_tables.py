@@ -1,0 +1,37 @@
+"""Tables are Markdown, whole, and in line."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks.common import report
+from hbf.markdown import cell, table
+
+
+def test_columns_stand_in_line_and_cells_are_whole():
+  rows = [('a', '1,234.5'), ('σ² = √D', '')]
+  lines = table(('name', 'n'), rows).splitlines()
+  assert len({len(line) for line in lines}) == 1
+  assert [tuple(part.strip() for part in line.strip('|').split('|')) for line in (lines[0], *lines[2:])] == [
+    ('name', 'n'),
+    *rows,
+  ]
+  assert re.fullmatch(r'\|( -{3,} \|)+', lines[1])
+
+
+@pytest.mark.parametrize(
+  ('value', 'shown'),
+  [(1234567, '1,234,567'), (0.98765, '0.988'), (40.0, '40'), (4321.6, '4,322'), ('1.0 (0.9)', '1.0 (0.9)')],
+)
+def test_a_cell_has_what_matters_of_a_number(value, shown):
+  assert cell(value) == shown
+
+
+def test_benchmarks_print_every_number_in_80_columns(tmp_path, monkeypatch, capsys):
+  monkeypatch.setenv('COLUMNS', '80')
+  row = {f'a column called {i}': f'{i}.98 (0.97–1.02)' for i in range(9)} | {'images/s': 123.456}
+  report('some', 'Title', [row], tmp_path / 'some.json')
+  shown = capsys.readouterr().out
+  assert all(value in shown for value in [*list(row)[:9], *list(row.values())[:9], '123'])
+  assert json.loads((tmp_path / 'some.json').read_text())['rows'] == [row]
