@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 
 from hbf import markdown
 from hbf.errors import UserError
+from hbf.evaluation.figures import ACCURACY
 from hbf.models.build import build_model, count_parameters, flops_per_image
 from hbf.models.nested import first_centres
 from hbf.training.evaluate import restore
@@ -69,7 +70,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     (str(row['centres']), f'{row["params"]:,}', f'{row["flops_per_image"] / 1e6:,.1f}', f'{row["accuracy"]:.2f}')
     for row in rows
   ]
-  return markdown.table(('centres', 'parameters', 'MFLOP', 'accuracy, %'), cells)
+  return markdown.table(('centres', 'parameters', 'MFLOP', ACCURACY.label), cells)
 
 
 def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
@@ -77,7 +78,7 @@ def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
   figure, axis = plt.subplots(figsize=(6, 4), layout='constrained')
   axis.plot([row['centres'] for row in rows], [row['accuracy'] for row in rows], 'o-')
   axis.set_xscale('log', base=2)
-  axis.set(xlabel='centres in each stage 2', ylabel='test accuracy, %')
+  axis.set(xlabel='centres in each stage 2', ylabel=f'test {ACCURACY.label}')
   axis.grid(alpha=0.3)
   figure.savefig(path, dpi=120, metadata={'Software': None})
   plt.close(figure)
