@@ -1,55 +1,137 @@
 """Learning curves of a comparison, drawn from the logs of its runs."""
 
 import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from hbf.comparison.grid import Arm, Grid
+from hbf.comparison.grid import Grid
+from hbf.evaluation.figures import CLASSIFICATION, LOSS, Figure
 from hbf.training.writers import read_metrics
 
-# What a panel shows: split, value, name of the axis.
-PANELS = (('train', 'loss', 'training loss, nats'), ('validation', 'accuracy', 'validation accuracy, %'))
+FIGURE = CLASSIFICATION[0]
+# What a panel shows of which split; the last one's end ranks the arms.
+PANELS = (('train', LOSS), ('validation', FIGURE))
+REFERENCE, REST = 'black', '0.55'
+# Told apart by colour-blind readers too (Okabe & Ito 2008, without yellow, which is too light for a line).
+COLOURS = ('#D55E00', '#0072B2', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
+WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # inches: of a row of panels, its least height, and the height of a label
+
+
+class Curve(NamedTuple):
+  """An arm's: epochs [n], and of each of its seeds the values at these, [S, n]."""
+
+  epochs: np.ndarray
+  values: np.ndarray
+
+  @property
+  def mean(self) -> np.ndarray:
+    """Over the seeds, [n]."""
+    return self.values.mean(axis=0)
 
 
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   """Writes a PNG: a row of panels for each group, each arm's mean over the seeds and their range.
 
-  Runs that are still at work are drawn as far as all seeds of their arm have come. A group without held-out images
-  shows accuracy on the training batches instead.
+  Arms are named where their lines end. If there are more than colours, the best have one and the rest are grey. Runs
+  that are still at work are drawn as far as all seeds of their arm have come. A group without held-out images shows
+  figures of the training batches instead.
   """
-  groups = dict.fromkeys(arm.group for arm in grid.arms)
-  figure, axes = plt.subplots(len(groups), 2, figsize=(11, 4 * len(groups)), squeeze=False, layout='constrained')
-  for group, row in zip(groups, axes, strict=True):
-    arms = [arm for arm in grid.arms if arm.group == group]
-    for axis, (split, value, name) in zip(row, PANELS, strict=True):
-      if not any(_curve(arm, grid, workdir, split, value) for arm in arms):
-        split, name = 'train', name.replace('validation', 'training')
-      for arm in arms:
-        _draw(axis, arm.label, _curve(arm, grid, workdir, split, value))
-      axis.set(title=group, xlabel='epoch', ylabel=name)
-      axis.grid(alpha=0.3)
-      axis.legend()
-  figure.savefig(path, dpi=120, metadata={'Software': None})
-  plt.close(figure)
+  groups = {group: _logs(grid, workdir, group) for group in dict.fromkeys(arm.group for arm in grid.arms)}
+  height = max(HEIGHT, 1 + LABEL * max(map(len, groups.values())))
+  with plt.rc_context({'font.size': 11}):
+    figure, axes = plt.subplots(
+      len(groups), len(PANELS), figsize=(WIDTH, height * len(groups)), squeeze=False, layout='constrained'
+    )
+    for (group, logs), row in zip(groups.items(), axes, strict=True):
+      panels = [_panel(logs, split, shown) for split, shown in PANELS]
+      colours = _colours(list(logs), panels[-1][1])
+      row[0].set_title(f'{group}, mean and range over the seeds', loc='left')
+      for axis, (name, curves), (_, shown) in zip(row, panels, PANELS, strict=True):
+        axis.set(xlabel='epoch', ylabel=f'{name} {shown.label}')
+        _draw(axis, curves, colours)
+        _name(axis, curves, colours, LABEL / (height - 1))
+    figure.savefig(path, dpi=120, metadata={'Software': None})
+    plt.close(figure)
 
 
-def _curve(arm: Arm, grid: Grid, workdir: pathlib.Path, split: str, value: str) -> list[list[tuple[float, float]]]:
-  """Of each seed that has begun, (epoch, value) at every report."""
-  runs = [read_metrics(workdir / arm.run(seed)) for seed in grid.seeds]
-  curves = [[(line['epoch'], line[value]) for line in run if line['split'] == split] for run in runs]
-  return [curve for curve in curves if curve]
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
+  """Places [n] at least a gap apart, in the order of those wanted, within bounds, and as near as can be.
+
+  The squared distances are least: the offsets from evenly spaced places are an isotonic regression.
+  """
+  order = np.argsort(wanted, kind='stable')
+  even = gap * np.arange(len(order))
+  places = np.empty(len(order))
+  offsets = isotonic_regression(np.asarray(wanted)[order] - even).x
+  places[order] = np.clip(offsets, low, max(low, high - gap * (len(order) - 1))) + even
+  return places
 
 
-def _draw(axis: Axes, label: str, curves: list[list[tuple[float, float]]]) -> None:
-  if not curves:
-    return
-  length = min(map(len, curves))
-  epochs = [epoch for epoch, _ in curves[0][:length]]
-  values = np.array([[value for _, value in curve[:length]] for curve in curves])
-  (line,) = axis.plot(epochs, values.mean(axis=0), label=label)
-  axis.fill_between(epochs, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.2)
+def _logs(grid: Grid, workdir: pathlib.Path, group: str) -> dict[str, list[list[dict]]]:
+  """By label, the lines of each seed's log."""
+  arms = [arm for arm in grid.arms if arm.group == group]
+  return {arm.label: [read_metrics(workdir / arm.run(seed)) for seed in grid.seeds] for arm in arms}
+
+
+def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Figure) -> tuple[str, dict[str, Curve]]:
+  """What is shown of which kind of images, and the curves of the arms that have begun."""
+  curves = {label: curve for label, runs in logs.items() if (curve := _curve(runs, split, shown))}
+  if not curves and split != 'train':
+    return _panel(logs, 'train', shown)
+  return {'train': 'training'}.get(split, split), curves
+
+
+def _curve(runs: list[list[dict]], split: str, shown: Figure) -> Curve | None:
+  points = [[(line['epoch'], line[shown.name]) for line in run if line['split'] == split] for run in runs]
+  points = [of_seed for of_seed in points if of_seed]
+  if not points:
+    return None
+  both = np.array([of_seed[: min(map(len, points))] for of_seed in points])
+  return Curve(both[0, :, 0], both[:, :, 1])
+
+
+def _colours(labels: list[str], curves: Mapping[str, Curve]) -> dict[str, str]:
+  """By label: the reference's own, then one each while there are enough; if there aren't, for the best."""
+  others = labels[1:]
+  if len(others) > len(COLOURS):
+    ends = {label: curves[label].mean[-1] for label in others if label in curves}
+    others = sorted(ends, key=ends.__getitem__, reverse=FIGURE.better is max)
+  return dict.fromkeys(labels, REST) | dict(zip(others, COLOURS, strict=False)) | {labels[0]: REFERENCE}
+
+
+def _draw(axis: Axes, curves: Mapping[str, Curve], colours: Mapping[str, str]) -> None:
+  for label, curve in curves.items():
+    epochs, values, colour = *curve, colours[label]
+    front = 2 + (colour != REST)
+    axis.plot(epochs, curve.mean, color=colour, zorder=front)
+    axis.fill_between(epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0, zorder=front)
+  axis.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+  axis.grid(alpha=0.3)
+  axis.spines[['top', 'right']].set_visible(False)
+
+
+def _name(axis: Axes, curves: Mapping[str, Curve], colours: Mapping[str, str], gap: float) -> None:
+  """Writes each label beside the end of its line, a gap (in parts of the axis) apart, and connects the two."""
+  low, high = axis.get_ylim()
+  axis.set_ylim(low, high)
+  places = spread([(curve.mean[-1] - low) / (high - low) for curve in curves.values()], gap, 0.0, 1.0)
+  for (label, curve), place in zip(curves.items(), places, strict=True):
+    axis.annotate(
+      label,
+      (curve.epochs[-1], curve.mean[-1]),
+      (1.04, place),
+      textcoords='axes fraction',
+      va='center',
+      color=colours[label],
+      arrowprops={'arrowstyle': '-', 'color': colours[label], 'lw': 0.6, 'relpos': (0, 0.5), 'shrinkB': 0},
+      annotation_clip=False,
+    )
