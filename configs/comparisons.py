@@ -1,27 +1,13 @@
 """Comparisons by name: which configs, arms and seeds, and what others report of them."""
 
-import dataclasses
-from collections.abc import Mapping
+from hbf.comparison.grid import Comparison
 
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-  """Arguments of compare.py.
-
-  Attributes:
-    configs: as --config.
-    arms: as --arm; the first is the reference for differences and parameters.
-    seeds: of the runs.
-    overrides: as --config.KEY=VALUE, for all arms.
-    published: test accuracy in percent by 'data/label'.
-  """
-
-  configs: tuple[str, ...]
-  arms: tuple[str, ...]
-  seeds: tuple[int, ...]
-  overrides: tuple[str, ...] = ()
-  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
+RATES = ('2e-3', '4e-3', '8e-3')
+SMALL = {
+  'vit': 'vit',
+  'vit-gelu': 'vit model.stage2.activation=gelu',
+  'hyperbf': 'hyperbf',
+}
 
 PRESETS = {
   # CBMM Memo 143, Table 2: one seed, 100 epochs, the best test epoch.
@@ -41,9 +27,18 @@ PRESETS = {
   # A laptop's: an hour or two on two cores.
   'small': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
-    arms=('vit', 'vit-gelu: vit model.stage2.activation=gelu', 'hyperbf'),
+    arms=tuple(f'{label}: {model}' for label, model in SMALL.items()),
     seeds=(0, 1, 2),
     overrides=('--config.train.epochs=5.0',),
+  ),
+  # Of the arms of 'small', the learning rate: chosen on held-out images, `--report --split=validation`.
+  'rates': Comparison(
+    configs=('configs/cifar10.py:recipe=small',),
+    arms=tuple(
+      f'{label}-{rate}: {model} optimizer.learning_rate={rate}' for rate in RATES for label, model in SMALL.items()
+    ),
+    seeds=(0, 1),
+    overrides=('--config.train.epochs=2.0', '--config.data.validation=0.1'),
   ),
   # Every model, its means read out, as some have no class token. Two hours on two cores.
   'rivals': Comparison(
@@ -65,7 +60,6 @@ PRESETS = {
       'softmax+hyperbf',
       'hyperbf+mlp',
       'hyperbf-heads: hyperbf model.stage2.heads=4',
-      'hyperbf-nearest: hyperbf model.stage2.nearest=16',
       'hyperbf-nested: hyperbf model.stage2.nested=True',
     ),
     seeds=(0, 1),

@@ -1,29 +1,27 @@
 """Compares models: every arm with every seed, parameters matched, one table.
 
-python compare.py --preset=small --workdir=runs/small            # or memo: the memo's Table 2; or rivals
-python compare.py --config=configs/cifar10.py:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \\
+python -m hbf.compare --preset=small --workdir=runs/small            # or memo, the memo's Table 2; rivals; rates
+python -m hbf.compare --config=configs/cifar10.py:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \\
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.width_scale=2.0' --workdir=runs/widths
-python compare.py --workdir=runs/small --report                  # the table again, from the logs
+python -m hbf.compare --workdir=runs/small --report                  # the table again, from the logs
 
-Each run is an ordinary workdir of train.py. The same command goes on where it was stopped or killed. Keys given as
---config.KEY=VALUE hold for all arms.
+Each run is an ordinary workdir of train.py. The same command goes on where it was stopped or killed; seeds and arms
+of a later one join those that are there. Keys given as --config.KEY=VALUE hold for all arms.
 """
 
+import dataclasses
 import pathlib
-import sys
 from collections.abc import Sequence
 
 import jax
 from absl import flags
-from rich.console import Console
 
-from configs.comparisons import PRESETS, Comparison
+from configs.comparisons import PRESETS
 from hbf import cli
-from hbf.comparison.grid import Grid, check_runs, make_grid, parse_seeds
-from hbf.comparison.report import write_report
-from hbf.comparison.runs import parse_devices, run_all
+from hbf.comparison.compare import compare, report
+from hbf.comparison.devices import parse_devices
+from hbf.comparison.grid import Comparison, parse_seeds
 from hbf.errors import choose
-from hbf.training.workdir import held
 
 CONFIGS = flags.DEFINE_multi_string(
   'config', [], 'FILE[:recipe=…,size=…]; give several to compare on several data sets.'
@@ -43,6 +41,9 @@ MATCH = flags.DEFINE_boolean(
   'match', True, "Give every arm the first's parameters, within 1%, by its centres or hidden units."
 )
 REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')
+SPLIT = flags.DEFINE_enum(
+  'split', 'test', ['test', 'validation'], 'With --report: validation prints the figures of held-out images instead.'
+)
 OVERRIDES = cli.take_overrides()
 
 
@@ -52,31 +53,25 @@ def main(argv: Sequence[str]) -> int:
   jax.config.update('jax_platforms', 'cpu')  # the accelerators are the runs'
   workdir = pathlib.Path(WORKDIR.value).expanduser()
   if REPORT.value:
-    write_report(Grid.load(workdir), workdir, Console(file=sys.stdout))
+    report(workdir, SPLIT.value)
     return 0
-  grid, devices = asked_grid(), parse_devices(DEVICES.value)
-  check_runs(grid, workdir)
-  with held(workdir):
-    grid.save(workdir)
-    done = run_all(grid, workdir, devices, Console(stderr=True))
-    complete = write_report(grid, workdir, Console(file=sys.stdout))
-  return 1 if done and not complete else 0
+  return 0 if compare(asked(), workdir, parse_devices(DEVICES.value)) else 1
 
 
-def asked_grid() -> Grid:
-  """The grid of the flags.
+def asked() -> Comparison:
+  """What the flags ask for.
 
   Raises:
-    UserError: something in them is wrong.
+    UserError: there is no such preset, or the seeds are no list.
   """
-  preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison((), (), (0, 1, 2))
-  return make_grid(
-    CONFIGS.value or preset.configs,
-    ARMS.value or preset.arms,
-    [*preset.overrides, *OVERRIDES],
-    parse_seeds(SEEDS.value) or preset.seeds,
-    MATCH.value,
-    preset.published,
+  preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison()
+  return dataclasses.replace(
+    preset,
+    configs=tuple(CONFIGS.value) or preset.configs,
+    arms=tuple(ARMS.value) or preset.arms,
+    seeds=parse_seeds(SEEDS.value) or preset.seeds,
+    overrides=(*preset.overrides, *OVERRIDES),
+    match=MATCH.value,
   )
 
 

@@ -5,19 +5,21 @@ import pathlib
 import statistics
 from typing import Any
 
-from configs.common import make_config
-from hbf.analysis.dead_units import table as dead_units
+from benchmarks.common import shown
+from hbf.analysis.dead_units_report import table as dead_units
 from hbf.analysis.nested import table as nested_centres
 from hbf.comparison.grid import Grid
 from hbf.comparison.table import markdown, read_rows
-from hbf.markdown import table
-from hbf.training.workdir import flatten
+from hbf.evaluation.figures import ACCURACY, NLL
+from hbf.markdown import cell, table
+from hbf.training.workdir import flatten, load_config
 from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'rivals')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
+HELD_OUT = (NLL, ACCURACY)
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
   'authors': ('model', 'width', 'batch', 'images/s', 'ours/theirs'),
@@ -38,28 +40,20 @@ def search(name: str) -> str:
   With a seed every run sees the same batches, so training losses of equal steps compare well.
   """
   folder = ROOT / name
-  # What a change is a change of: the search's start, or ViT's; options that came later were at their defaults.
-  bases = {
-    model: flatten(make_config(f'model={model}', {}).to_dict()) | flatten(json.loads(path.read_text()))
-    for model, path in (('hyperbf', folder / 'base-0' / 'config.json'), ('vit', folder / 'vit-0' / 'config.json'))
-  }
-  header = (
-    'model',
-    'change',
-    'seed',
-    *(f'steps {a + 1}–{b}' for a, b in WINDOWS),
-    'held-out NLL',
-    'held-out accuracy, %',
-  )
+  configs = {path.parent: flatten(load_config(path.parent).to_dict()) for path in folder.glob('*/config.json')}
+  # What a change is a change of: the search's start, or ViT's.
+  bases = {'hyperbf': configs[folder / 'base-0'], 'vit': configs[folder / 'vit-0']}
+  held_out = [f'held-out {figure.label}' for figure in HELD_OUT]
+  header = ('model', 'change', 'seed', *(f'steps {a + 1}–{b}' for a, b in WINDOWS), *held_out)
   rows = []
-  for path in folder.glob('*/config.json'):
-    config, lines = flatten(json.loads(path.read_text())), read_metrics(path.parent)
+  for path, config in configs.items():
+    lines = read_metrics(path)
     losses = {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
     means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
     last = [line for line in lines if line['split'] == 'validation'][-1:] if means[-1] else []
-    held_out = [f'{line["nll"]:.3f}' for line in last], [f'{line["accuracy"]:.2f}' for line in last]
+    reached = [''.join(f'{line[figure.name]:{figure.form}}' for line in last) for figure in HELD_OUT]
     base = bases.get(config['model.name'], bases['hyperbf'])
-    rows.append((*_change(config, base), str(config['seed']), *means, *(''.join(cell) for cell in held_out)))
+    rows.append((*_change(config, base), str(config['seed']), *means, *reached))
   rows.sort(key=lambda row: (row[2], row[3]))
   full = [i for i in range(len(header)) if any(row[i] for row in rows)]
   header, *rows = [tuple(row[i] for i in full) for row in [header, *rows]]
@@ -72,17 +66,14 @@ def _mean(values: list[float]) -> str:
 
 def benchmark(name: str, columns: tuple[str, ...]) -> str:
   """These columns of a benchmark's rows, or all, and where they were measured."""
-  measured = json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text())
-  columns = columns or tuple(measured['rows'][0])
-  rows = [tuple(_cell(row[column]) for column in columns) for row in measured['rows']]
-  return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'
+  return shown(json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text()), columns)
 
 
 def growth() -> str:
   """Milliseconds of every part at every size, from benchmarks.growth."""
   measured = json.loads((ROOT / 'benchmarks' / 'growth.json').read_text())
   sizes = sorted({row['size'] for row in measured['rows']})
-  milliseconds = {(row['part'], row['size']): _cell(row['ms']) for row in measured['rows']}
+  milliseconds = {(row['part'], row['size']): cell(row['ms']) for row in measured['rows']}
   parts = dict.fromkeys(row['part'] for row in measured['rows'])
   rows = [(part, *(milliseconds[part, size] for size in sizes)) for part in parts]
   columns = ('ms', *(f'{size:,} {measured["rows"][0]["of"]}' for size in sizes))
@@ -94,12 +85,6 @@ def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
   free = {'seed', 'model.name', 'data.dir', 'data.mean', 'data.std'}
   keys = [key for key in base if key in config and key not in free and config[key] != base[key]]
   return config['model.name'], ', '.join(f'{key.removeprefix("model.")}={config[key]}' for key in keys)
-
-
-def _cell(value: object) -> str:
-  if isinstance(value, float):
-    return f'{value:,.0f}' if value >= 1000 else f'{value:.3g}'
-  return f'{value:,}' if isinstance(value, int) else str(value)
 
 
 def main() -> None:

@@ -19,8 +19,10 @@ LAYERS = {
   'interop': {'models', 'nn'},
   'training': {'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'analysis': {'training', 'evaluation', 'models', 'nn', 'ops', 'data'},
-  'comparison': {'training', 'models', 'nn', 'cli'},
+  'comparison': {'training', 'evaluation', 'models', 'nn', 'cli'},
 }
+# Modules beside the packages; every other one is a command, which may use all and which nothing imports.
+SHARED = {'errors': set(), 'markdown': set(), 'cli': {'errors'}}
 
 
 def imported(path):
@@ -39,6 +41,19 @@ def test_imports_run_one_way(package):
   for path in (p for p in (ROOT / 'hbf' / package).rglob('*.py') if p.name != '__main__.py'):
     parts = [name.split('.') for name in imported(path) if name.startswith('hbf.')]
     assert {part[1] for part in parts} <= allowed, path
+
+
+@pytest.mark.parametrize('module', SHARED)
+def test_what_all_share_knows_of_no_package(module):
+  parts = [name.split('.') for name in imported(ROOT / 'hbf' / f'{module}.py') if name.startswith('hbf.')]
+  assert {part[1] for part in parts} <= SHARED[module]
+
+
+def test_commands_are_thin():
+  for path in (ROOT / 'hbf').glob('*.py'):
+    if path.stem not in {'__init__', *SHARED}:
+      functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+      assert sum(node.end_lineno - node.lineno for node in functions) < 60, f'{path}: the work belongs into a package'
 
 
 def test_ops_and_nn_know_nothing_of_configs_and_files():

@@ -12,8 +12,31 @@ from ml_collections import ConfigDict
 from hbf.cli import read_config
 from hbf.errors import UserError
 from hbf.models.matching import TOLERANCE, match_parameters, units_of
-from hbf.training.experiment import make_plan
+from hbf.training.experiment import Plan, make_plan
 from hbf.training.workdir import differences, write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """What is asked for.
+
+  Attributes:
+    configs: as --config of train.py, without a model: 'configs/cifar10.py:recipe=small'.
+    arms: 'MODEL' or 'LABEL: MODEL key=value …', keys as after --config.; the first is the reference for differences
+      and parameters.
+    seeds: of the runs, all different.
+    overrides: '--config.KEY=VALUE' for all arms.
+    published: test accuracy in percent that others report, by 'data/label'.
+    match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
+      that come as close with the units they have keep them.
+  """
+
+  configs: tuple[str, ...] = ()
+  arms: tuple[str, ...] = ()
+  seeds: tuple[int, ...] = (0, 1, 2)
+  overrides: tuple[str, ...] = ()
+  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  match: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +77,17 @@ class Grid:
     seeds: of the runs.
   """
 
-  arms: tuple[Arm, ...]
-  seeds: tuple[int, ...]
+  arms: tuple[Arm, ...] = ()
+  seeds: tuple[int, ...] = ()
+
+  def runs(self) -> list[tuple[Arm, int]]:
+    """Seed by seed, so that an early look compares all arms."""
+    return [(arm, seed) for seed in self.seeds for arm in self.arms]
+
+  def union(self, other: 'Grid') -> 'Grid':
+    """Arms and seeds of both; an arm of the other's takes the place of the one of its name."""
+    arms = {(arm.group, arm.label): arm for arm in (*self.arms, *other.arms)}
+    return Grid(tuple(arms.values()), tuple(sorted({*self.seeds, *other.seeds})))
 
   def save(self, workdir: pathlib.Path) -> None:
     """Writes grid.json."""
@@ -75,42 +107,44 @@ class Grid:
     arms = tuple(Arm(**{**arm, 'arguments': tuple(arm['arguments'])}) for arm in stored['arms'])
     return cls(arms, tuple(stored['seeds']))
 
+  @classmethod
+  def stored(cls, workdir: pathlib.Path) -> 'Grid':
+    """The grid of a comparison, empty where there is nothing yet.
 
-def make_grid(
-  configs: Sequence[str],
-  arms: Sequence[str],
-  overrides: Sequence[str],
-  seeds: Sequence[int],
-  match: bool,
-  published: Mapping[str, float],
-) -> Grid:
+    Raises:
+      UserError: something else is there.
+    """
+    empty = not workdir.exists() or (workdir.is_dir() and not any(workdir.iterdir()))
+    if not empty and not (workdir / 'grid.json').is_file():
+      raise UserError(f'{workdir} exists and is not a comparison: choose another --workdir, or remove it')
+    return cls() if empty else cls.load(workdir)
+
+
+def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
   """The grid of some config files × some arms.
 
   Args:
-    configs: as --config of train.py, without a model: 'configs/cifar10.py:recipe=small'.
-    arms: 'MODEL' or 'LABEL: MODEL key=value …', keys as after --config.
-    overrides: '--config.KEY=VALUE' for all arms.
-    seeds: different integers.
-    match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
-      that come as close with the units they have keep them.
-    published: accuracies in percent by 'group/label'.
+    asked: what it shall be.
+    before: what the same folder holds already: a group's first arm there is the one whose parameters others get.
 
   Raises:
     UserError: something of it is wrong, or a data set isn't there.
   """
-  if not configs or not arms or not seeds:
+  if not asked.configs or not asked.arms or not asked.seeds:
     raise UserError('a comparison needs a config, an arm and a seed at least')
-  _refuse_twice('seed', seeds)
+  _refuse_twice('seed', asked.seeds)
   result: list[Arm] = []
-  for config in configs:
+  for config in asked.configs:
     group = pathlib.Path(config.partition(':')[0]).stem
     if any(arm.group == group for arm in result):
       raise UserError(f'two configs are called {group}: rename a file, or compare them in two folders')
-    of_group = [_parse_arm(arm, config, overrides) for arm in arms]
-    _refuse_twice('arm', [arm.label for arm in of_group])
-    for arm in _checked(of_group, match):
-      result.append(dataclasses.replace(arm, published=published.get(f'{group}/{arm.label}')))
-  return Grid(tuple(result), tuple(seeds))
+    arms = [_parse_arm(arm, config, asked.overrides) for arm in asked.arms]
+    _refuse_twice('arm', [arm.label for arm in arms])
+    known = Grid(tuple(arm for arm in before.arms if arm.group == group))
+    first = known.union(Grid(tuple(arms))).arms[0]
+    for arm in _checked(arms, first, asked.match):
+      result.append(dataclasses.replace(arm, published=asked.published.get(f'{group}/{arm.label}')))
+  return Grid(tuple(result), tuple(asked.seeds))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -125,18 +159,15 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
-  """Refuses a folder that is no comparison, or has a run of another config where one of the grid's belongs.
+  """Refuses a folder that has a run of another config where one of the grid's belongs.
 
   Raises:
     UserError: naming the run and the keys that differ.
   """
-  if workdir.exists() and not (workdir / 'grid.json').is_file() and any(workdir.iterdir()):
-    raise UserError(f'{workdir} exists and is not a comparison: choose another --workdir, or remove it')
-  for arm in grid.arms:
-    for seed in grid.seeds:
-      run = workdir / arm.run(seed)
-      if differ := differences(run, arm.config(seed)):
-        raise UserError(f'{run} holds a run of another config ({differ}): choose another --workdir, or remove it')
+  for arm, seed in grid.runs():
+    run = workdir / arm.run(seed)
+    if differ := differences(run, arm.config(seed)):
+      raise UserError(f'{run} holds a run of another config ({differ}): choose another --workdir, or remove it')
 
 
 def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
@@ -156,21 +187,19 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
   return Arm(pathlib.Path(path).stem, label, (given, *overrides, *(f'--config.{option}' for option in options)))
 
 
-def _checked(arms: Sequence[Arm], match: bool) -> list[Arm]:
-  """The arms, all of whose configs are sound, with the parameters of the first if they shall match."""
-  result: list[Arm] = []
-  budget = 0
-  for arm in arms:
-    config = arm.config(0)
-    plan = make_plan(config)
-    budget = budget or plan.parameters
-    if match and abs(plan.parameters - budget) > TOLERANCE * budget:
-      dataset = plan.dataset
-      matched = match_parameters(config.model, budget, dataset.image_shape, len(dataset.classes))
-      units = (f'--config.model.{option}={count}' for option, count in units_of(matched).items())
-      arm = dataclasses.replace(arm, arguments=(*arm.arguments, *units))
-    result.append(arm)
-  return result
+def _checked(arms: Sequence[Arm], first: Arm, match: bool) -> list[Arm]:
+  """The arms, all of whose configs are sound, with the parameters of the first of their group if they shall match."""
+  plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
+  budget = plans[first].parameters
+  far = [arm for arm in arms if match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
+  return [_matched(arm, plans[arm], budget) if arm in far else arm for arm in arms]
+
+
+def _matched(arm: Arm, plan: Plan, budget: int) -> Arm:
+  dataset = plan.dataset
+  model = match_parameters(plan.config.model, budget, dataset.image_shape, len(dataset.classes))
+  units = (f'--config.model.{option}={count}' for option, count in units_of(model).items())
+  return dataclasses.replace(arm, arguments=(*arm.arguments, *units))
 
 
 def _refuse_twice(what: str, names: Sequence[Any]) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import fcntl
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import time
@@ -14,28 +13,12 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
+from hbf.comparison.devices import Device
 from hbf.comparison.grid import Grid
-from hbf.errors import UserError
 from hbf.training.loop import signals
 
 TRAIN = pathlib.Path(__file__).parents[2] / 'train.py'
 POLL_SECONDS = 0.2
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-  """What one run at a time is given: `kind` and number; kind '' is whatever JAX finds."""
-
-  kind: str = ''
-  number: int = 0
-
-  def __str__(self) -> str:
-    return f'{self.kind}:{self.number}' if self.kind else 'all devices'
-
-  def environment(self) -> dict[str, str]:
-    """Variables under which JAX sees this device alone."""
-    gpu = {'CUDA_VISIBLE_DEVICES': str(self.number), 'ROCR_VISIBLE_DEVICES': str(self.number)}
-    return {'': {}, 'gpu': gpu, 'cpu': {'JAX_PLATFORMS': 'cpu'}}[self.kind]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,28 +27,6 @@ class Run:
 
   name: str
   arguments: tuple[str, ...]
-
-
-def parse_devices(text: str) -> tuple[Device, ...]:
-  """Devices from 'gpu:0,gpu:1' or 'cpu:0,cpu:1' (a core each); all of them for one run at a time from ''.
-
-  Raises:
-    UserError: not of this form, one twice, or a core that isn't there.
-  """
-  devices = []
-  for part in filter(None, text.split(',')):
-    match = re.fullmatch(r'(gpu|cpu):(\d+)', part.strip())
-    if not match:
-      raise UserError(f"device {part!r} is not like gpu:0 or cpu:0; expected a list such as 'gpu:0,gpu:1'")
-    devices.append(Device(match[1], int(match[2])))
-  if len(set(devices)) < len(devices):
-    raise UserError(f'--devices={text} names a device twice')
-  cores = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else set()
-  if missing := [device for device in devices if device.kind == 'cpu' and device.number not in cores]:
-    raise UserError(
-      f'{missing[0]} is not a core this process may use: those are {", ".join(map(str, sorted(cores)))}'
-    )
-  return tuple(devices) or (Device(),)
 
 
 def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], console: Console) -> bool:
@@ -99,6 +60,11 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
       waiting = collections.deque(run for run in waiting if not _finished(workdir / run.name))
       time.sleep(POLL_SECONDS)
     return not stopped()
+
+
+def complete(grid: Grid, workdir: pathlib.Path) -> bool:
+  """Whether every run of the grid has a result."""
+  return not any(_unfinished(grid, workdir))
 
 
 def failure(workdir: pathlib.Path, name: str) -> str | None:
@@ -152,11 +118,9 @@ class _Process:
 
 
 def _unfinished(grid: Grid, workdir: pathlib.Path) -> Iterator[Run]:
-  """Seed by seed, so that an early look compares all arms."""
-  for seed in grid.seeds:
-    for arm in grid.arms:
-      if not _finished(workdir / arm.run(seed)):
-        yield Run(arm.run(seed), (*arm.arguments, f'--config.seed={seed}'))
+  for arm, seed in grid.runs():
+    if not _finished(workdir / arm.run(seed)):
+      yield Run(arm.run(seed), (*arm.arguments, f'--config.seed={seed}'))
 
 
 def _finished(run: pathlib.Path) -> bool:

@@ -1,22 +1,36 @@
 """Grids: what they ask train.py for, and what they refuse before anything runs."""
 
+import dataclasses
 import json
+import pathlib
 
 import pytest
 
 from configs.comparisons import PRESETS
-from hbf.comparison.grid import Grid, check_runs, make_grid, parse_seeds
-from hbf.comparison.runs import Device, parse_devices
+from hbf.comparison.compare import compare
+from hbf.comparison.devices import ALLOTMENTS, Device, parse_devices
+from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, parse_seeds
 from hbf.errors import UserError
 from hbf.training.experiment import make_plan
-from hbf.training.workdir import claim
+from hbf.training.workdir import write_json
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG, NOTHING = 'configs/digits.py:recipe=small', Grid()
 
 
 @pytest.fixture
 def grid_of(digits_dir):
-  def make(*arms, seeds=(0, 1), match=True, config='configs/digits.py:recipe=small', overrides=(), published=None):
+  def make(
+    *arms,
+    seeds=(0, 1),
+    match=True,
+    config='configs/digits.py:recipe=small',
+    overrides=(),
+    published=None,
+    before=NOTHING,
+  ):
     overrides = (f'--config.data.dir={digits_dir}', *overrides)
-    return make_grid([config], arms, overrides, seeds, match, published or {})
+    return make_grid(Comparison((config,), arms, seeds, overrides, published or {}, match), before)
 
   return make
 
@@ -45,7 +59,7 @@ def test_arms_have_the_parameters_of_the_first(grid_of):
 def test_a_grid_comes_back_as_it_was(grid_of, tmp_path):
   grid = grid_of('vit', 'hyperbf', published={'digits/hyperbf': 97.5})
   grid.save(tmp_path)
-  assert Grid.load(tmp_path) == grid
+  assert Grid.load(tmp_path) == Grid.stored(tmp_path) == grid
   assert [arm.published for arm in grid.arms] == [None, 97.5]
 
 
@@ -82,13 +96,13 @@ def test_wrong_configs_are_refused(grid_of):
   with pytest.raises(UserError, match=r'configs/nothing\.py'):
     grid_of('vit', config='configs/nothing.py')
   with pytest.raises(UserError, match='two configs are called digits'):
-    make_grid(['configs/digits.py', 'configs/digits.py:recipe=memo'], ['vit'], [], [0], True, {})
+    make_grid(Comparison(('configs/digits.py', 'configs/digits.py:recipe=memo'), ('vit',)))
 
 
 def test_data_that_are_not_there_are_named_with_the_command_that_gets_them(tmp_path):
   preset = PRESETS['memo']
   with pytest.raises(UserError, match=f'python -m hbf.data.prepare cifar10 --dir {tmp_path}'):
-    make_grid(preset.configs, preset.arms, [f'--config.data.dir={tmp_path}'], preset.seeds, True, preset.published)
+    make_grid(dataclasses.replace(preset, overrides=(f'--config.data.dir={tmp_path}',)))
 
 
 def test_runs_of_another_config_are_refused_and_those_of_the_same_are_not(grid_of, tmp_path):
@@ -97,7 +111,7 @@ def test_runs_of_another_config_are_refused_and_those_of_the_same_are_not(grid_o
   config = grid.arms[1].config(1)
   config.data.update(mean=(0.3,), std=(0.4,))  # as measured by a run
   (tmp_path / 'digits-hyperbf-1').mkdir()
-  claim(tmp_path / 'digits-hyperbf-1', config)
+  write_json(tmp_path / 'digits-hyperbf-1' / 'config.json', json.loads(config.to_json()))
   check_runs(grid, tmp_path)
   check_runs(grid_of('vit', 'hyperbf', seeds=(0, 1, 2)), tmp_path)
   other = grid_of('vit', 'hyperbf', overrides=['--config.optimizer.learning_rate=0.5'])
@@ -112,7 +126,7 @@ def test_runs_of_another_config_are_refused_and_those_of_the_same_are_not(grid_o
 def test_a_folder_that_is_no_comparison_is_left_alone(grid_of, tmp_path):
   (tmp_path / 'thesis.tex').write_text('years of work')
   with pytest.raises(UserError, match='is not a comparison'):
-    check_runs(grid_of('vit'), tmp_path)
+    Grid.stored(tmp_path)
   with pytest.raises(UserError, match=r'no grid\.json'):
     Grid.load(tmp_path)
 
@@ -122,13 +136,81 @@ def test_seeds_and_devices_are_lists():
   assert parse_seeds('') == ()
   assert parse_devices('') == (Device(),)
   assert parse_devices('gpu:0,gpu:3') == (Device('gpu', 0), Device('gpu', 3))
-  assert Device('gpu', 3).environment()['CUDA_VISIBLE_DEVICES'] == '3'
   for text in ('0, 1', 'a', '-1', '1,'):
     with pytest.raises(UserError, match='not a list of numbers'):
       parse_seeds(text)
   for text, message in (('gpu', 'not like gpu:0'), ('gpu:0,gpu:0', 'twice'), ('cpu:4711', 'not a core')):
     with pytest.raises(UserError, match=message):
       parse_devices(text)
+
+
+@pytest.fixture
+def allot(monkeypatch):
+  """Sets what the environment allots, and nothing beside it."""
+  for name in ALLOTMENTS:
+    monkeypatch.delenv(name, raising=False)
+  return lambda **variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]
+
+
+@pytest.mark.parametrize('name', ALLOTMENTS)
+@pytest.mark.parametrize('allotted', ['4,5', 'GPU-8e3b, GPU-77c1', 'MIG-1/2/0,MIG-1/3/0'])
+def test_gpus_are_counted_among_those_that_are_allotted(allot, name, allotted):
+  allot(**{name: allotted})
+  devices = parse_devices('gpu:0,gpu:1')
+  assert [device.environment() for device in devices] == [{name: entry.strip()} for entry in allotted.split(',')]
+  with pytest.raises(UserError, match=f'gpu:2 is not there: {name}={allotted} allots 2 GPUs'):
+    parse_devices('gpu:2')
+
+
+def test_where_nothing_is_allotted_gpus_are_counted_as_they_are(allot):
+  assert Device('gpu', 3).environment() == {'CUDA_VISIBLE_DEVICES': '3'}
+
+
+def test_an_allotment_of_no_gpu_has_none(allot):
+  allot(CUDA_VISIBLE_DEVICES='')
+  with pytest.raises(UserError, match='allots 0 GPUs'):
+    parse_devices('gpu:0')
+
+
+def test_later_arms_and_seeds_join_those_that_are_there(grid_of):
+  before = grid_of('vit', 'wide: vit model.width=72', seeds=(0, 2))
+  later = grid_of('hyperbf', 'wide: vit model.width=80', seeds=(1,), before=before)
+  union = before.union(later)
+  assert [arm.label for arm in union.arms] == ['vit', 'wide', 'hyperbf']
+  assert union.seeds == (0, 1, 2)
+  assert union.arms == (before.arms[0], later.arms[1], later.arms[0])
+  assert NOTHING.union(before) == before == before.union(grid_of('vit', seeds=(2,), before=before))
+
+
+def test_an_arm_that_joins_has_the_parameters_of_the_first_that_is_there(grid_of):
+  arms = ('vit', 'full: hyperbf model.stage2.metric=full', 'gmlp')
+  before = grid_of(*arms)
+  for asked in (arms[1:], arms[2:], (arms[2], arms[0])):
+    later = grid_of(*asked, before=before)
+    assert before.union(later) == before
+
+
+def test_an_arm_asked_for_anew_may_not_differ_from_its_runs_of_other_seeds(grid_of, tmp_path):
+  before = grid_of('vit', seeds=(0,))
+  (tmp_path / 'digits-vit-0').mkdir()
+  write_json(tmp_path / 'digits-vit-0' / 'config.json', json.loads(before.arms[0].config(0).to_json()))
+  before.save(tmp_path)
+  asked = Comparison((CONFIG,), ('vit',), (1,), (*before.arms[0].arguments[1:], '--config.train.epochs=7.0'))
+  with pytest.raises(UserError, match=r'digits-vit-0 holds a run of another config \(train\.epochs is'):
+    compare(asked, tmp_path, [Device()])
+  assert Grid.load(tmp_path) == before
+
+
+def test_the_grids_of_committed_comparisons_are_read():
+  found = [Grid.load(path.parent) for path in (ROOT / 'results').glob('*/grid.json')]
+  assert found
+  assert all(grid.arms and grid.seeds for grid in found)
+
+
+def test_the_rates_are_those_of_every_arm_alike():
+  arms = [label.partition(':')[0] for label in PRESETS['rates'].arms]
+  of_small = [label.partition(':')[0] for label in PRESETS['small'].arms]
+  assert sorted(arms) == sorted(f'{arm}-{rate}' for arm in of_small for rate in ('2e-3', '4e-3', '8e-3'))
 
 
 def test_the_saved_grid_is_plain_json(grid_of, tmp_path):

@@ -1,0 +1,51 @@
+"""What the arms of a comparison reach on held-out images, by which choices are made before a test figure is seen."""
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from hbf.comparison.grid import Arm, Grid
+from hbf.evaluation.figures import CLASSIFICATION, Figure
+from hbf.markdown import table
+from hbf.training.writers import read_metrics
+
+FIGURE = CLASSIFICATION[0]  # what the best is best by
+
+
+def held_out(grid: Grid, workdir: pathlib.Path) -> str:
+  """Markdown: each arm's figures at the end of its finished runs, means over the seeds; a group's best is bold."""
+  ends = {arm: _ends(arm, grid, workdir) for arm in grid.arms}
+  parts = []
+  for group in dict.fromkeys(arm.group for arm in grid.arms):
+    arms = [arm for arm in grid.arms if arm.group == group]
+    means = [_mean(ends[arm], FIGURE) for arm in arms if ends[arm]]
+    best = FIGURE.better(means) if means else None
+    rows = []
+    for arm in arms:
+      shown = [_cell(ends[arm], figure) for figure in CLASSIFICATION]
+      if ends[arm] and _mean(ends[arm], FIGURE) == best:
+        shown[0] = f'**{shown[0]}**'
+      rows.append((arm.label, str(len(ends[arm])), *shown))
+    header = ('model', 'seeds', *(f'{figure.label} (sd)' for figure in CLASSIFICATION))
+    parts += [f'{group}, held-out images at the end of training:', table(header, rows)]
+  return '\n\n'.join(parts)
+
+
+def _ends(arm: Arm, grid: Grid, workdir: pathlib.Path) -> list[dict[str, float]]:
+  """The last line of split validation of each seed that has finished."""
+  runs = [workdir / arm.run(seed) for seed in grid.seeds]
+  logs = [read_metrics(run) for run in runs if (run / 'result.json').exists()]
+  return [line for log in logs for line in [line for line in log if line['split'] == 'validation'][-1:]]
+
+
+def _mean(lines: Sequence[dict[str, float]], figure: Figure) -> float:
+  return statistics.fmean(line[figure.name] for line in lines)
+
+
+def _cell(lines: Sequence[dict[str, float]], figure: Figure) -> str:
+  if not lines:
+    return '–'
+  values = [line[figure.name] for line in lines]
+  return f'{_mean(lines, figure):{figure.form}}' + (
+    f' ({statistics.stdev(values):{figure.form}})' if values[1:] else ''
+  )
