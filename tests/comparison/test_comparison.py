@@ -1,9 +1,8 @@
-"""compare.py as its user runs it: killed and run again, with a run that fails, and its report from the logs alone."""
+"""python -m hbf.compare as its user runs it: killed and run again, added to, and its report from the logs alone."""
 
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
@@ -15,27 +14,36 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hbf import cli
 from hbf.comparison import runs
-from hbf.comparison.grid import Arm, Grid
+from hbf.comparison.compare import compare, report
+from hbf.comparison.devices import Device
+from hbf.comparison.grid import Arm, Comparison, Grid
 from hbf.comparison.table import read_rows
+from hbf.errors import UserError
 from hbf.training.workdir import load_config, read_predictions
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOY = ('--config.model.width=16', '--config.model.depth=1', '--config.model.heads=2', '--config.train.epochs=2.0')
+ARMS = ('vit', 'wide: hyperbf model.stage2.width_scale=2.0')
+ENVIRONMENT = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
 
 
-@pytest.fixture
-def command(digits_dir):
-  def make(workdir, *arguments, config='configs/digits.py'):
-    data = f'--config.data.dir={digits_dir}'
-    return [sys.executable, 'compare.py', f'--workdir={workdir}', f'--config={config}', data, *TOY, *arguments]
-
-  return make
+@pytest.fixture(scope='module')
+def asked(digits_dir):
+  """The comparison of most tests: two arms, two seeds."""
+  return Comparison(('configs/digits.py',), ARMS, (0, 1), (f'--config.data.dir={digits_dir}', *TOY))
 
 
-def run(command):
-  environment = os.environ | {'XLA_FLAGS': ''}
-  return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+def command(workdir, asked, *more):
+  """The command that asks for it."""
+  flags = [f'--workdir={workdir}', *(f'--config={config}' for config in asked.configs), *asked.overrides]
+  flags += [*(f'--arm={arm}' for arm in asked.arms), f'--seeds={",".join(map(str, asked.seeds))}']
+  return [sys.executable, '-m', 'hbf.compare', *flags, *more]
+
+
+def run(command, folder):
+  return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
 
 
 def figures(workdir):
@@ -47,18 +55,20 @@ def figures(workdir):
   return rows
 
 
-ARMS = ('--arm=vit', '--arm=wide: hyperbf model.stage2.width_scale=2.0', '--seeds=0,1')
-
-
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory, digits_dir):
-  """A comparison of two arms and two seeds that nothing disturbed."""
-  workdir = tmp_path_factory.mktemp('comparison') / 'grid'
-  data = f'--config.data.dir={digits_dir}'
-  base = [sys.executable, 'compare.py', f'--workdir={workdir}', '--config=configs/digits.py', data, *TOY]
-  done = run([*base, *ARMS])
+def finished(tmp_path_factory, asked):
+  """What is asked for, run from another folder than the repository, undisturbed."""
+  folder = tmp_path_factory.mktemp('elsewhere')
+  done = run(command('grid', asked), folder)
   assert done.returncode == 0, done.stderr
-  return workdir, done.stdout
+  return folder / 'grid', done.stdout
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+  """A copy of its logs and results."""
+  left = shutil.ignore_patterns('checkpoints', 'comparison.*', 'curves.png', 'logs')
+  return shutil.copytree(finished[0], tmp_path / 'copy', ignore=left)
 
 
 def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
@@ -73,12 +83,12 @@ def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
       labels, predictions = read_predictions(path)
       assert (len(labels), int((labels == predictions).sum())) == (stored['n'], stored['correct'])
     accuracies = [result['accuracy'] for result in row['results'].values()]
-    assert row['accuracy'] == pytest.approx(np.mean(accuracies))
+    assert row['mean'] == pytest.approx(np.mean(accuracies))
     assert row['sd'] == pytest.approx(np.std(accuracies, ddof=1))
-    assert f'| {row["label"]} |' in shown
-    assert f'**{row["accuracy"]:.2f}** ({row["sd"]:.2f})' in shown
+    assert re.search(rf'^\| {row["label"]} +\|', shown, re.MULTILINE)
+    assert f'**{row["mean"]:.2f}** ({row["sd"]:.2f})' in shown
   assert rows[0]['seeds_difference'] is None
-  difference = rows[1]['accuracy'] - rows[0]['accuracy']
+  difference = rows[1]['mean'] - rows[0]['mean']
   for kind in ('seeds_difference', 'images_difference'):
     interval = rows[1][kind]
     assert interval['estimate'] == pytest.approx(difference)
@@ -87,85 +97,92 @@ def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
   assert (workdir / 'comparison.md').read_text().strip() == shown.strip()
 
 
-def test_the_report_comes_from_the_logs_alone(finished, tmp_path):
+def test_the_report_comes_from_the_logs_alone(finished, copied, capsys):
   workdir, shown = finished
-  copy = tmp_path / 'copy'
-  shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns('checkpoints', 'comparison.*', 'curves.png', 'logs'))
-  done = run([sys.executable, 'compare.py', f'--workdir={copy}', '--report'])
-  assert (done.returncode, done.stdout) == (0, shown)
+  report(copied, 'test')
+  assert capsys.readouterr().out == shown
   for name in ('comparison.json', 'comparison.md', 'curves.png'):
-    assert (copy / name).read_bytes() == (workdir / name).read_bytes()
+    assert (copied / name).read_bytes() == (workdir / name).read_bytes()
 
 
 @pytest.mark.parametrize('kind', [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_killed_at_random_and_run_again_it_ends_with_the_same_table(finished, command, tmp_path, kind):
+def test_killed_at_work_and_run_again_it_ends_with_the_same_table(finished, asked, tmp_path, kind):
   workdir = tmp_path / 'grid'
-  killed = command(workdir, *ARMS, '--config.checkpoint.every=5steps')
-  seconds = random.uniform(2, 25)
-  process = subprocess.Popen(killed, cwd=ROOT, env=os.environ | {'XLA_FLAGS': ''}, stderr=subprocess.PIPE, text=True)
-  time.sleep(seconds)
+  again = command(workdir, asked, '--seeds=0', '--config.checkpoint.every=5steps')
+  process = subprocess.Popen(again, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+  while process.poll() is None and not list(workdir.glob('digits-vit-0/checkpoints/[0-9]*')):
+    time.sleep(0.05)
   process.send_signal(kind)
   _, errors = process.communicate(timeout=120)
-  assert process.returncode in (0, -kind), errors  # -SIGTERM: it came before Python had begun to listen
-  done = run(killed)  # at once, while a run of the killed one may still be at work
-  assert done.returncode == 0, (seconds, done.stderr)
-  assert figures(workdir) == figures(finished[0]), seconds
-  again = run(killed)
-  assert '4 runs finished, 0 to do' in again.stderr
+  assert process.returncode == (-kind if kind == signal.SIGKILL else 0), errors
+  assert not list(workdir.glob('digits-wide-0/result.json'))
+  done = run(again, ROOT)  # at once, while the run of the killed one may still be at work
+  assert done.returncode == 0, done.stderr
+  whole = {row['label']: row['results']['0'] for row in figures(finished[0])}
+  assert {row['label']: row['results']['0'] for row in figures(workdir)} == whole
 
 
-def test_a_run_that_fails_is_reported_and_the_others_go_on(command, tmp_path):
-  workdir = tmp_path / 'grid'
-  arms = (
-    '--arm=bad: vit optimizer.learning_rate=1e9 optimizer.clip=0.0',
-    '--arm=vit',
-    '--seeds=0',
-    '--devices=cpu:0',
-  )
-  done = run(command(workdir, *arms))
+def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finished, copied, asked, tmp_path):
+  bad = ('bad: vit optimizer.learning_rate=1e9 optimizer.clip=0.0',)
+  later = Comparison(asked.configs, bad, (0,), asked.overrides)
+  done = run(command(copied, later, '--devices=cpu:0'), ROOT)
   assert done.returncode == 1
   assert re.search(r'digits-bad-0: FAILED \(error: training diverged', done.stderr)
   assert re.search(r'digits bad, seed 0: error: training diverged', done.stdout)
-  bad, vit = figures(workdir)
-  assert (bad['accuracy'], bad['results'], vit['results']['0']['n']) == (None, {}, 355)
-  assert vit['seeds_difference'] is None  # there is nothing to differ from
+  vit, wide, last = figures(copied)
+  assert [vit, wide] == figures(finished[0])
+  assert (last['label'], last['mean'], last['results']) == ('bad', None, {})
+  assert last['seeds_difference'] is None  # it has nothing to differ with
 
 
-def test_a_run_that_is_killed_is_reported_as_such(tmp_path, monkeypatch):
+TRAIN = """
+import os, pathlib, sys
+workdir = pathlib.Path(sys.argv[-1].removeprefix('--workdir='))
+if 'killed' in workdir.name:
+  print('step 7', flush=True)
+  os.kill(os.getpid(), 9)
+if 'failing' in workdir.name:
+  sys.exit('error: it can not be')
+workdir.mkdir()
+(workdir / 'result.json').write_text('{"accuracy": 50.0}')
+"""
+
+
+def test_runs_that_fail_or_are_killed_are_reported_and_the_others_go_on(tmp_path, monkeypatch, capsys):
   script = tmp_path / 'train.py'
-  script.write_text('import os; print("step 7", flush=True); os.kill(os.getpid(), 9)')
+  script.write_text(TRAIN)
   monkeypatch.setattr(runs, 'TRAIN', script)
-  grid = Grid((Arm('digits', 'vit', ()),), (0,))
-  with open(os.devnull, 'w') as quiet:
-    assert runs.run_all(grid, tmp_path, [runs.Device()], Console(file=quiet))
-  (row,) = read_rows(grid, tmp_path)
-  assert row.failed == {0: 'error: ended by signal 9'}
+  grid = Grid(tuple(Arm('digits', label, ()) for label in ('killed', 'failing', 'sound')), (0,))
+  for done in (0, 1):  # the second call tries again what has no result
+    assert runs.run_all(grid, tmp_path, [Device()], Console(file=sys.stdout))
+    assert f'{done} runs finished, {3 - done} to do' in capsys.readouterr().out
+    assert not runs.complete(grid, tmp_path)
+    assert [row.failed for row in read_rows(grid, tmp_path)] == [
+      {0: 'error: ended by signal 9'},
+      {0: 'error: it can not be'},
+      {},
+    ]
+  assert runs.complete(Grid(grid.arms[2:], (0,)), tmp_path)
 
 
-def test_another_config_is_refused_before_anything_runs(finished, command):
-  workdir = finished[0]
-  before = {path: path.stat().st_mtime_ns for path in workdir.rglob('*')}
-  done = run(command(workdir, *ARMS, '--config.optimizer.learning_rate=0.1'))
-  assert done.returncode == 1
-  assert re.fullmatch(
-    r'error: .*digits-vit-0 holds a run of another config \(optimizer.learning_rate .*\n', done.stderr
-  )
-  assert {path: path.stat().st_mtime_ns for path in workdir.rglob('*')} == before
+def test_another_config_is_refused_before_anything_runs(copied, asked):
+  before = {path: path.stat().st_mtime_ns for path in copied.rglob('*')}
+  other = Comparison(asked.configs, asked.arms, (0,), (*asked.overrides, '--config.optimizer.learning_rate=0.1'))
+  with pytest.raises(UserError, match=r'digits-vit-0 holds a run of another config \(optimizer.learning_rate'):
+    compare(other, copied, [Device()])
+  assert {path: path.stat().st_mtime_ns for path in copied.rglob('*')} == before
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'message'),
-  [
-    (['--preset=mmo'], "unknown preset 'mmo': did you mean 'memo'"),
-    (['--arm=vit', '--seeds=1-3'], '--seeds=1-3 is not a list'),
-    (['--arm=vit', '--config.train.epoch=3'], "unknown config key 'epoch': did you mean 'epochs'"),
-    (['--arm=vit', '--config.seed'], '--config.seed needs a value'),
-    ([], 'a comparison needs a config, an arm and a seed'),
-  ],
-)
-def test_wrong_flags_are_one_line_and_leave_nothing(command, tmp_path, arguments, message):
-  done = run(command(tmp_path / 'grid', *arguments))
+def test_a_wrong_flag_is_one_line_and_leaves_nothing(asked, tmp_path):
+  done = run(command(tmp_path / 'grid', asked, '--preset=mmo'), ROOT)
   assert (done.returncode, done.stdout) == (1, '')
-  assert done.stderr.count('\n') == 1, done.stderr
-  assert message in done.stderr
+  assert done.stderr.startswith("error: unknown preset 'mmo': did you mean 'memo'")
+  assert done.stderr.count('\n') == 1
   assert not (tmp_path / 'grid').exists()
+
+
+def test_a_key_without_a_value_is_one_line(monkeypatch, capsys):
+  monkeypatch.setattr(sys, 'argv', ['compare', '--config.seed', '--config.model.width=3'])
+  with pytest.raises(SystemExit, match='1'):
+    cli.take_overrides()
+  assert capsys.readouterr().err == 'error: --config.seed needs a value: write --config.seed=VALUE\n'

@@ -1,0 +1,118 @@
+"""Pictures of curves: every line can be told and named, nothing covers anything or leaves the picture."""
+
+import itertools
+import json
+import pathlib
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from hbf.comparison.curves import COLOURS, REST, draw_curves, spread
+from hbf.comparison.grid import Arm, Grid
+
+LONG = 'a-rather-long-name-of-an-arm'
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+  """Draws arms whose validation accuracy ends at these values; returns the figure as it was saved."""
+  figures = []
+  save = Figure.savefig
+  monkeypatch.setattr(Figure, 'savefig', lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw)))
+  monkeypatch.setattr(plt, 'close', lambda figure: None)
+
+  def draw(ends, seeds=(0, 1)):
+    grid = Grid(tuple(Arm('cifar10', f'{LONG}-{i}', ()) for i in range(len(ends))), seeds)
+    for arm, end in zip(grid.arms, ends, strict=True):
+      for seed in seeds:
+        (tmp_path / arm.run(seed)).mkdir()
+        lines = [
+          {'epoch': e, 'split': split, 'loss': 2.5 - e * end / 50 + seed / 20, 'accuracy': e * end / 2 + seed}
+          for e in (1, 2)
+          for split in ('train', 'validation')
+        ]
+        text = ''.join(json.dumps(line) + '\n' for line in lines)
+        (tmp_path / arm.run(seed) / 'metrics.jsonl').write_text(text)
+    draw_curves(grid, tmp_path, tmp_path / 'curves.png')
+    return figures[0]
+
+  yield draw
+  plt.close('all')
+
+
+def boxes(figure):
+  """Of every text in the picture, by panel."""
+  figure.draw_without_rendering()
+  renderer = figure.canvas.get_renderer()
+  panels = []
+  for axis in figure.axes:
+    texts = [*axis.texts, axis.title, axis.xaxis.label, axis.yaxis.label]
+    texts += axis.get_legend().get_texts() if axis.get_legend() else []
+    # Of an annotation without its arrow.
+    panels.append({text.get_text(): Text.get_window_extent(text, renderer) for text in texts if text.get_text()})
+  return panels
+
+
+@pytest.mark.parametrize('ends', [(50.0, 52.0), (50.0, *(50 + 0.1 * i for i in range(16)))])
+def test_every_line_is_named_in_the_picture_and_no_name_covers_another(drawn, ends):
+  figure = drawn(ends)
+  for panel in boxes(figure):
+    assert sum(name.startswith(LONG) for name in panel) == len(ends)
+    for box in panel.values():
+      assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+    for one, other in itertools.combinations(panel.values(), 2):
+      assert not one.overlaps(other)
+
+
+@pytest.mark.parametrize('arms', [1, 3, 1 + len(COLOURS), 17])
+def test_lines_of_a_colour_are_told_apart_and_the_best_have_one(drawn, arms):
+  ends = 50 + np.random.default_rng(0).permutation(arms)
+  figure = drawn(ends)
+  colours = [[to_hex(line.get_color()) for line in axis.lines] for axis in figure.axes]
+  assert colours[0] == colours[1]
+  grey = [i for i, colour in enumerate(colours[0]) if colour == to_hex(REST)]
+  coloured = [colour for i, colour in enumerate(colours[0]) if i not in grey]
+  assert len(set(coloured)) == len(coloured) == min(arms, 1 + len(COLOURS))
+  assert 0 not in grey  # the one that others are compared with
+  if grey:
+    assert max(ends[grey]) < min(end for i, end in enumerate(ends) if i and i not in grey)
+
+
+def test_axes_have_units_and_lines_are_means(drawn):
+  left, right = drawn([40.0, 60.0]).axes
+  assert [axis.get_ylabel() for axis in (left, right)] == ['training loss, nats', 'validation accuracy, %']
+  np.testing.assert_allclose(right.lines[1].get_ydata(), [30.5, 60.5])
+  band = right.collections[1].get_paths()[0].vertices[:, 1]
+  assert (band.min(), band.max()) == (30.0, 61.0)
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_places_are_apart_in_order_within_bounds_and_near(seed):
+  random = np.random.default_rng(seed)
+  wanted = random.random(12) ** 2
+  places = spread(wanted, 0.05, 0.0, 1.0)
+  order = np.argsort(wanted)
+  assert (np.diff(places[order]) >= 0.05 - 1e-9).all()
+  assert places.min() >= 0
+  assert places.max() <= 1 + 1e-9
+  for _ in range(100):  # others that are allowed are no nearer
+    other = np.sort(random.random(12) * (1 - 11 * 0.05)) + 0.05 * np.arange(12)
+    near = np.empty(12)
+    near[order] = 0.9 * places[order] + 0.1 * other
+    assert ((near - wanted) ** 2).sum() >= ((places - wanted) ** 2).sum() - 1e-9
+
+
+def test_places_that_are_apart_stay():
+  np.testing.assert_allclose(spread([0.9, 0.1, 0.5], 0.2, 0.0, 1.0), [0.9, 0.1, 0.5])
+
+
+def test_committed_pictures_are_those_of_their_logs(tmp_path):
+  for committed in (pathlib.Path(__file__).parents[2] / 'results').glob('*/curves.png'):
+    draw_curves(Grid.load(committed.parent), committed.parent, tmp_path / 'curves.png')
+    now, then = plt.imread(tmp_path / 'curves.png'), plt.imread(committed)
+    assert now.shape == then.shape, f'{committed}: draw it again'
+    assert np.abs(now - then).mean() < 0.005, f'{committed}: draw it again'  # fonts may differ by a shade
