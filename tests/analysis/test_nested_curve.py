@@ -1,10 +1,16 @@
+"""Accuracy by centres: the curve of a run, and what has none."""
+
+import functools
 import json
 import os
 
+import jax
 import pytest
 from rich.console import Console
 
 from hbf.analysis import nested
+from hbf.training.experiment import prepare
+from hbf.training.imported import write
 from hbf.training.loop import train
 
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
@@ -16,24 +22,29 @@ def one_device(use_devices):
 
 
 def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, one_device, capsys):
-  result = train(toy(**{'model.stage2.nested': True}), tmp_path / 'run', QUIET)
-  assert nested.main(['--workdir', str(tmp_path / 'run')]) == 0
-  rows = json.loads((tmp_path / 'run' / 'nested.json').read_text())['rows']
-  assert [row['centres'] for row in rows] == [1, 2, 4, 8, 12]
+  workdir = tmp_path / 'run'
+  result = train(toy(**{'model.stage2.nested': True, 'model.stage2.centres': 3}), workdir, QUIET)
+  assert nested.main(['--workdir', str(workdir)]) == 0
+  rows = json.loads((workdir / 'nested.json').read_text())['rows']
+  assert [row['centres'] for row in rows] == [1, 2, 3]
   assert (rows[-1]['n'], rows[-1]['correct']) == (result['n'], result['correct'])
   assert rows[-1]['params'] == result['params'] > rows[0]['params']
-  assert len({row['nll'] for row in rows}) == 5
-  assert (tmp_path / 'run' / 'nested.png').stat().st_size > 0
-  assert f'| 12 | {result["params"]:,} |' in capsys.readouterr().out
-  assert nested.main(['--workdir', str(tmp_path / 'run'), '--counts', '3,12']) == 0
-  rows = json.loads((tmp_path / 'run' / 'nested.json').read_text())['rows']
-  assert [row['centres'] for row in rows] == [3, 12]
-  for wrong, message in (('13', '13 centres can not be taken'), ('1,b', "not 'b'")):
-    assert nested.main(['--workdir', str(tmp_path / 'run'), '--counts', wrong]) == 1
+  assert len({row['nll'] for row in rows}) == 3
+  assert (workdir / 'nested.png').stat().st_size > 0
+  (last,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith('| 3 ')]
+  assert f'{result["params"]:,}' in last
+  assert nested.main(['--workdir', str(workdir), '--counts', '2']) == 0
+  assert json.loads((workdir / 'nested.json').read_text())['rows'] == rows[1:2]
+  capsys.readouterr()
+  for wrong, message in (('4', '4 centres can not be taken'), ('1,b', "not 'b'")):
+    assert nested.main(['--workdir', str(workdir), '--counts', wrong]) == 1
     assert message in capsys.readouterr().err
 
 
 def test_a_run_without_centres_is_refused(tmp_path, toy, one_device, capsys):
-  train(toy('model=vit'), tmp_path / 'run', QUIET)
+  experiment = prepare(toy('model=vit'))
+  image = jax.numpy.zeros((1, *experiment.dataset.image_shape))
+  init = jax.jit(functools.partial(experiment.model.init, train=False))
+  write(tmp_path / 'run', experiment, init(jax.random.key(0), image)['params'])
   assert nested.main(['--workdir', str(tmp_path / 'run')]) == 1
   assert 'error: vit has no centres in its stage 2' in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """What is observed of units is what they do."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,7 @@ def make(images, scan_layers=False, **stage2):
   config.update(width=16, depth=2, heads=2, scan_layers=scan_layers)
   config.stage2.update({'centres': 5, **stage2})
   model = build_model(config, CLASSES)
-  return model, model.init(jax.random.key(1), images, train=False)['params']
+  return model, jax.jit(functools.partial(model.init, train=False))(jax.random.key(1), images)['params']
 
 
 @pytest.mark.parametrize(('normalisation', 'heads'), [('layer', 1), ('none', 2)])
@@ -35,7 +37,8 @@ def test_responses_are_those_of_the_tokens_that_reach_each_unit(images, normalis
   model, params = make(images, normalisation=normalisation, heads=heads)
   units = observe(model, params, images, LABELS)
   assert units.responses.shape == (2, BATCH * 5, heads * 5)  # 4 patches and the class token
-  kept = model.apply({'params': params}, images, train=False, capture_intermediates=True)[1]['intermediates']
+  see = jax.jit(functools.partial(model.apply, train=False, capture_intermediates=True))
+  kept = see({'params': params}, images)[1]['intermediates']
   for i in range(2):
     tokens = kept[f'block{i}']['norm_stage2']['__call__'][0].reshape(-1, heads, 16 // heads).swapaxes(0, 1)
     unit = params[f'block{i}']['stage2']
@@ -55,12 +58,14 @@ def test_gradients_are_those_of_the_loss(images):
   model, params = make(images)
   units = observe(model, params, images, LABELS)
 
-  def loss(centres):
+  @jax.jit
+  @jax.grad
+  def gradient_of_loss(centres):
     changed = params | {'block1': params['block1'] | {'stage2': params['block1']['stage2'] | {'centres': centres}}}
     log_p = jax.nn.log_softmax(model.apply({'params': changed}, images, train=False))
     return -jnp.mean(log_p[jnp.arange(BATCH), LABELS])
 
-  gradient = np.asarray(jax.grad(loss)(params['block1']['stage2']['centres']))[0]
+  gradient = np.asarray(gradient_of_loss(params['block1']['stage2']['centres']))[0]
   np.testing.assert_allclose(units.gradients[1], np.sqrt((gradient**2).mean(axis=-1)), rtol=1e-4)
   assert units.learning()[1] == pytest.approx(np.sqrt((gradient**2).mean()), rel=1e-4)
 

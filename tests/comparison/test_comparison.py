@@ -122,13 +122,12 @@ def test_killed_at_work_and_run_again_it_ends_with_the_same_table(finished, aske
   assert {row['label']: row['results']['0'] for row in figures(workdir)} == whole
 
 
-def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finished, copied, asked, tmp_path):
+def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finished, copied, asked, capsys):
   bad = ('bad: vit optimizer.learning_rate=1e9 optimizer.clip=0.0',)
-  later = Comparison(asked.configs, bad, (0,), asked.overrides)
-  done = run(command(copied, later, '--devices=cpu:0'), ROOT)
-  assert done.returncode == 1
-  assert re.search(r'digits-bad-0: FAILED \(error: training diverged', done.stderr)
-  assert re.search(r'digits bad, seed 0: error: training diverged', done.stdout)
+  assert not compare(Comparison(asked.configs, bad, (0,), asked.overrides), copied, [Device()])
+  shown, told = capsys.readouterr()
+  assert re.search(r'digits-bad-0: FAILED \(error: training diverged', told)
+  assert re.search(r'digits bad, seed 0: error: training diverged', shown)
   vit, wide, last = figures(copied)
   assert [vit, wide] == figures(finished[0])
   assert (last['label'], last['mean'], last['results']) == ('bad', None, {})
