@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -42,6 +43,13 @@ class FolderSource:
     with futures.ThreadPoolExecutor(_THREADS) as pool:
       for _ in pool.map(images.check_file, (self.paths[index] for index in indices)):
         pass
+
+  def traits(self, sample: np.ndarray) -> Iterator[bytes]:
+    """Yields class, name and size of every file, and the content of the files `sample`, int [n]; see `Stored`."""
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+      for path, label, size in zip(self.paths, self.labels, pool.map(os.path.getsize, self.paths), strict=True):
+        yield f'{label} {os.path.basename(path)} {size}'.encode()
+      yield from pool.map(images.read_file, (self.paths[index] for index in sample))
 
 
 def open_folder(root: str, size: int | None) -> tuple[tuple[str, ...], dict[str, FolderSource]]:

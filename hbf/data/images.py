@@ -69,6 +69,16 @@ def check_file(path: str) -> None:
     image.load()
 
 
+def read_file(path: str) -> bytes:
+  """Returns the content of an image file.
+
+  Raises:
+    UserError: it can't be read.
+  """
+  with _explained(path), open(path, 'rb') as file:
+    return file.read()
+
+
 @contextlib.contextmanager
 def _explained(path: str) -> Iterator[None]:
   """Turns whatever Pillow raises inside the block into a `UserError` that names `path`."""
@@ -79,6 +89,13 @@ def _explained(path: str) -> Iterator[None]:
     raise UserError(
       f'{path} is not an image that Pillow can read ({reason}); expected a whole image file: replace or remove it'
     ) from error
+
+
+def content(encoded: bytes, channels: int) -> bytes:
+  """Returns what doesn't depend on who encoded an image: the pixels of a PNG, else the file itself."""
+  if not encoded.startswith(b'\x89PNG'):
+    return encoded
+  return decode(io.BytesIO(encoded), channels=channels, size=None, formats=('PNG',)).tobytes()
 
 
 def encode_png(image: np.ndarray) -> bytes:

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hbf.data import host, sources
 from hbf.data import workers as worker_processes
+from hbf.data.order import evenly_spaced
 from hbf.data.sources import Source
 from hbf.errors import choose
 
@@ -206,9 +207,8 @@ def channel_statistics(data: Input) -> tuple[tuple[float, ...], tuple[float, ...
   Args:
     data: the images.
   """
-  count = min(len(data), _STATISTICS_EXAMPLES)
-  indices = np.arange(count) * len(data) // count
-  chunks = np.array_split(indices, -(-count // host.CHUNK))
+  indices = evenly_spaced(len(data), _STATISTICS_EXAMPLES)
+  chunks = np.array_split(indices, -(-len(indices) // host.CHUNK))
   with futures.ThreadPoolExecutor(host.THREADS) as pool:
     histograms = np.sum(list(pool.map(lambda chunk: _histogram(data.read(chunk)), chunks)), axis=0)
   mean, std = zip(*(_moments(histogram) for histogram in histograms), strict=True)

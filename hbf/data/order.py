@@ -22,6 +22,12 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
   return order
 
 
+def evenly_spaced(examples: int, most: int) -> np.ndarray:
+  """Returns at most `most` of the numbers 0, …, examples − 1, evenly spaced: int64 [n]."""
+  count = min(examples, most)
+  return np.arange(count) * examples // max(count, 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainOrder:
   """An endless stream of shuffled epochs, cut into batches.

@@ -43,6 +43,18 @@ class Batched(Protocol):
     """Returns the examples `indices`, int [n]."""
 
 
+@runtime_checkable
+class Stored(Protocol):
+  """A source of encoded images, which knows them whatever it brings them to."""
+
+  def traits(self, sample: np.ndarray) -> Iterable[bytes]:
+    """Returns what tells this source from others: what is cheap of all examples, and all of those in `sample`.
+
+    Args:
+      sample: examples, int [n].
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Subset:
   """The examples `indices`, int [n], of `source`, in that order."""
@@ -78,6 +90,13 @@ def check(source: Source, indices: np.ndarray) -> None:
   """
   if isinstance(source, Checkable):
     source.check(indices)
+
+
+def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
+  """Returns what tells a source from others, from the examples `sample`, int [n], at least; see `Stored`."""
+  if isinstance(source, Stored):
+    return source.traits(sample)
+  return (part for image, label in read(source, sample) for part in (str(label).encode(), image.tobytes()))
 
 
 def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
