@@ -2,39 +2,68 @@
 
 import contextlib
 import io
+import os
+import warnings
 from collections.abc import Iterator
 from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from hbf.errors import UserError
 
-_MODES = {1: 'L', 3: 'RGB'}
-
-# What TFDS stores. Naming the formats saves a third of the time that Pillow takes to open a small image.
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'TIFF', 'BMP', 'GIF', 'PPM')  # Pillow has more: to read EPS it starts Ghostscript.
+# What TFDS stores. Naming so few saves a third of the time that Pillow takes to open a small image.
 TFDS_FORMATS = ('PNG', 'JPEG', 'GIF', 'BMP')
+MOST_PIXELS = 89_478_485  # Pillow's limit: 256 MiB as RGB, in each of the threads that decode.
+
+_MODES = {1: 'L', 3: 'RGB'}
+_ENDS = {'JPEG': b'\xff\xd9', 'MPO': b'\xff\xd9', 'PNG': b'IEND\xae\x42\x60\x82'}
+
+# Pillow warns of an image beyond its limit and takes it up to twice that; here it's an error.
+warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)
 
 
 def decode(
-  file: str | IO[bytes], *, channels: int, size: int | None, formats: tuple[str, ...] | None = None
+  file: str | IO[bytes], *, channels: int, size: int | None, formats: tuple[str, ...] = FORMATS
 ) -> np.ndarray:
-  """Decodes an image.
+  """Decodes an image as it is stored, with no regard to EXIF's orientation, as TFDS does.
 
   Args:
     file: a path, or a file open for reading.
-    channels: 1 (grey) or 3 (RGB); an image of another kind is converted.
+    channels: 1 (grey) or 3 (RGB); an image of another kind is converted: 16 bits to the nearest of 8, what is
+      transparent to how it looks on white.
     size: height and width in pixels to bring the image to: its shorter side is resized to `size` (bilinear,
       antialiased) and its centre cut out. None keeps the image as it is.
-    formats: Pillow's names of the formats to try; None tries all.
+    formats: Pillow's names of the formats to try.
 
   Returns:
     uint8 [height, width, channels].
+
+  Raises:
+    ValueError: samples of 32 bits, whose range nobody knows. Pillow raises anything on damaged data.
   """
   with Image.open(file, formats=formats) as image:
-    converted = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
-    fitted = converted if size is None else _fit(converted, size)
-    return np.asarray(fitted, dtype=np.uint8).reshape(fitted.height, fitted.width, channels)
+    return _to_array(image, channels, size)
+
+
+def _to_array(image: Image.Image, channels: int, size: int | None) -> np.ndarray:
+  converted = _convert(image, _MODES[channels])
+  fitted = converted if size is None else _fit(converted, size)
+  return np.asarray(fitted, dtype=np.uint8).reshape(fitted.height, fitted.width, channels)
+
+
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+  """Converts an image to L or RGB, 8 bits a sample."""
+  if image.mode.startswith('I;16') or (image.mode == 'I' and image.format == 'PPM'):
+    # Pillow would cut off at 255. 65535 / 255 = 257; PPM's samples Pillow has brought to 0 … 65535.
+    return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8)).convert(mode)
+  if image.mode in ('I', 'F'):
+    raise ValueError('samples of 32 bits, not 8 or 16')
+  if image.has_transparency_data:
+    rgba = image.convert('RGBA')  # What lies under transparent pixels is anything.
+    return Image.alpha_composite(Image.new('RGBA', rgba.size, 'white'), rgba).convert(mode)
+  return image if image.mode == mode else image.convert(mode)
 
 
 def _fit(image: Image.Image, size: int) -> Image.Image:
@@ -49,24 +78,43 @@ def _fit(image: Image.Image, size: int) -> Image.Image:
 
 
 def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
-  """`decode` of a user's own file.
+  """`decode` of a user's own file, turned upright as EXIF says.
 
   Raises:
-    UserError: `path` isn't an image, or a damaged one.
+    UserError: `path` isn't an image of `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
   """
-  with _explained(path):
-    return decode(path, channels=channels, size=size)
+  with _opened(path) as image:
+    ImageOps.exif_transpose(image, in_place=True)
+    return _to_array(image, channels, size)
 
 
 def check_file(path: str) -> None:
-  """Decodes all of an image file at the least cost, which for a JPEG is a scale of 1/8.
+  """Finds foreign, too large and cut-off files; what no end mark shows to be whole is decoded.
+
+  Damage within a JPEG or PNG that has its end isn't found: to find it takes as long as an epoch of decoding.
 
   Raises:
-    UserError: `path` isn't an image, or a damaged one.
+    UserError: as `decode_file`.
   """
-  with _explained(path), Image.open(path) as image:
-    image.draft('RGB', (1, 1))
-    image.load()
+  with _opened(path) as image:
+    end = _ENDS.get(image.format or '')
+    if end is None or not _ends_with(path, end):
+      image.load()
+
+
+def _ends_with(path: str, end: bytes) -> bool:
+  with open(path, 'rb') as file:
+    file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
+    return file.read() == end
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+  """Opens a user's own image, whose pixels are read in the block; see `decode_file` for the errors."""
+  with _explained(path), Image.open(path, formats=FORMATS) as image:
+    if image.width * image.height > MOST_PIXELS:
+      raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
+    yield image
 
 
 def read_file(path: str) -> bytes:
@@ -87,7 +135,8 @@ def _explained(path: str) -> Iterator[None]:
   except Exception as error:  # Pillow's plugins raise anything on damaged data, SyntaxError and struct.error too.
     reason = ' '.join(str(error).split())
     raise UserError(
-      f'{path} is not an image that Pillow can read ({reason}); expected a whole image file: replace or remove it'
+      f'{path} is not an image that can be read ({reason}); expected a whole file of the formats '
+      f'{", ".join(FORMATS)}, of at most {MOST_PIXELS:,} pixels: replace, convert or remove it'
     ) from error
 
 

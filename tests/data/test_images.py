@@ -1,0 +1,139 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import EpsImagePlugin, Image
+
+from hbf.data import images
+from hbf.errors import UserError
+
+_ORIENTATION = 0x0112
+
+
+def _decode(path, channels=3, size=None):
+  return images.decode_file(str(path), channels=channels, size=size)
+
+
+@pytest.mark.parametrize('kind', ['png', 'tiff', 'pgm'])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_16_bits_become_the_nearest_of_8(kind, channels, tmp_path):
+  levels = np.arange(0, 65536, 17, dtype=np.uint16).reshape(-1, 16)[:240]
+  Image.fromarray(levels).save(tmp_path / f'a.{kind}')
+  expected = np.rint(levels.astype(np.float64) * 255 / 65535).astype(np.uint8)
+  image = _decode(tmp_path / f'a.{kind}', channels)
+  np.testing.assert_array_equal(image, np.repeat(expected[..., None], channels, axis=-1))
+
+
+@pytest.mark.parametrize('dtype', [np.int32, np.float32])
+def test_samples_of_unknown_range_are_refused(dtype, tmp_path):
+  Image.fromarray(np.ones((4, 4), dtype)).save(tmp_path / 'a.tiff')
+  with pytest.raises(UserError, match=r'a\.tiff .*samples of 32 bits'):
+    _decode(tmp_path / 'a.tiff')
+
+
+def _half_transparent(mode):
+  """Two black pixels, the right one transparent."""
+  if mode == 'P':
+    image = Image.new('P', (2, 1))
+    image.putpalette([0, 0, 0, 0, 0, 0])
+    image.putpixel((1, 0), 1)
+    return image, {'transparency': 1}
+  image = Image.new(mode, (2, 1))
+  black = (0,) * (len(image.getbands()) - 1)
+  image.putpixel((0, 0), (*black, 255))
+  image.putpixel((1, 0), (*black, 0))
+  return image, {}
+
+
+@pytest.mark.parametrize('mode', ['P', 'LA', 'RGBA'])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_what_is_transparent_is_white(mode, channels, tmp_path):
+  image, options = _half_transparent(mode)
+  image.save(tmp_path / 'a.png', **options)
+  np.testing.assert_array_equal(_decode(tmp_path / 'a.png', channels)[0], [[0] * channels, [255] * channels])
+
+
+def test_two_levels_and_cmyk(tmp_path):
+  Image.fromarray(np.array([[False, True]])).save(tmp_path / 'two.png')
+  np.testing.assert_array_equal(_decode(tmp_path / 'two.png')[0], [[0] * 3, [255] * 3])
+  Image.new('CMYK', (8, 8), (0, 255, 255, 0)).save(tmp_path / 'red.jpg', quality=95)
+  assert (abs(_decode(tmp_path / 'red.jpg').astype(int) - [255, 0, 0]) < 4).all()
+
+
+@pytest.mark.parametrize('kind', ['jpg', 'png', 'webp', 'tiff'])
+def test_images_are_turned_upright(kind, tmp_path):
+  pixels = np.zeros((16, 32, 3), np.uint8)
+  pixels[:, 16:] = 255  # What the sensor saw: white on the right.
+  image = Image.fromarray(pixels)
+  exif = Image.Exif()
+  exif[_ORIENTATION] = 6  # To be turned by a quarter clockwise.
+  image.save(tmp_path / f'a.{kind}', exif=exif, quality=95)
+  found = _decode(tmp_path / f'a.{kind}').astype(int)
+  assert found.shape == (32, 16, 3)
+  assert (abs(found - np.rot90(pixels, -1).astype(int)) < 8).all()
+
+
+def test_tfds_images_stay_as_tfds_shows_them():
+  buffer, exif = io.BytesIO(), Image.Exif()
+  exif[_ORIENTATION] = 6
+  Image.new('RGB', (6, 4)).save(buffer, 'JPEG', exif=exif)
+  assert images.decode(buffer, channels=3, size=None, formats=images.TFDS_FORMATS).shape == (4, 6, 3)
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP', 'TIFF', 'BMP', 'GIF', 'PPM'])
+def test_known_formats_are_read_whatever_the_name(kind, tmp_path):
+  Image.new('RGB', (4, 6), 'white').save(tmp_path / 'image', format=kind)
+  assert (_decode(tmp_path / 'image') == 255).all()
+  images.check_file(str(tmp_path / 'image'))
+
+
+@pytest.mark.parametrize('kind', ['EPS', 'PDF', 'PCX', 'ICO'])
+@pytest.mark.parametrize('use', [_decode, images.check_file])
+def test_other_formats_are_refused_and_start_no_program(kind, use, tmp_path, monkeypatch):
+  started = []
+  monkeypatch.setattr(EpsImagePlugin, 'Ghostscript', lambda *args, **kwargs: started.append(args))
+  Image.new('RGB', (16, 16)).save(tmp_path / 'a.png', format=kind)
+  with pytest.raises(
+    UserError, match=rf'a\.png is not .*; expected .*{", ".join(images.FORMATS)}.*: replace'
+  ) as caught:
+    use(str(tmp_path / 'a.png'))
+  assert not started and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('use', [_decode, images.check_file])
+@pytest.mark.parametrize('sides', [(10_000, 9_000), (20_000, 10_000)])  # Pillow warns of the first.
+def test_an_image_of_too_many_pixels_is_refused_by_name(sides, use, tmp_path):
+  Image.new('1', sides).save(tmp_path / 'large.png')
+  with pytest.raises(UserError, match=r'large\.png is not .*at most 89,478,485 pixels'):
+    use(str(tmp_path / 'large.png'))
+
+
+def test_a_whole_jpeg_or_png_is_checked_without_decoding(tmp_path, monkeypatch):
+  for kind in ('jpg', 'png'):
+    Image.new('RGB', (16, 16)).save(tmp_path / f'a.{kind}')
+
+  def refuse(*args):
+    raise AssertionError('decoded')
+
+  monkeypatch.setattr(Image.Image, 'load', refuse)
+  monkeypatch.setattr('PIL.ImageFile.ImageFile.load', refuse)
+  for kind in ('jpg', 'png'):
+    images.check_file(str(tmp_path / f'a.{kind}'))
+
+
+@pytest.mark.parametrize('kind', images.FORMATS)
+@pytest.mark.parametrize('kept', [0.0, 0.01, 0.3, 0.9])
+def test_cut_off_files_are_found(kind, kept, tmp_path):
+  noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+  Image.fromarray(noise).save(tmp_path / 'a', format=kind)
+  content = (tmp_path / 'a').read_bytes()
+  (tmp_path / 'a').write_bytes(content[: int(kept * len(content))])
+  with pytest.raises(UserError, match='a is not an image'):
+    images.check_file(str(tmp_path / 'a'))
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'PNG'])
+def test_what_follows_the_end_of_an_image_does_no_harm(kind, tmp_path):
+  Image.new('RGB', (64, 64)).save(tmp_path / 'a', format=kind)
+  (tmp_path / 'a').write_bytes((tmp_path / 'a').read_bytes() + bytes(1000))
+  images.check_file(str(tmp_path / 'a'))
