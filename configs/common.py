@@ -78,6 +78,7 @@ def defaults() -> ConfigDict:
   config.data.name = ''
   config.data.dir = '~/tensorflow_datasets'  # where TFDS data lie, prepared; a bucket works too
   config.data.root = ''  # image_folder: the folder with train/CLASS/* and test/CLASS/*
+  config.data.test_split = 'test'  # name of the labelled split to test on; TFDS's ImageNet: validation
   config.data.image_size = 0  # images are resized to this square; 0: as stored
   config.data.download = False  # may fetch the official archive
   config.data.input = 'auto'  # device (whole set in device memory), stream (Grain), auto (by size)

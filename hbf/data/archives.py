@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gzip
+import hashlib
 import os
 import shutil
 import tarfile
@@ -23,8 +24,26 @@ _TIMEOUT_SECONDS = 60
 
 
 @dataclasses.dataclass(frozen=True)
+class Published:
+  """An archive as it is published.
+
+  Attributes:
+    url: where.
+    sha256: of its bytes, in hexadecimal.
+  """
+
+  url: str
+  sha256: str
+
+  @property
+  def name(self) -> str:
+    """The name of the file."""
+    return os.path.basename(self.url)
+
+
+@dataclasses.dataclass(frozen=True)
 class Archive:
-  """The archive of a data set.
+  """The archive of a data set: as published, or packed anew, since nobody compares its checksum.
 
   Attributes:
     path: the local file.
@@ -78,30 +97,29 @@ def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
   return contents
 
 
-def download(url: str, directory: str) -> str:
-  """Downloads a file unless `directory` has it already.
+def download(published: Published, directory: str) -> str:
+  """Downloads an archive unless `directory` has it already, whole and as published.
 
   Args:
-    url: of the file.
+    published: the archive.
     directory: where it goes; made if need be. Nothing is left there if the download fails.
 
   Returns:
     The path of the file.
 
   Raises:
-    UserError: the file can't be fetched or written.
+    UserError: the file can't be fetched or written, or isn't the published one.
   """
-  path = os.path.join(directory, os.path.basename(url))
-  if os.path.exists(path):
-    return path
+  path = os.path.join(directory, published.name)
   try:
     os.makedirs(directory, exist_ok=True)
-    with _temporary(directory) as file:
-      _fetch(url, file)
-      os.replace(file.name, path)
+    if not os.path.exists(path) or _sha256(path) != published.sha256:
+      with _temporary(directory) as file:
+        _fetch(published, file)
+        os.replace(file.name, path)
   except OSError as error:
     raise UserError(
-      f'{url} could not be downloaded ({error}); expected {os.path.basename(url)} in {directory}: try again, or '
+      f'{published.url} could not be downloaded ({error}); expected {published.name} in {directory}: try again, or '
       'download it by other means and name it with --archive'
     ) from error
   return path
@@ -118,13 +136,25 @@ def _temporary(directory: str) -> Iterator[IO[bytes]]:
         os.remove(file.name)
 
 
-def _fetch(url: str, file: IO[bytes]) -> None:
-  """Copies the content of `url` to `file`, showing progress."""
-  with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+def _fetch(published: Published, file: IO[bytes]) -> None:
+  """Copies an archive to `file`, showing progress.
+
+  Raises:
+    OSError: it can't be fetched, breaks off or isn't the published one.
+  """
+  with urllib.request.urlopen(published.url, timeout=_TIMEOUT_SECONDS) as response:
     total = int(response.headers.get('Content-Length', 0))
     console = rich.console.Console(stderr=True)
-    with rich.progress.wrap_file(response, total, description=os.path.basename(url), console=console) as body:
+    with rich.progress.wrap_file(response, total, description=published.name, console=console) as body:
       shutil.copyfileobj(body, file, _CHUNK_BYTES)
   file.flush()
   if total and file.tell() != total:
     raise OSError(f'got {file.tell()} of {total} bytes')
+  found = _sha256(file.name)
+  if found != published.sha256:
+    raise OSError(f'got a file of SHA-256 {found}, not {published.sha256}')
+
+
+def _sha256(path: str) -> str:
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()

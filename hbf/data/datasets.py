@@ -4,6 +4,8 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
+from etils import epath
+
 from hbf.data import folder, prepare, prepared
 from hbf.data.sources import Source
 from hbf.errors import UserError, choose
@@ -17,7 +19,7 @@ class Dataset:
     name: of the data set.
     classes: name of each label.
     image_shape: height, width, channels of every image.
-    splits: `train` and `test`.
+    splits: `train` and `test`, whatever the data set calls the latter.
   """
 
   name: str
@@ -26,7 +28,9 @@ class Dataset:
   splits: Mapping[str, Source]
 
 
-def load(*, name: str, dir: str, root: str, image_size: int | None, download: bool) -> Dataset:
+def load(
+  *, name: str, dir: str, root: str, image_size: int | None, download: bool, test_split: str = 'test'
+) -> Dataset:
   """Opens a data set.
 
   Args:
@@ -38,35 +42,34 @@ def load(*, name: str, dir: str, root: str, image_size: int | None, download: bo
     image_size: height and width in pixels to bring the images to (shorter side resized, centre cut out). 0 or None
       keeps them as stored, which needs images of one size.
     download: fetch and prepare the data set if it isn't in `dir`. The embedded digits need no download.
+    test_split: what the data set calls its labelled split to test on.
 
   Raises:
     UserError: the data set is unknown, not prepared, damaged or unfit; the message says what to do.
   """
   if name == 'image_folder':
-    classes, splits = folder.open_folder(root, image_size)
+    classes, splits = folder.open_folder(root, image_size, test_split)
     return Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
   directory = os.path.expanduser(dir)
-  if prepared.find(name, directory) is None:
-    _prepare(name, directory, download)
-  return _open_prepared(name, directory, image_size or None)
+  prepared_folder = prepared.find(name, directory) or _prepare(name, directory, download)
+  return _open_prepared(name, prepared_folder, test_split, image_size or None)
 
 
-def _prepare(name: str, directory: str, download: bool) -> None:
+def _prepare(name: str, directory: str, download: bool) -> epath.Path:
+  """Prepares a data set that isn't, and returns its folder."""
   try:
-    preparation = choose('data set', name, {**prepare.PREPARATIONS, 'image_folder': None})
+    choose('data set', name, {**prepare.PREPARATIONS, 'image_folder': None})
   except UserError as error:
     raise UserError(f'{error}; nor is a {name} that TFDS has prepared in {directory}') from None
-  if preparation is not None and preparation.url is not None and not download:
+  if prepare.PREPARATIONS[name].published is not None and not download:
     raise UserError(
       f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
       f'`python -m hbf.data.prepare {name} --dir {directory}`, or set data.dir to where it is'
     )
-  prepare.prepare(name, directory, archive=None)
+  return prepare.prepare(name, directory, archive=None)
 
 
-def _open_prepared(name: str, directory: str, image_size: int | None) -> Dataset:
-  path = prepared.find(name, directory)
-  assert path is not None
+def _open_prepared(name: str, path: epath.Path, test_split: str, image_size: int | None) -> Dataset:
   builder = prepared.open_builder(path)
   features = builder.info.features
   height, width, channels = features['image'].shape
@@ -74,5 +77,8 @@ def _open_prepared(name: str, directory: str, image_size: int | None) -> Dataset
     height = width = image_size
   elif height is None or width is None:
     raise UserError(f'the images of {name} vary in size; expected a size to bring them to: set data.image_size')
-  splits = {split: prepared.open_split(builder, split, image_size) for split in ('train', 'test')}
+  splits = {
+    'train': prepared.open_split(builder, 'train', image_size),
+    'test': prepared.open_split(builder, test_split, image_size),
+  }
   return Dataset(name, tuple(features['label'].names), (height, width, channels), splits)

@@ -1,4 +1,4 @@
-"""A folder of images: ROOT/train/CLASS/* and ROOT/test/CLASS/*."""
+"""A folder of images: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or another split's name for the latter."""
 
 import dataclasses
 import os
@@ -52,12 +52,13 @@ class FolderSource:
       yield from pool.map(images.read_file, (self.paths[index] for index in sample))
 
 
-def open_folder(root: str, size: int | None) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
-  """Lists ROOT/train/CLASS/* and ROOT/test/CLASS/*, hidden files and folders left out.
+def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
+  """Lists ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*, hidden files and folders left out.
 
   Args:
     root: the folder; `~` is the home directory.
     size: height and width in pixels that every image is brought to.
+    test_split: name of the folder to test on.
 
   Returns:
     The names of the classes, sorted, and the sources of `train` and `test`.
@@ -70,20 +71,30 @@ def open_folder(root: str, size: int | None) -> tuple[tuple[str, ...], dict[str,
   folder = Path(os.path.expanduser(root))
   if not root or not folder.is_dir():
     raise UserError(f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root')
-  classes = _classes(folder / 'train')
-  unknown = sorted(set(_classes(folder / 'test')) - set(classes))
+  _require_splits(folder, ('train', test_split))
+  train, test = folder / 'train', folder / test_split
+  classes = _classes(train)
+  unknown = sorted(set(_classes(test)) - set(classes))
   if unknown:
     raise UserError(
-      f'{folder / "test" / unknown[0]} is a class that train/ lacks; expected only classes of {folder / "train"}: '
+      f'{test / unknown[0]} is a class that train/ lacks; expected only classes of {train}: '
       'remove the folder or add training images'
     )
-  return classes, {split: _open_split(folder / split, classes, size) for split in ('train', 'test')}
+  return classes, {'train': _open_split(train, classes, size), 'test': _open_split(test, classes, size)}
+
+
+def _require_splits(folder: Path, splits: tuple[str, str]) -> None:
+  found = _folders(folder)
+  for split in splits:
+    if split not in found:
+      raise UserError(
+        f'{folder}/{split} does not exist; expected train/ and a folder to test on, each of class folders, and there '
+        f'is {", ".join(found) or "no folder"}: rename one, or set data.test_split to the name of the one to test on'
+      )
 
 
 def _classes(split: Path) -> tuple[str, ...]:
-  if not split.is_dir():
-    raise UserError(f'{split} does not exist; expected a folder of class folders: make {split}/CLASS/ with images')
-  classes = tuple(sorted(path.name for path in _visible(split) if path.is_dir()))
+  classes = _folders(split)
   if not classes:
     raise UserError(f'{split} has no folder in it; expected one for each class: make {split}/CLASS/ with images')
   return classes
@@ -102,6 +113,10 @@ def _open_split(split: Path, classes: tuple[str, ...], size: int) -> FolderSourc
     paths += files
     labels += [label] * len(files)
   return FolderSource(tuple(paths), tuple(labels), size)
+
+
+def _folders(folder: Path) -> tuple[str, ...]:
+  return tuple(sorted(path.name for path in _visible(folder) if path.is_dir()))
 
 
 def _visible(folder: Path) -> list[Path]:

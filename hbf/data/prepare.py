@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from hbf.data import archives, prepared
+from hbf.data.archives import Published
 from hbf.data.builders import cifar, digits, tiny_imagenet
 from hbf.errors import UserError, choose
 
@@ -22,29 +23,49 @@ class Preparation:
   """How to prepare a data set.
 
   Attributes:
-    builder: makes its TFDS builder; takes `data_dir`, `file_format` and, unless `url` is None, `archive`.
-    url: of its archive; None if the data need none.
+    builder: makes its TFDS builder; takes `data_dir`, `file_format` and, unless `published` is None, `archive`.
+    published: its archive; None if the data need none.
   """
 
   builder: Callable[..., tfds.core.DatasetBuilder]
-  url: str | None
+  published: Published | None
 
 
+# The checksums of both CIFARs are TFDS's (url_checksums in its package). Tiny ImageNet's publisher states none: it's
+# the one that several public projects give of the file of 248,100,043 bytes.
 PREPARATIONS: Mapping[str, Preparation] = {
   'digits': Preparation(digits.Digits, None),
-  'cifar10': Preparation(cifar.Cifar10, 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'),
-  'cifar100': Preparation(cifar.Cifar100, 'https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz'),
-  'tiny_imagenet': Preparation(tiny_imagenet.TinyImagenet, 'http://cs231n.stanford.edu/tiny-imagenet-200.zip'),
+  'cifar10': Preparation(
+    cifar.Cifar10,
+    Published(
+      'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
+      'c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd',
+    ),
+  ),
+  'cifar100': Preparation(
+    cifar.Cifar100,
+    Published(
+      'https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
+      '58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec',
+    ),
+  ),
+  'tiny_imagenet': Preparation(
+    tiny_imagenet.TinyImagenet,
+    Published(
+      'https://cs231n.stanford.edu/tiny-imagenet-200.zip',
+      '6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821',
+    ),
+  ),
 }
 
 
 def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
-  """Prepares a data set as ArrayRecord unless that is done already.
+  """Prepares a data set as ArrayRecord; whether it is prepared already, `prepared.find` tells.
 
   Args:
     name: one of `PREPARATIONS`.
     directory: the TFDS data directory, a local folder; nothing is left in DIRECTORY/NAME if the preparation fails.
-    archive: local file; None downloads the official one to DIRECTORY/downloads.
+    archive: local file, as published or packed anew; None downloads the published one to DIRECTORY/downloads.
 
   Returns:
     The folder DIRECTORY/NAME/VERSION.
@@ -55,22 +76,16 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
   if name == 'image_folder':
     raise UserError('image_folder needs no preparation; expected in the config only: set data.root to the folder')
   preparation = choose('data set', name, PREPARATIONS)
-  done = prepared.find(name, directory)
-  if done is not None:
-    return done
   if '://' in directory:
     raise UserError(f'{directory} is on a bucket; expected a local folder: prepare {name} in one and copy that there')
   options = {}
-  if preparation.url is not None:
-    path = archive or archives.download(preparation.url, os.path.join(directory, 'downloads'))
-    options['archive'] = archives.Archive(path, preparation.url)
-  _build(preparation.builder(data_dir=directory, file_format='array_record', **options), name, directory)
-  folder = prepared.find(name, directory)
-  assert folder is not None
-  return folder
+  if preparation.published is not None:
+    path = archive or archives.download(preparation.published, os.path.join(directory, 'downloads'))
+    options['archive'] = archives.Archive(path, preparation.published.url)
+  return _build(preparation.builder(data_dir=directory, file_format='array_record', **options), directory)
 
 
-def _build(builder: tfds.core.DatasetBuilder, name: str, directory: str) -> None:
+def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   try:
@@ -79,11 +94,12 @@ def _build(builder: tfds.core.DatasetBuilder, name: str, directory: str) -> None
       builder.download_and_prepare(download_dir=scratch)
   except OSError as error:
     # Of two processes that prepare at once the second can't rename its folder, and needn't.
-    if prepared.find(name, directory) is None:
+    if not builder.is_prepared():
       raise UserError(f'{directory} can not be written ({error}); expected a folder: set another --dir') from error
   finally:
     with contextlib.suppress(OSError):
-      os.rmdir(os.path.join(directory, name))  # Only if it is empty: TFDS removes what it made but for this.
+      os.rmdir(builder.data_path.parent)  # Only if it is empty: TFDS removes what it made but for this.
+  return builder.data_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,14 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
   flags = parser.parse_args(arguments)
   directory = os.path.expanduser(flags.dir)
   try:
-    is_done = flags.name in PREPARATIONS and prepared.find(flags.name, directory) is not None
-    folder = prepare(flags.name, directory, flags.archive)
+    done = prepared.find(flags.name, directory)
+    folder = done or prepare(flags.name, directory, flags.archive)
     counts = prepared.count(prepared.open_builder(folder))
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 1
   sizes = ', '.join(f'{count:,} {split}' for split, count in counts.items())
-  print(f'{flags.name} is already prepared' if is_done else f'prepared {flags.name}', f'in {folder}: {sizes}')
+  print(f'{flags.name} is already prepared' if done else f'prepared {flags.name}', f'in {folder}: {sizes}')
   return 0
 
 

@@ -129,18 +129,28 @@ def _require_labelled_images(builder: tfds.core.DatasetBuilder, folder: epath.Pa
       f'{folder} has the features {", ".join(sorted(features))}; expected `image` (uint8, 1 or 3 channels) and '
       '`label` (a class): choose another data set'
     )
-  missing = [split for split in ('train', 'test') if split not in builder.info.splits]
-  if missing:
-    raise UserError(
-      f'{folder} has the splits {", ".join(builder.info.splits)}; expected train and test: choose another data set'
-    )
 
 
 def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) -> TfdsSource:
-  """Opens one split of a builder that `open_builder` returned; `size` as for `TfdsSource`."""
+  """Opens one split of a builder that `open_builder` returned; `size` as for `TfdsSource`.
+
+  Raises:
+    UserError: there is no such split, or its examples have no labels.
+  """
+  if split not in builder.info.splits:
+    raise UserError(
+      f'{builder.data_path} has the splits {", ".join(builder.info.splits)}, not {split!r}; expected train and one '
+      'to test on: set data.test_split to its name'
+    )
   raw = tfds.decode.DeserializeMethod.RAW_BYTES
   records = builder.as_data_source(split, deserialize_method=raw, file_format='array_record')
-  return TfdsSource(records, builder.info.features['image'].shape[-1], size)
+  source = TfdsSource(records, builder.info.features['image'].shape[-1], size)
+  if len(source) and source[0][1] < 0:  # TFDS has −1 where labels aren't public.
+    raise UserError(
+      f'the split {split!r} of {builder.data_path} has no labels; expected one that has: set data.test_split to '
+      'another of ' + ', '.join(builder.info.splits)
+    )
+  return source
 
 
 def count(builder: tfds.core.DatasetBuilder) -> dict[str, int]:

@@ -129,7 +129,14 @@ def prepare(config: ConfigDict, resumed: bool = False) -> Experiment:
 def load_dataset(config: ConfigDict) -> Dataset:
   """The data set of a config."""
   data = config.data
-  return load(name=data.name, dir=data.dir, root=data.root, image_size=data.image_size, download=data.download)
+  return load(
+    name=data.name,
+    dir=data.dir,
+    root=data.root,
+    image_size=data.image_size,
+    download=data.download,
+    test_split=data.get('test_split', 'test'),  # Which older runs lack.
+  )
 
 
 def make_splits(dataset: Dataset, validation: float) -> dict[str, Source]:

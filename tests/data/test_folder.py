@@ -68,7 +68,10 @@ def _empty(folder):
   [
     (lambda root: root.rename(root.parent / 'moved'), r"image folder '\S+images' does not exist.*data.root"),
     (lambda root: (root / 'train').rename(root / 'training'), r'images/train does not exist'),
-    (lambda root: (root / 'test').rename(root / 'val'), r'images/test does not exist'),
+    (
+      lambda root: (root / 'test').rename(root / 'val'),
+      r'images/test does not exist.* train, val: .*data.test_split',
+    ),
     (lambda root: (root / 'test').rename(root / 'old') and (root / 'test').mkdir(), 'test has no folder in it'),
     (lambda root: _empty(root / 'train/fish'), 'train/fish has no image in it'),
     (lambda root: _empty(root / 'test/cat'), 'test/cat has no image in it'),
@@ -80,6 +83,14 @@ def test_a_wrong_layout_is_refused(root, damage, message):
   with pytest.raises(UserError, match=message) as caught:
     _load(root)
   assert '; expected' in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_the_folder_to_test_on_can_have_another_name(root):
+  before = _load(root)
+  (root / 'test').rename(root / 'val')
+  after = load(name='image_folder', dir='', root=str(root), image_size=8, download=False, test_split='val')
+  assert after.splits.keys() == before.splits.keys() and after.splits['train'] == before.splits['train']
+  assert after.splits['test'].labels == before.splits['test'].labels
 
 
 def test_root_and_size_are_needed(root):

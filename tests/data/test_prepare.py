@@ -1,5 +1,7 @@
 import functools
+import hashlib
 import http.server
+import pathlib
 import re
 import threading
 
@@ -47,7 +49,6 @@ def test_command_fails_in_one_line(arguments, message, tmp_path, capsys, offline
 
 @pytest.mark.parametrize('directory', ['file', 'gs://bucket/tfds'])
 def test_a_directory_that_can_not_be_written_is_refused(directory, tmp_path, monkeypatch):
-  monkeypatch.setattr(prepared, 'find', lambda name, directory: None)
   (tmp_path / 'file').write_text('in the way')
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=rf'^{directory} .*; expected'):
@@ -82,7 +83,7 @@ def test_a_set_prepared_by_tfds_itself_is_read_by_name_and_newest_version(tmp_pa
     load(name='own', dir=str(tmp_path), root='', image_size=0, download=False)
 
 
-def _prepare_own(directory, version, levels, splits=('train', 'test')):
+def _prepare_own(directory, version, levels, splits=('train', 'test'), unlabelled=()):
   """Prepares a data set of images that vary in size, as anyone may with TFDS."""
   encoded = [images.encode_png(np.full((4 + number, 6, 3), level, np.uint8)) for number, level in enumerate(levels)]
 
@@ -98,19 +99,41 @@ def _prepare_own(directory, version, levels, splits=('train', 'test')):
       )
 
     def _split_generators(self, dl_manager):
-      return {split: self._generate_examples() for split in splits}
+      return {split: self._generate_examples(split) for split in splits}
 
-    def _generate_examples(self):
+    def _generate_examples(self, split):
       for number, image in enumerate(encoded):
-        yield number, {'image': image, 'label': number}
+        yield number, {'image': image, 'label': -1 if split in unlabelled else number}
 
   Own(data_dir=str(directory), file_format='array_record').download_and_prepare()
 
 
+def _load_own(directory, test_split='test'):
+  return load(name='own', dir=str(directory), root='', image_size=4, download=False, test_split=test_split)
+
+
+def test_the_split_to_test_on_can_have_another_name(tmp_path):
+  _prepare_own(tmp_path, '1.0.0', (1, 2), splits=('train', 'validation', 'test'), unlabelled=('test',))
+  data = _load_own(tmp_path, 'validation')
+  assert data.splits.keys() == {'train', 'test'}
+  assert sorted(label for _, label in (data.splits['test'][index] for index in range(2))) == [0, 1]
+  with pytest.raises(UserError, match=r"the split 'test' of \S+ has no labels; expected .*train, validation, test"):
+    _load_own(tmp_path)
+
+
 def test_missing_splits_are_named(tmp_path):
   _prepare_own(tmp_path, '1.0.0', (1,), splits=('train', 'validation'))
-  with pytest.raises(UserError, match='has the splits train, validation; expected train and test'):
-    load(name='own', dir=str(tmp_path), root='', image_size=4, download=False)
+  with pytest.raises(UserError, match=r"has the splits train, validation, not 'test'; expected .*data\.test_split"):
+    _load_own(tmp_path)
+
+
+def test_a_data_set_is_looked_for_once(tmp_path, monkeypatch):
+  found, find = [], prepared.find
+  monkeypatch.setattr(prepared, 'find', lambda *arguments: found.append(arguments) or find(*arguments))
+  for _ in ('prepared', 'read'):
+    found.clear()
+    assert len(_load_digits(tmp_path).splits['train']) == 1442
+    assert found == [('digits', str(tmp_path))]
 
 
 def test_another_file_format_says_how_to_convert(tmp_path, capsys):
@@ -164,22 +187,60 @@ def server(tmp_path):
   (tmp_path / 'served').mkdir()
   handler = functools.partial(Handler, directory=str(tmp_path / 'served'))
   with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as running:
-    threading.Thread(target=running.serve_forever, daemon=True).start()
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     yield f'http://127.0.0.1:{running.server_address[1]}'
     running.shutdown()
 
 
-def test_download_is_used_and_kept(server, small_cifar, tmp_path, monkeypatch):
-  write_tar(tmp_path / 'served' / 'c.tar.gz', small_cifar['cifar10'])
-  preparation = prepare_module.Preparation(prepare_module.cifar.Cifar10, f'{server}/c.tar.gz')
+@pytest.fixture
+def published(server, small_cifar, tmp_path):
+  """An archive that the server has."""
+  path = write_tar(tmp_path / 'served' / 'c.tar.gz', small_cifar['cifar10'])
+  return archives.Published(f'{server}/c.tar.gz', hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
+
+
+def test_download_is_used_and_kept(published, tmp_path, monkeypatch):
+  preparation = prepare_module.Preparation(prepare_module.cifar.Cifar10, published)
   monkeypatch.setattr(prepare_module, 'PREPARATIONS', {'cifar10': preparation})
   data = load(name='cifar10', dir=str(tmp_path / 'tfds'), root='', image_size=0, download=True)
   assert len(data.splits['train']) == 50
-  assert [path.name for path in (tmp_path / 'tfds' / 'downloads').iterdir()] == ['c.tar.gz']
+  downloads = tmp_path / 'tfds' / 'downloads'
+  assert [path.name for path in downloads.iterdir()] == ['c.tar.gz']
+  before = _files(downloads)
+  archives.download(published, str(downloads))
+  assert _files(downloads) == before
+
+
+@pytest.mark.parametrize('damage', [lambda content: content[:-100], lambda content: b'x' + content[1:]])
+def test_a_bad_file_in_downloads_is_fetched_anew(damage, published, tmp_path):
+  content = (tmp_path / 'served' / 'c.tar.gz').read_bytes()
+  (tmp_path / 'c.tar.gz').write_bytes(damage(content))
+  path = archives.download(published, str(tmp_path))
+  assert pathlib.Path(path).read_bytes() == content
+
+
+def test_another_file_than_published_is_refused(published, tmp_path):
+  (tmp_path / 'served' / 'c.tar.gz').write_bytes(b'an error page')
+  with pytest.raises(UserError, match=rf'c\.tar\.gz could not be downloaded \(.*not {published.sha256}\); expected'):
+    archives.download(published, str(tmp_path / 'downloads'))
+  assert not list((tmp_path / 'downloads').iterdir())
 
 
 @pytest.mark.parametrize('name', ['missing.zip', 'short.zip'])
 def test_a_failed_download_leaves_nothing(server, name, tmp_path):
   with pytest.raises(UserError, match=rf'{name} could not be downloaded.*--archive'):
-    archives.download(f'{server}/{name}', str(tmp_path / 'downloads'))
+    archives.download(archives.Published(f'{server}/{name}', ''), str(tmp_path / 'downloads'))
   assert not list((tmp_path / 'downloads').iterdir())
+
+
+@pytest.mark.parametrize('name', ['cifar10', 'cifar100'])
+def test_checksums_are_those_of_tfds(name):
+  """TFDS's file has lines of URL, size, SHA-256 and name."""
+  lines = (pathlib.Path(tfds.__file__).parent / 'url_checksums' / f'{name}.txt').read_text().splitlines()
+  published = prepare_module.PREPARATIONS[name].published
+  assert (published.url, published.sha256) in {(url, digest) for url, _, digest, _ in map(str.split, lines)}
+
+
+def test_downloads_are_encrypted():
+  urls = [entry.published.url for entry in prepare_module.PREPARATIONS.values() if entry.published]
+  assert urls and all(url.startswith('https://') for url in urls)

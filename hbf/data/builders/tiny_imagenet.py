@@ -36,7 +36,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
         }
       ),
       supervised_keys=('image', 'label'),
-      homepage='http://cs231n.stanford.edu/tiny-imagenet-200.zip',
+      homepage='https://cs231n.stanford.edu/tiny-imagenet-200.zip',
     )
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
