@@ -93,7 +93,12 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
   Raises:
     UserError: it isn't stored as ArrayRecord, lacks files, or doesn't hold labelled uint8 images.
   """
-  builder = tfds.builder_from_directory(folder)
+  try:
+    builder = tfds.builder_from_directory(folder)
+  except (OSError, ValueError) as error:  # TFDS's of a missing dataset_info.json and features.json.
+    raise UserError(
+      f'{folder} can not be read ({error}); expected every file that TFDS writes: remove it and prepare it again'
+    ) from error
   _require_array_record(builder, folder)
   _require_files(builder, folder)
   _require_labelled_images(builder, folder)

@@ -1,9 +1,11 @@
+import dataclasses
 import multiprocessing
 import threading
 
 import jax
 import numpy as np
 import pytest
+from in_memory import ArraySource
 
 from hbf.data.inputs import DeviceInput, StreamInput, channel_statistics, gather, make_input
 from hbf.data.order import EvalOrder, TrainOrder
@@ -121,15 +123,36 @@ def test_channel_statistics_are_exact(make_source, sharding, shape):
   source = make_source(130, shape)
   statistics = channel_statistics(DeviceInput(source, sharding))
   assert channel_statistics(StreamInput(source, sharding, 0)) == statistics
-  pixels = source.images.astype(np.float64).reshape(-1, shape[-1]) / 255
-  np.testing.assert_allclose(statistics, [pixels.mean(0), pixels.std(0)], rtol=1e-12)
+  np.testing.assert_allclose(statistics, _moments(source.images), rtol=1e-12)
 
 
-def test_channel_statistics_of_a_sample_are_evenly_spaced(make_source, sharding, monkeypatch):
-  monkeypatch.setattr('hbf.data.inputs._STATISTICS_EXAMPLES', 10)
-  source = make_source(40)
-  mean, _ = channel_statistics(StreamInput(source, sharding, 0))
-  np.testing.assert_allclose(mean, source.images[::4].mean((0, 1, 2)) / 255, rtol=1e-12)
+@dataclasses.dataclass(frozen=True)
+class _Counted(ArraySource):
+  """A source that knows which examples were asked for."""
+
+  asked: list[int] = dataclasses.field(default_factory=list)
+
+  def __getitem__(self, index):
+    self.asked.append(index)
+    return super().__getitem__(index)
+
+
+def _moments(images):
+  pixels = images.astype(np.float64).reshape(-1, images.shape[-1]) / 255
+  return [pixels.mean(0), pixels.std(0)]
+
+
+def test_channel_statistics_of_a_stream_read_evenly_spaced_examples_only(make_source, sharding):
+  whole = make_source(3 * 4096 + 1, (1, 1, 3))
+  source = _Counted(whole.images, whole.labels)
+  data = StreamInput(source, sharding, 0)
+  source.asked.clear()
+  statistics = channel_statistics(data)
+  asked = sorted(source.asked)
+  assert len(asked) == 4096 and set(np.diff(asked)) <= {3, 4} and asked[-1] >= len(whole) - 4
+  np.testing.assert_allclose(statistics, _moments(whole.images[asked]), rtol=1e-12)
+  exact = channel_statistics(DeviceInput(whole, sharding))
+  np.testing.assert_allclose(exact, _moments(whole.images), rtol=1e-12)
 
 
 def test_a_constant_channel_can_be_divided_by(make_source, sharding):
