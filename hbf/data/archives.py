@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import http.client
 import os
 import shutil
 import tarfile
@@ -117,7 +118,7 @@ def download(published: Published, directory: str) -> str:
       with _temporary(directory) as file:
         _fetch(published, file)
         os.replace(file.name, path)
-  except OSError as error:
+  except (OSError, http.client.HTTPException) as error:
     raise UserError(
       f'{published.url} could not be downloaded ({error}); expected {published.name} in {directory}: try again, or '
       'download it by other means and name it with --archive'

@@ -178,15 +178,24 @@ def test_other_features_are_named(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-  """Serves tmp_path/served; `/short` breaks off."""
+  """Serves tmp_path/served; `/short` and `/chunks` break off."""
 
   class Handler(http.server.SimpleHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+
     def do_GET(self):
       if self.path.startswith('/short'):
         self.send_response(200)
         self.send_header('Content-Length', '1000')
         self.end_headers()
         self.wfile.write(b'x' * 10)
+        self.close_connection = True
+      elif self.path.startswith('/chunks'):
+        self.send_response(200)
+        self.send_header('Transfer-Encoding', 'chunked')
+        self.end_headers()
+        self.wfile.write(b'ff\r\n' + b'x' * 10)
+        self.close_connection = True
       else:
         super().do_GET()
 
@@ -235,7 +244,7 @@ def test_another_file_than_published_is_refused(published, tmp_path):
   assert not list((tmp_path / 'downloads').iterdir())
 
 
-@pytest.mark.parametrize('name', ['missing.zip', 'short.zip'])
+@pytest.mark.parametrize('name', ['missing.zip', 'short.zip', 'chunks.zip'])
 def test_a_failed_download_leaves_nothing(server, name, tmp_path):
   with pytest.raises(UserError, match=rf'{name} could not be downloaded.*--archive'):
     archives.download(archives.Published(f'{server}/{name}', ''), str(tmp_path / 'downloads'))
