@@ -51,7 +51,7 @@ class Trainer:
 
   def __call__(self) -> jax.Array:
     """Takes a step and returns what to wait for."""
-    self.state = self.step(self.state, {}, self.batch)
+    self.state = self.step(self.state, None, self.batch)
     return self.state.step
 
 
@@ -80,12 +80,12 @@ def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
   """The trainer of a whole config."""
   model, init, train_step = make_training(config)
   examples = random_batch(batch, image_size)
-  state = jax.jit(lambda: init({}, examples))()
+  state = jax.jit(lambda: init(None, examples))()
   images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
   forward = matmul_flops(lambda p, x: model.apply({'params': p}, x, train=False), state.params, images)
   step = jax.jit(train_step, donate_argnums=0)
   begin = time.perf_counter()
-  compiled = step.lower(state, {}, examples).compile()
+  compiled = step.lower(state, None, examples).compile()
   seconds = time.perf_counter() - begin
   memory: Any = compiled.memory_analysis()
   return Trainer(compiled, state, examples, 3 * forward, seconds, memory.temp_size_in_bytes)

@@ -53,7 +53,7 @@ def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) 
   return {'index': indices, 'image': images, 'label': labels}
 
 
-def read_all(source: Source) -> dict[str, np.ndarray]:
+def read_all(source: Source) -> tuple[np.ndarray, np.ndarray]:
   """Reads every image, uint8 [N, H, W, C], and label, int32 [N]."""
   shape = image_shape(source)
   images = np.empty((len(source), *shape), np.uint8)
@@ -63,7 +63,7 @@ def read_all(source: Source) -> dict[str, np.ndarray]:
     parts = pool.map(lambda chunk: assemble(source, chunk, shape), chunks)
     for chunk, part in zip(chunks, parts, strict=True):
       images[chunk], labels[chunk] = part['image'], part['label']
-  return {'image': images, 'label': labels}
+  return images, labels
 
 
 def image_shape(source: Source) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def test_worker_processes_give_identical_batches_and_end(make_source, sharding):
   expected = _complete(DeviceInput(source, sharding), order, 3, 9)
   batches = StreamInput(source, sharding, workers=1).batches(order, 3, 100)
   step = jax.jit(gather)
-  _assert_equal([jax.device_get(step({}, next(batches))) for _ in range(6)], expected)
+  _assert_equal([jax.device_get(step(None, next(batches))) for _ in range(6)], expected)
   assert multiprocessing.active_children()
   batches.close()
   assert not multiprocessing.active_children()
@@ -70,7 +70,14 @@ def test_batches_and_what_is_gathered_are_sharded(make_source, sharding, kind):
   (batch,) = data.batches(TrainOrder(0, 50, 16), 4, 5)
   for array in (*batch.values(), *jax.jit(gather)(data.resident, batch).values()):
     assert array.sharding.shard_shape(array.shape)[0] == 2
-  assert all(array.sharding.is_fully_replicated for array in data.resident.values())
+  assert all(array.sharding.is_fully_replicated for array in jax.tree.leaves(data.resident))
+
+
+def test_resident_images_are_rows(make_source, sharding):
+  """With axes of 3 channels, a TPU pads them and copies the whole set at every step."""
+  source = make_source(50, (4, 6, 3))
+  leaves = jax.tree.leaves(DeviceInput(source, sharding).resident)
+  assert sorted(leaf.shape for leaf in leaves) == [(50,), (50, 72)]
 
 
 @pytest.mark.parametrize('kind', ['device', 'stream'])
