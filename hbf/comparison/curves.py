@@ -1,5 +1,7 @@
 """Learning curves of a comparison, drawn from the logs of its runs."""
 
+import itertools
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -42,8 +44,8 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   """Writes a PNG: a row of panels for each group, each arm's mean over the seeds and their range.
 
   Arms are named where their lines end. If there are more than colours, the best have one and the rest are grey. Runs
-  that are still at work are drawn as far as all seeds of their arm have come. A group without held-out images shows
-  figures of the training batches instead.
+  that are still at work are drawn as far as all seeds of their arm have come, and runs that diverged up to there. A
+  group without held-out images shows figures of the training batches instead.
   """
   groups = {group: _logs(grid, workdir, group) for group in dict.fromkeys(arm.group for arm in grid.arms)}
   height = max(HEIGHT, 1 + LABEL * max(map(len, groups.values())))
@@ -91,7 +93,9 @@ def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Figure) -> t
 
 
 def _curve(runs: list[list[dict]], split: str, shown: Figure) -> Curve | None:
-  points = [[(line['epoch'], line[shown.name]) for line in run if line['split'] == split] for run in runs]
+  lines = [[line for line in run if line['split'] == split] for run in runs]
+  finite = [itertools.takewhile(lambda line: math.isfinite(line[shown.name]), of_seed) for of_seed in lines]
+  points = [[(line['epoch'], line[shown.name]) for line in of_seed] for of_seed in finite]
   points = [of_seed for of_seed in points if of_seed]
   if not points:
     return None

@@ -143,8 +143,8 @@ def _note(rows: list[Row]) -> str:
     f'One such interval in {round(1 / (1 - LEVEL))} misses by chance: of these {intervals}, expect {misses} to.'
     if misses
     else '',
-    'A row of one seed has no interval over the seeds and says nothing of other seeds.'
-    if any(len(row.results) == 1 for row in compared)
+    'Where there is one seed, there is no interval over the seeds, and nothing is said of others.'
+    if any(not _bounds(row.seeds_difference) for row in compared)
     else '',
   ]
   return ' '.join(filter(None, sentences))

@@ -90,6 +90,12 @@ def test_axes_have_units_and_lines_are_means(drawn):
   assert (band.min(), band.max()) == (30.0, 61.0)
 
 
+def test_an_arm_that_diverged_is_drawn_up_to_there(drawn):
+  figure = drawn([40.0, float('nan'), 60.0])
+  for axis in figure.axes:
+    assert [text.get_text() for text in axis.texts] == [f'{LONG}-0', f'{LONG}-2']
+
+
 @pytest.mark.parametrize('seed', range(5))
 def test_places_are_apart_in_order_within_bounds_and_near(seed):
   random = np.random.default_rng(seed)
