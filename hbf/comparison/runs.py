@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import os
 import pathlib
 import subprocess
@@ -16,6 +15,7 @@ from rich.console import Console
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Grid
 from hbf.training.loop import signals
+from hbf.training.workdir import in_use
 
 TRAIN = pathlib.Path(__file__).parents[2] / 'train.py'
 POLL_SECONDS = 0.2
@@ -48,7 +48,7 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
           process.stop()
       elif waiting and free:
         run = waiting.popleft()
-        if _in_use(workdir / run.name):  # by a run that outlived a killed comparison; its result will do
+        if in_use(workdir / run.name):  # by a run that outlived a killed comparison; its result will do
           waiting.append(run)
         else:
           running.append(_Process(run, workdir, free.popleft()))
@@ -125,17 +125,6 @@ def _unfinished(grid: Grid, workdir: pathlib.Path) -> Iterator[Run]:
 
 def _finished(run: pathlib.Path) -> bool:
   return (run / 'result.json').exists()
-
-
-def _in_use(run: pathlib.Path) -> bool:
-  if not (run / '.lock').exists():
-    return False
-  with open(run / '.lock') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      return True
-  return False
 
 
 def _log(workdir: pathlib.Path, name: str) -> pathlib.Path:

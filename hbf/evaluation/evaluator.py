@@ -1,6 +1,7 @@
 """Runs a model over every example of a split, exactly once."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,10 @@ class Evaluated(NamedTuple):
   summary: dict[str, Any]
   labels: np.ndarray
   predictions: np.ndarray
+
+
+class Interrupted(Exception):
+  """A pass over a split was stopped before its end."""
 
 
 class Evaluator:
@@ -60,12 +65,25 @@ class Evaluator:
 
     self._step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
-  def __call__(self, params: Any, split: Input) -> Evaluated:
-    """Figures and predictions of the split."""
+  def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> Evaluated:
+    """Figures and predictions of the split.
+
+    Args:
+      params: of the model.
+      split: all of whose examples are taken.
+      stopped: asked before every batch.
+
+    Raises:
+      Interrupted: it was true.
+    """
     order = EvalOrder(len(split), self.batch_size)
-    counts, shown = self._zeros(), []
-    for batch in split.batches(order, 0, len(order)):
-      counts, of_batch = self._step(counts, {'params': params}, split.resident, batch)
-      shown.append(of_batch)
+    counts, shown = self._zeros(), list[jax.Array]()
+    with contextlib.closing(split.batches(order, 0, len(order))) as batches:
+      for batch in batches:
+        if stopped():
+          raise Interrupted
+        counts, of_batch = self._step(counts, {'params': params}, split.resident, batch)
+        jax.block_until_ready(shown[-1:])  # one batch ahead, as in training
+        shown.append(of_batch)
     labels, predictions, mask = np.concatenate(jax.device_get(shown), axis=1)
     return Evaluated(summarise(counts), labels[mask == 1], predictions[mask == 1])

@@ -1,15 +1,36 @@
 """Checkpoints with Orbax: asynchronous, atomic, the latest ones and the best."""
 
 import contextlib
+import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from hbf.errors import UserError
+from hbf.evaluation.figures import CLASSIFICATION
 from hbf.training.state import TrainState
+
+RANKS = CLASSIFICATION[0]  # says which checkpoint is the best
+
+
+class Restored(NamedTuple):
+  """What a run goes on from.
+
+  Attributes:
+    step: of the checkpoint.
+    state: then.
+    about: what was said of it when it was saved.
+    damaged: by step, where the newer checkpoints are that could not be read.
+  """
+
+  step: int
+  state: TrainState
+  about: Mapping[str, Any]
+  damaged: Mapping[int, pathlib.Path]
 
 
 class Checkpoints:
@@ -18,35 +39,49 @@ class Checkpoints:
   Parameters are an item of their own, so that evaluation reads nothing else.
   """
 
-  def __init__(self, folder: pathlib.Path, keep: int = 1, read_only: bool = False):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    keep: int = 1,
+    scores: Mapping[int, float] | None = None,
+    read_only: bool = False,
+  ):
     """Opens the folder.
 
     Args:
       folder: made if it is missing, unless read_only.
-      keep: how many of the latest checkpoints stay; the best by validation accuracy stays too.
+      keep: how many of the latest checkpoints stay; the best stays too.
+      scores: by step, the figure RANKS on the held-out part of train; steps may have no checkpoint, or no figure.
       read_only: never write or delete.
     """
-    best = BestN(get_metric_fn=_accuracy, n=1, keep_checkpoints_without_metrics=False)
+    self._scores = dict(scores or {})
     options = ocp.CheckpointManagerOptions(
-      # Orbax writes metrics only if there is a best_fn. With max_to_keep it would throw away the newest checkpoint,
-      # so what stays is said by the policy.
-      best_fn=_accuracy,
-      preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+      # With max_to_keep and a best_fn Orbax would throw away the newest checkpoint.
+      preservation_policy=AnyPreservationPolicy([LatestN(keep), _Best(self._scores)]),
       create=not read_only,
       read_only=read_only,
     )
     self._folder = folder
     self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=('params', 'training'))
 
-  def save(self, step: int, state: TrainState, validation: dict[str, Any] | None) -> None:
-    """Starts to write the state; returns when its arrays may change. `validation` ranks it among the best."""
+  def score(self, step: int, value: float) -> bool:
+    """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
+    best = _best(self._manager.all_steps(), self._scores)
+    self._scores[step] = value
+    return best is None or (value != self._scores[best] and RANKS.better(value, self._scores[best]) == value)
+
+  def scored(self, step: int) -> bool:
+    """Whether the figure of a step is known."""
+    return step in self._scores
+
+  def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
+    """Starts to write the state, with what is to be known of it (for JSON); returns when its arrays may change."""
     if step in self._manager.all_steps():
       return
     items = ocp.args.Composite(
       params=ocp.args.StandardSave(state.params), training=ocp.args.StandardSave(_without_params(state))
     )
-    metrics = {'accuracy': validation['accuracy']} if validation else None
-    self._manager.save(step, args=items, metrics=metrics, force=True)
+    self._manager.save(step, args=items, custom_metadata=dict(about or {}), force=True)
 
   @property
   def latest(self) -> int | None:
@@ -54,7 +89,7 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def find(self, which: str) -> int:
-    """The step of checkpoint 'latest', 'best' (validation accuracy) or a number.
+    """The step of checkpoint 'latest', 'best' (by the figure RANKS on the held-out part of train) or a number.
 
     Raises:
       UserError: there is no such checkpoint; the message names those that exist.
@@ -65,10 +100,12 @@ class Checkpoints:
     if which == 'latest':
       return steps[-1]
     if which == 'best':
-      ranked = [(_accuracy(metrics), step) for step in steps if (metrics := self._manager.metrics(step))]
-      if not ranked:
-        raise UserError('no checkpoint has a validation accuracy (data.validation was 0): use --checkpoint=latest')
-      return max(ranked)[1]
+      best = _best(steps, self._scores)
+      if best is None:
+        raise UserError(
+          f'no checkpoint has a validation {RANKS.name} (data.validation was 0): use --checkpoint=latest'
+        )
+      return best
     if which.isdigit() and int(which) in steps:
       return int(which)
     known = ', '.join(map(str, steps))
@@ -83,10 +120,47 @@ class Checkpoints:
     restored = self._manager.restore(step, args=items)
     return TrainState(params=restored['params'], **restored['training'])
 
+  def restore_newest(self, state: TrainState) -> Restored:
+    """The newest checkpoint that can be read, placed like `state`; newer ones are set aside as <step>.damaged.
+
+    Raises:
+      UserError: none can be read; then all stay where they are.
+    """
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    reasons: dict[int, Exception] = {}
+    for step in steps:
+      try:
+        about = self._manager.metadata(step).custom_metadata
+        restored = self.restore(step, state)
+      except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
+        reasons[step] = error
+      else:
+        return Restored(step, restored, about or {}, {step: self._set_aside(step) for step in reasons})
+    raise UserError(
+      f'no checkpoint in {self._folder} can be read ({_first_line(reasons[steps[0]])}): '
+      'remove the folder to begin anew, or choose another --workdir'
+    )
+
+  def _set_aside(self, step: int) -> pathlib.Path:
+    taken = len([*self._folder.glob(f'{step}.damaged*')])
+    aside = self._folder / (f'{step}.damaged' + (f'-{taken + 1}' if taken else ''))
+    (self._folder / str(step)).rename(aside)
+    self._manager.reload()
+    return aside
+
   def restore_params(self, step: int, params: Any) -> Any:
-    """The parameters alone, placed like `params`; saved on any devices, restored on these."""
+    """The parameters alone, placed like `params`; saved on any devices, restored on these.
+
+    Raises:
+      UserError: they can't be read.
+    """
     items = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(params)))
-    return self._manager.restore(step, args=items)['params']
+    try:
+      return self._manager.restore(step, args=items)['params']
+    except Exception as error:
+      others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
+      cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
+      raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({_first_line(error)}): {cure}') from error
 
   def close(self) -> None:
     """Waits until everything is written."""
@@ -102,8 +176,29 @@ def has_checkpoint(folder: pathlib.Path) -> bool:
     return checkpoints.latest is not None
 
 
-def _accuracy(metrics: dict[str, float]) -> float:
-  return metrics['accuracy']
+@dataclasses.dataclass(frozen=True)
+class _Best:
+  """Has Orbax keep the best checkpoint; Orbax's own policy knows the figures of the moment of saving only."""
+
+  scores: Mapping[int, float]
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    del context
+    best = _best((checkpoint.step for checkpoint in checkpoints), self.scores)
+    return [checkpoint.step == best for checkpoint in checkpoints]
+
+
+def _best(steps: Iterable[int], scores: Mapping[int, float]) -> int | None:
+  """The best of the steps that have a figure, of equal ones the first; None if none has one."""
+  ranked = sorted(step for step in steps if step in scores)
+  if not ranked:
+    return None
+  value = RANKS.better(scores[step] for step in ranked)
+  return next(step for step in ranked if scores[step] == value)
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [''])[0][:150] or type(error).__name__
 
 
 def _without_params(state: TrainState) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Clock:
   @property
   def steps(self) -> int:
     """Steps of the run: the last epoch is completed, so the last batch may reach into one more."""
-    total = Fraction(self.epochs) * self.examples
+    total = Fraction(str(self.epochs)) * self.examples  # 0.1 is meant, not the nearest binary number
     return -(-total.numerator // (total.denominator * self.batch_size))
 
   def epoch(self, step: int) -> float:

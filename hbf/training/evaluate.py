@@ -2,12 +2,15 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.datasets import Dataset
+from hbf.data.identity import identity
 from hbf.errors import choose
 from hbf.models.build import abstract_params, build_model, count_parameters
 from hbf.models.classifier import ImageClassifier
@@ -15,7 +18,8 @@ from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import load_dataset, make_evaluator, make_splits, open_split, with_sharding
 from hbf.training.machine import device_name
 from hbf.training.sharding import make_mesh
-from hbf.training.workdir import load_config, write_json
+from hbf.training.workdir import check_data, load_config, write_json
+from hbf.training.writers import validation_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,31 +56,37 @@ class Restored:
   params: Any
 
 
-def restore(workdir: pathlib.Path, checkpoint: str, **moved: str) -> Restored:
+def restore(
+  workdir: pathlib.Path, checkpoint: str, devices: Sequence[jax.Device] | None = None, **moved: str
+) -> Restored:
   """Restores a checkpoint; arguments and errors as for `evaluate_workdir`."""
   config = load_config(workdir)
   config.data.update({key: value for key, value in moved.items() if value})
-  checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
+  checkpoints = Checkpoints(workdir / 'checkpoints', scores=validation_scores(workdir), read_only=True)
   step = checkpoints.find(checkpoint)
-  mesh, dataset = make_mesh(), load_dataset(config)
+  mesh, dataset = make_mesh(jax.devices() if devices is None else devices), load_dataset(config)
+  check_data(workdir, identity(dataset))
   model = build_model(config.model, len(dataset.classes))
   abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
   return Restored(config, mesh, dataset, step, model, checkpoints.restore_params(step, abstract))
 
 
-def evaluate_workdir(workdir: pathlib.Path, checkpoint: str, split: str, **moved: str) -> Evaluation:
+def evaluate_workdir(
+  workdir: pathlib.Path, checkpoint: str, split: str, devices: Sequence[jax.Device] | None = None, **moved: str
+) -> Evaluation:
   """Evaluates a checkpoint and writes eval-<split>-<step>.json into the workdir.
 
   Args:
     workdir: of a run, made by `hbf.training.loop.train`.
     checkpoint: 'latest', 'best' or a step.
     split: 'train', 'validation' (the held-out part of train) or 'test'.
+    devices: to evaluate on; None: all.
     **moved: keys of `data` that differ from those of the training run (dir, root); '' keeps what the run had.
 
   Raises:
-    UserError: the folder isn't a run's, or has no such checkpoint or split.
+    UserError: the folder isn't a run's, has no such checkpoint or split, or the data are others than the run's.
   """
-  restored = restore(workdir, checkpoint, **moved)
+  restored = restore(workdir, checkpoint, devices, **moved)
   config, dataset, mesh = restored.config, restored.dataset, restored.mesh
   source = choose('split', split, make_splits(dataset, config.data.validation))
   evaluator = make_evaluator(config, restored.model, mesh)
@@ -89,7 +99,7 @@ def evaluate_workdir(workdir: pathlib.Path, checkpoint: str, split: str, **moved
     'params': count_parameters(restored.model, dataset.image_shape),
     'checkpoint': restored.step,
     'split': split,
-    'device': device_name(),
+    'device': device_name(mesh.devices.flat),
   }
   result = about | summary
   write_json(workdir / f'eval-{split}-{restored.step}.json', result)

@@ -1,7 +1,7 @@
 """From a config to everything a run needs; all that can be wrong is found here, before anything is written."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from hbf.models.classifier import ImageClassifier
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
 from hbf.training.optimizer import make_optimizer, make_schedule
-from hbf.training.sharding import batch_sharding, check_batch_size, make_mesh, state_sharding
+from hbf.training.sharding import batch_sharding, check_batch_size, make_mesh, replicated, state_sharding
 from hbf.training.state import Objective
 
 
@@ -103,13 +103,18 @@ def make_plan(config: ConfigDict, resumed: bool = False) -> Plan:
   return Plan(config, dataset, splits, model, parameters, clock, due, schedule, optimizer, initial)
 
 
-def prepare(config: ConfigDict, resumed: bool = False) -> Experiment:
-  """Builds and checks everything; arguments as those of `make_plan`.
+def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Device] | None = None) -> Experiment:
+  """Builds and checks everything.
+
+  Args:
+    config: of the run.
+    resumed: as for `make_plan`.
+    devices: that it runs on; None: all.
 
   Raises:
     UserError: something in the config or the data is wrong.
   """
-  mesh = make_mesh()
+  mesh = make_mesh(jax.devices() if devices is None else devices)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   plan = make_plan(config, resumed)
   inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
@@ -193,8 +198,7 @@ def make_objective(config: ConfigDict) -> Objective:
 def make_evaluator(config: ConfigDict, model: ImageClassifier, mesh: Mesh) -> Evaluator:
   """The evaluator; its batches are rounded up to what the devices can share."""
   size = -(-config.evaluate.batch_size // mesh.size) * mesh.size
-  replicated = state_sharding(mesh, 0)
-  return Evaluator(model, tuple(config.data.mean), tuple(config.data.std), size, replicated)
+  return Evaluator(model, tuple(config.data.mean), tuple(config.data.std), size, replicated(mesh))
 
 
 def with_sharding(shapes: Any, mesh: Mesh) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hbf.data.identity import identity
 from hbf.errors import UserError
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import Experiment
@@ -26,6 +27,6 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
   params = jax.tree.map(jnp.asarray, params)
   state = TrainState(jnp.zeros((), jnp.int32), params, experiment.optimizer.init(params), Totals.zeros())
   with locked(workdir):
-    claim(workdir, experiment.config)
+    claim(workdir, experiment.config, identity(experiment.dataset))
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
-      checkpoints.save(0, state, validation=None)
+      checkpoints.save(0, state)

@@ -1,11 +1,12 @@
 """Training, from a config to result.json."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,27 +14,35 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from hbf.data.identity import identity
 from hbf.data.inputs import Batch, Resident
+from hbf.evaluation.evaluator import Evaluated, Interrupted
+from hbf.evaluation.figures import CLASSIFICATION
 from hbf.models.matching import units_of
-from hbf.training.checkpoints import Checkpoints, has_checkpoint
+from hbf.training.checkpoints import RANKS, Checkpoints, has_checkpoint
 from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.reporter import Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.state import TrainState, all_finite, init_state, make_train_step, several
-from hbf.training.workdir import claim, locked, write_json, write_predictions
-from hbf.training.writers import MetricsWriter
+from hbf.training.stopwatch import Stopwatch
+from hbf.training.workdir import claim, locked, with_measured, write_json, write_predictions
+from hbf.training.writers import MetricsWriter, validation_scores
 
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
 
 
-def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[str, Any] | None:
+def train(
+  config: ConfigDict, workdir: pathlib.Path, console: Console, devices: Sequence[jax.Device] | None = None
+) -> dict[str, Any] | None:
   """Trains, or goes on training what is in the workdir, and reports the test split once, at the end.
 
   Args:
     config: as `configs/` make it.
-    workdir: made if it is missing; holds config.json, metrics.jsonl, checkpoints/, predictions.npz and result.json.
+    workdir: made if it is missing; holds config.json, data.json, metrics.jsonl, checkpoints/, predictions.npz and
+      result.json.
     console: where progress is shown.
+    devices: to train on; None: all.
 
   Returns:
     What result.json holds, or None if a signal stopped the run; the same call then goes on from there.
@@ -41,28 +50,31 @@ def train(config: ConfigDict, workdir: pathlib.Path, console: Console) -> dict[s
   Raises:
     UserError: something is wrong with the config, the data or the workdir.
   """
-  experiment = prepare(config, resumed=has_checkpoint(workdir / 'checkpoints'))
+  resumed = bool(config.init_from) and has_checkpoint(workdir / 'checkpoints')
+  experiment = prepare(with_measured(config, workdir), resumed, devices)
   with locked(workdir):
-    claim(workdir, experiment.config)
+    claim(workdir, experiment.config, identity(experiment.dataset))
     result_path = workdir / 'result.json'
     if result_path.exists():
       console.print(f'{workdir} is finished; this is its result')
       return json.loads(result_path.read_text())
     _introduce(experiment, workdir, console)
-    with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep)) as checkpoints:
+    scores = validation_scores(workdir)
+    with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores)) as checkpoints:
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
-      state, start = _start(experiment, first, checkpoints, console)
+      state, start, stopwatch = _start(experiment, first, checkpoints, console)
       steps_fn, compile_seconds = _compile(experiment, state, first)
-      with MetricsWriter(workdir, start, config.log.tensorboard) as writer:
-        with Reporter(experiment, writer, start, console) as reporter:
-          state, done = _run(experiment, steps_fn, state, start, reporter, checkpoints)
-        if done < experiment.clock.steps:
+      with MetricsWriter(workdir, start, config.log.tensorboard) as writer, signals() as stopped:
+        with Reporter(experiment, writer, stopwatch, start, console) as reporter:
+          run = _Run(experiment, steps_fn, reporter, checkpoints, stopwatch, stopped)
+          state, done = run.steps(state, start)
+        test = None if stopped() else run.evaluate(state, 'test')
+        if test is None:
           console.print(f'stopped after step {done}, saved; the same command goes on from there')
           return None
-        test = experiment.evaluator(state.params, experiment.inputs['test'])
-        figures = {name: test.summary[name] for name in ('n', 'correct', 'accuracy', 'top5', 'nll', 'ece')}
+        figures = {name: test.summary[name] for name in ('n', 'correct', *(figure.name for figure in CLASSIFICATION))}
         writer.write(done, experiment.clock.epoch(done), 'test', **figures)
-    result = _result(experiment, figures, reporter.seconds, compile_seconds)
+    result = _result(experiment, figures, stopwatch, compile_seconds)
     write_predictions(workdir, test.labels, test.predictions)
     write_json(result_path, result)  # last: it says that the run is finished
     return result
@@ -77,7 +89,7 @@ def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) 
     f'{len(experiment.dataset.classes)} classes; {"device-resident" if resident else "streaming"} input',
     f'{config.model.name}: {experiment.parameters:,} parameters{units}, '
     f'{experiment.flops_per_image / 1e6:,.1f} MFLOP an image',
-    f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name()}; workdir {workdir}',
+    f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {_devices(experiment)}; workdir {workdir}',
   )
   for line in lines:
     console.print(line, highlight=False)
@@ -85,8 +97,8 @@ def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) 
 
 def _start(
   experiment: Experiment, first: Batch, checkpoints: Checkpoints, console: Console
-) -> tuple[TrainState, int]:
-  """The newest checkpoint's state and step, or a fresh state, made with the first batch, and 0."""
+) -> tuple[TrainState, int, Stopwatch]:
+  """The newest sound checkpoint's state, step and time, or a fresh state, made with the first batch, at step 0."""
   resident, initial = experiment.inputs['train'].resident, experiment.initial
   given = initial.params if initial else {}
 
@@ -95,13 +107,16 @@ def _start(
     return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch, given)
 
   shapes = jax.eval_shape(init, resident, first, given)
-  if (step := checkpoints.latest) is not None:
-    console.print(f'goes on after step {step}')
-    return checkpoints.restore(step, with_sharding(shapes, experiment.mesh)), step
+  if checkpoints.latest is not None:
+    found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh))
+    for step, path in found.damaged.items():
+      console.print(f'checkpoint {step} cannot be read; set aside as {path}', highlight=False, soft_wrap=True)
+    console.print(f'goes on after step {found.step}')
+    return found.state, found.step, Stopwatch(**found.about)
   if initial:
     console.print(f'starts from {initial.source}', highlight=False)
   shardings = state_sharding(experiment.mesh, shapes)
-  return jax.jit(init, out_shardings=shardings)(resident, first, given), 0
+  return jax.jit(init, out_shardings=shardings)(resident, first, given), 0, Stopwatch()
 
 
 def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
@@ -114,47 +129,75 @@ def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[S
   return compiled, time.perf_counter() - begin
 
 
-def _run(
-  experiment: Experiment,
-  steps_fn: Steps,
-  state: TrainState,
-  start: int,
-  reporter: Reporter,
-  checkpoints: Checkpoints,
-) -> tuple[TrainState, int]:
-  """Steps until the end or a signal; returns the state and the last step."""
-  due, last, train_input = experiment.due, experiment.clock.steps, experiment.inputs['train']
-  counts = experiment.clock.calls(start, experiment.steps_per_call, due.values())
-  stacks = train_input.stacks(experiment.order, start, counts, experiment.steps_per_call)
-  step, before = start, None
-  with signals() as stopped, contextlib.closing(stacks):
-    for count, stack in zip(counts, stacks, strict=True):
-      state, done = steps_fn(state, train_input.resident, stack, np.int32(count))
-      # One call may wait behind the running one, not more: signals are answered soon, and few batches lie in memory.
-      jax.block_until_ready(before)
-      step, before = step + count, done
-      if due['log'](step) or step == last:
-        state = reporter.report(step, state)
-      validation = None
-      if 'validation' in experiment.inputs and (due['evaluate'](step) or step == last):
-        with reporter.paused(state):
-          validation = experiment.evaluator(state.params, experiment.inputs['validation']).summary
-        reporter.validation(step, validation)
-      if due['checkpoint'](step) or step == last or stopped():
-        with reporter.paused(state):
-          _save(step, state, validation, reporter, checkpoints)
-      if stopped():
-        break
-  return state, step
+@dataclasses.dataclass(frozen=True)
+class _Run:
+  """The steps of a run with what is due between them, until the end or a signal."""
 
+  experiment: Experiment
+  steps_fn: Steps
+  reporter: Reporter
+  checkpoints: Checkpoints
+  stopwatch: Stopwatch
+  stopped: Callable[[], bool]
 
-def _save(
-  step: int, state: TrainState, validation: dict | None, reporter: Reporter, checkpoints: Checkpoints
-) -> None:
-  """Saves a state that is finite; what the log owes is written first, so that a resumed run owes nothing."""
-  reporter.flush()
-  check_finite(step, float(state.totals.loss), 0.0 if bool(all_finite(state.params)) else float('nan'))
-  checkpoints.save(step, state, validation)
+  def steps(self, state: TrainState, start: int) -> tuple[TrainState, int]:
+    """Goes on after step `start`; returns the state and the last step taken."""
+    due, last, train_input = self.experiment.due, self.experiment.clock.steps, self.experiment.inputs['train']
+    if start and self._evaluates(start) and not self.checkpoints.scored(start):  # a signal came in between
+      self._validate(start, state)
+      if self.stopped():
+        return state, start
+    counts = self.experiment.clock.calls(start, self.experiment.steps_per_call, due.values())
+    stacks = train_input.stacks(self.experiment.order, start, counts, self.experiment.steps_per_call)
+    step = start
+    with contextlib.closing(stacks):
+      for count, stack in zip(counts, stacks, strict=True):
+        state = self._call(state, train_input.resident, stack, count)
+        step += count
+        if due['log'](step) or step == last:
+          state = self.reporter.report(step, state)
+        best = self._evaluates(step) and self._validate(step, state)
+        stopping = self.stopped()
+        if due['checkpoint'](step) or step == last or best or stopping:
+          self._save(step, state)
+        if stopping:
+          break
+    return state, step
+
+  def evaluate(self, state: TrainState, split: str) -> Evaluated | None:
+    """Figures of a split; None if a signal came."""
+    with contextlib.suppress(Interrupted):
+      return self.experiment.evaluator(state.params, self.experiment.inputs[split], self.stopped)
+    return None
+
+  def _call(self, state: TrainState, resident: Resident, stack: Batch, count: int) -> TrainState:
+    self.stopwatch.begin()
+    state, done = self.steps_fn(state, resident, stack, np.int32(count))
+    # One call may wait behind the running one, not more: signals are answered soon, and few batches lie in memory.
+    self.stopwatch.settle()
+    self.reporter.flush()
+    self.stopwatch.add(count, done)
+    return state
+
+  def _evaluates(self, step: int) -> bool:
+    is_due = self.experiment.due['evaluate'](step) or step == self.experiment.clock.steps
+    return is_due and 'validation' in self.experiment.inputs
+
+  def _validate(self, step: int, state: TrainState) -> bool:
+    """Reports the held-out part of train; returns whether no checkpoint is as good, False too if a signal came."""
+    with self.stopwatch.paused():
+      found = self.evaluate(state, 'validation')
+      if found is None:
+        return False
+      self.reporter.validation(step, found.summary)
+      return self.checkpoints.score(step, found.summary[RANKS.name])
+
+  def _save(self, step: int, state: TrainState) -> None:
+    """Saves a state that is finite; what the log owes is written first, so that a resumed run owes nothing."""
+    with self.stopwatch.paused():
+      self.reporter.flush()
+      check_finite(step, float(state.totals.loss), 0.0 if bool(all_finite(state.params)) else float('nan'))
+      self.checkpoints.save(step, state, {'seconds': self.stopwatch.seconds, 'steps': self.stopwatch.steps})
 
 
 @contextlib.contextmanager
@@ -170,10 +213,16 @@ def signals() -> Iterator[Callable[[], bool]]:
       signal.signal(kind, handler)
 
 
+def _devices(experiment: Experiment) -> str:
+  return device_name(experiment.mesh.devices.flat)
+
+
 def _result(
-  experiment: Experiment, figures: dict[str, Any], train_seconds: float, compile_seconds: float
+  experiment: Experiment, figures: dict[str, Any], stopwatch: Stopwatch, compile_seconds: float
 ) -> dict[str, Any]:
   config, clock = experiment.config, experiment.clock
+  # Of the steps that were timed: a checkpoint of an older version says nothing of those before it.
+  speed = stopwatch.steps * clock.batch_size / stopwatch.seconds if stopwatch.steps else 0.0
   return {
     'dataset': config.data.name,
     'model': config.model.name,
@@ -185,11 +234,11 @@ def _result(
     'epochs': config.train.epochs,
     'split': 'test',
     **figures,
-    'train_seconds': round(train_seconds, 2),
+    'train_seconds': round(stopwatch.seconds, 2),
     'compile_seconds': round(compile_seconds, 2),
-    'images_per_second': round(clock.steps * clock.batch_size / train_seconds, 1),
-    'peak_memory_bytes': peak_memory_bytes(),
-    'device': device_name(),
+    'images_per_second': round(speed, 1),
+    'peak_memory_bytes': peak_memory_bytes(experiment.mesh.local_devices),
+    'device': _devices(experiment),
     'commit': commit(),
     'versions': versions(),
   }

@@ -8,10 +8,12 @@ import pathlib
 import platform
 import resource
 import subprocess
+from collections.abc import Iterable, Sequence
 
 import jax
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+CACHE_BYTES = 2 * 10**9  # of compiled programs; those not used for longest go first
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorflow-datasets', 'grain', 'numpy')
 
 
@@ -34,20 +36,37 @@ def keep_freed_memory() -> None:
 def keep_compiled_programs() -> None:
   """Has JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla ($XDG_CACHE_HOME/hbf/xla).
 
-  A folder that JAX has been given already, as by JAX_COMPILATION_CACHE_DIR, stays. Where no folder can be made every
-  run compiles.
+  When a run starts, those not used for longest are removed until the rest take at most CACHE_BYTES. A folder that JAX
+  has been given already, as by JAX_COMPILATION_CACHE_DIR, stays as it is. Where no folder can be made every run
+  compiles.
   """
   if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
     return
   folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'hbf' / 'xla'
   with contextlib.suppress(OSError):
     folder.mkdir(parents=True, exist_ok=True)
+    # JAX's own limit needs one more package, and fails on a folder that it has kept without one.
+    _trim(folder, CACHE_BYTES)
     jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def device_name() -> str:
-  """Number and kind of the devices, such as '8 × TPU v4' or '1 × cpu (x86_64, 2 cores)'."""
-  devices = jax.devices()
+def _trim(folder: pathlib.Path, most: int) -> None:
+  """Removes files, first those not read for longest, until the rest take at most `most` bytes."""
+  known = []
+  for path in folder.iterdir():
+    with contextlib.suppress(FileNotFoundError):  # removed by another run
+      known.append((path.stat().st_atime, path.stat().st_size, path))
+  total = sum(size for _, size, _ in known)
+  for _, size, path in sorted(known):
+    if total <= most:
+      break
+    path.unlink(missing_ok=True)
+    total -= size
+
+
+def device_name(devices: Iterable[jax.Device] | None = None) -> str:
+  """Number and kind of devices, of all if none are given, such as '8 × TPU v4' or '1 × cpu (x86_64, 2 cores)'."""
+  devices = jax.devices() if devices is None else [*devices]
   kind = devices[0].device_kind
   if devices[0].platform == 'cpu':
     kind = f'cpu ({platform.machine()}, {_cores()} cores)'
@@ -59,9 +78,9 @@ def _cores() -> int:
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
-def peak_memory_bytes() -> int:
-  """Peak memory of the fullest local device; where the backend doesn't say (CPU), of this process."""
-  peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use', 0) for device in jax.local_devices()]
+def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
+  """Peak memory of the fullest of this process's devices; where the backend doesn't say (CPU), of this process."""
+  peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use', 0) for device in devices]
   if any(peaks):
     return max(peaks)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,19 +1,22 @@
 """Reports of training: the log, the progress bar, and the check that the loss is still a number."""
 
-import contextlib
 import math
-import time
-from collections.abc import Iterator
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hbf.errors import UserError
+from hbf.evaluation.figures import ACCURACY, CLASSIFICATION
 from hbf.training.experiment import Experiment
-from hbf.training.sharding import state_sharding
+from hbf.training.sharding import replicated
 from hbf.training.state import Totals, TrainState
+from hbf.training.stopwatch import Stopwatch
 from hbf.training.writers import MetricsWriter
+
+# Of what is shown; the log has all.
+FORMS = {'loss': '.3f', **{figure.name: figure.form for figure in CLASSIFICATION}, 'images_per_second': ',.0f'}
 
 
 class Diverged(UserError):
@@ -21,16 +24,18 @@ class Diverged(UserError):
 
 
 class Reporter:
-  """Turns totals into lines, one report late: the device never waits for the host to read them."""
+  """Turns totals into lines, one call late: the device never waits for the host to read them."""
 
-  def __init__(self, experiment: Experiment, writer: MetricsWriter, start: int, console: Console):
-    """Starts the clock of a run that begins or continues after step `start`."""
+  def __init__(
+    self, experiment: Experiment, writer: MetricsWriter, stopwatch: Stopwatch, start: int, console: Console
+  ):
+    """Of a run that begins or continues after step `start`, timed by the stopwatch."""
     self._experiment = experiment
     self._writer = writer
+    self._stopwatch = stopwatch
     self._console = console
-    self._pending: tuple[int, Totals] | None = None
-    self._last_step, self._last_time = start, time.perf_counter()
-    self.seconds = writer.seconds
+    self._pending: tuple[int, Totals, Any] | None = None
+    self._counted = stopwatch.steps, stopwatch.seconds
     columns = ('{task.description}', BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), '{task.fields[shown]}')
     self._bar = Progress(
       *(TextColumn(column) if isinstance(column, str) else column for column in columns),
@@ -40,35 +45,33 @@ class Reporter:
     self._task = self._bar.add_task('train', total=experiment.clock.steps, completed=start, shown='')
 
   def report(self, step: int, state: TrainState) -> TrainState:
-    """Takes the totals out of the state; they are read at the next report, or by `flush`."""
-    self.flush()
-    self._pending = (step, state.totals)
-    return state.replace(totals=jax.device_put(Totals.zeros(), state_sharding(self._experiment.mesh, 0)))
+    """Takes the totals out of the state; `flush` reads them, once the steps are done."""
+    # Asked for now, or the learning rate would wait behind the next call.
+    self._pending = step, state.totals, self._experiment.schedule(step - 1)
+    return state.replace(totals=jax.device_put(Totals.zeros(), replicated(self._experiment.mesh)))
 
   def flush(self) -> None:
-    """Writes the report that is still due.
+    """Writes the report that is still due; the stopwatch must have counted its steps and no later ones.
 
     Raises:
       Diverged: its loss is not finite.
     """
     if self._pending is None:
       return
-    step, pending = self._pending
-    self._pending = None
-    totals = jax.device_get(pending)
+    (step, *pending), self._pending = self._pending, None
+    totals, rate = jax.device_get(pending)
     check_finite(step, float(totals.loss))
-    now, steps = time.perf_counter(), int(totals.steps)
-    elapsed, self._last_time = now - self._last_time, now
-    self.seconds += elapsed
-    examples = (step - self._last_step) * self._experiment.clock.batch_size
-    self._last_step = step
+    steps, batch_size = int(totals.steps), self._experiment.clock.batch_size
+    # Not the steps of the report, some of which were taken before the run was resumed.
+    timed, elapsed = self._stopwatch.steps - self._counted[0], self._stopwatch.seconds - self._counted[1]
+    self._counted = self._stopwatch.steps, self._stopwatch.seconds
     values = {
       'loss': float(totals.loss) / steps,
-      'accuracy': 100 * int(totals.correct) / (steps * self._experiment.clock.batch_size),
-      'learning_rate': float(self._experiment.schedule(step - 1)),
+      ACCURACY.name: 100 * int(totals.correct) / (steps * batch_size),
+      'learning_rate': float(rate),
       'gradient_norm': float(totals.gradient_norm) / steps,
-      'images_per_second': round(examples / elapsed, 1),
-      'seconds': round(self.seconds, 2),
+      'images_per_second': round(timed * batch_size / elapsed, 1),
+      'seconds': round(self._stopwatch.seconds, 2),
     }
     self._show(step, 'train', values)
     self._writer.write(step, self._experiment.clock.epoch(step), 'train', **values)
@@ -76,21 +79,12 @@ class Reporter:
   def validation(self, step: int, summary: dict) -> None:
     """Writes the figures of the held-out part of train."""
     self.flush()
-    values = {name: summary[name] for name in ('accuracy', 'top5', 'nll', 'ece')}
+    values = {figure.name: summary[figure.name] for figure in CLASSIFICATION}
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
     self._show(step, 'validation', values)
 
-  @contextlib.contextmanager
-  def paused(self, state: TrainState) -> Iterator[None]:
-    """Doesn't count what happens inside as training time."""
-    jax.block_until_ready(state.step)
-    begin = time.perf_counter()
-    yield
-    self._last_time += time.perf_counter() - begin
-
   def _show(self, step: int, split: str, values: dict[str, float]) -> None:
-    names = {'loss': '.3f', 'accuracy': '.2f', 'nll': '.3f', 'images_per_second': ',.0f'}
-    shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in names.items() if name in values)
+    shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMS.items() if name in values)
     self._bar.update(self._task, completed=step, shown=shown)
     if split != 'train' or not self._console.is_terminal:
       epoch = self._experiment.clock.epoch(step)

@@ -3,6 +3,7 @@
 Computation never names devices: another layout (parameters split too) is another answer of `state_sharding`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,9 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hbf.errors import UserError
 
 
-def make_mesh() -> Mesh:
-  """All devices of all processes in one row."""
-  return Mesh(np.asarray(jax.devices()), ('data',))
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
+  """Devices in one row."""
+  return Mesh(np.asarray(devices), ('data',))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """For arrays that every device holds."""
+  return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -24,7 +30,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def state_sharding(mesh: Mesh, state: Any) -> Any:
   """A sharding for every leaf of a training state (or its shapes)."""
-  return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), state)
+  return jax.tree.map(lambda _: replicated(mesh), state)
 
 
 def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write there, which config it belongs to, its logs and its result."""
+"""The folder of a run: who may write there, which config and data it belongs to, and its predictions."""
 
 import contextlib
 import fcntl
@@ -6,12 +6,13 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from hbf.errors import UserError
+from hbf.training.schema import current, stamp
 
 # Keys that may differ when a run is resumed: they change where and how it runs and what is kept, not what is learned.
 FREE = (
@@ -54,31 +55,64 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
   """Makes a folder and holds it against other processes that ask for it; see `locked` for a run's.
 
   Raises:
-    UserError: another process holds it.
+    UserError: another process holds it, or its file system has no locks.
   """
   workdir.mkdir(parents=True, exist_ok=True)
-  with open(workdir / '.lock', 'w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise UserError(f'{workdir} is in use by another process: wait for it, or choose another --workdir') from None
+  with open(workdir / '.lock', 'a') as file:
+    if not _lock(file, workdir):
+      raise UserError(f'{workdir} is in use by another process: wait for it, or choose another --workdir')
     yield
+
+
+def in_use(workdir: pathlib.Path) -> bool:
+  """Whether a process holds the folder, which needn't be there.
+
+  Raises:
+    UserError: its file system has no locks.
+  """
+  path = workdir / '.lock'
+  if not path.exists():
+    return False
+  with open(path, 'a') as file:
+    return not _lock(file, workdir)
+
+
+def _lock(file: TextIO, folder: pathlib.Path) -> bool:
+  """Takes the lock of an open file, which goes with the file; False if another process has it."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except (BlockingIOError, PermissionError):  # the latter where locks are those of POSIX underneath
+    return False
+  except OSError as error:
+    raise UserError(
+      f'{folder} is on a file system without locks ({error.strerror}), so two runs could write there at once: '
+      'choose a --workdir on another'
+    ) from None
+  return True
 
 
 def _is_run(workdir: pathlib.Path) -> bool:
   return any((workdir / name).exists() for name in ('config.json', '.lock'))
 
 
-def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
-  """Writes the resolved config, or checks that it is the one the workdir was made with.
+def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:
+  """Writes what a run is of, or checks that the workdir was made with the same.
+
+  Args:
+    workdir: of the run.
+    config: resolved.
+    data: what tells its data from others, see `hbf.data.identity`.
 
   Raises:
-    UserError: it isn't; the message names the keys that differ.
+    UserError: it wasn't; the message names the keys, or what of the data, that differ.
   """
-  if not (workdir / 'config.json').exists():
-    write_json(workdir / 'config.json', json.loads(config.to_json()))
-  elif differ := differences(workdir, config):
+  if differ := differences(workdir, config):
     raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
+  check_data(workdir, data)
+  if not (workdir / 'data.json').exists() and not (workdir / 'result.json').exists():
+    write_json(workdir / 'data.json', data)
+  if not (workdir / 'config.json').exists():
+    write_json(workdir / 'config.json', stamp(json.loads(config.to_json())))
 
 
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
@@ -95,16 +129,63 @@ def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   return '; '.join(differ[:3]) + (f' and {len(differ) - 3} more' if len(differ) > 3 else '')
 
 
-def load_config(workdir: pathlib.Path) -> ConfigDict:
-  """The config of a run.
+def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
+  """Checks that data are those of a run; of an old workdir, without data.json, nothing is known.
 
   Raises:
-    UserError: the folder isn't a run's.
+    UserError: they aren't; the message names what differs.
+  """
+  path = workdir / 'data.json'
+  if not path.exists():
+    return
+  stored, found = json.loads(path.read_text()), json.loads(json.dumps(data))
+  if stored != found:
+    raise UserError(
+      f'{workdir} was trained on other data ({_other_data(stored, found)}): set data.root or data.dir to those '
+      '(eval.py: --data_root, --data_dir), or choose another --workdir'
+    )
+
+
+def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+  words = {'name': 'data set', 'classes': 'classes', 'image_shape': 'image shape', 'splits': 'sizes'}
+  for key, what in words.items():
+    if there.get(key) != here.get(key):
+      return f'{what} {_brief(there.get(key), here.get(key))} there, {_brief(here.get(key), there.get(key))} here'
+  return 'as many images of the same classes, but others'
+
+
+def _brief(value: Any, other: Any) -> str:
+  """A value in words; of classes those that the other lacks, or all where only the order differs."""
+  if isinstance(value, list) and isinstance(other, list):
+    shown = [str(part) for part in value if part not in other] or list(map(str, value))
+    return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
+  if isinstance(value, Mapping):
+    return ', '.join(f'{count} {name}' for name, count in value.items())
+  return str(value)
+
+
+def load_config(workdir: pathlib.Path) -> ConfigDict:
+  """The config of a run, in today's words.
+
+  Raises:
+    UserError: the folder isn't a run's, or the run's config can't be said any more.
   """
   path = workdir / 'config.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not the workdir of a run (no config.json): give the --workdir you trained with')
-  return ConfigDict(json.loads(path.read_text())).lock()
+  try:
+    return ConfigDict(current(json.loads(path.read_text()))).lock()
+  except UserError as error:
+    raise UserError(f'{workdir}: {error}') from None
+
+
+def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
+  """A config with the mean and deviation of its images, if it leaves them to be measured and the run has done so."""
+  if config.data.mean or config.data.std or not (workdir / 'config.json').is_file():
+    return config
+  stored, resolved = load_config(workdir), config.copy_and_resolve_references()
+  resolved.data.update(mean=tuple(stored.data.mean), std=tuple(stored.data.std))
+  return resolved
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
@@ -120,10 +201,10 @@ def replace_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_predictions(workdir: pathlib.Path, labels: np.ndarray, predictions: np.ndarray) -> None:
-  """Writes predictions.npz: labels and predictions, int16 [n], of the test split, in its order."""
+  """Writes predictions.npz: labels and predictions, int32 [n], of the test split, in its order."""
   temporary = workdir / 'predictions.npz.tmp'
   with open(temporary, 'wb') as file:
-    np.savez_compressed(file, labels=labels.astype(np.int16), predictions=predictions.astype(np.int16))
+    np.savez_compressed(file, labels=labels.astype(np.int32), predictions=predictions.astype(np.int32))
   os.replace(temporary, workdir / 'predictions.npz')
 
 

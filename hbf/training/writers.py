@@ -1,10 +1,12 @@
 """metrics.jsonl, and TensorBoard files if asked for."""
 
 import json
-import os
 import pathlib
 from types import TracebackType
 from typing import Any
+
+from hbf.evaluation.figures import CLASSIFICATION
+from hbf.training.workdir import replace_text
 
 
 class MetricsWriter:
@@ -13,11 +15,9 @@ class MetricsWriter:
   def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
     """Opens the log of a run that starts or continues after step `start`."""
     self._path = workdir / 'metrics.jsonl'
-    kept = [line for line in read_metrics(workdir) if line['step'] <= start]
-    self.seconds = max((line.get('seconds', 0.0) for line in kept), default=0.0)  # trained before this start
-    temporary = self._path.with_name('metrics.jsonl.tmp')
-    temporary.write_text(''.join(json.dumps(line) + '\n' for line in kept))
-    os.replace(temporary, self._path)
+    # The test split is what a run ends with, whether or not it was reported already.
+    kept = [line for line in read_metrics(workdir) if line['step'] <= start and line['split'] != 'test']
+    replace_text(self._path, ''.join(json.dumps(line) + '\n' for line in kept))
     self._file = open(self._path, 'a')  # noqa: SIM115 (closed in close)
     self._board = None
     if tensorboard:
@@ -53,3 +53,9 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return []
   lines = path.read_text().split('\n')[:-1]  # what follows the last newline isn't complete
   return [json.loads(line) for line in lines]
+
+
+def validation_scores(workdir: pathlib.Path) -> dict[int, float]:
+  """By step, the figure of the held-out part of train that ranks checkpoints."""
+  lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
+  return {line['step']: line[CLASSIFICATION[0].name] for line in lines}

@@ -1,0 +1,115 @@
+"""What the configs of older runs say in today's words.
+
+config.json carries the version of the options it is written in. A new option, another name or an option that is gone
+is a line here, in the newest change; so old runs go on, and are evaluated, as what they were.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hbf.errors import UserError
+from hbf.nn.registry import stage_names
+
+STAGES = ('model.stage1', 'model.stage2')
+Keys = Mapping[str, Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """What a version changed of the one before it.
+
+  Each table is by part of the config: '' for its top, 'model' and such for a section, 'model.stage1:NAME' and
+  'model.stage2:NAME' for the options of one stage.
+
+  Attributes:
+    renamed: new name by old name.
+    removed: by option, the value with which it did nothing.
+    added: by option, the value that does what was done before there was a choice.
+  """
+
+  renamed: Keys = dataclasses.field(default_factory=dict)
+  removed: Keys = dataclasses.field(default_factory=dict)
+  added: Keys = dataclasses.field(default_factory=dict)
+
+
+CHANGES = (
+  # To version 1, from all that was written before configs carried a version.
+  Change(
+    added={
+      '': {'init_from': ''},
+      'model': {
+        'norm_epsilon': 1e-6,
+        'scan_layers': False,
+        'remat': False,
+        'parallel': False,
+        'layer_scale': 0.0,
+        'drop_path': 0.0,
+      },
+      'model.stage1:softmax': {'qk_norm': 'none', 'qkv_bias': False},
+      'model.stage2:mlp': {'output_scale': 1.0},
+      'model.stage2:hyperbf': {'nearest': 0, 'nested': False},
+      'train': {'steps_per_call': 1},
+      'optimizer': {'centre_rate': 1.0},
+    },
+  ),
+)
+VERSION = len(CHANGES)
+
+
+def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
+  """What config.json holds for a nested config in today's words."""
+  return {'version': VERSION, **config}
+
+
+def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) -> dict[str, Any]:
+  """The nested config that config.json holds, in today's words.
+
+  Args:
+    stored: as read; left as it is.
+    changes: what happened to the options, from version 0 on.
+
+  Raises:
+    UserError: it is of a newer version, or has an option in use that is gone.
+  """
+  config = _copied(stored)
+  version = config.pop('version', 0)
+  if version > len(changes):
+    raise UserError(
+      f'its config is of version {version}, this code knows versions up to {len(changes)}: update the code'
+    )
+  for change in changes[version:]:
+    _apply(change, config)
+  return config
+
+
+def _apply(change: Change, config: dict[str, Any]) -> None:
+  for part, names in change.renamed.items():
+    options = _options(config, part)
+    for old, new in names.items():
+      if old in options:
+        options[new] = options.pop(old)
+  for part, idle in change.removed.items():
+    options = _options(config, part)
+    for key, value in idle.items():
+      if (found := options.pop(key, value)) != value:
+        name = f'{part.partition(":")[0]}.{key}'.lstrip('.')
+        raise UserError(f'its config has {name}={found!r}, an option that is gone: use the code that trained it')
+  for part, values in change.added.items():
+    options = _options(config, part)
+    for key, value in values.items():
+      options.setdefault(key, value)
+
+
+def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
+  """The options of a part, to be changed in place; none if the config has another stage there."""
+  path, _, stage = part.partition(':')
+  if stage and stage != dict(zip(STAGES, stage_names(config['model']['name']), strict=True))[path]:
+    return {}
+  for section in filter(None, path.split('.')):
+    config = config.setdefault(section, {})
+  return config
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+  return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
