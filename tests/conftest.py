@@ -10,7 +10,6 @@ os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 os.environ['JAX_COMPILATION_CACHE_DIR'] = str(pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'xla')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
-import jax
 import pytest
 
 from configs import digits
@@ -26,9 +25,12 @@ def digits_dir(tmp_path_factory):
   return directory
 
 
-@pytest.fixture
+@pytest.fixture(scope='session')
 def toy(digits_dir):
-  """Makes configs of runs that take a second: `toy('model=vit', **{'train.epochs': 2.0})`."""
+  """Makes configs of runs that take a second: `toy('model=vit', **{'train.epochs': 2.0})`.
+
+  On one device, that is: a step on eight that share two cores takes seconds.
+  """
 
   def make(arguments='', **changes):
     config = digits.get_config(arguments)
@@ -49,15 +51,3 @@ def toy(digits_dir):
     return config
 
   return make
-
-
-@pytest.fixture
-def use_devices(monkeypatch):
-  """Makes runs use the first so many devices; a step on eight that share two cores takes seconds."""
-
-  devices = jax.devices
-
-  def use(count):
-    monkeypatch.setattr(jax, 'devices', lambda: devices()[:count])
-
-  return use

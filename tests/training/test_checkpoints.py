@@ -5,32 +5,69 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from runs import damage
 
 from hbf.errors import UserError
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.sharding import state_sharding
+from hbf.training.sharding import make_mesh, state_sharding
 from hbf.training.state import Totals, TrainState
 
 
 def state(value, devices=1):
   params = {'layer': {'kernel': jnp.full((4, 3), value)}}
   new = TrainState(jnp.asarray(int(value)), params, optax.adam(1e-3).init(params), Totals.zeros())
-  return jax.device_put(new, state_sharding(Mesh(np.asarray(jax.devices()[:devices]), ('data',)), new))
+  return jax.device_put(new, state_sharding(make_mesh(jax.devices()[:devices]), new))
 
 
 @contextlib.contextmanager
 def saved(folder, accuracies, keep=1):
   with contextlib.closing(Checkpoints(folder, keep)) as checkpoints:
     for step, accuracy in accuracies.items():
-      checkpoints.save(step, state(step), None if accuracy is None else {'accuracy': accuracy})
-  yield Checkpoints(folder, read_only=True)
+      if accuracy is not None:
+        checkpoints.score(step, accuracy)
+      checkpoints.save(step, state(step))
+  scores = {step: accuracy for step, accuracy in accuracies.items() if accuracy is not None}
+  yield Checkpoints(folder, scores=scores, read_only=True)
+
+
+def names(folder):
+  return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
   with saved(tmp_path, {100: 10.0, 200: 50.0, 300: 60.0, 400: 55.0, 500: 52.0}) as checkpoints:
-    assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()) == [300, 500]
+    assert names(tmp_path) == ['300', '500']
     assert (checkpoints.latest, checkpoints.find('latest'), checkpoints.find('best')) == (500, 500, 300)
+
+
+def test_of_equally_good_checkpoints_the_first_is_the_best(tmp_path):
+  with saved(tmp_path, {1: 10.0, 2: 20.0, 3: 20.0, 4: None}) as checkpoints:
+    assert names(tmp_path) == ['2', '4']
+    assert checkpoints.find('best') == 2
+
+
+def test_a_figure_is_the_best_if_no_checkpoint_has_a_better_or_the_same(tmp_path):
+  scores = {1: 30.0, 2: 90.0}  # of step 2 there is no checkpoint
+  with contextlib.closing(Checkpoints(tmp_path, scores=scores)) as checkpoints:
+    assert checkpoints.score(0, 20.0)
+    checkpoints.save(1, state(1))
+    assert [checkpoints.score(step, value) for step, value in ((3, 20.0), (4, 30.0), (5, 40.0))] == [
+      False,
+      False,
+      True,
+    ]
+    assert checkpoints.scored(5) and not checkpoints.scored(6)
+
+
+def test_a_figure_that_comes_later_counts(tmp_path):
+  """As that of a step whose validation was interrupted and is made up for."""
+  with contextlib.closing(Checkpoints(tmp_path, keep=1)) as checkpoints:
+    checkpoints.save(1, state(1))
+    assert checkpoints.score(1, 50.0)
+    for step in (2, 3):
+      checkpoints.score(step, 40.0)
+      checkpoints.save(step, state(step))
+  assert names(tmp_path) == ['1', '3']
 
 
 def test_unranked_checkpoints_do_not_pile_up(tmp_path):
@@ -50,13 +87,55 @@ def test_a_folder_without_checkpoints_says_so(tmp_path):
 @pytest.mark.parametrize('devices', [1, 8])
 def test_restores_onto_the_devices_at_hand(tmp_path, devices):
   with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-    checkpoints.save(7, state(7, devices=9 - devices), None)
+    checkpoints.save(7, state(7, devices=9 - devices), {'seconds': 1.5})
   target = jax.tree.map(jnp.zeros_like, state(0, devices))
-  target = jax.device_put(target, state_sharding(Mesh(np.asarray(jax.devices()[:devices]), ('data',)), target))
+  target = jax.device_put(target, state_sharding(make_mesh(jax.devices()[:devices]), target))
   checkpoints = Checkpoints(tmp_path, read_only=True)
-  restored = checkpoints.restore(7, target)
+  step, restored, about, damaged = checkpoints.restore_newest(target)
+  assert (step, about, damaged) == (7, {'seconds': 1.5}, {})
   assert jax.tree.structure(restored) == jax.tree.structure(target)
   assert all(leaf.sharding.device_set == set(jax.devices()[:devices]) for leaf in jax.tree.leaves(restored))
   assert int(restored.step) == 7
   np.testing.assert_array_equal(restored.params['layer']['kernel'], 7.0)
   np.testing.assert_array_equal(checkpoints.restore_params(7, target.params)['layer']['kernel'], 7.0)
+
+
+@pytest.mark.parametrize('files', [2, 100])
+def test_damaged_checkpoints_are_set_aside_and_made_anew(tmp_path, files):
+  with saved(tmp_path, dict.fromkeys((1, 2, 3)), keep=3):
+    pass
+  for again in range(2):
+    for step in (2, 3):
+      damage(tmp_path, step, files)
+    with contextlib.closing(Checkpoints(tmp_path, keep=3)) as checkpoints:
+      found = checkpoints.restore_newest(state(0))
+      assert found.step == checkpoints.latest == int(found.state.step) == 1
+      aside = [f'{step}.damaged' + ('-2' if again else '') for step in (2, 3)]
+      assert sorted(path.name for path in found.damaged.values()) == aside
+      for step in (2, 3):
+        checkpoints.save(step, state(step))
+    assert set(names(tmp_path)) >= {'1', '2', '3', *aside}
+    with contextlib.closing(Checkpoints(tmp_path, read_only=True)) as checkpoints:
+      assert checkpoints.find('latest') == 3
+
+
+def test_if_no_checkpoint_can_be_read_all_stay(tmp_path):
+  with saved(tmp_path, dict.fromkeys((1, 2)), keep=2):
+    pass
+  damage(tmp_path, 1)
+  damage(tmp_path, 2)
+  opened, refused = (
+    contextlib.closing(Checkpoints(tmp_path)),
+    pytest.raises(UserError, match=r'in .* can be read \(.+\): '),
+  )
+  with opened as checkpoints, refused:
+    checkpoints.restore_newest(state(0))
+  assert names(tmp_path) == ['1', '2']
+
+
+def test_a_damaged_checkpoint_is_not_evaluated_and_the_others_are_named(tmp_path):
+  with saved(tmp_path, dict.fromkeys((1, 2)), keep=2) as checkpoints:
+    damage(tmp_path, 2, count=100)
+    with pytest.raises(UserError, match=r'checkpoint 2 in .* cannot be read \(.+\): use --checkpoint with one of 1$'):
+      checkpoints.restore_params(2, state(0).params)
+  assert names(tmp_path) == ['1', '2']

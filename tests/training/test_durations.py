@@ -12,6 +12,11 @@ def test_the_run_completes_its_last_epoch():
   assert CLOCK.steps * 64 >= 2500 > (CLOCK.steps - 1) * 64
 
 
+@pytest.mark.parametrize(('epochs', 'steps'), [(0.1, 10), (0.3, 30), (1.1, 110), (0.105, 11), (1e-05, 1)])
+def test_a_part_of_an_epoch_has_the_steps_that_it_says(epochs, steps):
+  assert Clock(examples=1000, batch_size=10, epochs=epochs).steps == steps
+
+
 @pytest.mark.parametrize(
   ('duration', 'examples'),
   [('3steps', 192), ('1epoch', 1000), ('0.5epochs', 500), ('10examples', 10), ('50%', CLOCK.steps * 32)],

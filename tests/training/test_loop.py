@@ -1,184 +1,148 @@
 """Real runs of a toy model on the digits."""
 
+import itertools
 import json
-import os
-import pathlib
-import signal
-import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
+from runs import ONE, QUIET, params_of
 
 from hbf.errors import UserError
-from hbf.models.build import abstract_params
+from hbf.evaluation import evaluator
+from hbf.training import evaluate, loop
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import evaluate_workdir
-from hbf.training.experiment import prepare, with_sharding
 from hbf.training.loop import train
-from hbf.training.reporter import Diverged, Reporter
-from hbf.training.writers import read_metrics
-
-ROOT = pathlib.Path(__file__).parents[2]
-QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
-TIMES = ('images_per_second', 'seconds')
+from hbf.training.reporter import Diverged
+from hbf.training.writers import read_metrics, validation_scores
 
 
-@pytest.fixture(autouse=True)
-def one_device(use_devices):
-  use_devices(1)
+def files_in(workdir):
+  return {path: path.stat().st_mtime_ns for path in workdir.rglob('*') if path.is_file() and path.name != '.lock'}
 
 
-def timeless(workdir):
-  return [{key: value for key, value in line.items() if key not in TIMES} for line in read_metrics(workdir)]
-
-
-def params_of(workdir, config):
-  experiment = prepare(config)
-  checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
-  abstract = with_sharding(abstract_params(experiment.model, (8, 8, 1)), experiment.mesh)
-  return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.find('latest'), abstract))
-
-
-def assert_same_run(first, second, config):
-  """Bit for bit the same parameters and metrics."""
-  jax.tree.map(np.testing.assert_array_equal, params_of(first, config), params_of(second, config))
-  assert timeless(first) == timeless(second)
-
-
-def test_a_run_leaves_what_the_contract_says(tmp_path, toy):
-  result = train(toy(), tmp_path, QUIET)
+def test_a_run_leaves_what_the_contract_says(finished):
+  workdir, _, result = finished
   keys = 'dataset model recipe seed params flops_per_image steps epochs split n correct accuracy top5 nll ece '
   keys += 'train_seconds compile_seconds images_per_second peak_memory_bytes device commit versions'
   assert list(result) == keys.split()
-  assert json.loads((tmp_path / 'result.json').read_text()) == result
+  assert json.loads((workdir / 'result.json').read_text()) == result
   assert result['accuracy'] == pytest.approx(100 * result['correct'] / result['n'])
-  lines = read_metrics(tmp_path)
+  assert result['device'].startswith('1 × cpu')
+  lines = read_metrics(workdir)
   assert {line['split'] for line in lines} == {'train', 'validation', 'test'}
-  assert [line['step'] for line in lines if line['split'] == 'train'] == [5, 10, 15, 20, 21]
-  assert all('images_per_second' in line for line in lines if line['split'] == 'train')
-  evaluation = evaluate_workdir(tmp_path, 'latest', 'test')
+  assert [line['step'] for line in lines if line['split'] == 'train'] == [7, 14, 21, 28, 35, 41]
+  classes = json.loads((workdir / 'data.json').read_text())['classes']
+  assert len(classes) == 10
+
+
+def test_times_agree_with_each_other(finished):
+  workdir, config, result = finished
+  images = config.train.batch_size * result['steps']
+  assert result['images_per_second'] * result['train_seconds'] == pytest.approx(images, rel=0.1)
+  lines = [line for line in read_metrics(workdir) if line['split'] == 'train']
+  ends = [(0, 0.0), *((line['step'], line['seconds']) for line in lines)]
+  for line, ((before, begin), (step, end)) in zip(lines, itertools.pairwise(ends), strict=True):
+    seconds = (step - before) * config.train.batch_size / line['images_per_second']
+    assert end - begin == pytest.approx(seconds, abs=0.011)  # both are rounded
+
+
+def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
+  """The last one too, which is written right after the one before it; but for clocks that are read late."""
+  compiled, seconds = loop._compile, 0.02
+
+  def slowed(*arguments):
+    steps, compile_seconds = compiled(*arguments)
+
+    def slow_steps(*call):
+      time.sleep(seconds)
+      return jax.block_until_ready(steps(*call))
+
+    return slow_steps, compile_seconds
+
+  monkeypatch.setattr(loop, '_compile', slowed)
+  config = toy(**{'train.epochs': 0.3, 'log.every': '2steps', 'train.steps_per_call': 1, 'model.dropout': 0.1})
+  result = train(config, tmp_path, QUIET, ONE)
+  rates = [line['images_per_second'] for line in read_metrics(tmp_path) if line['split'] == 'train']
+  assert len(rates) == 4
+  assert max(*rates, result['images_per_second']) <= 2 * config.train.batch_size / seconds
+
+
+def test_a_finished_run_is_not_touched_again(finished, monkeypatch):
+  workdir, config, result = finished
+  monkeypatch.setattr(loop, 'has_checkpoint', None)  # only a run that starts from a file has to know
+  before = files_in(workdir)
+  assert train(config, workdir, QUIET, ONE) == result
+  assert files_in(workdir) == before
+
+
+def test_evaluation_repeats_the_runs_own_figures(finished):
+  workdir, _, result = finished
+  before = files_in(workdir / 'checkpoints')
+  evaluation = evaluate_workdir(workdir, 'latest', 'test', ONE)
   assert evaluation.result['correct'] == result['correct']
-  assert json.loads((tmp_path / 'eval-test-21.json').read_text()) == evaluation.result
+  assert json.loads((workdir / 'eval-test-41.json').read_text()) == evaluation.result
+  assert files_in(workdir / 'checkpoints') == before
 
 
-def test_a_finished_run_is_not_touched_again(tmp_path, toy):
-  first = train(toy(), tmp_path, QUIET)
-  before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*') if path.is_file() and path.name != '.lock'}
-  assert train(toy(), tmp_path, QUIET) == first
-  assert before == {path: path.stat().st_mtime_ns for path in before}
+@pytest.mark.parametrize(
+  ('checkpoint', 'split', 'message'), [('9', 'test', 'no checkpoint'), ('latest', 'tests', "did you mean 'test'")]
+)
+def test_evaluation_names_what_there_is(finished, checkpoint, split, message):
+  with pytest.raises(UserError, match=message):
+    evaluate_workdir(finished[0], checkpoint, split, ONE)
+
+
+def test_a_workdir_of_another_config_or_of_other_data_is_left_as_it_is(finished, toy, monkeypatch):
+  workdir, config, _ = finished
+  before = files_in(workdir)
+  with pytest.raises(UserError, match='holds a run of another config'):
+    train(toy(seed=1), workdir, QUIET, ONE)
+  of_digits = loop.identity
+  for module in (loop, evaluate):
+    monkeypatch.setattr(module, 'identity', lambda dataset: of_digits(dataset) | {'classes': [*'abcdefghij']})
+  with pytest.raises(UserError, match=r'was trained on other data \(classes 0, 1, 2, 3, 4 and 5 more there, a, b, '):
+    train(config, workdir, QUIET, ONE)
+  with pytest.raises(UserError, match='was trained on other data'):
+    evaluate_workdir(workdir, 'latest', 'test', ONE)
+  assert files_in(workdir) == before
 
 
 def test_training_learns(tmp_path, toy):
-  changes = {'train.epochs': 8.0, 'model.width': 32, 'model.stage2.centres': 32, 'data.crop': 0}
-  train(toy(**changes), tmp_path, QUIET)
-  accuracy = [line['accuracy'] for line in read_metrics(tmp_path) if line['split'] == 'validation']
-  assert accuracy[-1] > 60  # ten classes
+  config = toy('model=vit', **{'train.epochs': 6.0, 'model.width': 32, 'model.stage2.hidden': 32, 'data.crop': 0})
+  train(config, tmp_path, QUIET, ONE)
+  scores = validation_scores(tmp_path)
+  assert scores[max(scores)] > 60  # ten classes
 
 
-def stop_at(monkeypatch, stop):
-  """Sends this process SIGTERM when step `stop` is reported."""
-  report = Reporter.report
+def test_the_best_checkpoint_is_kept_though_none_is_due_when_it_is_found(tmp_path, toy, monkeypatch):
+  figures = iter([10.0, 50.0, 30.0, 50.0, 20.0])
 
-  def reporting(self, step, state):
-    if step == stop:
-      os.kill(os.getpid(), signal.SIGTERM)
-    return report(self, step, state)
+  def scripted(counts):
+    summary = summarise(counts)
+    return summary | {'accuracy': next(figures)} if summary['n'] == 144 else summary
 
-  monkeypatch.setattr(Reporter, 'report', reporting)
-
-
-@pytest.mark.parametrize('arguments', ['model=hyperbf', pytest.param('model=vit', marks=pytest.mark.slow)])
-def test_sigterm_saves_and_the_same_call_goes_on_exactly(tmp_path, toy, monkeypatch, arguments):
-  """Also if the parts cut the steps into other calls."""
-  config = toy(arguments, **{'model.dropout': 0.1, 'train.epochs': 2.0, 'log.every': '7steps'})
-  train(config, tmp_path / 'whole', QUIET)
-  with monkeypatch.context() as patch:
-    stop_at(patch, 14)
-    config.train.steps_per_call = 4
-    assert train(config, tmp_path / 'parts', QUIET) is None
-  assert not (tmp_path / 'parts' / 'result.json').exists()
-  config.train.steps_per_call = 1
-  assert train(config, tmp_path / 'parts', QUIET) is not None
-  assert_same_run(tmp_path / 'whole', tmp_path / 'parts', config)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_its_blocks_in_another_form(tmp_path, toy, monkeypatch):
-  config = toy(**{'model.depth': 2, 'optimizer.name': 'sgd'})
-  train(config, tmp_path / 'whole', QUIET)
-  with monkeypatch.context() as patch:
-    stop_at(patch, 10)
-    config.model.update(scan_layers=True, remat=True)
-    assert train(config, tmp_path / 'parts', QUIET) is None
-  config.model.update(scan_layers=False, remat=False)
-  assert train(config, tmp_path / 'parts', QUIET) is not None
-  whole, parts = (params_of(tmp_path / name, config) for name in ('whole', 'parts'))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole, parts)
-
-
-@pytest.mark.parametrize('kind', ['device', pytest.param('stream', marks=pytest.mark.slow)])
-def test_kill_9_in_an_epoch_changes_nothing(tmp_path, toy, digits_dir, kind):
-  changes = {'train.epochs': 6.0, 'checkpoint.every': '8steps', 'log.every': '3steps', 'data.input': kind}
-  changes |= {'model.width': 16, 'model.depth': 1, 'model.heads': 2, 'model.stage2.centres': 12}
-  changes |= {'data.dir': str(digits_dir), 'evaluate.every': '1epoch', 'data.workers': 1, 'train.steps_per_call': 2}
-  flags = [f'--config.{key}={value}' for key, value in changes.items()]
-  environment = os.environ | {'XLA_FLAGS': ''}
-
-  def start(workdir):
-    command = [sys.executable, 'train.py', f'--workdir={workdir}', *flags]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-
-  assert start(tmp_path / 'whole').wait() == 0
-  killed = start(tmp_path / 'killed')
-  while not any(line['step'] >= 33 for line in read_metrics(tmp_path / 'killed')):
-    assert killed.poll() is None, 'the run ended before it could be killed'
-    time.sleep(0.01)
-  killed.kill()
-  assert killed.wait() == -signal.SIGKILL
-  assert not (tmp_path / 'killed' / 'result.json').exists()
-  assert start(tmp_path / 'killed').wait() == 0
-  assert_same_run(tmp_path / 'whole', tmp_path / 'killed', toy(**changes))
-
-
-def test_both_inputs_train_the_same_model(tmp_path, toy):
-  results = {}
-  for kind in ('device', 'stream'):
-    config = toy(**{'data.input': kind, 'data.workers': 0})
-    train(config, tmp_path / kind, QUIET)
-    results[kind] = params_of(tmp_path / kind, config)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), results['device'], results['stream'])
-
-
-def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, toy):
-  results = {}
-  for parts in (1, 4):
-    config = toy(**{'train.accumulate': parts, 'optimizer.name': 'sgd'})
-    train(config, tmp_path / str(parts), QUIET)
-    results[parts] = params_of(tmp_path / str(parts), config)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), results[1], results[4])
-
-
-def test_device_count_does_not_matter(tmp_path, toy, use_devices):
-  results = {}
-  for count in (1, 2):
-    use_devices(count)
-    config = toy(**{'optimizer.name': 'sgd', 'train.epochs': 0.2})
-    train(config, tmp_path / str(count), QUIET)
-    results[count] = params_of(tmp_path / str(count), config)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), results[2], results[1])
+  summarise = evaluator.summarise
+  monkeypatch.setattr(evaluator, 'summarise', scripted)
+  changes = {'checkpoint.every': '1000steps', 'evaluate.every': '5steps', 'checkpoint.keep': 1, 'train.epochs': 1.2}
+  config = toy(**{'model.dropout': 0.1, 'log.every': '7steps'} | changes)
+  train(config, tmp_path, QUIET, ONE)
+  scores = validation_scores(tmp_path)
+  assert scores == {5: 10.0, 10: 50.0, 15: 30.0, 20: 50.0, 25: 20.0}
+  assert evaluate_workdir(tmp_path, 'best', 'train', ONE).result['checkpoint'] == 10
+  checkpoints = Checkpoints(tmp_path / 'checkpoints', scores=scores, read_only=True)
+  assert (checkpoints.find('best'), checkpoints.latest) == (10, 25)
 
 
 def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
   changes = {'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'optimizer.learning_rate': 1e30}
   changes |= {'optimizer.warmup': '12steps', 'checkpoint.every': '1steps', 'optimizer.schedule': 'constant'}
-  config = toy(**changes)
+  config = toy('model=vit', **changes, **{'data.validation': 0.0})
   with pytest.raises(Diverged, match='not finite at step'):
-    train(config, tmp_path, QUIET)
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params_of(tmp_path, config)))
+    train(config, tmp_path, QUIET, ONE)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params_of(tmp_path)))
   assert not (tmp_path / 'result.json').exists()
 
 
@@ -207,25 +171,7 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     ({'checkpoint.every': '1 month'}, r"checkpoint.every: '1 month' isn't a duration"),
   ],
 )
-def test_bad_input_is_named_before_anything_is_written(tmp_path, toy, use_devices, changes, message):
-  use_devices(8)
+def test_bad_input_is_named_before_anything_is_written(tmp_path, toy, changes, message):
   with pytest.raises(UserError, match=message):
-    train(toy(**changes), tmp_path / 'run', QUIET)
+    train(toy(**changes), tmp_path / 'run', QUIET, jax.devices()[:8])
   assert not (tmp_path / 'run').exists()
-
-
-def test_a_workdir_of_another_config_is_left_as_it_is(tmp_path, toy):
-  train(toy(), tmp_path, QUIET)
-  before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
-  with pytest.raises(UserError, match='holds a run of another config'):
-    train(toy(seed=1), tmp_path, QUIET)
-  assert before == {path: path.read_bytes() for path in before}
-
-
-@pytest.mark.parametrize(
-  ('checkpoint', 'split', 'message'), [('9', 'test', 'no checkpoint'), ('latest', 'tests', "did you mean 'test'")]
-)
-def test_evaluation_names_what_there_is(tmp_path, toy, checkpoint, split, message):
-  train(toy(), tmp_path, QUIET)
-  with pytest.raises(UserError, match=message):
-    evaluate_workdir(tmp_path, checkpoint, split)

@@ -1,10 +1,12 @@
-"""Each test has a process of its own, set up as the scripts set theirs up."""
+"""What the scripts set up is tested in processes of their own."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+
+from hbf.training import machine
 
 FAULTS = """
 import resource
@@ -55,6 +57,14 @@ def test_the_next_run_loads_what_this_one_compiled(tmp_path):
   first, second = run(CACHE, **home), run(CACHE, **home)
   assert first[1] == second[1] == str(tmp_path / 'hbf' / 'xla')
   assert int(first[0]) == 0 < int(second[0])
+
+
+def test_of_many_compiled_programs_the_latest_stay(tmp_path):
+  for age, name in enumerate('abcd'):
+    (tmp_path / name).write_bytes(bytes(10))
+    os.utime(tmp_path / name, (1000 - age, 2000 + age))  # read, written
+  machine._trim(tmp_path, 25)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['a', 'b']
 
 
 def test_a_folder_given_to_jax_stays(tmp_path):

@@ -3,7 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.training.state import Totals, TrainState, several
+from hbf.training.experiment import prepare
+from hbf.training.sharding import replicated
+from hbf.training.state import Totals, TrainState, init_state, make_train_step, several
 
 
 def add_twice(state, resident, batch):
@@ -21,3 +23,38 @@ def test_one_call_takes_as_many_steps_as_it_is_told(count):
     expected = add_twice(expected, resident, {'index': stack['index'][row]})
   np.testing.assert_array_equal(state.params, expected.params)
   assert int(state.step) == int(step) == 7 + count
+
+
+@pytest.fixture(scope='module')
+def params_after(toy):
+  """Parameters of the start and three steps of SGD, which keeps rounding small where Adam makes 1 of it."""
+
+  def run(devices=1, **changes):
+    sgd = {'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.1, 'optimizer.clip': 0.0}
+    made = prepare(toy('model=vit', **sgd, **changes), devices=jax.devices()[:devices])
+    data = made.inputs['train']
+
+    def steps(resident, stack):
+      state = init_state(made.model, made.optimizer, made.objective, resident, jax.tree.map(lambda z: z[0], stack))
+      step = make_train_step(made.model, made.optimizer, made.objective)
+      return several(step)(state, resident, stack, 3)[0].params
+
+    stack = next(data.stacks(made.order, 0, [3], 3))
+    return jax.jit(steps, out_shardings=replicated(made.mesh))(data.resident, stack)
+
+  return run
+
+
+@pytest.fixture(scope='module')
+def expected(params_after):
+  return params_after()
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [{'devices': 2}, {'data.input': 'stream', 'data.workers': 0}, {'train.accumulate': 4}],
+  ids=['devices', 'stream', 'accumulate'],
+)
+def test_devices_inputs_and_parts_of_a_batch_do_not_matter(params_after, expected, changes):
+  found = params_after(**changes)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)

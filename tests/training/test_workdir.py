@@ -1,10 +1,21 @@
+import errno
 import json
 
+import numpy as np
 import pytest
 
 from hbf.errors import UserError
-from hbf.training.workdir import claim, load_config, locked
+from hbf.training import workdir
+from hbf.training.workdir import claim, load_config, locked, read_predictions, write_predictions
 from hbf.training.writers import MetricsWriter, read_metrics
+
+DATA = {
+  'name': 'pets',
+  'classes': ['cat', 'dog'],
+  'image_shape': [8, 8, 1],
+  'splits': {'train': 9},
+  'fingerprint': 'a',
+}
 
 
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path):
@@ -12,6 +23,26 @@ def test_a_second_run_is_refused_until_the_first_ends(tmp_path):
     pass
   with locked(tmp_path / 'run'):
     pass
+
+
+@pytest.mark.parametrize(
+  ('error', 'message'),
+  [(errno.EWOULDBLOCK, 'in use'), (errno.ENOLCK, 'without locks'), (errno.ENOTSUP, 'without locks')],
+)
+def test_a_lock_that_cannot_be_had_says_why(tmp_path, monkeypatch, error, message):
+  def refuse(file, kind):
+    raise OSError(error, 'no')
+
+  monkeypatch.setattr(workdir.fcntl, 'flock', refuse)
+  with pytest.raises(UserError, match=message), locked(tmp_path / 'run'):
+    pass
+
+
+def test_a_folder_is_in_use_as_long_as_it_is_held(tmp_path):
+  assert not workdir.in_use(tmp_path / 'run')
+  with locked(tmp_path / 'run'):
+    assert workdir.in_use(tmp_path / 'run')
+  assert not workdir.in_use(tmp_path / 'run')
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
@@ -22,23 +53,58 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 
 
 def test_another_config_is_refused_with_the_keys_that_differ(tmp_path, toy):
-  claim(tmp_path, toy())
+  claim(tmp_path, toy(), DATA)
   before = (tmp_path / 'config.json').read_text()
   with pytest.raises(UserError, match=r'optimizer\.learning_rate is 0\.002 there, 0\.5 here'):
-    claim(tmp_path, toy(**{'optimizer.learning_rate': 0.5}))
+    claim(tmp_path, toy(**{'optimizer.learning_rate': 0.5}), DATA)
   assert (tmp_path / 'config.json').read_text() == before
 
 
 def test_what_does_not_change_the_result_may_differ(tmp_path, toy):
-  claim(tmp_path, toy())
-  claim(tmp_path, toy(**{'data.dir': '/elsewhere', 'data.input': 'stream', 'checkpoint.keep': 7}))
+  claim(tmp_path, toy(), DATA)
+  claim(tmp_path, toy(**{'data.dir': '/elsewhere', 'data.input': 'stream', 'checkpoint.keep': 7}), DATA)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'classes': ['cat', 'ant']}, r'other data \(classes dog there, ant here\)'),
+    ({'classes': ['dog', 'cat']}, 'classes cat, dog there, dog, cat here'),
+    ({'splits': {'train': 8}}, 'sizes 9 train there, 8 train here'),
+    ({'fingerprint': 'b'}, 'as many images of the same classes, but others'),
+  ],
+)
+def test_other_data_are_refused_with_what_differs(tmp_path, toy, change, message):
+  claim(tmp_path, toy(), DATA)
+  before = (tmp_path / 'data.json').read_text()
+  with pytest.raises(UserError, match=message):
+    claim(tmp_path, toy(), DATA | change)
+  assert (tmp_path / 'data.json').read_text() == before
+
+
+def test_an_old_run_learns_what_its_data_are_when_it_goes_on_and_not_when_it_is_finished(tmp_path, toy):
+  for name in ('running', 'finished'):
+    (tmp_path / name).mkdir()
+    claim(tmp_path / name, toy(), DATA)
+    (tmp_path / name / 'data.json').unlink()
+  (tmp_path / 'finished' / 'result.json').touch()
+  for name in ('running', 'finished'):
+    claim(tmp_path / name, toy(), DATA)
+  assert json.loads((tmp_path / 'running' / 'data.json').read_text()) == DATA
+  assert not (tmp_path / 'finished' / 'data.json').exists()
+
+
+def test_predictions_of_any_number_of_classes_come_back(tmp_path):
+  labels = np.array([0, 40_000, 2**31 - 1], np.int32)
+  write_predictions(tmp_path, labels, labels[::-1])
+  np.testing.assert_array_equal(read_predictions(tmp_path), [labels, labels[::-1]])
 
 
 def test_the_config_comes_back_as_it_was(tmp_path, toy):
   config = toy(**{'data.mean': (0.25,), 'data.std': (0.5,)})
-  claim(tmp_path, config)
+  claim(tmp_path, config, DATA)
   assert json.loads(load_config(tmp_path).to_json()) == json.loads(config.to_json())
-  claim(tmp_path, config)
+  claim(tmp_path, config, DATA)
 
 
 def test_a_folder_without_config_is_no_workdir(tmp_path):
@@ -49,11 +115,11 @@ def test_a_folder_without_config_is_no_workdir(tmp_path):
 def test_a_resumed_log_drops_what_will_be_written_again_and_half_a_line(tmp_path):
   with MetricsWriter(tmp_path, 0, tensorboard=False) as writer:
     for step in (1, 2, 3):
-      writer.write(step, step / 10, 'train', loss=1 / step, seconds=float(step))
+      writer.write(step, step / 10, 'train', loss=1 / step)
+    writer.write(2, 0.2, 'test', loss=0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write('{"step": 2, "ep')
   with MetricsWriter(tmp_path, 2, tensorboard=False) as writer:
-    assert writer.seconds == 2.0
     writer.write(3, 0.3, 'train', loss=0.5)
   assert [(line['step'], line['loss']) for line in read_metrics(tmp_path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
 

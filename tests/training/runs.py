@@ -1,0 +1,37 @@
+"""What tests of runs share."""
+
+import os
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from hbf.training.evaluate import restore
+from hbf.training.writers import read_metrics
+
+ONE = jax.devices()[:1]
+QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+TIMES = ('images_per_second', 'seconds')
+
+
+def params_of(workdir):
+  """Parameters of the newest checkpoint, on the host."""
+  return jax.tree.map(np.asarray, restore(workdir, 'latest', ONE).params)
+
+
+def timeless(workdir):
+  """The log without what a clock says."""
+  return [{key: value for key, value in line.items() if key not in TIMES} for line in read_metrics(workdir)]
+
+
+def assert_same_run(first, second):
+  """Bit for bit the same parameters and metrics."""
+  jax.tree.map(np.testing.assert_array_equal, params_of(first), params_of(second))
+  assert timeless(first) == timeless(second)
+
+
+def damage(folder, step, count=2):
+  """Cuts the largest files of a checkpoint in half."""
+  files = sorted((path for path in (folder / str(step)).rglob('*') if path.is_file()), key=lambda p: p.stat().st_size)
+  for path in files[-count:]:
+    os.truncate(path, path.stat().st_size // 2)

@@ -1,0 +1,180 @@
+"""Runs that end before their end: the same call goes on, and nothing of the result shows that it did."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from runs import ONE, QUIET, assert_same_run, damage, params_of, timeless
+
+from hbf.data.inputs import Input
+from hbf.data.order import EvalOrder
+from hbf.errors import UserError
+from hbf.training import experiment
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.loop import train
+from hbf.training.reporter import Reporter
+
+TRAIN = """
+import json, os, signal, sys
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+from hbf.training.loop import train
+from hbf.training.reporter import Reporter
+
+report = Reporter.report
+
+def reporting(self, step, state):
+  if step == int(sys.argv[3]):
+    os.kill(os.getpid(), signal.SIGKILL)
+  return report(self, step, state)
+
+Reporter.report = reporting
+if __name__ == '__main__':
+  train(ConfigDict(json.loads(sys.argv[1])), __import__('pathlib').Path(sys.argv[2]), Console(), jax.devices()[:1])
+"""
+
+
+def stop_at(patch, stop):
+  """Sends this process SIGTERM when step `stop` is reported."""
+  report = Reporter.report
+
+  def reporting(self, step, state):
+    if step == stop:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return report(self, step, state)
+
+  patch.setattr(Reporter, 'report', reporting)
+
+
+@pytest.fixture(scope='module')
+def stopped(finished, tmp_path_factory):
+  """The finished run's config and the workdir of its like that was stopped after step 14, with other calls."""
+  config = finished[1].copy_and_resolve_references()
+  config.train.steps_per_call, config.checkpoint.every, config.checkpoint.keep = 4, '5steps', 9
+  workdir = tmp_path_factory.mktemp('stopped') / 'run'
+  with pytest.MonkeyPatch.context() as patch:
+    stop_at(patch, 14)
+    assert train(config, workdir, QUIET, ONE) is None
+  assert not (workdir / 'result.json').exists()
+  return workdir
+
+
+@pytest.fixture
+def parts(stopped, tmp_path):
+  """A copy of the stopped run."""
+  return shutil.copytree(stopped, tmp_path / 'run')
+
+
+def goes_on(finished, workdir):
+  """Finishes a run; returns what it says. It must become the finished one."""
+  whole, config, result = finished
+  said = io.StringIO()
+  found = train(config, workdir, Console(file=said, width=1000), ONE)
+  assert found['correct'] == result['correct']
+  assert_same_run(whole, workdir)
+  images = config.train.batch_size * result['steps']
+  assert found['images_per_second'] * found['train_seconds'] == pytest.approx(images, rel=0.1)
+  return said.getvalue()
+
+
+def test_sigterm_saves_and_the_same_call_goes_on_exactly(finished, parts, monkeypatch):
+  """Also if the parts cut the steps into other calls; and nothing is measured again."""
+  monkeypatch.setattr(experiment, 'channel_statistics', None)
+  assert 'goes on after step 14' in goes_on(finished, parts)
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_can_be_read(finished, parts):
+  damage(parts / 'checkpoints', 14)
+  said = goes_on(finished, parts)
+  assert f'checkpoint 14 cannot be read; set aside as {parts}/checkpoints/14.damaged\ngoes on after step 10' in said
+  assert (parts / 'checkpoints' / '14.damaged').is_dir()
+
+
+def test_if_no_checkpoint_can_be_read_the_run_says_so_and_leaves_them(finished, parts):
+  for step in (5, 10, 14):
+    damage(parts / 'checkpoints', step)
+  with pytest.raises(UserError, match=r'no checkpoint in .* can be read'):
+    train(finished[1], parts, QUIET, ONE)
+  assert sorted(path.name for path in (parts / 'checkpoints').iterdir()) == ['10', '14', '5']
+
+
+@pytest.mark.parametrize(('split', 'step'), [('validation', 21), ('test', 41)])
+def test_sigterm_during_evaluation_is_answered_within_two_batches(finished, tmp_path, monkeypatch, split, step):
+  """And the evaluation is made up for."""
+  config = finished[1].copy_and_resolve_references()
+  examples = {'validation': 144, 'test': finished[2]['n']}[split]
+  batches, after = Input.batches, []
+
+  def interrupting(self, order, start, stop):
+    for number, batch in enumerate(batches(self, order, start, stop)):
+      if isinstance(order, EvalOrder) and order.examples == examples:
+        if number == 2:
+          os.kill(os.getpid(), signal.SIGTERM)
+        if number >= 2:
+          after.append(number)
+      yield batch
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Input, 'batches', interrupting)
+    assert train(config, tmp_path, QUIET, ONE) is None
+  assert 1 <= len(after) <= 2
+  assert Checkpoints(tmp_path / 'checkpoints', read_only=True).latest == step
+  assert (split, step) not in [(line['split'], line['step']) for line in timeless(tmp_path)]
+  assert f'goes on after step {step}' in goes_on(finished, tmp_path)
+
+
+@pytest.mark.parametrize('kind', ['device', pytest.param('stream', marks=pytest.mark.slow)])
+def test_kill_9_in_an_epoch_changes_nothing(finished, tmp_path, kind):
+  config = finished[1].copy_and_resolve_references()
+  config.update_from_flattened_dict({'checkpoint.every': '8steps', 'data.input': kind, 'data.workers': 1})
+  workdir = tmp_path / 'run'
+  (tmp_path / 'train_and_die.py').write_text(TRAIN)  # a file, as the stream's processes import it
+  command = [sys.executable, tmp_path / 'train_and_die.py', config.to_json(), workdir, '28']
+  environment = os.environ | {'PYTHONPATH': os.getcwd()}
+  assert subprocess.run(command, env=environment, capture_output=True).returncode == -signal.SIGKILL
+  assert not (workdir / 'result.json').exists()
+  assert Checkpoints(workdir / 'checkpoints', read_only=True).latest in (
+    16,
+    21,
+    24,
+  )  # the last may not have been complete
+  if kind == 'device':
+    goes_on(finished, workdir)
+    return
+  train(config, workdir, QUIET, ONE)
+  train(config, tmp_path / 'whole', QUIET, ONE)
+  assert_same_run(tmp_path / 'whole', workdir)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_blocks_in_another_form(tmp_path, toy, monkeypatch):
+  config = toy(**{'model.depth': 2, 'optimizer.name': 'sgd'})
+  train(config, tmp_path / 'whole', QUIET, ONE)
+  with monkeypatch.context() as patch:
+    stop_at(patch, 10)
+    config.model.update(scan_layers=True, remat=True)
+    assert train(config, tmp_path / 'parts', QUIET, ONE) is None
+  config.model.update(scan_layers=False, remat=False)
+  assert train(config, tmp_path / 'parts', QUIET, ONE) is not None
+  whole, parts = (params_of(tmp_path / name) for name in ('whole', 'parts'))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole, parts)
+
+
+def test_a_run_without_times_in_its_checkpoint_counts_the_steps_that_it_times(finished, parts):
+  """As those of before times were saved."""
+  for path in (parts / 'checkpoints').glob('*/_CHECKPOINT_METADATA'):
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {'custom_metadata': {}}))
+  config = finished[1]
+  result = train(config, parts, QUIET, ONE)
+  images = config.train.batch_size * (result['steps'] - 14)
+  assert result['images_per_second'] * result['train_seconds'] == pytest.approx(images, rel=0.1)

@@ -1,0 +1,86 @@
+"""Configs of older runs, those in results/ first of all."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+from flax.traverse_util import flatten_dict
+
+from configs import cifar10
+from hbf.errors import UserError
+from hbf.models.build import build_model, count_parameters
+from hbf.training import schema
+from hbf.training.schema import Change, current, stamp
+from hbf.training.workdir import differences, flatten, load_config
+
+RESULTS = pathlib.Path(__file__).parents[2] / 'results'
+RUNS = sorted(path.parent.relative_to(RESULTS) for path in RESULTS.glob('*/*/config.json'))
+OLD = {'name': 'vit', 'width': 8, 'stage1': {}, 'stage2': {'hidden': 4, 'activation': 'relu'}}
+
+
+def test_there_are_runs():
+  assert len(RUNS) > 80
+
+
+@pytest.mark.parametrize('run', RUNS, ids=str)
+def test_every_committed_run_is_the_model_that_it_was(run):
+  """Its config has exactly today's keys, and gives the model of as many parameters as it had."""
+  config = load_config(RESULTS / run)
+  today = cifar10.get_config(f'model={config.model.name},recipe=small')
+  assert flatten(config.to_dict()).keys() == flatten(today.to_dict()).keys()
+  assert differences(RESULTS / run, config) == ''
+  result = RESULTS / run / 'result.json'
+  if result.exists():
+    model = build_model(config.model, 10)
+    assert count_parameters(model, (32, 32, 3)) == json.loads(result.read_text())['params']
+
+
+def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
+  """The first runs had no rate of their own for centres; today's default is √D."""
+  shutil.copy(RESULTS / 'small' / 'cifar10-hyperbf-0' / 'config.json', tmp_path)
+  stored = json.loads((tmp_path / 'config.json').read_text())
+  del stored['optimizer']['centre_rate']
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  assert load_config(tmp_path).optimizer.centre_rate == 1.0
+  asked = load_config(RESULTS / 'small' / 'cifar10-hyperbf-0')
+  assert differences(tmp_path, asked) == 'optimizer.centre_rate is 1.0 there, 8.0 here'
+
+
+def test_a_config_of_today_is_left_as_it_is():
+  config = cifar10.get_config().to_dict()
+  assert current(stamp(config)) == config
+
+
+def test_changes_rename_remove_and_add_in_their_part_only():
+  changes = (
+    Change(
+      added={'model': {'pool': 'cls'}, 'model.stage2:mlp': {'scale': 1.0}, 'model.stage2:hyperbf': {'other': 1}}
+    ),
+    Change(
+      renamed={'model.stage2:mlp': {'hidden': 'units'}, 'model.stage1:hyperbf': {'width': 'sigma'}},
+      removed={'model.stage2:mlp': {'nearest': 0}},
+    ),
+    Change(added={'model.stage2:mlp': {'units': 7}, 'new': {'key': 2}}),
+  )
+  stored = {'model': {**OLD, 'stage2': {**OLD['stage2'], 'nearest': 0}}}
+  before = json.dumps(stored)
+  found = flatten_dict(current(stored, changes), sep='.')
+  assert json.dumps(stored) == before
+  assert found['model.stage2.units'] == 4
+  assert (found['model.pool'], found['model.stage2.scale'], found['new.key']) == ('cls', 1.0, 2)
+  names = {key.split('.')[-1] for key in found}
+  assert names == {'name', 'width', 'stage1', 'units', 'activation', 'pool', 'scale', 'key'} - {'stage1'}
+  assert flatten_dict(current({'version': 2, 'model': OLD}, changes), sep='.')['model.stage2.hidden'] == 4
+
+
+def test_an_option_that_is_gone_and_was_in_use_is_named(tmp_path):
+  changes = (Change(removed={'model.stage2:mlp': {'nearest': 0}}),)
+  with pytest.raises(UserError, match=r'model\.stage2\.nearest=16, an option that is gone'):
+    current({'model': {**OLD, 'stage2': {'nearest': 16}}}, changes)
+
+
+def test_a_config_of_a_newer_version_is_refused(tmp_path):
+  (tmp_path / 'config.json').write_text(json.dumps({'version': schema.VERSION + 1, 'model': OLD}))
+  with pytest.raises(UserError, match=f'{tmp_path}: its config is of version {schema.VERSION + 1}'):
+    load_config(tmp_path)
