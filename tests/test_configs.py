@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import ml_collections
 import pytest
 from in_memory import random_source
@@ -17,6 +18,7 @@ from hbf.nn.registry import MODELS
 from hbf.training import experiment
 from hbf.training.loop import train
 
+ONE = jax.devices()[:1]
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 SHAPES = {
   'digits': ((8, 8, 1), 10),
@@ -25,11 +27,6 @@ SHAPES = {
   'tiny_imagenet': ((64, 64, 3), 200),
   'image_folder': ((64, 64, 3), 3),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_device(use_devices):
-  use_devices(1)
 
 
 @pytest.fixture
@@ -60,7 +57,7 @@ def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name
   config.model.update(width=16, depth=1, heads=2)
   config.model.update_from_flattened_dict(dict.fromkeys(units_of(config.model), 8))
   config.train.update(batch_size=32, epochs=0.5)
-  result = train(config, tmp_path / 'run', QUIET)
+  result = train(config, tmp_path / 'run', QUIET, ONE)
   assert result['n'] == 64
   assert result['recipe'] == recipe
 
@@ -104,7 +101,7 @@ def test_every_key_is_read(tmp_path, toy, monkeypatch):
   config = toy()
   stages = ('model.stage1.', 'model.stage2.')  # handed on whole to modules that take exactly these options
   read = record_reads(monkeypatch)
-  train(config, tmp_path / 'run', QUIET)
+  train(config, tmp_path / 'run', QUIET, ONE)
   dead = [path for path, leaf in leaves(config) if leaf not in read and not path.startswith(stages)]
   assert dead == []
 
@@ -114,7 +111,7 @@ def test_a_key_that_nobody_reads_is_found(tmp_path, toy, monkeypatch):
   with config.unlocked():
     config.train.lottery = 7
   read = record_reads(monkeypatch)
-  train(config, tmp_path / 'run', QUIET)
+  train(config, tmp_path / 'run', QUIET, ONE)
   assert [path for path, leaf in leaves(config) if leaf not in read and 'stage' not in path] == ['train.lottery']
 
 

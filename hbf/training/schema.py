@@ -36,6 +36,12 @@ class Change:
 CHANGES = (
   # To version 1, from all that was written before configs carried a version.
   Change(
+    renamed={
+      'model.stage1:hyperbf': {'width': 'widths'},
+      'model.stage2:hyperbf': {'width': 'widths'},
+      'model.stage1:linear': {'rank': 'random_features'},
+    },
+    removed={'model.stage2:hyperbf': {'nearest': 0}},
     added={
       '': {'init_from': ''},
       'model': {
@@ -48,7 +54,8 @@ CHANGES = (
       },
       'model.stage1:softmax': {'qk_norm': 'none', 'qkv_bias': False},
       'model.stage2:mlp': {'output_scale': 1.0},
-      'model.stage2:hyperbf': {'nearest': 0, 'nested': False},
+      'model.stage2:hyperbf': {'nested': False},
+      'data': {'test_split': 'test'},
       'train': {'steps_per_call': 1},
       'optimizer': {'centre_rate': 1.0},
     },

@@ -5,7 +5,6 @@ import json
 import os
 
 import jax
-import pytest
 from rich.console import Console
 
 from hbf.analysis import nested
@@ -13,17 +12,13 @@ from hbf.training.experiment import prepare
 from hbf.training.imported import write
 from hbf.training.loop import train
 
+ONE = jax.devices()[:1]
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 
 
-@pytest.fixture
-def one_device(use_devices):
-  use_devices(1)
-
-
-def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, one_device, capsys):
+def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   workdir = tmp_path / 'run'
-  result = train(toy(**{'model.stage2.nested': True, 'model.stage2.centres': 3}), workdir, QUIET)
+  result = train(toy(**{'model.stage2.nested': True, 'model.stage2.centres': 3}), workdir, QUIET, ONE)
   assert nested.main(['--workdir', str(workdir)]) == 0
   rows = json.loads((workdir / 'nested.json').read_text())['rows']
   assert [row['centres'] for row in rows] == [1, 2, 3]
@@ -41,8 +36,8 @@ def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, one_device, capsys
     assert message in capsys.readouterr().err
 
 
-def test_a_run_without_centres_is_refused(tmp_path, toy, one_device, capsys):
-  experiment = prepare(toy('model=vit'))
+def test_a_run_without_centres_is_refused(tmp_path, toy, capsys):
+  experiment = prepare(toy('model=vit'), devices=ONE)
   image = jax.numpy.zeros((1, *experiment.dataset.image_shape))
   init = jax.jit(functools.partial(experiment.model.init, train=False))
   write(tmp_path / 'run', experiment, init(jax.random.key(0), image)['params'])

@@ -20,17 +20,13 @@ from hbf.training import experiment
 from hbf.training.evaluate import evaluate_workdir
 
 HEADS, SIDE = 3, 6
+ONE = jax.devices()[:1]
 OPTIONAL = ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias')
 VERSIONS = [('hyperbf', optional) for n in range(4) for optional in itertools.combinations(OPTIONAL, n)]
 NEWEST = [('hyperbf', OPTIONAL), ('vit', ())]  # as it was in every version
 
 
 pytestmark = pytest.mark.filterwarnings('ignore:unused tensors')
-
-
-@pytest.fixture(autouse=True)
-def one_device(use_devices):
-  use_devices(1)
 
 
 def make_images(rows=SIDE, columns=SIDE):
@@ -117,9 +113,10 @@ def replaced(name, shape):
   ('vit', replaced('blocks.1.attn.qkv.weight', (12, 12)), ['blocks.1.attn.qkv.weight (12, 12) instead of (36, 12)']),
   ('hyperbf', replaced('patch_embed.proj.weight', (12, 3, 2, 4)), ['instead of (12, 3, 2, 2)']),
   ('hyperbf', replaced('blocks.0.mlp.beta', (5, 1)), ['blocks.0.mlp.beta (5, 1) instead of (5,)']),
-  ('hyperbf', lambda t: {'conv.weight': t['head.weight']}, ['missing: patch_embed.proj.weight', 'unknown: conv.weight']),
+  ('hyperbf', lambda t: {'conv.weight': t['head.weight']}, ['missing: patch_embed.proj', 'unknown: conv.weight']),
   ('hyperbf', lambda t: {}, ['missing: patch_embed.proj.weight']),
-  ('hyperbf', without(*(f'.{n}' for n in ('M', 'scale', 'beta', 'bias', 'weight', 'centers', 'M_RBF'))), ['missing']),
+  ('hyperbf', without(*(f'.{n}' for n in ('M', 'scale', 'beta', 'bias', 'weight', 'centers', 'M_RBF'))),
+   ['missing']),
   ('hyperbf', replaced('pos_embed', (1, 9, 12)), ['positions are those of 8 patches']),
   ('hyperbf', lambda t: t | {f'blocks.{i}.attn.M': np.eye(5) for i in (0, 1)}, ['attn.M is 5×5', 'a width of 12']),
 ], ids=lambda z: z if isinstance(z, str) else '')  # fmt: skip
@@ -252,7 +249,7 @@ def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_c
   assert command.main([str(theirs), f'--workdir={workdir}', f'--config={digits_config}']) == 0
   assert 'Hyper_ViT: width 12, 2 blocks, 3 heads, stage2.centres 5, patch 2, 3×3 positions' in capsys.readouterr().out
 
-  result = evaluate_workdir(workdir, 'latest', 'test').result
+  result = evaluate_workdir(workdir, 'latest', 'test', ONE).result
   assert (result['model'], result['recipe'], result['checkpoint']) == ('hyperbf', 'authors', 0)
   module, variables = authors.load(theirs)
   config = json.loads((workdir / 'config.json').read_text())

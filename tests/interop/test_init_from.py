@@ -24,12 +24,8 @@ from hbf.training.reporter import Reporter
 from hbf.training.state import init_state
 from hbf.training.workdir import flatten, load_config
 
+ONE = jax.devices()[:1]
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
-
-
-@pytest.fixture(autouse=True)
-def one_device(use_devices):
-  use_devices(1)
 
 
 def write(path, network, **sizes):
@@ -75,22 +71,22 @@ def stop_at_the_first_report(monkeypatch):
   monkeypatch.setattr(Reporter, 'report', stop)
 
 
-def test_a_run_starts_from_a_file_and_goes_on_without_it(tmp_path, toy, monkeypatch, use_devices):
-  use_devices(2)
+def test_a_run_starts_from_a_file_and_goes_on_without_it(tmp_path, toy, monkeypatch):
+  two = jax.devices()[:2]
   path, workdir = tmp_path / 'theirs.npz', tmp_path / 'run'
   write(path, others.google_vit, classes=7)
   config = toy('model=vit', **described(path))
   expected = dict(origins.read(path).params)
   expected['positions'] = np.asarray(resize(expected['positions'], 2, 2))  # from 3×3
-  expected['head'] = fresh(prepare(config))['head']
+  expected['head'] = fresh(prepare(config, devices=two))['head']
   printed = io.StringIO()
   with monkeypatch.context() as patch:
     stop_at_the_first_report(patch)
-    assert train(config, workdir, Console(file=printed, width=500)) is None
+    assert train(config, workdir, Console(file=printed, width=500), two) is None
   assert f"starts from Google's ViT of {path}, with a new head of 10 classes" in printed.getvalue()
   path.unlink()
-  assert train(config, workdir, QUIET) is not None
-  found = trained(workdir, prepare(config, resumed=True))
+  assert train(config, workdir, QUIET, two) is not None
+  found = trained(workdir, prepare(config, True, two))
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   assert load_config(workdir).init_from == str(path)
   with pytest.raises(UserError, match=r'theirs\.npz is not there'):

@@ -120,7 +120,7 @@ def test_memory_does_not_grow_with_the_responses():
 def test_points_on_several_devices_stay_there(monkeypatch):
   """Blocks of points that lie on eight devices need no points, and no responses, of another device."""
   use_blocks(monkeypatch, 64 * A)
-  mesh = make_mesh()
+  mesh = make_mesh(jax.devices())
   rows, everywhere = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ('data', None))
   arrays = make()
   arrays['points'] = jax.random.normal(jax.random.key(0), (1024, D))
