@@ -160,7 +160,7 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     ({'model.stage2.metric': 'diag'}, r"unknown metric 'diag'"),
     ({'model.stage2.normalisation': 'softmax'}, r"unknown normalisation 'softmax'"),
     ({'model.stage2.centres_init': 'k-means'}, r"unknown centres_init 'k-means': did you mean 'kmeans'"),
-    ({'model.stage2.width': 'token'}, r"unknown width 'token'"),
+    ({'model.stage2.widths': 'token'}, r"unknown widths 'token'"),
     ({'data.name': 'digit'}, r"unknown data set 'digit': did you mean 'digits'"),
     ({'data.input': 'disk'}, r"unknown data.input 'disk'"),
     ({'data.validation': 1.5}, r'data.validation is the part of train held out'),
