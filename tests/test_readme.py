@@ -1,9 +1,10 @@
-"""What README.md says can be done is done here."""
+"""README.md and docs/: their links lead somewhere, their commands exist, and the worked example works."""
 
 import importlib.util
 import os
 import pathlib
 import re
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -11,34 +12,81 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hbf.cli import read_config
 from hbf.models.build import build_model, count_parameters
 from hbf.models.matching import match_parameters
 from hbf.nn import registry
+from hbf.nn.context import Context
 from hbf.training.loop import train
 
-README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = {path: path.read_text() for path in (ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md')))}
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
+# Up to the end of the line or of the code span; a line that ends in a backslash goes on.
+COMMAND = re.compile(r'\bpython (?:-m ((?:hbf|benchmarks|results)[\w.]*)|(\w+)\.py)((?:\\\n|[^`#\n])*)')
+
+
+def test_the_readme_is_short():
+  assert PAGES[ROOT / 'README.md'].count('\n') <= 150
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+  links = re.findall(r'\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)', PAGES[page])
+  broken = []
+  for path, anchor in links:
+    target = (page.parent / path).resolve() if path else page
+    if not target.exists() or (anchor and anchor not in anchors(PAGES[target])):
+      broken.append(f'{path}#{anchor}')
+  assert broken == []
+
+
+def anchors(text):
+  """The names that GitHub gives to headings."""
+  headings = re.findall(r'^#+ (.*)$', text, re.MULTILINE)
+  return [re.sub(r'[^\w\- ]', '', heading).lower().replace(' ', '-') for heading in headings]
+
+
+def commands():
+  """Module and arguments of every command in the pages."""
+  found = [match.groups() for text in PAGES.values() for match in COMMAND.finditer(text)]
+  return sorted({(module or script, arguments.replace('\\\n', ' ').strip()) for module, script, arguments in found})
 
 
 @pytest.fixture
 def shift(tmp_path, monkeypatch):
-  """The worked example, its file and its line, done as the README says."""
-  section = re.search(r'^## Adding a stage\n(.*?)^## ', README, re.MULTILINE | re.DOTALL)[1]
+  """The worked example, its file and its line, done as the page says."""
+  page = PAGES[ROOT / 'docs' / 'adding-a-stage.md']
   path = tmp_path / 'shift.py'
-  path.write_text(re.search(r'```python\n(.*?)```', section, re.DOTALL)[1])
+  path.write_text(re.search(r'```python\n(.*?)```', page, re.DOTALL)[1])
   specification = importlib.util.spec_from_file_location('shift', path)
   module = importlib.util.module_from_spec(specification)
   specification.loader.exec_module(module)
-  name, stage = re.search(r"`'(\w+)': (\w+),`", section).groups()
+  name, stage = re.search(r"`'(\w+)': (\w+),`", page).groups()
   monkeypatch.setitem(registry.STAGE1, name, getattr(module, stage))
   return getattr(module, stage)
 
 
+@pytest.mark.parametrize(('module', 'arguments'), commands())
+@pytest.mark.usefixtures('shift')  # which a command trains
+def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  flags = [argument for argument in shlex.split(arguments) if argument.startswith('--')]
+  overrides = [flag for flag in flags if flag.startswith(('--config=', '--config.'))]
+  if module == 'train':
+    read_config(overrides or ['--config=configs/digits.py'])  # refuses unknown keys
+    flags = [flag for flag in flags if flag not in overrides]
+  path = ROOT / module.replace('.', '/')
+  source = (path / '__main__.py' if path.is_dir() else path.with_suffix('.py')).read_text()
+  unknown = [flag for flag in flags if not re.search(rf"'(--)?{re.split('=', flag[2:])[0]}'", source)]
+  assert unknown == []
+
+
 def test_the_stage_of_the_worked_example_sees_the_token_before(shift):
   tokens = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 4)), jnp.float32)
-  variables = shift().init(jax.random.key(0), tokens)
-  changed = shift().apply(variables, tokens.at[:, 1].add(1.0)) - shift().apply(variables, tokens)
-  assert [bool(np.any(np.abs(z) > 1e-6)) for z in changed[0]] == [False, True, True, False, False]
+  variables = shift().init(jax.random.key(0), tokens, Context())
+  before, after = (shift().apply(variables, z, Context()) for z in (tokens, tokens.at[:, 1].add(1.0)))
+  assert [bool(np.any(np.abs(z) > 1e-6)) for z in (after - before)[0]] == [False, True, True, False, False]
 
 
 def test_the_stage_of_the_worked_example_trains_and_is_matched(shift, toy, tmp_path, use_devices):
