@@ -16,7 +16,6 @@ from hbf.cli import read_config
 from hbf.models.build import build_model, count_parameters
 from hbf.models.matching import match_parameters
 from hbf.nn import registry
-from hbf.nn.context import Context
 from hbf.training.loop import train
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -84,8 +83,8 @@ def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
 
 def test_the_stage_of_the_worked_example_sees_the_token_before(shift):
   tokens = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 4)), jnp.float32)
-  variables = shift().init(jax.random.key(0), tokens, Context())
-  before, after = (shift().apply(variables, z, Context()) for z in (tokens, tokens.at[:, 1].add(1.0)))
+  variables = shift().init(jax.random.key(0), tokens)
+  before, after = (shift().apply(variables, z) for z in (tokens, tokens.at[:, 1].add(1.0)))
   assert [bool(np.any(np.abs(z) > 1e-6)) for z in (after - before)[0]] == [False, True, True, False, False]
 
 
