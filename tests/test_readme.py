@@ -88,11 +88,10 @@ def test_the_stage_of_the_worked_example_sees_the_token_before(shift):
   assert [bool(np.any(np.abs(z) > 1e-6)) for z in (after - before)[0]] == [False, True, True, False, False]
 
 
-def test_the_stage_of_the_worked_example_trains_and_is_matched(shift, toy, tmp_path, use_devices):
-  use_devices(1)
+def test_the_stage_of_the_worked_example_trains_and_is_matched(shift, toy, tmp_path):
   config = toy('model=shift+mlp', **{'train.epochs': 3.0})
   budget = count_parameters(build_model(toy('model=vit').model, 10), (8, 8, 1))
   config.model = match_parameters(config.model, budget, (8, 8, 1), 10)
-  result = train(config, tmp_path / 'run', QUIET)
+  result = train(config, tmp_path / 'run', QUIET, jax.devices()[:1])
   assert abs(result['params'] - budget) <= 0.01 * budget
   assert result['nll'] < 2.3  # of ten classes alike

@@ -140,7 +140,7 @@ def _note(rows: list[Row]) -> str:
   sentences = [
     f'Differences are to {rows[0].label}, paired by seed, with {LEVEL:.0%} intervals: over the seeds (would other '
     'seeds show it?) and over the test images (would other images?).',
-    f'One such interval in {round(1 / (1 - LEVEL))} misses by chance: of these {intervals}, expect {misses} to.'
+    f'One such interval in {round(1 / (1 - LEVEL))} misses by chance, of these {intervals} so about {misses}.'
     if misses
     else '',
     'Where there is one seed, there is no interval over the seeds, and nothing is said of others.'
