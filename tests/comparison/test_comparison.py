@@ -25,7 +25,7 @@ from hbf.training.workdir import load_config, read_predictions
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOY = ('--config.model.width=16', '--config.model.depth=1', '--config.model.heads=2', '--config.train.epochs=2.0')
-ARMS = ('vit', 'wide: hyperbf model.stage2.width_scale=2.0')
+ARMS = ('vit', 'fast: vit optimizer.learning_rate=0.02')
 ENVIRONMENT = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
 
 
@@ -74,7 +74,7 @@ def copied(finished, tmp_path):
 def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
   workdir, shown = finished
   rows = figures(workdir)
-  assert [row['label'] for row in rows] == ['vit', 'wide']
+  assert [row['label'] for row in rows] == ['vit', 'fast']
   for row in rows:
     for seed, result in row['results'].items():
       path = workdir / f'digits-{row["label"]}-{seed}'
@@ -115,7 +115,7 @@ def test_killed_at_work_and_run_again_it_ends_with_the_same_table(finished, aske
   process.send_signal(kind)
   _, errors = process.communicate(timeout=120)
   assert process.returncode == (-kind if kind == signal.SIGKILL else 0), errors
-  assert not list(workdir.glob('digits-wide-0/result.json'))
+  assert not list(workdir.glob('digits-fast-0/result.json'))
   done = run(again, ROOT)  # at once, while the run of the killed one may still be at work
   assert done.returncode == 0, done.stderr
   whole = {row['label']: row['results']['0'] for row in figures(finished[0])}
@@ -128,8 +128,8 @@ def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finis
   shown, told = capsys.readouterr()
   assert re.search(r'digits-bad-0: FAILED \(error: training diverged', told)
   assert re.search(r'digits bad, seed 0: error: training diverged', shown)
-  vit, wide, last = figures(copied)
-  assert [vit, wide] == figures(finished[0])
+  vit, fast, last = figures(copied)
+  assert [vit, fast] == figures(finished[0])
   assert (last['label'], last['mean'], last['results']) == ('bad', None, {})
   assert last['seeds_difference'] is None  # it has nothing to differ with
 
