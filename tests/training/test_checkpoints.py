@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from runs import damage
 
@@ -98,6 +99,22 @@ def test_restores_onto_the_devices_at_hand(tmp_path, devices):
   assert int(restored.step) == 7
   np.testing.assert_array_equal(restored.params['layer']['kernel'], 7.0)
   np.testing.assert_array_equal(checkpoints.restore_params(7, target.params)['layer']['kernel'], 7.0)
+
+
+def test_checkpoints_of_before_are_read(tmp_path):
+  """Those that ranked themselves, and said nothing of times."""
+  options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics['accuracy'])
+  saving, old = ocp.args.StandardSave, state(3)
+  with ocp.CheckpointManager(tmp_path, options=options, item_names=('params', 'training')) as manager:
+    training = {'step': old.step, 'opt_state': old.opt_state, 'totals': old.totals}
+    items = ocp.args.Composite(params=saving(old.params), training=saving(training))
+    manager.save(3, args=items, metrics={'accuracy': 50.0})
+  with contextlib.closing(Checkpoints(tmp_path, scores={3: 50.0})) as checkpoints:
+    found = checkpoints.restore_newest(state(0))
+    assert (found.step, int(found.state.step), found.about, checkpoints.find('best')) == (3, 3, {}, 3)
+    checkpoints.save(4, state(4))
+    checkpoints.save(5, state(5))
+  assert names(tmp_path) == ['3', '5']
 
 
 @pytest.mark.parametrize('files', [2, 100])

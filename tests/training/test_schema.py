@@ -1,11 +1,13 @@
 """Configs of older runs, those in results/ first of all."""
 
+import functools
 import json
 import pathlib
 import shutil
 
 import pytest
 from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
 from configs import cifar10
 from hbf.errors import UserError
@@ -17,6 +19,12 @@ from hbf.training.workdir import differences, flatten, load_config
 RESULTS = pathlib.Path(__file__).parents[2] / 'results'
 RUNS = sorted(path.parent.relative_to(RESULTS) for path in RESULTS.glob('*/*/config.json'))
 OLD = {'name': 'vit', 'width': 8, 'stage1': {}, 'stage2': {'hidden': 4, 'activation': 'relu'}}
+
+
+@functools.cache
+def parameters(model):
+  """Of runs of one model many differ in other things only."""
+  return count_parameters(build_model(ConfigDict(json.loads(model)), 10), (32, 32, 3))
 
 
 def test_there_are_runs():
@@ -32,8 +40,7 @@ def test_every_committed_run_is_the_model_that_it_was(run):
   assert differences(RESULTS / run, config) == ''
   result = RESULTS / run / 'result.json'
   if result.exists():
-    model = build_model(config.model, 10)
-    assert count_parameters(model, (32, 32, 3)) == json.loads(result.read_text())['params']
+    assert parameters(config.model.to_json()) == json.loads(result.read_text())['params']
 
 
 def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
@@ -78,6 +85,11 @@ def test_an_option_that_is_gone_and_was_in_use_is_named(tmp_path):
   changes = (Change(removed={'model.stage2:mlp': {'nearest': 0}}),)
   with pytest.raises(UserError, match=r'model\.stage2\.nearest=16, an option that is gone'):
     current({'model': {**OLD, 'stage2': {'nearest': 16}}}, changes)
+  stored = json.loads((RESULTS / 'small' / 'cifar10-hyperbf-0' / 'config.json').read_text())
+  stored['model']['stage2']['nearest'] = 8
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  with pytest.raises(UserError, match=r'model\.stage2\.nearest=8, an option that is gone'):
+    load_config(tmp_path)
 
 
 def test_a_config_of_a_newer_version_is_refused(tmp_path):
