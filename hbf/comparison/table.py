@@ -143,7 +143,7 @@ def _note(rows: list[Row]) -> str:
     f'One such interval in {round(1 / (1 - LEVEL))} misses by chance, of these {intervals} so about {misses}.'
     if misses
     else '',
-    'A row of one seed has no interval over the seeds and says nothing of other seeds.'
+    'Where there is one seed, there is no interval over the seeds, and nothing is said of others.'
     if any(not _bounds(row.seeds_difference) for row in compared)
     else '',
   ]

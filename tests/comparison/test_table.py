@@ -69,9 +69,9 @@ def test_of_one_seed_nothing_is_said_about_others(finish, tmp_path):
   cells = [cell.strip() for cell in row.strip('|').split('|')]
   assert (cells[3], cells[6]) == ('1', '')
   assert re.fullmatch(r'\*\*\d+\.\d\d\*\*', cells[4])  # no deviation
-  assert 'says nothing of other seeds' in text
+  assert 'nothing is said of others' in text
   finish(grid.arms[1], 1)
-  assert 'says nothing of other seeds' not in markdown(read_rows(grid, tmp_path))
+  assert 'nothing is said of others' not in markdown(read_rows(grid, tmp_path))
 
 
 def test_the_report_of_held_out_images_has_the_last_figures_of_finished_runs(finish, tmp_path, capsys):
