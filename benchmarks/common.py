@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.markdown import cell, table
+from hbf.models.flops import PRODUCTS, count_flops
 from hbf.training.machine import commit, device_name, versions
 
 Thunk = Callable[[], Any]
@@ -70,22 +71,7 @@ def matmul(size: int, dtype: Any) -> tuple[Thunk, float]:
 
 def matmul_flops(function: Callable, *args: Any) -> float:
   """Floating-point operations of all matrix products in a function of these arguments (arrays or shapes)."""
-  return _dots(jax.make_jaxpr(function)(*args).jaxpr)
-
-
-def _dots(jaxpr: Any) -> float:
-  total = 0.0
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == 'dot_general':
-      (contracted, _), _ = equation.params['dimension_numbers']
-      depth = 1
-      for axis in contracted:
-        depth *= equation.invars[0].aval.shape[axis]
-      total += 2.0 * equation.outvars[0].aval.size * depth
-      continue
-    times = equation.params['length'] if equation.primitive.name == 'scan' else 1
-    total += times * sum(_dots(inner) for inner in jax.core.jaxprs_in_params(equation.params))
-  return total
+  return float(count_flops(function, *args, costs=PRODUCTS))
 
 
 def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathlib.Path | None) -> None:

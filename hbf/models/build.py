@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from hbf.errors import choose
 from hbf.models.classifier import ImageClassifier, PatchEmbedding
+from hbf.models.flops import count_flops
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 
@@ -56,8 +57,8 @@ def count_parameters(model: ImageClassifier, image_shape: tuple[int, int, int]) 
 
 
 def flops_per_image(model: ImageClassifier, image_shape: tuple[int, int, int]) -> int:
-  """Floating-point operations of one image's forward pass as XLA counts them (a multiply-add is two)."""
+  """Floating-point operations of one image's forward pass, see `hbf.models.flops.count_flops`."""
   image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False))  # XLA counts a loop's body once
-  forward = jax.jit(lambda params, x: unrolled.apply({'params': params}, x, train=False))
-  return int((forward.lower(abstract_params(model, image_shape), image).cost_analysis() or {})['flops'])
+  return count_flops(
+    lambda params, x: model.apply({'params': params}, x, train=False), abstract_params(model, image_shape), image
+  )

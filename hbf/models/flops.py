@@ -1,0 +1,85 @@
+"""Floating-point operations of a function, counted from what JAX traces: no backend is asked, nothing is compiled."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
+
+
+def _outputs(equation: Any) -> int:
+  return equation.outvars[0].aval.size
+
+
+def _inputs(equation: Any) -> int:
+  return equation.invars[0].aval.size
+
+
+def _product(equation: Any) -> int:
+  (contracted, _), _ = equation.params['dimension_numbers']
+  return 2 * _outputs(equation) * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+
+
+def _convolution(equation: Any) -> int:
+  kernel = equation.invars[1].aval
+  return 2 * _outputs(equation) * kernel.size // kernel.shape[equation.params['dimension_numbers'].rhs_spec[0]]
+
+
+def _window(equation: Any) -> int:
+  return _outputs(equation) * math.prod(equation.params['window_dimensions'])
+
+
+Costs = Mapping[str, Callable[[Any], int]]
+
+_ELEMENTWISE = (
+  'abs add add_any cbrt ceil clamp cos cummax cumsum div erf erf_inv erfc exp exp2 expm1 floor integer_pow log log1p '
+  'logistic max min mul neg pow rem round rsqrt sign sin sqrt square sub tan tanh'
+)
+_REDUCTIONS = 'reduce_max reduce_min reduce_prod reduce_sum'
+
+# What an equation of a jaxpr costs, by the name of its primitive; what has no name here costs nothing.
+PRODUCTS: Costs = {'dot_general': _product, 'conv_general_dilated': _convolution}
+ARITHMETIC: Costs = {
+  **PRODUCTS,
+  **dict.fromkeys(_ELEMENTWISE.split(), _outputs),
+  **dict.fromkeys(_REDUCTIONS.split(), _inputs),
+  'reduce_window_max': _window,
+  'reduce_window_sum': _window,
+}
+
+
+def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> int:
+  """Floating-point operations of a call with these arguments (arrays or shapes).
+
+  A product or convolution that sums over k numbers takes 2k for each that comes out; any other arithmetic, an
+  exponential as well as a sum, one a number; moving, comparing and converting takes none, nor do integers. A loop
+  counts as often as it runs, and once if only running it shows how often. Of a condition's branches the dearest
+  counts, of those for several platforms the default. A Pallas kernel counts what its cost estimate says: what fills
+  up its blocks is no work of the function.
+
+  Args:
+    function: of arrays.
+    *args: its arguments.
+    costs: PRODUCTS to count those alone.
+  """
+  return _count(jax.make_jaxpr(function)(*args).jaxpr, costs)
+
+
+def _count(jaxpr: Any, costs: Costs) -> int:
+  return sum(_count_equation(equation, costs) for equation in jaxpr.eqns)
+
+
+def _count_equation(equation: Any, costs: Costs) -> int:
+  name, params = equation.primitive.name, equation.params
+  if name == 'pallas_call':
+    return params['cost_estimate'].flops if params['cost_estimate'] else 0
+  if name == 'cond':
+    branches = [_count(branch.jaxpr, costs) for branch in params['branches']]
+    return branches[-1] if params.get('branches_platforms') else max(branches)
+  if inner := list(jaxprs_in_params(params)):  # of a loop, or of whatever wraps a function
+    times = params['length'] if name == 'scan' else params['mesh'].size if name == 'shard_map' else 1
+    return times * sum(_count(part, costs) for part in inner)
+  floating = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating) if equation.outvars else False
+  return costs[name](equation) if floating and name in costs else 0
