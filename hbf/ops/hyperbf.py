@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from hbf.errors import choose
 from hbf.ops.attention import gaussian_attention, is_attention
 from hbf.ops.distances import Distances, distances, squared_distances
 from hbf.ops.kernels import KERNELS
-from hbf.ops.sums import Sums, kernel_sums
+from hbf.ops.sums import Moments, Sums, kernel_sums
 
 
 def hyperbf(
@@ -52,7 +52,7 @@ def hyperbf(
     UserError: the kernel, metric, normalisation or form isn't known.
   """
   choose('kernel', kernel, KERNELS)
-  finish = choose('normalisation', normalisation, _FROM_SUMS)
+  normal = choose('normalisation', normalisation, NORMALISATIONS)
   sums_form = choose('form', form, FORMS)
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
@@ -70,7 +70,7 @@ def hyperbf(
     )
   scaled = distances(points, centres, metric, weights, precision(width))
   sums = sums_form(scaled, coefficients, kernel)
-  out = finish(sums, coefficients, log_gain).astype(coefficients.dtype)
+  out = _finish(sums, coefficients, normal, log_gain).astype(coefficients.dtype)
   return out.reshape(*leading, *out.shape[-2:])
 
 
@@ -130,81 +130,52 @@ def normalise(
   Args:
     log_k: float32 [..., N, A].
     normalisation: 'none' R = exp(log K + log-gain); 'sum' R = K / ΣK; 'rms' R = K / √mean(K²); 'layer' zero mean
-      and unit variance over the centres.
+      and unit variance over the centres, but for ε times the squared mean K.
     log_gain: used by 'none' only; the others don't change under a gain.
     mask: booleans broadcastable to [..., N, A]; responses of centres masked out are 0.
   """
-  compute = choose('normalisation', normalisation, NORMALISATIONS)
-  if mask is None:
-    return compute(log_k, log_gain, True)
-  mask = jnp.broadcast_to(mask, log_k.shape)
-  return jnp.where(mask, compute(jnp.where(mask, log_k, -jnp.inf), log_gain, mask), 0)
+  centred, factor = choose('normalisation', normalisation, NORMALISATIONS)
+  mask = jnp.broadcast_to(True if mask is None else mask, log_k.shape)
+  log_k = jnp.where(mask, log_k, -jnp.inf)
+  # Far from every centre K underflows; relative to its largest value it doesn't.
+  log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
+  k = jnp.exp(log_k - log_peak)
+  count = jnp.sum(mask, axis=-1, keepdims=True)
+  mean = jnp.sum(k, axis=-1, keepdims=True) / count
+  deviations = jnp.where(mask, k - mean, 0)
+  variance = jnp.sum(deviations * deviations, axis=-1, keepdims=True) / count
+  return (deviations if centred else k) * factor(Moments(mean, variance, log_peak), count, log_gain)
 
 
-Mask = jax.Array | bool
-_EPSILON = 1e-6  # of the largest squared response: keeps the gradient finite where all responses are equal
+class Normalisation(NamedTuple):
+  """Responses of k = K / max K, whose moments over the centres are known.
+
+  Attributes:
+    centred: R = (k − k̄) factor; else R = k factor.
+    factor: of the moments, the number of centres and the log-gain, [..., N, 1].
+  """
+
+  centred: bool
+  factor: Callable[[Moments, jax.Array | int, jax.Array | float], jax.Array]
 
 
-def _none(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
-  return jnp.exp(log_k + log_gain)
+_EPSILON = 1e-6  # of the squared mean response: keeps the gradient finite where all responses are equal
 
-
-def _sum(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
-  return jax.nn.softmax(log_k, axis=-1)
-
-
-def _relative(log_k: jax.Array) -> jax.Array:
-  """K over its largest value: far from every centre K underflows, this doesn't."""
-  return jnp.exp(log_k - jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True)))
-
-
-def _rms(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
-  k = _relative(log_k)
-  return k * jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True, where=where))
-
-
-def _layer(log_k: jax.Array, log_gain: jax.Array | float, where: Mask) -> jax.Array:
-  k = _relative(log_k)
-  centred = k - jnp.mean(k, axis=-1, keepdims=True, where=where)
-  variance = jnp.mean(centred * centred, axis=-1, keepdims=True, where=where)
-  return centred * jax.lax.rsqrt(variance + _EPSILON)
-
-
-NORMALISATIONS: dict[str, Callable[[jax.Array, jax.Array | float, Mask], jax.Array]] = {
-  'none': _none,
-  'sum': _sum,
-  'rms': _rms,
-  'layer': _layer,
+NORMALISATIONS = {
+  'none': Normalisation(False, lambda k, count, log_gain: jnp.exp(k.log_peak + log_gain)),
+  'sum': Normalisation(False, lambda k, count, log_gain: 1 / (count * k.mean)),
+  'rms': Normalisation(False, lambda k, count, log_gain: jax.lax.rsqrt(k.variance + k.mean**2)),
+  'layer': Normalisation(True, lambda k, count, log_gain: jax.lax.rsqrt(k.variance + _EPSILON * k.mean**2)),
 }
 
 
-def _none_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
-  return sums.values * jnp.exp(sums.log_peak + log_gain)
-
-
-def _sum_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
-  return sums.values / sums.mass
-
-
-def _rms_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
-  return sums.values * jax.lax.rsqrt(sums.power / coefficients.shape[-2])
-
-
-def _layer_from_sums(sums: Sums, coefficients: jax.Array, log_gain: jax.Array) -> jax.Array:
-  mean, square = sums.mass / coefficients.shape[-2], sums.power / coefficients.shape[-2]
-  variance = jnp.maximum(square - mean * mean, 0)
-  # A product, not a broadcast: its gradient sums over the points, which XLA's CPU backend does best as a product.
-  of_mean = mean @ coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32)
-  return (sums.values - of_mean) * jax.lax.rsqrt(variance + _EPSILON)
-
-
-# Σ_a R_a c_a under every normalisation from sums [..., N, V] and [..., N, 1] and coefficients [..., A, V].
-_FROM_SUMS: dict[str, Callable[[Sums, jax.Array, jax.Array], jax.Array]] = {
-  'none': _none_from_sums,
-  'sum': _sum_from_sums,
-  'rms': _rms_from_sums,
-  'layer': _layer_from_sums,
-}
+def _finish(sums: Sums, coefficients: jax.Array, normalisation: Normalisation, log_gain: jax.Array) -> jax.Array:
+  """Σ_a R_a c_a from the sums, float32 [..., N, V]."""
+  values, moments = sums
+  if not normalisation.centred:
+    # A product, not a broadcast: its gradient sums over the points, which XLA's CPU backend does best as a product.
+    values += moments.mean @ coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32)
+  return values * normalisation.factor(moments, coefficients.shape[-2], log_gain)
 
 
 def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:

@@ -173,13 +173,13 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.A
 
   leading = values.shape[:-2]
   start = jnp.zeros((*leading, queries.shape[-1], values.shape[-1])), jnp.full((*leading, 1, 1), -jnp.inf)
-  chunks = jax.tree.map(lambda z: _split(z, size), (queries, keys, values))
+  chunks = jax.tree.map(lambda z: _chunks(z, size), (queries, keys, values))
   _, sums = jax.lax.scan(step, start, chunks)
   return jnp.moveaxis(sums, 0, -3).reshape(*leading, -1, values.shape[-1])[..., :length, :]
 
 
-def _split(z: jax.Array, size: int) -> jax.Array:
-  """[..., N, C] in chunks of rows, [chunks, ..., size, C]; zeros fill up the last, behind all that is masked."""
+def _chunks(z: jax.Array, size: int) -> jax.Array:
+  """[..., N, C] in chunks of neighbouring rows, [chunks, ..., size, C]; zeros fill up the last, behind all that is masked."""
   *leading, length, columns = z.shape
   padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)])
   return jnp.moveaxis(padded.reshape(*leading, -1, size, columns), -3, 0)

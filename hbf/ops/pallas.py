@@ -4,8 +4,9 @@ Responses exist for a block of points and a block of centres at a time. As in fl
 sums are kept relative to the largest response so far, and rescaled when a larger one comes. The gradient computes
 the responses again: one kernel sums over the centres for the points, one over the points for the centres.
 
-Tested in interpret mode, and that it lowers for both; not yet measured on hardware. For one device: the compiler
-can't split a kernel over several (Triton gathers the points, Mosaic refuses).
+Tested in interpret mode, and that it lowers for both; not yet measured on hardware. No compiler splits a kernel over
+several devices (for Triton the points would be gathered, Mosaic refuses): under `jax.set_mesh` each device computes
+the sums of its share of the points.
 """
 
 import functools
@@ -18,10 +19,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
+from jax.sharding import PartitionSpec
 
 from hbf.ops.distances import Distances
 from hbf.ops.kernels import KERNELS
-from hbf.ops.sums import Sums
+from hbf.ops.sums import Pivoted, Sums, centre, pull_back
 
 
 class _Tiling(NamedTuple):
@@ -60,6 +62,8 @@ _LANES, _LEAST = 128, 16  # what a TPU wants, and the least that Triton multipli
 def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
   """The sums for every point, as `hbf.ops.sums.kernel_sums`; on a CPU in interpret mode, which is slow.
 
+  The points are split over all devices of JAX's mesh, if that is set (`jax.set_mesh`) and has as many shares.
+
   Args:
     distances: s for points [..., N, D] and centres [..., A, D].
     coefficients: c [..., A, V].
@@ -67,7 +71,14 @@ def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> S
   """
   leading = coefficients.shape[:-2]
   flat = jax.tree.map(lambda z: z.reshape(math.prod(leading), *z.shape[-2:]), (distances, coefficients))
-  return jax.tree.map(lambda z: z.reshape(*leading, *z.shape[-2:]), _sums(kernel, *flat))
+  sums = functools.partial(_sums, kernel)
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.size > 1 and distances.points.shape[-2] % mesh.size == 0:
+    rows, whole = PartitionSpec(None, mesh.axis_names), PartitionSpec()
+    split = (Distances(rows, rows, whole, whole, whole), whole)
+    # check_vma: a kernel's results have no type that says what they vary over.
+    sums = jax.shard_map(sums, mesh=mesh, in_specs=split, out_specs=rows, check_vma=False)
+  return jax.tree.map(lambda z: z.reshape(*leading, *z.shape[-2:]), sums(*flat))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -76,13 +87,14 @@ def _sums(kernel: str, distances: Distances, coefficients: jax.Array) -> Sums:
 
 
 def _forward(kernel: str, distances: Distances, coefficients: jax.Array) -> Any:
-  sums = Sums(*_run(_SUMS, kernel, distances, coefficients, ()))
-  return sums._replace(values=sums.values.astype(coefficients.dtype)), (distances, coefficients, sums.log_peak)
+  values, total, squares, log_peak, pivot = _run(_SUMS, kernel, distances, coefficients, ())
+  sums = centre(Pivoted(values, total, squares, pivot, log_peak), coefficients)
+  return sums, (distances, coefficients, sums.moments)
 
 
 def _backward(kernel: str, residuals: Any, cotangents: Sums) -> Any:
-  distances, coefficients, log_peak = residuals
-  inputs = (kernel, distances, coefficients, cotangents._replace(log_peak=log_peak))
+  distances, coefficients, moments = residuals
+  inputs = (kernel, distances, coefficients, pull_back(cotangents, moments, coefficients))
   of_points, of_norms = _run(_OF_POINTS, *inputs)
   of_centres, of_centre_norms, of_scale, of_coefficients = _run(_OF_CENTRES, *inputs)
   gradient = Distances(of_points, of_norms, of_centres, of_centre_norms.mT, of_scale.mT)
@@ -98,7 +110,7 @@ class _Block(NamedTuple):
   Attributes:
     distances: with centre_norms and scale as rows [1, A].
     coefficients: [A, V].
-    given: log_peak and the cotangents of the other sums, or () when the sums are computed.
+    given: a `hbf.ops.sums.Pull`, or () when the sums are computed.
     points: rows of the points.
     centres: rows of the centres.
     d: columns of D that the program sums.
@@ -119,17 +131,21 @@ class _Block(NamedTuple):
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Adds a block of centres to the sums of a block of points."""
+  """Adds a block of centres to the sums of a block of points; the first block's mean response becomes the pivot."""
   log_k, _, _ = _log_responses(kernel, block)
-  values, mass, power, log_peak = sums
+  values, total, squares, log_peak, pivot = sums
   peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
   k, shrink = jnp.exp(log_k - peak), jnp.exp(log_peak - peak)
+  mean = k.sum(axis=1, keepdims=True) / jnp.minimum(block.exists, k.shape[1])
+  pivot = jnp.where(log_peak == -math.inf, mean, shrink * pivot)
+  u = jnp.where(log_k == -math.inf, 0.0, k - pivot)
   c = block.coefficients[block.centres, block.v]
   return (
-    shrink * values + _dot(k.astype(c.dtype), c, 1, 0),
-    shrink * mass + k.sum(axis=1, keepdims=True),
-    shrink * shrink * power + (k * k).sum(axis=1, keepdims=True),
+    shrink * values + _dot(u.astype(c.dtype), c, 1, 0),
+    shrink * total + u.sum(axis=1, keepdims=True),
+    shrink * shrink * squares + (u * u).sum(axis=1, keepdims=True),
     peak,
+    pivot,
   )
 
 
@@ -146,14 +162,14 @@ def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
 
 def _add_of_centres(kernel: str, block: _Block, sums: Any) -> Any:
   """Adds what a block of points gives to the cotangents of a block of centres, its norms, scale and coefficients."""
-  of_squares, of_scale_each, k = _cotangents(kernel, block)
+  of_squares, of_scale_each, deviations = _cotangents(kernel, block)
   x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
   of_centres, of_centre_norms, of_scale, of_coefficients = sums
   return (
     of_centres - 2 * _dot(of_squares.astype(x.dtype), x, 0, 0),
     of_centre_norms + of_squares.sum(axis=0, keepdims=True),
     of_scale + of_scale_each.sum(axis=0, keepdims=True),
-    of_coefficients + _dot(k.astype(of_values.dtype), of_values, 0, 0),
+    of_coefficients + _dot(deviations.astype(of_values.dtype), of_values, 0, 0),
   )
 
 
@@ -168,14 +184,15 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Cotangents of the squared distances and, before they are summed, of the scale; the responses k. Of a block."""
+  """Cotangents of the squared distances and, before they are summed, of the scale; k less its mean. Of a block."""
   log_k, squares, pull = _log_responses(kernel, block)
-  values, mass, power, log_peak = block.given
+  given, constant, slope, mean, log_peak = block.given
   k = jnp.exp(log_k - log_peak[block.points, :])
-  of_k = _products(values, block.points, block.coefficients, block.centres, block.depth)
-  of_k += mass[block.points, :] + 2 * power[block.points, :] * k
+  deviations = k - mean[block.points, :]
+  of_k = _products(given, block.points, block.coefficients, block.centres, block.depth)
+  of_k += constant[block.points, :] + slope[block.points, :] * deviations
   (of_scaled,) = pull(of_k * k)
-  return of_scaled * block.distances.scale[:, block.centres], of_scaled * squares, k
+  return of_scaled * block.distances.scale[:, block.centres], of_scaled * squares, deviations
 
 
 def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
@@ -205,20 +222,23 @@ class _Job(NamedTuple):
     over: 'a' if it sums over the centres, for blocks of points; 'n' the other way round.
     axes: of the sums, as in `_AXES`.
     start: what every sum starts from.
+    products: of all points with all centres, those over D and those over V.
   """
 
   add: Callable[[str, _Block, Any], Any]
   over: str
   axes: tuple[str, ...]
   start: tuple[float, ...]
+  products: tuple[int, int]
 
 
-_SUMS = _Job(_add_sums, 'a', ('nv', 'n1', 'n1', 'n1'), (0.0, 0.0, 0.0, -math.inf))
-_OF_POINTS = _Job(_add_of_points, 'a', ('nd', 'n1'), (0.0, 0.0))
-_OF_CENTRES = _Job(_add_of_centres, 'n', ('ad', '1a', '1a', 'av'), (0.0, 0.0, 0.0, 0.0))
+_SUMS = _Job(_add_sums, 'a', ('nv', 'n1', 'n1', 'n1', 'n1'), (0.0, 0.0, 0.0, -math.inf, 0.0), (1, 1))
+_OF_POINTS = _Job(_add_of_points, 'a', ('nd', 'n1'), (0.0, 0.0), (2, 1))
+_OF_CENTRES = _Job(_add_of_centres, 'n', ('ad', '1a', '1a', 'av'), (0.0, 0.0, 0.0, 0.0), (2, 2))
+_ARITHMETIC = 10  # operations on a pair of point and centre beside the products, about
 
 # The axes of the inputs, behind the leading one: n points, a centres, d features of both, v of the coefficients.
-_AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1')
+_AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
 
 
 def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
@@ -263,6 +283,7 @@ def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) 
     in_specs=[spec(seen, '', ax) for ax in axes],
     out_specs=[spec(unit, 'dv', ax) for ax in job.axes],
     out_shape=[jax.ShapeDtypeStruct((grid[0], *(padded[x] for x in ax)), jnp.float32) for ax in job.axes],
+    cost_estimate=_cost(job, grid[0], size, arrays),
     **tiling.options,
   )(*arrays)
   return tuple(z[:, : size[ax[0]], : size[ax[1]]] for z, ax in zip(sums, job.axes, strict=True))
@@ -298,6 +319,17 @@ def _kernel(
     write(add(step, tuple(ref[...] for ref in outputs)))
   else:
     write(jax.lax.fori_loop(0, count[job.over], add, start))
+
+
+def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]) -> pl.CostEstimate:
+  """What the sums take, blocks filled up and computed twice left out."""
+  pairs = leading * size['n'] * size['a']
+  products = 2 * (job.products[0] * size['d'] + job.products[1] * size['v'])
+  return pl.CostEstimate(
+    flops=pairs * (products + _ARITHMETIC),
+    transcendentals=pairs,
+    bytes_accessed=sum(z.size * z.dtype.itemsize for z in arrays),
+  )
 
 
 def _features(tiling: _Tiling, size: int) -> int:

@@ -1,8 +1,12 @@
 """Sums over the centres, from which the HyperBF operator follows under every normalisation.
 
-With k_a = K(s_a) / max_b K(s_b) they are Σ_a k_a c_a, Σ_a k_a and Σ_a k_a². The gradient is written by hand: it keeps
-one array of [points, centres] where automatic differentiation keeps several, and where even that is too large a block
-of points at a time is computed, so that memory grows with the block.
+With k_a = K(s_a) / max_b K(s_b) they are the mean and variance of k over the centres, and Σ_a (k_a − k̄) c_a. Where
+responses hardly differ, sums of k would hide what they differ by. So a form sums u = k − p, with a pivot p near k̄:
+the mean of the first centres' k. As they are among those that the variance is of, |k̄ − p| is at most √(A / first)
+standard deviations: what is taken away at the end is never large.
+
+The gradient is written by hand: it keeps one array of [points, centres] where automatic differentiation keeps several,
+and where even that is too large a block of points at a time is computed, so that memory grows with the block.
 """
 
 import functools
@@ -14,26 +18,97 @@ import jax.numpy as jnp
 
 from hbf.ops.distances import Distances, products
 from hbf.ops.kernels import KERNELS
+from hbf.ops.parts import join, split
 
+_FIRST = 64  # centres whose mean response is the pivot
 _KEPT_RATIO = 4  # centres over the dimensions of a point and its value
 # Pairs of point and centre in a block. Those of a CPU stay in its caches; an accelerator needs more to be busy.
 _CPU_PAIRS, _ACCELERATOR_PAIRS = 2**19, 2**23
 
 
-class Sums(NamedTuple):
-  """Sums over the centres, with k_a = K_a / max K.
+class Moments(NamedTuple):
+  """Of k_a = K_a / max K over the centres; float32 [..., N, 1].
 
   Attributes:
-    values: Σ_a k_a c_a, [..., N, V] in the coefficients' type.
-    mass: Σ_a k_a, float32 [..., N, 1].
-    power: Σ_a k_a², float32 [..., N, 1].
-    log_peak: log max_a K_a, float32 [..., N, 1]; its gradient is 0, for it cancels from what the sums are used for.
+    mean: k̄ = mean_a k_a.
+    variance: mean_a (k_a − k̄)².
+    log_peak: log max_a K_a; its gradient is 0, for it cancels from what the moments are used for.
+  """
+
+  mean: jax.Array
+  variance: jax.Array
+  log_peak: jax.Array
+
+
+class Sums(NamedTuple):
+  """Sums over the centres.
+
+  Attributes:
+    values: Σ_a (k_a − k̄) c_a, float32 [..., N, V].
+    moments: of k.
   """
 
   values: jax.Array
-  mass: jax.Array
-  power: jax.Array
+  moments: Moments
+
+
+class Pivoted(NamedTuple):
+  """What a form sums, with u_a = k_a − pivot; float32.
+
+  Attributes:
+    values: Σ_a u_a c_a, [..., N, V].
+    total: Σ_a u_a, [..., N, 1].
+    squares: Σ_a u_a², [..., N, 1].
+    pivot: any number, [..., N, 1]; the nearer to k̄ the better.
+    log_peak: log max_a K_a, [..., N, 1].
+  """
+
+  values: jax.Array
+  total: jax.Array
+  squares: jax.Array
+  pivot: jax.Array
   log_peak: jax.Array
+
+
+class Pull(NamedTuple):
+  """What a form needs for the gradient: the cotangent of k_a is given·c_a + constant + slope (k_a − mean).
+
+  Attributes:
+    given: the cotangent of the values, [..., N, V] in the coefficients' type.
+    constant: float32 [..., N, 1].
+    slope: float32 [..., N, 1].
+    mean: of k, float32 [..., N, 1].
+    log_peak: log max_a K_a, float32 [..., N, 1].
+  """
+
+  given: jax.Array
+  constant: jax.Array
+  slope: jax.Array
+  mean: jax.Array
+  log_peak: jax.Array
+
+
+def centre(pivoted: Pivoted, coefficients: jax.Array) -> Sums:
+  """The sums about the mean."""
+  count = coefficients.shape[-2]
+  offset = pivoted.total / count
+  # A product, not a broadcast: XLA's CPU backend does it best so.
+  values = pivoted.values - offset @ coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32)
+  variance = pivoted.squares / count - offset * offset
+  return Sums(values, Moments(pivoted.pivot + offset, variance, pivoted.log_peak))
+
+
+def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> Pull:
+  """What a form needs for the gradient, from the sums' cotangents."""
+  count = coefficients.shape[-2]
+  mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=jnp.float32)
+  return Pull(
+    given=cotangents.values.astype(coefficients.dtype),
+    constant=cotangents.moments.mean / count - products(cotangents.values, mean_coefficients),
+    slope=2 * cotangents.moments.variance / count,
+    mean=moments.mean,
+    log_peak=moments.log_peak,
+  )
 
 
 def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
@@ -67,86 +142,73 @@ def _sums(kernel: str, count: int, distances: Distances, coefficients: jax.Array
 
 
 def _forward(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Any:
-  def block(points: tuple[jax.Array, jax.Array]) -> tuple[Sums, jax.Array | None]:
+  def block(points: tuple[jax.Array, jax.Array]) -> tuple[Pivoted, jax.Array | None]:
     scaled = _of(distances, *points)()
     return _block_sums(kernel, scaled, coefficients), scaled if count == 1 else None
 
-  blocks, kept = jax.lax.map(block, _split((distances.points, distances.norms), count))
-  sums = _join(blocks, distances.points.shape[-2])
-  return sums, (distances, coefficients, sums.log_peak, kept)
+  blocks, kept = jax.lax.map(block, tuple(split(z, count) for z in (distances.points, distances.norms)))
+  pivoted = jax.tree.map(lambda z: join(z, distances.points.shape[-2]), blocks)
+  sums = centre(pivoted, coefficients)
+  return sums, (distances, coefficients, sums.moments, kept)
 
 
 def _backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
-  distances, coefficients, log_peak, kept = residuals
-  given = cotangents._replace(log_peak=log_peak)
+  distances, coefficients, moments, kept = residuals
+  pull = pull_back(cotangents, moments, coefficients)
 
   def block(totals: Any, inputs: Any) -> Any:
-    (*points, given), scaled = inputs
-    part = _of(distances, *points)
-    of_part, of_coefficients = _block_gradient(
-      kernel, part, part() if scaled is None else scaled, coefficients, given
-    )
+    (points, norms), pull, scaled = inputs
+    part = _of(distances, points, norms)
+    of_part, of_coefficients = _block_gradient(kernel, part, part() if scaled is None else scaled, coefficients, pull)
     of_centres = (*of_part[2:], of_coefficients)
     return jax.tree.map(jnp.add, totals, of_centres), of_part[:2]
 
   zeros = tuple(jnp.zeros(z.shape, jnp.float32) for z in (*distances[2:], coefficients))
-  blocks = _split((distances.points, distances.norms, given), count)
-  (*of_centres, of_coefficients), of_points = jax.lax.scan(block, zeros, (blocks, kept))
-  gradient = Distances(*_join(of_points, distances.points.shape[-2]), *of_centres)
-  return jax.tree.map(lambda d, z: d.astype(z.dtype), (gradient, of_coefficients), (distances, coefficients))
+  points = tuple(split(z, count) for z in (distances.points, distances.norms))
+  pulls = Pull(*(split(z, count) for z in pull))
+  # Rows that only fill up have no responses, whatever a free metric makes of them.
+  pulls = pulls._replace(log_peak=split(pull.log_peak, count, fill=math.inf))
+  (*of_centres, of_coefficients), of_points = jax.lax.scan(block, zeros, (points, pulls, kept))
+  of_points = (join(z, distances.points.shape[-2]) for z in of_points)
+  gradient = (Distances(*of_points, *of_centres), of_coefficients)
+  return jax.tree.map(lambda d, z: d.astype(z.dtype), gradient, (distances, coefficients))
 
 
 _sums.defvjp(_forward, _backward)
 
 
-def _block_sums(kernel: str, scaled: jax.Array, coefficients: jax.Array) -> Sums:
+def _block_sums(kernel: str, scaled: jax.Array, coefficients: jax.Array) -> Pivoted:
   """The sums from all distances at once, [..., N, A]."""
   log_k = KERNELS[kernel](scaled)
   log_peak = jnp.max(log_k, axis=-1, keepdims=True)
-  k = jnp.exp(log_k - log_peak)
-  values = jnp.einsum('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
-  return Sums(values, k.sum(axis=-1, keepdims=True), (k * k).sum(axis=-1, keepdims=True), log_peak)
+  pivot = jnp.mean(jnp.exp(log_k[..., :_FIRST] - log_peak), axis=-1, keepdims=True)
+  u = jnp.exp(log_k - log_peak) - pivot
+  values = _product('...na,...av->...nv', u.astype(coefficients.dtype), coefficients)
+  return Pivoted(values, u.sum(axis=-1, keepdims=True), (u * u).sum(axis=-1, keepdims=True), pivot, log_peak)
 
 
 def _block_gradient(
-  kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, given: Sums
+  kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, pull: Pull
 ) -> tuple[Distances, jax.Array]:
-  """Cotangents, float32, of the distances' parts and the coefficients for those of the sums (and their log_peak)."""
-  log_k, pull = jax.vjp(KERNELS[kernel], scaled)
-  k = jnp.exp(log_k - given.log_peak)
-  of_k = products(given.values, coefficients) + given.mass + 2 * given.power * k
-  (of_scaled,) = pull(of_k * k)
-  of_coefficients = jnp.einsum(
-    '...na,...nv->...av', k.astype(coefficients.dtype), given.values, preferred_element_type=jnp.float32
-  )
+  """Cotangents, float32, of the distances' parts and the coefficients."""
+  log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
+  k = jnp.exp(log_k - pull.log_peak)
+  deviations = k - pull.mean
+  of_k = products(pull.given, coefficients) + pull.constant + pull.slope * deviations
+  (of_scaled,) = pull_kernel(of_k * k)
+  if coefficients.dtype == jnp.float32:
+    # k has the digits; and XLA's CPU backend, which keeps k from the forward pass, would keep the deviations too.
+    of_mean = products(pull.mean.mT, pull.given.mT)
+    of_coefficients = products(k.mT, pull.given.mT) - of_mean
+  else:
+    of_coefficients = _product('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
   return distances.gradient(of_scaled), of_coefficients
+
+
+def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
 def _of(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
   """The distances of other points, mapped by the metric already."""
   return distances._replace(points=points, norms=norms)
-
-
-def _split(tree: Any, count: int) -> Any:
-  """Blocks [count, ..., N / count, D] of every array [..., N, D], padded with zeros.
-
-  Row i goes to block i mod count: points that lie on several devices stay there, and every device works on every
-  block.
-  """
-
-  def split(z: jax.Array) -> jax.Array:
-    *leading, n, d = z.shape
-    padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -n % count), (0, 0)])
-    return jnp.moveaxis(padded.reshape(*leading, -1, count, d), -2, 0)
-
-  return jax.tree.map(split, tree)
-
-
-def _join(tree: Any, n: int) -> Any:
-  """Undoes `_split` for arrays of n rows."""
-
-  def join(blocks: jax.Array) -> jax.Array:
-    rows = jnp.moveaxis(blocks, 0, -2)
-    return rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])[..., :n, :]
-
-  return jax.tree.map(join, tree)

@@ -12,6 +12,7 @@ import optax
 from hbf.data.augment import augment, normalise
 from hbf.data.inputs import Batch, Resident, gather
 from hbf.models.classifier import ImageClassifier
+from hbf.ops.parts import split
 
 
 class Totals(flax.struct.PyTreeNode):
@@ -138,15 +139,11 @@ def _accumulated(gradient: Callable, parts: int) -> Callable:
   if parts == 1:
     return gradient
 
-  def split(z: jax.Array) -> jax.Array:
-    # Row i goes to part i mod parts, which leaves every row on its device.
-    return z.reshape(-1, parts, *z.shape[1:]).swapaxes(0, 1)
-
   def accumulated(params: Any, images: jax.Array, labels: jax.Array, key: jax.Array) -> Any:
     def add(sums: Any, part: Any) -> tuple[Any, None]:
       return jax.tree.map(jnp.add, sums, gradient(params, *part)), None
 
-    inputs = (split(images), split(labels), jax.random.split(key, parts))
+    inputs = (split(images, parts, axis=0), split(labels, parts, axis=0), jax.random.split(key, parts))
     first = jax.tree.map(lambda z: z[0], inputs)
     zeros = jax.tree.map(lambda z: jnp.zeros(z.shape, z.dtype), jax.eval_shape(gradient, params, *first))
     ((value, correct), grads), _ = jax.lax.scan(add, zeros, inputs)

@@ -39,16 +39,21 @@ def responses(points, centres, kernel, width, metric, weights, normalisation, lo
   for n in range(len(r2)):
     present = [a for a in range(r2.shape[1]) if mask[n, a]]
     k = np.array([KERNELS[kernel](r2[n, a] / (2 * width[n, a] ** 2)) for a in present])
-    if normalisation == 'none':
-      k = k * np.exp(log_gain[n, present])
-    elif normalisation == 'sum':
-      k = k / k.sum()
-    elif normalisation == 'rms':
-      k = k / np.sqrt(np.mean(k**2))
-    elif normalisation == 'layer':
-      k = (k - k.mean()) / np.sqrt(k.var() + 1e-6 * k.max() ** 2)
-    result[n, present] = k
+    gain = np.exp(log_gain[n, present]) if normalisation == 'none' else 1.0
+    result[n, present] = normalised(k * gain, normalisation)
   return result
+
+
+def normalised(k, normalisation):
+  """Responses [..., A] of kernel values k."""
+  mean = k.mean(-1, keepdims=True)
+  if normalisation == 'sum':
+    return k / k.sum(-1, keepdims=True)
+  if normalisation == 'rms':
+    return k / np.sqrt(np.mean(k**2, -1, keepdims=True))
+  if normalisation == 'layer':
+    return (k - mean) / np.sqrt(k.var(-1, keepdims=True) + 1e-6 * mean**2)
+  return k
 
 
 def hyperbf(points, centres, coefficients, **options):

@@ -1,0 +1,25 @@
+"""Arrays in parts that are computed one after another."""
+
+import jax
+import jax.numpy as jnp
+
+
+def split(z: jax.Array, count: int, axis: int = -2, fill: float = 0.0) -> jax.Array:
+  """Parts [count, ...] of an array along an axis, filled up to equal length with `fill`.
+
+  Row i goes to part i mod count: rows that lie on several devices stay there, and every device works on every part.
+  """
+  axis %= z.ndim
+  padding = [(0, 0)] * z.ndim
+  padding[axis] = (0, -z.shape[axis] % count)
+  padded = jnp.pad(z, padding, constant_values=fill)
+  parts = padded.reshape(*z.shape[:axis], padded.shape[axis] // count, count, *z.shape[axis + 1 :])
+  return jnp.moveaxis(parts, axis + 1, 0)
+
+
+def join(parts: jax.Array, length: int, axis: int = -2) -> jax.Array:
+  """Undoes `split` for an array of this length along the axis."""
+  axis %= parts.ndim - 1
+  rows = jnp.moveaxis(parts, 0, axis + 1)
+  joined = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 2 :])
+  return jax.lax.slice_in_dim(joined, 0, length, axis=axis)

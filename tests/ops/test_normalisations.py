@@ -1,0 +1,73 @@
+"""Each normalisation's precision and gradient where responses hardly differ, against float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops import reference
+
+from hbf.ops.hyperbf import hyperbf
+
+FORMS = ['blocks', 'pallas']
+
+
+def unit(kernel, d, a, n, variance, dtype, seed=0):
+  """LayerNorm'ed points, N(0, 1) centres, coefficients and the options of a unit of width √variance."""
+  rng = np.random.default_rng(seed)
+  points = reference.layer_norm(rng.normal(size=(n, d)))
+  arrays = [jnp.asarray(z, dtype) for z in (points, rng.normal(size=(a, d)), rng.normal(size=(a, d)))]
+  return arrays, {'kernel': kernel, 'width': float(np.sqrt(variance))}
+
+
+def exact(arrays, options, normalisation):
+  """The operator in float64, responses and all."""
+  points, centres, coefficients = (np.asarray(z, np.float64) for z in arrays)
+  r2 = (points**2).sum(-1)[:, None] + (centres**2).sum(-1) - 2 * points @ centres.T
+  s = r2 / (2 * options['width'] ** 2)
+  k = {'gaussian': lambda: np.exp(-s), 'inverse_multiquadric': lambda: 1 / np.sqrt(1 + 2 * s)}[options['kernel']]()
+  return reference.normalised(k, normalisation) @ coefficients
+
+
+def relative_error(result, expected):
+  return np.linalg.norm(np.asarray(result, np.float64) - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize(('dtype', 'most'), [('bfloat16', 0.01), ('float32', 2e-5)])
+@pytest.mark.parametrize('kernel', ['gaussian', 'inverse_multiquadric'])
+def test_centred_responses_that_hardly_differ_keep_their_digits(kernel, dtype, most, form):
+  """σ² = D, recipe memo's sizes; outside jit, where XLA's CPU rounds between the operations as accelerators do."""
+  arrays, options = unit(kernel, 768, 1536, 16, 768, dtype)
+  result = hyperbf(*arrays, **options, normalisation='layer', form=form)
+  assert relative_error(result, exact(arrays, options, 'layer')) < most
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('sigma', [2.0, 40.0, 300.0])
+def test_gradient_is_that_of_the_float64_operator_however_little_responses_differ(sigma, normalisation, form):
+  """ε too: at σ of 300 it is a tenth of what divides the centred responses."""
+  arrays, options = unit('inverse_multiquadric', 8, 12, 5, sigma**2, 'float32')
+  rng = np.random.default_rng(1)
+  along, readout = (rng.normal(size=(5, 8)) for _ in range(2))
+
+  def value(z):
+    return (exact([z, *arrays[1:]], options, normalisation) * readout).sum()
+
+  points, step = np.asarray(arrays[0], np.float64), 1e-4
+  expected = (value(points + step * along) - value(points - step * along)) / (2 * step)
+  form = functools.partial(hyperbf, **options, normalisation=normalisation, form=form)
+  gradient = jax.jit(jax.grad(lambda x: (form(x, *arrays[1:]) * readout).sum()))(arrays[0])
+  slopes = np.asarray(gradient, np.float64) * along
+  np.testing.assert_allclose(slopes.sum(), expected, rtol=2e-3, atol=2e-3 * np.abs(slopes).max())
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+def test_equal_responses_give_finite_gradients(normalisation, form):
+  points, centres = jnp.ones((5, 4)), jnp.ones((3, 4))
+  run = functools.partial(hyperbf, kernel='gaussian', width=1.0, normalisation=normalisation, form=form)
+  gradients = jax.jit(jax.grad(lambda *z: (run(*z) ** 2).sum(), (0, 1, 2)))(points, centres, jnp.eye(3, 4))
+  assert all(jnp.isfinite(z).all() for z in gradients)
