@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from hbf.errors import UserError, choose
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import width_parameter
+from hbf.ops.attention import attention
 
 QK_NORMS = {'none': False, 'unit': True}
 
@@ -39,7 +40,7 @@ class SoftmaxAttention(nn.Module):
       width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
       q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
     mask = None if context.mask is None else over_heads(context.mask)
-    return project_out(jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale), self.dtype)
+    return project_out(attention(q, k, v, scale, mask), self.dtype)
 
 
 def project_qkv(

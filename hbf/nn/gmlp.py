@@ -10,6 +10,7 @@ from hbf.errors import choose
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.mixing import check_length
 from hbf.nn.mlp import ACTIVATIONS
+from hbf.ops.attention import attention
 
 # How the gate uses f(Z) = W Z + b over the tokens (Table 3 of the paper), and how wide Z is over what comes out.
 GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
@@ -77,5 +78,5 @@ class GatedMLP(nn.Module):
     """Attention of a single head: [B, N, hidden]."""
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
     q, k, v = (z[:, :, None] for z in jnp.split(qkv, 3, axis=-1))
-    attended = jax.nn.dot_product_attention(q, k, v)[:, :, 0]
+    attended = attention(q, k, v)[:, :, 0]
     return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

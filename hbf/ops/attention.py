@@ -1,5 +1,9 @@
-"""The normalised Gaussian as softmax attention (facts 2 and 3 of docs/design.md)."""
+"""Softmax attention: one rule for all of which kernel computes it; and the normalised Gaussian as such attention.
 
+(Facts 2 and 3 of docs/design.md.)
+"""
+
+import functools
 from typing import Literal
 
 import jax
@@ -10,14 +14,95 @@ from hbf.ops.distances import metric_product, products, row_dots
 # Responses of a head that may lie in memory; beyond about a thousand tokens blocks of them are better.
 _MOST_PAIRS = 2**20
 _TILE = 8  # cuDNN wants heads of a multiple of 8 dimensions
+_EVEN = 2  # and, for the gradient, even numbers of queries and keys: so JAX checks it, whether there is a bias or not
 _PARTS = 3  # bfloat16 numbers that hold a float32
+_CAPABILITY = 8  # Ampere, the first NVIDIA GPUs on which cuDNN fuses attention
 
 
-def is_attention(points: jax.Array, centres: jax.Array, coefficients: jax.Array, width: jax.Array) -> bool:
+def attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  scale: float | None = None,
+  mask: jax.Array | None = None,
+) -> jax.Array:
+  """softmax(scale q·k) v over the keys, by cuDNN's fused kernel where it applies, else by XLA.
+
+  Args:
+    queries: [B, N, H, d].
+    keys: [B, A, H, d].
+    values: [B, A, H, d].
+    scale: default 1/√d.
+    mask: booleans broadcastable to [B, H, N, A], which queries see which keys; with one XLA does the work.
+  """
+  default = functools.partial(jax.nn.dot_product_attention, mask=mask, scale=scale)
+  if mask is not None or not cudnn_applies(queries.dtype, queries.shape[-1]):
+    return default(queries, keys, values)
+  return jax.lax.platform_dependent(
+    queries, keys, values, cuda=functools.partial(padded_attention, scale=scale), default=default
+  )
+
+
+def padded_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  scale: float | None = None,
+  implementation: Literal['xla', 'cudnn'] = 'cudnn',
+) -> jax.Array:
+  """`attention` in the shapes that cuDNN takes: zeros fill up tokens and dimensions, and padded keys are masked."""
+  (_, length, _, d), (batch, keys_length, _, v) = queries.shape, values.shape
+  scale = d**-0.5 if scale is None else scale
+  width = max(d, v)
+  queries, keys, values = (_fill(z, 3, -(-width // _TILE) * _TILE - z.shape[3]) for z in (queries, keys, values))
+  queries, keys, values = (_fill(z, 1, -z.shape[1] % _EVEN) for z in (queries, keys, values))
+  masked = keys.shape[1] != keys_length
+  out = jax.nn.dot_product_attention(
+    queries,
+    keys,
+    values,
+    scale=scale,
+    key_value_seq_lengths=jnp.full(batch, keys_length, jnp.int32) if masked else None,
+    implementation=implementation,
+  )
+  return out[:, :length, :, :v]
+
+
+def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
+  """Whether a program for an NVIDIA GPU is to compute attention of heads of d dimensions by cuDNN's fused kernel.
+
+  The platform is chosen when the program is lowered, by whoever asks here. But what cuDNN takes has to be known when
+  it is traced, for JAX's checks run then: they want cuDNN's library, and head sizes by the capability of this
+  process's GPU. A program for GPUs that this process doesn't have is taken to be for recent ones, with heads of at
+  most 128 dimensions.
+  """
+  if dtype not in (jnp.bfloat16, jnp.float16) or any(c < _CAPABILITY for c in _capabilities()):
+    return False
+  head = jax.ShapeDtypeStruct((1, _EVEN, 1, d), dtype)
+  training = jax.grad(lambda *qkv: padded_attention(*qkv).astype(jnp.float32).sum(), (0, 1, 2))
+  try:
+    jax.eval_shape(training, head, head, head)
+  except (NotImplementedError, RuntimeError):  # heads that are too large; no CUDA, or no cuDNN
+    return False
+  return True
+
+
+def _capabilities() -> list[float]:
+  """Compute capabilities of this process's NVIDIA GPUs; AMD's have names, such as gfx90a."""
+  names = [getattr(device, 'compute_capability', '') for device in jax.local_devices()]
+  return [float(name) for name in names if name.replace('.', '', 1).isdigit()]
+
+
+def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
+  """z with so many zeros behind it along an axis."""
+  return jnp.pad(z, [(0, count if i == axis else 0) for i in range(z.ndim)])
+
+
+def is_attention(points: jax.Array, centres: jax.Array, width: jax.Array) -> bool:
   """Whether `gaussian_attention` is the way to a normalised Gaussian: one width a head, not too many responses."""
   shared_width = width.ndim == 0 or width.shape[-1] == 1
   few = points.shape[-2] * centres.shape[-2] <= _MOST_PAIRS
-  return shared_width and (few or cudnn_applies(points, coefficients))
+  return shared_width and (few or _cudnn_takes(points))
 
 
 def gaussian_attention(
@@ -25,11 +110,11 @@ def gaussian_attention(
   centres: jax.Array,
   coefficients: jax.Array,
   *,
-  width: jax.Array,
+  scale: jax.Array,
   metric: str,
   weights: jax.Array | None,
 ) -> jax.Array:
-  """Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head: the softmax of xᵀMt/σ² − tᵀMt/2σ².
+  """Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head: the softmax of scale (xᵀMt − tᵀMt/2).
 
   The norm of the points cancels, and the metric is needed on the centres' side only, so it costs what attention
   costs. Where cuDNN's fused attention applies, it does the work.
@@ -38,33 +123,45 @@ def gaussian_attention(
     points: x [..., N, D].
     centres: t [..., A, D].
     coefficients: c [..., A, V].
-    width: σ, broadcastable to [..., 1, 1].
+    scale: 1/σ², broadcastable to [..., 1, 1]; negative if K grows with the distance.
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
 
   Returns:
     [..., N, V] in the coefficients' type.
   """
-  scale = 1 / jnp.square(width)
   mapped = metric_product(centres, metric, weights)
   norms = 0.5 * row_dots(centres, mapped)
-  if cudnn_applies(points, coefficients):
-    return augmented_attention(points, scale * mapped, -scale * norms, coefficients, 'cudnn')
+  arrays = (points, mapped, norms, coefficients, scale)
+  if not _cudnn_takes(points):
+    return _biased_attention(*arrays)
+  return jax.lax.platform_dependent(*arrays, cuda=augmented_attention, default=_biased_attention)
+
+
+def _cudnn_takes(points: jax.Array) -> bool:
+  return points.ndim == 4 and cudnn_applies(points.dtype, points.shape[-1] + _PARTS)
+
+
+def _biased_attention(
+  points: jax.Array, keys: jax.Array, norms: jax.Array, coefficients: jax.Array, scale: jax.Array
+) -> jax.Array:
+  """The softmax of scale (x·k − norm), all of it in memory."""
   if points.dtype == jnp.float32:
-    log_k = products(points, scale * mapped) - (scale * norms).mT
+    log_k = products(points, scale * keys) - (scale * norms).mT
   else:
-    log_k = scale * (products(points, mapped) - norms.mT)
+    log_k = scale * (products(points, keys) - norms.mT)
   return jnp.einsum('...na,...av->...nv', jax.nn.softmax(log_k, axis=-1).astype(coefficients.dtype), coefficients)
 
 
 def augmented_attention(
   points: jax.Array,
   keys: jax.Array,
-  bias: jax.Array,
+  norms: jax.Array,
   coefficients: jax.Array,
-  implementation: Literal['xla', 'cudnn'],
+  scale: jax.Array,
+  implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> jax.Array:
-  """The softmax of x·k + b as plain attention: keys [k, b, 0, …], queries [x, 1, 0, …].
+  """The softmax of scale (x·k − norm) as plain attention: keys [scale k, −scale norm], queries [x, 1].
 
   A bias in bfloat16 would be too coarse (it is of order √D), so it takes three coordinates: its rounding, the
   rounding of the rest, and so on. Filling up to a multiple of 8 leaves room for them.
@@ -72,31 +169,16 @@ def augmented_attention(
   Args:
     points: x [B, H, N, D].
     keys: k [B, H, A, D].
-    bias: b, float32 [B, H, A, 1].
-    coefficients: c [B, H, A, D].
+    norms: float32 [B, H, A, 1].
+    coefficients: c [B, H, A, V].
+    scale: broadcastable to [B, H, 1, 1].
     implementation: of `jax.nn.dot_product_attention`.
   """
-  d, dtype = points.shape[-1], points.dtype
-  parts, rest = [], bias
+  dtype, parts, rest = points.dtype, [], -scale * norms
   for _ in range(_PARTS):
     parts.append(rest.astype(dtype))
     rest = rest - parts[-1].astype(jnp.float32)
-  padding = jnp.zeros((*keys.shape[:-1], -(d + _PARTS) % _TILE), dtype)
-  ones = jnp.ones((*points.shape[:-1], _PARTS), dtype)
-  queries = jnp.concatenate([points, ones, jnp.zeros((*points.shape[:-1], padding.shape[-1]), dtype)], axis=-1)
-  keys = jnp.concatenate([keys.astype(dtype), *parts, padding], axis=-1)
-  values = jnp.pad(coefficients, [(0, 0)] * 3 + [(0, keys.shape[-1] - coefficients.shape[-1])])
-  q, k, v = (z.swapaxes(1, 2) for z in (queries, keys, values))
-  out = jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation=implementation)
-  return out.swapaxes(1, 2)[..., : coefficients.shape[-1]]
-
-
-def cudnn_applies(points: jax.Array, coefficients: jax.Array) -> bool:
-  """Whether cuDNN's fused attention takes [B, H, N, D] points and coefficients: an NVIDIA GPU, and half precision."""
-  if jax.default_backend() != 'gpu' or points.dtype not in (jnp.bfloat16, jnp.float16) or points.ndim != 4:
-    return False
-  capability = getattr(jax.local_devices()[0], 'compute_capability', None)
-  if not capability or float(capability) < 8:
-    return False
-  most = 256 if float(capability) >= 9 else 128
-  return max(points.shape[-1] + _PARTS, coefficients.shape[-1]) <= most - most % _TILE
+  queries = jnp.concatenate([points, jnp.ones((*points.shape[:-1], _PARTS), dtype)], axis=-1)
+  keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
+  q, k, v = (z.swapaxes(1, 2) for z in (queries, keys, coefficients))
+  return padded_attention(q, k, v, scale=1.0, implementation=implementation).swapaxes(1, 2)

@@ -55,8 +55,9 @@ def hyperbf(
   normal = choose('normalisation', normalisation, NORMALISATIONS)
   sums_form = choose('form', form, FORMS)
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
-  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
-    return gaussian_attention(points, centres, coefficients, width=width, metric=metric, weights=weights)
+  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, width):
+    scale = 2 * precision(width)
+    return gaussian_attention(points, centres, coefficients, scale=scale, metric=metric, weights=weights)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
   if math.prod(leading) == 1:
     # XLA's CPU backend is slower with leading axes of length 1.

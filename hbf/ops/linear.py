@@ -179,7 +179,7 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.A
 
 
 def _chunks(z: jax.Array, size: int) -> jax.Array:
-  """[..., N, C] in chunks of neighbouring rows, [chunks, ..., size, C]; zeros fill up the last, behind all that is masked."""
+  """Neighbouring rows of [..., N, C] in chunks [chunks, ..., size, C]; zeros fill up the last, behind all masked."""
   *leading, length, columns = z.shape
   padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)])
   return jnp.moveaxis(padded.reshape(*leading, -1, size, columns), -3, 0)

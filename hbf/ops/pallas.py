@@ -74,7 +74,8 @@ def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> S
   sums = functools.partial(_sums, kernel)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size > 1 and distances.points.shape[-2] % mesh.size == 0:
-    rows, whole = PartitionSpec(None, mesh.axis_names), PartitionSpec()
+    rows: Any = PartitionSpec(None, mesh.axis_names)
+    whole: Any = PartitionSpec()
     split = (Distances(rows, rows, whole, whole, whole), whole)
     # check_vma: a kernel's results have no type that says what they vary over.
     sums = jax.shard_map(sums, mesh=mesh, in_specs=split, out_specs=rows, check_vma=False)

@@ -5,8 +5,8 @@ responses hardly differ, sums of k would hide what they differ by. So a form sum
 the mean of the first centres' k. As they are among those that the variance is of, |k̄ − p| is at most √(A / first)
 standard deviations: what is taken away at the end is never large.
 
-The gradient is written by hand: it keeps one array of [points, centres] where automatic differentiation keeps several,
-and where even that is too large a block of points at a time is computed, so that memory grows with the block.
+The gradient is written by hand: it keeps one array of [points, centres] where automatic differentiation keeps
+several. Where even that is too large a block of points at a time is computed, so that memory grows with the block.
 """
 
 import functools

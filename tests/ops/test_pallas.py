@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from ops import reference
 
 from hbf.ops import pallas
 from hbf.ops.distances import distances
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 from hbf.ops.sums import kernel_sums
+from hbf.training.sharding import make_mesh
 
 N, A, D, V = 37, 11, 6, 5
 # Blocks that divide neither points nor centres nor features, the way a TPU and the way a GPU goes through them.
@@ -97,3 +99,35 @@ def test_forward_and_gradient_lower_without_the_hardware(platform, call, d, dtyp
 
   lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes).lower(lowering_platforms=(platform,))
   assert lowered.as_text().count(call) == 3  # the sums, and both kernels of the gradient
+
+
+def sharded_step(mesh):
+  """A gradient step's loss and gradients of points that lie on all devices, centres on each; and its arrays."""
+  rows, whole = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ('data', None))
+  arrays = make() | {'points': jax.random.normal(jax.random.key(1), (64, D))}
+  placed = {name: jax.device_put(z, rows if name == 'points' else whole) for name, z in arrays.items()}
+  unit = {'kernel': 'gaussian', 'normalisation': 'layer', 'metric': 'diagonal', 'form': 'pallas'}
+  step = jax.jit(jax.value_and_grad(lambda z: jnp.sum(jnp.sin(hyperbf(**z, **unit)))))
+  return step, arrays, placed
+
+
+def test_points_on_several_devices_stay_there(small_blocks):
+  """Each device sums for its points; the gradients of what all share are added up."""
+  mesh = make_mesh()
+  step, arrays, placed = sharded_step(mesh)
+  with jax.set_mesh(mesh):
+    compiled = step.lower(placed).compile()
+  assert 'all-gather' not in compiled.as_text()
+  (value, gradient), (expected, expected_gradient) = compiled(placed), step(arrays)
+  np.testing.assert_allclose(value, expected, rtol=1e-4)
+  for name, z in gradient.items():
+    np.testing.assert_allclose(z, expected_gradient[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_lowers_for_several_tpus():
+  """Mosaic kernels cannot be partitioned automatically."""
+  mesh = make_mesh()
+  step, _, placed = sharded_step(mesh)
+  with jax.set_mesh(mesh):
+    text = step.trace(placed).lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('tpu_custom_call') == 3

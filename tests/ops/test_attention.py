@@ -1,0 +1,169 @@
+"""Softmax attention: the shapes that cuDNN takes, who asks for it, and the normalised Gaussian as attention."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops import reference
+
+import hbf.ops.attention
+from configs.common import make_config
+from hbf.models.build import abstract_params, build_model
+from hbf.ops.attention import augmented_attention, cudnn_applies, padded_attention
+from hbf.ops.hyperbf import hyperbf, hyperbf_plain
+
+
+def make(lengths, dims, dtype='float32', seed=4):
+  """Random arrays [2, 3, length, dim]."""
+  rng = np.random.default_rng(seed)
+  return [jnp.asarray(rng.normal(size=(2, 3, *z)), dtype) for z in zip(lengths, dims, strict=True)]
+
+
+def value_and_gradients(form, *arrays):
+  """Of a scalar that depends on every output differently."""
+  total = lambda z: jnp.sum(jnp.sin(form(*z).astype(jnp.float32)))  # noqa: E731
+  value, gradients = jax.jit(jax.value_and_grad(total))(arrays)
+  return [np.asarray(z, np.float64) for z in (value, *gradients)]
+
+
+def assert_near(result, expected, tolerance):
+  for z, wanted in zip(result, expected, strict=True):
+    np.testing.assert_allclose(z, wanted, atol=tolerance * (np.abs(wanted).max() + 0.1))
+
+
+@pytest.mark.parametrize('lengths', [(9, 7, 7), (8, 7, 7), (9, 8, 8), (8, 8, 8)])
+@pytest.mark.parametrize('dims', [(6, 6, 6), (8, 8, 5), (8, 8, 8)])
+@pytest.mark.parametrize('scale', [None, 0.7])
+def test_what_cudnn_is_given_is_the_same_attention(lengths, dims, scale):
+  """Odd numbers of tokens and heads of any size, in value and gradient."""
+
+  def plain(q, k, v):
+    logits = jnp.einsum('bhnd,bhad->bhna', q, k) * (scale or dims[0] ** -0.5)
+    return jnp.einsum('bhna,bhav->bhnv', jax.nn.softmax(logits), v)
+
+  def padded(*qkv):
+    return padded_attention(*(z.swapaxes(1, 2) for z in qkv), scale=scale, implementation='xla').swapaxes(1, 2)
+
+  arrays = make(lengths, dims)
+  assert_near(value_and_gradients(padded, *arrays), value_and_gradients(plain, *arrays), 1e-5)
+
+
+def test_what_cudnn_is_given_has_even_lengths_and_heads_of_a_multiple_of_8(monkeypatch):
+  """With a class token there are 65 tokens, which cuDNN refuses in training."""
+  seen = []
+
+  def record(q, k, v, **_):
+    seen.extend(z.shape for z in (q, k, v))
+    return q
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', record)
+  q, k, v = (jnp.ones((2, n, 1, d)) for n, d in ((65, 19), (67, 19), (67, 12)))
+  assert padded_attention(q, k, v).shape == (2, 65, 1, 12)
+  assert seen == [(2, 66, 1, 24), (2, 68, 1, 24), (2, 68, 1, 24)]
+
+
+@pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 0.02)])
+def test_augmented_keys_make_plain_attention_the_normalised_gaussian(dtype, tolerance):
+  """What cuDNN is given on a GPU, here to XLA's attention, in value and gradient."""
+  scale = 0.4
+
+  def augmented(x, t, c):
+    norms = 0.5 * jnp.sum(t.astype(jnp.float32) ** 2, axis=-1, keepdims=True)
+    return augmented_attention(x, t, norms, c, jnp.asarray(scale), implementation='xla')
+
+  def plain(x, t, c):
+    return hyperbf_plain(x, t, c, kernel='gaussian', width=scale**-0.5)
+
+  arrays = make((9, 7, 7), (8, 8, 8), dtype)
+  expected = value_and_gradients(plain, *(z.astype(jnp.float32) for z in arrays))
+  assert_near(value_and_gradients(augmented, *arrays), expected, tolerance)
+
+
+def test_a_bias_in_three_bfloat16_coordinates_is_as_good_as_float32():
+  """Logits of equal queries and keys of norm 0 but large biases: one bfloat16 would be off by 0.1."""
+  x = jnp.ones((1, 1, 1, 8), jnp.bfloat16)
+  bias = jnp.asarray([30.07, 30.0], jnp.float32).reshape(1, 1, 2, 1)
+  coefficients = jnp.asarray(np.eye(2, 8), jnp.bfloat16).reshape(1, 1, 2, 8)
+  keys, scale = jnp.zeros((1, 1, 2, 8), jnp.bfloat16), jnp.ones(())
+  out = augmented_attention(x, keys, -bias, coefficients, scale, implementation='xla')
+  np.testing.assert_allclose(out[0, 0, 0, :2], jax.nn.softmax(bias[0, 0, :, 0]), atol=0.003)
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+  """Has JAX trace attention by cuDNN as if its library were there; holds the shapes of the queries."""
+  seen, attention = [], jax.nn.dot_product_attention
+
+  def traced(q, k, v, *, implementation=None, **options):
+    if implementation == 'cudnn':
+      seen.append(q.shape)
+      if q.shape[-1] > 128:
+        raise NotImplementedError('the head dim must be <= 128')
+    return attention(q, k, v, **options)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', traced)
+  return seen
+
+
+@pytest.mark.parametrize(
+  ('capability', 'dtype', 'd', 'expected'),
+  [
+    ('9.0', jnp.bfloat16, 64, True),
+    ('8.0', jnp.float16, 19, True),
+    (None, jnp.bfloat16, 64, True),  # the program is for a GPU that isn't here
+    ('9.0', jnp.float32, 64, False),
+    ('7.5', jnp.bfloat16, 64, False),
+    ('9.0', jnp.bfloat16, 192, False),
+    ('gfx90a', jnp.bfloat16, 64, True),  # AMD's: never asked, as the program for it has no cuDNN
+  ],
+)
+def test_cudnn_applies_by_what_it_takes(capability, dtype, d, expected, cudnn, monkeypatch):
+  device = types.SimpleNamespace() if capability is None else types.SimpleNamespace(compute_capability=capability)
+  monkeypatch.setattr(jax, 'local_devices', lambda: [device])
+  assert cudnn_applies(jnp.dtype(dtype), d) == expected
+
+
+def test_without_cudnns_library_xla_computes_attention(monkeypatch):
+  def missing(*_, implementation=None, **__):
+    raise RuntimeError('cuDNN is not detected.')
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', missing)
+  assert not cudnn_applies(jnp.dtype(jnp.bfloat16), 64)
+
+
+@pytest.mark.parametrize('model', ['hyperbf', 'vit', 'amlp'])
+def test_one_rule_chooses_for_every_attention(model, cudnn):
+  """Its program for an NVIDIA GPU has cuDNN in bfloat16; that for a CPU runs without it."""
+  config = make_config(f'model={model},recipe=small', {'name': 'cifar10'}).model.copy_and_resolve_references()
+  with config.unlocked():
+    config.dtype = 'bfloat16'
+  network = build_model(config, 10)
+  params = abstract_params(network, (32, 32, 3))
+  cudnn.clear()
+  images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+  forward = jax.jit(lambda params, images: network.apply({'params': params}, images, train=False))
+  text = forward.lower(params, images).as_text()  # JAX traces equal blocks once
+  assert [shape for shape in cudnn if shape[0] == 2], 'nobody asked'
+  assert 'cudnn' not in text
+
+
+@pytest.mark.parametrize('sigma', [1.3, -1.3])
+def test_a_negative_width_makes_responses_grow_with_the_distance(sigma):
+  """In attention's form too: 1/2σ² has the sign of σ."""
+  rng = np.random.default_rng(0)
+  points, centres, coefficients = rng.normal(size=(5, 4)), rng.normal(size=(6, 4)), rng.normal(size=(6, 3))
+  r2 = np.square(points[:, None] - centres).sum(-1)
+  expected = reference.softmax(-r2 / (2 * sigma * abs(sigma))) @ coefficients
+  arrays = [jnp.asarray(z, jnp.float32) for z in (points, centres, coefficients)]
+  unit = {'kernel': 'gaussian', 'metric': 'bilinear', 'weights': jnp.eye(4)}
+  np.testing.assert_allclose(hyperbf(*arrays, width=sigma, **unit), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_takes_the_way_of_its_platform(cudnn):
+  """Chosen when the program is lowered: the very same call."""
+  head = jax.ShapeDtypeStruct((2, 65, 4, 16), jnp.bfloat16)
+  equations = jax.make_jaxpr(hbf.ops.attention.attention)(head, head, head).eqns
+  (choice,) = [e for e in equations if e.primitive.name == 'cond']
+  assert choice.params['branches_platforms'] == (('cuda',), None)
