@@ -55,6 +55,7 @@ class Evaluator:
       replicated: sharding of arrays that every device holds.
     """
     self.batch_size = batch_size
+    self._mesh = replicated.mesh
     self._zeros = lambda: jax.device_put(Counts.zeros(model.classes), replicated)
 
     def step(counts: Counts, variables: Any, resident: Resident, batch: Batch) -> tuple[Counts, jax.Array]:
@@ -82,7 +83,8 @@ class Evaluator:
       for batch in batches:
         if stopped():
           raise Interrupted
-        counts, of_batch = self._step(counts, {'params': params}, split.resident, batch)
+        with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
+          counts, of_batch = self._step(counts, {'params': params}, split.resident, batch)
         jax.block_until_ready(shown[-1:])  # one batch ahead, as in training
         shown.append(of_batch)
     labels, predictions, mask = np.concatenate(jax.device_get(shown), axis=1)

@@ -62,8 +62,9 @@ def train(
     scores = validation_scores(workdir)
     with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores)) as checkpoints:
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
-      state, start, stopwatch = _start(experiment, first, checkpoints, console)
-      steps_fn, compile_seconds = _compile(experiment, state, first)
+      with jax.set_mesh(experiment.mesh):
+        state, start, stopwatch = _start(experiment, first, checkpoints, console)
+        steps_fn, compile_seconds = _compile(experiment, state, first)
       with MetricsWriter(workdir, start, config.log.tensorboard) as writer, signals() as stopped:
         with Reporter(experiment, writer, stopwatch, start, console) as reporter:
           run = _Run(experiment, steps_fn, reporter, checkpoints, stopwatch, stopped)

@@ -21,14 +21,14 @@ def keep_freed_memory() -> None:
   """Has the C library keep memory that is freed instead of returning it to the system (Linux; else nothing).
 
   XLA's CPU backend allocates its temporaries anew at every step; getting the pages back from the system each time
-  took a third of a training step where it was measured (docs/design.md, How runs stay fast on a CPU). Call it before
-  anything is computed.
+  took a third of a training step where it was measured (docs/design.md, How runs stay fast on a CPU). Where another
+  backend computes, the library is left as it is. Call it before anything is computed.
   """
   # Memory that another thread asks for is returned all the same, so the CPU computes in the thread that calls. Nor do
   # the temporaries of several steps then lie in memory at once.
   jax.config.update('jax_cpu_enable_async_dispatch', False)
   mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
-  if mallopt is not None:
+  if mallopt is not None and jax.default_backend() == 'cpu':
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from ops import reference
+from rich.console import Console
 
 from hbf.ops import pallas
 from hbf.ops.distances import distances
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 from hbf.ops.sums import kernel_sums
+from hbf.training.loop import train
 from hbf.training.sharding import make_mesh
 
 N, A, D, V = 37, 11, 6, 5
@@ -67,8 +69,9 @@ def test_all_sums_equal_those_in_blocks(kernel, small_blocks):
 
 
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-4), ('bfloat16', 0.05)])
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-@pytest.mark.parametrize('kernel', reference.KERNELS)
+@pytest.mark.parametrize(
+  ('kernel', 'normalisation'), list(zip(reference.KERNELS, reversed(reference.NORMALISATIONS), strict=True))
+)
 def test_every_kernel_and_normalisation_equals_the_plain_form_in_float32(kernel, normalisation, dtype, tolerance):
   unit = {'kernel': kernel, 'normalisation': normalisation, 'metric': 'diagonal'}
   forms = (functools.partial(hyperbf, form='pallas', **unit), functools.partial(hyperbf_plain, **unit))
@@ -131,3 +134,18 @@ def test_lowers_for_several_tpus():
   with jax.set_mesh(mesh):
     text = step.trace(placed).lower(lowering_platforms=('tpu',)).as_text()
   assert text.count('tpu_custom_call') == 3
+
+
+def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
+  """On the eight devices of the tests each sees an eighth, in whatever a run compiles."""
+  seen, sums = [], pallas._sums
+
+  def record(kernel, distances, coefficients):
+    seen.append(distances.points.shape[-2])
+    return sums(kernel, distances, coefficients)
+
+  monkeypatch.setattr(pallas, '_sums', record)
+  sizes = {'train.batch_size': 64, 'evaluate.batch_size': 128, 'train.epochs': 0.1}
+  train(toy('model=hyperbf', **sizes, **{'model.stage2.form': 'pallas'}), tmp_path / 'run', Console(quiet=True))
+  tokens = 5
+  assert set(seen) == {tokens, 64 * tokens // 8, 128 * tokens // 8}  # an image alone shows what parameters there are

@@ -1,9 +1,11 @@
-"""What the scripts set up is tested in processes of their own."""
+"""Most tests have a process of their own, set up as the scripts set theirs up."""
 
 import os
 import subprocess
 import sys
+import types
 
+import jax
 import pytest
 
 from hbf.training import machine
@@ -50,6 +52,17 @@ def test_the_temporaries_of_a_step_are_not_fetched_from_the_system_again():
   temporary, fetched = map(float, run(FAULTS))
   assert temporary > 10
   assert fetched < 10 * temporary  # a few times, until freed pieces of the size lie about; without care 20 times
+
+
+@pytest.mark.parametrize(('backend', 'set_up'), [('cpu', True), ('gpu', False), ('tpu', False)])
+def test_the_c_library_is_left_as_it_is_where_another_backend_computes(backend, set_up, monkeypatch):
+  calls = []
+  library = types.SimpleNamespace(mallopt=lambda *setting: calls.append(setting))
+  monkeypatch.setattr(machine.ctypes, 'CDLL', lambda _: library)
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  monkeypatch.setattr(jax.config, 'update', lambda *_: None)
+  machine.keep_freed_memory()
+  assert bool(calls) == set_up
 
 
 def test_the_next_run_loads_what_this_one_compiled(tmp_path):
