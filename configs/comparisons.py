@@ -29,7 +29,8 @@ PRESETS = {
     configs=('configs/cifar10.py:recipe=small',),
     arms=tuple(f'{label}: {model}' for label, model in SMALL.items()),
     seeds=(0, 1, 2),
-    overrides=('--config.train.epochs=5.0',),
+    # The best of each arm in 'rates'.
+    overrides=('--config.train.epochs=5.0', '--config.optimizer.learning_rate=4e-3'),
   ),
   # Of the arms of 'small', the learning rate: chosen on held-out images, `--report --split=validation`.
   'rates': Comparison(

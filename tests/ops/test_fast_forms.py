@@ -60,7 +60,7 @@ def test_blocks_of_any_size_equal_the_plain_form(normalisation, lead, pairs, mon
   assert_equal(result, expected, 1e-4)
 
 
-# Sums know only the kernel, distances only the metric, what follows only the normalisation: each once, and with others.
+# Sums know only the kernel, distances only the metric, what follows the normalisation: each once, and with others.
 EACH = [
   ('gaussian', 'bilinear', 'layer'),
   ('gaussian', 'low_rank', 'none'),
