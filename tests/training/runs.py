@@ -30,6 +30,12 @@ def assert_same_run(first, second):
   assert timeless(first) == timeless(second)
 
 
+def assert_timed(result, config, steps):
+  """The result's time and speed are those of so many steps, as far as they are rounded."""
+  seconds = steps * config.train.batch_size / result['images_per_second']
+  assert abs(result['train_seconds'] - seconds) < 0.006
+
+
 def damage(folder, step, count=2):
   """Cuts the largest files of a checkpoint in half."""
   files = sorted((path for path in (folder / str(step)).rglob('*') if path.is_file()), key=lambda p: p.stat().st_size)

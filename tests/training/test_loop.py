@@ -7,7 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from runs import ONE, QUIET, params_of
+from runs import ONE, QUIET, assert_timed, params_of
 
 from hbf.errors import UserError
 from hbf.evaluation import evaluator
@@ -40,8 +40,7 @@ def test_a_run_leaves_what_the_contract_says(finished):
 
 def test_times_agree_with_each_other(finished):
   workdir, config, result = finished
-  images = config.train.batch_size * result['steps']
-  assert result['images_per_second'] * result['train_seconds'] == pytest.approx(images, rel=0.1)
+  assert_timed(result, config, result['steps'])
   lines = [line for line in read_metrics(workdir) if line['split'] == 'train']
   ends = [(0, 0.0), *((line['step'], line['seconds']) for line in lines)]
   for line, ((before, begin), (step, end)) in zip(lines, itertools.pairwise(ends), strict=True):

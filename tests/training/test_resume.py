@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from runs import ONE, QUIET, assert_same_run, damage, params_of, timeless
+from runs import ONE, QUIET, assert_same_run, assert_timed, damage, params_of, timeless
 
 from hbf.data.inputs import Input
 from hbf.data.order import EvalOrder
@@ -81,8 +81,7 @@ def goes_on(finished, workdir):
   found = train(config, workdir, Console(file=said, width=1000), ONE)
   assert found['correct'] == result['correct']
   assert_same_run(whole, workdir)
-  images = config.train.batch_size * result['steps']
-  assert found['images_per_second'] * found['train_seconds'] == pytest.approx(images, rel=0.1)
+  assert_timed(found, config, result['steps'])
   return said.getvalue()
 
 
@@ -176,5 +175,4 @@ def test_a_run_without_times_in_its_checkpoint_counts_the_steps_that_it_times(fi
     path.write_text(json.dumps(about | {'custom_metadata': {}}))
   config = finished[1]
   result = train(config, parts, QUIET, ONE)
-  images = config.train.batch_size * (result['steps'] - 14)
-  assert result['images_per_second'] * result['train_seconds'] == pytest.approx(images, rel=0.1)
+  assert_timed(result, config, result['steps'] - 14)

@@ -1,69 +1,80 @@
-"""The stopwatch on a device that takes as long as it is told to."""
+"""The stopwatch on a device and a clock that are made up."""
 
-import itertools
-import time
+import threading
 
 import pytest
 
 from hbf.training import stopwatch
 
-SECONDS = 0.05
+SECONDS = 2.0
 
 
 class Device:
   """Takes calls one after another, SECONDS each; `eager` ones are done when the call returns."""
 
-  def __init__(self, monkeypatch, eager):
-    self.free, self.eager = 0.0, eager
-    monkeypatch.setattr(stopwatch.jax, 'block_until_ready', self.wait)
+  def __init__(self, monkeypatch, eager=False, **timed):
+    self.time, self.free, self.eager = 100.0, 0.0, eager
+    self._waiter = threading.local()
+    monkeypatch.setattr(stopwatch.jax, 'block_until_ready', self._wait)
+    self.watch = stopwatch.Stopwatch(now=self._now, **timed)
 
   def call(self):
-    self.free = max(time.perf_counter(), self.free) + SECONDS
+    self.free = max(self.time, self.free) + SECONDS
     if self.eager:
-      self.wait(self.free)
+      self.time = self.free
     return self.free
 
-  def wait(self, until):
-    time.sleep(max(until - time.perf_counter(), 0.0))
+  def settle(self, done):
+    """The host waits for a call."""
+    self.watch.settle()
+    self.time = max(self.time, done)
+
+  def _wait(self, done):
+    self._waiter.time = done
+
+  def _now(self):
+    return getattr(self._waiter, 'time', self.time)  # whoever waited for a call has the time when it was done
 
 
 @pytest.mark.parametrize('eager', [False, True])
-def test_calls_take_what_the_device_takes_for_them(monkeypatch, eager):
-  """Whatever happens in pauses, and though the host only asks when the next call runs."""
-  device, watch, seen = Device(monkeypatch, eager), stopwatch.Stopwatch(), []
+@pytest.mark.parametrize('work', [0.0, 1.5])
+def test_calls_take_what_the_device_takes_for_them(monkeypatch, eager, work):
+  """Whatever happens in pauses, and though the host asks only when the next call runs."""
+  device, seen, done = Device(monkeypatch, eager), [], 0.0
   for number in range(1, 7):
-    watch.begin()
-    done = device.call()
-    watch.settle()
-    seen.append((watch.steps, watch.seconds))
-    watch.add(10, done)
+    device.watch.begin()
+    before, done = done, device.call()
+    device.settle(before)
+    seen.append((device.watch.steps, device.watch.seconds))
+    device.watch.add(10, done)
     if number in (3, 6):
-      with watch.paused():
-        time.sleep(4 * SECONDS)  # validation
-  assert [steps for steps, _ in seen] == [0, 10, 20, 30, 40, 50]
-  seen.append((watch.steps, watch.seconds))
-  took = [after - before for (_, before), (_, after) in itertools.pairwise(seen)]
-  assert took == pytest.approx([SECONDS] * 6, rel=0.5)
-  assert watch.steps == 60
+      with device.watch.paused():
+        device.time = max(device.time, done) + 1000.0  # validation
+    elif not eager:
+      device.time += work
+  assert seen == [(10 * number, SECONDS * number) for number in range(6)]
+  assert (device.watch.steps, device.watch.seconds) == (60, 6 * SECONDS)
 
 
 def test_a_host_that_is_late_does_not_make_the_call_before_longer(monkeypatch):
-  device, watch = Device(monkeypatch, eager=False), stopwatch.Stopwatch()
-  watch.begin()
-  watch.add(1, device.call())
-  time.sleep(4 * SECONDS)  # the next batch is read
-  done = device.call()
-  watch.settle()
-  assert watch.seconds == pytest.approx(SECONDS, rel=0.5)
-  watch.add(1, done)
-  watch.settle()
-  assert watch.seconds == pytest.approx(5 * SECONDS, rel=0.2)
+  device = Device(monkeypatch)
+  device.watch.begin()
+  first = device.call()
+  device.watch.add(1, first)
+  device.time += 5 * SECONDS  # until the next batch is read
+  second = device.call()
+  device.settle(first)
+  assert device.watch.seconds == SECONDS
+  device.watch.add(1, second)
+  device.settle(second)
+  assert device.watch.seconds == 6 * SECONDS
 
 
 def test_a_resumed_run_adds_to_what_was_timed(monkeypatch):
-  device, watch = Device(monkeypatch, eager=True), stopwatch.Stopwatch(seconds=5.0, steps=3)
-  time.sleep(SECONDS)  # compilation
-  watch.begin()
-  watch.add(1, device.call())
-  watch.settle()
-  assert (watch.seconds, watch.steps) == (pytest.approx(5.0 + SECONDS, abs=0.5 * SECONDS), 4)
+  device = Device(monkeypatch, seconds=5.0, steps=3)
+  device.time += 50.0  # compilation
+  device.watch.begin()
+  done = device.call()
+  device.watch.add(1, done)
+  device.settle(done)
+  assert (device.watch.seconds, device.watch.steps) == (5.0 + SECONDS, 4)
