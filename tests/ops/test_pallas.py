@@ -116,7 +116,7 @@ def sharded_step(mesh):
 
 def test_points_on_several_devices_stay_there(small_blocks):
   """Each device sums for its points; the gradients of what all share are added up."""
-  mesh = make_mesh()
+  mesh = make_mesh(jax.devices())
   step, arrays, placed = sharded_step(mesh)
   with jax.set_mesh(mesh):
     compiled = step.lower(placed).compile()
@@ -129,7 +129,7 @@ def test_points_on_several_devices_stay_there(small_blocks):
 
 def test_lowers_for_several_tpus():
   """Mosaic kernels cannot be partitioned automatically."""
-  mesh = make_mesh()
+  mesh = make_mesh(jax.devices())
   step, _, placed = sharded_step(mesh)
   with jax.set_mesh(mesh):
     text = step.trace(placed).lower(lowering_platforms=('tpu',)).as_text()
