@@ -93,7 +93,7 @@ def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) 
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {_devices(experiment)}; workdir {workdir}',
   )
   for line in lines:
-    console.print(line, highlight=False)
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 def _start(
