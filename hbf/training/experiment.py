@@ -140,7 +140,7 @@ def load_dataset(config: ConfigDict) -> Dataset:
     root=data.root,
     image_size=data.image_size,
     download=data.download,
-    test_split=data.get('test_split', 'test'),  # Which older runs lack.
+    test_split=data.test_split,
   )
 
 
