@@ -9,6 +9,7 @@ from benchmarks.common import shown
 from hbf.analysis.dead_units_report import table as dead_units
 from hbf.analysis.nested import table as nested_centres
 from hbf.comparison.grid import Grid
+from hbf.comparison.held_out import held_out
 from hbf.comparison.table import markdown, read_rows
 from hbf.evaluation.figures import ACCURACY, NLL
 from hbf.markdown import cell, table
@@ -17,6 +18,7 @@ from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'rivals')
+RATES = ROOT / 'rates'
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 HELD_OUT = (NLL, ACCURACY)
@@ -43,8 +45,8 @@ def search(name: str) -> str:
   configs = {path.parent: flatten(load_config(path.parent).to_dict()) for path in folder.glob('*/config.json')}
   # What a change is a change of: the search's start, or ViT's.
   bases = {'hyperbf': configs[folder / 'base-0'], 'vit': configs[folder / 'vit-0']}
-  held_out = [f'held-out {figure.label}' for figure in HELD_OUT]
-  header = ('model', 'change', 'seed', *(f'steps {a + 1}–{b}' for a, b in WINDOWS), *held_out)
+  figures = [f'held-out {figure.label}' for figure in HELD_OUT]
+  header = ('model', 'change', 'seed', *(f'steps {a + 1}–{b}' for a, b in WINDOWS), *figures)
   rows = []
   for path, config in configs.items():
     lines = read_metrics(path)
@@ -91,7 +93,7 @@ def main() -> None:
   """Prints everything."""
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
-  parts += [*map(search, SEARCHES), dead_units(units)]
+  parts += [held_out(Grid.load(RATES), RATES), *map(search, SEARCHES), dead_units(units)]
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
   parts += [*(benchmark(name, columns) for name, columns in BENCHMARKS.items()), growth()]
