@@ -108,8 +108,8 @@ def defaults() -> ConfigDict:
   config.optimizer.momentum = 0.9  # first moment
   config.optimizer.second_momentum = 0.999  # second moment of adamw
   config.optimizer.clip = 1.0  # global norm of the gradient; 0: off
-  config.optimizer.width_rate = 1.0  # learning rate of the widths σ over that of the rest
-  config.optimizer.centre_rate = 1.0  # likewise of stage 2's centres; set to √D in make_config
+  config.optimizer.width_rate = 1.0  # learning rate of the widths, σ or 1/2σ², over that of the rest
+  config.optimizer.centre_rate = 1.0  # likewise of learned centres; set to √D in make_config
 
   config.evaluate = ConfigDict()
   config.evaluate.every = '1epoch'  # on the held-out part of train

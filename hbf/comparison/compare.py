@@ -28,7 +28,7 @@ def compare(asked: Comparison, workdir: pathlib.Path, devices: Sequence[Device])
   grid = make_grid(asked, before)
   check_runs(Grid(grid.arms, before.union(grid).seeds), workdir)
   with held(workdir):
-    union = before.union(grid)
+    union = Grid.stored(workdir).union(grid)  # once more, now that nobody else writes
     union.save(workdir)
     stopped = not run_all(grid, workdir, devices, Console(stderr=True))
     write_report(union, workdir)

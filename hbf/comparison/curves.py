@@ -125,6 +125,8 @@ def _draw(axis: Axes, curves: Mapping[str, Curve], colours: Mapping[str, str]) -
 
 def _name(axis: Axes, curves: Mapping[str, Curve], colours: Mapping[str, str], gap: float) -> None:
   """Writes each label beside the end of its line, a gap (in parts of the axis) apart, and connects the two."""
+  if not curves:
+    return
   low, high = axis.get_ylim()
   axis.set_ylim(low, high)
   places = spread([(curve.mean[-1] - low) / (high - low) for curve in curves.values()], gap, 0.0, 1.0)

@@ -114,7 +114,8 @@ class Grid:
     Raises:
       UserError: something else is there.
     """
-    empty = not workdir.exists() or (workdir.is_dir() and not any(workdir.iterdir()))
+    left = {'.lock', 'grid.json.tmp'}  # of a call that was killed at its start
+    empty = not workdir.exists() or (workdir.is_dir() and {path.name for path in workdir.iterdir()} <= left)
     if not empty and not (workdir / 'grid.json').is_file():
       raise UserError(f'{workdir} exists and is not a comparison: choose another --workdir, or remove it')
     return cls() if empty else cls.load(workdir)
@@ -143,7 +144,9 @@ def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
     known = Grid(tuple(arm for arm in before.arms if arm.group == group))
     first = known.union(Grid(tuple(arms))).arms[0]
     for arm in _checked(arms, first, asked.match):
-      result.append(dataclasses.replace(arm, published=asked.published.get(f'{group}/{arm.label}')))
+      stored = next((other.published for other in known.arms if other.label == arm.label), None)
+      published = asked.published.get(f'{group}/{arm.label}', stored)
+      result.append(dataclasses.replace(arm, published=published))
   return Grid(tuple(result), tuple(asked.seeds))
 
 

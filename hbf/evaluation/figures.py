@@ -12,7 +12,7 @@ class Figure:
   """A number that says how good a model is.
 
   Attributes:
-    name: its key in metrics.jsonl, result.json and the checkpoints' metrics.
+    name: its key in metrics.jsonl, and result.json.
     unit: as a table shows it.
     better: max or min: which of several values is the best.
     form: how a value is written.

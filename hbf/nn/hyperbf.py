@@ -65,12 +65,13 @@ class HyperBFAttention(nn.Module):
     if context.mask is None:
       out = hyperbf(q, k, v, **how)
     else:
-      out = hyperbf_plain(q, k, v, **how, mask=self._seen(context.mask))
+      out = hyperbf_plain(q, k, v, **how, mask=self._seen(context.mask, tokens.shape[1]))
     return project_out(out.swapaxes(1, 2), self.dtype)
 
-  def _seen(self, mask: jax.Array) -> jax.Array:
+  def _seen(self, mask: jax.Array, length: int) -> jax.Array:
     """Which keys a token sees, broadcastable to [B, H, N, N + memory]: learned ones are seen by all."""
     mask = over_heads(mask)
+    mask = jnp.broadcast_to(mask, (*mask.shape[:-1], length))
     return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1)
 
   def _remember(self, name: str, z: jax.Array) -> jax.Array:

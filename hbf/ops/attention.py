@@ -98,11 +98,11 @@ def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
   return jnp.pad(z, [(0, count if i == axis else 0) for i in range(z.ndim)])
 
 
-def is_attention(points: jax.Array, centres: jax.Array, width: jax.Array) -> bool:
+def is_attention(points: jax.Array, centres: jax.Array, coefficients: jax.Array, width: jax.Array) -> bool:
   """Whether `gaussian_attention` is the way to a normalised Gaussian: one width a head, not too many responses."""
   shared_width = width.ndim == 0 or width.shape[-1] == 1
   few = points.shape[-2] * centres.shape[-2] <= _MOST_PAIRS
-  return shared_width and (few or _cudnn_takes(points))
+  return shared_width and (few or _cudnn_takes(points, centres, coefficients))
 
 
 def gaussian_attention(
@@ -133,13 +133,14 @@ def gaussian_attention(
   mapped = metric_product(centres, metric, weights)
   norms = 0.5 * row_dots(centres, mapped)
   arrays = (points, mapped, norms, coefficients, scale)
-  if not _cudnn_takes(points):
+  if not _cudnn_takes(points, centres, coefficients):
     return _biased_attention(*arrays)
   return jax.lax.platform_dependent(*arrays, cuda=augmented_attention, default=_biased_attention)
 
 
-def _cudnn_takes(points: jax.Array) -> bool:
-  return points.ndim == 4 and cudnn_applies(points.dtype, points.shape[-1] + _PARTS)
+def _cudnn_takes(points: jax.Array, centres: jax.Array, coefficients: jax.Array) -> bool:
+  heads = points.ndim == 4 and points.shape[:2] == centres.shape[:2] == coefficients.shape[:2]
+  return heads and cudnn_applies(points.dtype, max(points.shape[-1] + _PARTS, coefficients.shape[-1]))
 
 
 def _biased_attention(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hbf.errors import choose
 from hbf.ops.attention import gaussian_attention, is_attention
-from hbf.ops.distances import Distances, distances, squared_distances
+from hbf.ops.distances import Distances, distances, products, squared_distances
 from hbf.ops.kernels import KERNELS
 from hbf.ops.sums import Moments, Sums, kernel_sums
 
@@ -38,7 +38,8 @@ def hyperbf(
     centres: t [..., A, D].
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
-    width: σ, broadcastable to [..., 1, A]; a negative one stands for a negative 1/2σ², see `precision`.
+    width: σ, broadcastable to [..., 1, A]; with metric bilinear a negative one stands for a negative 1/2σ², see
+      `precision`.
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
@@ -55,7 +56,7 @@ def hyperbf(
   normal = choose('normalisation', normalisation, NORMALISATIONS)
   sums_form = choose('form', form, FORMS)
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
-  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, width):
+  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     scale = 2 * precision(width)
     return gaussian_attention(points, centres, coefficients, scale=scale, metric=metric, weights=weights)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
@@ -175,7 +176,7 @@ def _finish(sums: Sums, coefficients: jax.Array, normalisation: Normalisation, l
   values, moments = sums
   if not normalisation.centred:
     # A product, not a broadcast: its gradient sums over the points, which XLA's CPU backend does best as a product.
-    values += moments.mean @ coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32)
+    values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32).mT)
   return values * normalisation.factor(moments, coefficients.shape[-2], log_gain)
 
 

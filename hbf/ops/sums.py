@@ -92,7 +92,7 @@ def centre(pivoted: Pivoted, coefficients: jax.Array) -> Sums:
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast: XLA's CPU backend does it best so.
-  values = pivoted.values - offset @ coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32)
+  values = pivoted.values - products(offset, coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32).mT)
   variance = pivoted.squares / count - offset * offset
   return Sums(values, Moments(pivoted.pivot + offset, variance, pivoted.log_peak))
 
@@ -101,9 +101,11 @@ def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> Pu
   """What a form needs for the gradient, from the sums' cotangents."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=jnp.float32)
+  given = cotangents.values.astype(coefficients.dtype)
   return Pull(
-    given=cotangents.values.astype(coefficients.dtype),
-    constant=cotangents.moments.mean / count - products(cotangents.values, mean_coefficients),
+    given=given,
+    # Of what is given as it is rounded: what all coefficients have in common must cancel.
+    constant=cotangents.moments.mean / count - products(given.astype(jnp.float32), mean_coefficients),
     slope=2 * cotangents.moments.variance / count,
     mean=moments.mean,
     log_peak=moments.log_peak,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -106,7 +107,7 @@ class Checkpoints:
           f'no checkpoint has a validation {RANKS.name} (data.validation was 0): use --checkpoint=latest'
         )
       return best
-    if which.isdigit() and int(which) in steps:
+    if which.isdecimal() and int(which) in steps:
       return int(which)
     known = ', '.join(map(str, steps))
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
@@ -133,12 +134,14 @@ class Checkpoints:
         about = self._manager.metadata(step).custom_metadata
         restored = self.restore(step, state)
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
+        if _is_the_machines(error):
+          raise
         reasons[step] = error
       else:
         return Restored(step, restored, about or {}, {step: self._set_aside(step) for step in reasons})
     raise UserError(
       f'no checkpoint in {self._folder} can be read ({_first_line(reasons[steps[0]])}): '
-      'remove the folder to begin anew, or choose another --workdir'
+      'if they are damaged, remove the folder to begin anew, or choose another --workdir'
     )
 
   def _set_aside(self, step: int) -> pathlib.Path:
@@ -161,6 +164,10 @@ class Checkpoints:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
       raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({_first_line(error)}): {cure}') from error
+
+  def wait(self) -> None:
+    """Waits until what was saved is complete."""
+    self._manager.wait_until_finished()
 
   def close(self) -> None:
     """Waits until everything is written."""
@@ -195,6 +202,12 @@ def _best(steps: Iterable[int], scores: Mapping[int, float]) -> int | None:
     return None
   value = RANKS.better(scores[step] for step in ranked)
   return next(step for step in ranked if scores[step] == value)
+
+
+def _is_the_machines(error: Exception) -> bool:
+  """Whether a checkpoint can't be read for want of memory, or of a disk that answers: it may be sound."""
+  wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
+  return wants_memory or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """From a config to everything a run needs; all that can be wrong is found here, before anything is written."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,11 @@ def make_plan(config: ConfigDict, resumed: bool = False) -> Plan:
   Raises:
     UserError: something in the config is wrong, or the data set isn't there.
   """
+  for section, key in (('train', 'accumulate'), ('evaluate', 'batch_size'), ('checkpoint', 'keep')):
+    if config[section][key] < 1:
+      raise UserError(f'{section}.{key} must be 1 or more: it is {config[section][key]}')
+  if not 0 < config.train.epochs < math.inf:
+    raise UserError(f'train.epochs must be more than 0, and finite: it is {config.train.epochs}')
   dataset = load_dataset(config)
   model = build_model(config.model, len(dataset.classes))
   parameters = count_parameters(model, dataset.image_shape)
@@ -94,8 +100,6 @@ def make_plan(config: ConfigDict, resumed: bool = False) -> Plan:
   if examples < config.train.batch_size:
     raise UserError(f'train.batch_size {config.train.batch_size} is more than the {examples} examples of train')
   clock = Clock(examples, config.train.batch_size, config.train.epochs)
-  if clock.steps < 1:
-    raise UserError(f'train.epochs must be more than 0: it is {config.train.epochs}')
   due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
@@ -115,8 +119,8 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
     UserError: something in the config or the data is wrong.
   """
   mesh = make_mesh(jax.devices() if devices is None else devices)
-  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   plan = make_plan(config, resumed)
+  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
   config = with_statistics(config, inputs['train'])
   return Experiment(
@@ -149,6 +153,8 @@ def make_splits(dataset: Dataset, validation: float) -> dict[str, Source]:
   if not 0 <= validation < 1:
     raise UserError(f'data.validation is the part of train held out, from 0 to below 1: it is {validation}')
   train, held_out = hold_out(dataset.splits['train'], validation)
+  if not len(train):
+    raise UserError(f'data.validation {validation} leaves no example to train on: hold out less')
   splits = {'train': train, 'validation': held_out, 'test': dataset.splits['test']}
   return {name: source for name, source in splits.items() if len(source)}
 

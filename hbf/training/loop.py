@@ -71,6 +71,7 @@ def train(
           state, done = run.steps(state, start)
         test = None if stopped() else run.evaluate(state, 'test')
         if test is None:
+          checkpoints.wait()  # while signals are still heard: another one must not end the save
           console.print(f'stopped after step {done}, saved; the same command goes on from there')
           return None
         figures = {name: test.summary[name] for name in ('n', 'correct', *(figure.name for figure in CLASSIFICATION))}

@@ -22,7 +22,8 @@ class Rule:
   decay: bool = False
 
 
-# What multiplies a signal decays, and nothing else. Names as modules in hbf/nn and hbf/models give them.
+# Weights decay, centres with them: not norms, biases, positions, gains, widths or metrics. Names are those that
+# modules in hbf/nn and hbf/models give.
 RULES = (
   Rule('(memory_)?centres', rate='centre', decay=True),
   Rule('log_width|beta', rate='width'),

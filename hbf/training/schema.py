@@ -1,7 +1,8 @@
 """What the configs of older runs say in today's words.
 
 config.json carries the version of the options it is written in. A new option, another name or an option that is gone
-is a line here, in the newest change; so old runs go on, and are evaluated, as what they were.
+is a line here, in the newest change; so old runs are evaluated as what they were, and go on. (Rates and decay of
+`memory_*` and `beta` parameters and lion's second moment have no option: a run of before goes on with today's.)
 """
 
 import dataclasses

@@ -15,6 +15,7 @@ from hbf.errors import UserError
 from hbf.training.schema import current, stamp
 
 # Keys that may differ when a run is resumed: they change where and how it runs and what is kept, not what is learned.
+# (A stream measures mean and deviation on a sample; a run that is resumed keeps those it was started with.)
 FREE = (
   'model.scan_layers',
   'model.remat',
@@ -92,7 +93,9 @@ def _lock(file: TextIO, folder: pathlib.Path) -> bool:
 
 
 def _is_run(workdir: pathlib.Path) -> bool:
-  return any((workdir / name).exists() for name in ('config.json', '.lock'))
+  """Whether a run has begun there, or was killed before it had written its config."""
+  names = {path.name for path in workdir.iterdir()}
+  return 'config.json' in names or names <= {'.lock', 'data.json', 'data.json.tmp', 'config.json.tmp'}
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:

@@ -82,6 +82,11 @@ def test_lines_of_a_colour_are_told_apart_and_the_best_have_one(drawn, arms):
     assert max(ends[grey]) < min(end for i, end in enumerate(ends) if i and i not in grey)
 
 
+def test_a_comparison_without_a_line_is_drawn_empty(tmp_path):
+  draw_curves(Grid((Arm('cifar10', 'vit', ()),), (0,)), tmp_path, tmp_path / 'curves.png')
+  assert (tmp_path / 'curves.png').stat().st_size > 0
+
+
 def test_axes_have_units_and_lines_are_means(drawn):
   left, right = drawn([40.0, 60.0]).axes
   assert [axis.get_ylabel() for axis in (left, right)] == ['training loss, nats', 'validation accuracy, %']

@@ -131,6 +131,11 @@ def test_a_folder_that_is_no_comparison_is_left_alone(grid_of, tmp_path):
     Grid.load(tmp_path)
 
 
+def test_a_call_that_was_killed_at_its_start_leaves_an_empty_comparison(tmp_path):
+  (tmp_path / '.lock').touch()
+  assert Grid.stored(tmp_path) == NOTHING
+
+
 def test_seeds_and_devices_are_lists():
   assert parse_seeds('0,12') == (0, 12)
   assert parse_seeds('') == ()
@@ -180,6 +185,12 @@ def test_later_arms_and_seeds_join_those_that_are_there(grid_of):
   assert union.seeds == (0, 1, 2)
   assert union.arms == (before.arms[0], later.arms[1], later.arms[0])
   assert NOTHING.union(before) == before == before.union(grid_of('vit', seeds=(2,), before=before))
+
+
+def test_an_arm_asked_for_again_keeps_what_others_report_of_it(grid_of):
+  before = grid_of('vit', 'hyperbf', published={'digits/hyperbf': 97.5})
+  again = grid_of('hyperbf', seeds=(3,), before=before)
+  assert [arm.published for arm in before.union(again).arms] == [None, 97.5]
 
 
 def test_an_arm_that_joins_has_the_parameters_of_the_first_that_is_there(grid_of):

@@ -1,4 +1,5 @@
 import contextlib
+import errno
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,27 @@ def test_damaged_checkpoints_are_set_aside_and_made_anew(tmp_path, files):
     assert set(names(tmp_path)) >= {'1', '2', '3', *aside}
     with contextlib.closing(Checkpoints(tmp_path, read_only=True)) as checkpoints:
       assert checkpoints.find('latest') == 3
+
+
+@pytest.mark.parametrize(
+  'error',
+  [MemoryError(), OSError(errno.EIO, 'no answer'), jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED')],
+  ids=repr,
+)
+def test_what_is_the_machines_fault_sets_no_checkpoint_aside(tmp_path, monkeypatch, error):
+  with saved(tmp_path, dict.fromkeys((1, 2)), keep=2):
+    pass
+  restore = Checkpoints.restore
+
+  def refuse(self, step, state):
+    if step == 2:
+      raise error
+    return restore(self, step, state)
+
+  monkeypatch.setattr(Checkpoints, 'restore', refuse)
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints, pytest.raises(type(error)):
+    checkpoints.restore_newest(state(0))
+  assert names(tmp_path) == ['1', '2']
 
 
 def test_if_no_checkpoint_can_be_read_all_stay(tmp_path):

@@ -91,6 +91,22 @@ def test_sigterm_saves_and_the_same_call_goes_on_exactly(finished, parts, monkey
   assert 'goes on after step 14' in goes_on(finished, parts)
 
 
+def test_what_is_said_to_be_saved_is_complete_before_signals_kill_again(finished, tmp_path, monkeypatch):
+  """A terminal's Ctrl-C reaches a run twice, from the terminal and from the comparison that started it."""
+  _, config, _ = finished
+  complete = []
+
+  class Listening(io.StringIO):
+    def write(self, text):
+      if 'saved; the same command' in text:
+        complete.append([path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir() if path.name.isdigit()])
+      return super().write(text)
+
+  stop_at(monkeypatch, 7)
+  assert train(config, tmp_path / 'run', Console(file=Listening(), width=1000), ONE) is None
+  assert complete == [['7']]
+
+
 def test_a_run_goes_on_from_the_newest_checkpoint_that_can_be_read(finished, parts):
   damage(parts / 'checkpoints', 14)
   said = goes_on(finished, parts)

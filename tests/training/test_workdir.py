@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 
@@ -50,6 +51,16 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
   with pytest.raises(UserError, match='not a run'), locked(tmp_path):
     pass
   assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
+
+
+def test_a_comparison_is_no_run_and_what_a_killed_start_leaves_is_one(tmp_path):
+  for names, allowed in (('.lock grid.json', False), ('.lock', True), ('.lock data.json', True)):
+    folder = tmp_path / names.replace(' ', '-')
+    folder.mkdir()
+    for name in names.split():
+      (folder / name).touch()
+    with contextlib.nullcontext() if allowed else pytest.raises(UserError, match='not a run'), locked(folder):
+      pass
 
 
 def test_another_config_is_refused_with_the_keys_that_differ(tmp_path, toy):
