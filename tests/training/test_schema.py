@@ -45,12 +45,12 @@ def test_every_committed_run_is_the_model_that_it_was(run):
 
 def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
   """The first runs had no rate of their own for centres; today's default is √D."""
-  shutil.copy(RESULTS / 'small' / 'cifar10-hyperbf-0' / 'config.json', tmp_path)
+  shutil.copy(RESULTS / 'rivals' / 'cifar10-hyperbf-0' / 'config.json', tmp_path)
   stored = json.loads((tmp_path / 'config.json').read_text())
   del stored['optimizer']['centre_rate']
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   assert load_config(tmp_path).optimizer.centre_rate == 1.0
-  asked = load_config(RESULTS / 'small' / 'cifar10-hyperbf-0')
+  asked = load_config(RESULTS / 'rivals' / 'cifar10-hyperbf-0')
   assert differences(tmp_path, asked) == 'optimizer.centre_rate is 1.0 there, 8.0 here'
 
 
@@ -85,7 +85,7 @@ def test_an_option_that_is_gone_and_was_in_use_is_named(tmp_path):
   changes = (Change(removed={'model.stage2:mlp': {'nearest': 0}}),)
   with pytest.raises(UserError, match=r'model\.stage2\.nearest=16, an option that is gone'):
     current({'model': {**OLD, 'stage2': {'nearest': 16}}}, changes)
-  stored = json.loads((RESULTS / 'small' / 'cifar10-hyperbf-0' / 'config.json').read_text())
+  stored = json.loads((RESULTS / 'rivals' / 'cifar10-hyperbf-0' / 'config.json').read_text())
   stored['model']['stage2']['nearest'] = 8
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   with pytest.raises(UserError, match=r'model\.stage2\.nearest=8, an option that is gone'):
