@@ -51,7 +51,8 @@ def report(workdir: pathlib.Path, split: str) -> None:
 def write_report(grid: Grid, workdir: pathlib.Path) -> None:
   """Writes comparison.md, comparison.json and curves.png of the runs that are finished, and prints the table."""
   rows = read_rows(grid, workdir)
-  replace_text(workdir / 'comparison.md', markdown(rows))
+  shown = markdown(rows)
+  replace_text(workdir / 'comparison.md', shown)
   replace_text(workdir / 'comparison.json', as_json(rows))
   draw_curves(grid, workdir, workdir / 'curves.png')
-  sys.stdout.write(markdown(rows))
+  sys.stdout.write(shown)
