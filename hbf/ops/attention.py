@@ -130,6 +130,9 @@ def gaussian_attention(
   Returns:
     [..., N, V] in the coefficients' type.
   """
+  if centres.dtype != jnp.float32:
+    # The gradient needs the centres: by themselves, or XLA would keep queries and values with them.
+    centres = jax.lax.optimization_barrier(centres)
   mapped = metric_product(centres, metric, weights)
   norms = 0.5 * row_dots(centres, mapped)
   arrays = (points, mapped, norms, coefficients, scale)
@@ -147,10 +150,7 @@ def _biased_attention(
   points: jax.Array, keys: jax.Array, norms: jax.Array, coefficients: jax.Array, scale: jax.Array
 ) -> jax.Array:
   """The softmax of scale (x·k − norm), all of it in memory."""
-  if points.dtype == jnp.float32:
-    log_k = products(points, scale * keys) - (scale * norms).mT
-  else:
-    log_k = scale * (products(points, keys) - norms.mT)
+  log_k = products(points, (scale * keys).astype(points.dtype)) - (scale * norms).mT
   return jnp.einsum('...na,...av->...nv', jax.nn.softmax(log_k, axis=-1).astype(coefficients.dtype), coefficients)
 
 

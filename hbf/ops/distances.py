@@ -1,12 +1,15 @@
 """Squared distances under a learned metric: r²(x, t) = ‖W(x − t)‖² = (x − t)ᵀ M (x − t), M = WᵀW."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
+
+_PRODUCTS = '...nd,...ad->...na'
 
 
 class Distances(NamedTuple):
@@ -43,19 +46,22 @@ class Distances(NamedTuple):
 
     By hand, because summing over the points outside of a product costs more than the products do.
     """
-    g = cotangent.astype(self.points.dtype)
-    norms_and_ones = jnp.concatenate([self.norms, jnp.ones_like(self.norms)], axis=-1)
-    if g.dtype == jnp.float32:
-      along_points = jnp.concatenate([self.points, norms_and_ones], axis=-1)
+    if self.points.dtype == jnp.float32:
+      g = cotangent
+      along_points = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
       sums = _product('...na,...nk->...ak', g, along_points)
       by_point, by_norm, by_one = sums[..., :-2], sums[..., -2:-1], sums[..., -1:]
-    else:  # norms are too large for a short type
+      of_norms = jnp.einsum('...na,...ak->...nk', g, self.scale)
+    else:  # norms are too large for a short type; behind the barrier, or XLA would keep the float32 array as well
+      g = jax.lax.optimization_barrier(cotangent.astype(self.points.dtype))
       by_point = _product('...na,...nd->...ad', g, self.points)
-      by_norm, by_one = jnp.split(_product('...na,...nk->...ak', cotangent, norms_and_ones), 2, axis=-1)
+      by_norm = jnp.sum(g * self.norms, axis=-2)[..., None]
+      by_one = jnp.sum(g, axis=-2, dtype=jnp.float32)[..., None]
+      of_norms = jnp.sum(g * self.scale.mT, axis=-1, keepdims=True)
     scaled_centres = (self.scale * self.centres).astype(g.dtype)
     return Distances(
       points=-2 * _product('...na,...ad->...nd', g, scaled_centres),
-      norms=jnp.einsum('...na,...ak->...nk', cotangent, self.scale),
+      norms=of_norms,
       centres=-2 * self.scale * by_point,
       centre_norms=self.scale * by_one,
       scale=by_norm + self.centre_norms * by_one - 2 * row_dots(self.centres, by_point),
@@ -118,12 +124,33 @@ def squared_distances(
 
 def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
   """Row by row a·b in float32: [..., N, 1]."""
+  # So the gradient of short types keeps a and b as they are, not as float32.
+  dots = _row_dots if a.dtype == jnp.float32 else jax.checkpoint(_row_dots)
+  return dots(a, b)
+
+
+def _row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=-1, keepdims=True)
 
 
 def products(a: jax.Array, b: jax.Array) -> jax.Array:
-  """a bᵀ, accumulated in float32: [..., N, A]."""
-  return _product('...nd,...ad->...na', a, b)
+  """a bᵀ, accumulated in float32: [..., N, A]; its gradient, too, multiplies numbers of the inputs' type."""
+  both_short = a.dtype == b.dtype != jnp.float32
+  return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)
+
+
+@jax.custom_vjp
+def _short_products(a: jax.Array, b: jax.Array) -> jax.Array:
+  return _product(_PRODUCTS, a, b)
+
+
+def _short_products_backward(inputs: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> Any:
+  # JAX would multiply the float32 cotangent with the inputs, for which XLA makes float32 copies of them.
+  _, pull = jax.vjp(functools.partial(jnp.einsum, _PRODUCTS), *inputs)
+  return pull(cotangent.astype(inputs[0].dtype))
+
+
+_short_products.defvjp(lambda a, b: (_product(_PRODUCTS, a, b), (a, b)), _short_products_backward)
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -177,7 +177,11 @@ def _finish(sums: Sums, coefficients: jax.Array, normalisation: Normalisation, l
   if not normalisation.centred:
     # A product, not a broadcast: its gradient sums over the points, which XLA's CPU backend does best as a product.
     values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32).mT)
-  return values * normalisation.factor(moments, coefficients.shape[-2], log_gain)
+  factor = normalisation.factor(moments, coefficients.shape[-2], log_gain)
+  if coefficients.dtype == jnp.float32:
+    return values * factor
+  # So the gradient keeps the values in the short type.
+  return jax.checkpoint(lambda short: short.astype(jnp.float32) * factor)(values.astype(coefficients.dtype))
 
 
 def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:

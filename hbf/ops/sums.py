@@ -142,9 +142,10 @@ def _sums(kernel: str, count: int, distances: Distances, coefficients: jax.Array
 
 
 def _forward(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Any:
-  def block(points: tuple[jax.Array, jax.Array]) -> tuple[Pivoted, jax.Array | None]:
+  def block(points: tuple[jax.Array, jax.Array]) -> tuple[Pivoted, Any]:
     scaled = _of(distances, *points)()
-    return _block_sums(kernel, scaled, coefficients), scaled if count == 1 else None
+    kept = _shortened(scaled, coefficients.dtype) if count == 1 else None
+    return _block_sums(kernel, scaled, coefficients), kept
 
   blocks, kept = jax.lax.map(block, tuple(split(z, count) for z in (distances.points, distances.norms)))
   pivoted = jax.tree.map(lambda z: join(z, distances.points.shape[-2]), blocks)
@@ -157,9 +158,10 @@ def _backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
   pull = pull_back(cotangents, moments, coefficients)
 
   def block(totals: Any, inputs: Any) -> Any:
-    (points, norms), pull, scaled = inputs
+    (points, norms), pull, kept = inputs
     part = _of(distances, points, norms)
-    of_part, of_coefficients = _block_gradient(kernel, part, part() if scaled is None else scaled, coefficients, pull)
+    scaled = part() if kept is None else functools.reduce(jnp.add, kept)
+    of_part, of_coefficients = _block_gradient(kernel, part, scaled, coefficients, pull)
     of_centres = (*of_part[2:], of_coefficients)
     return jax.tree.map(jnp.add, totals, of_centres), of_part[:2]
 
@@ -175,6 +177,19 @@ def _backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
 
 
 _sums.defvjp(_forward, _backward)
+
+
+def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
+  """Distances as a sum in which the array of all of them, [..., N, A], is of the given type, as hidden units are.
+
+  A short type rounds what they are more than the least of a point by, so that those count most lose least: a
+  response's logarithm is off by a rounding of how far it is below the greatest.
+  """
+  if dtype == jnp.float32:
+    return (scaled,)
+  least = scaled.min(axis=-1, keepdims=True)
+  # Without the barrier XLA would keep the long distances, and round them when the gradient asks.
+  return jax.lax.optimization_barrier((least, (scaled - least).astype(dtype)))
 
 
 def _block_sums(kernel: str, scaled: jax.Array, coefficients: jax.Array) -> Pivoted:

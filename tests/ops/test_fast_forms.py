@@ -1,5 +1,7 @@
 """The fast forms equal the plain one, in value and in every gradient, and need the memory they promise."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,16 +81,40 @@ def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric,
   assert_equal(result, expected, 2e-4)
 
 
+def in_bfloat16(arrays):
+  return {n: z.astype(jnp.bfloat16) if n in ('points', 'centres', 'coefficients') else z for n, z in arrays.items()}
+
+
+def assert_near_in_bfloat16(unit, arrays):
+  half = in_bfloat16(arrays)
+  rounded = {n: z.astype(jnp.float32) for n, z in half.items()}
+  value, gradients = value_and_gradients(hyperbf, half, **unit)
+  assert {name: z.dtype for name, z in gradients.items()} == {name: z.dtype for name, z in half.items()}
+  expected, wanted = value_and_gradients(hyperbf_plain, rounded, **unit)
+  assert_equal((value / N, gradients), (expected / N, wanted), 0.05)
+
+
 @pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
 def test_blocks_in_bfloat16_stay_near_the_plain_form_in_float32(normalisation, monkeypatch):
   use_blocks(monkeypatch, 8 * A)
-  arrays = make(seed=2)
-  half = {n: z.astype(jnp.bfloat16) if n in ('points', 'centres', 'coefficients') else z for n, z in arrays.items()}
-  rounded = {n: z.astype(jnp.float32) for n, z in half.items()}
-  unit = {'kernel': 'gaussian', 'normalisation': normalisation}
-  result = value_and_gradients(hyperbf, half, **unit)
-  assert {name: z.dtype for name, z in result[1].items()} == {name: z.dtype for name, z in half.items()}
-  assert_equal(result, value_and_gradients(hyperbf_plain, rounded, **unit), 0.05)
+  assert_near_in_bfloat16({'kernel': 'gaussian', 'normalisation': normalisation}, make(seed=2))
+
+
+@pytest.mark.parametrize('kernel', reference.KERNELS)
+def test_distances_kept_in_bfloat16_stay_near_the_plain_form_in_float32(kernel):
+  assert_near_in_bfloat16(
+    {'kernel': kernel, 'metric': 'diagonal', 'normalisation': 'layer'}, make('diagonal', seed=2)
+  )
+
+
+def test_a_gradient_in_bfloat16_keeps_no_float32_array_of_the_points():
+  """An MLP keeps its hidden units in the type of its products; of numbers a point there may be float32."""
+  half = in_bfloat16(make('diagonal'))
+  unit = functools.partial(hyperbf, kernel='gaussian', metric='diagonal', normalisation='layer')
+  _, pull = jax.eval_shape(lambda arrays: jax.vjp(lambda z: unit(**z), arrays), half)
+  kept = jax.tree.leaves(pull)
+  assert max(z.size for z in kept) == N * A
+  assert [z for z in kept if z.size >= N * min(A, D, V) and z.dtype == jnp.float32] == []
 
 
 @pytest.mark.parametrize(('kernel', 'metric', 'normalisation'), EACH)
