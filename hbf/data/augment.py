@@ -1,5 +1,6 @@
 """Augmentation and normalisation of uint8 images: pure functions, made to run inside jit."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -49,5 +50,20 @@ def augment(key: jax.Array, images: jax.Array, index: jax.Array, *, flip: bool, 
 def _shift(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
   """Moves an image [H, W, C] by −most … most pixels each way, drawn evenly; zeros move in."""
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
-  top, left = jax.random.randint(key, (2,), 0, 2 * most + 1)
-  return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+  corner = jax.random.randint(key, (2,), 0, 2 * most + 1)
+  cut = functools.partial(_cut, shape=image.shape)
+  # Of a slice that begins elsewhere in every image a TPU's compiler makes a loop over the images.
+  return jax.lax.platform_dependent(padded, corner, tpu=functools.partial(_choose, most=most), default=cut)
+
+
+def _cut(padded: jax.Array, corner: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  return jax.lax.dynamic_slice(padded, (*corner, 0), shape)
+
+
+def _choose(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
+  """`_cut` as a choice among all places where the slice may begin, one axis after the other."""
+  for axis in range(2):
+    length = padded.shape[axis] - 2 * most
+    cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))
+    padded = jax.lax.select_n(corner[axis], *cuts)
+  return padded

@@ -75,3 +75,26 @@ def test_normalise():
   out = normalise(jnp.asarray(images), mean, std)
   assert out.dtype == jnp.float32
   np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('most', [1, 4])
+def test_a_choice_among_slices_is_the_slice(most):
+  """A TPU's way and the others'."""
+  image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8))
+  padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
+  for corner in np.ndindex(2 * most + 1, 2 * most + 1):
+    expected = np.asarray(padded)[corner[0] : corner[0] + 8, corner[1] : corner[1] + 6]
+    corner = jnp.asarray(corner)
+    for found in (augment_module._cut(padded, corner, image.shape), augment_module._choose(padded, corner, most)):
+      np.testing.assert_array_equal(found, expected)
+
+
+def test_for_a_tpu_nothing_loops_over_the_images():
+  """Its compiler makes a loop of a gather that takes more than a number of each image."""
+  images, index = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.uint8), jax.ShapeDtypeStruct((4,), jnp.int32)
+  crop = jax.jit(lambda images, index: augment_module.augment(jax.random.key(0), images, index, flip=True, crop=1))
+  traced = crop.trace(images, index)
+  gathers = {
+    name: 'stablehlo.gather' in traced.lower(lowering_platforms=(name,)).as_text() for name in ('tpu', 'cpu')
+  }
+  assert gathers == {'tpu': False, 'cpu': True}
