@@ -80,9 +80,10 @@ def open_source(name: str, directory: str) -> Source:
 
 def measure(config: ConfigDict, source: Source, kind: str, seconds: float) -> dict[str, Any]:
   """The row of a data set and a kind of input."""
-  data = make_input(kind, source, batch_sharding(make_mesh(jax.devices())), config.data.workers, resident_bytes=0)
+  mesh = make_mesh(jax.devices())
+  data = make_input(kind, source, batch_sharding(mesh), config.data.workers, resident_bytes=0)
   order = TrainOrder(config.seed, len(source), config.train.batch_size)
-  size = steps_per_call(config.train.steps_per_call, data)
+  size = steps_per_call(config.train.steps_per_call, data.resident is not None, mesh)
   with contextlib.closing(data.stacks(order, 0, [size] * ENDLESS, size)) as stacks:
     alone = size * deliver(data, stacks, seconds)
     waits, total = train(config, data, stacks, seconds)

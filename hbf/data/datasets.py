@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from hbf.data import folder, prepare, prepared
-from hbf.data.sources import Source
+from hbf.data.sources import Blank, Source
 from hbf.errors import UserError, choose
 
 
@@ -53,6 +53,21 @@ def load(
   directory = os.path.expanduser(dir)
   prepared_folder = prepared.find(name, directory) or _prepare(name, directory, download)
   return _open_prepared(name, prepared_folder, test_split, image_size or None)
+
+
+def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
+  """A published data set that isn't prepared, with black images; None if it is, or has no published archive.
+
+  Args: as for `load`.
+  """
+  preparation = prepare.PREPARATIONS.get(name)
+  if preparation is None or preparation.published is None or prepared.find(name, os.path.expanduser(dir)):
+    return None
+  published = preparation.published
+  height, width, channels = published.image_shape
+  shape = (image_size or height, image_size or width, channels)
+  splits = {split: Blank(count, shape) for split, count in published.examples.items()}
+  return Dataset(name, tuple(map(str, range(published.classes))), shape, splits)
 
 
 def _prepare(name: str, directory: str, download: bool) -> epath.Path:

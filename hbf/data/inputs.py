@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
+from typing import Any
 
 import grain
 import jax
@@ -196,10 +197,43 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
   Raises:
     UserError: the kind is unknown, the source empty, or an example can't be read.
   """
-  size = len(source) * int(np.prod(host.image_shape(source)))
-  kinds = {'auto': size <= resident_bytes, 'device': True, 'stream': False}
-  is_resident = choose('data.input', kind, kinds)
+  is_resident = _is_resident(kind, len(source), host.image_shape(source), resident_bytes)
   return DeviceInput(source, sharding) if is_resident else StreamInput(source, sharding, workers)
+
+
+def abstract_input(
+  kind: str,
+  count: int,
+  image_shape: tuple[int, ...],
+  sharding: NamedSharding,
+  resident_bytes: int,
+  leading: tuple[int, ...],
+) -> tuple[Any, Batch]:
+  """What an input gives to a jitted step, as shapes with their shardings: (resident, batch).
+
+  Args:
+    kind: with `sharding` and `resident_bytes`, as for `make_input`.
+    count: of the examples.
+    image_shape: of the images: height, width, channels.
+    sharding: of batches.
+    resident_bytes: as above.
+    leading: [B] of a batch, [S, B] of a stack.
+  """
+  whole, split = PartitionSpec(), PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
+
+  def array(spec: PartitionSpec, dtype: Any, *shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(sharding.mesh, spec))
+
+  numbers = array(split, jnp.int32, *leading)
+  if _is_resident(kind, count, image_shape, resident_bytes):
+    images = array(whole, jnp.uint8, count, math.prod(image_shape))
+    return Examples(images, array(whole, jnp.int32, count), image_shape), {'index': numbers}
+  return None, {'index': numbers, 'image': array(split, jnp.uint8, *leading, *image_shape), 'label': numbers}
+
+
+def _is_resident(kind: str, count: int, image_shape: tuple[int, ...], resident_bytes: int) -> bool:
+  kinds = {'auto': count * math.prod(image_shape) <= resident_bytes, 'device': True, 'stream': False}
+  return choose('data.input', kind, kinds)
 
 
 def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:

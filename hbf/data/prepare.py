@@ -40,6 +40,9 @@ PREPARATIONS: Mapping[str, Preparation] = {
     Published(
       'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
       'c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd',
+      classes=10,
+      image_shape=(32, 32, 3),
+      examples={'train': 50_000, 'test': 10_000},
     ),
   ),
   'cifar100': Preparation(
@@ -47,6 +50,9 @@ PREPARATIONS: Mapping[str, Preparation] = {
     Published(
       'https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
       '58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec',
+      classes=100,
+      image_shape=(32, 32, 3),
+      examples={'train': 50_000, 'test': 10_000},
     ),
   ),
   'tiny_imagenet': Preparation(
@@ -54,6 +60,9 @@ PREPARATIONS: Mapping[str, Preparation] = {
     Published(
       'https://cs231n.stanford.edu/tiny-imagenet-200.zip',
       '6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821',
+      classes=200,
+      image_shape=(64, 64, 3),
+      examples={'train': 100_000, 'test': 10_000},
     ),
   ),
 }

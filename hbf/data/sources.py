@@ -56,6 +56,20 @@ class Stored(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class Blank:
+  """As many black images of a shape, of class 0: stands for a data set that isn't there."""
+
+  count: int
+  image_shape: tuple[int, int, int]
+
+  def __len__(self) -> int:
+    return self.count
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    return np.zeros(self.image_shape, np.uint8), 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Subset:
   """The examples `indices`, int [n], of `source`, in that order."""
 

@@ -35,7 +35,12 @@ class Interrupted(Exception):
 
 
 class Evaluator:
-  """Evaluates parameters on splits; compiles once for all splits of a kind."""
+  """Evaluates parameters on splits; compiles once for all splits of a kind.
+
+  Attributes:
+    batch_size: of a step.
+    step: (counts, variables, resident, batch) → (counts, [label, prediction, mask] of each row), jitted.
+  """
 
   def __init__(
     self,
@@ -64,7 +69,7 @@ class Evaluator:
       shown = jnp.stack([examples['label'], jnp.argmax(logits, axis=-1), examples['mask']])
       return counts.add(logits, examples['label'], examples['mask']), shown.astype(jnp.int32)
 
-    self._step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
+    self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
   def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> Evaluated:
     """Figures and predictions of the split.
@@ -84,7 +89,7 @@ class Evaluator:
         if stopped():
           raise Interrupted
         with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
-          counts, of_batch = self._step(counts, {'params': params}, split.resident, batch)
+          counts, of_batch = self.step(counts, {'params': params}, split.resident, batch)
         jax.block_until_ready(shown[-1:])  # one batch ahead, as in training
         shown.append(of_batch)
     labels, predictions, mask = np.concatenate(jax.device_get(shown), axis=1)

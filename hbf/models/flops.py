@@ -27,11 +27,17 @@ def _convolution(equation: Any) -> int:
   return 2 * _outputs(equation) * kernel.size // kernel.shape[equation.params['dimension_numbers'].rhs_spec[0]]
 
 
+def _kernel(equation: Any) -> int:
+  estimate = equation.params['cost_estimate']
+  return estimate.flops if estimate else 0
+
+
 def _window(equation: Any) -> int:
   return _outputs(equation) * math.prod(equation.params['window_dimensions'])
 
 
-Costs = Mapping[str, Callable[[Any], int]]
+Cost = Callable[[Any], int]
+Costs = Mapping[str, Cost]
 
 _ELEMENTWISE = (
   'abs add add_any cbrt ceil clamp cos cummax cumsum div erf erf_inv erfc exp exp2 expm1 floor integer_pow log log1p '
@@ -40,7 +46,7 @@ _ELEMENTWISE = (
 _REDUCTIONS = 'reduce_max reduce_min reduce_prod reduce_sum'
 
 # What an equation of a jaxpr costs, by the name of its primitive; what has no name here costs nothing.
-PRODUCTS: Costs = {'dot_general': _product, 'conv_general_dilated': _convolution}
+PRODUCTS: Costs = {'dot_general': _product, 'conv_general_dilated': _convolution, 'pallas_call': _kernel}
 ARITHMETIC: Costs = {
   **PRODUCTS,
   **dict.fromkeys(_ELEMENTWISE.split(), _outputs),
@@ -64,22 +70,51 @@ def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> in
     *args: its arguments.
     costs: PRODUCTS to count those alone.
   """
-  return _count(jax.make_jaxpr(function)(*args).jaxpr, costs)
+  return count_jaxpr(jax.make_jaxpr(function)(*args).jaxpr, costs)
 
 
-def _count(jaxpr: Any, costs: Costs) -> int:
+def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC) -> int:
+  """`count_flops` of what JAX has traced already."""
   return sum(_count_equation(equation, costs) for equation in jaxpr.eqns)
+
+
+def count_products(jaxpr: Any) -> dict[str, int]:
+  """Operations of the products alone, by what a device's rate depends on.
+
+  Returns:
+    'bfloat16' (all short types), 'float32' (at the backend's default precision) and 'highest' (float32 in full),
+    those that occur.
+  """
+
+  def of_kind(cost: Cost, kind: str) -> Cost:
+    return lambda equation: cost(equation) if _kind(equation) == kind else 0
+
+  counts = {
+    kind: count_jaxpr(jaxpr, {name: of_kind(cost, kind) for name, cost in PRODUCTS.items()})
+    for kind in ('bfloat16', 'float32', 'highest')
+  }
+  return {kind: count for kind, count in counts.items() if count}
+
+
+def _kind(equation: Any) -> str:
+  floats = [var.aval.dtype for var in equation.invars if jnp.issubdtype(var.aval.dtype, jnp.floating)]
+  if not floats or min(dtype.itemsize for dtype in floats) < 4:
+    return 'bfloat16'
+  if equation.primitive.name == 'pallas_call':  # ours multiply float32 in full
+    return 'highest'
+  precision = equation.params['precision']
+  first = precision[0] if isinstance(precision, tuple) else precision
+  return 'highest' if first == jax.lax.Precision.HIGHEST else 'float32'
 
 
 def _count_equation(equation: Any, costs: Costs) -> int:
   name, params = equation.primitive.name, equation.params
-  if name == 'pallas_call':
-    return params['cost_estimate'].flops if params['cost_estimate'] else 0
   if name == 'cond':
-    branches = [_count(branch.jaxpr, costs) for branch in params['branches']]
+    branches = [count_jaxpr(branch.jaxpr, costs) for branch in params['branches']]
     return branches[-1] if params.get('branches_platforms') else max(branches)
-  if inner := list(jaxprs_in_params(params)):  # of a loop, or of whatever wraps a function
+  inner = [] if name in costs else list(jaxprs_in_params(params))
+  if inner:  # of a loop, or of whatever wraps a function
     times = params['length'] if name == 'scan' else params['mesh'].size if name == 'shard_map' else 1
-    return times * sum(_count(part, costs) for part in inner)
+    return times * sum(count_jaxpr(part, costs) for part in inner)
   floating = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating) if equation.outvars else False
   return costs[name](equation) if floating and name in costs else 0

@@ -77,12 +77,13 @@ class Experiment(Plan):
   flops_per_image: int
 
 
-def make_plan(config: ConfigDict, resumed: bool = False) -> Plan:
+def make_plan(config: ConfigDict, resumed: bool = False, dataset: Dataset | None = None) -> Plan:
   """Checks all of a config that can be checked without images and devices.
 
   Args:
     config: of the run.
     resumed: whether the run goes on from a checkpoint, so that it doesn't need the file of `init_from`.
+    dataset: to plan with; None: the config's.
 
   Raises:
     UserError: something in the config is wrong, or the data set isn't there.
@@ -92,7 +93,7 @@ def make_plan(config: ConfigDict, resumed: bool = False) -> Plan:
       raise UserError(f'{section}.{key} must be 1 or more: it is {config[section][key]}')
   if not 0 < config.train.epochs < math.inf:
     raise UserError(f'train.epochs must be more than 0, and finite: it is {config.train.epochs}')
-  dataset = load_dataset(config)
+  dataset = dataset or load_dataset(config)
   model = build_model(config.model, len(dataset.classes))
   parameters = count_parameters(model, dataset.image_shape)
   splits = make_splits(dataset, config.data.validation)
@@ -130,7 +131,7 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
     order=TrainOrder(config.seed, len(inputs['train']), config.train.batch_size),
     objective=make_objective(config),
     evaluator=make_evaluator(config, plan.model, mesh),
-    steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train']),
+    steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
     flops_per_image=flops_per_image(plan.model, plan.dataset.image_shape),
   )
 
@@ -180,11 +181,11 @@ def with_statistics(config: ConfigDict, train: Input) -> ConfigDict:
   return resolved
 
 
-def steps_per_call(asked: int, train: Input) -> int:
+def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
   """Steps that share a call: as many as asked for; if 0, ten where a step is short and its batch only indices."""
   if asked < 0:
     raise UserError(f'train.steps_per_call must be 1 or more, or 0 for a choice by device: it is {asked}')
-  return asked or (10 if train.resident and jax.default_backend() != 'cpu' else 1)
+  return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
 
 def make_objective(config: ConfigDict) -> Objective:

@@ -6,7 +6,7 @@ import json
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +22,10 @@ from hbf.models.matching import units_of
 from hbf.training.checkpoints import RANKS, Checkpoints, has_checkpoint
 from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
+from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Reporter, check_finite
 from hbf.training.sharding import state_sharding
-from hbf.training.state import TrainState, all_finite, init_state, make_train_step, several
+from hbf.training.state import TrainState, all_finite
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.workdir import claim, locked, with_measured, write_json, write_predictions
 from hbf.training.writers import MetricsWriter, validation_scores
@@ -104,10 +105,7 @@ def _start(
   resident, initial = experiment.inputs['train'].resident, experiment.initial
   given = initial.params if initial else {}
 
-  def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
-    batch = jax.tree.map(lambda z: z[0], stack)
-    return init_state(experiment.model, experiment.optimizer, experiment.objective, resident, batch, given)
-
+  init = make_init(experiment, experiment.objective)
   shapes = jax.eval_shape(init, resident, first, given)
   if checkpoints.latest is not None:
     found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh))
@@ -124,9 +122,7 @@ def _start(
 def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
   """The train steps, compiled for these shapes and devices, and the seconds that took."""
   begin = time.perf_counter()
-  steps = several(make_train_step(experiment.model, experiment.optimizer, experiment.objective))
-  shardings = state_sharding(experiment.mesh, (state, state.step))
-  jitted = jax.jit(steps, donate_argnums=0, out_shardings=shardings)
+  jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
   compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()
   return compiled, time.perf_counter() - begin
 

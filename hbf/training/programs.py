@@ -1,0 +1,30 @@
+"""The programs of a run, as its devices, or a compiler for devices that aren't there, get them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from hbf.data.inputs import Batch, Resident
+from hbf.training.experiment import Plan
+from hbf.training.sharding import state_sharding
+from hbf.training.state import Objective, TrainState, init_state, make_train_step, several
+
+Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
+
+
+def make_init(plan: Plan, objective: Objective) -> Init:
+  """A pure function (resident, stack, given) → the state before step 1, made with the stack's first batch."""
+
+  def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
+    batch = jax.tree.map(lambda z: z[0], stack)
+    return init_state(plan.model, plan.optimizer, objective, resident, batch, given)
+
+  return init
+
+
+def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -> Any:
+  """`hbf.training.state.several` train steps, jitted: the state, arrays or shapes, is given away and comes back."""
+  steps = several(make_train_step(plan.model, plan.optimizer, objective))
+  return jax.jit(steps, donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))
