@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-slow clean
+.PHONY: setup train test test-slow compile clean
 
 setup: $(VENV)/installed
 
@@ -25,5 +25,15 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# The compilers of hardware that isn't here are large, and each has an environment of its own.
+.venv-%/installed: requirements-%.txt requirements.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+compile: .venv-tpu/installed .venv-gpu/installed
+	.venv-tpu/bin/python -m benchmarks.hardware --platform=tpu
+	.venv-gpu/bin/python -m benchmarks.hardware --platform=cuda
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu runs

@@ -19,6 +19,7 @@ LAYERS = {
   'interop': {'models', 'nn'},
   'training': {'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'analysis': {'training', 'evaluation', 'models', 'nn', 'ops', 'data'},
+  'hardware': {'training', 'evaluation', 'models', 'data'},
   'comparison': {'training', 'evaluation', 'models', 'nn', 'cli'},
 }
 # Modules beside the packages; every other one is a command, which may use all and which nothing imports.

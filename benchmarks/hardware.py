@@ -1,0 +1,117 @@
+"""Compiles the models for hardware that isn't there, and records what they need of it: make compile.
+
+python -m benchmarks.hardware --platform=tpu      # needs requirements-tpu.txt
+python -m benchmarks.hardware --platform=cuda     # needs requirements-gpu.txt
+
+A program is compiled once: again only if it, the compiler or another version is new. What can't be compiled is
+recorded with the reason. The records are in results/hardware, one file for each config and topology.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from hbf.cli import read_config
+from hbf.errors import UserError
+from hbf.hardware.report import describe_programs
+from hbf.hardware.topologies import parse_topology
+from hbf.markdown import table
+from hbf.nn.registry import MODELS
+
+FOLDER = pathlib.Path('results/hardware')
+TOPOLOGIES = {'tpu': ('v5e-1', 'v5e-16'), 'cuda': ('h200-1', 'h200-8')}
+# The two that the project compares, and HyperBF with its fused kernel.
+COMPARED = (('hyperbf', 'blocks'), ('vit', ''), ('hyperbf', 'pallas'))
+_MB, _GB = 1e6, 1e9
+
+
+def cases(platform: str) -> Iterator[tuple[str, str, str, str, str]]:
+  """What is compiled: topology, model, form of stage 2, recipe, type."""
+  one, many = TOPOLOGIES[platform]
+  for model, form in COMPARED:
+    yield one, model, form, 'memo', 'bfloat16'
+  for model, form in COMPARED:
+    yield many, model, form, 'memo', 'bfloat16'
+  for model in MODELS:
+    if model not in dict(COMPARED):
+      yield one, model, '', 'memo', 'bfloat16'
+  for recipe, dtype in (('small', 'bfloat16'), ('memo', 'float32')):
+    for model, form in COMPARED:
+      yield one, model, form, recipe, dtype
+
+
+def compile_case(path: pathlib.Path, topology: str, model: str, form: str, recipe: str, dtype: str) -> dict[str, Any]:
+  """The record of a case, compiled unless the one in the file still holds."""
+  flags = [f'--config=configs/cifar10.py:model={model},recipe={recipe}', f'--config.model.dtype={dtype}']
+  flags += [f'--config.model.stage2.form={form}'] if form else []
+  known = json.loads(path.read_text()) if path.exists() else None
+  try:
+    return describe_programs(read_config(flags), parse_topology(topology), known=known)
+  except UserError as error:
+    about = {'topology': topology, 'model': model, 'form': form, 'recipe': recipe, 'dtype': dtype}
+    return about | {'refused': str(error), 'programs': []}
+
+
+def rows(folder: pathlib.Path = FOLDER) -> str:
+  """The table of all records in a folder."""
+  header = (
+    ('topology', 'model', 'recipe', 'type', 'train: GFLOP', 'traffic, GB', 'temporaries, MB', 'peak, MB')
+    + ('at least, ms', 'limit', 'images/s at most', 'evaluation: peak, MB', 'images/s at most', 'kernels')
+  )  # fmt: skip
+  lines = []
+  for platform in TOPOLOGIES:
+    for case in cases(platform):
+      path = folder / name_of(*case)
+      if path.exists():
+        lines.append(_line(json.loads(path.read_text())))
+  return table(header, lines)
+
+
+def name_of(topology: str, model: str, form: str, recipe: str, dtype: str) -> str:
+  """Of a case's file."""
+  return '-'.join(filter(None, (topology, model, form if form != 'blocks' else '', recipe, dtype))) + '.json'
+
+
+def _line(record: dict[str, Any]) -> tuple[str, ...]:
+  model = record['model'] + (', pallas' if record['form'] == 'pallas' else '')
+  about = (record['topology'], model, record['recipe'], record['dtype'])
+  if record.get('refused'):
+    return (*about, record['refused'], *[''] * 9)
+  train, evaluation = record['programs']
+  return (
+    *about,
+    f'{train["flops"] / _GB:,.1f}',
+    f'{train["traffic_bytes"] / _GB:,.2f}',
+    f'{train["temporary_bytes"] / _MB:,.0f}',
+    f'{train["peak_bytes"] / _MB:,.0f}',
+    f'{1e3 * max(train["bound_seconds"].values()):.2f}',
+    train['limit'],
+    f'{train["images_per_second"]:,.0f}',
+    f'{evaluation["peak_bytes"] / _MB:,.0f}',
+    f'{evaluation["images_per_second"]:,.0f}',
+    ', '.join(f'{count} {name}' for name, count in train['kernels'].items()),
+  )
+
+
+def main() -> None:
+  """Compiles what is new, one case after another, and prints the table."""
+  flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  flags.add_argument('--platform', choices=TOPOLOGIES, required=True)
+  flags.add_argument('--folder', type=pathlib.Path, default=FOLDER)
+  options = flags.parse_args()
+  jax.config.update('jax_platforms', 'cpu')
+  options.folder.mkdir(parents=True, exist_ok=True)
+  for case in cases(options.platform):
+    path = options.folder / name_of(*case)
+    record = compile_case(path, *case)
+    path.write_text(json.dumps(record, indent=1) + '\n')
+    print(_line(record), flush=True)
+  print(rows(options.folder))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,230 @@
+"""Accelerators that the project compiles for: what their makers say of them.
+
+Rates are peaks of the data sheet, dense, and so bounds that no program passes. Sources, as named below:
+
+* Cloud TPU: Google Cloud's pages of each generation, https://docs.cloud.google.com/tpu/docs/v5e and so on.
+* Scaling book: Austin et al., How to Scale Your Model (2025), table of TPU specs.
+* Data sheets of NVIDIA A100 80GB SXM, H100 SXM, H200 SXM and HGX B200 (eight GPUs; rates of tensor cores are stated
+  with sparsity from H100 on: half of them is dense).
+* XLA: openxla/xla, xla/backends/gpu/target_config/specs (a100_sxm_80, h100_sxm, h200, b200): what devices report.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+  """A kind of accelerator; everything is of one chip, which JAX shows as one device."""
+
+  name: str  # as topologies are named: 'v5e'
+  kind: str  # as people say: 'TPU v5e'
+  platform: str  # 'tpu' or 'cuda', as JAX names lowering platforms
+  # FLOP/s of dense matrix products: 'bfloat16'; 'float32' at JAX's default precision (TF32 on NVIDIA, one pass in
+  # bfloat16 on TPU); 'highest', float32 at Precision.HIGHEST (CUDA cores on NVIDIA, six passes on TPU).
+  flops: Mapping[str, float]
+  memory_bytes: int
+  memory_bandwidth: float  # bytes/s
+  network: float  # bytes/s, one way, that it can send to others of its slice (ICI, all links) or host (NVLink)
+  network_between_hosts: float | None = None  # bytes/s, one way, to other hosts if that is slower
+
+  @property
+  def usable_bytes(self) -> int:
+    """Of the memory, what JAX takes for programs."""
+    return self.memory_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuChip(Chip):
+  """A TPU, its slices being meshes or tori of 2 or 3 dimensions."""
+
+  platform: str = 'tpu'
+  dimensions: int
+  cores_in_names: int  # what a chip counts in a slice's name: v4-8 is 8 TensorCores, four chips
+  slices: tuple[int, ...]  # chips of each, ascending
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuChip(Chip):
+  """An NVIDIA GPU on an eight-way HGX or DGX board, with what XLA's compiler asks of it."""
+
+  platform: str = 'cuda'
+  compute_capability: tuple[int, int]
+  cores: int  # streaming multiprocessors
+  fpus_per_core: int
+  clock_ghz: float
+  l2_cache_bytes: int
+  shared_memory_per_core: int  # bytes
+  shared_memory_per_block: int  # bytes that a kernel can opt in to
+
+  @property
+  def usable_bytes(self) -> int:
+    """Three quarters, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX, GPU memory allocation)."""
+    return self.memory_bytes * 3 // 4
+
+
+def _tpu_flops(bfloat16: float) -> dict[str, float]:
+  """Rates of a TPU, which multiplies in bfloat16: jax.lax.Precision's HIGHEST splits float32 into six products."""
+  return {'bfloat16': bfloat16, 'float32': bfloat16, 'highest': bfloat16 / 6}
+
+
+GIB = 2**30
+# Slices whose chips are a power of two; 3-D ones of other multiples exist but aren't known here.
+_SLICES_2D = (1, 4, 8, 16, 32, 64, 128, 256)
+# HBM is what libtpu 0.0.42 says is available when a program doesn't fit; the pages' figures are in the comments.
+_TPUS = (
+  TpuChip(
+    name='v4',
+    kind='TPU v4',
+    flops=_tpu_flops(275e12),  # Cloud TPU
+    memory_bytes=int(30.75 * GIB),  # of 32 GiB
+    memory_bandwidth=1200e9,  # Cloud TPU
+    # Six links of 50 GB/s: Jouppi et al., TPU v4 (ISCA 2023), table 4 (scaling book: 45).
+    network=300e9,
+    dimensions=3,
+    cores_in_names=2,
+    slices=tuple(2**n for n in range(2, 12)),  # up to 8x16x16, the largest of MaxText's table
+  ),
+  TpuChip(
+    name='v5e',
+    kind='TPU v5e',
+    flops=_tpu_flops(197e12),  # Cloud TPU
+    memory_bytes=int(15.75 * GIB),  # of 16 GB
+    memory_bandwidth=819e9,  # Cloud TPU
+    network=200e9,  # Cloud TPU: 400 GB/s both ways, four links (scaling book: 45 GB/s a link)
+    dimensions=2,
+    cores_in_names=1,
+    slices=_SLICES_2D,
+  ),
+  TpuChip(
+    name='v5p',
+    kind='TPU v5p',
+    flops=_tpu_flops(459e12),  # Cloud TPU
+    memory_bytes=int(95.74 * GIB),  # of 95 GB in the page, 96 in the scaling book
+    memory_bandwidth=2765e9,  # Cloud TPU
+    network=600e9,  # Cloud TPU: 1,200 GB/s both ways, six links (scaling book: 90 GB/s a link)
+    dimensions=3,
+    cores_in_names=2,
+    slices=tuple(2**n for n in range(2, 13)),  # of the 6,144 chips that one job can have
+  ),
+  TpuChip(
+    name='v6e',
+    kind='TPU v6e',
+    flops=_tpu_flops(918e12),  # Cloud TPU
+    memory_bytes=int(31.25 * GIB),  # of 32 GB
+    memory_bandwidth=1638e9,  # Cloud TPU
+    network=400e9,  # Cloud TPU: 800 GB/s both ways, four links (scaling book: 90 GB/s a link)
+    dimensions=2,
+    cores_in_names=1,
+    slices=_SLICES_2D,
+  ),
+)
+# Rates and NVLink (both ways, hence halved) from the data sheets, the rest from XLA where nothing is said. Between
+# hosts: the network card of each GPU of a DGX: 200 Gbit/s (A100, ConnectX-6), 400 Gbit/s (the others, ConnectX-7).
+_GPUS = (
+  GpuChip(
+    name='a100',
+    kind='NVIDIA A100 80GB',
+    flops={'bfloat16': 312e12, 'float32': 156e12, 'highest': 19.5e12},
+    memory_bytes=85_100_068_864,
+    memory_bandwidth=2039e9,
+    network=300e9,
+    network_between_hosts=25e9,
+    compute_capability=(8, 0),
+    cores=108,
+    fpus_per_core=64,
+    clock_ghz=1.41,
+    l2_cache_bytes=41_943_040,
+    shared_memory_per_core=167_936,
+    shared_memory_per_block=166_912,
+  ),
+  GpuChip(
+    name='h100',
+    kind='NVIDIA H100',
+    flops={'bfloat16': 989.4e12, 'float32': 494.7e12, 'highest': 67e12},
+    memory_bytes=84_942_979_072,
+    memory_bandwidth=3352e9,
+    network=450e9,
+    network_between_hosts=50e9,
+    compute_capability=(9, 0),
+    cores=132,
+    fpus_per_core=128,
+    clock_ghz=1.98,
+    l2_cache_bytes=52_428_800,
+    shared_memory_per_core=233_472,
+    shared_memory_per_block=232_448,
+  ),
+  GpuChip(
+    name='h200',
+    kind='NVIDIA H200',
+    flops={'bfloat16': 989.4e12, 'float32': 494.7e12, 'highest': 67e12},
+    # What CUDA reports on one, as out-of-memory messages quote it; XLA's text has a round 141 GiB.
+    memory_bytes=int(139.8 * GIB),
+    memory_bandwidth=4800e9,
+    network=450e9,
+    network_between_hosts=50e9,
+    compute_capability=(9, 0),
+    cores=132,
+    fpus_per_core=128,
+    clock_ghz=1.98,
+    l2_cache_bytes=52_428_800,
+    shared_memory_per_core=233_472,
+    shared_memory_per_block=232_448,
+  ),
+  GpuChip(
+    name='b200',
+    kind='NVIDIA B200',
+    flops={'bfloat16': 2250e12, 'float32': 1125e12, 'highest': 75e12},  # HGX: 36, 18 and 0.6 PFLOP/s
+    memory_bytes=191_514_411_008,
+    memory_bandwidth=7672e9,  # as reported; 8 TB/s in the sheet
+    network=900e9,
+    network_between_hosts=50e9,
+    compute_capability=(10, 0),
+    cores=148,
+    fpus_per_core=128,
+    clock_ghz=1.965,
+    l2_cache_bytes=132_644_864,
+    shared_memory_per_core=233_472,
+    shared_memory_per_block=232_448,
+  ),
+)
+CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *_GPUS)}
+
+
+def target_config(chip: GpuChip) -> str:
+  """Describes a GPU to XLA's compiler: a GpuTargetConfigProto as text.
+
+  Rates of each type, names and versions of drivers are left out: they change nothing in what is compiled without
+  autotuning. The limits of blocks and threads are CUDA's for every chip here (CUDA C++ Programming Guide, technical
+  specifications per compute capability).
+  """
+  major, minor = chip.compute_capability
+  # From 9.0 on XLA compiles for the architecture itself (sm_90a), whose kernels run on no other.
+  features = 'ACCELERATED_FEATURES' if major >= 9 else 'NONE'
+  return f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }}
+  core_count: {chip.cores}
+  fpus_per_core: {chip.fpus_per_core}
+  clock_rate_ghz: {chip.clock_ghz}
+  device_memory_size: {chip.memory_bytes}
+  memory_bandwidth: {chip.memory_bandwidth:.0f}
+  l2_cache_size: {chip.l2_cache_bytes}
+  shared_memory_per_core: {chip.shared_memory_per_core}
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {chip.shared_memory_per_block}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+"""

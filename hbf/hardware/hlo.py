@@ -1,0 +1,234 @@
+"""What a compiled program moves: bytes to and from a device's memory, and between devices, read from XLA's text.
+
+XLA's own count of bytes takes a loop once and doesn't know which values stay on the chip; for a GPU that isn't there
+it gives none. The text says both: how long a loop is, and by S(1) in a layout that a TPU keeps a value on the chip.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
+# Kernels that XLA calls and doesn't write.
+KERNELS = {
+  '__cudnn$fmha': 'cuDNN',
+  '__gpu$xla.gpu.triton': 'Triton',
+  'triton_kernel_call': 'Triton',
+  'mosaic_gpu': 'Mosaic',
+  'tpu_custom_call': 'Mosaic',
+}
+
+# What moves nothing by itself. What runs asynchronously is counted where it begins.
+_FREE = {'parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'partition-id', 'replica-id'}
+_SLICES = {'slice', 'dynamic-slice', 'gather'}  # read as much as they give
+
+_HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
+_ARRAY = re.compile(r'\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^{}]*\})?')
+_NAME = re.compile(r'%([\w.\-]+)')
+_CALLED = re.compile(r'(?:calls|body|to_apply)=%?([\w.\-]+)')
+
+
+class Array(NamedTuple):
+  """An array of a program.
+
+  Attributes:
+    bytes: of its elements, without the padding of its layout.
+    in_memory: whether it lies in the device's memory, not on the chip.
+  """
+
+  bytes: int
+  in_memory: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """A line of a computation.
+
+  Attributes:
+    name: of its value.
+    opcode: what it does.
+    arrays: its value, several if that is a tuple.
+    operands: names of the values that it takes.
+    rest: its attributes, as text; of a constant and a parameter also what stands between its brackets.
+  """
+
+  name: str
+  opcode: str
+  arrays: tuple[Array, ...]
+  operands: tuple[str, ...]
+  rest: str
+
+  @property
+  def called(self) -> str:
+    """Name of the computation that it runs."""
+    found = _CALLED.search(self.rest)
+    assert found, f'{self.name} runs no computation'
+    return found[1]
+
+
+Computation = Mapping[str, Instruction]  # the last instruction is the root
+
+
+class Traffic(NamedTuple):
+  """What one device moves.
+
+  Attributes:
+    memory: bytes that are read from its memory and written to it.
+    network: by kind of collective, bytes that it takes or gives, whichever is more.
+  """
+
+  memory: int
+  network: Mapping[str, int]
+
+
+def count_traffic(text: str) -> Traffic:
+  """What a program moves on one device when it runs.
+
+  Args:
+    text: of the compiled program. A loop counts as often as it runs, and once if only running it shows how often.
+  """
+  computations, entry = _parse(text)
+  memory, network = 0, collections.Counter[str]()
+  for computation, instruction, times in _runs(computations, entry, 1):
+    memory += times * _moved(computations, computation, instruction)
+    kind = instruction.opcode.removesuffix('-start')
+    if kind in COLLECTIVES:
+      taken = sum(_value(computation, name).bytes for name in instruction.operands)
+      network[kind] += times * max(taken, sum(array.bytes for array in instruction.arrays))
+  return Traffic(memory, dict(network))
+
+
+def count_kernels(text: str) -> dict[str, int]:
+  """How many calls a compiled program has of each kernel that XLA didn't write."""
+  counts = collections.Counter[str]()
+  for target, label in KERNELS.items():
+    counts[label] += text.count(f'custom_call_target="{target}')
+  return {label: count for label, count in counts.items() if count}
+
+
+def _runs(
+  computations: Mapping[str, Computation], name: str, times: int
+) -> Iterator[tuple[Computation, Instruction, int]]:
+  """Every instruction that moves something, its computation, and how often it runs."""
+  for instruction in computations[name].values():
+    if instruction.opcode == 'while':
+      yield from _runs(computations, instruction.called, times * _trips(computations, instruction))
+    elif instruction.opcode in ('call', 'async-start'):
+      yield from _runs(computations, instruction.called, times)
+    elif instruction.opcode == 'conditional':
+      for branch in _NAME.findall(instruction.rest.split('branch_computations={')[-1].split('}')[0]):
+        yield from _runs(computations, branch, times)
+    elif instruction.opcode not in _FREE and not instruction.opcode.endswith('-done'):
+      yield computations[name], instruction, times
+
+
+def _trips(computations: Mapping[str, Computation], loop: Instruction) -> int:
+  """How often a loop runs: as XLA noted it, or the number that its condition compares a counter with; else 1."""
+  if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+    return int(known[1])
+  condition = re.search(r'condition=%?([\w.\-]+)', loop.rest)
+  lines = computations[condition[1]].values() if condition else ()
+  limits = [int(line.rest) for line in lines if line.opcode == 'constant' and line.rest.isdigit()]
+  counted = any(line.opcode == 'compare' and 'direction=LT' in line.rest for line in lines)
+  return limits[0] if counted and len(limits) == 1 else 1
+
+
+def _moved(computations: Mapping[str, Computation], computation: Computation, instruction: Instruction) -> int:
+  """Bytes of memory that an instruction reads and writes when it runs once."""
+  if instruction.opcode == 'copy-start':  # its value is (copy, original, context)
+    return sum(array.bytes for array in instruction.arrays if array.in_memory)
+  if instruction.opcode == 'slice-start':  # its value is ((original), slice, context)
+    original, part, *_ = instruction.arrays
+    return part.bytes * (original.in_memory + part.in_memory)
+  inner: Computation = {instruction.name: instruction}
+  names, root = list(instruction.operands), instruction
+  if instruction.opcode == 'fusion':
+    inner = computations[instruction.called]
+    parameters = [line for line in inner.values() if line.opcode == 'parameter']
+    names = [line.name for line in sorted(parameters, key=lambda line: int(line.rest.partition(')')[0]))]
+    *_, root = inner.values()
+  given = [_value(computation, name) for name in instruction.operands]
+  read = sum(_used(inner, name, array) for name, array in zip(names, given, strict=True) if array.in_memory)
+  sizes = _written({**computation, **inner}, root)
+  return read + sum(size for size, array in zip(sizes, instruction.arrays, strict=False) if array.in_memory)
+
+
+def _used(inner: Computation, name: str, array: Array) -> int:
+  """Bytes read of a value: of one that is only sliced the slices, and none of one that is only written into."""
+  users = [line for line in inner.values() if name in line.operands]
+  if len(users) == 1 and users[0].opcode == 'bitcast':
+    return _used(inner, users[0].name, array)
+  if users and all(line.operands[0] == name and line.opcode in _SLICES for line in users):
+    return min(array.bytes, sum(line.arrays[0].bytes for line in users))
+  if users and all(line.operands[0] == name and line.opcode == 'dynamic-update-slice' for line in users):
+    return 0
+  return array.bytes
+
+
+def _written(scope: Computation, root: Instruction) -> list[int]:
+  """Bytes written for each array of a value: of one that is changed in place what changes."""
+  if root.opcode == 'tuple':
+    return [size for name in root.operands for size in _written(scope, scope[name])]
+  if root.opcode == 'dynamic-update-slice':
+    return [_value(scope, root.operands[1]).bytes]
+  if '__cublas' in root.rest:
+    return [root.arrays[0].bytes]  # then comes its workspace
+  return [array.bytes for array in root.arrays]
+
+
+def _value(computation: Computation, name: str) -> Array:
+  """A value as one array; a tuple's parts together."""
+  arrays = computation[name].arrays
+  return Array(sum(array.bytes for array in arrays), any(array.in_memory for array in arrays))
+
+
+def _parse(text: str) -> tuple[dict[str, Computation], str]:
+  """All computations by name, and the name of the one that runs."""
+  computations: dict[str, dict[str, Instruction]] = {}
+  entry, lines = '', dict[str, Instruction]()
+  for line in text.splitlines():
+    if header := _HEADER.match(line):
+      lines = computations.setdefault(header[2], {})
+      entry = header[2] if header[1] else entry
+    elif ' = ' in line and line.startswith('  '):
+      instruction = _parse_line(line)
+      lines[instruction.name] = instruction
+  return dict(computations), entry
+
+
+def _parse_line(line: str) -> Instruction:
+  """An instruction: `[ROOT ]%name = type opcode(operands), attributes`."""
+  name, _, right = line.strip().removeprefix('ROOT ').partition(' = ')
+  end = _closing(right, 0) if right.startswith('(') else right.index(' ')
+  found = re.compile(r' *([\w\-]+)\(').match(right, end)
+  assert found, f'no instruction of XLA: {line}'
+  close = _closing(right, found.end() - 1)
+  operands = right[found.end() : close - 1]
+  is_leaf = found[1] in ('constant', 'parameter')
+  return Instruction(
+    name.removeprefix('%'),
+    found[1],
+    tuple(_parse_arrays(right[:end])),
+    () if is_leaf else tuple(_NAME.findall(operands)),
+    operands if is_leaf else right[close:],
+  )
+
+
+def _parse_arrays(text: str) -> Iterator[Array]:
+  for kind, bits, shape, layout in _ARRAY.findall(text):
+    count = math.prod(int(size) for size in shape.split(',') if size)
+    size = 1 if kind == 'pred' else int(bits) / 8
+    yield Array(math.ceil(count * size), not re.search(r'S\([1-9]', layout))
+
+
+def _closing(text: str, opening: int) -> int:
+  """Where the bracket that opens there has been closed."""
+  depth = 0
+  for place in range(opening, len(text)):
+    depth += (text[place] == '(') - (text[place] == ')')
+    if not depth:
+      return place + 1
+  raise ValueError(f'a bracket is left open: {text[opening:]}')

@@ -1,0 +1,103 @@
+"""The programs of a config, traced for devices that needn't exist: those that `train.py` and `eval.py` run."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import describe
+from hbf.data.inputs import abstract_input
+from hbf.evaluation.metrics import Counts
+from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call, with_sharding
+from hbf.training.programs import jit_steps, make_init
+from hbf.training.sharding import batch_sharding, check_batch_size, make_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A program, traced.
+
+  Attributes:
+    name: what it does.
+    images: that it takes at once, on all devices.
+    traced: by JAX; `traced.lower().compile()` makes it for the devices.
+    held_bytes: what else lies in a device's memory while it runs.
+  """
+
+  name: str
+  images: int
+  traced: Any
+  held_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """What a config runs on some devices.
+
+  Attributes:
+    plan: of the run.
+    mesh: the devices.
+    parameter_bytes: of the model, on a device.
+    optimizer_bytes: of the optimiser's state, on a device.
+    each: the programs: a train step, an evaluation step.
+  """
+
+  plan: Plan
+  mesh: Mesh
+  parameter_bytes: int
+  optimizer_bytes: int
+  each: tuple[Program, ...]
+
+
+def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
+  """Traces the train step and the evaluation step of a config.
+
+  Images are never read: a published data set needn't be there. The mean and deviation of channels are constants of
+  the programs; here they are 1/2 and 1/4.
+
+  Args:
+    config: as `configs/` make it.
+    devices: real ones, or of `hbf.hardware.topologies`.
+
+  Raises:
+    UserError: something is wrong with the config, or the devices can't share its batch.
+  """
+  mesh, data = make_mesh(devices), config.data
+  plan = make_plan(config, resumed=True, dataset=describe(data.name, data.dir, data.image_size))
+  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
+  config = config.copy_and_resolve_references()
+  channels = plan.dataset.image_shape[-1]
+  config.data.update(mean=(0.5,) * channels, std=(0.25,) * channels)
+  objective, evaluator = make_objective(config), make_evaluator(config, plan.model, mesh)
+
+  def inputs(split: str, *leading: int) -> tuple[Any, Any]:
+    kind, most = config.data.input, config.data.resident_bytes
+    count, shape = len(plan.splits[split]), plan.dataset.image_shape
+    return abstract_input(kind, count, shape, batch_sharding(mesh), most, leading)
+
+  residents = {split: inputs(split, 1)[0] for split in plan.splits}
+  steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)
+  resident, stack = inputs('train', steps, config.train.batch_size)
+  state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
+  counts = with_sharding(jax.eval_shape(lambda: Counts.zeros(plan.model.classes)), mesh)
+  tested, batch = inputs('test', evaluator.batch_size)
+  with jax.set_mesh(mesh):  # type: ignore[arg-type]  # not an abstract one
+    train = jit_steps(plan, objective, mesh, state).trace(state, resident, stack, np.int32(1))
+    evaluate = evaluator.step.trace(counts, {'params': state.params}, tested, batch)
+  images, optimizer = _bytes(residents), _bytes(state.opt_state)
+  each = (
+    Program('train step', config.train.batch_size, train, images - _bytes(resident)),
+    Program('evaluation step', evaluator.batch_size, evaluate, images - _bytes(tested) + optimizer),
+  )
+  return Programs(plan, mesh, _bytes(state.params), optimizer, each)
+
+
+def _bytes(tree: Any) -> int:
+  """Of arrays with shardings, on one device."""
+  leaves = jax.tree.leaves(tree)
+  return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,218 @@
+"""Programs compiled for a topology, and what that says of them: memory, operations, traffic, and a bound on time."""
+
+import hashlib
+import importlib.metadata
+import pathlib
+import re
+import time
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import describe
+from hbf.errors import UserError
+from hbf.hardware.batch import largest_batch
+from hbf.hardware.bound import bound
+from hbf.hardware.hlo import count_kernels, count_traffic
+from hbf.hardware.programs import Program, Programs, trace_programs
+from hbf.hardware.topologies import Topology
+from hbf.markdown import table
+from hbf.models.flops import count_jaxpr, count_products
+from hbf.training.experiment import load_dataset, make_splits
+from hbf.training.machine import commit, versions
+
+# Without a device nothing can be timed, so no algorithms are tried; and Triton's products have no default tiling
+# for some shapes then.
+_OPTIONS = {'cuda': {'xla_gpu_autotune_level': '0', 'xla_gpu_enable_triton_gemm': False}, 'tpu': None}
+_COMPILERS = {'cuda': ('jax-cuda12-plugin', 'nvidia-cudnn-cu12'), 'tpu': ('libtpu',)}
+_GIB = 2**30
+
+
+def describe_programs(
+  config: ConfigDict,
+  topology: Topology,
+  text: pathlib.Path | None = None,
+  known: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+  """Compiles the programs of a config for a topology.
+
+  Args:
+    config: as `configs/` make it.
+    topology: to compile for.
+    text: folder for the compiled programs' text; None: nowhere.
+    known: what this function gave before: a program that is still the same, for the same compiler, isn't compiled.
+
+  Returns:
+    What `docs/hardware.md` explains, ready for JSON.
+
+  Raises:
+    UserError: something is wrong with the config, or the compiler isn't there.
+  """
+  devices = topology.compile_devices()
+  with topology.tracing():
+    programs = trace_programs(config, devices)
+  compilers = {name: importlib.metadata.version(name) for name in _COMPILERS[topology.chip.platform]}
+  about = {
+    'topology': topology.name,
+    'device': topology.chip.kind,
+    'devices': topology.devices,
+    'dataset': config.data.name,
+    'model': config.model.name,
+    'recipe': config.recipe,
+    'dtype': config.model.dtype,
+    'form': (config.model.stage2 or {}).get('form', ''),
+    'params': programs.plan.parameters,
+    'parameter_bytes': programs.parameter_bytes,
+    'optimizer_bytes': programs.optimizer_bytes,
+    'memory_bytes': topology.chip.usable_bytes,
+    'versions': versions() | compilers,
+    'commit': commit(),
+  }
+  before = {row['program_hash']: row for row in (known or {}).get('programs', [])}
+  same_versions = (known or {}).get('versions') == about['versions']
+  rows = [_describe(program, programs, topology, text, before if same_versions else {}) for program in programs.each]
+  return about | {'programs': rows}
+
+
+def _describe(
+  program: Program, programs: Programs, topology: Topology, text: pathlib.Path | None, known: dict[str, Any]
+) -> dict[str, Any]:
+  """The row of a program: what its compiler said, or what is known of it, and what follows for the topology."""
+  begin = time.perf_counter()
+  with jax.set_mesh(programs.mesh):  # type: ignore[arg-type]  # not an abstract one
+    lowered = program.traced.lower()
+  seconds = time.perf_counter() - begin
+  program_hash = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+  if program_hash in known and text is None:
+    facts = {key: value for key, value in known[program_hash].items() if key in _FACTS}
+  else:
+    facts = {'program_hash': program_hash, 'lower_seconds': round(seconds, 2)}
+    facts |= _facts(program, lowered, topology, text)
+  about = {'name': program.name, 'images': program.images, 'held_bytes': program.held_bytes}
+  jaxpr = program.traced.jaxpr.jaxpr
+  products = {kind: count / topology.devices for kind, count in count_products(jaxpr).items()}
+  counts = {'flops': count_jaxpr(jaxpr) / topology.devices, 'product_flops': products}
+  return about | facts | counts | _follows(program, facts, products, topology)
+
+
+# What is known of a compiled program, and stays true of it.
+_FACTS = (
+  ('program_hash', 'lower_seconds', 'compile_seconds', 'needed_bytes')
+  + ('argument_bytes', 'output_bytes', 'aliased_bytes', 'temporary_bytes', 'code_bytes')
+  + ('compiler_flops', 'compiler_traffic_bytes', 'traffic_bytes', 'collective_bytes', 'kernels')
+)
+
+
+def _facts(program: Program, lowered: Any, topology: Topology, text: pathlib.Path | None) -> dict[str, Any]:
+  """What the compiler says of a program; of one that it finds too large, only how large."""
+  begin = time.perf_counter()
+  needed, compiled = _compile(program.name, lowered, topology)
+  seconds = {'compile_seconds': round(time.perf_counter() - begin, 2)}
+  if compiled is None:
+    return seconds | {'needed_bytes': needed}
+  hlo = compiled.as_text()
+  if text is not None:
+    text.mkdir(parents=True, exist_ok=True)
+    (text / f'{topology.name}-{program.name.replace(" ", "-")}.txt').write_text(hlo)
+  memory, counted, traffic = compiled.memory_analysis(), compiled.cost_analysis() or {}, count_traffic(hlo)
+  arguments, results, aliased = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.alias_size_in_bytes
+  temporaries, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
+  return seconds | {
+    'argument_bytes': arguments,
+    'output_bytes': results,
+    'aliased_bytes': aliased,
+    'temporary_bytes': temporaries,
+    'code_bytes': code,
+    'needed_bytes': arguments + results - aliased + temporaries + code,
+    'compiler_flops': counted.get('flops'),
+    'compiler_traffic_bytes': counted.get('bytes accessed'),
+    'traffic_bytes': traffic.memory,
+    'collective_bytes': dict(traffic.network),
+    'kernels': count_kernels(hlo),
+  }
+
+
+def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
+  """(0, the compiled program), or the bytes that it needs and None if its compiler says that they are too many."""
+  try:
+    return 0, lowered.compile(compiler_options=_OPTIONS[topology.chip.platform])
+  except jax.errors.JaxRuntimeError as error:
+    if used := re.search(r'(?:Used |\()([\d.]+)([KMGT])\)? (?:of|exceeds)', str(error)):
+      return int(float(used[1]) * 1024 ** ('KMGT'.index(used[2]) + 1)), None
+    raise UserError(
+      f'the compiler of {topology.chip.kind}s refuses the {name}: {str(error).splitlines()[0]}'
+    ) from error
+
+
+def _follows(
+  program: Program, facts: dict[str, Any], products: dict[str, float], topology: Topology
+) -> dict[str, Any]:
+  """Whether a program fits, and the least time that it takes."""
+  peak = facts['needed_bytes'] + program.held_bytes
+  fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
+  if 'traffic_bytes' not in facts:
+    return fit
+  moved = facts['traffic_bytes'], facts['collective_bytes']
+  least = bound(topology.chip, products, *moved, topology.devices, topology.hosts)
+  speed = program.images / least.seconds
+  return fit | {'bound_seconds': least._asdict(), 'limit': least.limit, 'images_per_second': speed}
+
+
+def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
+  """The largest `train.batch_size` whose train step fits, to 3%; None if not even the smallest does."""
+  config = config.copy_and_resolve_references().unlock()
+  devices = topology.compile_devices()
+
+  def needs(batch: int) -> int:
+    config.train.batch_size = batch
+    with topology.tracing():
+      programs = trace_programs(config, devices)
+    return _describe(programs.each[0], programs, topology, None, {})['peak_bytes']
+
+  dataset = describe(config.data.name, config.data.dir, config.data.image_size) or load_dataset(config)
+  examples = len(make_splits(dataset, config.data.validation)['train'])
+  unit = topology.devices * config.train.accumulate
+  return largest_batch(needs, topology.chip.usable_bytes, unit, config.train.batch_size, examples)
+
+
+def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) -> None:
+  """Raises UserError, with the batch that would fit, if a program of the report doesn't."""
+  for row in report['programs']:
+    if not row['fits']:
+      most = report.get('largest_batch') or find_largest_batch(config, topology)
+      over = (row['peak_bytes'] - report['memory_bytes']) / _GIB
+      hint = f'the largest train.batch_size that fits is about {most}' if most else 'no train.batch_size fits'
+      raise UserError(
+        f'the {row["name"]} does not fit {topology.name}: it needs {row["peak_bytes"] / _GIB:.2f} GiB a device, '
+        f'{over:.2f} GiB too much; {hint}'
+      )
+
+
+def markdown(report: dict[str, Any]) -> str:
+  """The report as a table with a column for each program."""
+  programs = report['programs']
+  gib = {'argument_bytes': 'arguments', 'temporary_bytes': 'temporaries', 'code_bytes': 'code'}
+  lines: list[tuple[str, ...]] = [('images at once', *(f'{row["images"]:,}' for row in programs))]
+
+  def add(label: str, shown: Any) -> None:
+    lines.append((label, *(shown(row) if 'traffic_bytes' in row else '' for row in programs)))
+
+  add('parameters, GiB', lambda row: f'{report["parameter_bytes"] / _GIB:.3f}')
+  add("optimiser's state, GiB", lambda row: f'{report["optimizer_bytes"] / _GIB:.3f}')
+  for key, label in gib.items():
+    add(f'{label}, GiB', lambda row, key=key: f'{row[key] / _GIB:.3f}')
+  memory = report['memory_bytes'] / _GIB
+  lines.append((f'peak of {memory:.2f} GiB', *(f'{row["peak_bytes"] / _GIB:.3f}' for row in programs)))
+  add('GFLOP', lambda row: f'{row["flops"] / 1e9:,.1f}')
+  add("GFLOP, compiler's count", lambda row: f'{row["compiler_flops"] / 1e9:,.1f}' if row['compiler_flops'] else '')
+  add('memory traffic, GB', lambda row: f'{row["traffic_bytes"] / 1e9:,.2f}')
+  for kind in sorted({kind for row in programs for kind in row.get('collective_bytes', ())}):
+    add(f'{kind}, MB', lambda row, kind=kind: f'{row["collective_bytes"].get(kind, 0) / 1e6:,.1f}')
+  add('kernels', lambda row: ', '.join(f'{count} × {name}' for name, count in row['kernels'].items()) or 'XLA')
+  for reason in ('compute', 'memory', 'network'):
+    add(f'{reason}, ms at least', lambda row, reason=reason: f'{1e3 * row["bound_seconds"][reason]:.2f}')
+  add('limit', lambda row: row['limit'])
+  add('images/s at most', lambda row: f'{row["images_per_second"]:,.0f}')
+  lines.append(('compiled in, s', *(f'{row["compile_seconds"]:.0f}' for row in programs)))
+  return table(('a device', *(row['name'] for row in programs)), lines)

@@ -1,0 +1,33 @@
+"""The least time of a program, against its parts by hand."""
+
+import pytest
+
+from hbf.hardware.bound import bound
+from hbf.hardware.chips import CHIPS
+
+
+def test_each_reason_is_its_amount_over_its_rate():
+  found = bound(CHIPS['v5e'], {'bfloat16': 197e12, 'highest': 197e12}, 2 * 819e9)
+  assert found == pytest.approx((1 + 6, 2, 0))
+  assert (found.seconds, found.limit) == (pytest.approx(7), 'compute')
+  assert bound(CHIPS['h200'], {'bfloat16': 989.4e12}, 9.6e12).limit == 'memory'
+
+
+@pytest.mark.parametrize(('kind', 'times'), [('all-reduce', 2), ('all-gather', 1), ('reduce-scatter', 1)])
+def test_a_ring_sends_all_but_one_part(kind, times):
+  found = bound(CHIPS['v5e'], {}, 0, {kind: 200e9}, devices=16, hosts=4)
+  assert found.network == pytest.approx(times * 15 / 16)
+  assert found.limit == 'network'
+
+
+def test_hosts_linked_more_slowly_than_their_gpus_limit_the_network():
+  """Of 64 B200 each host's eight share what leaves it, at 50 GB/s each."""
+  sums = {'all-reduce': 400e9}
+  within = bound(CHIPS['b200'], {}, 0, sums, devices=8)
+  across = bound(CHIPS['b200'], {}, 0, sums, devices=64, hosts=8)
+  assert within.network == pytest.approx(2 * 7 / 8 * 400 / 900)
+  assert across.network == pytest.approx(2 * 7 / 8 * 400 / 8 / 50)
+
+
+def test_one_device_needs_no_network():
+  assert bound(CHIPS['h200'], {}, 0, {'all-reduce': 1e12}).network == 0

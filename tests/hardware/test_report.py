@@ -1,0 +1,158 @@
+"""Programs of a config, as for absent hardware, on this CPU's devices."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import cifar10
+from hbf.data.datasets import describe
+from hbf.errors import UserError
+from hbf.hardware import report
+from hbf.hardware.programs import trace_programs
+from hbf.hardware.report import check_fit, describe_programs, markdown
+from hbf.hardware.topologies import Topology, parse_topology
+from hbf.training.experiment import prepare
+from hbf.training.programs import jit_steps, make_init
+
+STATISTICS = {'data.mean': (0.5,), 'data.std': (0.25,)}
+
+
+TOPOLOGY = parse_topology('v5e-4')
+
+
+@pytest.fixture(scope='module')
+def here():
+  """Has this CPU's devices and compiler stand for those of every topology."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(Topology, 'compile_devices', lambda topology: jax.devices()[: topology.devices])
+    patch.setattr(report, '_OPTIONS', {'tpu': None, 'cuda': None})
+    patch.setattr(report, '_COMPILERS', {'tpu': ('jaxlib',), 'cuda': ('jaxlib',)})
+    yield
+
+
+@pytest.fixture(scope='module')
+def config(toy):
+  """A config whose products are most of its operations."""
+  return toy('model=hyperbf', **{'train.batch_size': 128, 'model.width': 64, 'model.stage2.centres': 128})
+
+
+@pytest.fixture(scope='module')
+def made(config, here):
+  """Its report."""
+  return describe_programs(config, TOPOLOGY)
+
+
+@pytest.mark.parametrize('kind', ['device', 'stream'])
+def test_the_programs_are_those_of_a_run(kind, toy):
+  config = toy('model=hyperbf', **STATISTICS, **{'data.input': kind, 'train.batch_size': 16})
+  devices = jax.devices()[:2]
+  experiment, programs = prepare(config, devices=devices), trace_programs(config, devices)
+  data = experiment.inputs['train']
+  first = next(data.stacks(experiment.order, 0, [1], experiment.steps_per_call))
+  state = jax.jit(make_init(experiment, experiment.objective))(data.resident, first, {})
+  with jax.set_mesh(experiment.mesh):
+    steps = jit_steps(experiment, experiment.objective, experiment.mesh, state)
+    expected = steps.lower(state, data.resident, first, np.int32(1)).as_text()
+    assert programs.each[0].traced.lower().as_text() == expected
+  assert programs.parameter_bytes == 4 * experiment.parameters
+
+
+@pytest.mark.parametrize('devices', [1, 4])
+def test_published_data_need_not_be_there(devices, tmp_path):
+  config = cifar10.get_config('model=vit')
+  config.data.dir = str(tmp_path)
+  programs = trace_programs(config, jax.devices()[:devices])
+  assert programs.plan.dataset.image_shape == (32, 32, 3)
+  assert [program.images for program in programs.each] == [256, 500]
+  train, evaluation = programs.each
+  assert (train.held_bytes, evaluation.held_bytes - programs.optimizer_bytes) == tuple(
+    count * (32 * 32 * 3 + 4) for count in (10_000 + 1000, 49_000 + 1000)
+  )
+
+
+def test_data_that_are_there_are_not_described(digits_dir, tmp_path):
+  assert describe('digits', str(digits_dir), None) is None
+  assert describe('image_folder', str(tmp_path), None) is None
+  assert len(describe('tiny_imagenet', str(tmp_path), None).classes) == 200
+
+
+def test_a_report_adds_up(made):
+  json.dumps(made)
+  for row in made['programs']:
+    parts = row['argument_bytes'] + row['output_bytes'] - row['aliased_bytes'] + row['temporary_bytes']
+    assert row['peak_bytes'] == parts + row['code_bytes'] + row['held_bytes']
+    assert row['flops'] == pytest.approx(row['compiler_flops'], rel=0.05)
+    assert row['fits'] and row['images_per_second'] == row['images'] / max(row['bound_seconds'].values())
+  train, _ = made['programs']
+  assert train['collective_bytes']['all-reduce'] >= 0.9 * made['parameter_bytes']
+  assert made['optimizer_bytes'] >= 2 * made['parameter_bytes']
+  shown = markdown(made)
+  assert all(text in shown for text in ('train step', 'evaluation step', 'all-reduce', 'images/s at most'))
+  assert len({len(line) for line in shown.splitlines()}) == 1
+
+
+def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch):
+  def compiled(name, *_):
+    raise AssertionError(f'the {name} was compiled')
+
+  monkeypatch.setattr(report, '_compile', compiled)
+  assert describe_programs(config, TOPOLOGY, known=made)['programs'] == made['programs']
+  other = config.copy_and_resolve_references()
+  other.model.stage2.centres = 120
+  with pytest.raises(AssertionError, match='the train step was compiled'):
+    describe_programs(other, TOPOLOGY, known=made)
+  with pytest.raises(AssertionError, match='was compiled'):
+    describe_programs(config, TOPOLOGY, known=made | {'versions': made['versions'] | {'jax': '0.1'}})
+
+
+def test_what_does_not_fit_is_told_with_the_batch_that_does(config, made, monkeypatch):
+  check_fit(made, config, TOPOLOGY)
+  chip = dataclasses.replace(TOPOLOGY.chip, memory_bytes=2**30)
+  too_large = [row | {'fits': False, 'peak_bytes': 3 * 2**30} for row in made['programs']]
+  monkeypatch.setattr(report, '_describe', lambda program, *_: {'peak_bytes': 2**25 * program.images})
+  told = r'the train step does not fit v5e-4: it needs 3\.00 GiB a device, 2\.00 GiB too much; .* about 32$'
+  with pytest.raises(UserError, match=told):
+    check_fit(made | {'programs': too_large, 'memory_bytes': 2**30}, config, dataclasses.replace(TOPOLOGY, chip=chip))
+
+
+@pytest.mark.parametrize(
+  'told',
+  [
+    'Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.',
+    'Ran out of memory on HBM, the total memory required for HLO temporaries (20.50G) exceeds available HBM (15.75G).',
+  ],
+)
+def test_what_the_compiler_finds_too_large_is_a_row(told):
+  class Lowered:
+    def compile(self, compiler_options):
+      raise jax.errors.JaxRuntimeError(f'RESOURCE_EXHAUSTED: {told}')
+
+  assert report._compile('train step', Lowered(), parse_topology('v5e-1')) == (int(20.5 * 2**30), None)
+
+
+def test_what_the_compiler_refuses_is_a_line():
+  class Lowered:
+    def compile(self, compiler_options):
+      raise jax.errors.JaxRuntimeError('UNIMPLEMENTED: no such thing\nand more')
+
+  with pytest.raises(UserError, match=r'compiler of TPU v5es refuses the train step: UNIMPLEMENTED: no such thing$'):
+    report._compile('train step', Lowered(), parse_topology('v5e-1'))
+
+
+def test_a_batch_that_the_devices_cannot_share_is_refused(toy, here):
+  with pytest.raises(UserError, match=r'train\.batch_size 30 cannot be shared by 4 devices'):
+    describe_programs(toy(**{'train.batch_size': 30}), parse_topology('v5e-4'))
+
+
+def test_cudnn_is_asked_of_the_chip_not_of_this_machine():
+  """Heads of more than 128 dimensions need a Hopper, and JAX asks the process's own GPU."""
+  from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+  for name, expected in (('h200-1', True), ('a100-8', False)):
+    with parse_topology(name).tracing():
+      assert cudnn.check_compute_capability('9.0') == expected
+  with parse_topology('v5e-1').tracing():
+    assert not cudnn.check_compute_capability('9.0')
