@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from hbf.markdown import cell, table
 from hbf.models.flops import PRODUCTS, count_flops
 from hbf.training.machine import commit, device_name, versions
+from hbf.training.workdir import replace_text
 
 Thunk = Callable[[], Any]
 
@@ -51,6 +52,25 @@ def compiled(function: Callable, *args: Any) -> tuple[Thunk, int]:
   return lambda: executable(*args), memory.temp_size_in_bytes
 
 
+def attempt(about: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+  """The row of what `measure` measures; if it fails, of the first line of why."""
+  try:
+    return {**about, **measure()}
+  except Exception as error:  # compilers and devices raise whatever they like
+    return {**about, 'error': failure(error)}
+
+
+def failure(error: Exception) -> str:
+  """Kind and first line of an error."""
+  return f'{type(error).__name__}: {error}'.splitlines()[0]
+
+
+def filled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """The rows with the columns of all of them; what a row lacks is empty."""
+  columns = dict.fromkeys(column for row in rows for column in row)
+  return [{column: row.get(column, '') for column in columns} for row in rows]
+
+
 def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
   """Round by round."""
   return [a / b for a, b in zip(numerator, denominator, strict=True)]
@@ -76,12 +96,21 @@ def matmul_flops(function: Callable, *args: Any) -> float:
 
 def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathlib.Path | None) -> None:
   """Prints the rows as a table and writes them, with what they were measured on, as JSON."""
-  about = {'command': ' '.join(sys.argv), 'device': device_name(), 'commit': commit(), 'versions': versions()}
-  measured = {'title': title, **about, 'rows': list(rows)}
+  measured = {'title': title, **measured_on(), 'rows': list(rows)}
   print(shown(measured))
+  save(name, measured, out)
+
+
+def measured_on() -> dict[str, Any]:
+  """The command, and the device and code that it measures."""
+  return {'command': ' '.join(sys.argv), 'device': device_name(), 'commit': commit(), 'versions': versions()}
+
+
+def save(name: str, measured: Mapping[str, Any], out: pathlib.Path | None) -> None:
+  """Writes the JSON file of a benchmark, or replaces it in one step."""
   path = out or pathlib.Path('runs/benchmarks') / f'{name}.json'
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + '\n')
+  replace_text(path, json.dumps(measured, indent=1, ensure_ascii=False) + '\n')
 
 
 def shown(measured: Mapping[str, Any], columns: Sequence[str] = ()) -> str:

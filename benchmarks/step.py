@@ -2,19 +2,25 @@
 
 python -m benchmarks.step                                         # widths 192 and 768, float32
 python -m benchmarks.step --models hyperbf,vit,hyperbf+mlp --dtype bfloat16 --cases 768x1024
+python -m benchmarks.step --models hyperbf:pallas,hyperbf         # NAME:FORM, how stage 2 is computed
 """
 
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from benchmarks.common import alternate, matmul, parser, ratios, report, spread
-from benchmarks.models import make_trainer
+from benchmarks.models import Trainer, make_trainer
 from hbf.models.build import DTYPES
 from hbf.training.machine import keep_freed_memory
 
 HEADS = {64: 4, 192: 3, 384: 6, 768: 4}  # of 64 dimensions, but for recipe memo's 768
 DEPTH = 4
-MATMUL = 2048  # side of the square product that stands for the machine's rate
+# Side of the square product that stands for the machine's rate. An accelerator is done with a small one before it is
+# asked for the next.
+MATMUL_CPU, MATMUL = 2048, 16384
 
 
 def main() -> None:
@@ -28,16 +34,25 @@ def main() -> None:
   rows = []
   for case in options.cases.split(','):
     width, batch = map(int, case.split('x'))
-    rows += measure(options.models.split(','), width, batch, options.dtype, options.rounds)
+    trainers = {name: make(name, width, batch, options.dtype) for name in options.models.split(',')}
+    rows += measure(trainers, width, batch, options.dtype, options.rounds)
   report('step', f'Train step, {DEPTH} blocks, 32×32 images, patch 4, {options.dtype}', rows, options.out)
 
 
-def measure(models: list[str], width: int, batch: int, dtype: str, rounds: int) -> list[dict[str, Any]]:
-  """Rows of one width and batch: all models and a matrix product, in turn."""
+def make(model: str, width: int, batch: int, dtype: str) -> Trainer:
+  """The model of this width in training; 'hyperbf:pallas' is HyperBF with stage 2 computed in form pallas."""
+  name, _, form = model.partition(':')
+  keys = {'stage2': {'form': form}} if form else {}
   hidden = 2 * width if width == 768 else 4 * width  # recipe memo's, else the usual
-  trainers = {name: make_trainer(name, width, DEPTH, HEADS[width], hidden, batch, dtype=dtype) for name in models}
-  product, product_flops = matmul(MATMUL, DTYPES[dtype])
+  return make_trainer(name, width, DEPTH, HEADS[width], hidden, batch, dtype=dtype, **keys)
+
+
+def measure(trainers: Mapping[str, Trainer], width: int, batch: int, dtype: str, rounds: int) -> list[dict[str, Any]]:
+  """Rows of one width and batch: all models and a matrix product, in turn; ratios are to the last model."""
+  side = MATMUL_CPU if jax.default_backend() == 'cpu' else MATMUL
+  product, product_flops = matmul(side, DTYPES[dtype])
   seconds = alternate({**trainers, 'matmul': product}, rounds)
+  last = [*trainers][-1]
   rate = [product_flops / s for s in seconds['matmul']]
   rows = []
   for name, trainer in trainers.items():
@@ -49,7 +64,7 @@ def measure(models: list[str], width: int, batch: int, dtype: str, rounds: int) 
         'parameters': trainer.parameters,
         'step, ms': 1e3 * statistics.median(seconds[name]),
         'images/s': batch / statistics.median(seconds[name]),
-        f'time / {models[-1]}': spread(ratios(seconds[name], seconds[models[-1]])),
+        f'time / {last}': spread(ratios(seconds[name], seconds[last])),
         'of matmul rate': spread([trainer.flops / s / r for s, r in zip(seconds[name], rate, strict=True)]),
         'matmul, GFLOP/s': statistics.median(rate) / 1e9,
         'temporary MB': trainer.temporary_bytes / 1e6,

@@ -1,0 +1,105 @@
+"""How near the bound of `hbf.compile` comes: train steps on this device, against their bound from its measured rates.
+
+python -m benchmarks.bound
+
+The rates are those of a square product and of a copy, measured in the same turns. Another product and copy show how
+exact the rates are, the steps how much of their time the bound explains.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.common import Thunk, alternate, matmul, parser, ratios, report, spread
+from benchmarks.models import make_training, random_batch
+from configs.common import make_config
+from hbf.hardware.bound import bound
+from hbf.hardware.chips import Chip
+from hbf.hardware.hlo import count_traffic
+from hbf.models.flops import count_products
+from hbf.training.machine import keep_freed_memory
+
+PRODUCT, COPIED = 2048, 2**26  # side of the product, numbers of the copy, that stand for the device's rates
+
+
+class Measured(NamedTuple):
+  """A program that runs here.
+
+  Attributes:
+    call: runs it once.
+    products: operations of its products by kind.
+    memory: bytes that it moves.
+  """
+
+  call: Thunk
+  products: dict[str, int]
+  memory: int
+
+
+def program(function: Callable, *args: Any) -> Measured:
+  """A function of arrays as a measured program."""
+  traced = jax.jit(function).trace(*args)
+  compiled = traced.lower().compile()
+  moved = count_traffic(compiled.as_text()).memory
+  return Measured(lambda: compiled(*args), count_products(traced.jaxpr.jaxpr), moved)
+
+
+def train_step(model: str) -> Measured:
+  """The train step of recipe small, which keeps its state."""
+  config = make_config(f'model={model},recipe=small', {'name': 'cifar10'})
+  _, init, step = make_training(config)
+  batch = random_batch(config.train.batch_size, 32)
+  return program(step, jax.jit(lambda: init(None, batch))(), None, batch)
+
+
+def main() -> None:
+  """Prints a row for every program."""
+  flags = parser(__doc__.splitlines()[0])
+  options = flags.parse_args()
+  keep_freed_memory()
+  product, operations = matmul(PRODUCT, jnp.float32)
+  numbers = jnp.zeros(COPIED)
+  copy = program(lambda z: z + 1, numbers)
+  programs = {
+    'product, 1024 × 4096 × 1024': program(jnp.matmul, jnp.ones((1024, 4096)), jnp.ones((4096, 1024))),
+    'sum of two arrays of 64 MB': program(jnp.add, numbers[: 2**24], numbers[: 2**24]),
+    **{f'train step, {model}': train_step(model) for model in ('hyperbf', 'vit')},
+  }
+  seconds = alternate(
+    {'product': product, 'copy': copy.call, **{name: it.call for name, it in programs.items()}}, options.rounds
+  )
+  rate, bandwidth = (
+    statistics.median(n / s for s in seconds[name]) for name, n in (('product', operations), ('copy', copy.memory))
+  )
+  chip = Chip(
+    name='this',
+    kind='this device',
+    platform=jax.default_backend(),
+    flops=dict.fromkeys(('bfloat16', 'float32', 'highest'), rate),
+    memory_bytes=0,
+    memory_bandwidth=bandwidth,
+    network=1.0,
+  )
+  rows = []
+  for name, it in programs.items():
+    least = bound(chip, it.products, it.memory)
+    rows.append(
+      {
+        'program': name,
+        'GFLOP in products': sum(it.products.values()) / 1e9,
+        'GB moved': it.memory / 1e9,
+        'at least, ms': 1e3 * least.seconds,
+        'limit': least.limit,
+        'measured, ms': 1e3 * statistics.median(seconds[name]),
+        'measured / least': spread(ratios(seconds[name], [least.seconds] * len(seconds[name]))),
+      }
+    )
+  rates = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
+  report('bound', f'Bounds and times, float32, from rates of {rates}', rows, options.out)
+
+
+if __name__ == '__main__':
+  main()

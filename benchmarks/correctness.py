@@ -1,0 +1,258 @@
+"""Fast forms of the operators on the device at hand against float64 on the host, in value and in every gradient."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.common import attempt, filled
+from hbf.errors import UserError
+from hbf.hardware.hlo import count_kernels
+from hbf.models.build import DTYPES
+from hbf.ops.attention import attention
+from hbf.ops.hyperbf import hyperbf
+from hbf.ops.linear import feature_map, linear_attention, orthogonal_projections
+
+Arrays = dict[str, Any]
+Operator = Callable[[Arrays], jax.Array]
+
+# Greatest relative error, of the value and of each gradient. In float32 there is room for the rounding of what GPUs
+# multiply to 10 bits (TF32), and TPUs to 8, where no higher precision is asked for; a wrong sum is off by more.
+TOLERANCES = {'float32': 5e-3, 'bfloat16': 3e-2}
+ROUNDED = ('points', 'centres', 'coefficients')  # to the type that is checked; other arrays stay float32
+BATCH, HEADS = 2, 2  # of attention
+THREADS = 8  # that compile
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """An operator in a fast form.
+
+  Attributes:
+    about: first columns of its row.
+    form: of arrays by name.
+    reference: the same from its equations, in the arrays' type.
+    arrays: float32.
+  """
+
+  about: dict[str, Any]
+  form: Operator
+  reference: Operator
+  arrays: Arrays
+
+
+def check(cases: Sequence[Case]) -> list[dict[str, Any]]:
+  """Rows of all cases in every type; one that doesn't compile or run says why."""
+  typed = [(case, dtype) for case in cases for dtype in DTYPES]
+  with futures.ThreadPoolExecutor(THREADS) as pool:
+    programs = [pool.submit(compile_case, case, dtype) for case, dtype in typed]
+    rows = []
+    for (case, dtype), program in zip(typed, programs, strict=True):
+      about = {**case.about, 'dtype': dtype, 'tolerance': TOLERANCES[dtype], 'within': 'no'}
+      rows.append(attempt(about, functools.partial(compare, case, dtype, program)))
+  return filled(rows)
+
+
+def compile_case(case: Case, dtype: str) -> Any:
+  """The program of the form with its gradients."""
+  arrays = rounded(case.arrays, dtype)
+  return jax.jit(with_gradients(case.form)).lower(arrays, random_target(case.form, arrays)).compile()
+
+
+def compare(case: Case, dtype: str, program: futures.Future) -> dict[str, Any]:
+  """Relative errors of the value and of each gradient, and the kernel that computed them."""
+  compiled, arrays = program.result(), rounded(case.arrays, dtype)
+  inputs = arrays, random_target(case.form, arrays)
+  value, gradients = compiled(*inputs)
+  exact_value, exact_gradients = exact(case.reference, *inputs)
+  errors = {'value': relative_error(value, exact_value)}
+  errors |= {f'd {name}': relative_error(gradients[name], exact_gradients[name]) for name in arrays}
+  within = all(error <= TOLERANCES[dtype] for error in errors.values())
+  return {'kernel': kernel_of(compiled.as_text()), **errors, 'within': 'yes' if within else 'no'}
+
+
+def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Array, Arrays]]:
+  """The function's value, and the gradient by every array of half its squared distance from a target.
+
+  Of a number that changes all outputs the gradient is then no small sum of large terms, which rounding would spoil.
+  """
+
+  def call(arrays: Arrays, target: Any) -> tuple[jax.Array, Arrays]:
+    value, pull = jax.vjp(function, arrays)
+    return value, pull(value - target)[0]
+
+  return call
+
+
+def rounded(arrays: Arrays, dtype: str) -> Arrays:
+  """The arrays as the form is given them."""
+  return {name: z.astype(DTYPES[dtype]) if name in ROUNDED else z for name, z in arrays.items()}
+
+
+def random_target(form: Operator, arrays: Arrays) -> np.ndarray:
+  """A random target of the shape and type that the form gives."""
+  value = jax.eval_shape(form, arrays)
+  return np.random.default_rng(1).normal(size=value.shape).astype(value.dtype)
+
+
+def exact(reference: Operator, arrays: Arrays, target: np.ndarray) -> tuple[jax.Array, Arrays]:
+  """Value and gradients in float64, computed on the host."""
+  with jax.enable_x64(True), jax.default_device(host()):
+    wide = jax.tree.map(lambda z: jnp.asarray(z.astype(np.float64)), (arrays, target))
+    return jax.device_get(with_gradients(reference)(*wide))
+
+
+def host() -> jax.Device:
+  """The device that computes in float64.
+
+  Raises:
+    UserError: JAX was told to leave it out.
+  """
+  try:
+    return jax.devices('cpu')[0]
+  except RuntimeError:
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    raise UserError(f'the reference needs a CPU beside the accelerator: set JAX_PLATFORMS={platforms},cpu') from None
+
+
+def relative_error(found: jax.Array, expected: jax.Array) -> float:
+  """Root of the summed squares of the differences over that of what is expected."""
+  difference = np.asarray(found).astype(np.float64) - np.asarray(expected)
+  return float(np.linalg.norm(difference) / np.linalg.norm(expected))
+
+
+def kernel_of(text: str) -> str:
+  """Whose kernels a compiled program calls, beside XLA's own."""
+  return ' + '.join(count_kernels(text)) or 'XLA'
+
+
+def normal(rng: np.random.Generator, **shapes: tuple[int, ...]) -> Arrays:
+  """Random float32 arrays."""
+  return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def attention_cases(head_sizes: Sequence[int], tokens: Sequence[int]) -> Iterator[Case]:
+  """Softmax attention, and the normalised Gaussian of one width a head, which is computed as such."""
+  for d, n in itertools.product(head_sizes, tokens):
+    about = {'tokens': n, 'centres': n, 'd': d}
+    rng = np.random.default_rng(0)
+    qkv = normal(rng, **dict.fromkeys(ROUNDED, (BATCH, n, HEADS, d)))
+    yield Case({'operator': 'softmax attention', **about}, fast_attention, softmax_attention, qkv)
+    heads = normal(rng, **dict.fromkeys(ROUNDED, (BATCH, HEADS, n, d)))
+    heads['width'] = np.full((HEADS, 1, 1), d**0.25, np.float32)
+    unit: dict[str, Any] = {'kernel': 'gaussian', 'normalisation': 'sum'}
+    form, reference = functools.partial(fast_hyperbf, **unit), functools.partial(naive_hyperbf, **unit)
+    yield Case({'operator': 'gaussian attention', **about}, form, reference, heads)
+
+
+def linear_cases(d: int, n: int) -> Iterator[Case]:
+  """Linear attention, one head of as many features as dimensions."""
+  projections = orthogonal_projections(np.random.default_rng(0), d, d)
+  for features, causal in itertools.product(('elu', 'gaussian'), (False, True)):
+    name = f'linear attention, {features}{", causal" if causal else ""}'
+    how: dict[str, Any] = {'features': features, 'causal': causal, 'projections': projections}
+    yield Case(
+      {'operator': name, 'tokens': n, 'centres': n, 'd': d},
+      functools.partial(linear, **how),
+      functools.partial(naive_linear, **how),
+      normal(np.random.default_rng(0), **dict.fromkeys(ROUNDED, (n, d))),
+    )
+
+
+def stage2_cases(form: str, d: int, tokens: Sequence[int], centres: Sequence[int]) -> Iterator[Case]:
+  """Sums over centres of their own widths: every normalisation, every kernel, and every number of centres."""
+  few, odd = centres[0], tokens[-1]
+  units = [('gaussian', normalisation, n, few) for normalisation in RESPONSES for n in tokens]
+  units += [(kernel, 'layer', odd, few) for kernel in KERNELS if kernel != 'gaussian']
+  units += [('gaussian', 'layer', odd, many) for many in centres[1:]]
+  for kernel, normalisation, n, a in units:
+    rng = np.random.default_rng(0)
+    arrays = normal(rng, points=(n, d), centres=(a, d), coefficients=(a, d))
+    arrays['width'] = (d**0.25 * rng.uniform(0.8, 1.2, (1, a))).astype(np.float32)
+    arrays['weights'] = rng.uniform(0.8, 1.2, d).astype(np.float32)
+    if normalisation == 'none':
+      arrays['log_gain'] = np.full((1, 1), d**0.5, np.float32)
+    unit: dict[str, Any] = {'kernel': kernel, 'normalisation': normalisation}
+    yield Case(
+      {'operator': f'hyperbf {form}, {kernel}, {normalisation}', 'tokens': n, 'centres': a, 'd': d},
+      functools.partial(fast_hyperbf, **unit, metric='diagonal', form=form),
+      functools.partial(naive_hyperbf, **unit),
+      arrays,
+    )
+
+
+def fast_attention(z: Arrays) -> jax.Array:
+  """Attention of arrays by name."""
+  return attention(*(z[name] for name in ROUNDED))
+
+
+def fast_hyperbf(z: Arrays, **options: Any) -> jax.Array:
+  """The operator of arrays by name."""
+  return hyperbf(**z, **options)
+
+
+def linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
+  """Linear attention as a stage calls it."""
+  width = z['points'].shape[-1] ** 0.25
+  q, k = (feature_map(z[n], features, projections=jnp.asarray(projections), width=width) for n in ROUNDED[:2])
+  return linear_attention(q, k, z['coefficients'], normaliser='sum', causal=causal)
+
+
+# From here on: the equations, without anything of `hbf`.
+
+
+def softmax_attention(z: Arrays) -> jax.Array:
+  """softmax(q·k/√d) v, of queries, keys and values [B, N, H, d]."""
+  q, k, v = (z[name].swapaxes(1, 2) for name in ROUNDED)
+  weights = jnp.exp(q @ k.mT / q.shape[-1] ** 0.5)
+  return (weights / weights.sum(-1, keepdims=True) @ v).swapaxes(1, 2)
+
+
+KERNELS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'gaussian': lambda s: jnp.exp(-s),
+  'laplacian': lambda s: jnp.exp(-jnp.sqrt(2 * s)),
+  'rational_quadratic': lambda s: 1 / (1 + s),
+  'inverse_multiquadric': lambda s: 1 / jnp.sqrt(1 + 2 * s),
+}
+
+
+def _layer(k: jax.Array) -> jax.Array:
+  mean = k.mean(-1, keepdims=True)
+  return (k - mean) / jnp.sqrt(k.var(-1, keepdims=True) + 1e-6 * mean**2)
+
+
+RESPONSES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'none': lambda k: k,
+  'sum': lambda k: k / k.sum(-1, keepdims=True),
+  'rms': lambda k: k / jnp.sqrt(jnp.mean(k**2, -1, keepdims=True)),
+  'layer': _layer,
+}
+
+
+def naive_hyperbf(z: Arrays, kernel: str, normalisation: str) -> jax.Array:
+  """Σ_a R_a(x) c_a under a diagonal metric."""
+  x, t = (z.get('weights', 1.0) * z[name] for name in ROUNDED[:2])
+  r2 = (x * x).sum(-1)[..., None] + (t * t).sum(-1)[..., None, :] - 2 * x @ t.mT
+  k = KERNELS[kernel](r2 / (2 * z['width'] ** 2)) * jnp.exp(z.get('log_gain', 0.0))
+  return RESPONSES[normalisation](k) @ z['coefficients']
+
+
+def naive_linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
+  """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), of one head [N, d]."""
+
+  def phi(x: jax.Array) -> jax.Array:
+    if features == 'elu':
+      return jnp.where(x > 0, x + 1, jnp.exp(x))
+    x = x / x.shape[-1] ** 0.25
+    return jnp.exp(x @ projections.T.astype(np.float64) - (x * x).sum(-1, keepdims=True)) / len(projections) ** 0.5
+
+  weights = phi(z['points']) @ phi(z['centres']).mT
+  if causal:
+    weights = jnp.tril(weights)
+  return weights / weights.sum(-1, keepdims=True) @ z['coefficients']

@@ -1,0 +1,197 @@
+"""The first minutes on an accelerator, at toy size on a CPU: what is measured, and what is said of failures."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hbf.ops.hyperbf
+from benchmarks import accelerator, correctness, step
+from benchmarks import input as input_benchmark
+from benchmarks.accelerator import Part
+from configs import common as configs
+from hbf.errors import UserError
+from hbf.ops.sums import kernel_sums
+
+ONE = jax.devices()[:1]
+TOY = '--tokens=9 --centres=12 --width=16 --head-sizes=6 --cases=64x2 --recipes=toy --seconds=0.05 --rounds=2'
+
+
+def toy_recipe():
+  config = configs.small()
+  config.model.update(width=16, depth=1, heads=2)
+  config.train.batch_size = config.hidden = 16
+  return config
+
+
+@pytest.fixture(scope='module')
+def measured(tmp_path_factory):
+  """The JSON of a run: one type, one kernel and two normalisations, one model and one that doesn't exist."""
+  out = tmp_path_factory.mktemp('accelerator') / 'folder' / 'found.json'
+  bfloat16 = {'bfloat16': jnp.bfloat16}
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax, 'devices', lambda *_: ONE)  # eight that share two cores take seconds for a step
+    patch.setattr('sys.argv', ['accelerator', *TOY.split(), f'--out={out}'])
+    patch.setitem(configs.RECIPES, 'toy', toy_recipe)
+    for module in (accelerator, correctness):
+      patch.setattr(module, 'DTYPES', bfloat16)
+    patch.setattr(correctness, 'RESPONSES', {name: correctness.RESPONSES[name] for name in ('sum', 'layer')})
+    patch.setattr(correctness, 'KERNELS', {'gaussian': correctness.KERNELS['gaussian']})
+    for name, value in {'MODELS': ('identity', 'hyperbf:nonesuch'), 'INPUTS': ('device',)}.items():
+      patch.setattr(accelerator, name, value)
+    for name in ('keep_freed_memory', 'keep_compiled_programs'):  # for a process of its own
+      patch.setattr(accelerator, name, lambda: None)
+    for module, sizes in {step: {'DEPTH': 1, 'MATMUL_CPU': 64}, input_benchmark: {'EXAMPLES': 64, 'FILL': 1}}.items():
+      for name, size in sizes.items():
+        patch.setattr(module, name, size)
+    accelerator.main()
+  return json.loads(out.read_text())
+
+
+def rows_of(measured, title):
+  return [row for part in measured['parts'] if title in part['title'] for row in part['rows']]
+
+
+def test_every_part_is_there(measured):
+  titles = ['attention', 'linear attention', 'in blocks', 'Pallas', 'Train step', 'Recipe', 'Input', 'digits']
+  assert len(measured['parts']) == len(titles)
+  assert all(title in part['title'] and part['rows'] for title, part in zip(titles, measured['parts'], strict=True))
+  assert {'command', 'device', 'commit', 'versions'} <= set(measured)
+
+
+def test_fast_forms_are_within_tolerance(measured):
+  rows = rows_of(measured, 'Relative errors')
+  assert {row['operator'].split(',')[0] for row in rows} == {
+    'softmax attention',
+    'gaussian attention',
+    'linear attention',
+    'hyperbf blocks',
+    'hyperbf pallas',
+  }
+  assert {row['within'] for row in rows} == {'yes'}
+  assert all(0 < row['d centres'] <= row['tolerance'] == 0.03 for row in rows)
+
+
+def test_a_form_that_does_not_compile_costs_its_own_row_only(measured):
+  identity, nonesuch = rows_of(measured, 'Train step')
+  assert identity['images/s'] > 0 and identity['of matmul rate'] and not identity['error']
+  assert nonesuch['error'].startswith("UserError: unknown form 'nonesuch'") and nonesuch['images/s'] == ''
+
+
+def test_hours_are_those_of_the_images_a_second(measured):
+  (row,) = rows_of(measured, 'Recipe')
+  assert row['images/s'] == pytest.approx(1e3 * row['batch'] / row['step ms'])
+  assert row['100 epochs, hours'] == pytest.approx(100 * 50_000 / row['images/s'] / 3600)
+
+
+def test_an_interrupted_run_is_compared_to_a_whole_one(measured):
+  again, interrupted = rows_of(measured, 'digits')
+  assert again['run'] == 'again'
+  step = int(interrupted['run'].removeprefix('interrupted after step '))
+  assert 5 <= step < 150
+  assert [(row['bit for bit'], row['largest difference']) for row in (again, interrupted)] == [('yes', 0.0)] * 2
+
+
+def test_parameters_that_differ_are_not_called_the_same():
+  one = np.ones(3, np.float32)
+  assert accelerator.difference([one, one], [one, one + np.float32(2**-20)]) == {
+    'largest difference': 2**-20,
+    'bit for bit': 'no',
+  }
+  assert accelerator.difference([one], [one * np.float32('nan')])['bit for bit'] == 'no'
+
+
+def wrong_value(distances, coefficients, kernel):
+  return kernel_sums(distances, 1.1 * coefficients, kernel)
+
+
+def wrong_gradient(distances, coefficients, kernel):
+  halved = coefficients / 2 + jax.lax.stop_gradient(coefficients / 2)
+  return kernel_sums(distances, halved, kernel)
+
+
+def no_number(distances, coefficients, kernel):
+  return kernel_sums(distances, coefficients * jnp.nan, kernel)
+
+
+def no_kernel(distances, coefficients, kernel):
+  raise NotImplementedError('no such kernel\nwith details')
+
+
+@pytest.mark.parametrize('broken', [wrong_value, wrong_gradient, no_number, no_kernel])
+def test_a_broken_form_is_out_of_tolerance_or_says_why(broken, monkeypatch):
+  monkeypatch.setitem(hbf.ops.hyperbf.FORMS, 'blocks', broken)
+  case = next(iter(correctness.stage2_cases('blocks', 8, [5], [6])))
+  rows = correctness.check([case])
+  assert [row['dtype'] for row in rows] == ['float32', 'bfloat16']
+  assert {row['within'] for row in rows} == {'no'}
+  if broken is wrong_gradient:
+    assert all(row['value'] <= row['tolerance'] < row['d coefficients'] for row in rows)
+  if broken is no_kernel:
+    assert {row['error'] for row in rows} == {'NotImplementedError: no such kernel'}
+
+
+def test_the_kernel_is_named_by_what_the_program_calls():
+  text = 'custom_call_target="__cudnn$fmhaSoftmax" ... custom_call_target="__gpu$xla.gpu.triton"'
+  assert correctness.kernel_of(text) == 'cuDNN + Triton'
+  assert correctness.kernel_of('fusion, kind=kCustom, "kind":"__triton_gemm"') == 'XLA'
+
+
+def part(title, programs=1, measure=lambda: [{'a': 1}]):
+  return Part(title, programs, measure)
+
+
+def titles_by(measured, key):
+  return [part['title'] for part in measured['parts'] if key in part]
+
+
+def test_parts_without_time_are_skipped_by_name(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(accelerator, 'timed', lambda part: {'rows': [{'a': 1}], 'seconds': 10 * part.programs})
+  parts = [part('two programs', 2), part('eight programs', 8), part('one program')]
+  accelerator.run(parts, 60.0, tmp_path / 'a.json')
+  measured = json.loads((tmp_path / 'a.json').read_text())
+  assert titles_by(measured, 'rows') == ['two programs', 'one program']
+  assert 'eight programs: skipped for lack of time' in capsys.readouterr().out
+  assert '60 s are left, about 80 s needed' in measured['parts'][1]['skipped']
+
+
+def test_a_crash_costs_its_part_and_a_kill_what_comes_after(tmp_path):
+  def crash():
+    raise RuntimeError('illegal address\nat a place')
+
+  def kill():
+    raise KeyboardInterrupt
+
+  parts = [part('first'), part('crashes', 1, crash), part('last'), part('killed', 1, kill), part('never')]
+  with pytest.raises(KeyboardInterrupt):
+    accelerator.run(parts, 60.0, tmp_path / 'a.json')
+  measured = json.loads((tmp_path / 'a.json').read_text())
+  assert titles_by(measured, 'rows') == ['first', 'last']
+  assert measured['parts'][1]['error'] == 'RuntimeError: illegal address'
+  assert len(measured['parts']) == 3
+
+
+@pytest.mark.parametrize(
+  ('flag', 'said'),
+  [
+    ('--parts=speed', "unknown part 'speed'"),
+    ('--cases=100x8', "unknown width '100'"),
+    ('--recipes=mems', "unknown recipe 'mems': did you mean 'memo'"),
+  ],
+)
+def test_bad_options_are_named_before_anything_runs(flag, said, monkeypatch):
+  monkeypatch.setattr('sys.argv', ['accelerator', flag])
+  monkeypatch.setattr(accelerator, 'run', None)
+  with pytest.raises(SystemExit, match=said):
+    accelerator.main()
+
+
+def test_a_hidden_cpu_is_asked_for(monkeypatch):
+  def hidden(*_):
+    raise RuntimeError('Unknown backend cpu')
+
+  monkeypatch.setattr(jax, 'devices', hidden)
+  with pytest.raises(UserError, match='JAX_PLATFORMS='):
+    correctness.host()
