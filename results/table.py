@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from benchmarks.common import shown
+from benchmarks.hardware import rows as hardware
 from hbf.analysis.dead_units_report import table as dead_units
 from hbf.analysis.nested import table as nested_centres
 from hbf.comparison.grid import Grid
@@ -27,6 +28,7 @@ BENCHMARKS = {
   'authors': ('model', 'width', 'batch', 'images/s', 'ours/theirs'),
   'linear-convergence': (),
   'linear-time': (),
+  'bound': (),
 }
 
 
@@ -96,7 +98,7 @@ def main() -> None:
   parts += [held_out(Grid.load(RATES), RATES), *map(search, SEARCHES), dead_units(units)]
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
-  parts += [*(benchmark(name, columns) for name, columns in BENCHMARKS.items()), growth()]
+  parts += [*(benchmark(name, columns) for name, columns in BENCHMARKS.items()), growth(), hardware(ROOT / 'hardware')]
   print('\n\n'.join(parts))
 
 

@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_told_with_the_batch_that_does(config, made, monkey
   'told',
   [
     'Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.',
-    'Ran out of memory on HBM, the total memory required for HLO temporaries (20.50G) exceeds available HBM (15.75G).',
+    'Ran out of memory on HBM, the total memory required for HLO temporaries (20.50G) exceeds available HBM (15G).',
   ],
 )
 def test_what_the_compiler_finds_too_large_is_a_row(told):
