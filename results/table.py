@@ -98,7 +98,11 @@ def main() -> None:
   parts += [held_out(Grid.load(RATES), RATES), *map(search, SEARCHES), dead_units(units)]
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
-  parts += [*(benchmark(name, columns) for name, columns in BENCHMARKS.items()), growth(), hardware(ROOT / 'hardware')]
+  parts += [
+    *(benchmark(name, columns) for name, columns in BENCHMARKS.items()),
+    growth(),
+    hardware(ROOT / 'hardware'),
+  ]
   print('\n\n'.join(parts))
 
 
