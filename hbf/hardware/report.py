@@ -49,6 +49,8 @@ def describe_programs(
   Raises:
     UserError: something is wrong with the config, or the compiler isn't there.
   """
+  # A Pallas kernel carries the paths of its source: without them it is the same program in every folder.
+  jax.config.update('jax_hlo_source_file_canonicalization_regex', '.*')
   devices = topology.compile_devices()
   with topology.tracing():
     programs = trace_programs(config, devices)

@@ -1,9 +1,13 @@
 """Programs of a config, as for absent hardware, on this CPU's devices."""
 
+import base64
 import dataclasses
+import functools
 import json
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +18,7 @@ from hbf.hardware import report
 from hbf.hardware.programs import trace_programs
 from hbf.hardware.report import check_fit, describe_programs, markdown
 from hbf.hardware.topologies import Topology, parse_topology
+from hbf.ops.hyperbf import hyperbf
 from hbf.training.experiment import prepare
 from hbf.training.programs import jit_steps, make_init
 
@@ -106,6 +111,16 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
     describe_programs(other, TOPOLOGY, known=made)
   with pytest.raises(AssertionError, match='was compiled'):
     describe_programs(config, TOPOLOGY, known=made | {'versions': made['versions'] | {'jax': '0.1'}})
+
+
+def test_a_program_does_not_know_in_which_folder_it_was_made(made):
+  """A Pallas kernel would, and would be compiled again in another."""
+  assert made['programs']
+  unit = functools.partial(hyperbf, kernel='gaussian', width=2.0, normalisation='layer', form='pallas')
+  traced = jax.jit(lambda z: unit(z, z, z)).trace(jax.ShapeDtypeStruct((16, 128), jnp.float32))
+  text = traced.lower(lowering_platforms=('tpu',)).as_text()
+  kernels = [base64.b64decode(body) for body in re.findall(r'body\\22: \\22([^\\]+)', text)]
+  assert kernels and not any(b'pallas.py' in kernel for kernel in kernels)
 
 
 def test_what_does_not_fit_is_told_with_the_batch_that_does(config, made, monkeypatch):
