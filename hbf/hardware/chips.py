@@ -121,6 +121,22 @@ _TPUS = (
 )
 # Rates and NVLink (both ways, hence halved) from the data sheets, the rest from XLA where nothing is said. Between
 # hosts: the network card of each GPU of a DGX: 200 Gbit/s (A100, ConnectX-6), 400 Gbit/s (the others, ConnectX-7).
+_H100 = GpuChip(
+  name='h100',
+  kind='NVIDIA H100',
+  flops={'bfloat16': 989.4e12, 'float32': 494.7e12, 'highest': 67e12},
+  memory_bytes=84_942_979_072,
+  memory_bandwidth=3352e9,
+  network=450e9,
+  network_between_hosts=50e9,
+  compute_capability=(9, 0),
+  cores=132,
+  fpus_per_core=128,
+  clock_ghz=1.98,
+  l2_cache_bytes=52_428_800,
+  shared_memory_per_core=233_472,
+  shared_memory_per_block=232_448,
+)
 _GPUS = (
   GpuChip(
     name='a100',
@@ -138,38 +154,14 @@ _GPUS = (
     shared_memory_per_core=167_936,
     shared_memory_per_block=166_912,
   ),
-  GpuChip(
-    name='h100',
-    kind='NVIDIA H100',
-    flops={'bfloat16': 989.4e12, 'float32': 494.7e12, 'highest': 67e12},
-    memory_bytes=84_942_979_072,
-    memory_bandwidth=3352e9,
-    network=450e9,
-    network_between_hosts=50e9,
-    compute_capability=(9, 0),
-    cores=132,
-    fpus_per_core=128,
-    clock_ghz=1.98,
-    l2_cache_bytes=52_428_800,
-    shared_memory_per_core=233_472,
-    shared_memory_per_block=232_448,
-  ),
-  GpuChip(
+  _H100,
+  dataclasses.replace(
+    _H100,
     name='h200',
     kind='NVIDIA H200',
-    flops={'bfloat16': 989.4e12, 'float32': 494.7e12, 'highest': 67e12},
     # What CUDA reports on one, as out-of-memory messages quote it; XLA's text has a round 141 GiB.
     memory_bytes=int(139.8 * GIB),
     memory_bandwidth=4800e9,
-    network=450e9,
-    network_between_hosts=50e9,
-    compute_capability=(9, 0),
-    cores=132,
-    fpus_per_core=128,
-    clock_ghz=1.98,
-    l2_cache_bytes=52_428_800,
-    shared_memory_per_core=233_472,
-    shared_memory_per_block=232_448,
   ),
   GpuChip(
     name='b200',
