@@ -175,11 +175,20 @@ def augmented_attention(
     scale: broadcastable to [B, H, 1, 1].
     implementation: of `jax.nn.dot_product_attention`.
   """
-  dtype, parts, rest = points.dtype, [], -scale * norms
-  for _ in range(_PARTS):
-    parts.append(rest.astype(dtype))
-    rest = rest - parts[-1].astype(jnp.float32)
+  dtype = points.dtype
+  parts = short_parts(-scale * norms, dtype, _PARTS)
   queries = jnp.concatenate([points, jnp.ones((*points.shape[:-1], _PARTS), dtype)], axis=-1)
   keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
   q, k, v = (z.swapaxes(1, 2) for z in (queries, keys, coefficients))
   return padded_attention(q, k, v, scale=1.0, implementation=implementation).swapaxes(1, 2)
+
+
+def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:
+  """Numbers of a type, largest first, whose sum is z, float32, but for the last one's rounding."""
+  kind, parts = jnp.finfo(dtype), []
+  for _ in range(count):
+    # Not a conversion there and back, which XLA leaves out on a GPU, and the rest with it.
+    rounded = jax.lax.reduce_precision(z, kind.nexp, kind.nmant)
+    parts.append(rounded.astype(dtype))
+    z = z - rounded
+  return parts
