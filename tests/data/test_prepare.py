@@ -210,11 +210,15 @@ def server(tmp_path):
     running.shutdown()
 
 
+def archive_at(url, sha256):
+  return archives.Published(url, sha256, classes=10, image_shape=(32, 32, 3), examples={'train': 50, 'test': 10})
+
+
 @pytest.fixture
 def published(server, small_cifar, tmp_path):
   """An archive that the server has."""
   path = write_tar(tmp_path / 'served' / 'c.tar.gz', small_cifar['cifar10'])
-  return archives.Published(f'{server}/c.tar.gz', hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
+  return archive_at(f'{server}/c.tar.gz', hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
 
 
 def test_download_is_used_and_kept(published, tmp_path, monkeypatch):
@@ -247,7 +251,7 @@ def test_another_file_than_published_is_refused(published, tmp_path):
 @pytest.mark.parametrize('name', ['missing.zip', 'short.zip', 'chunks.zip'])
 def test_a_failed_download_leaves_nothing(server, name, tmp_path):
   with pytest.raises(UserError, match=rf'{name} could not be downloaded.*--archive'):
-    archives.download(archives.Published(f'{server}/{name}', ''), str(tmp_path / 'downloads'))
+    archives.download(archive_at(f'{server}/{name}', ''), str(tmp_path / 'downloads'))
   assert not list((tmp_path / 'downloads').iterdir())
 
 
@@ -262,3 +266,15 @@ def test_checksums_are_those_of_tfds(name):
 def test_downloads_are_encrypted():
   urls = [entry.published.url for entry in prepare_module.PREPARATIONS.values() if entry.published]
   assert urls and all(url.startswith('https://') for url in urls)
+
+
+@pytest.mark.parametrize('name', [name for name, entry in prepare_module.PREPARATIONS.items() if entry.published])
+def test_an_archive_holds_what_its_builder_makes_of_it(name, tmp_path):
+  entry = prepare_module.PREPARATIONS[name]
+  builder = entry.builder(data_dir=str(tmp_path), archive=archives.Archive('none', entry.published.url))
+  features = builder.info.features
+  assert (features['label'].num_classes, features['image'].shape) == (
+    entry.published.classes,
+    entry.published.image_shape,
+  )
+  assert getattr(builder, 'records', entry.published.examples) == entry.published.examples
