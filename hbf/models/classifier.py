@@ -43,7 +43,7 @@ class PatchEmbedding(nn.Module):
   def __call__(self, images: jax.Array, train: bool) -> tuple[jax.Array, jax.Array]:
     """Tokens [B, N, D] of images [B, height, width, channels], and their places [N, 2]: row and column, in patches.
 
-    A class token has its place in the middle.
+    A class token has no place.
 
     Raises:
       UserError: the patch doesn't divide the image, or an option's value isn't known.
@@ -57,7 +57,7 @@ class PatchEmbedding(nn.Module):
       token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
       first = jnp.broadcast_to(token, (batch, 1, self.width))
       tokens = jnp.concatenate([first.astype(self.dtype), tokens], axis=1)
-      places = np.concatenate([places.mean(axis=0, keepdims=True), places])
+      places = np.concatenate([np.full((1, 2), np.nan, np.float32), places])
     return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(places)
 
   def _positions(self, places: np.ndarray) -> jax.Array:

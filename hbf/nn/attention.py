@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from hbf.errors import UserError, choose
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import width_parameter
+from hbf.nn.places import PLACES, append, place_coordinates
 from hbf.ops.attention import attention
 
 QK_NORMS = {'none': False, 'unit': True}
@@ -22,12 +23,15 @@ class SoftmaxAttention(nn.Module):
     qk_norm: 'none', or 'unit': softmax(q·k/τ) of queries and keys of norm 1, with a learned temperature τ a head that
       starts at 1/√d. It is HyperBF attention of unit-norm queries and keys with σ² = τ (fact 1 of docs/design.md).
     qkv_bias: whether queries, keys and values have a bias.
+    places: 'none', or 'offsets': −‖(p_q − p_k − o)/s‖²/2 is added to a head's logits, with a learned offset o and
+      width s, as in HyperBF attention (`hbf.nn.places`). A token costs 4 C N H operations more, C = 4 or 12.
     dtype: of the products; parameters are float32.
   """
 
   heads: int
   qk_norm: str = 'none'
   qkv_bias: bool = False
+  places: str = 'none'
   dtype: Any = jnp.float32
   masked: ClassVar[bool] = True
 
@@ -40,7 +44,12 @@ class SoftmaxAttention(nn.Module):
       width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
       q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
     mask = None if context.mask is None else over_heads(context.mask)
-    return project_out(attention(q, k, v, scale, mask), self.dtype)
+    if not choose('places', self.places, PLACES):
+      return project_out(attention(q, k, v, scale, mask), self.dtype)
+    x, t = (z.swapaxes(0, 1) for z in place_coordinates(self, self.heads, context, q.dtype))
+    q = (q * (q.shape[-1] ** -0.5 if scale is None else scale)).astype(q.dtype)
+    with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
+      return project_out(attention(append(q, x), append(k, t), v, 1.0, mask), self.dtype)
 
 
 def project_qkv(

@@ -15,7 +15,7 @@ class Context:
     train: whether the network is being trained, so that a stage may drop things; that needs a 'dropout' key.
     mask: booleans that broadcast to [B, N, N], whether a token (first N) sees another (second N); every token sees
       at least one. None: all see all. A stage 1 that honours it says so in its class attribute `masked`.
-    places: where each token is, float32 [N, P], in patches; None where nobody said.
+    places: where each token is, float32 [N, P], in patches, NaN for one that is nowhere; None where nobody said.
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)

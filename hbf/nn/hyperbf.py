@@ -10,6 +10,7 @@ from hbf.errors import UserError, choose
 from hbf.nn.attention import QK_NORMS, check_heads, of_norm_1, over_heads, project_out, project_qkv
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
+from hbf.nn.places import PLACES, append, place_coordinates
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
 
@@ -29,6 +30,10 @@ class HyperBFAttention(nn.Module):
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps q·k/σ² of order 1.
     qk_norm: 'none', or 'unit': queries and keys of norm 1 (and σ² at init this times 1/√d).
     memory: m learned centres a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK); 0 for none.
+    places: 'none', or 'offsets': a head's distances are over content and place, ‖W(q − k)‖²/2σ² +
+      ‖(p_q − p_k − o)/s‖²/2 with a learned offset o and width s (`hbf.nn.places`). What has no place, a class token
+      or a learned centre, is at no distance in place from any. A token costs 2 C (N + m) H operations more, C = 4 or
+      12 coordinates.
     dtype: of the products; parameters are float32.
   """
 
@@ -40,6 +45,7 @@ class HyperBFAttention(nn.Module):
   width_scale: float = 1.0
   qk_norm: str = 'none'
   memory: int = 0
+  places: str = 'none'
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'memory'  # the option that says how large the stage is
   masked: ClassVar[bool] = True
@@ -62,6 +68,12 @@ class HyperBFAttention(nn.Module):
       'metric': self.metric,
       'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
     }
+    if choose('places', self.places, PLACES):
+      # Content over its width, as places are over theirs: σ = 1 then rounds no coordinate of a place.
+      q, k = ((z / how['width']).astype(z.dtype) for z in (q, k))
+      x, t = place_coordinates(self, self.heads, context, q.dtype)
+      q, k = append(q, x), append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
+      how |= {'width': 1.0, 'null': x.shape[-1]}
     if context.mask is None:
       out = hyperbf(q, k, v, **how)
     else:

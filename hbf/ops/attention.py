@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from hbf.ops.distances import metric_product, products, row_dots
+from hbf.ops.distances import apart, metric_product, products, row_dots
 
 # Responses of a head that may lie in memory; beyond about a thousand tokens blocks of them are better.
 _MOST_PAIRS = 2**20
@@ -31,10 +31,12 @@ def attention(
   Args:
     queries: [B, N, H, d].
     keys: [B, A, H, d].
-    values: [B, A, H, d].
+    values: [B, A, H, v], v up to d.
     scale: default 1/√d.
     mask: booleans broadcastable to [B, H, N, A], which queries see which keys; with one XLA does the work.
   """
+  if (v := values.shape[3]) < (d := queries.shape[3]):  # JAX takes heads of one size
+    return attention(queries, keys, _fill(values, 3, d - v), scale, mask)[..., :v]
   default = functools.partial(jax.nn.dot_product_attention, mask=mask, scale=scale)
   if mask is not None or not cudnn_applies(queries.dtype, queries.shape[-1]):
     return default(queries, keys, values)
@@ -113,8 +115,9 @@ def gaussian_attention(
   scale: jax.Array,
   metric: str,
   weights: jax.Array | None,
+  null: int = 0,
 ) -> jax.Array:
-  """Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head: the softmax of scale (xᵀMt − tᵀMt/2).
+  """Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head: the softmax of scale (xᵀMt − tᵀMt/2 + x'·t').
 
   The norm of the points cancels, and the metric is needed on the centres' side only, so it costs what attention
   costs. Where cuDNN's fused attention applies, it does the work.
@@ -126,6 +129,7 @@ def gaussian_attention(
     scale: 1/σ², broadcastable to [..., 1, 1]; negative if K grows with the distance.
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
+    null: how many of the last coordinates are x' and t', see `hbf.ops.distances.distances`.
 
   Returns:
     [..., N, V] in the coefficients' type.
@@ -133,10 +137,13 @@ def gaussian_attention(
   if centres.dtype != jnp.float32:
     # The gradient needs the centres: by themselves, or XLA would keep queries and values with them.
     centres = jax.lax.optimization_barrier(centres)
+  centres, beside = apart(centres, null)
   mapped = metric_product(centres, metric, weights)
   norms = 0.5 * row_dots(centres, mapped)
+  if null:
+    mapped = jnp.concatenate([mapped, beside], axis=-1)
   arrays = (points, mapped, norms, coefficients, scale)
-  if not _cudnn_takes(points, centres, coefficients):
+  if not _cudnn_takes(points, mapped, coefficients):
     return _biased_attention(*arrays)
   return jax.lax.platform_dependent(*arrays, cuda=augmented_attention, default=_biased_attention)
 

@@ -74,6 +74,7 @@ def distances(
   metric: str = 'identity',
   weights: jax.Array | None = None,
   scale: jax.Array | float = 1.0,
+  null: int = 0,
 ) -> Distances:
   """The parts of the squared distances between every point and every centre, times a factor of each centre.
 
@@ -84,10 +85,17 @@ def distances(
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full,
       and M [..., D, D] for bilinear.
     scale: positive, broadcastable to [..., 1, A].
+    null: how many of the last coordinates, x' and t', the metric leaves alone, and which have no norms: r² has
+      −2 x'·t' of them and nothing else. Of null vectors that is a squared distance too (`hbf.nn.places`).
 
   Raises:
     UserError: the metric isn't known.
   """
+  if null:
+    (points, x), (centres, t) = apart(points, null), apart(centres, null)
+    others = distances(points, centres, metric, weights, scale)
+    left, right = (jnp.concatenate(z, axis=-1) for z in ((others.points, x), (others.centres, t)))
+    return others._replace(points=left, centres=right)
   scale = jnp.atleast_2d(jnp.asarray(scale, jnp.float32)).mT
   scale = jnp.broadcast_to(scale, (*centres.shape[:-1], 1))
   if metric == 'bilinear':
@@ -106,6 +114,7 @@ def squared_distances(
   metric: str = 'identity',
   weights: jax.Array | None = None,
   scale: jax.Array | float = 1.0,
+  null: int = 0,
 ) -> jax.Array:
   """Squared distances between every point and every centre (memo, under eq. 4), times a factor of each centre.
 
@@ -118,8 +127,14 @@ def squared_distances(
     [..., N, A] in float32. At least 0 but for bilinear, whose M is free: xᵀMx + tᵀMt − 2xᵀMt, as in the
     authors' code, is a squared distance only if M is symmetric and positive.
   """
-  squares = distances(points, centres, metric, weights, scale)()
+  squares = distances(points, centres, metric, weights, scale, null)()
   return squares if metric == 'bilinear' else jnp.maximum(squares, 0)
+
+
+def apart(z: jax.Array, null: int) -> tuple[jax.Array, jax.Array]:
+  """The coordinates under the metric, and the last ones beside it."""
+  count = z.shape[-1] - null
+  return z[..., :count], z[..., count:]
 
 
 def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:

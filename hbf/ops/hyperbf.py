@@ -25,6 +25,7 @@ def hyperbf(
   weights: jax.Array | None = None,
   normalisation: str = 'sum',
   log_gain: jax.Array | float = 0.0,
+  null: int = 0,
   form: str = 'blocks',
 ) -> jax.Array:
   """f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalised over the centres or not.
@@ -44,6 +45,7 @@ def hyperbf(
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
     log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., 1, 1].
+    null: how many of the last coordinates have a product and no norms, see `hbf.ops.distances.distances`.
     form: of the sums, 'blocks' (of points, `hbf.ops.sums`) or 'pallas' (fused kernels, `hbf.ops.pallas`).
 
   Returns:
@@ -58,7 +60,7 @@ def hyperbf(
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     scale = 2 * precision(width)
-    return gaussian_attention(points, centres, coefficients, scale=scale, metric=metric, weights=weights)
+    return gaussian_attention(points, centres, coefficients, scale=scale, metric=metric, weights=weights, null=null)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
   if math.prod(leading) == 1:
     # XLA's CPU backend is slower with leading axes of length 1.
@@ -70,7 +72,7 @@ def hyperbf(
     points, centres, coefficients = (
       jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centres, coefficients)
     )
-  scaled = distances(points, centres, metric, weights, precision(width))
+  scaled = distances(points, centres, metric, weights, precision(width), null)
   sums = sums_form(scaled, coefficients, kernel)
   out = _finish(sums, coefficients, normal, log_gain).astype(coefficients.dtype)
   return out.reshape(*leading, *out.shape[-2:])
@@ -87,6 +89,7 @@ def hyperbf_plain(
   weights: jax.Array | None = None,
   normalisation: str = 'sum',
   log_gain: jax.Array | float = 0.0,
+  null: int = 0,
   mask: jax.Array | None = None,
 ) -> jax.Array:
   """The operator as it is defined, with all responses in memory: what the fast forms must equal.
@@ -95,7 +98,7 @@ def hyperbf_plain(
     mask: booleans broadcastable to [..., N, A]; a centre that is masked out doesn't exist for that point. Every
       point needs at least one centre.
   """
-  log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights)
+  log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights, null=null)
   responses = normalise(log_k, normalisation, log_gain, mask)
   return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
 
@@ -108,10 +111,11 @@ def log_responses(
   width: jax.Array | float,
   metric: str = 'identity',
   weights: jax.Array | None = None,
+  null: int = 0,
 ) -> jax.Array:
   """log K(‖W(x − t_a)‖² / 2σ²): float32 [..., N, A]. Arguments as in `hyperbf`."""
   log_kernel = choose('kernel', kernel, KERNELS)
-  return log_kernel(squared_distances(points, centres, metric, weights, scale=precision(width)))
+  return log_kernel(squared_distances(points, centres, metric, weights, precision(width), null))
 
 
 def precision(width: jax.Array | float) -> jax.Array:

@@ -22,13 +22,13 @@ class Rule:
   decay: bool = False
 
 
-# Weights decay, centres with them: not norms, biases, positions, gains, widths or metrics. Names are those that
-# modules in hbf/nn and hbf/models give.
+# Weights decay, centres with them: not norms, biases, positions, gains, widths, offsets or metrics. Names are those
+# that modules in hbf/nn and hbf/models give.
 RULES = (
   Rule('(memory_)?centres', rate='centre', decay=True),
-  Rule('log_width|beta', rate='width'),
+  Rule('(place_)?log_width|beta', rate='width'),
   Rule('kernel|(memory_)?coefficients', decay=True),
-  Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions'),
+  Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions|place_offset'),
 )
 
 

@@ -61,6 +61,8 @@ CHANGES = (
       'optimizer': {'centre_rate': 1.0},
     },
   ),
+  # To version 2.
+  Change(added={f'model.stage1:{stage}': {'places': 'none'} for stage in ('hyperbf', 'softmax')}),
 )
 VERSION = len(CHANGES)
 

@@ -207,6 +207,8 @@ def test_our_models_of_their_form_are_written(tmp_path, changes):
   ),
   ({'stage1.widths': 'fixed'}, 'needs learned model.stage1.widths'),
   ({'arguments': 'model=vit', 'stage2.activation': 'gelu'}, "needs model.stage2.activation 'relu', not 'gelu'"),
+  ({'stage1.places': 'offsets'}, "needs model.stage1.places 'none', not 'offsets'"),
+  ({'arguments': 'model=vit', 'stage1.places': 'offsets'}, "needs model.stage1.places 'none', not 'offsets'"),
   ({'stage1.widths': 'head'}, "the widths of a layer's heads differ"),
   ({'stage1.metric': 'bilinear'}, "the metrics of a layer's heads differ"),
 ], ids=str)  # fmt: skip

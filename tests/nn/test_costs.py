@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.common import matmul_flops
+from hbf.nn.context import Context
 from hbf.nn.registry import MODELS, make_stages, stage_names, stage_options
 
 B, N, D, H, HIDDEN, MEMORY, TINY, HEADS = 2, 49, 64, 4, 96, 24, 16, 4
@@ -17,6 +18,8 @@ CASES = {
   'hyperbf': ('hyperbf', 1, {}, ATTENTION, 0.05),
   'unified': ('unified', 1, {'memory': MEMORY}, 8 * D**2 + 4 * (N + MEMORY) * D, 0.05),
   'gmlp': ('gmlp', 1, {}, GMLP, 0.0),
+  'softmax places': ('vit', 1, {'places': 'offsets'}, ATTENTION + 4 * 4 * N * H, 0.0),
+  'hyperbf places': ('hyperbf', 1, {'places': 'offsets'}, ATTENTION + 2 * 4 * N * H, 0.05),
   'amlp': ('gmlp', 1, {'attention': TINY}, GMLP + 6 * D * TINY + 4 * N * TINY + 2 * TINY * HIDDEN, 0.0),
   'token_mlp': ('mixer', 1, {'hidden': HIDDEN}, 4 * HIDDEN * D, 0.0),
   'pooling': ('pooling', 1, {}, 0, 0.0),
@@ -35,8 +38,9 @@ def test_the_stated_operations_are_those_of_the_products(case):
   options[stage - 1].update(changes)
   module = make_stages(alone, HEADS, *options)[stage - 1]()
   tokens = jax.ShapeDtypeStruct((B, N, D), jnp.float32)
-  params = jax.eval_shape(module.init, jax.random.key(0), tokens)
-  counted = matmul_flops(module.apply, params, tokens) / (B * N)
+  context = Context(places=jnp.zeros((N, 2)))
+  params = jax.eval_shape(module.init, jax.random.key(0), tokens, context)
+  counted = matmul_flops(module.apply, params, tokens, context) / (B * N)
   assert abs(counted - stated) <= off * stated
 
 

@@ -172,6 +172,13 @@ def test_attention_takes_the_way_of_its_platform(cudnn):
   assert choice.params['branches_platforms'] == (('cuda',), None)
 
 
+def test_values_may_have_fewer_dimensions_than_keys():
+  q, k, v = (z.swapaxes(1, 2) for z in make((9, 7, 7), (8, 8, 5)))
+  logits = jnp.einsum('bnhd,bahd->bhna', q, k) * 8**-0.5
+  expected = jnp.einsum('bhna,bahv->bnhv', jax.nn.softmax(logits), v)
+  np.testing.assert_allclose(hbf.ops.attention.attention(q, k, v), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(('dtype', 'count', 'bits'), [('bfloat16', 2, 16), ('bfloat16', 3, 23), ('float16', 2, 21)])
 def test_short_parts_add_up_to_the_number(dtype, count, bits):
   numbers = np.random.default_rng(0).normal(size=1000).astype('f') + 100

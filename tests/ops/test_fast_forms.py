@@ -175,3 +175,39 @@ def test_points_on_several_devices_stay_there(monkeypatch):
   for moved in ('all-gather', 'all-to-all', 'collective-permute', 'all-reduce'):
     assert moved not in compiled.as_text()
   np.testing.assert_allclose(compiled(placed), jax.jit(form)(arrays), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('metric', 'normalisation', 'lead'),
+  [*((metric, 'sum', (3,)) for metric in reference.METRICS), ('diagonal', 'layer', ()), ('bilinear', 'none', (3,))],
+)
+def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, normalisation, lead, monkeypatch):
+  """x' = (a, −‖a‖²/2, −1) and t' = (b, 1, ‖b‖²/2) are as coordinates a and b under a metric of 1."""
+  use_blocks(monkeypatch, 4 * A)
+  arrays, rng = make(metric, lead=lead), np.random.default_rng(1)
+  a, b = (jnp.asarray(rng.normal(size=(*lead, count, 2)), jnp.float32) for count in (N, A))
+  half = [0.5 * jnp.sum(z * z, axis=-1, keepdims=True) for z in (a, b)]
+  beside = {
+    'points': jnp.concatenate([a, -half[0], -jnp.ones_like(half[0])], axis=-1),
+    'centres': jnp.concatenate([b, jnp.ones_like(half[1]), half[1]], axis=-1),
+  }
+  null = arrays | {name: jnp.concatenate([arrays[name], z], axis=-1) for name, z in beside.items()}
+  whole = arrays | {name: jnp.concatenate([arrays[name], z], axis=-1) for name, z in (('points', a), ('centres', b))}
+  width = arrays['width'][..., :1] if normalisation == 'sum' else arrays['width']  # as attention, if it can be
+
+  def with_a_metric_of_1(weights=None, **z):
+    count = 0 if metric == 'identity' else weights.ndim - len(lead)
+    if count:
+      grown = jnp.pad(weights, [(0, 0)] * len(lead) + [(0, 2)] * count)
+      ones = jnp.ones(2) if count == 1 else jnp.eye(2)
+      weights = grown.at[(..., *[slice(-2, None)] * count)].set(ones)
+    return hyperbf_plain(**z, weights=weights, metric=metric, kernel='gaussian', normalisation=normalisation)
+
+  unit = {'metric': metric, 'kernel': 'gaussian', 'normalisation': normalisation, 'null': 4}
+  expected = value_and_gradients(with_a_metric_of_1, whole | {'width': width})
+  for form in (hyperbf, hyperbf_plain):
+    value, gradients = value_and_gradients(form, null | {'width': width}, **unit)
+    shared = {name: gradients[name] for name in arrays if name not in beside}
+    shared |= {name: gradients[name][..., :D] for name in beside}
+    wanted = {name: z[..., :D] if name in beside else z for name, z in expected[1].items()}
+    assert_equal((value, shared), (expected[0], wanted), 2e-4)

@@ -46,6 +46,7 @@ def every_parameter():
     ('hyperbf', {'layer_scale': 0.1, 'positions': 'learned'}),
     ('linear', {'stage1.features': 'gaussian', 'stage1.normaliser': 'none'}),
     ('gmlp', {'stage1.attention': 4}),
+    ('vit', {'stage1.places': 'offsets'}),
   ]
   for model, changes in pairs:
     config = make_config(f'model={model}', {'name': 'cifar10'}).model
@@ -59,7 +60,7 @@ def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
   rules = {path[-1].key: rule_of(path) for path, _ in every_parameter()}
   assert rules['centres'] == rules['memory_centres'] != rules['kernel']
   assert rules['coefficients'] == rules['memory_coefficients'] == rules['kernel']
-  assert rules['log_width'] == rules['beta']
+  assert rules['log_width'] == rules['beta'] == rules['place_log_width']
   assert {name for name, rule in rules.items() if rule.decay} == {
     *('kernel', 'centres', 'memory_centres', 'coefficients', 'memory_coefficients')
   }

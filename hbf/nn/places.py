@@ -1,0 +1,92 @@
+"""Where a head looks: distances over the places of tokens, beside those over what is in them."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.nn.context import Context
+from hbf.ops.attention import short_parts
+
+PLACES = {'none': False, 'offsets': True}
+
+_WIDE = 16.0  # patches: from anywhere all of an image of usual size is seen
+
+
+def place_coordinates(
+  module: nn.Module, heads: int, context: Context, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+  """Coordinates of queries and of keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2 for every head.
+
+  A head's offset o and width s are learned, as `place_offset` [H, 1, 2] and `place_log_width` [H, 1, 1]. The last
+  head starts as one that sees everything, the others look at neighbours, on a circle of one patch, with a width of 1.
+  A token without a place has coordinates 0: it is at no distance from any.
+
+  With a = p_q − o they are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: what is learned is all with the queries. C is
+  4, or 12 in a short type, see `_in_short`.
+
+  Args:
+    module: in whose scope the parameters are made.
+    heads: H.
+    context: of the call.
+    dtype: of the coordinates.
+
+  Raises:
+    UserError: the context has no places, or none in two dimensions.
+  """
+  if context.places is None or context.places.shape[-1] != 2:
+    raise UserError(
+      'stage1.places=offsets needs tokens that have places, in rows and columns, and these have none: '
+      'use stage1.places=none'
+    )
+  placed, keys = _from_the_middle(context.places)
+  offset = module.param('place_offset', lambda _: jnp.asarray(_circle(heads)))
+  log_width = module.param('place_log_width', lambda _: jnp.asarray(_log_widths(heads)))
+  precision = jnp.exp(-2 * log_width)
+  around = keys - offset
+  ones = jnp.ones((*around.shape[:2], 1))
+  learned = precision * jnp.concatenate([around, -_half_norms(around), -ones], axis=-1)
+  given = jnp.concatenate([keys, jnp.ones_like(placed), _half_norms(keys)], axis=-1)
+  queries, keys = placed * learned, placed * jnp.broadcast_to(given, learned.shape)
+  return (queries, keys) if dtype == jnp.float32 else _in_short(queries, keys, dtype)
+
+
+def append(z: jax.Array, coordinates: jax.Array) -> jax.Array:
+  """Queries or keys [B, ..., d] with coordinates [..., C] behind their own, the same in all images."""
+  # Float32 until here, so that the gradient's sum over the images is.
+  everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (len(z), *coordinates.shape))
+  return jnp.concatenate([z, everywhere.astype(z.dtype)], axis=-1)
+
+
+def _from_the_middle(places: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Whether a token has a place, float32 [N, 1], and where that is from the middle of all, [N, 2]; else 0."""
+  placed = ~jnp.isnan(places).any(axis=-1, keepdims=True)
+  middle = jnp.where(placed, places, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
+  return placed.astype(jnp.float32), jnp.where(placed, places - middle, 0)
+
+
+def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+  """Coordinates of a short type whose product is x·t to 16 bits and more: xt + x't + xt' of two numbers for each.
+
+  One would be too coarse: in the corners ‖a‖²/2s² is in the hundreds, and what counts is a difference of such.
+  """
+  (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
+  return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
+
+
+def _half_norms(z: jax.Array) -> jax.Array:
+  """‖z‖²/2 of the rows, [..., 1]."""
+  return 0.5 * jnp.sum(z * z, axis=-1, keepdims=True)
+
+
+def _circle(heads: int) -> np.ndarray:
+  """Offsets [H, 1, 2] at equal angles on a circle of one patch; the last one is 0."""
+  angles = 2 * np.pi * np.arange(heads - 1) / max(heads - 1, 1)
+  around = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+  return np.concatenate([around, np.zeros((1, 2))])[:, None].astype(np.float32)
+
+
+def _log_widths(heads: int) -> np.ndarray:
+  """Of widths 1, but for the last head: [H, 1, 1]."""
+  return np.log([1.0] * (heads - 1) + [_WIDE]).reshape(heads, 1, 1).astype(np.float32)
