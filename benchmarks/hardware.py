@@ -4,7 +4,8 @@ python -m benchmarks.hardware --platform=tpu      # needs requirements-tpu.txt
 python -m benchmarks.hardware --platform=cuda     # needs requirements-gpu.txt
 
 A program is compiled once: again only if it, the compiler or another version is new. What can't be compiled is
-recorded with the reason. The records are in results/hardware, one file for each config and topology.
+recorded with the reason. Records, one file for each config and topology, go to runs/hardware; those of results/hardware
+are known too.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from hbf.hardware.topologies import parse_topology
 from hbf.markdown import table
 from hbf.nn.registry import MODELS
 
-FOLDER = pathlib.Path('results/hardware')
+RECORDS, FOLDER = pathlib.Path('results/hardware'), pathlib.Path('runs/hardware')
 TOPOLOGIES = {'tpu': ('v5e-1', 'v5e-16'), 'cuda': ('h200-1', 'h200-8')}
 # The two that the project compares, and HyperBF with its fused kernel.
 COMPARED = (('hyperbf', 'blocks'), ('vit', ''), ('hyperbf', 'pallas'))
@@ -44,11 +45,14 @@ def cases(platform: str) -> Iterator[tuple[str, str, str, str, str]]:
       yield one, model, form, recipe, dtype
 
 
-def compile_case(path: pathlib.Path, topology: str, model: str, form: str, recipe: str, dtype: str) -> dict[str, Any]:
-  """The record of a case, compiled unless the one in the file still holds."""
+def compile_case(
+  folder: pathlib.Path, topology: str, model: str, form: str, recipe: str, dtype: str
+) -> dict[str, Any]:
+  """The record of a case, compiled unless the one that is there still holds."""
   flags = [f'--config=configs/cifar10.py:model={model},recipe={recipe}', f'--config.model.dtype={dtype}']
   flags += [f'--config.model.stage2.form={form}'] if form else []
-  known = json.loads(path.read_text()) if path.exists() else None
+  paths = [place / name_of(topology, model, form, recipe, dtype) for place in (folder, RECORDS)]
+  known = next((json.loads(path.read_text()) for path in paths if path.exists()), None)
   try:
     return describe_programs(read_config(flags), parse_topology(topology), known=known)
   except UserError as error:
@@ -56,7 +60,7 @@ def compile_case(path: pathlib.Path, topology: str, model: str, form: str, recip
     return about | {'refused': str(error), 'programs': []}
 
 
-def rows(folder: pathlib.Path = FOLDER) -> str:
+def rows(folder: pathlib.Path) -> str:
   """The table of all records in a folder."""
   header = (
     ('topology', 'model', 'recipe', 'type', 'train: GFLOP', 'traffic, GB', 'temporaries, MB', 'peak, MB')
@@ -106,9 +110,8 @@ def main() -> None:
   jax.config.update('jax_platforms', 'cpu')
   options.folder.mkdir(parents=True, exist_ok=True)
   for case in cases(options.platform):
-    path = options.folder / name_of(*case)
-    record = compile_case(path, *case)
-    path.write_text(json.dumps(record, indent=1) + '\n')
+    record = compile_case(options.folder, *case)
+    (options.folder / name_of(*case)).write_text(json.dumps(record, indent=1) + '\n')
     print(_line(record), flush=True)
   print(rows(options.folder))
 

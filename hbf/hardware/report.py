@@ -69,12 +69,13 @@ def describe_programs(
     'optimizer_bytes': programs.optimizer_bytes,
     'memory_bytes': topology.chip.usable_bytes,
     'versions': versions() | compilers,
-    'commit': commit(),
   }
-  before = {row['program_hash']: row for row in (known or {}).get('programs', [])}
-  same_versions = (known or {}).get('versions') == about['versions']
-  rows = [_describe(program, programs, topology, text, before if same_versions else {}) for program in programs.each]
-  return about | {'programs': rows}
+  before: dict[str, Any] = {}
+  if known and known['versions'] == about['versions']:
+    before = {row['program_hash']: row for row in known['programs']}
+  rows = [_describe(program, programs, topology, text, before) for program in programs.each]
+  compiled_at = known['commit'] if known and all(row['program_hash'] in before for row in rows) else commit()
+  return about | {'commit': compiled_at, 'programs': rows}
 
 
 def _describe(
