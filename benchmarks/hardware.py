@@ -4,8 +4,8 @@ python -m benchmarks.hardware --platform=tpu      # needs requirements-tpu.txt
 python -m benchmarks.hardware --platform=cuda     # needs requirements-gpu.txt
 
 A program is compiled once: again only if it, the compiler or another version is new. What can't be compiled is
-recorded with the reason. Records, one file for each config and topology, go to runs/hardware; those of results/hardware
-are known too.
+recorded with the reason. Records, one file for each config and topology, go to runs/hardware; those of
+results/hardware are known too.
 """
 
 import argparse
