@@ -19,7 +19,7 @@ from configs.common import make_config
 from hbf.hardware.bound import bound
 from hbf.hardware.chips import Chip
 from hbf.hardware.hlo import count_traffic
-from hbf.models.flops import count_products
+from hbf.models.flops import PRECISIONS, count_products
 from hbf.training.machine import keep_freed_memory
 
 PRODUCT, COPIED = 2048, 2**26  # side of the product, numbers of the copy, that stand for the device's rates
@@ -78,7 +78,7 @@ def main() -> None:
     name='this',
     kind='this device',
     platform=jax.default_backend(),
-    flops=dict.fromkeys(('bfloat16', 'float32', 'highest'), rate),
+    flops=dict.fromkeys(PRECISIONS, rate),
     memory_bytes=0,
     memory_bandwidth=bandwidth,
     network=1.0,

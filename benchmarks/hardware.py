@@ -22,6 +22,7 @@ from hbf.hardware.report import describe_programs
 from hbf.hardware.topologies import parse_topology
 from hbf.markdown import table
 from hbf.nn.registry import MODELS
+from hbf.training.workdir import write_json
 
 RECORDS, FOLDER = pathlib.Path('results/hardware'), pathlib.Path('runs/hardware')
 TOPOLOGIES = {'tpu': ('v5e-1', 'v5e-16'), 'cuda': ('h200-1', 'h200-8')}
@@ -52,7 +53,8 @@ def compile_case(
   flags = [f'--config=configs/cifar10.py:model={model},recipe={recipe}', f'--config.model.dtype={dtype}']
   flags += [f'--config.model.stage2.form={form}'] if form else []
   paths = [place / name_of(topology, model, form, recipe, dtype) for place in (folder, RECORDS)]
-  known = next((json.loads(path.read_text()) for path in paths if path.exists()), None)
+  records = (json.loads(path.read_text()) for path in paths if path.exists())
+  known = next((record for record in records if not record.get('refused')), None)
   try:
     return describe_programs(read_config(flags), parse_topology(topology), known=known)
   except UserError as error:
@@ -111,7 +113,7 @@ def main() -> None:
   options.folder.mkdir(parents=True, exist_ok=True)
   for case in cases(options.platform):
     record = compile_case(options.folder, *case)
-    (options.folder / name_of(*case)).write_text(json.dumps(record, indent=1) + '\n')
+    write_json(options.folder / name_of(*case), record)
     print(_line(record), flush=True)
   print(rows(options.folder))
 

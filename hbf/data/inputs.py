@@ -9,6 +9,7 @@ import abc
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hbf.data import host, sources
 from hbf.data import workers as worker_processes
@@ -201,34 +202,39 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
   return DeviceInput(source, sharding) if is_resident else StreamInput(source, sharding, workers)
 
 
-def abstract_input(
-  kind: str,
-  count: int,
-  image_shape: tuple[int, ...],
-  sharding: NamedSharding,
-  resident_bytes: int,
-  leading: tuple[int, ...],
-) -> tuple[Any, Batch]:
-  """What an input gives to a jitted step, as shapes with their shardings: (resident, batch).
+def abstract_resident(
+  kind: str, count: int, image_shape: tuple[int, ...], mesh: Mesh, resident_bytes: int
+) -> Resident:
+  """What every step would need beside the batch, as shapes with their shardings.
 
   Args:
-    kind: with `sharding` and `resident_bytes`, as for `make_input`.
+    kind: with `resident_bytes`, as for `make_input`.
     count: of the examples.
     image_shape: of the images: height, width, channels.
-    sharding: of batches.
+    mesh: the devices.
     resident_bytes: as above.
-    leading: [B] of a batch, [S, B] of a stack.
   """
-  whole, split = PartitionSpec(), PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
+  if not _is_resident(kind, count, image_shape, resident_bytes):
+    return None
+  array: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
+  return Examples(array((count, math.prod(image_shape)), jnp.uint8), array((count,), jnp.int32), image_shape)
 
-  def array(spec: PartitionSpec, dtype: Any, *shape: int) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(sharding.mesh, spec))
 
-  numbers = array(split, jnp.int32, *leading)
-  if _is_resident(kind, count, image_shape, resident_bytes):
-    images = array(whole, jnp.uint8, count, math.prod(image_shape))
-    return Examples(images, array(whole, jnp.int32, count), image_shape), {'index': numbers}
-  return None, {'index': numbers, 'image': array(split, jnp.uint8, *leading, *image_shape), 'label': numbers}
+def abstract_batch(resident: Resident, image_shape: tuple[int, ...], sharding: NamedSharding, *leading: int) -> Batch:
+  """A batch beside `resident`, as shapes with their shardings.
+
+  Args:
+    resident: an input's, arrays or shapes.
+    image_shape: of the images: height, width, channels.
+    sharding: of batches, over their first axis.
+    *leading: B of a batch; S, B of a stack.
+  """
+  spec = PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
+  array: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(sharding.mesh, spec))
+  numbers = array(leading, jnp.int32)
+  if resident is not None:
+    return {'index': numbers}
+  return {'index': numbers, 'image': array((*leading, *image_shape), jnp.uint8), 'label': numbers}
 
 
 def _is_resident(kind: str, count: int, image_shape: tuple[int, ...], resident_bytes: int) -> bool:

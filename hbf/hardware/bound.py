@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hbf.hardware.chips import Chip
+from hbf.hardware.hlo import COLLECTIVES
 
 # Bytes that a device sends for each that a collective of n devices gives, n large: each of a ring's n − 1 steps sends
 # 1/n, and an all-reduce goes around twice.
-_SENT = {'all-reduce': 2.0, 'all-gather': 1.0, 'reduce-scatter': 1.0, 'all-to-all': 1.0, 'collective-permute': 1.0}
+_SENT = dict.fromkeys(COLLECTIVES, 1.0) | {'all-reduce': 2.0}
 
 
 class Bound(NamedTuple):

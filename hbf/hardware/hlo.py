@@ -28,6 +28,7 @@ _SLICES = {'slice', 'dynamic-slice', 'gather'}  # read as much as they give
 _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
 _ARRAY = re.compile(r'\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^{}]*\})?')
 _NAME = re.compile(r'%([\w.\-]+)')
+_OPCODE = re.compile(r' *([\w\-]+)\(')
 _CALLED = re.compile(r'(?:calls|body|to_apply)=%?([\w.\-]+)')
 
 
@@ -144,15 +145,16 @@ def _moved(computations: Mapping[str, Computation], computation: Computation, in
     original, part, *_ = instruction.arrays
     return part.bytes * (original.in_memory + part.in_memory)
   inner: Computation = {instruction.name: instruction}
+  scope = computation
   names, root = list(instruction.operands), instruction
   if instruction.opcode == 'fusion':
-    inner = computations[instruction.called]
+    inner = scope = computations[instruction.called]
     parameters = [line for line in inner.values() if line.opcode == 'parameter']
     names = [line.name for line in sorted(parameters, key=lambda line: int(line.rest.partition(')')[0]))]
     *_, root = inner.values()
   given = [_value(computation, name) for name in instruction.operands]
   read = sum(_used(inner, name, array) for name, array in zip(names, given, strict=True) if array.in_memory)
-  sizes = _written({**computation, **inner}, root)
+  sizes = _written(scope, root)
   return read + sum(size for size, array in zip(sizes, instruction.arrays, strict=False) if array.in_memory)
 
 
@@ -203,7 +205,7 @@ def _parse_line(line: str) -> Instruction:
   """An instruction: `[ROOT ]%name = type opcode(operands), attributes`."""
   name, _, right = line.strip().removeprefix('ROOT ').partition(' = ')
   end = _closing(right, 0) if right.startswith('(') else right.index(' ')
-  found = re.compile(r' *([\w\-]+)\(').match(right, end)
+  found = _OPCODE.match(right, end)
   assert found, f'no instruction of XLA: {line}'
   close = _closing(right, found.end() - 1)
   operands = right[found.end() : close - 1]

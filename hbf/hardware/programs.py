@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.datasets import describe
-from hbf.data.inputs import abstract_input
+from hbf.data.inputs import abstract_batch, abstract_resident
 from hbf.evaluation.metrics import Counts
 from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call, with_sharding
 from hbf.training.programs import jit_steps, make_init
@@ -54,6 +54,12 @@ class Programs:
   each: tuple[Program, ...]
 
 
+def plan_of(config: ConfigDict) -> Plan:
+  """The plan of a config, whose published data set and whose `init_from` needn't be there."""
+  data = config.data
+  return make_plan(config, resumed=True, dataset=describe(data.name, data.dir, data.image_size))
+
+
 def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   """Traces the train step and the evaluation step of a config.
 
@@ -67,25 +73,22 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   Raises:
     UserError: something is wrong with the config, or the devices can't share its batch.
   """
-  mesh, data = make_mesh(devices), config.data
-  plan = make_plan(config, resumed=True, dataset=describe(data.name, data.dir, data.image_size))
+  mesh, plan = make_mesh(devices), plan_of(config)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   config = config.copy_and_resolve_references()
-  channels = plan.dataset.image_shape[-1]
-  config.data.update(mean=(0.5,) * channels, std=(0.25,) * channels)
+  shape, sharding = plan.dataset.image_shape, batch_sharding(mesh)
+  config.data.update(mean=(0.5,) * shape[-1], std=(0.25,) * shape[-1])
   objective, evaluator = make_objective(config), make_evaluator(config, plan.model, mesh)
-
-  def inputs(split: str, *leading: int) -> tuple[Any, Any]:
-    kind, most = config.data.input, config.data.resident_bytes
-    count, shape = len(plan.splits[split]), plan.dataset.image_shape
-    return abstract_input(kind, count, shape, batch_sharding(mesh), most, leading)
-
-  residents = {split: inputs(split, 1)[0] for split in plan.splits}
-  steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)
-  resident, stack = inputs('train', steps, config.train.batch_size)
+  residents = {
+    split: abstract_resident(config.data.input, len(source), shape, mesh, config.data.resident_bytes)
+    for split, source in plan.splits.items()
+  }
+  resident, tested = residents['train'], residents['test']
+  steps = steps_per_call(config.train.steps_per_call, resident is not None, mesh)
+  stack = abstract_batch(resident, shape, sharding, steps, config.train.batch_size)
+  batch = abstract_batch(tested, shape, sharding, evaluator.batch_size)
   state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
   counts = with_sharding(jax.eval_shape(lambda: Counts.zeros(plan.model.classes)), mesh)
-  tested, batch = inputs('test', evaluator.batch_size)
   with jax.set_mesh(mesh):  # type: ignore[arg-type]  # not an abstract one
     train = jit_steps(plan, objective, mesh, state).trace(state, resident, stack, np.int32(1))
     evaluate = evaluator.step.trace(counts, {'params': state.params}, tested, batch)

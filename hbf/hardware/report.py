@@ -1,7 +1,6 @@
 """Programs compiled for a topology, and what that says of them: memory, operations, traffic, and a bound on time."""
 
 import hashlib
-import importlib.metadata
 import pathlib
 import re
 import time
@@ -10,23 +9,20 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from hbf.data.datasets import describe
 from hbf.errors import UserError
 from hbf.hardware.batch import largest_batch
 from hbf.hardware.bound import bound
+from hbf.hardware.chips import GIB
 from hbf.hardware.hlo import count_kernels, count_traffic
-from hbf.hardware.programs import Program, Programs, trace_programs
+from hbf.hardware.programs import Program, Programs, plan_of, trace_programs
 from hbf.hardware.topologies import Topology
 from hbf.markdown import table
 from hbf.models.flops import count_jaxpr, count_products
-from hbf.training.experiment import load_dataset, make_splits
 from hbf.training.machine import commit, versions
 
 # Without a device nothing can be timed, so no algorithms are tried; and Triton's products have no default tiling
 # for some shapes then.
 _OPTIONS = {'cuda': {'xla_gpu_autotune_level': '0', 'xla_gpu_enable_triton_gemm': False}, 'tpu': None}
-_COMPILERS = {'cuda': ('jax-cuda12-plugin', 'nvidia-cudnn-cu12'), 'tpu': ('libtpu',)}
-_GIB = 2**30
 
 
 def describe_programs(
@@ -54,7 +50,6 @@ def describe_programs(
   devices = topology.compile_devices()
   with topology.tracing():
     programs = trace_programs(config, devices)
-  compilers = {name: importlib.metadata.version(name) for name in _COMPILERS[topology.chip.platform]}
   about = {
     'topology': topology.name,
     'device': topology.chip.kind,
@@ -68,7 +63,7 @@ def describe_programs(
     'parameter_bytes': programs.parameter_bytes,
     'optimizer_bytes': programs.optimizer_bytes,
     'memory_bytes': topology.chip.usable_bytes,
-    'versions': versions() | compilers,
+    'versions': versions() | topology.compiler_versions(),
   }
   before: dict[str, Any] = {}
   if known and known['versions'] == about['versions']:
@@ -88,7 +83,7 @@ def _describe(
   seconds = time.perf_counter() - begin
   program_hash = hashlib.sha256(lowered.as_text().encode()).hexdigest()
   if program_hash in known and text is None:
-    facts = {key: value for key, value in known[program_hash].items() if key in _FACTS}
+    facts = known[program_hash]  # what follows from them is computed anew
   else:
     facts = {'program_hash': program_hash, 'lower_seconds': round(seconds, 2)}
     facts |= _facts(program, lowered, topology, text)
@@ -96,15 +91,7 @@ def _describe(
   jaxpr = program.traced.jaxpr.jaxpr
   products = {kind: count / topology.devices for kind, count in count_products(jaxpr).items()}
   counts = {'flops': count_jaxpr(jaxpr) / topology.devices, 'product_flops': products}
-  return about | facts | counts | _follows(program, facts, products, topology)
-
-
-# What is known of a compiled program, and stays true of it.
-_FACTS = (
-  ('program_hash', 'lower_seconds', 'compile_seconds', 'needed_bytes')
-  + ('argument_bytes', 'output_bytes', 'aliased_bytes', 'temporary_bytes', 'code_bytes')
-  + ('compiler_flops', 'compiler_traffic_bytes', 'traffic_bytes', 'collective_bytes', 'kernels')
-)
+  return facts | about | counts | _follows(program, facts, products, topology)
 
 
 def _facts(program: Program, lowered: Any, topology: Topology, text: pathlib.Path | None) -> dict[str, Any]:
@@ -173,8 +160,7 @@ def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
       programs = trace_programs(config, devices)
     return _describe(programs.each[0], programs, topology, None, {})['peak_bytes']
 
-  dataset = describe(config.data.name, config.data.dir, config.data.image_size) or load_dataset(config)
-  examples = len(make_splits(dataset, config.data.validation)['train'])
+  examples = len(plan_of(config).splits['train'])
   unit = topology.devices * config.train.accumulate
   return largest_batch(needs, topology.chip.usable_bytes, unit, config.train.batch_size, examples)
 
@@ -184,10 +170,10 @@ def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) ->
   for row in report['programs']:
     if not row['fits']:
       most = report.get('largest_batch') or find_largest_batch(config, topology)
-      over = (row['peak_bytes'] - report['memory_bytes']) / _GIB
+      over = (row['peak_bytes'] - report['memory_bytes']) / GIB
       hint = f'the largest train.batch_size that fits is about {most}' if most else 'no train.batch_size fits'
       raise UserError(
-        f'the {row["name"]} does not fit {topology.name}: it needs {row["peak_bytes"] / _GIB:.2f} GiB a device, '
+        f'the {row["name"]} does not fit {topology.name}: it needs {row["peak_bytes"] / GIB:.2f} GiB a device, '
         f'{over:.2f} GiB too much; {hint}'
       )
 
@@ -201,12 +187,12 @@ def markdown(report: dict[str, Any]) -> str:
   def add(label: str, shown: Any) -> None:
     lines.append((label, *(shown(row) if 'traffic_bytes' in row else '' for row in programs)))
 
-  add('parameters, GiB', lambda row: f'{report["parameter_bytes"] / _GIB:.3f}')
-  add("optimiser's state, GiB", lambda row: f'{report["optimizer_bytes"] / _GIB:.3f}')
+  add('parameters, GiB', lambda row: f'{report["parameter_bytes"] / GIB:.3f}')
+  add("optimiser's state, GiB", lambda row: f'{report["optimizer_bytes"] / GIB:.3f}')
   for key, label in gib.items():
-    add(f'{label}, GiB', lambda row, key=key: f'{row[key] / _GIB:.3f}')
-  memory = report['memory_bytes'] / _GIB
-  lines.append((f'peak of {memory:.2f} GiB', *(f'{row["peak_bytes"] / _GIB:.3f}' for row in programs)))
+    add(f'{label}, GiB', lambda row, key=key: f'{row[key] / GIB:.3f}')
+  memory = report['memory_bytes'] / GIB
+  lines.append((f'peak of {memory:.2f} GiB', *(f'{row["peak_bytes"] / GIB:.3f}' for row in programs)))
   add('GFLOP', lambda row: f'{row["flops"] / 1e9:,.1f}')
   add("GFLOP, compiler's count", lambda row: f'{row["compiler_flops"] / 1e9:,.1f}' if row['compiler_flops'] else '')
   add('memory traffic, GB', lambda row: f'{row["traffic_bytes"] / 1e9:,.2f}')

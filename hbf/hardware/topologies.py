@@ -3,6 +3,7 @@
 import bisect
 import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -17,10 +18,11 @@ from hbf.errors import UserError, choose
 from hbf.hardware.chips import CHIPS, Chip, GpuChip, TpuChip, target_config
 
 GPUS_A_HOST = 8
-# What holds each platform's compiler (one of these), and the requirements that install it.
+# By platform: the module that brings its compiler, the packages whose versions change what it makes, and the
+# requirements that install them.
 _COMPILERS = {
-  'tpu': (('libtpu',), 'requirements-tpu.txt'),
-  'cuda': (('jax_cuda12_plugin', 'jax_cuda13_plugin'), 'requirements-gpu.txt'),
+  'tpu': ('libtpu', ('libtpu',), 'requirements-tpu.txt'),
+  'cuda': ('jax_cuda12_plugin', ('jax-cuda12-plugin', 'nvidia-cudnn-cu12'), 'requirements-gpu.txt'),
 }
 # What lets the compilers start where their devices aren't: libtpu would ask a metadata server that only Google's
 # machines have, complain of what it doesn't learn there, and let one process alone load it; JAX would ask CUDA's
@@ -49,6 +51,11 @@ class Topology:
     if isinstance(self.chip, TpuChip):
       return _mesh(self.devices, self.chip.dimensions)
     return self.hosts, self.devices // self.hosts
+
+  def compiler_versions(self) -> dict[str, str]:
+    """Versions of what compiles for the devices, by package."""
+    _, packages, _ = _COMPILERS[self.chip.platform]
+    return {name: importlib.metadata.version(name) for name in packages}
 
   def compile_devices(self) -> list[Any]:
     """Devices to put into a mesh and to lower and compile for; nothing can be executed on them.
@@ -136,9 +143,9 @@ def _require_count(name: str, chip: Chip, count: int, known: list[int]) -> None:
 
 
 def _require_compiler(topology: Topology) -> None:
-  modules, requirements = _COMPILERS[topology.chip.platform]
-  if not any(importlib.util.find_spec(module) for module in modules):
+  module, _, requirements = _COMPILERS[topology.chip.platform]
+  if importlib.util.find_spec(module) is None:
     raise UserError(
-      f'{topology.name} needs the compiler of {topology.chip.kind}s, {modules[0]}, which is not installed: '
+      f'{topology.name} needs the compiler of {topology.chip.kind}s, {module}, which is not installed: '
       f'pip install -r {requirements}, in an environment of its own'
     )

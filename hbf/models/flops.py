@@ -36,6 +36,8 @@ def _window(equation: Any) -> int:
   return _outputs(equation) * math.prod(equation.params['window_dimensions'])
 
 
+PRECISIONS = ('bfloat16', 'float32', 'highest')  # of products
+
 Cost = Callable[[Any], int]
 Costs = Mapping[str, Cost]
 
@@ -82,16 +84,15 @@ def count_products(jaxpr: Any) -> dict[str, int]:
   """Operations of the products alone, by what a device's rate depends on.
 
   Returns:
-    'bfloat16' (all short types), 'float32' (at the backend's default precision) and 'highest' (float32 in full),
-    those that occur.
+    Of PRECISIONS 'bfloat16' (all short types), 'float32' (at the backend's default precision) and 'highest' (float32
+    in full), those that occur.
   """
 
   def of_kind(cost: Cost, kind: str) -> Cost:
     return lambda equation: cost(equation) if _kind(equation) == kind else 0
 
   counts = {
-    kind: count_jaxpr(jaxpr, {name: of_kind(cost, kind) for name, cost in PRODUCTS.items()})
-    for kind in ('bfloat16', 'float32', 'highest')
+    kind: count_jaxpr(jaxpr, {name: of_kind(cost, kind) for name, cost in PRODUCTS.items()}) for kind in PRECISIONS
   }
   return {kind: count for kind, count in counts.items() if count}
 

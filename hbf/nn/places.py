@@ -8,6 +8,7 @@ import numpy as np
 from hbf.errors import UserError
 from hbf.nn.context import Context
 from hbf.ops.attention import short_parts
+from hbf.ops.distances import row_dots
 
 PLACES = {'none': False, 'offsets': True}
 
@@ -46,8 +47,8 @@ def place_coordinates(
   precision = jnp.exp(-2 * log_width)
   around = keys - offset
   ones = jnp.ones((*around.shape[:2], 1))
-  learned = precision * jnp.concatenate([around, -_half_norms(around), -ones], axis=-1)
-  given = jnp.concatenate([keys, jnp.ones_like(placed), _half_norms(keys)], axis=-1)
+  learned = precision * jnp.concatenate([around, -0.5 * row_dots(around, around), -ones], axis=-1)
+  given = jnp.concatenate([keys, jnp.ones_like(placed), 0.5 * row_dots(keys, keys)], axis=-1)
   queries, keys = placed * learned, placed * jnp.broadcast_to(given, learned.shape)
   return (queries, keys) if dtype == jnp.float32 else _in_short(queries, keys, dtype)
 
@@ -73,11 +74,6 @@ def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, 
   """
   (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
-
-
-def _half_norms(z: jax.Array) -> jax.Array:
-  """‖z‖²/2 of the rows, [..., 1]."""
-  return 0.5 * jnp.sum(z * z, axis=-1, keepdims=True)
 
 
 def _circle(heads: int) -> np.ndarray:

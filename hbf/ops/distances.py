@@ -139,13 +139,16 @@ def apart(z: jax.Array, null: int) -> tuple[jax.Array, jax.Array]:
 
 def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
   """Row by row a·b in float32: [..., N, 1]."""
-  # So the gradient of short types keeps a and b as they are, not as float32.
-  dots = _row_dots if a.dtype == jnp.float32 else jax.checkpoint(_row_dots)
-  return dots(a, b)
+
+  def dots(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=-1, keepdims=True)
+
+  return keeping_short(dots, a.dtype)(a, b)
 
 
-def _row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=-1, keepdims=True)
+def keeping_short(function: Callable, dtype: jnp.dtype) -> Callable:
+  """A function that computes in float32, whose gradient keeps arguments of a short type as they are."""
+  return function if dtype == jnp.float32 else jax.checkpoint(function)
 
 
 def products(a: jax.Array, b: jax.Array) -> jax.Array:

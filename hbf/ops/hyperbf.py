@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hbf.errors import choose
 from hbf.ops.attention import gaussian_attention, is_attention
-from hbf.ops.distances import Distances, distances, products, squared_distances
+from hbf.ops.distances import Distances, distances, keeping_short, products, squared_distances
 from hbf.ops.kernels import KERNELS
 from hbf.ops.sums import Moments, Sums, kernel_sums
 
@@ -182,10 +182,8 @@ def _finish(sums: Sums, coefficients: jax.Array, normalisation: Normalisation, l
     # A product, not a broadcast: its gradient sums over the points, which XLA's CPU backend does best as a product.
     values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32).mT)
   factor = normalisation.factor(moments, coefficients.shape[-2], log_gain)
-  if coefficients.dtype == jnp.float32:
-    return values * factor
-  # So the gradient keeps the values in the short type.
-  return jax.checkpoint(lambda short: short.astype(jnp.float32) * factor)(values.astype(coefficients.dtype))
+  dtype = coefficients.dtype
+  return keeping_short(lambda z: z.astype(jnp.float32) * factor, dtype)(values.astype(dtype))
 
 
 def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:

@@ -104,7 +104,6 @@ def _start(
   """The newest sound checkpoint's state, step and time, or a fresh state, made with the first batch, at step 0."""
   resident, initial = experiment.inputs['train'].resident, experiment.initial
   given = initial.params if initial else {}
-
   init = make_init(experiment, experiment.objective)
   shapes = jax.eval_shape(init, resident, first, given)
   if checkpoints.latest is not None:

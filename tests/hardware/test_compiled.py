@@ -34,7 +34,7 @@ def here():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Topology, 'compile_devices', lambda topology: jax.devices()[: topology.devices])
     patch.setattr(report, '_OPTIONS', {'tpu': None, 'cuda': None})
-    patch.setattr(report, '_COMPILERS', {'tpu': ('jaxlib',), 'cuda': ('jaxlib',)})
+    patch.setattr(Topology, 'compiler_versions', lambda topology: {'jaxlib': jax.lib.__version__})
     yield
 
 

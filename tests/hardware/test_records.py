@@ -5,7 +5,9 @@ import pathlib
 
 import pytest
 
-from benchmarks.hardware import TOPOLOGIES, cases, name_of
+from benchmarks import hardware
+from benchmarks.hardware import TOPOLOGIES, cases, compile_case, name_of
+from hbf.errors import UserError
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'results' / 'hardware'
 CASES = [case for platform in TOPOLOGIES for case in cases(platform)]
@@ -26,3 +28,19 @@ def test_a_case_is_recorded_and_adds_up(case):
 
 def test_nothing_else_is_recorded():
   assert {path.name for path in FOLDER.iterdir()} == {name_of(*case) for case in CASES}
+
+
+def test_a_case_that_was_refused_is_tried_again(tmp_path, monkeypatch):
+  """Its record knows of no program."""
+  case, given = CASES[0], []
+
+  def refuse(config, topology, known):
+    given.append(known)
+    raise UserError('not this one')
+
+  monkeypatch.setattr(hardware, 'describe_programs', refuse)
+  monkeypatch.setattr(hardware, 'RECORDS', tmp_path / 'none')
+  for _ in range(2):
+    record = compile_case(tmp_path, *case)
+    (tmp_path / name_of(*case)).write_text(json.dumps(record))
+  assert record['refused'] == 'not this one' and given == [None, None]

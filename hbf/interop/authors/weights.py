@@ -58,8 +58,8 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
     'trunk.norm_epsilon': NORM_EPSILON,
     'trunk.parallel': False,
     'trunk.layer_scale': 0.0,
+    'stage1.places': 'none',
   }
-  needed |= {'stage1.places': 'none'}
   if kinds[0] is HyperBFAttention:
     needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': 'none', 'stage1.memory': 0}
     needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.normalisation': 'none'}
