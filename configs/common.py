@@ -63,7 +63,8 @@ def defaults() -> ConfigDict:
   config.model.depth = 0
   config.model.heads = 0  # of stage 1, if it has heads
   config.model.patch = 4  # pixels
-  config.model.pool = 'cls'  # cls, mean
+  config.model.stem = 'patch'  # patch: a linear map of its pixels; conv: convolutions of 3×3 down to it
+  config.model.pool = 'cls'  # cls, mean, sequence: mean weighted by a learned score
   config.model.positions = 'learned'  # learned, sincos2d, none
   config.model.dropout = 0.0
   config.model.dtype = 'float32'  # of the products: float32, bfloat16

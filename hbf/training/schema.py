@@ -63,6 +63,8 @@ CHANGES = (
   ),
   # To version 2.
   Change(added={f'model.stage1:{stage}': {'places': 'none'} for stage in ('hyperbf', 'softmax')}),
+  # To version 3.
+  Change(added={'model': {'stem': 'patch'}}),
 )
 VERSION = len(CHANGES)
 
