@@ -64,7 +64,13 @@ CHANGES = (
   # To version 2.
   Change(added={f'model.stage1:{stage}': {'places': 'none'} for stage in ('hyperbf', 'softmax')}),
   # To version 3.
-  Change(added={'model': {'stem': 'patch'}}),
+  Change(
+    added={
+      'model': {'stem': 'patch'},
+      'train': {'average': 0.0},
+      'optimizer': {'layer_decay': 1.0, 'minimum_rate': 0.0},
+    }
+  ),
 )
 VERSION = len(CHANGES)
 

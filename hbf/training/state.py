@@ -30,12 +30,16 @@ class Totals(flax.struct.PyTreeNode):
 
 
 class TrainState(flax.struct.PyTreeNode):
-  """The whole state of a run: data order and random keys are functions of the seed and the step."""
+  """The whole state of a run: data order and random keys are functions of the seed and the step.
+
+  Its average is that of the parameters, see `hbf.training.average`; None where there is none.
+  """
 
   step: jax.Array
   params: Any
   opt_state: optax.OptState
   totals: Totals
+  average: Any = None
 
 
 Step = Callable[[TrainState, Resident, Batch], TrainState]
