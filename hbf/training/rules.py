@@ -54,20 +54,21 @@ def rules_of(params: Any) -> Any:
   return jax.tree_util.tree_map_with_path(lambda path, _: rule_of(path), params)
 
 
-def heights_of(params: Any) -> Any:
-  """A tree like the parameters of layers up to the head: 0 behind the L blocks, L − i in block i, L + 1 before them.
+def height_of(path: tuple[Any, ...], depth: int) -> int:
+  """Layers from a parameter up to the head: depth − i in block i, depth + 1 before the blocks, 0 behind them.
 
   Raises:
-    LookupError: a parameter is of no layer; a network with a new part needs its name in BEFORE or BEHIND.
+    LookupError: it is of no layer; a network with a new part needs its name in BEFORE or BEHIND.
   """
+  name = path[0].key
+  if block := re.fullmatch(BLOCK, name):
+    return depth - int(block[1])
+  if not re.fullmatch(f'{BEFORE}|{BEHIND}', name):
+    raise LookupError(f'no layer for the parameter {jax.tree_util.keystr(path)}: hbf/training/rules.py needs one')
+  return depth + 1 if re.fullmatch(BEFORE, name) else 0
+
+
+def heights_of(params: Any) -> Any:
+  """A tree of heights like the parameters."""
   depth = sum(re.fullmatch(BLOCK, name) is not None for name in params)
-
-  def height(path: tuple[Any, ...], _: Any) -> int:
-    name = path[0].key
-    if block := re.fullmatch(BLOCK, name):
-      return depth - int(block[1])
-    if not re.fullmatch(f'{BEFORE}|{BEHIND}', name):
-      raise LookupError(f'no layer for the parameter {jax.tree_util.keystr(path)}: hbf/training/rules.py needs one')
-    return depth + 1 if re.fullmatch(BEFORE, name) else 0
-
-  return jax.tree_util.tree_map_with_path(height, params)
+  return jax.tree_util.tree_map_with_path(lambda path, _: height_of(path, depth), params)

@@ -69,10 +69,11 @@ def test_the_programs_are_those_of_a_run(kind, toy):
 @pytest.mark.parametrize('devices', [1, 4])
 def test_published_data_need_not_be_there(devices, tmp_path):
   config = cifar10.get_config('model=vit')
-  config.data.dir = str(tmp_path)
+  config.data.dir, config.train.average = str(tmp_path), 0.999
   programs = trace_programs(config, jax.devices()[:devices])
   assert programs.plan.dataset.image_shape == (32, 32, 3)
   assert [program.images for program in programs.each] == [256, 500]
+  assert programs.optimizer_bytes // programs.parameter_bytes == 3  # two moments and the average
   train, evaluation = programs.each
   assert (train.held_bytes, evaluation.held_bytes - programs.optimizer_bytes) == tuple(
     count * (32 * 32 * 3 + 4) for count in (10_000 + 1000, 49_000 + 1000)
