@@ -111,7 +111,7 @@ def evaluate_workdir(
     'params': count_parameters(restored.model, dataset.image_shape),
     'checkpoint': restored.step,
     'split': split,
-    'average': average,
+    'evaluated': 'average' if average else 'parameters',
     'device': device_name(mesh.devices.flat),
   }
   result = about | summary

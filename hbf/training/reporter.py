@@ -98,7 +98,7 @@ class Reporter:
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
     self._show(step, 'validation', values)
     if 'average' in values:
-      self._show(step, ' average', values['average'])
+      self._show(step, 'average', values['average'])
 
   def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
     shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMS.items() if name in values)

@@ -90,7 +90,7 @@ def test_evaluation_repeats_the_runs_own_figures(finished):
     evaluation = evaluate_workdir(workdir, 'latest', 'test', ONE, average).result
     assert {name: evaluation[name] for name in names} == reported[average]
     assert json.loads((workdir / file).read_text()) == evaluation
-    assert evaluation['average'] == average
+    assert evaluation['evaluated'] == ('average' if average else 'parameters')
   labels, predictions = read_predictions(workdir)
   assert (labels == predictions).sum() == result['correct']
   assert files_in(workdir / 'checkpoints') == before
