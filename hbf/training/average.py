@@ -1,6 +1,5 @@
 """A moving average of the parameters, kept beside them: it learns nothing, and is evaluated as they are."""
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -9,9 +8,11 @@ from hbf.training.state import Step, TrainState
 
 
 def with_average(state: TrainState, decay: float) -> TrainState:
-  """The state with an average that begins as its parameters; as it is if the decay is 0."""
-  # A copy, as a step that is given the state may reuse the memory of both.
-  return state.replace(average=jax.tree.map(jnp.copy, state.params)) if decay else state
+  """The state with an average that begins as its parameters; as it is if the decay is 0.
+
+  Run it inside jit if a step is to take the state's memory: what comes out of one lies in memory of its own.
+  """
+  return state.replace(average=state.params) if decay else state
 
 
 def averaging(step: Step, decay: float) -> Step:
