@@ -34,7 +34,7 @@ RULES = (
   Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions|place_offset'),
 )
 # First names: before the blocks, of a block, and behind them.
-BEFORE, BLOCK, BEHIND = 'embedding|class_token|positions', r'block(\d+)', 'norm|head'
+BEFORE, BLOCK, BEHIND = r'(norm_)?stem\d+|embedding|class_token|positions', r'block(\d+)', 'norm|pool|head'
 
 
 def rule_of(path: tuple[Any, ...]) -> Rule:

@@ -49,6 +49,7 @@ def every_parameter():
     ('linear', {'stage1.features': 'gaussian', 'stage1.normaliser': 'none'}),
     ('gmlp', {'stage1.attention': 4}),
     ('vit', {'stage1.places': 'offsets'}),
+    ('vit', {'stem': 'conv', 'pool': 'sequence'}),
   ]
   for model, changes in pairs:
     config = make_config(f'model={model}', {'name': 'cifar10'}).model
@@ -70,7 +71,8 @@ def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
 
 def test_every_parameter_has_a_layer():
   heights = {path[0].key: height_of(path, depth=1) for path, _ in every_parameter()}
-  assert heights == {'embedding': 2, 'class_token': 2, 'positions': 2, 'block0': 1, 'norm': 0, 'head': 0}
+  before = ('stem0', 'norm_stem0', 'embedding', 'class_token', 'positions')
+  assert heights == {**dict.fromkeys(before, 2), 'block0': 1, 'norm': 0, 'pool': 0, 'head': 0}
 
 
 def test_a_parameter_without_a_rule_or_a_layer_is_an_error(toy):
