@@ -110,7 +110,9 @@ def test_a_workdir_of_another_config_or_of_other_data_is_left_as_it_is(finished,
 
 
 def test_training_learns(tmp_path, toy):
-  config = toy('model=vit', **{'train.epochs': 6.0, 'model.width': 32, 'model.stage2.hidden': 32, 'data.crop': 0})
+  config = toy(
+    'model=vit', **{'train.epochs': 6.0, 'model.width': 32, 'model.stage2.hidden': 32, 'data.transforms': ()}
+  )
   train(config, tmp_path, QUIET, ONE)
   scores = validation_scores(tmp_path)
   assert scores[max(scores)] > 60  # ten classes
