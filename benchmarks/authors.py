@@ -128,7 +128,7 @@ class Authors(nn.Module):
 
 def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
   """Takes a step of HyperBF with these changes of its stages; images are normalised in it, but not augmented."""
-  config = make_config('model=hyperbf,recipe=memo', {'name': 'cifar10', 'flip': False, 'crop': 0})
+  config = make_config('model=hyperbf,recipe=memo', {'name': 'cifar10', 'transforms': ()})
   config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
   config.model.stage2.centres = size.centres
   config.model.update(stages)

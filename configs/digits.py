@@ -10,7 +10,7 @@ def get_config(arguments: str = '') -> ConfigDict:
   return make_config(
     arguments,
     # Mirrored digits are no digits.
-    {'name': 'digits', 'flip': False, 'crop': 1, 'validation': 0.1},
+    {'name': 'digits', 'transforms': (('shift', 1),), 'validation': 0.1},
     model={'patch': 4},
     train={'epochs': 80.0, 'batch_size': 64, 'steps_per_call': 10},  # steps take milliseconds, even on a CPU
     evaluate={'every': '10epochs'},

@@ -12,8 +12,10 @@ from ml_collections import ConfigDict
 
 from hbf.data.datasets import Dataset, load
 from hbf.data.inputs import Input, channel_statistics, make_input
+from hbf.data.mixing import read_mix
 from hbf.data.order import TrainOrder
 from hbf.data.sources import Source, hold_out
+from hbf.data.transforms import check_size, read_transforms
 from hbf.errors import UserError
 from hbf.evaluation.evaluator import Evaluator
 from hbf.models.build import build_model, count_parameters, flops_per_image
@@ -90,6 +92,11 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Dataset | None
   """
   _check_ranges(config)
   dataset = dataset or load_dataset(config)
+  check_size(read_transforms(config.data.transforms), dataset.image_shape)
+  if read_mix(config.data.mix) and config.train.batch_size == 1:
+    raise UserError(
+      'data.mix needs another image to mix one with: set train.batch_size to 2 or more, or data.mix to ()'
+    )
   model = build_model(config.model, len(dataset.classes))
   parameters = count_parameters(model, dataset.image_shape)
   splits = make_splits(dataset, config.data.validation)
@@ -205,8 +212,8 @@ def make_objective(config: ConfigDict) -> Objective:
   return Objective(
     mean=tuple(data.mean),
     std=tuple(data.std),
-    flip=data.flip,
-    crop=data.crop,
+    transforms=read_transforms(data.transforms),
+    mix=read_mix(data.mix),
     label_smoothing=train.label_smoothing,
     accumulate=train.accumulate,
     seed=config.seed,

@@ -6,7 +6,7 @@ is a line here, in the newest change; so old runs are evaluated as what they wer
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hbf.errors import UserError
@@ -27,11 +27,19 @@ class Change:
     renamed: new name by old name.
     removed: by option, the value with which it did nothing.
     added: by option, the value that does what was done before there was a choice.
+    rewritten: by part, what changes its options in place where none of these will do.
   """
 
   renamed: Keys = dataclasses.field(default_factory=dict)
   removed: Keys = dataclasses.field(default_factory=dict)
   added: Keys = dataclasses.field(default_factory=dict)
+  rewritten: Mapping[str, Callable[[dict[str, Any]], None]] = dataclasses.field(default_factory=dict)
+
+
+def _name_transforms(data: dict[str, Any]) -> None:
+  """Flip and crop had a key each."""
+  flip, crop = data.pop('flip', False), data.pop('crop', 0)
+  data.setdefault('transforms', [['flip']] * flip + [['shift', crop]] * bool(crop))
 
 
 CHANGES = (
@@ -67,9 +75,11 @@ CHANGES = (
   Change(
     added={
       'model': {'stem': 'patch'},
+      'data': {'mix': []},
       'train': {'average': 0.0},
       'optimizer': {'layer_decay': 1.0, 'minimum_rate': 0.0},
-    }
+    },
+    rewritten={'data': _name_transforms},
   ),
 )
 VERSION = len(CHANGES)
@@ -117,6 +127,8 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
     options = _options(config, part)
     for key, value in values.items():
       options.setdefault(key, value)
+  for part, rewrite in change.rewritten.items():
+    rewrite(_options(config, part))
 
 
 def _options(config: dict[str, Any], part: str) -> dict[str, Any]:

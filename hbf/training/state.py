@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
+from hbf.data.arguments import Entry
 from hbf.data.augment import augment, normalise
 from hbf.data.inputs import Batch, Resident, gather
+from hbf.data.mixing import mix
 from hbf.models.classifier import ImageClassifier
 from hbf.ops.parts import split
 
@@ -52,8 +54,8 @@ class Objective:
   Attributes:
     mean: of the channels, in 0..1.
     std: likewise.
-    flip: mirror images half of the time.
-    crop: pixels of padding around the random crop.
+    transforms: of each image, as `hbf.data.transforms.read_transforms` gives them.
+    mix: of pairs of images, as `hbf.data.mixing.read_mix` gives it.
     label_smoothing: probability given to all classes alike.
     accumulate: parts of the batch whose gradients are computed one after another.
     seed: of augmentation and dropout.
@@ -61,11 +63,25 @@ class Objective:
 
   mean: Sequence[float]
   std: Sequence[float]
-  flip: bool
-  crop: int
+  transforms: Sequence[Entry]
+  mix: Sequence[Entry]
   label_smoothing: float
   accumulate: int
   seed: int
+
+
+class Seen(NamedTuple):
+  """A batch as the network sees it in training.
+
+  Attributes:
+    images: augmented, mixed and normalised, float32 [B, H, W, C].
+    labels: each image's own, int32 [B].
+    targets: what is to be predicted, probabilities of the classes, float32 [B, classes].
+  """
+
+  images: jax.Array
+  labels: jax.Array
+  targets: jax.Array
 
 
 def init_state(
@@ -88,20 +104,24 @@ def init_state(
 def make_train_step(model: ImageClassifier, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
   """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.inputs`."""
 
-  def loss(params: Any, images: jax.Array, labels: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = jnp.asarray(model.apply({'params': params}, images, train=True, rngs={'dropout': key}))
-    targets = optax.smooth_labels(jax.nn.one_hot(labels, model.classes), objective.label_smoothing)
-    correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
+  def loss(params: Any, seen: Seen, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits = jnp.asarray(model.apply({'params': params}, seen.images, train=True, rngs={'dropout': key}))
+    targets = optax.smooth_labels(seen.targets, objective.label_smoothing)
+    correct = jnp.sum(jnp.argmax(logits, axis=-1) == seen.labels, dtype=jnp.int32)
     return optax.softmax_cross_entropy(logits, targets).mean(), correct
+
+  def see(key: jax.Array, examples: Batch) -> Seen:
+    index, labels = examples['index'], examples['label']
+    images = augment(key, examples['image'], index, objective.transforms)
+    images, targets = mix(key, images, jax.nn.one_hot(labels, model.classes), index, objective.mix)
+    return Seen(normalise(images, objective.mean, objective.std), labels, targets)
 
   def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
     examples = gather(resident, batch)
     key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
     augment_key, dropout_key = jax.random.split(key)
-    images = augment(augment_key, examples['image'], examples['index'], flip=objective.flip, crop=objective.crop)
-    images = normalise(images, objective.mean, objective.std)
     gradient = _accumulated(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
-    (value, correct), grads = gradient(state.params, images, examples['label'], dropout_key)
+    (value, correct), grads = gradient(state.params, see(augment_key, examples), dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     totals = Totals(
       loss=state.totals.loss + value,
@@ -143,11 +163,11 @@ def _accumulated(gradient: Callable, parts: int) -> Callable:
   if parts == 1:
     return gradient
 
-  def accumulated(params: Any, images: jax.Array, labels: jax.Array, key: jax.Array) -> Any:
+  def accumulated(params: Any, seen: Seen, key: jax.Array) -> Any:
     def add(sums: Any, part: Any) -> tuple[Any, None]:
       return jax.tree.map(jnp.add, sums, gradient(params, *part)), None
 
-    inputs = (split(images, parts, axis=0), split(labels, parts, axis=0), jax.random.split(key, parts))
+    inputs = (jax.tree.map(lambda z: split(z, parts, axis=0), seen), jax.random.split(key, parts))
     first = jax.tree.map(lambda z: z[0], inputs)
     zeros = jax.tree.map(lambda z: jnp.zeros(z.shape, z.dtype), jax.eval_shape(gradient, params, *first))
     ((value, correct), grads), _ = jax.lax.scan(add, zeros, inputs)

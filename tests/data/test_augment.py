@@ -3,12 +3,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.data import augment as augment_module
-from hbf.data.augment import normalise
-
-augment = jax.jit(augment_module.augment, static_argnames=('flip', 'crop'))
+from hbf.data import geometry
+from hbf.data.augment import augment, normalise
+from hbf.data.transforms import read_transforms
 
 KEY = jax.random.key(5)
+ALL = (('resized_crop', 0.3), ('flip',), ('colour_jitter', 0.4, 0.4, 0.4), ('rand_augment', 2, 9), ('erase', 0.5))
+FLIP_AND_SHIFT = (('flip',), ('shift', 2))
+
+
+def augmented(images, index, transforms, key=KEY):
+  entries = read_transforms(transforms)
+  return np.asarray(jax.jit(lambda z, i: augment(key, z, i, entries))(images, index))
 
 
 def _images(count, seed=0, size=6):
@@ -25,7 +31,7 @@ def _shifts(image, crop):
 
 def test_every_result_is_a_shift_of_the_image_or_its_mirror_and_all_occur():
   images = np.repeat(_images(1), 400, axis=0)
-  out = np.asarray(augment(KEY, images, jnp.arange(400), flip=True, crop=2))
+  out = augmented(images, jnp.arange(400), FLIP_AND_SHIFT)
   assert out.dtype == np.uint8
   kinds = {}
   for flipped, image in ((False, images[0]), (True, images[0][:, ::-1])):
@@ -35,36 +41,62 @@ def test_every_result_is_a_shift_of_the_image_or_its_mirror_and_all_occur():
   assert 150 < sum(flipped for flipped, _ in found) < 250
 
 
-@pytest.mark.parametrize(('flip', 'crop'), [(False, 0), (True, 0), (False, 1)])
-def test_switched_off_parts_do_nothing(flip, crop):
-  images = _images(64)
-  out = np.asarray(augment(KEY, images, jnp.arange(64), flip=flip, crop=crop))
-  for image, result in zip(images, out, strict=True):
-    allowed = list(_shifts(image, crop).values()) + ([image[:, ::-1]] if flip else [])
-    assert any((result == other).all() for other in allowed)
-  assert (out == images).all() == (not flip and not crop)
+@pytest.mark.parametrize('rate', [0.0, 1.0])
+def test_a_rate_of_0_flips_no_image_and_one_of_1_all(rate):
+  images = _images(20)
+  out = augmented(images, jnp.arange(20), (('flip', rate),))
+  np.testing.assert_array_equal(out, images[:, :, ::-1] if rate else images)
 
 
-def test_augmentation_is_a_function_of_the_index_not_of_the_row():
+def test_without_transforms_images_stay_as_they_are():
+  images = _images(20)
+  np.testing.assert_array_equal(augmented(images, jnp.arange(20), ()), images)
+
+
+@pytest.mark.parametrize('transforms', [FLIP_AND_SHIFT, (('shift', 2),), (('flip',),)])
+def test_flip_and_shift_draw_what_they_did_when_they_were_keys_of_the_config(transforms):
+  """Whichever of them is named: runs of before go on."""
+  images, index = _images(50), np.arange(7, 57)
+  flip, crop = (any(name == kind for name, *_ in transforms) for kind in ('flip', 'shift'))
+  expected = []
+  for image, number in zip(images, index, strict=True):
+    flip_key, crop_key = jax.random.split(jax.random.fold_in(KEY, number))
+    if flip and jax.random.bernoulli(flip_key):
+      image = image[:, ::-1]
+    corner = jax.random.randint(crop_key, (2,), 0, 5)
+    expected.append(_shifts(image, 2)[tuple(map(int, corner))] if crop else image)
+  np.testing.assert_array_equal(augmented(images, index, transforms), expected)
+
+
+def test_a_transform_draws_the_same_whatever_else_is_named():
+  images, index = _images(20), np.arange(20)
+  first = augmented(images, index, (('erase', 1.0),))
+  flipped = augmented(images[:, :, ::-1], index, (('flip', 1.0), ('erase', 1.0)))
+  np.testing.assert_array_equal(flipped, first)
+
+
+@pytest.mark.parametrize('transforms', [FLIP_AND_SHIFT, ALL], ids=['slices', 'warp'])
+def test_augmentation_is_a_function_of_the_index_not_of_the_row(transforms):
   images, index = _images(32), np.arange(100, 132)
-  whole = np.asarray(augment(KEY, images, index, flip=True, crop=2))
+  whole = augmented(images, index, transforms)
   rows = np.random.default_rng(1).permutation(32)[:7]
-  part = np.asarray(augment(KEY, images[rows], index[rows], flip=True, crop=2))
-  np.testing.assert_array_equal(part, whole[rows])
+  np.testing.assert_array_equal(augmented(images[rows], index[rows], transforms), whole[rows])
 
 
-def test_steps_differ():
+@pytest.mark.parametrize('transforms', [FLIP_AND_SHIFT, ALL], ids=['slices', 'warp'])
+def test_steps_differ(transforms):
   images = _images(32)
-  a, b = (augment(jax.random.fold_in(KEY, step), images, jnp.arange(32), flip=True, crop=2) for step in (0, 1))
-  assert (np.asarray(a) != np.asarray(b)).any()
+  a, b = (augmented(images, jnp.arange(32), transforms, jax.random.fold_in(KEY, step)) for step in (0, 1))
+  assert (a != b).any()
 
 
-def test_sharded_augmentation_is_identical_and_stays_on_its_device(sharding):
+@pytest.mark.parametrize('transforms', [FLIP_AND_SHIFT, ALL], ids=['slices', 'warp'])
+def test_sharded_augmentation_is_identical_and_stays_on_its_device(sharding, transforms):
   images, index = _images(16), np.arange(16)
-  function = jax.jit(lambda z, i: augment(KEY, z, i, flip=True, crop=2))
+  entries = read_transforms(transforms)
   sharded = jax.device_put((images, index), sharding)
-  compiled = function.lower(*sharded).compile()
-  np.testing.assert_array_equal(compiled(*sharded), function(images, index))
+  compiled = jax.jit(lambda z, i: augment(KEY, z, i, entries)).lower(*sharded).compile()
+  np.testing.assert_array_equal(compiled(*sharded), augmented(images, index, transforms))
   assert not any(word in compiled.as_text() for word in ('all-gather', 'all-reduce', 'collective-permute'))
 
 
@@ -85,15 +117,15 @@ def test_a_choice_among_slices_is_the_slice(most):
   for corner in np.ndindex(2 * most + 1, 2 * most + 1):
     expected = np.asarray(padded)[corner[0] : corner[0] + 8, corner[1] : corner[1] + 6]
     corner = jnp.asarray(corner)
-    for found in (augment_module._cut(padded, corner, image.shape), augment_module._choose(padded, corner, most)):
+    for found in (geometry._cut(padded, corner, image.shape), geometry._choose(padded, corner, most)):
       np.testing.assert_array_equal(found, expected)
 
 
 def test_for_a_tpu_nothing_loops_over_the_images():
   """Its compiler makes a loop of a gather that takes more than a number of each image."""
   images, index = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.uint8), jax.ShapeDtypeStruct((4,), jnp.int32)
-  crop = jax.jit(lambda images, index: augment_module.augment(jax.random.key(0), images, index, flip=True, crop=1))
-  traced = crop.trace(images, index)
+  entries = read_transforms((('flip',), ('shift', 1)))
+  traced = jax.jit(lambda images, index: augment(KEY, images, index, entries)).trace(images, index)
   gathers = {
     name: 'stablehlo.gather' in traced.lower(lowering_platforms=(name,)).as_text() for name in ('tpu', 'cpu')
   }

@@ -10,6 +10,11 @@ from hbf.training.evaluate import restore
 from hbf.training.writers import read_metrics
 
 ONE = jax.devices()[:1]
+# Much that is drawn for an image; RandAugment takes long to compile.
+EVERYTHING = {
+  'data.transforms': (('flip',), ('shift', 1), ('erase', 0.25)),
+  'data.mix': (('mixup', 0.8, 0.4), ('cutmix', 1.0, 0.4)),
+}
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 TIMES = ('images_per_second', 'seconds')
 

@@ -133,7 +133,9 @@ def test_a_workdir_of_another_config_or_of_other_data_is_left_as_it_is(finished,
 
 
 def test_training_learns(tmp_path, toy):
-  config = toy('model=vit', **{'train.epochs': 6.0, 'model.width': 32, 'model.stage2.hidden': 32, 'data.crop': 0})
+  config = toy(
+    'model=vit', **{'train.epochs': 6.0, 'model.width': 32, 'model.stage2.hidden': 32, 'data.transforms': ()}
+  )
   train(config, tmp_path, QUIET, ONE)
   scores = validation_scores(tmp_path)
   assert scores[max(scores)] > 60  # ten classes
@@ -187,6 +189,10 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     ({'data.input': 'disk'}, r"unknown data.input 'disk'"),
     ({'data.validation': 1.5}, r'data.validation is the part of train held out'),
     ({'data.mean': (0.5,)}, r'give both data.mean and data.std'),
+    ({'data.transforms': (('flpi',),)}, r"unknown name in data.transforms 'flpi': did you mean 'flip'"),
+    ({'data.transforms': (('shift', 8),)}, r"shift must be less than an image's side of 8 pixels: it is 8"),
+    ({'data.mix': (('mixup', -1.0, 0.5),)}, r'alpha of mixup must be a number from 0.01 up: it is -1.0'),
+    ({'data.mix': (('mixup', 0.8, 0.5),), 'train.batch_size': 1}, r'data.mix needs others .* train.batch_size to 2'),
     ({'train.steps_per_call': -1}, r'train.steps_per_call must be 1 or more'),
     ({'train.epochs': 0.0}, r'train.epochs must be more than 0'),
     ({'train.epochs': float('inf')}, r'train.epochs must be more than 0, and finite'),

@@ -54,6 +54,28 @@ def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path
   assert differences(tmp_path, asked) == 'optimizer.centre_rate is 1.0 there, 8.0 here'
 
 
+@pytest.mark.parametrize(
+  ('flip', 'crop', 'transforms'),
+  [
+    (True, 4, [['flip'], ['shift', 4]]),
+    (False, 1, [['shift', 1]]),
+    (True, 0, [['flip']]),
+    (False, 0, []),
+  ],
+)
+def test_flip_and_crop_became_transforms(flip, crop, transforms):
+  found = current({'version': 2, 'data': {'flip': flip, 'crop': crop}})
+  assert found['data'] == {'transforms': transforms, 'mix': []}
+
+
+def test_a_run_with_the_flip_and_crop_of_before_is_the_one_that_is_asked_for_today(tmp_path):
+  config = json.loads(cifar10.get_config().to_json())
+  del config['data']['transforms'], config['data']['mix']
+  config['data'].update(flip=True, crop=4)
+  (tmp_path / 'config.json').write_text(json.dumps({'version': 2, **config}))
+  assert differences(tmp_path, cifar10.get_config()) == ''
+
+
 def test_a_config_of_today_is_left_as_it_is():
   config = cifar10.get_config().to_dict()
   assert current(stamp(config)) == config

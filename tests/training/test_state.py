@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import EVERYTHING
 
 from hbf.training.experiment import prepare
 from hbf.training.sharding import replicated
@@ -31,7 +32,7 @@ def params_after(toy):
 
   def run(devices=1, **changes):
     sgd = {'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.1, 'optimizer.clip': 0.0}
-    made = prepare(toy('model=vit', **sgd, **changes), devices=jax.devices()[:devices])
+    made = prepare(toy('model=vit', **sgd, **EVERYTHING, **changes), devices=jax.devices()[:devices])
     data = made.inputs['train']
 
     def steps(resident, stack):

@@ -1,0 +1,67 @@
+"""What a config names with numbers, as ('shift', 4): read and checked."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hbf.errors import UserError, choose
+
+Entry = tuple[Any, ...]  # a name, then a number for each of its arguments
+
+
+class Argument(NamedTuple):
+  """A number that follows a name.
+
+  Attributes:
+    name: of the argument.
+    least: the smallest that it may be.
+    most: the largest.
+    whole: whether it must be a whole number.
+    default: its value where none is given; None: it must be given.
+  """
+
+  name: str
+  least: float = 0.0
+  most: float = 1.0
+  whole: bool = False
+  default: float | None = None
+
+
+def read_entries(key: str, value: Any, known: Mapping[str, Sequence[Argument]]) -> tuple[Entry, ...]:
+  """Reads a list of names with numbers.
+
+  Args:
+    key: of the config, as in 'data.transforms'.
+    value: what stands there, tuples or (from JSON) lists.
+    known: the arguments of every name.
+
+  Returns:
+    Every entry with all of its arguments.
+
+  Raises:
+    UserError: it is no such list, or a name, a number of arguments or a value is wrong.
+  """
+  if not _is_list(value) or not all(_is_list(entry) and entry and isinstance(entry[0], str) for entry in value):
+    example = f'(({next(iter(known))!r},),)'
+    raise UserError(f'{key} must be a tuple of tuples, each a name and numbers, as {example}: it is {value!r}')
+  return tuple(_read_entry(key, entry, choose(f'name in {key}', entry[0], known)) for entry in value)
+
+
+def _is_list(value: Any) -> bool:
+  return isinstance(value, (tuple, list))
+
+
+def _read_entry(key: str, entry: Sequence[Any], arguments: Sequence[Argument]) -> Entry:
+  name, *values = entry
+  needed = sum(argument.default is None for argument in arguments)
+  if not needed <= len(values) <= len(arguments):
+    names = ', '.join(a.name + ('' if a.default is None else f' (or {a.default:g})') for a in arguments)
+    raise UserError(f'{key}: {name} takes {names or "no arguments"}; expected that many numbers: it has {values}')
+  defaults = [argument.default for argument in arguments[len(values) :]]
+  for argument, value in zip(arguments, values, strict=False):
+    kind = int if argument.whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not argument.least <= value <= argument.most:
+      most = 'up' if math.isinf(argument.most) else f'to {argument.most:g}'
+      what = f'a {"whole " * argument.whole}number from {argument.least:g} {most}'
+      raise UserError(f'{key}: {argument.name} of {name} must be {what}: it is {value!r}')
+  return (name, *values, *defaults)
