@@ -74,9 +74,10 @@ def mix(
   if not entries:
     return images.astype(jnp.float32), targets
   size = (images.shape[1], images.shape[2])
-  keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(index)
-  weights = jax.vmap(lambda key: _weights(key, size, entries))(keys)
-  partner = partners(key, index)
+  # Keys of their own: what an image was transformed by says nothing of what it is mixed with.
+  order_key, weights_key = jax.random.split(key)
+  partner = partners(order_key, index)
+  weights = jax.vmap(lambda number: _weights(jax.random.fold_in(weights_key, number), size, entries))(index)
   shares = weights.mean(axis=(1, 2))[:, None]
   weights = weights[..., None]
   mixed = weights * images + (1 - weights) * images[partner]
