@@ -1,5 +1,8 @@
 """Where a head looks: distances over the places of tokens, beside those over what is in them."""
 
+import itertools
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ from hbf.ops.distances import row_dots
 
 PLACES = {'none': False, 'offsets': True}
 
-_WIDE = 16.0  # patches: from anywhere all of an image of usual size is seen
+_WIDTH = 0.5  # patches, at init: the patch beside the one that a head looks at has e⁻² of its weight
 
 
 def place_coordinates(
@@ -20,9 +23,10 @@ def place_coordinates(
 ) -> tuple[jax.Array, jax.Array]:
   """Coordinates of queries and of keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2 for every head.
 
-  A head's offset o and width s are learned, as `place_offset` [H, 1, 2] and `place_log_width` [H, 1, 1]. The last
-  head starts as one that sees everything, the others look at neighbours, on a circle of one patch, with a width of 1.
-  A token without a place has coordinates 0: it is at no distance from any.
+  A head's offset o and width s are learned, as `place_offset` [H, 1, 2] and `place_log_width` [H, 1, 1]. The heads
+  start each on another one of the nearest neighbours, with a width of half a patch, so that they see what the taps of
+  a convolution do (after ConViT, d'Ascoli et al. 2021). A token without a place has coordinates 0: it is at no
+  distance from any.
 
   With a = p_q − o they are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: what is learned is all with the queries. C is
   4, or 12 in a short type, see `_in_short`.
@@ -42,8 +46,8 @@ def place_coordinates(
       'use stage1.places=none'
     )
   placed, keys = _from_the_middle(context.places)
-  offset = module.param('place_offset', lambda _: jnp.asarray(_circle(heads)))
-  log_width = module.param('place_log_width', lambda _: jnp.asarray(_log_widths(heads)))
+  offset = module.param('place_offset', lambda _: jnp.asarray(_nearest(heads)))
+  log_width = module.param('place_log_width', lambda _: jnp.full((heads, 1, 1), np.log(_WIDTH), jnp.float32))
   precision = jnp.exp(-2 * log_width)
   around = keys - offset
   ones = jnp.ones((*around.shape[:2], 1))
@@ -76,13 +80,9 @@ def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, 
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
 
 
-def _circle(heads: int) -> np.ndarray:
-  """Offsets [H, 1, 2] at equal angles on a circle of one patch; the last one is 0."""
-  angles = 2 * np.pi * np.arange(heads - 1) / max(heads - 1, 1)
-  around = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
-  return np.concatenate([around, np.zeros((1, 2))])[:, None].astype(np.float32)
-
-
-def _log_widths(heads: int) -> np.ndarray:
-  """Of widths 1, but for the last head: [H, 1, 1]."""
-  return np.log([1.0] * (heads - 1) + [_WIDE]).reshape(heads, 1, 1).astype(np.float32)
+def _nearest(heads: int) -> np.ndarray:
+  """Offsets [H, 1, 2] to the H nearest neighbours on the grid of patches, round by round."""
+  reach = math.isqrt(heads) + 1
+  offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=2) if any(offset)]
+  offsets.sort(key=lambda offset: (math.hypot(*offset), math.atan2(*offset)))
+  return np.array(offsets[:heads], np.float32)[:, None]

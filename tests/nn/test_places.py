@@ -272,17 +272,14 @@ def test_a_narrow_head_is_its_neighbours_mean_at_any_size_of_image():
 
 
 @pytest.mark.parametrize('heads', [1, 2, 4, 8])
-def test_heads_start_on_a_circle_of_one_patch_and_one_sees_everything(heads):
+def test_heads_start_each_on_another_one_of_the_nearest_neighbours(heads):
   module, tokens = HyperBFAttention(heads, places='offsets'), jnp.ones((1, 4, D))
   params = module.init(jax.random.key(0), tokens, context(grid(2, 2, class_token=False)))['params']
-  offsets, widths = params['place_offset'][:, 0], np.exp(params['place_log_width'][:, 0, 0])
-  np.testing.assert_allclose(np.linalg.norm(offsets, axis=-1), [1] * (heads - 1) + [0], atol=1e-6)
-  if heads > 2:
-    chords = offsets[:-1] - np.roll(offsets[:-1], 1, axis=0)
-    np.testing.assert_allclose(np.linalg.norm(chords, axis=-1), 2 * np.sin(np.pi / (heads - 1)), rtol=1e-5)
-  np.testing.assert_allclose(widths[:-1], 1)
-  corner_to_corner = 0.5 * 2 * (7 / widths[-1]) ** 2
-  assert corner_to_corner < 0.2
+  offsets = [tuple(map(int, offset)) for offset in np.asarray(params['place_offset'][:, 0])]
+  around = sorted(itertools.product(range(-3, 4), repeat=2), key=lambda offset: np.hypot(*offset))[1:]
+  np.testing.assert_array_equal(np.hypot(*np.transpose(offsets)), [np.hypot(*offset) for offset in around[:heads]])
+  assert len({*offsets}) == heads
+  np.testing.assert_allclose(np.exp(params['place_log_width']), 0.5)
 
 
 @pytest.mark.parametrize('kind', [HyperBFAttention, SoftmaxAttention])
