@@ -1,7 +1,7 @@
 """Augmentation: the train step of a config with all of it on, over the same step without.
 
-python -m benchmarks.augmentation                                                # recipe small, all that costs most
-python -m benchmarks.augmentation --config configs/cifar100.py:recipe=memo --transforms= --mix=   # what the config has
+python -m benchmarks.augmentation                                                          # recipe small
+python -m benchmarks.augmentation --config configs/cifar100.py:recipe=memo --transforms= --mix=     # its own
 """
 
 import ast
