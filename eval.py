@@ -17,6 +17,7 @@ from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by validation accuracy) or a step.')
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     pathlib.Path(WORKDIR.value).expanduser(),
     CHECKPOINT.value,
     SPLIT.value,
+    average=AVERAGE.value,
     dir=DATA_DIR.value,
     root=DATA_ROOT.value,
   )
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     print(json.dumps(evaluation.result))
     return 0
   console = Console(file=sys.stdout)
-  print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}', console)
+  print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}', console)
   print_classes(evaluation.result, evaluation.classes, console)
   return 0
 

@@ -30,7 +30,10 @@ def main(argv: Sequence[str]) -> int:
   workdir = pathlib.Path(WORKDIR.value or default_workdir(CONFIG.value)).expanduser()
   result = train(CONFIG.value, workdir, Console(stderr=True))
   if result is not None:
-    print_result(result, str(workdir / 'result.json'), Console(file=sys.stdout))
+    console = Console(file=sys.stdout)
+    print_result(result, str(workdir / 'result.json'), console)
+    if 'average' in result:
+      print_result(result['average'], 'average of the parameters', console)
   return 0
 
 

@@ -63,7 +63,8 @@ def defaults() -> ConfigDict:
   config.model.depth = 0
   config.model.heads = 0  # of stage 1, if it has heads
   config.model.patch = 4  # pixels
-  config.model.pool = 'cls'  # cls, mean
+  config.model.stem = 'patch'  # patch: a linear map of its pixels; conv: convolutions of 3×3 down to it
+  config.model.pool = 'cls'  # cls, mean, sequence: mean weighted by a learned score
   config.model.positions = 'learned'  # learned, sincos2d, none
   config.model.dropout = 0.0
   config.model.dtype = 'float32'  # of the products: float32, bfloat16
@@ -98,11 +99,13 @@ def defaults() -> ConfigDict:
   config.train.steps_per_call = 0
   config.train.accumulate = 1  # parts of a batch computed one after another, to save memory
   config.train.label_smoothing = 0.0
+  config.train.average = 0.0  # decay of a moving average of the parameters, evaluated beside them; 0: none
 
   config.optimizer = ConfigDict()
   config.optimizer.name = 'adamw'  # adamw, sgd, lion
   config.optimizer.learning_rate = 1e-3  # at the peak
   config.optimizer.schedule = 'cosine'  # cosine, linear, constant
+  config.optimizer.minimum_rate = 0.0  # learning rate at the end of cosine and linear, over that at the peak
   config.optimizer.warmup = '5%'
   config.optimizer.weight_decay = 0.05  # of kernels, centres and coefficients
   config.optimizer.momentum = 0.9  # first moment
@@ -110,6 +113,7 @@ def defaults() -> ConfigDict:
   config.optimizer.clip = 1.0  # global norm of the gradient; 0: off
   config.optimizer.width_rate = 1.0  # learning rate of the widths, σ or 1/2σ², over that of the rest
   config.optimizer.centre_rate = 1.0  # likewise of learned centres; set to √D in make_config
+  config.optimizer.layer_decay = 1.0  # factor on the learning rate for each block below the head
 
   config.evaluate = ConfigDict()
   config.evaluate.every = '1epoch'  # on the held-out part of train

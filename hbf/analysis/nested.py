@@ -26,13 +26,16 @@ from hbf.training.machine import keep_freed_memory
 from hbf.training.workdir import write_json
 
 
-def curve(workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], **moved: str) -> list[dict[str, Any]]:
+def curve(
+  workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], average: bool = False, **moved: str
+) -> list[dict[str, Any]]:
   """Test figures of the networks of the first centres.
 
   Args:
     workdir: of a run whose stage 2 is hyperbf.
     checkpoint: 'latest', 'best' or a step.
     counts: of centres, in each stage 2; none: 1, 2, 4, … and all.
+    average: takes the moving average of the parameters in their place.
     **moved: as in `hbf.training.evaluate.evaluate_workdir`.
 
   Returns:
@@ -41,7 +44,7 @@ def curve(workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], **moved
   Raises:
     UserError: the run has no such checkpoint, or not so many centres.
   """
-  restored = restore(workdir, checkpoint, **moved)
+  restored = restore(workdir, checkpoint, average=average, **moved)
   config, dataset = restored.config, restored.dataset
   cuts = [first_centres(config.model, restored.params, count) for count in counts or _powers(config.model)]
   test = open_split(config, restored.mesh, make_splits(dataset, config.data.validation)['test'])
@@ -89,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(prog='python -m hbf.analysis.nested', description=__doc__.split('\n')[0])
   parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of a run with stage 2 hyperbf')
   parser.add_argument('--checkpoint', default='latest', help='latest, best or a step')
+  parser.add_argument('--average', action='store_true', help='take the moving average of the parameters')
   parser.add_argument('--counts', default='', help='of centres, such as 16,64,256; default: powers of two and all')
   parser.add_argument('--data_dir', default='', help='where prepared TFDS data lie, if not where the config says')
   parser.add_argument('--data_root', default='', help='the image folder')
@@ -97,11 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
   try:
     counts = [_count(text) for text in filter(None, flags.counts.split(','))]
-    rows = curve(flags.workdir, flags.checkpoint, counts, dir=flags.data_dir, root=flags.data_root)
+    moved = {'dir': flags.data_dir, 'root': flags.data_root}
+    rows = curve(flags.workdir, flags.checkpoint, counts, flags.average, **moved)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 1
-  write_json(flags.workdir / 'nested.json', {'checkpoint': flags.checkpoint, 'split': 'test', 'rows': rows})
+  about = {'checkpoint': flags.checkpoint, 'average': flags.average, 'split': 'test'}
+  write_json(flags.workdir / 'nested.json', {**about, 'rows': rows})
   draw(rows, flags.workdir / 'nested.png')
   print(table(rows))
   return 0

@@ -74,9 +74,10 @@ def mix(
   if not entries:
     return images.astype(jnp.float32), targets
   size = (images.shape[1], images.shape[2])
-  keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(index)
+  partner_key, own_key = jax.random.split(key)
+  keys = jax.vmap(lambda number: jax.random.fold_in(own_key, number))(index)
   weights = jax.vmap(lambda key: _weights(key, size, entries))(keys)
-  partner = partners(key, index)
+  partner = partners(partner_key, index)
   shares = weights.mean(axis=(1, 2))[:, None]
   weights = weights[..., None]
   mixed = weights * images + (1 - weights) * images[partner]

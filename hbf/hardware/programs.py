@@ -43,7 +43,7 @@ class Programs:
     plan: of the run.
     mesh: the devices.
     parameter_bytes: of the model, on a device.
-    optimizer_bytes: of the optimiser's state, on a device.
+    optimizer_bytes: of the optimiser's state, and of the parameters' average if there is one, on a device.
     each: the programs: a train step, an evaluation step.
   """
 
@@ -92,7 +92,7 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   with jax.set_mesh(mesh):  # type: ignore[arg-type]  # not an abstract one
     train = jit_steps(plan, objective, mesh, state).trace(state, resident, stack, np.int32(1))
     evaluate = evaluator.step.trace(counts, {'params': state.params}, tested, batch)
-  images, optimizer = _bytes(residents), _bytes(state.opt_state)
+  images, optimizer = _bytes(residents), _bytes((state.opt_state, state.average))
   each = (
     Program('train step', config.train.batch_size, train, images - _bytes(resident)),
     Program('evaluation step', evaluator.batch_size, evaluate, images - _bytes(tested) + optimizer),

@@ -24,6 +24,10 @@ from hbf.training.machine import commit, versions
 # for some shapes then.
 _OPTIONS = {'cuda': {'xla_gpu_autotune_level': '0', 'xla_gpu_enable_triton_gemm': False}, 'tpu': None}
 
+# How a lowered program calls a function that says itself how it is divided over devices: by the number of an object.
+_PARTITIONED = re.compile(r'(@CustomSPMDPartitioning\(.*?backend_config = )"\d+"')
+_ADDRESS = re.compile(r' at 0x[0-9a-f]+')
+
 
 def describe_programs(
   config: ConfigDict,
@@ -73,6 +77,18 @@ def describe_programs(
   return about | {'commit': compiled_at, 'programs': rows}
 
 
+def hash_program(text: str, jaxpr: Any) -> str:
+  """Tells a program from others, the same in every process.
+
+  Args:
+    text: of the lowered program.
+    jaxpr: that it was lowered from, which alone has what functions that are called by number do.
+  """
+  if _PARTITIONED.search(text):
+    text = _PARTITIONED.sub(r'\1""', text) + _ADDRESS.sub('', str(jaxpr))
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _describe(
   program: Program, programs: Programs, topology: Topology, text: pathlib.Path | None, known: dict[str, Any]
 ) -> dict[str, Any]:
@@ -81,7 +97,7 @@ def _describe(
   with jax.set_mesh(programs.mesh):  # type: ignore[arg-type]  # not an abstract one
     lowered = program.traced.lower()
   seconds = time.perf_counter() - begin
-  program_hash = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+  program_hash = hash_program(lowered.as_text(), program.traced.jaxpr)
   if program_hash in known and text is None:
     facts = known[program_hash]  # what follows from them is computed anew
   else:

@@ -113,6 +113,7 @@ def model_config(
     'heads': heads,
     'patch': sizes['patch'],
     'pool': pool,
+    'stem': 'patch',
     'positions': positions,
     'dropout': 0.0,
     'dtype': 'float32',

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import UserError
-from hbf.models.classifier import PatchEmbedding
+from hbf.models.embedding import PatchEmbedding
 
 # Positions [rows · columns, D] from those of a square grid [grid², D], and rows and columns.
 Resize = Callable[[jax.Array, int, int], jax.Array]

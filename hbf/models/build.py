@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from hbf.errors import choose
-from hbf.models.classifier import ImageClassifier, PatchEmbedding
+from hbf.models.classifier import ImageClassifier
+from hbf.models.embedding import PatchEmbedding
 from hbf.models.flops import count_flops
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
@@ -36,7 +37,12 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
     **shared,
   )
   embed = PatchEmbedding(
-    width=config.width, patch=config.patch, pool=config.pool, positions=config.positions, **shared
+    width=config.width,
+    patch=config.patch,
+    pool=config.pool,
+    positions=config.positions,
+    stem=config.stem,
+    **shared,
   )
   return ImageClassifier(embed, trunk, classes)
 

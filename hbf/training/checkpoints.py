@@ -16,6 +16,7 @@ from hbf.evaluation.figures import CLASSIFICATION
 from hbf.training.state import TrainState
 
 RANKS = CLASSIFICATION[0]  # says which checkpoint is the best
+ITEMS = ('params', 'training', 'average')  # of a checkpoint
 
 
 class Restored(NamedTuple):
@@ -35,9 +36,9 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-  """The folder `checkpoints/` of a run: <step>/params and <step>/training.
+  """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average where there is one.
 
-  Parameters are an item of their own, so that evaluation reads nothing else.
+  Parameters and their average are items of their own, so that evaluation reads nothing else.
   """
 
   def __init__(
@@ -63,7 +64,7 @@ class Checkpoints:
       read_only=read_only,
     )
     self._folder = folder
-    self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=('params', 'training'))
+    self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=ITEMS)
 
   def score(self, step: int, value: float) -> bool:
     """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
@@ -79,10 +80,8 @@ class Checkpoints:
     """Starts to write the state, with what is to be known of it (for JSON); returns when its arrays may change."""
     if step in self._manager.all_steps():
       return
-    items = ocp.args.Composite(
-      params=ocp.args.StandardSave(state.params), training=ocp.args.StandardSave(_without_params(state))
-    )
-    self._manager.save(step, args=items, custom_metadata=dict(about or {}), force=True)
+    items = {name: ocp.args.StandardSave(item) for name, item in _items(state).items()}
+    self._manager.save(step, args=ocp.args.Composite(**items), custom_metadata=dict(about or {}), force=True)
 
   @property
   def latest(self) -> int | None:
@@ -114,12 +113,9 @@ class Checkpoints:
 
   def restore(self, step: int, state: TrainState) -> TrainState:
     """The state at a step, placed like `state` (arrays, or shapes with shardings)."""
-    items = ocp.args.Composite(
-      params=ocp.args.StandardRestore(_abstract(state.params)),
-      training=ocp.args.StandardRestore(_abstract(_without_params(state))),
-    )
-    restored = self._manager.restore(step, args=items)
-    return TrainState(params=restored['params'], **restored['training'])
+    items = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in _items(state).items()}
+    restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+    return TrainState(params=restored['params'], average=restored.get('average'), **restored['training'])
 
   def restore_newest(self, state: TrainState) -> Restored:
     """The newest checkpoint that can be read, placed like `state`; newer ones are set aside as <step>.damaged.
@@ -151,15 +147,21 @@ class Checkpoints:
     self._manager.reload()
     return aside
 
-  def restore_params(self, step: int, params: Any) -> Any:
-    """The parameters alone, placed like `params`; saved on any devices, restored on these.
+  def restore_params(self, step: int, params: Any, average: bool = False) -> Any:
+    """The parameters, or their average, alone, placed like `params`; saved on any devices, restored on these.
 
     Raises:
-      UserError: they can't be read.
+      UserError: they can't be read, or there is no average.
     """
-    items = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(params)))
+    item = 'average' if average else 'params'
+    if average and not (self._folder / str(step) / item).exists():
+      raise UserError(
+        f'checkpoint {step} in {self._folder} has no average of the parameters (train.average was 0): '
+        'evaluate the parameters themselves, or train with --config.train.average=0.999'
+      )
+    items = ocp.args.Composite(**{item: ocp.args.StandardRestore(_abstract(params))})
     try:
-      return self._manager.restore(step, args=items)['params']
+      return self._manager.restore(step, args=items)[item]
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
@@ -214,8 +216,11 @@ def _first_line(error: Exception) -> str:
   return (str(error).splitlines() or [''])[0][:150] or type(error).__name__
 
 
-def _without_params(state: TrainState) -> dict[str, Any]:
-  return {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
+def _items(state: TrainState) -> dict[str, Any]:
+  """What of a state goes where; without an average there is no such item."""
+  training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
+  items = {'params': state.params, 'training': training, 'average': state.average}
+  return {name: item for name, item in items.items() if item is not None}
 
 
 def _abstract(tree: Any) -> Any:

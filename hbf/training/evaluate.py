@@ -45,7 +45,7 @@ class Restored:
     dataset: of the run.
     step: of the checkpoint.
     model: the network.
-    params: its parameters, on the mesh.
+    params: its parameters, or their average, on the mesh.
   """
 
   config: ConfigDict
@@ -57,7 +57,11 @@ class Restored:
 
 
 def restore(
-  workdir: pathlib.Path, checkpoint: str, devices: Sequence[jax.Device] | None = None, **moved: str
+  workdir: pathlib.Path,
+  checkpoint: str,
+  devices: Sequence[jax.Device] | None = None,
+  average: bool = False,
+  **moved: str,
 ) -> Restored:
   """Restores a checkpoint; arguments and errors as for `evaluate_workdir`."""
   config = load_config(workdir)
@@ -68,25 +72,33 @@ def restore(
   check_data(workdir, identity(dataset))
   model = build_model(config.model, len(dataset.classes))
   abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
-  return Restored(config, mesh, dataset, step, model, checkpoints.restore_params(step, abstract))
+  params = checkpoints.restore_params(step, abstract, average)
+  return Restored(config, mesh, dataset, step, model, params)
 
 
 def evaluate_workdir(
-  workdir: pathlib.Path, checkpoint: str, split: str, devices: Sequence[jax.Device] | None = None, **moved: str
+  workdir: pathlib.Path,
+  checkpoint: str,
+  split: str,
+  devices: Sequence[jax.Device] | None = None,
+  average: bool = False,
+  **moved: str,
 ) -> Evaluation:
-  """Evaluates a checkpoint and writes eval-<split>-<step>.json into the workdir.
+  """Evaluates a checkpoint and writes eval-<split>-<step>.json, or …-average.json, into the workdir.
 
   Args:
     workdir: of a run, made by `hbf.training.loop.train`.
     checkpoint: 'latest', 'best' or a step.
     split: 'train', 'validation' (the held-out part of train) or 'test'.
     devices: to evaluate on; None: all.
+    average: evaluates the moving average of the parameters in their place.
     **moved: keys of `data` that differ from those of the training run (dir, root); '' keeps what the run had.
 
   Raises:
-    UserError: the folder isn't a run's, has no such checkpoint or split, or the data are others than the run's.
+    UserError: the folder isn't a run's, has no such checkpoint, average or split, or the data are others than the
+      run's.
   """
-  restored = restore(workdir, checkpoint, devices, **moved)
+  restored = restore(workdir, checkpoint, devices, average, **moved)
   config, dataset, mesh = restored.config, restored.dataset, restored.mesh
   source = choose('split', split, make_splits(dataset, config.data.validation))
   evaluator = make_evaluator(config, restored.model, mesh)
@@ -99,8 +111,9 @@ def evaluate_workdir(
     'params': count_parameters(restored.model, dataset.image_shape),
     'checkpoint': restored.step,
     'split': split,
+    'evaluated': 'average' if average else 'parameters',
     'device': device_name(mesh.devices.flat),
   }
   result = about | summary
-  write_json(workdir / f'eval-{split}-{restored.step}.json', result)
+  write_json(workdir / f'eval-{split}-{restored.step}{"-average" if average else ""}.json', result)
   return Evaluation(result, dataset.classes)

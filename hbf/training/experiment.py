@@ -90,11 +90,7 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Dataset | None
   Raises:
     UserError: something in the config is wrong, or the data set isn't there.
   """
-  for section, key in (('train', 'accumulate'), ('evaluate', 'batch_size'), ('checkpoint', 'keep')):
-    if config[section][key] < 1:
-      raise UserError(f'{section}.{key} must be 1 or more: it is {config[section][key]}')
-  if not 0 < config.train.epochs < math.inf:
-    raise UserError(f'train.epochs must be more than 0, and finite: it is {config.train.epochs}')
+  _check_ranges(config)
   dataset = dataset or load_dataset(config)
   check_size(read_transforms(config.data.transforms), dataset.image_shape)
   if read_mix(config.data.mix) and config.train.batch_size == 1:
@@ -113,6 +109,21 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Dataset | None
   optimizer = make_optimizer(config.optimizer, schedule)
   initial = read_initial(config, model, dataset) if config.init_from and not resumed else None
   return Plan(config, dataset, splits, model, parameters, clock, due, schedule, optimizer, initial)
+
+
+def _check_ranges(config: ConfigDict) -> None:
+  for section, key in (('train', 'accumulate'), ('evaluate', 'batch_size'), ('checkpoint', 'keep')):
+    if config[section][key] < 1:
+      raise UserError(f'{section}.{key} must be 1 or more: it is {config[section][key]}')
+  if not 0 < config.train.epochs < math.inf:
+    raise UserError(f'train.epochs must be more than 0, and finite: it is {config.train.epochs}')
+  for section, key in (('optimizer', 'layer_decay'), ('optimizer', 'minimum_rate'), ('train', 'label_smoothing')):
+    if not 0 <= config[section][key] <= 1:
+      raise UserError(f'{section}.{key} must be from 0 to 1: it is {config[section][key]}')
+  if not 0 <= config.train.average < 1:
+    raise UserError(
+      f'train.average is the decay of a moving average, from 0 (none) to below 1: it is {config.train.average}'
+    )
 
 
 def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Device] | None = None) -> Experiment:

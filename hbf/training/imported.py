@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from hbf.data.identity import identity
 from hbf.errors import UserError
+from hbf.training.average import with_average
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import Experiment
 from hbf.training.state import Totals, TrainState
@@ -29,4 +30,4 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
   with locked(workdir):
     claim(workdir, experiment.config, identity(experiment.dataset))
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
-      checkpoints.save(0, state)
+      checkpoints.save(0, with_average(state, experiment.config.train.average))

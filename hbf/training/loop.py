@@ -16,14 +16,14 @@ from rich.console import Console
 
 from hbf.data.identity import identity
 from hbf.data.inputs import Batch, Resident
-from hbf.evaluation.evaluator import Evaluated, Interrupted
+from hbf.evaluation.evaluator import Interrupted
 from hbf.evaluation.figures import CLASSIFICATION
 from hbf.models.matching import units_of
 from hbf.training.checkpoints import RANKS, Checkpoints, has_checkpoint
 from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.programs import jit_steps, make_init
-from hbf.training.reporter import Reporter, check_finite
+from hbf.training.reporter import Evaluations, Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.state import TrainState, all_finite
 from hbf.training.stopwatch import Stopwatch
@@ -75,10 +75,10 @@ def train(
           checkpoints.wait()  # while signals are still heard: another one must not end the save
           console.print(f'stopped after step {done}, saved; the same command goes on from there')
           return None
-        figures = {name: test.summary[name] for name in ('n', 'correct', *(figure.name for figure in CLASSIFICATION))}
+        figures = test.figures('n', 'correct', *(figure.name for figure in CLASSIFICATION))
         writer.write(done, experiment.clock.epoch(done), 'test', **figures)
     result = _result(experiment, figures, stopwatch, compile_seconds)
-    write_predictions(workdir, test.labels, test.predictions)
+    write_predictions(workdir, test.params.labels, test.params.predictions)
     write_json(result_path, result)  # last: it says that the run is finished
     return result
 
@@ -161,10 +161,13 @@ class _Run:
           break
     return state, step
 
-  def evaluate(self, state: TrainState, split: str) -> Evaluated | None:
-    """Figures of a split; None if a signal came."""
+  def evaluate(self, state: TrainState, split: str) -> Evaluations | None:
+    """The parameters on a split, and their average; None if a signal came."""
+    evaluator, examples = self.experiment.evaluator, self.experiment.inputs[split]
     with contextlib.suppress(Interrupted):
-      return self.experiment.evaluator(state.params, self.experiment.inputs[split], self.stopped)
+      params = evaluator(state.params, examples, self.stopped)
+      average = None if state.average is None else evaluator(state.average, examples, self.stopped)
+      return Evaluations(params, average)
     return None
 
   def _call(self, state: TrainState, resident: Resident, stack: Batch, count: int) -> TrainState:
@@ -186,14 +189,15 @@ class _Run:
       found = self.evaluate(state, 'validation')
       if found is None:
         return False
-      self.reporter.validation(step, found.summary)
-      return self.checkpoints.score(step, found.summary[RANKS.name])
+      self.reporter.validation(step, found)
+      return self.checkpoints.score(step, found.params.summary[RANKS.name])
 
   def _save(self, step: int, state: TrainState) -> None:
     """Saves a state that is finite; what the log owes is written first, so that a resumed run owes nothing."""
     with self.stopwatch.paused():
       self.reporter.flush()
-      check_finite(step, float(state.totals.loss), 0.0 if bool(all_finite(state.params)) else float('nan'))
+      finite = bool(all_finite((state.params, state.average)))
+      check_finite(step, float(state.totals.loss), 0.0 if finite else float('nan'))
       self.checkpoints.save(step, state, {'seconds': self.stopwatch.seconds, 'steps': self.stopwatch.steps})
 
 

@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from hbf.data.inputs import Batch, Resident
+from hbf.training.average import averaging, with_average
 from hbf.training.experiment import Plan
 from hbf.training.sharding import state_sharding
 from hbf.training.state import Objective, TrainState, init_state, make_train_step, several
@@ -19,12 +20,13 @@ def make_init(plan: Plan, objective: Objective) -> Init:
 
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
     batch = jax.tree.map(lambda z: z[0], stack)
-    return init_state(plan.model, plan.optimizer, objective, resident, batch, given)
+    state = init_state(plan.model, plan.optimizer, objective, resident, batch, given)
+    return with_average(state, plan.config.train.average)
 
   return init
 
 
 def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -> Any:
   """`hbf.training.state.several` train steps, jitted: the state, arrays or shapes, is given away and comes back."""
-  steps = several(make_train_step(plan.model, plan.optimizer, objective))
-  return jax.jit(steps, donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))
+  step = averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config.train.average)
+  return jax.jit(several(step), donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))

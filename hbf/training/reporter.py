@@ -1,13 +1,14 @@
 """Reports of training: the log, the progress bar, and the check that the loss is still a number."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hbf.errors import UserError
+from hbf.evaluation.evaluator import Evaluated
 from hbf.evaluation.figures import ACCURACY, CLASSIFICATION
 from hbf.training.experiment import Experiment
 from hbf.training.sharding import replicated
@@ -21,6 +22,20 @@ FORMS = {'loss': '.3f', **{figure.name: figure.form for figure in CLASSIFICATION
 
 class Diverged(UserError):
   """The loss or a parameter is not finite any more."""
+
+
+class Evaluations(NamedTuple):
+  """A split evaluated with the parameters, and with their average where there is one."""
+
+  params: Evaluated
+  average: Evaluated | None
+
+  def figures(self, *names: str) -> dict[str, Any]:
+    """The named figures of the parameters, and beside them those of the average as an entry `average`."""
+    values = {name: self.params.summary[name] for name in names}
+    if self.average is not None:
+      values['average'] = {name: self.average.summary[name] for name in names}
+    return values
 
 
 class Reporter:
@@ -76,14 +91,16 @@ class Reporter:
     self._show(step, 'train', values)
     self._writer.write(step, self._experiment.clock.epoch(step), 'train', **values)
 
-  def validation(self, step: int, summary: dict) -> None:
+  def validation(self, step: int, found: Evaluations) -> None:
     """Writes the figures of the held-out part of train."""
     self.flush()
-    values = {figure.name: summary[figure.name] for figure in CLASSIFICATION}
+    values = found.figures(*(figure.name for figure in CLASSIFICATION))
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
     self._show(step, 'validation', values)
+    if 'average' in values:
+      self._show(step, 'average', values['average'])
 
-  def _show(self, step: int, split: str, values: dict[str, float]) -> None:
+  def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
     shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMS.items() if name in values)
     self._bar.update(self._task, completed=step, shown=shown)
     if split != 'train' or not self._console.is_terminal:

@@ -1,4 +1,7 @@
-"""Which rate and decay a parameter has, by its name: the first rule that matches wins, and none is without one."""
+"""How the optimiser treats a parameter by its name, the last part of its path, and by the layer that the first names.
+
+Of rules the first that matches wins; a parameter without a rule or a layer is an error.
+"""
 
 import dataclasses
 import re
@@ -30,6 +33,8 @@ RULES = (
   Rule('kernel|(memory_)?coefficients', decay=True),
   Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions|place_offset'),
 )
+# First names: before the blocks, of a block, and behind them.
+BEFORE, BLOCK, BEHIND = r'(norm_)?stem\d+|embedding|class_token|positions', r'block(\d+)', 'norm|pool|head'
 
 
 def rule_of(path: tuple[Any, ...]) -> Rule:
@@ -47,3 +52,23 @@ def rule_of(path: tuple[Any, ...]) -> Rule:
 def rules_of(params: Any) -> Any:
   """A tree of rules like the parameters."""
   return jax.tree_util.tree_map_with_path(lambda path, _: rule_of(path), params)
+
+
+def height_of(path: tuple[Any, ...], depth: int) -> int:
+  """Layers from a parameter up to the head: depth − i in block i, depth + 1 before the blocks, 0 behind them.
+
+  Raises:
+    LookupError: it is of no layer; a network with a new part needs its name in BEFORE or BEHIND.
+  """
+  name = path[0].key
+  if block := re.fullmatch(BLOCK, name):
+    return depth - int(block[1])
+  if not re.fullmatch(f'{BEFORE}|{BEHIND}', name):
+    raise LookupError(f'no layer for the parameter {jax.tree_util.keystr(path)}: hbf/training/rules.py needs one')
+  return depth + 1 if re.fullmatch(BEFORE, name) else 0
+
+
+def heights_of(params: Any) -> Any:
+  """A tree of heights like the parameters."""
+  depth = sum(re.fullmatch(BLOCK, name) is not None for name in params)
+  return jax.tree_util.tree_map_with_path(lambda path, _: height_of(path, depth), params)

@@ -72,7 +72,15 @@ CHANGES = (
   # To version 2.
   Change(added={f'model.stage1:{stage}': {'places': 'none'} for stage in ('hyperbf', 'softmax')}),
   # To version 3.
-  Change(added={'data': {'mix': []}}, rewritten={'data': _name_transforms}),
+  Change(
+    added={
+      'model': {'stem': 'patch'},
+      'train': {'average': 0.0},
+      'optimizer': {'layer_decay': 1.0, 'minimum_rate': 0.0},
+      'data': {'mix': []},
+    },
+    rewritten={'data': _name_transforms},
+  ),
 )
 VERSION = len(CHANGES)
 

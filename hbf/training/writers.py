@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from hbf.evaluation.figures import CLASSIFICATION
-from hbf.training.workdir import replace_text
+from hbf.training.workdir import flatten, replace_text
 
 
 class MetricsWriter:
@@ -30,7 +30,7 @@ class MetricsWriter:
     self._file.write(json.dumps({'step': step, 'epoch': round(epoch, 4), 'split': split, **values}) + '\n')
     self._file.flush()
     if self._board is not None:
-      for name, value in values.items():
+      for name, value in flatten(values).items():
         self._board.add_scalar(f'{split}/{name}', value, step)
 
   def close(self) -> None:

@@ -18,7 +18,8 @@ QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as th
 
 def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   workdir = tmp_path / 'run'
-  result = train(toy(**{'model.stage2.nested': True, 'model.stage2.centres': 3}), workdir, QUIET, ONE)
+  nests = {'model.stage2.nested': True, 'model.stage2.centres': 3, 'train.average': 0.9}
+  result = train(toy(**nests), workdir, QUIET, ONE)
   assert nested.main(['--workdir', str(workdir)]) == 0
   rows = json.loads((workdir / 'nested.json').read_text())['rows']
   assert [row['centres'] for row in rows] == [1, 2, 3]
@@ -30,6 +31,9 @@ def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   assert f'{result["params"]:,}' in last
   assert nested.main(['--workdir', str(workdir), '--counts', '2']) == 0
   assert json.loads((workdir / 'nested.json').read_text())['rows'] == rows[1:2]
+  assert nested.main(['--workdir', str(workdir), '--counts', '3', '--average']) == 0
+  (row,) = json.loads((workdir / 'nested.json').read_text())['rows']
+  assert (row['correct'], row['nll']) == (result['average']['correct'], result['average']['nll'])
   capsys.readouterr()
   for wrong, message in (('4', '4 centres can not be taken'), ('1,b', "not 'b'")):
     assert nested.main(['--workdir', str(workdir), '--counts', wrong]) == 1

@@ -52,7 +52,7 @@ def test_equal_numbers_do_not_bring_the_rows_in(monkeypatch):
 def test_an_example_is_mixed_by_what_it_drew_with_its_partner():
   images, targets, index = batch()
   found, found_targets = mixed(images, targets, index)
-  partner = np.asarray(partners(KEY, jnp.asarray(index)))
+  partner = np.asarray(partners(jax.random.split(KEY)[0], jnp.asarray(index)))
   kinds = {'none': 0, 'mixup': 0, 'cutmix': 0}
   for own, other, target, other_target, result, result_target in zip(
     images.astype(float), images[partner], targets, targets[partner], found, found_targets, strict=True

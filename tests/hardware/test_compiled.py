@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from configs import cifar10
 from hbf.data.datasets import describe
 from hbf.errors import UserError
 from hbf.hardware import report
 from hbf.hardware.programs import trace_programs
-from hbf.hardware.report import check_fit, describe_programs, markdown
+from hbf.hardware.report import check_fit, describe_programs, hash_program, markdown
 from hbf.hardware.topologies import Topology, parse_topology
 from hbf.ops.hyperbf import hyperbf
 from hbf.training.experiment import prepare
@@ -68,10 +69,11 @@ def test_the_programs_are_those_of_a_run(kind, toy):
 @pytest.mark.parametrize('devices', [1, 4])
 def test_published_data_need_not_be_there(devices, tmp_path):
   config = cifar10.get_config('model=vit')
-  config.data.dir = str(tmp_path)
+  config.data.dir, config.train.average = str(tmp_path), 0.999
   programs = trace_programs(config, jax.devices()[:devices])
   assert programs.plan.dataset.image_shape == (32, 32, 3)
   assert [program.images for program in programs.each] == [256, 500]
+  assert programs.optimizer_bytes // programs.parameter_bytes == 3  # two moments and the average
   train, evaluation = programs.each
   assert (train.held_bytes, evaluation.held_bytes - programs.optimizer_bytes) == tuple(
     count * (32 * 32 * 3 + 4) for count in (10_000 + 1000, 49_000 + 1000)
@@ -171,3 +173,23 @@ def test_cudnn_is_asked_of_the_chip_not_of_this_machine():
       assert cudnn.check_compute_capability('9.0') == expected
   with parse_topology('v5e-1').tracing():
     assert not cudnn.check_compute_capability('9.0')
+
+
+def partitioned(static):
+  """A function of 16 numbers that says itself how it is divided over devices, as cuDNN's attention does: lowered."""
+  sharding = jax.NamedSharding(jax.make_mesh((2,), ('data',)), jax.P('data'))
+  function = custom_partitioning(lambda x, factor: factor * x, static_argnums=(1,))
+
+  def partition(factor, mesh, args, result):
+    return mesh, lambda x: factor * x, args[0].sharding, (args[0].sharding,)
+
+  function.def_partition(partition, sharding_rule='i -> i')
+  traced = jax.jit(lambda x: function(x, static)).trace(jax.ShapeDtypeStruct((16,), jnp.float32, sharding=sharding))
+  return traced.lower().as_text(), traced.jaxpr
+
+
+def test_a_program_is_known_again_whatever_python_calls_its_objects():
+  (text, jaxpr), (_, another) = partitioned(2.0), partitioned(3.0)
+  elsewhere = re.sub(r'backend_config = "\d+"', 'backend_config = "1"', text)
+  assert elsewhere != text
+  assert hash_program(elsewhere, jaxpr) == hash_program(text, jaxpr) != hash_program(text, another)

@@ -240,7 +240,8 @@ def digits_config(tmp_path, digits_dir):
   path = tmp_path / 'config.py'
   path.write_text(
     'from configs import digits\n\n\ndef get_config(arguments):\n  config = digits.get_config(arguments)\n'
-    f'  config.data.update(dir={str(digits_dir)!r}, mean=(0.5,), std=(0.25,))\n  return config\n'
+    f'  config.data.update(dir={str(digits_dir)!r}, mean=(0.5,), std=(0.25,))\n  config.train.average = 0.9\n'
+    '  return config\n'
   )
   return str(path)
 
@@ -261,9 +262,11 @@ def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_c
   assert result['correct'] == sum(predictions == [source[i][1] for i in range(len(source))])
   assert (config['data']['mean'], config['data']['std']) == ([0.5], [0.25])
 
-  assert command.main([str(ours), f'--workdir={workdir}', '--export']) == 0
-  expected = published.logits(state_dict, images[:2], HEADS)
-  np.testing.assert_allclose(published.logits(tensors.read(ours), images[:2], HEADS), expected, rtol=0, atol=1e-4)
+  for flags in (['--export'], ['--export', '--average']):  # of a run that has taken no step both are the same
+    ours.unlink(missing_ok=True)
+    assert command.main([str(ours), f'--workdir={workdir}', *flags]) == 0
+    expected = published.logits(state_dict, images[:2], HEADS)
+    np.testing.assert_allclose(published.logits(tensors.read(ours), images[:2], HEADS), expected, rtol=0, atol=1e-4)
 
 
 class Images:

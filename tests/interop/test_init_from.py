@@ -46,11 +46,11 @@ def described(path):
   return keys | {'init_from': str(path), 'optimizer.learning_rate': 0.0, 'data.validation': 0.0}
 
 
-def trained(workdir, experiment):
-  """Parameters of the newest checkpoint."""
+def trained(workdir, experiment, average=False):
+  """Parameters of the newest checkpoint, or their average."""
   checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
   shapes = with_sharding(abstract_params(experiment.model, (8, 8, 1)), experiment.mesh)
-  return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.latest, shapes))
+  return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.latest, shapes, average))
 
 
 def fresh(experiment):
@@ -75,7 +75,7 @@ def test_a_run_starts_from_a_file_and_goes_on_without_it(tmp_path, toy, monkeypa
   two = jax.devices()[:2]
   path, workdir = tmp_path / 'theirs.npz', tmp_path / 'run'
   write(path, others.google_vit, classes=7)
-  config = toy('model=vit', **described(path))
+  config = toy('model=vit', **described(path), **{'train.average': 0.5})
   expected = dict(origins.read(path).params)
   expected['positions'] = np.asarray(resize(expected['positions'], 2, 2))  # from 3×3
   expected['head'] = fresh(prepare(config, devices=two))['head']
@@ -88,6 +88,8 @@ def test_a_run_starts_from_a_file_and_goes_on_without_it(tmp_path, toy, monkeypa
   assert train(config, workdir, QUIET, two) is not None
   found = trained(workdir, prepare(config, True, two))
   jax.tree.map(np.testing.assert_array_equal, found, expected)
+  average = trained(workdir, prepare(config, True, two), average=True)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), average, expected)
   assert load_config(workdir).init_from == str(path)
   with pytest.raises(UserError, match=r'theirs\.npz is not there'):
     train(config, tmp_path / 'another', QUIET)

@@ -8,7 +8,8 @@ import pytest
 from ops import reference
 
 from hbf.errors import UserError
-from hbf.models.classifier import ImageClassifier, PatchEmbedding, sincos2d, to_patches
+from hbf.models.classifier import ImageClassifier
+from hbf.models.embedding import PatchEmbedding, neighbourhoods, sincos2d, to_patches
 from hbf.nn.context import Context
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
@@ -62,6 +63,60 @@ def test_a_patch_that_does_not_divide_the_image_is_a_user_error(shape):
     jax.eval_shape(functools.partial(make_model().init, train=False), jax.random.key(0), make_images(shape))
 
 
+def convolution(z, kernel, bias):
+  """3×3 with a stride of 2 and zeros around: z [B, H, W, C], kernel [9 C, D]."""
+  batch, height, width, _ = z.shape
+  padded = np.pad(np.asarray(z, np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+  out = np.empty((batch, height // 2, width // 2, kernel.shape[1]))
+  for i, j in np.ndindex(out.shape[1:3]):
+    out[:, i, j] = padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].reshape(batch, -1) @ kernel.astype(np.float64)
+  return out + bias
+
+
+def test_neighbourhoods_are_what_a_convolution_multiplies():
+  images = make_images()
+  kernel = np.random.default_rng(1).normal(size=(3, 3, 3, 5)).astype(np.float32)
+  layout = ('NHWC', 'HWIO', 'NHWC')
+  expected = jax.lax.conv_general_dilated(images, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=layout)
+  np.testing.assert_allclose(neighbourhoods(images) @ kernel.reshape(27, 5), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('patch', [2, 8])
+def test_the_stem_is_convolutions_down_to_the_patches(patch):
+  model = PatchEmbedding(width=WIDTH, patch=patch, pool='mean', positions='none', stem='conv')
+  images = make_images((2, 16, 8, 3))
+  shapes = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda z: rng.normal(size=z.shape).astype('f'), shapes)
+  z = np.asarray(images)
+  for i, channels in enumerate({2: [], 8: [2, 4]}[patch]):
+    z = convolution(z, **params[f'stem{i}'])
+    assert z.shape[-1] == channels
+    z = np.asarray(jax.nn.gelu(reference.layer_norm(z, **params[f'norm_stem{i}'])))
+  expected = convolution(z, **params['embedding'])
+  tokens, places = model.apply({'params': params}, images, train=False)
+  np.testing.assert_allclose(tokens, expected.reshape(2, -1, WIDTH), rtol=1e-4, atol=1e-4)
+  np.testing.assert_array_equal(places, grid(16 // patch, 8 // patch))
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'patch': 3, 'stem': 'conv'}, r'model\.patch must be 2, 4, 8, … and divide model\.width; they are 3 and 8'),
+    ({'patch': 16, 'stem': 'conv'}, 'they are 16 and 8'),
+    ({'patch': 1, 'stem': 'conv'}, 'they are 1 and 8'),
+    ({'patch': 32, 'stem': 'conv'}, "patches of 32 pixels don't divide images of 48×48"),
+    ({'stem': 'cnov'}, r"unknown model\.stem 'cnov': did you mean 'conv'"),
+    ({'pool': 'sequences'}, "unknown pool 'sequences': did you mean 'sequence'"),
+  ],
+)
+def test_a_stem_that_can_not_be_is_a_user_error(options, message):
+  with pytest.raises(UserError, match=message):
+    jax.eval_shape(
+      functools.partial(make_model(**options).init, train=False), jax.random.key(0), make_images((1, 48, 48, 3))
+    )
+
+
 def grid(rows, columns):
   return np.array([(i, j) for i in range(rows) for j in range(columns)])
 
@@ -113,6 +168,16 @@ def test_logits_are_read_from_the_class_token_or_the_mean_of_the_patches(pool):
   tokens = reference.layer_norm(as_blocks_leave_them(model, params, images), **params['norm'])
   assert tokens.shape[1] == 6 + (pool == 'cls')
   pooled = tokens[:, 0] if pool == 'cls' else tokens.mean(axis=1)
+  expected = pooled @ params['head']['kernel'] + params['head']['bias']
+  np.testing.assert_allclose(logits(model, params, images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sequence_pooling_is_a_mean_weighted_by_a_softmax_of_scores():
+  model, images = make_model(pool='sequence'), make_images()
+  params = random_params(model, images)
+  tokens = reference.layer_norm(as_blocks_leave_them(model, params, images), **params['norm'])
+  scores = np.exp(tokens @ params['pool']['kernel'] + params['pool']['bias'])
+  pooled = (scores * tokens).sum(axis=1) / scores.sum(axis=1)
   expected = pooled @ params['head']['kernel'] + params['head']['bias']
   np.testing.assert_allclose(logits(model, params, images), expected, rtol=1e-4, atol=1e-4)
 

@@ -19,9 +19,9 @@ QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as th
 TIMES = ('images_per_second', 'seconds')
 
 
-def params_of(workdir):
-  """Parameters of the newest checkpoint, on the host."""
-  return jax.tree.map(np.asarray, restore(workdir, 'latest', ONE).params)
+def params_of(workdir, average=False):
+  """Parameters of the newest checkpoint, or their average, on the host."""
+  return jax.tree.map(np.asarray, restore(workdir, 'latest', ONE, average).params)
 
 
 def timeless(workdir):
@@ -30,8 +30,9 @@ def timeless(workdir):
 
 
 def assert_same_run(first, second):
-  """Bit for bit the same parameters and metrics."""
-  jax.tree.map(np.testing.assert_array_equal, params_of(first), params_of(second))
+  """Bit for bit the same parameters, averages of them, and metrics."""
+  for average in (False, True):
+    jax.tree.map(np.testing.assert_array_equal, params_of(first, average), params_of(second, average))
   assert timeless(first) == timeless(second)
 
 

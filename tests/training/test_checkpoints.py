@@ -61,6 +61,24 @@ def test_a_figure_is_the_best_if_no_checkpoint_has_a_better_or_the_same(tmp_path
     assert checkpoints.scored(5) and not checkpoints.scored(6)
 
 
+def test_a_checkpoint_without_an_average_is_what_it_was_and_says_what_it_lacks(tmp_path):
+  with saved(tmp_path / 'without', {1: None}) as checkpoints:
+    message = r'checkpoint 1 in .* has no average of the parameters \(train.average was 0\): evaluate the parameters'
+    with pytest.raises(UserError, match=message):
+      checkpoints.restore_params(1, state(0).params, average=True)
+  average = {'layer': {'kernel': jnp.full((4, 3), 5.0)}}
+  with contextlib.closing(Checkpoints(tmp_path / 'with')) as checkpoints:
+    checkpoints.save(1, state(1).replace(average=average))
+    checkpoints.wait()
+    found = checkpoints.restore(1, state(0).replace(average=average))
+    alone = checkpoints.restore_params(1, state(0).params, average=True)
+  for restored in (found.average, alone):
+    np.testing.assert_array_equal(restored['layer']['kernel'], 5.0)
+  np.testing.assert_array_equal(found.params['layer']['kernel'], 1.0)
+  items = [{path.name for path in (tmp_path / kind / '1').iterdir() if path.is_dir()} for kind in ('without', 'with')]
+  assert items == [{'params', 'training'}, {'params', 'training', 'average'}]
+
+
 def test_a_figure_that_comes_later_counts(tmp_path):
   """As that of a step whose validation was interrupted and is made up for."""
   with contextlib.closing(Checkpoints(tmp_path, keep=1)) as checkpoints:

@@ -11,11 +11,13 @@ from runs import ONE, QUIET, assert_timed, params_of
 
 from hbf.errors import UserError
 from hbf.evaluation import evaluator
+from hbf.evaluation.figures import CLASSIFICATION
 from hbf.training import evaluate, loop
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import evaluate_workdir
 from hbf.training.loop import train
 from hbf.training.reporter import Diverged
+from hbf.training.workdir import read_predictions
 from hbf.training.writers import read_metrics, validation_scores
 
 
@@ -26,7 +28,7 @@ def files_in(workdir):
 def test_a_run_leaves_what_the_contract_says(finished):
   workdir, _, result = finished
   keys = 'dataset model recipe seed params flops_per_image steps epochs split n correct accuracy top5 nll ece '
-  keys += 'train_seconds compile_seconds images_per_second peak_memory_bytes device commit versions'
+  keys += 'average train_seconds compile_seconds images_per_second peak_memory_bytes device commit versions'
   assert list(result) == keys.split()
   assert json.loads((workdir / 'result.json').read_text()) == result
   assert result['accuracy'] == pytest.approx(100 * result['correct'] / result['n'])
@@ -78,12 +80,33 @@ def test_a_finished_run_is_not_touched_again(finished, monkeypatch):
 
 
 def test_evaluation_repeats_the_runs_own_figures(finished):
+  """Those of its parameters and those of their average, which are others."""
   workdir, _, result = finished
   before = files_in(workdir / 'checkpoints')
-  evaluation = evaluate_workdir(workdir, 'latest', 'test', ONE)
-  assert evaluation.result['correct'] == result['correct']
-  assert json.loads((workdir / 'eval-test-41.json').read_text()) == evaluation.result
+  names = ('n', 'correct', *(figure.name for figure in CLASSIFICATION))
+  reported = {False: {name: result[name] for name in names}, True: result['average']}
+  assert reported[False] != reported[True] and reported[False].keys() == reported[True].keys()
+  for average, file in ((False, 'eval-test-41.json'), (True, 'eval-test-41-average.json')):
+    evaluation = evaluate_workdir(workdir, 'latest', 'test', ONE, average).result
+    assert {name: evaluation[name] for name in names} == reported[average]
+    assert json.loads((workdir / file).read_text()) == evaluation
+    assert evaluation['evaluated'] == ('average' if average else 'parameters')
+  labels, predictions = read_predictions(workdir)
+  assert (labels == predictions).sum() == result['correct']
   assert files_in(workdir / 'checkpoints') == before
+
+
+def test_held_out_images_are_reported_for_the_average_beside_the_parameters(finished):
+  workdir, _, _ = finished
+  lines = [line for line in read_metrics(workdir) if line['split'] == 'validation']
+  names = [figure.name for figure in CLASSIFICATION]
+  assert [line['step'] for line in lines] == [21, 41]
+  for line in lines:
+    assert list(line) == ['step', 'epoch', 'split', *names, 'average']
+    for average, reported in ((False, line), (True, line['average'])):
+      found = evaluate_workdir(workdir, str(line['step']), 'validation', ONE, average).result
+      assert {name: reported[name] for name in names} == {name: found[name] for name in names}
+  assert validation_scores(workdir) == {line['step']: line['accuracy'] for line in lines}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +204,18 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     ({'checkpoint.keep': 0}, r'checkpoint.keep must be 1 or more: it is 0'),
     ({'data.validation': 0.9999}, r'data.validation 0.9999 leaves no example to train on'),
     ({'optimizer.name': 'adam'}, r"unknown optimizer.name 'adam': did you mean 'adamw'"),
+    (
+      {'train.average': 1.0},
+      r'train.average is the decay of .*, from 0 \(none\) to below 1: it is 1.0',
+    ),
+    ({'train.average': float('nan')}, r'train.average is the decay'),
+    ({'train.label_smoothing': -0.1}, r'train.label_smoothing must be from 0 to 1: it is -0.1'),
+    ({'optimizer.layer_decay': 1.5}, r'optimizer.layer_decay must be from 0 to 1: it is 1.5'),
+    ({'optimizer.minimum_rate': 2.0}, r'optimizer.minimum_rate must be from 0 to 1: it is 2.0'),
+    (
+      {'optimizer.minimum_rate': 0.1, 'optimizer.schedule': 'constant'},
+      r'optimizer.minimum_rate is 0.1, but a constant schedule stays at the peak: set it to 0',
+    ),
     ({'checkpoint.every': '1 month'}, r"checkpoint.every: '1 month' isn't a duration"),
   ],
 )

@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from hbf.models.build import abstract_params, build_model
 from hbf.nn.registry import MODELS
 from hbf.training.durations import Clock
 from hbf.training.optimizer import make_optimizer, make_schedule
-from hbf.training.rules import rule_of, rules_of
+from hbf.training.rules import height_of, rule_of, rules_of
 
 CLOCK = Clock(examples=1000, batch_size=10, epochs=1.0)
 PARAMS = {
@@ -47,6 +49,7 @@ def every_parameter():
     ('linear', {'stage1.features': 'gaussian', 'stage1.normaliser': 'none'}),
     ('gmlp', {'stage1.attention': 4}),
     ('vit', {'stage1.places': 'offsets'}),
+    ('vit', {'stem': 'conv', 'pool': 'sequence'}),
   ]
   for model, changes in pairs:
     config = make_config(f'model={model}', {'name': 'cifar10'}).model
@@ -66,9 +69,43 @@ def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
   }
 
 
-def test_a_parameter_without_a_rule_is_an_error():
+def test_every_parameter_has_a_layer():
+  heights = {path[0].key: height_of(path, depth=1) for path, _ in every_parameter()}
+  before = ('stem0', 'norm_stem0', 'embedding', 'class_token', 'positions')
+  assert heights == {**dict.fromkeys(before, 2), 'block0': 1, 'norm': 0, 'pool': 0, 'head': 0}
+
+
+def test_a_parameter_without_a_rule_or_a_layer_is_an_error(toy):
   with pytest.raises(LookupError, match=r"\['block0'\]\['novelty'\]"):
     rules_of({'block0': {'novelty': jnp.zeros(1)}})
+  config, params = toy(**{'optimizer.layer_decay': 0.5}), {'novelty': {'kernel': jnp.zeros(1)}}
+  optimizer = make_optimizer(config.optimizer, optax.constant_schedule(1.0))
+  with pytest.raises(LookupError, match=r"no layer for the parameter \['novelty'\]\['kernel'\]"):
+    optimizer.update(params, optimizer.init(params), params)
+
+
+def test_a_layer_learns_and_decays_at_its_own_rate(toy):
+  """Of BEiT: block i of L at decay^(L − i), what feeds the blocks at decay^(L + 1), norm and head at 1."""
+  factors = {'embedding': 1 / 16, 'block0': 1 / 8, 'block1': 1 / 4, 'block2': 1 / 2, 'norm': 1.0, 'head': 1.0}
+  params = {name: {'kernel': jnp.full(3, 0.7)} for name in factors}
+  grads = {name: {'kernel': jnp.arange(1.0, 4.0) + i} for i, name in enumerate(params)}
+
+  def updates(layer_decay):
+    changes = {'optimizer.name': 'sgd', 'optimizer.weight_decay': 0.3, 'optimizer.layer_decay': layer_decay}
+    optimizer = make_optimizer(toy(**changes).optimizer, optax.constant_schedule(0.1))
+    return optimizer.update(grads, optimizer.init(params), params)[0]
+
+  alike, layered = updates(1.0), updates(0.5)  # a power of two: exactly
+  for name, factor in factors.items():
+    np.testing.assert_array_equal(layered[name]['kernel'], factor * alike[name]['kernel'])
+  assert all(np.all(update['kernel'] != 0) for update in alike.values())
+
+
+def test_the_state_of_an_optimiser_without_layers_is_that_of_checkpoints_of_before(toy):
+  optimizer = make_optimizer(toy().optimizer, optax.constant_schedule(1.0))
+  paths = jax.tree_util.tree_leaves_with_path(optimizer.init({'kernel': jnp.zeros(1)}))
+  names = [jax.tree_util.keystr(path) for path, _ in paths]
+  assert names == ['[1].count', "[1].mu['kernel']", "[1].nu['kernel']", '[5].count']
 
 
 def test_lion_has_its_own_second_moment(toy):
@@ -94,15 +131,26 @@ def test_clipping_bounds_the_norm_of_the_gradient(toy):
   assert norm == pytest.approx(config.optimizer.learning_rate, rel=1e-5)
 
 
-@pytest.mark.parametrize(('name', 'end'), [('cosine', 0.0), ('linear', 0.0), ('constant', 0.1)])
-def test_schedule_warms_up_to_the_peak_and_ends_where_it_says(toy, name, end):
-  changes = {'optimizer.schedule': name, 'optimizer.warmup': '10%', 'optimizer.learning_rate': 0.1}
-  schedule = make_schedule(toy(**changes).optimizer, CLOCK)
+@pytest.mark.parametrize(
+  ('name', 'minimum', 'end'),
+  [
+    ('cosine', 0.0, 0.0),
+    ('cosine', 0.25, 0.025),
+    ('linear', 0.0, 0.0),
+    ('linear', 0.25, 0.025),
+    ('constant', 0.0, 0.1),
+  ],
+)
+def test_schedule_warms_up_to_the_peak_and_ends_where_it_says(toy, name, minimum, end):
+  changes = {'optimizer.schedule': name, 'optimizer.minimum_rate': minimum}
+  config = toy(**changes, **{'optimizer.warmup': '10%', 'optimizer.learning_rate': 0.1})
+  schedule = make_schedule(config.optimizer, CLOCK)
   rates = [float(schedule(step)) for step in range(CLOCK.steps + 1)]
   assert rates[0] == 0
   assert rates[5] == pytest.approx(0.05)
   assert rates[10] == pytest.approx(0.1) == pytest.approx(max(rates))
   assert rates[-1] == pytest.approx(end, abs=1e-6)
+  assert all(later <= before for before, later in itertools.pairwise(rates[10:]))
 
 
 def test_no_warmup_starts_at_the_peak(toy):

@@ -137,5 +137,6 @@ def test_a_resumed_log_drops_what_will_be_written_again_and_half_a_line(tmp_path
 
 def test_tensorboard_files_are_written_if_asked_for(tmp_path):
   with MetricsWriter(tmp_path, 0, tensorboard=True) as writer:
-    writer.write(1, 0.1, 'train', loss=1.0)
-  assert list((tmp_path / 'tensorboard').glob('events.*'))
+    writer.write(1, 0.1, 'validation', accuracy=1.0, average={'accuracy': 2.0})
+  (events,) = (tmp_path / 'tensorboard').glob('events.*')
+  assert all(name in events.read_bytes() for name in (b'validation/accuracy', b'validation/average.accuracy'))

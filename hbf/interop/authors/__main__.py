@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument('--data_root', default='', help='the image folder')
   parser.add_argument('--export', action='store_true', help="write the workdir's network to FILE")
   parser.add_argument('--checkpoint', default='latest', help='to export: latest, best or a step')
+  parser.add_argument('--average', action='store_true', help='to export: the moving average of its parameters')
   flags = parser.parse_args(arguments)
   keep_freed_memory()
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
@@ -111,7 +112,7 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
 
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
-  restored = restore(flags.workdir, flags.checkpoint, **moved)
+  restored = restore(flags.workdir, flags.checkpoint, average=flags.average, **moved)
   save(flags.file, restored.model, {'params': restored.params})
   return f'wrote {flags.file}'
 

@@ -1,0 +1,134 @@
+"""Images as tokens: patches, or what a few convolutions make of them, with their positions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError, choose
+
+# How the tokens become one for the head: whether a class token is read, or all are.
+POOLS = {'cls': True, 'mean': False, 'sequence': False}
+
+
+class PatchEmbedding(nn.Module):
+  """Patches of an image as tokens, with their positions (Dosovitskiy et al. 2021).
+
+  Attributes:
+    width: D, a token's dimensions.
+    patch: side of a square patch in pixels; it must divide the image's height and width.
+    pool: 'cls' (a class token comes first, and is read out), or 'mean' or 'sequence' (of the patches).
+    stem: what a token is of its patch: 'patch', a linear map of its pixels, or 'conv', log₂(patch) convolutions of
+      3×3 with a stride of 2 and channels that double up to D, LayerNorm and GELU between them (after Xiao et al.
+      2021, whose stem has BatchNorm and ReLU, and a convolution of 1×1 behind it).
+    positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
+    dropout: rate.
+    dtype: of the products; parameters are float32.
+  """
+
+  width: int
+  patch: int
+  pool: str
+  positions: str
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+  stem: str = 'patch'
+
+  @property
+  def read(self) -> slice:
+    """The tokens that the head is given."""
+    return slice(0, 1) if choose('pool', self.pool, POOLS) else slice(None)
+
+  @nn.compact
+  def __call__(self, images: jax.Array, train: bool) -> tuple[jax.Array, jax.Array]:
+    """Tokens [B, N, D] of images [B, height, width, channels], and their places [N, 2]: row and column, in patches.
+
+    A class token has no place.
+
+    Raises:
+      UserError: the patch doesn't divide the image, or an option's value isn't known.
+    """
+    stems = {'patch': lambda: to_patches(images, self.patch), 'conv': lambda: self._convolved(images)}
+    inputs = choose('model.stem', self.stem, stems)()
+    batch, rows, columns, numbers = inputs.shape
+    places = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
+    tokens = nn.Dense(self.width, dtype=self.dtype, name='embedding')(inputs.reshape(-1, numbers))
+    tokens = tokens.reshape(batch, -1, self.width) + self._positions(places)
+    if choose('pool', self.pool, POOLS):
+      token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
+      first = jnp.broadcast_to(token, (batch, 1, self.width))
+      tokens = jnp.concatenate([first.astype(self.dtype), tokens], axis=1)
+      places = np.concatenate([np.full((1, 2), np.nan, np.float32), places])
+    return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(places)
+
+  def _convolved(self, images: jax.Array) -> jax.Array:
+    """What the stem's last convolution, `embedding`, multiplies for each patch: [B, rows, columns, 9 · channels]."""
+    _check_patch(images, self.patch)
+    halvings = self.patch.bit_length() - 1
+    if self.patch != 2**halvings or not halvings or self.width % self.patch:
+      raise UserError(
+        'model.stem=conv halves the image until a token is left of each patch, with channels that double up to the '
+        f'width: model.patch must be 2, 4, 8, … and divide model.width; they are {self.patch} and {self.width}'
+      )
+    channels, z = 2 * self.width // self.patch, images
+    for i in range(halvings - 1):
+      around = neighbourhoods(z)
+      z = nn.Dense(channels << i, dtype=self.dtype, name=f'stem{i}')(around.reshape(-1, around.shape[-1]))
+      z = nn.gelu(nn.LayerNorm(dtype=self.dtype, name=f'norm_stem{i}')(z)).reshape(*around.shape[:3], -1)
+    return neighbourhoods(z)
+
+  def _positions(self, places: np.ndarray) -> jax.Array:
+    """What is added to patches at places [N, 2], row by row: [N, D]."""
+    shape = (len(places), self.width)
+    makers: dict[str, Callable[[], Any]] = {
+      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
+      'sincos2d': lambda: sincos2d(places, self.width),
+      'none': lambda: np.zeros(shape),
+    }
+    return jnp.asarray(choose('positions', self.positions, makers)(), self.dtype)
+
+
+def to_patches(images: jax.Array, patch: int) -> jax.Array:
+  """Cuts images [B, H, W, C] into patches [B, H/patch, W/patch, patch · patch · C].
+
+  Raises:
+    UserError: the patch doesn't divide the height and width.
+  """
+  _check_patch(images, patch)
+  batch, height, width, channels = images.shape
+  grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
+  return grid.swapaxes(2, 3).reshape(batch, height // patch, width // patch, -1)
+
+
+def neighbourhoods(z: jax.Array) -> jax.Array:
+  """What a convolution of 3×3 with a stride of 2 and zeros around multiplies: [B, H, W, C] to [B, H/2, W/2, 9 C].
+
+  Its windows begin one row and one column before each pair. Kernels are [9 C, D], from [3, 3, C, D]. XLA's own
+  convolutions train slowly on a CPU; this product doesn't.
+  """
+  _, height, width, _ = z.shape
+  padded = jnp.pad(z, ((0, 0), (1, 0), (1, 0), (0, 0)))
+  parts = [padded[:, i : i + height : 2, j : j + width : 2] for i in range(3) for j in range(3)]
+  return jnp.concatenate(parts, axis=-1)
+
+
+def _check_patch(images: jax.Array, patch: int) -> None:
+  height, width = images.shape[1:3]
+  if height % patch or width % patch:
+    raise UserError(f"patches of {patch} pixels don't divide images of {height}×{width}: change model.patch")
+
+
+def sincos2d(places: np.ndarray, width: int) -> np.ndarray:
+  """Fixed positions [N, width] of places [N, 2]: sine and cosine of row and column (as in Beyer et al. 2022).
+
+  Raises:
+    UserError: the width isn't divisible by 4.
+  """
+  if width % 4:
+    raise UserError(f'sincos2d positions need a width divisible by 4: model.width is {width}')
+  frequencies = 10_000.0 ** -np.linspace(0, 1, width // 4)
+  y, x = places.T[:, :, None] * frequencies
+  return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=-1).astype(np.float32)

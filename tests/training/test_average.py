@@ -1,0 +1,68 @@
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import ONE
+
+from hbf.training.average import averaging, with_average
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.experiment import prepare
+from hbf.training.loop import _Run
+from hbf.training.reporter import Diverged
+from hbf.training.sharding import make_mesh, replicated, state_sharding
+from hbf.training.state import Totals, TrainState, several
+from hbf.training.stopwatch import Stopwatch
+
+
+def take_the_next(state, resident, batch):
+  """Parameters that no rule makes: those that the batch holds."""
+  del resident
+  return state.replace(step=state.step + 1, params={'kernel': batch['params']})
+
+
+@pytest.mark.parametrize(('decay', 'devices'), [(0.6, 1), (0.999, 8)], ids=['reached', 'on the way'])
+def test_the_average_is_the_recursion_over_the_parameters_of_each_step(decay, devices):
+  """min(decay, (1 + t) / (10 + t)) of what was, written in float64; the state is given away at every call."""
+  drawn = np.random.default_rng(0).normal(size=(31, 5, 3)).astype(np.float32)
+  mesh = make_mesh(jax.devices()[:devices])
+  begin = TrainState(jnp.zeros((), jnp.int32), {'kernel': jnp.asarray(drawn[0])}, (), Totals.zeros())
+  begin = jax.device_put(begin, replicated(mesh))
+  state = jax.jit(lambda state: with_average(state, decay))(begin)
+  sharding = state_sharding(mesh, (state, state.step))
+  steps = jax.jit(several(averaging(take_the_next, decay)), donate_argnums=0, out_shardings=sharding)
+  for first, count in ((1, 10), (11, 3), (14, 17)):
+    rest = np.zeros((17, *drawn.shape[1:]), np.float32)
+    rest[:count] = drawn[first : first + count]
+    state, _ = steps(state, None, {'params': jnp.asarray(rest)}, count)
+  expected = drawn[0].astype(np.float64)
+  for t, params in enumerate(drawn[1:].astype(np.float64), start=1):
+    kept = min(decay, (1 + t) / (10 + t))
+    expected = kept * expected + (1 - kept) * params
+  assert int(state.step) == 30
+  np.testing.assert_array_equal(state.params['kernel'], drawn[-1])
+  np.testing.assert_allclose(state.average['kernel'], expected, rtol=1e-5, atol=1e-6)
+  assert state.average['kernel'].sharding.device_set == {*mesh.devices.flat}
+
+
+def test_without_a_decay_state_and_step_are_what_they_were():
+  state = TrainState(jnp.zeros((), jnp.int32), {}, (), Totals.zeros())
+  assert with_average(state, 0.0) is state and averaging(take_the_next, 0.0) is take_the_next
+
+
+@pytest.mark.parametrize('spoilt', [None, 'params', 'average'])
+def test_a_state_is_saved_only_if_its_average_is_finite_too(tmp_path, toy, spoilt):
+  made = prepare(toy(), devices=ONE)
+  fine, spoiled = {'kernel': jnp.ones(2)}, {'kernel': jnp.array([1.0, jnp.nan])}
+  state = TrainState(jnp.zeros((), jnp.int32), fine, (), Totals.zeros(), fine)
+  checkpoints = Checkpoints(tmp_path)
+  run = _Run(made, None, types.SimpleNamespace(flush=lambda: None), checkpoints, Stopwatch(), lambda: False)
+  if spoilt is None:
+    run._save(1, state)
+  else:
+    with pytest.raises(Diverged, match='not finite at step 1'):
+      run._save(1, dataclasses.replace(state, **{spoilt: spoiled}))
+  checkpoints.close()
+  assert checkpoints.latest == (None if spoilt else 1)
