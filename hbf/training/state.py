@@ -110,18 +110,18 @@ def make_train_step(model: ImageClassifier, optimizer: optax.GradientTransformat
     correct = jnp.sum(jnp.argmax(logits, axis=-1) == seen.labels, dtype=jnp.int32)
     return optax.softmax_cross_entropy(logits, targets).mean(), correct
 
-  def see(key: jax.Array, examples: Batch) -> Seen:
+  def see(augment_key: jax.Array, mix_key: jax.Array, examples: Batch) -> Seen:
     index, labels = examples['index'], examples['label']
-    images = augment(key, examples['image'], index, objective.transforms)
-    images, targets = mix(key, images, jax.nn.one_hot(labels, model.classes), index, objective.mix)
+    images = augment(augment_key, examples['image'], index, objective.transforms)
+    images, targets = mix(mix_key, images, jax.nn.one_hot(labels, model.classes), index, objective.mix)
     return Seen(normalise(images, objective.mean, objective.std), labels, targets)
 
   def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
     examples = gather(resident, batch)
     key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
-    augment_key, dropout_key = jax.random.split(key)
+    augment_key, dropout_key, mix_key = jax.random.split(key, 3)
     gradient = _accumulated(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
-    (value, correct), grads = gradient(state.params, see(augment_key, examples), dropout_key)
+    (value, correct), grads = gradient(state.params, see(augment_key, mix_key, examples), dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     totals = Totals(
       loss=state.totals.loss + value,

@@ -192,7 +192,10 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     ({'data.transforms': (('flpi',),)}, r"unknown name in data.transforms 'flpi': did you mean 'flip'"),
     ({'data.transforms': (('shift', 8),)}, r"shift must be less than an image's side of 8 pixels: it is 8"),
     ({'data.mix': (('mixup', -1.0, 0.5),)}, r'alpha of mixup must be a number from 0.01 up: it is -1.0'),
-    ({'data.mix': (('mixup', 0.8, 0.5),), 'train.batch_size': 1}, r'data.mix needs others .* train.batch_size to 2'),
+    (
+      {'data.mix': (('mixup', 0.8, 0.5),), 'train.batch_size': 1},
+      r'data.mix needs another image .* train.batch_size to 2',
+    ),
     ({'train.steps_per_call': -1}, r'train.steps_per_call must be 1 or more'),
     ({'train.epochs': 0.0}, r'train.epochs must be more than 0'),
     ({'train.epochs': float('inf')}, r'train.epochs must be more than 0, and finite'),

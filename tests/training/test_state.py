@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from runs import EVERYTHING
 
+from hbf.training import state as state_module
 from hbf.training.experiment import prepare
 from hbf.training.sharding import replicated
 from hbf.training.state import Totals, TrainState, init_state, make_train_step, several
@@ -59,3 +60,26 @@ def expected(params_after):
 def test_devices_inputs_and_parts_of_a_batch_do_not_matter(params_after, expected, changes):
   found = params_after(**changes)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+
+
+def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mixes(toy, monkeypatch):
+  """With one key for both, whether an image is flipped would say how it is mixed."""
+  keys = {}
+
+  def augment(key, images, index, entries):
+    keys['augment'] = key
+    return images
+
+  def mix(key, images, targets, index, entries):
+    keys['mix'] = key
+    return images.astype(jnp.float32), targets
+
+  monkeypatch.setattr(state_module, 'augment', augment)
+  monkeypatch.setattr(state_module, 'mix', mix)
+  made = prepare(toy('model=vit'), devices=jax.devices()[:1])
+  data, batch = made.inputs['train'], {'index': jnp.arange(4)}
+  start = init_state(made.model, made.optimizer, made.objective, data.resident, batch)
+  make_train_step(made.model, made.optimizer, made.objective)(start, data.resident, batch)
+  before = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))[0]
+  assert jnp.array_equal(jax.random.key_data(keys['augment']), jax.random.key_data(before))
+  assert (jax.random.key_data(keys['augment']) != jax.random.key_data(keys['mix'])).any()
