@@ -74,7 +74,6 @@ def mix(
   if not entries:
     return images.astype(jnp.float32), targets
   size = (images.shape[1], images.shape[2])
-  # Keys of their own: what an image was transformed by says nothing of what it is mixed with.
   order_key, weights_key = jax.random.split(key)
   partner = partners(order_key, index)
   weights = jax.vmap(lambda number: _weights(jax.random.fold_in(weights_key, number), size, entries))(index)

@@ -7,9 +7,7 @@ import pytest
 from scipy import stats
 
 from hbf.data import mixing
-from hbf.data.augment import augment
 from hbf.data.mixing import beta, cutmix, mix, partners, read_mix
-from hbf.data.transforms import read_transforms
 
 KEY = jax.random.key(2)
 BOTH = read_mix((('mixup', 0.8, 0.4), ('cutmix', 1.0, 0.4)))
@@ -73,16 +71,6 @@ def test_an_example_is_mixed_by_what_it_drew_with_its_partner():
     kinds[kind] += 1
   assert 0.1 < kinds['mixup'] / 64 < 0.6 and 0.1 < kinds['cutmix'] / 64 < 0.6 and kinds['none'] > 5
   np.testing.assert_allclose(found_targets.sum(axis=1), 1, rtol=1e-6)
-
-
-def test_what_is_drawn_to_mix_has_nothing_to_do_with_what_was_drawn_to_transform():
-  """Both are given the key of the step."""
-  images, targets, _ = batch(2000)
-  index = jnp.arange(2000)
-  flipped = (np.asarray(augment(KEY, images, index, read_transforms((('flip',),)))) != images).any(axis=(1, 2, 3))
-  mixed_images, _ = mixed(images, targets, index, read_mix((('mixup', 1.0, 0.5),)))
-  is_mixed = (mixed_images != images).any(axis=(1, 2, 3))
-  assert abs(np.corrcoef(flipped, is_mixed)[0, 1]) < 0.1  # 4.5 standard deviations
 
 
 def naive_cutmix(height, width, share, row, column):
