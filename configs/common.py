@@ -47,12 +47,52 @@ def small() -> ConfigDict:
   return config
 
 
-RECIPES = {'memo': memo, 'small': small}
+def laptop() -> ConfigDict:
+  """An hour of one CPU core for CIFAR-10, of models with at most 0.3 M parameters."""
+  config = small()
+  config.model.update(heads=8, stem='conv', pool='sequence')
+  config.places = 'offsets'
+  config.optimizer.learning_rate = 4e-3
+  config.train.epochs = 20.0
+  return config
+
+
+def strong() -> ConfigDict:
+  """A GPU's: 300 passes of a model of 2.7 M parameters, of the sizes and with the tricks of Lee et al. 2021.
+
+  Their 100 epochs show every image three times. RandAugment stands for their AutoAugment.
+  """
+  config = defaults()
+  config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
+  config.model.update(drop_path=0.1, dtype='bfloat16')
+  config.places = 'offsets'
+  config.data.transforms = (('flip',), ('shift', 4), ('rand_augment', 2, 9), ('erase', 0.25))
+  config.data.mix = (('mixup', 1.0, 0.25), ('cutmix', 1.0, 0.25))
+  config.train.update(epochs=300.0, batch_size=128, label_smoothing=0.1, average=0.9995)
+  config.optimizer.update(warmup='10epochs', minimum_rate=0.01)
+  config.hidden = 2 * 192
+  return config
+
+
+def finetune() -> ConfigDict:
+  """From weights of others, `init_from`; `size` and the options of the model say what these are."""
+  config = defaults()
+  config.model.update(width=192, depth=12, heads=3, patch=16, drop_path=0.1)
+  config.data.transforms = (('flip',), ('resized_crop', 0.4), ('rand_augment', 2, 9))
+  config.data.mix = (('mixup', 0.8, 0.5), ('cutmix', 1.0, 0.5))
+  config.train.update(epochs=20.0, batch_size=128, label_smoothing=0.1)
+  config.optimizer.update(learning_rate=5e-4, warmup='10%', layer_decay=0.75, minimum_rate=0.01)
+  config.hidden = 4 * 192
+  return config
+
+
+RECIPES = {'memo': memo, 'small': small, 'laptop': laptop, 'strong': strong, 'finetune': finetune}
 
 
 def defaults() -> ConfigDict:
   """What the recipes have in common, and the place where every key is explained."""
   config = ConfigDict()
+  config.places = 'none'  # of the stages 1 that know of places; set there in make_config
   config.recipe = ''
   config.seed = 0
   config.init_from = ''  # file of weights of Google's, timm's or the authors' code to start from; '': fresh ones
@@ -169,8 +209,8 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   config.data.update(data)
   for section, values in overrides.items():
     config[section].update(values)
-  hidden = config.hidden
-  del config.hidden
+  hidden, places = config.hidden, config.places
+  del config.hidden, config.places
   if given['size']:
     sizes = SIZES_OF.get(given['model'], SIZES)
     width, depth, heads, hidden = choose('size', given['size'], sizes)
@@ -181,4 +221,6 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   # An MLP's unit costs 2D + 1 parameters, a centre with its width as many: the models of a recipe match.
   config.model.stage1, config.model.stage2 = map(ConfigDict, stage_options(config.model.name, hidden))
   config.model.update(named_options(config.model.name, hidden))
+  if 'places' in config.model.stage1:
+    config.model.stage1.places = places
   return config.lock()

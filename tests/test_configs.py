@@ -44,11 +44,14 @@ def shipped(name, arguments):
 
 
 SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vit') for recipe in ('memo', 'small')]
+SHIPPED += [('cifar10', model, recipe) for model in ('hyperbf', 'gmlp') for recipe in ('laptop', 'strong')]
+SHIPPED += [('cifar10', 'vit', 'finetune')]
 OTHERS = [('cifar10', model, 'small') for model in (*MODELS, 'softmax+hyperbf') if model not in ('hyperbf', 'vit')]
 # Data sets and recipes know nothing of models: each is tried once, all pairs with the slow ones.
 USUAL = [
   *((name, 'hyperbf', 'small') for name in SHAPES),
   *(('cifar10', 'vit', r) for r in ('memo', 'small')),
+  ('cifar10', 'hyperbf', 'laptop'),
   *OTHERS,
 ]
 CASES = [pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow) for case in SHIPPED + OTHERS]

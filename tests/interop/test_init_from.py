@@ -95,6 +95,26 @@ def test_a_run_starts_from_a_file_and_goes_on_without_it(tmp_path, toy, monkeypa
     train(config, tmp_path / 'another', QUIET)
 
 
+@pytest.mark.slow
+def test_recipe_finetune_trains_what_a_file_holds(tmp_path, digits_dir):
+  """All of it, the embedding slowest; in three classes more than the file has."""
+  path = tmp_path / 'theirs.npz'
+  write(path, others.google_vit, classes=7)
+  given = {'optimizer.learning_rate': 1e-3, 'train.epochs': 1.0, 'data.dir': digits_dir}
+  changes = {key: value for key, value in described(path).items() if key != 'data.validation'} | given
+  flags = [f'--config.{key}={value}' for key, value in changes.items()]
+  config = read_config(['--config=configs/digits.py:model=vit,recipe=finetune', *flags])
+  result = train(config, tmp_path / 'run', QUIET, ONE)
+  assert result['recipe'] == 'finetune'
+  found, theirs = trained(tmp_path / 'run', prepare(config, True, ONE)), origins.read(path).params
+  moved = (
+    max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (found[part], theirs[part])), strict=True))
+    for part in ('embedding', 'block0')
+  )
+  below, above = moved
+  assert 0 < below < above
+
+
 @pytest.mark.parametrize('network', [others.google_vit, others.timm_vit], ids=['google', 'timm'])
 def test_the_head_stays_where_the_classes_are_as_many(tmp_path, toy, network):
   path = tmp_path / 'theirs.npz'
