@@ -8,6 +8,7 @@ SMALL = {
   'vit-gelu': 'vit model.stage2.activation=gelu',
   'hyperbf': 'hyperbf',
 }
+LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
 
 PRESETS = {
   # CBMM Memo 143, Table 2: one seed, 100 epochs, the best test epoch.
@@ -40,6 +41,26 @@ PRESETS = {
     ),
     seeds=(0, 1),
     overrides=('--config.train.epochs=2.0', '--config.data.validation=0.1'),
+  ),
+  # An hour of one core a run: eight on two cores for CIFAR-10. The other data sets go the same way, by --config.
+  'laptop': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=tuple(f'{label}: {model}' for label, model in LAPTOP.items()),
+    seeds=(0, 1, 2),
+    overrides=('--config.model.pool=sequence',),
+  ),
+  # Of the arms of 'laptop', the learning rate: as many trials for each, on held-out images.
+  'laptop-rates': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=tuple(
+      f'{label}-{rate}: {model} optimizer.learning_rate={rate}' for rate in RATES for label, model in LAPTOP.items()
+    ),
+    seeds=(0,),
+    overrides=(
+      '--config.model.pool=sequence',
+      '--config.train.epochs=2.0',
+      '--config.data.validation=0.1',
+    ),
   ),
   # Every model, its means read out, as some have no class token. Two hours on two cores.
   'rivals': Comparison(

@@ -19,7 +19,10 @@ GOLDEN = {
   **{f'tiny_imagenet-{model}-memo': f'tiny_imagenet.py:model={model},recipe=memo' for model in ('hyperbf', 'vit')},
   **{f'cifar10-{model}-{r}': f'cifar10.py:model={model},recipe={r}' for model in MODELS for r in RECIPES},
   **{f'cifar10-{model}-size-tiny': f'cifar10.py:model={model},size=tiny' for model in ('hyperbf', 'vit', 'gmlp')},
-  **{f'cifar10-{model}-laptop': f'cifar10.py:model={model},recipe=laptop' for model in ('hyperbf', 'vit', 'gmlp')},
+  **{
+    f'cifar10-{model}-laptop': f'cifar10.py:model={model},recipe=laptop'
+    for model in ('hyperbf', 'gated', 'vit', 'gmlp')
+  },
   **{f'{data}-hyperbf-strong': f'{data}.py:recipe=strong' for data in ('cifar10', 'tiny_imagenet')},
   'cifar10-vit-finetune': 'cifar10.py:model=vit,recipe=finetune',
   'cifar10-mixer-size-small': 'cifar10.py:model=mixer,size=small',

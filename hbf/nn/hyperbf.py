@@ -53,9 +53,13 @@ class HyperBFAttention(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
+    q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
+    return project_out(self._over_tokens(q, k, v, context).swapaxes(1, 2), self.dtype)
+
+  def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
+    """The unit, [B, H, N, e], of queries and keys [B, H, N, d] and values [B, H, N, e]; makes its parameters."""
     if self.widths in ('centre', 'signed'):
       raise UserError("stage 1 can't have a width for each centre, its centres are the tokens: use layer or head")
-    q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
     d = q.shape[-1]
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
@@ -75,10 +79,8 @@ class HyperBFAttention(nn.Module):
       q, k = append(q, x), append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
       how |= {'width': 1.0, 'null': x.shape[-1]}
     if context.mask is None:
-      out = hyperbf(q, k, v, **how)
-    else:
-      out = hyperbf_plain(q, k, v, **how, mask=self._seen(context.mask, tokens.shape[1]))
-    return project_out(out.swapaxes(1, 2), self.dtype)
+      return hyperbf(q, k, v, **how)
+    return hyperbf_plain(q, k, v, **how, mask=self._seen(context.mask, q.shape[2]))
 
   def _seen(self, mask: jax.Array, length: int) -> jax.Array:
     """Which keys a token sees, broadcastable to [B, H, N, N + memory]: learned ones are seen by all."""

@@ -9,6 +9,7 @@ import flax.linen as nn
 
 from hbf.errors import UserError, choose
 from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.gated import GatedHyperBF
 from hbf.nn.gmlp import GatedMLP
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.nn.linear_attention import LinearAttention
@@ -19,6 +20,7 @@ from hbf.nn.mlp import MLP
 # attribute `size` which option counts them, one that honours a context's mask has `masked`.
 STAGE1: dict[str, type[nn.Module]] = {
   'hyperbf': HyperBFAttention,
+  'gated_hyperbf': GatedHyperBF,
   'softmax': SoftmaxAttention,
   'linear': LinearAttention,
   'gmlp': GatedMLP,
@@ -34,6 +36,7 @@ STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFUnit, 'mlp': MLP,
 MODELS = {
   'hyperbf': ('hyperbf', 'hyperbf'),
   'unified': ('hyperbf', 'none'),
+  'gated': ('gated_hyperbf', 'none'),
   'vit': ('softmax', 'mlp'),
   'gmlp': ('gmlp', 'none'),
   'amlp': ('gmlp', 'none'),

@@ -29,9 +29,11 @@ SETS = {
   'image_folder': ((64, 64, 3), 10),
 }
 EVERY = [(data, recipe) for data in SETS for recipe in RECIPES]
-# Units of the memo's size take long to compile; other images give them other tokens only.
+# Many or large units take long to compile; other images give them other tokens only.
+LARGE = ('memo', 'strong', 'finetune')
 UNITS = [
-  pytest.param(*case, marks=pytest.mark.slow if case[1] == 'memo' and case[0] != 'cifar10' else ()) for case in EVERY
+  pytest.param(*case, marks=pytest.mark.slow if case[1] in LARGE and case != ('cifar10', 'memo') else ())
+  for case in EVERY
 ]
 
 

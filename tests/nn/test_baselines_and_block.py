@@ -301,7 +301,7 @@ def test_options_never_hold_what_the_block_decides():
     assert 'heads' not in stage_options(f'{first}+{second}', 16)[0]
 
 
-MASKED = ('softmax', 'hyperbf', 'identity')
+MASKED = ('softmax', 'hyperbf', 'gated_hyperbf', 'identity')
 
 
 @pytest.mark.parametrize('name', STAGE1)

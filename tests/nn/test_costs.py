@@ -17,6 +17,7 @@ CASES = {
   'softmax unit': ('vit', 1, {'qk_norm': 'unit'}, ATTENTION, 0.0),
   'hyperbf': ('hyperbf', 1, {}, ATTENTION, 0.05),
   'unified': ('unified', 1, {'memory': MEMORY}, 8 * D**2 + 4 * (N + MEMORY) * D, 0.05),
+  'gated': ('gated', 1, {'hidden': HIDDEN}, 4 * D**2 + 6 * HIDDEN * D + 2 * (D + HIDDEN) * N, 0.05),
   'gmlp': ('gmlp', 1, {}, GMLP, 0.0),
   'softmax places': ('vit', 1, {'places': 'offsets'}, ATTENTION + 4 * 4 * N * H, 0.0),
   'hyperbf places': ('hyperbf', 1, {'places': 'offsets'}, ATTENTION + 2 * 4 * N * H, 0.05),

@@ -1,0 +1,45 @@
+"""The gated HyperBF: one unit that mixes tokens and channels, in place of both stages."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hbf.errors import choose
+from hbf.nn.attention import check_heads
+from hbf.nn.context import EVALUATION, Context
+from hbf.nn.hyperbf import HyperBFAttention
+from hbf.nn.mlp import ACTIVATIONS
+
+
+class GatedHyperBF(HyperBFAttention, kw_only=True):
+  """out(act(gate(x)) ⊙ f(act(values(x)))), f a HyperBF over the tokens of as many values as the gate has.
+
+  It is the Gated Attention Unit (Hua et al. 2022, section 3.1) with a HyperBF of several heads as its attention. A
+  token costs 4 D² + 6 hidden D + 2 (D + hidden) N operations with metric identity.
+
+  Attributes:
+    hidden: channels of values and gate; the heads share them, the last one may have fewer.
+    activation: of both, a name in `hbf.nn.mlp.ACTIVATIONS`.
+  """
+
+  hidden: int
+  activation: str = 'gelu'
+  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
+  share: ClassVar[float] = 5 / 6  # of a recipe's hidden units: with 4D of them it is as large as two stages
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+    """Maps tokens [B, N, D] to [B, N, D]."""
+    batch, length, width = tokens.shape
+    check_heads(width, self.heads)
+    activation = choose('activation', self.activation, ACTIVATIONS)
+    flat = tokens.reshape(-1, width)
+    qk = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name='qk')(flat)
+    q, k = jnp.moveaxis(qk.reshape(batch, length, 2, self.heads, -1), (2, 3), (0, 2))
+    gate, values = jnp.split(activation(nn.Dense(2 * self.hidden, dtype=self.dtype, name='in')(flat)), 2, axis=-1)
+    filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
+    v = filled.reshape(batch, length, self.heads, -1).swapaxes(1, 2)
+    mixed = self._over_tokens(q, k, v, context).swapaxes(1, 2).reshape(filled.shape)[:, : self.hidden]
+    return nn.Dense(width, dtype=self.dtype, name='out')(gate * mixed).reshape(tokens.shape)

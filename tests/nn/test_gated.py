@@ -1,0 +1,66 @@
+"""The gated HyperBF, by its formula in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from nn.drawn import random_params
+from ops import reference
+
+from hbf.errors import UserError
+from hbf.nn.context import Context
+from hbf.nn.gated import GatedHyperBF
+
+B, N, D, H = 2, 6, 8, 4
+PLACES = np.mgrid[:2, :3].reshape(2, -1).T.astype(np.float32)
+CONTEXT = Context(places=jnp.asarray(PLACES))
+
+
+def make(**changes):
+  module = GatedHyperBF(**{'heads': H, 'hidden': 10, 'activation': 'relu'} | changes)
+  tokens = jnp.asarray(np.random.default_rng(0).normal(size=(B, N, D)), jnp.float32)
+  return module, tokens, random_params(module, tokens, CONTEXT)
+
+
+def by_the_formula(module, params, tokens):
+  """Image by image, head by head; the values of a head are the next ⌈hidden/H⌉ of all, as far as there are any."""
+  params, tokens = jax.tree.map(lambda z: np.asarray(z, np.float64), (params, tokens))
+  each = -(-module.hidden // H)
+  joined = np.zeros((B, N, module.hidden))
+  q, k = np.split(tokens @ params['qk']['kernel'], 2, axis=-1)
+  gate, v = np.split(np.maximum(tokens @ params['in']['kernel'] + params['in']['bias'], 0), 2, axis=-1)
+  for b, h in itertools.product(range(B), range(H)):
+    of_head, values = slice(h * D // H, (h + 1) * D // H), slice(h * each, (h + 1) * each)
+    sigma = np.exp(params['log_width'][h, 0, 0])
+    s = reference.squared_distances(q[b, :, of_head], k[b, :, of_head]) / (2 * sigma**2)
+    if module.places == 'offsets':
+      away = PLACES[:, None] - PLACES - params['place_offset'][h, 0]
+      s += np.square(away).sum(axis=-1) / np.exp(2 * params['place_log_width'][h, 0, 0]) / 2
+    responses = np.exp(-s)
+    joined[b, :, values] = responses / responses.sum(axis=-1, keepdims=True) @ v[b, :, values]
+  return gate * joined @ params['out']['kernel'] + params['out']['bias']
+
+
+@pytest.mark.parametrize('changes', [{}, {'places': 'offsets'}, {'hidden': 12}, {'hidden': 1}], ids=str)
+def test_the_unit_equals_its_formula(changes):
+  """Also where the heads don't divide the values."""
+  module, tokens, params = make(**changes)
+  out = module.apply({'params': params}, tokens, CONTEXT)
+  np.testing.assert_allclose(out, by_the_formula(module, params, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_a_closed_gate_lets_nothing_through():
+  module, tokens, params = make()
+  params['in']['bias'][:10] = -1e6
+  np.testing.assert_array_equal(
+    module.apply({'params': params}, tokens), np.broadcast_to(params['out']['bias'], tokens.shape)
+  )
+
+
+def test_options_that_can_not_be_are_user_errors():
+  tokens = jnp.ones((B, N, D))
+  for changes, message in (({'heads': 3}, 'not divisible by 3 heads'), ({'activation': 'swiglu'}, 'activation')):
+    with pytest.raises(UserError, match=message):
+      GatedHyperBF(**{'heads': H, 'hidden': 10} | changes).init(jax.random.key(0), tokens)
