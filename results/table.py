@@ -19,7 +19,7 @@ from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'rivals')
-RATES = ROOT / 'rates'
+RATES = ('rates', 'laptop-rates')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 HELD_OUT = (NLL, ACCURACY)
@@ -36,6 +36,12 @@ def comparison(name: str) -> str:
   """The table of a comparison."""
   folder = ROOT / name
   return markdown(read_rows(Grid.load(folder), folder)).strip()
+
+
+def rates(name: str) -> str:
+  """What a search for learning rates found on held-out images."""
+  folder = ROOT / name
+  return held_out(Grid.load(folder), folder)
 
 
 def search(name: str) -> str:
@@ -95,7 +101,7 @@ def main() -> None:
   """Prints everything."""
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
-  parts += [held_out(Grid.load(RATES), RATES), *map(search, SEARCHES), dead_units(units)]
+  parts += [*map(rates, RATES), *map(search, SEARCHES), dead_units(units)]
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
   parts += [
