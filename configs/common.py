@@ -52,7 +52,7 @@ def laptop() -> ConfigDict:
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.places = 'offsets'
-  config.optimizer.learning_rate = 4e-3
+  config.optimizer.learning_rate = 8e-3  # the best for every arm of preset laptop-rates
   config.train.epochs = 20.0
   return config
 
