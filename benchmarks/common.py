@@ -103,7 +103,9 @@ def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathli
 
 def measured_on() -> dict[str, Any]:
   """The command, and the device and code that it measures."""
-  return {'command': ' '.join(sys.argv), 'device': device_name(), 'commit': commit(), 'versions': versions()}
+  script, *flags = sys.argv
+  command = ' '.join(['python -m', f'benchmarks.{pathlib.Path(script).stem}', *flags])  # wherever the script lies
+  return {'command': command, 'device': device_name(), 'commit': commit(), 'versions': versions()}
 
 
 def save(name: str, measured: Mapping[str, Any], out: pathlib.Path | None) -> None:

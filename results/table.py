@@ -29,6 +29,7 @@ BENCHMARKS = {
   'linear-convergence': (),
   'linear-time': (),
   'bound': (),
+  'augmentation': (),
 }
 
 

@@ -1,8 +1,11 @@
 """What holds for the project as a whole: layers, and no TensorFlow or network at run time."""
 
 import ast
+import importlib.util
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -100,3 +103,10 @@ def test_the_pages_show_the_results_that_the_logs_hold():
   assert sum(part.startswith('| ') for part in parts) >= 5
   pages = '\n'.join(path.read_text() for path in (ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')))
   assert [part for part in parts if part not in pages] == []
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'results' / 'benchmarks').iterdir()), ids=lambda path: path.stem)
+def test_a_benchmark_says_a_command_that_anyone_can_run(path):
+  python, option, module, *flags = json.loads(path.read_text())['command'].split()
+  assert (python, option) == ('python', '-m') and importlib.util.find_spec(module)
+  assert not [flag for flag in flags if re.search('(^|=)/', flag)]
