@@ -1,5 +1,7 @@
 """Comparisons by name: which configs, arms and seeds, and what others report of them."""
 
+from collections.abc import Mapping
+
 from hbf.comparison.grid import Comparison
 
 RATES = ('2e-3', '4e-3', '8e-3')
@@ -9,6 +11,17 @@ SMALL = {
   'hyperbf': 'hyperbf',
 }
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
+
+
+def _arms(models: Mapping[str, str]) -> tuple[str, ...]:
+  return tuple(f'{label}: {model}' for label, model in models.items())
+
+
+def _at_rates(models: Mapping[str, str]) -> tuple[str, ...]:
+  """Each model at each rate."""
+  pairs = [(rate, label) for rate in RATES for label in models]
+  return _arms({f'{label}-{rate}': f'{models[label]} optimizer.learning_rate={rate}' for rate, label in pairs})
+
 
 PRESETS = {
   # CBMM Memo 143, Table 2: one seed, 100 epochs, the best test epoch.
@@ -28,7 +41,7 @@ PRESETS = {
   # A laptop's: an hour or two on two cores.
   'small': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
-    arms=tuple(f'{label}: {model}' for label, model in SMALL.items()),
+    arms=_arms(SMALL),
     seeds=(0, 1, 2),
     # The best of each arm in 'rates'.
     overrides=('--config.train.epochs=5.0', '--config.optimizer.learning_rate=4e-3'),
@@ -36,25 +49,21 @@ PRESETS = {
   # Of the arms of 'small', the learning rate: chosen on held-out images, `--report --split=validation`.
   'rates': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
-    arms=tuple(
-      f'{label}-{rate}: {model} optimizer.learning_rate={rate}' for rate in RATES for label, model in SMALL.items()
-    ),
+    arms=_at_rates(SMALL),
     seeds=(0, 1),
     overrides=('--config.train.epochs=2.0', '--config.data.validation=0.1'),
   ),
   # An hour of one core a run: eight on two cores for CIFAR-10. The other data sets go the same way, by --config.
   'laptop': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
-    arms=tuple(f'{label}: {model}' for label, model in LAPTOP.items()),
+    arms=_arms(LAPTOP),
     seeds=(0, 1, 2),
     overrides=('--config.model.pool=sequence',),
   ),
   # Of the arms of 'laptop', the learning rate: as many trials for each, on held-out images.
   'laptop-rates': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
-    arms=tuple(
-      f'{label}-{rate}: {model} optimizer.learning_rate={rate}' for rate in RATES for label, model in LAPTOP.items()
-    ),
+    arms=_at_rates(LAPTOP),
     seeds=(0,),
     overrides=(
       '--config.model.pool=sequence',
