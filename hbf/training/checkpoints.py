@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import pathlib
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +15,12 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from hbf.errors import UserError
 from hbf.evaluation.figures import CLASSIFICATION
+from hbf.training.checksum import checksum
 from hbf.training.state import TrainState
 
 RANKS = CLASSIFICATION[0]  # says which checkpoint is the best
 ITEMS = ('params', 'training', 'average')  # of a checkpoint
+UNCHECKED = {'seconds', 'steps'}  # what a checkpoint may say of itself that has no checksums, being older
 
 
 class Restored(NamedTuple):
@@ -38,7 +42,8 @@ class Restored(NamedTuple):
 class Checkpoints:
   """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average where there is one.
 
-  Parameters and their average are items of their own, so that evaluation reads nothing else.
+  Parameters and their average are items of their own, so that evaluation reads nothing else. The format has checksums
+  of all but the arrays' own bytes; those are ours, beside what is said of the checkpoint.
   """
 
   def __init__(
@@ -62,9 +67,12 @@ class Checkpoints:
       preservation_policy=AnyPreservationPolicy([LatestN(keep), _Best(self._scores)]),
       create=not read_only,
       read_only=read_only,
+      # Or one checkpoint whose metadata are damaged would keep all from being opened.
+      lightweight_initialize=True,
     )
     self._folder = folder
-    self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=ITEMS)
+    self._open = lambda: ocp.CheckpointManager(folder.absolute(), options=options, item_names=ITEMS)
+    self._manager = self._open()
 
   def score(self, step: int, value: float) -> bool:
     """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
@@ -80,13 +88,19 @@ class Checkpoints:
     """Starts to write the state, with what is to be known of it (for JSON); returns when its arrays may change."""
     if step in self._manager.all_steps():
       return
-    items = {name: ocp.args.StandardSave(item) for name, item in _items(state).items()}
-    self._manager.save(step, args=ocp.args.Composite(**items), custom_metadata=dict(about or {}), force=True)
+    items, about = _items(state), dict(about or {})
+    sums = {'about': _checksum_of_json(about)} | {name: checksum(item) for name, item in items.items()}
+    args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
+    self._manager.save(step, args=args, custom_metadata={'about': about, 'checksums': sums}, force=True)
 
   @property
   def latest(self) -> int | None:
-    """The newest complete checkpoint's step."""
-    return self._manager.latest_step()
+    """The newest complete checkpoint's step; it may be damaged."""
+    return max(self._steps(), default=None)
+
+  def _steps(self) -> list[int]:
+    """Of all that have a checkpoint's name; Orbax overlooks those that aren't folders any more."""
+    return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
     """The step of checkpoint 'latest', 'best' (by the figure RANKS on the held-out part of train) or a number.
@@ -113,9 +127,32 @@ class Checkpoints:
 
   def restore(self, step: int, state: TrainState) -> TrainState:
     """The state at a step, placed like `state` (arrays, or shapes with shardings)."""
-    items = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in _items(state).items()}
-    restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+    restored = self._restore_items(step, _items(state))
     return TrainState(params=restored['params'], average=restored.get('average'), **restored['training'])
+
+  def _restore_items(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
+    """Items of a checkpoint by name, placed like these.
+
+    Raises:
+      ValueError: they aren't what was saved; Orbax and TensorStore raise others too.
+    """
+    _, sums = self._about(step)
+    args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
+    restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+    if sums and (wrong := [name for name in items if checksum(restored[name]) != sums[name]]):
+      raise ValueError(f'{" and ".join(wrong)}: not the bytes that were saved')
+    return dict(restored.items())
+
+  def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """What is said of a checkpoint, and the checksums by item; none if it is older than those."""
+    # Orbax takes metadata that it can't read for empty ones, and reads those of all arrays too.
+    said = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
+    if said.keys() <= UNCHECKED:
+      return said, {}
+    about, sums = said['about'], said['checksums']
+    if _checksum_of_json(about) != sums['about']:
+      raise ValueError('_CHECKPOINT_METADATA: not what was saved')
+    return about, sums
 
   def restore_newest(self, state: TrainState) -> Restored:
     """The newest checkpoint that can be read, placed like `state`; newer ones are set aside as <step>.damaged.
@@ -123,28 +160,33 @@ class Checkpoints:
     Raises:
       UserError: none can be read; then all stay where they are.
     """
-    steps = sorted(self._manager.all_steps(), reverse=True)
+    steps = self._steps()[::-1]
     reasons: dict[int, Exception] = {}
     for step in steps:
       try:
-        about = self._manager.metadata(step).custom_metadata
+        about, _ = self._about(step)
         restored = self.restore(step, state)
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
         reasons[step] = error
       else:
-        return Restored(step, restored, about or {}, {step: self._set_aside(step) for step in reasons})
+        return Restored(step, restored, about, self._set_aside(reasons))
     raise UserError(
       f'no checkpoint in {self._folder} can be read ({_first_line(reasons[steps[0]])}): '
       'if they are damaged, remove the folder to begin anew, or choose another --workdir'
     )
 
-  def _set_aside(self, step: int) -> pathlib.Path:
-    taken = len([*self._folder.glob(f'{step}.damaged*')])
-    aside = self._folder / (f'{step}.damaged' + (f'-{taken + 1}' if taken else ''))
-    (self._folder / str(step)).rename(aside)
-    self._manager.reload()
+  def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
+    """Renames checkpoints; returns by step where they are now."""
+    aside = {}
+    for step in steps:
+      taken = len([*self._folder.glob(f'{step}.damaged*')])
+      aside[step] = self._folder / (f'{step}.damaged' + (f'-{taken + 1}' if taken else ''))
+      (self._folder / str(step)).rename(aside[step])
+    if aside:
+      self._manager.close()
+      self._manager = self._open()  # Orbax's own reload reads the metadata of all
     return aside
 
   def restore_params(self, step: int, params: Any, average: bool = False) -> Any:
@@ -159,9 +201,8 @@ class Checkpoints:
         f'checkpoint {step} in {self._folder} has no average of the parameters (train.average was 0): '
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
       )
-    items = ocp.args.Composite(**{item: ocp.args.StandardRestore(_abstract(params))})
     try:
-      return self._manager.restore(step, args=items)[item]
+      return self._restore_items(step, {item: params})[item]
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
@@ -209,7 +250,8 @@ def _best(steps: Iterable[int], scores: Mapping[int, float]) -> int | None:
 def _is_the_machines(error: Exception) -> bool:
   """Whether a checkpoint can't be read for want of memory, or of a disk that answers: it may be sound."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
-  return wants_memory or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
+  not_there = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # or another kind of thing is in its place
+  return wants_memory or (isinstance(error, OSError) and error.errno not in not_there)
 
 
 def _first_line(error: Exception) -> str:
@@ -221,6 +263,10 @@ def _items(state: TrainState) -> dict[str, Any]:
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}
+
+
+def _checksum_of_json(value: Mapping[str, Any]) -> int:
+  return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def _abstract(tree: Any) -> Any:

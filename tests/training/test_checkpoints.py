@@ -1,5 +1,9 @@
 import contextlib
 import errno
+import json
+import os
+import random
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +20,7 @@ from hbf.training.state import Totals, TrainState
 
 
 def state(value, devices=1):
-  params = {'layer': {'kernel': jnp.full((4, 3), value)}}
+  params = {'layer': {'kernel': jnp.full((4, 3), float(value))}}
   new = TrainState(jnp.asarray(int(value)), params, optax.adam(1e-3).init(params), Totals.zeros())
   return jax.device_put(new, state_sharding(make_mesh(jax.devices()[:devices]), new))
 
@@ -153,6 +157,91 @@ def test_damaged_checkpoints_are_set_aside_and_made_anew(tmp_path, files):
     assert set(names(tmp_path)) >= {'1', '2', '3', *aside}
     with contextlib.closing(Checkpoints(tmp_path, read_only=True)) as checkpoints:
       assert checkpoints.find('latest') == 3
+
+
+def test_whatever_one_bit_is_flipped_the_checkpoint_is_refused_or_the_same(tmp_path):
+  kernel = jax.random.normal(jax.random.key(0), (40, 30))  # long enough not to lie beside what has a checksum
+  whole = state(1).replace(params={'layer': {'kernel': kernel}})
+  about = {'seconds': 1.5, 'steps': 1}
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    checkpoints.save(1, whole, about)
+  draw, refused = random.Random(0), 0
+  files = [path for path in sorted(tmp_path.rglob('*')) if path.is_file() and path.stat().st_size]
+  for path in files:
+    content = path.read_bytes()
+    for _ in range(10 if 'METADATA' in path.name or len(content) > 4000 else 2):
+      flipped, place = bytearray(content), draw.randrange(len(content))
+      flipped[place] ^= 1 << draw.randrange(8)
+      path.write_bytes(flipped)
+      with contextlib.closing(Checkpoints(tmp_path, read_only=True)) as checkpoints:
+        try:
+          found = checkpoints.restore_newest(whole)
+        except UserError:
+          refused += 1
+        else:
+          jax.tree.map(np.testing.assert_array_equal, found.state, whole)
+          assert found.about == about
+    path.write_bytes(content)
+  assert refused > 20
+
+
+def flip_values(checkpoint):
+  """Flips a bit in the middle of the numbers of the parameters."""
+  path = max((checkpoint / 'params' / 'ocdbt.process_0' / 'd').iterdir(), key=lambda path: path.stat().st_size)
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+def replace(path, by):
+  shutil.rmtree(path) if path.is_dir() else path.unlink()
+  path.mkdir() if by == 'folder' else path.write_text(by)
+
+
+DAMAGES = {
+  'a bit of the values': flip_values,
+  'no metadata': lambda folder: (folder / '_CHECKPOINT_METADATA').unlink(),
+  'half the metadata': lambda folder: os.truncate(folder / '_CHECKPOINT_METADATA', 200),
+  'keys of the metadata': lambda folder: (folder / '_CHECKPOINT_METADATA').write_text(
+    (folder / '_CHECKPOINT_METADATA')
+    .read_text()
+    .replace('"commit_', '"comnit_')
+    .replace('"checksums"', '"checksumz"')
+  ),
+  'a folder in place of metadata': lambda folder: replace(folder / '_CHECKPOINT_METADATA', 'folder'),
+  'a folder in place of a file': lambda folder: replace(folder / 'params' / '_METADATA', 'folder'),
+  'a file in place of an item': lambda folder: replace(folder / 'params', 'nothing'),
+  'no item': lambda folder: shutil.rmtree(folder / 'training'),
+  'no file': lambda folder: (folder / 'params' / 'manifest.ocdbt').unlink(),
+  'an empty file': lambda folder: os.truncate(folder / 'params' / 'manifest.ocdbt', 0),
+  'an empty folder': lambda folder: replace(folder, 'folder'),
+  'a file': lambda folder: replace(folder, 'nothing'),
+}
+
+
+def test_checkpoints_damaged_in_whatever_way_are_set_aside(tmp_path):
+  steps = dict(zip(range(2, 2 + len(DAMAGES)), DAMAGES.values(), strict=True))
+  long = {'layer': {'kernel': jax.random.normal(jax.random.key(0), (40, 30))}}
+  with contextlib.closing(Checkpoints(tmp_path, keep=20)) as checkpoints:
+    for step in (1, *steps):
+      checkpoints.save(step, state(step).replace(params=long))
+  for step, damage_it in steps.items():
+    damage_it(tmp_path / str(step))
+  with contextlib.closing(Checkpoints(tmp_path, keep=20)) as checkpoints:
+    found = checkpoints.restore_newest(state(0).replace(params=long))
+    assert (found.step, sorted(found.damaged)) == (1, [*steps])
+    checkpoints.save(2, state(2).replace(params=long))
+  assert names(tmp_path) == sorted(['1', '2', *(f'{step}.damaged' for step in steps)])
+
+
+def test_a_checkpoint_of_before_checksums_is_read(tmp_path):
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    checkpoints.save(1, state(1), {'seconds': 1.5, 'steps': 1})
+  path = tmp_path / '1' / '_CHECKPOINT_METADATA'
+  metadata = json.loads(path.read_text())
+  path.write_text(json.dumps(metadata | {'custom_metadata': metadata['custom_metadata']['about']}))
+  found = Checkpoints(tmp_path, read_only=True).restore_newest(state(0))
+  assert (int(found.state.step), found.about) == (1, {'seconds': 1.5, 'steps': 1})
 
 
 @pytest.mark.parametrize(
