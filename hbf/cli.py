@@ -36,7 +36,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
   """Parses the flags and runs `main`; exit status 1 and a line 'error: …' for a UserError or a wrong flag."""
 
   def guarded(argv: Sequence[str]) -> int:
-    logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+    logging.set_verbosity(logging.FATAL)  # Orbax warns of what is meant, and prints what it raises
     try:
       if len(argv) > 1:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')

@@ -67,6 +67,7 @@ class Checkpoints:
       preservation_policy=AnyPreservationPolicy([LatestN(keep), _Best(self._scores)]),
       create=not read_only,
       read_only=read_only,
+      cleanup_tmp_directories=not read_only,  # what a killed run had begun to write
       # Or one checkpoint whose metadata are damaged would keep all from being opened.
       lightweight_initialize=True,
     )

@@ -27,7 +27,7 @@ from hbf.training.reporter import Evaluations, Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.state import TrainState, all_finite
 from hbf.training.stopwatch import Stopwatch
-from hbf.training.workdir import claim, locked, with_measured, write_json, write_predictions
+from hbf.training.workdir import claim, locked, naming_full_disk, with_measured, write_json, write_predictions
 from hbf.training.writers import MetricsWriter, validation_scores
 
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
@@ -49,11 +49,11 @@ def train(
     What result.json holds, or None if a signal stopped the run; the same call then goes on from there.
 
   Raises:
-    UserError: something is wrong with the config, the data or the workdir.
+    UserError: something is wrong with the config, the data or the workdir, or its disk is full.
   """
   resumed = bool(config.init_from) and has_checkpoint(workdir / 'checkpoints')
   experiment = prepare(with_measured(config, workdir), resumed, devices)
-  with locked(workdir):
+  with naming_full_disk(workdir), locked(workdir):
     claim(workdir, experiment.config, identity(experiment.dataset))
     result_path = workdir / 'result.json'
     if result_path.exists():

@@ -1,6 +1,7 @@
 """The folder of a run: who may write there, which config and data it belongs to, and its predictions."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -49,6 +50,35 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     raise UserError(f'{workdir} exists and is not a run: choose another --workdir, or remove it')
   with held(workdir):
     yield
+
+
+@contextlib.contextmanager
+def naming_full_disk(workdir: pathlib.Path) -> Iterator[None]:
+  """Turns whatever is raised for want of room on the disk into a line.
+
+  Raises:
+    UserError: there was none; the message names the folder.
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:  # Orbax and TensorStore say it in words
+    words = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    found = next((said for said in words if any(said in str(cause) for cause in _causes(error))), None)
+    if found is None:
+      raise
+    raise UserError(
+      f'{workdir} could not be written: {found.lower()}. Make room and give the same command again; '
+      'it goes on from the newest checkpoint, and those that are complete are intact'
+    ) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+  """An error, and those that it arose from."""
+  while error is not None:
+    yield error
+    error = error.__cause__ or error.__context__
 
 
 @contextlib.contextmanager

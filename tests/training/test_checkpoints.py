@@ -227,6 +227,7 @@ def test_checkpoints_damaged_in_whatever_way_are_set_aside(tmp_path):
       checkpoints.save(step, state(step).replace(params=long))
   for step, damage_it in steps.items():
     damage_it(tmp_path / str(step))
+  (tmp_path / '99.orbax-checkpoint-tmp' / 'params').mkdir(parents=True)
   with contextlib.closing(Checkpoints(tmp_path, keep=20)) as checkpoints:
     found = checkpoints.restore_newest(state(0).replace(params=long))
     assert (found.step, sorted(found.damaged)) == (1, [*steps])

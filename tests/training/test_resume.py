@@ -1,5 +1,6 @@
 """Runs that end before their end: the same call goes on, and nothing of the result shows that it did."""
 
+import errno
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from hbf.training import experiment
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.loop import train
 from hbf.training.reporter import Reporter
+from hbf.training.writers import MetricsWriter
 
 TRAIN = """
 import json, os, signal, sys
@@ -120,6 +122,19 @@ def test_if_no_checkpoint_can_be_read_the_run_says_so_and_leaves_them(finished, 
   with pytest.raises(UserError, match=r'no checkpoint in .* can be read'):
     train(finished[1], parts, QUIET, ONE)
   assert sorted(path.name for path in (parts / 'checkpoints').iterdir()) == ['10', '14', '5']
+
+
+def test_a_full_disk_ends_in_a_line_and_the_same_call_goes_on_when_there_is_room(finished, parts, monkeypatch):
+  def write(self, step, epoch, split, **values):
+    self._file.write('{"step": 15, "epo')  # as much as there was room for
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(MetricsWriter, 'write', write)
+    with pytest.raises(UserError, match=r'run could not be written: no space left on device\. Make room and'):
+      train(finished[1], parts, QUIET, ONE)
+  assert (parts / 'metrics.jsonl').read_text().endswith('"epo')
+  assert 'goes on after step 14' in goes_on(finished, parts)
 
 
 @pytest.mark.parametrize(('split', 'step', 'pass_'), [('validation', 21, 1), ('test', 41, 2)])

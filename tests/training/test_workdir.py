@@ -1,13 +1,21 @@
 import contextlib
 import errno
 import json
+import os
 
 import numpy as np
 import pytest
 
 from hbf.errors import UserError
 from hbf.training import workdir
-from hbf.training.workdir import claim, load_config, locked, read_predictions, write_predictions
+from hbf.training.workdir import (
+  claim,
+  load_config,
+  locked,
+  naming_full_disk,
+  read_predictions,
+  write_predictions,
+)
 from hbf.training.writers import MetricsWriter, read_metrics
 
 DATA = {
@@ -24,6 +32,17 @@ def test_a_second_run_is_refused_until_the_first_ends(tmp_path):
     pass
   with locked(tmp_path / 'run'):
     pass
+
+
+def test_a_full_disk_is_named_whoever_says_so(tmp_path):
+  full = ValueError('RESOURCE_EXHAUSTED: Failed to write 5 bytes: No space left on device')  # as TensorStore does
+  with pytest.raises(UserError, match='no space left'), naming_full_disk(tmp_path):
+    raise full
+  with pytest.raises(UserError, match='quota exceeded'), naming_full_disk(tmp_path):
+    raise RuntimeError('could not save') from OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+  for other in (ValueError('no'), UserError('no')):
+    with pytest.raises(type(other), match=r'^no$'), naming_full_disk(tmp_path):
+      raise other from full if isinstance(other, UserError) else None
 
 
 @pytest.mark.parametrize(
