@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-slow compile clean
+.PHONY: setup train test test-slow chaos compile clean
 
 setup: $(VENV)/installed
 
@@ -24,6 +24,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# Kills runs, damages their checkpoints and fills their disks: is anything lost?
+chaos: setup
+	$(BIN)/python -m benchmarks.chaos
 
 # The compilers of hardware that isn't here are large, and each has an environment of its own.
 .venv-%/installed: requirements-%.txt requirements.txt

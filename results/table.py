@@ -30,6 +30,7 @@ BENCHMARKS = {
   'linear-time': (),
   'bound': (),
   'augmentation': (),
+  'chaos': (),
 }
 
 

@@ -140,8 +140,8 @@ class Checkpoints:
     _, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-    if sums and (wrong := [name for name in items if checksum(restored[name]) != sums[name]]):
-      raise ValueError(f'{" and ".join(wrong)}: not the bytes that were saved')
+    if sums and (wrong := [name for name in items if checksum(restored[name]) != sums.get(name)]):
+      raise ValueError(f'the bytes of {" and ".join(wrong)} are not those that were saved')
     return dict(restored.items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
@@ -150,9 +150,9 @@ class Checkpoints:
     said = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
     if said.keys() <= UNCHECKED:
       return said, {}
-    about, sums = said['about'], said['checksums']
-    if _checksum_of_json(about) != sums['about']:
-      raise ValueError('_CHECKPOINT_METADATA: not what was saved')
+    about, sums = said.get('about', {}), said.get('checksums', {})
+    if _checksum_of_json(about) != sums.get('about'):
+      raise ValueError('_CHECKPOINT_METADATA is not what was saved')
     return about, sums
 
   def restore_newest(self, state: TrainState) -> Restored:

@@ -1,9 +1,7 @@
 import contextlib
 import errno
 import json
-import os
 import random
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from runs import damage
 
+from benchmarks.damages import DAMAGES
 from hbf.errors import UserError
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.sharding import make_mesh, state_sharding
@@ -183,40 +182,6 @@ def test_whatever_one_bit_is_flipped_the_checkpoint_is_refused_or_the_same(tmp_p
           assert found.about == about
     path.write_bytes(content)
   assert refused > 20
-
-
-def flip_values(checkpoint):
-  """Flips a bit in the middle of the numbers of the parameters."""
-  path = max((checkpoint / 'params' / 'ocdbt.process_0' / 'd').iterdir(), key=lambda path: path.stat().st_size)
-  content = bytearray(path.read_bytes())
-  content[len(content) // 2] ^= 1
-  path.write_bytes(content)
-
-
-def replace(path, by):
-  shutil.rmtree(path) if path.is_dir() else path.unlink()
-  path.mkdir() if by == 'folder' else path.write_text(by)
-
-
-DAMAGES = {
-  'a bit of the values': flip_values,
-  'no metadata': lambda folder: (folder / '_CHECKPOINT_METADATA').unlink(),
-  'half the metadata': lambda folder: os.truncate(folder / '_CHECKPOINT_METADATA', 200),
-  'keys of the metadata': lambda folder: (folder / '_CHECKPOINT_METADATA').write_text(
-    (folder / '_CHECKPOINT_METADATA')
-    .read_text()
-    .replace('"commit_', '"comnit_')
-    .replace('"checksums"', '"checksumz"')
-  ),
-  'a folder in place of metadata': lambda folder: replace(folder / '_CHECKPOINT_METADATA', 'folder'),
-  'a folder in place of a file': lambda folder: replace(folder / 'params' / '_METADATA', 'folder'),
-  'a file in place of an item': lambda folder: replace(folder / 'params', 'nothing'),
-  'no item': lambda folder: shutil.rmtree(folder / 'training'),
-  'no file': lambda folder: (folder / 'params' / 'manifest.ocdbt').unlink(),
-  'an empty file': lambda folder: os.truncate(folder / 'params' / 'manifest.ocdbt', 0),
-  'an empty folder': lambda folder: replace(folder, 'folder'),
-  'a file': lambda folder: replace(folder, 'nothing'),
-}
 
 
 def test_checkpoints_damaged_in_whatever_way_are_set_aside(tmp_path):

@@ -1,0 +1,56 @@
+"""Ways to damage a checkpoint, given its folder, so that it can't be restored."""
+
+import os
+import pathlib
+import shutil
+from collections.abc import Callable
+
+METADATA = '_CHECKPOINT_METADATA'
+NUMBERS = 'params/ocdbt.process_0/d'
+
+
+def each(harm: Callable[[pathlib.Path], object], folder: pathlib.Path) -> None:
+  """Does harm to every file of a folder; of those that hold numbers, not all are read."""
+  for path in [*folder.iterdir()]:
+    harm(path)
+
+
+def flip(path: pathlib.Path) -> None:
+  """Flips a bit in the middle of the first half of a file."""
+  content = bytearray(path.read_bytes())
+  content[len(content) // 4] ^= 1
+  path.write_bytes(content)
+
+
+def halve(path: pathlib.Path) -> None:
+  """Cuts off the second half of a file."""
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def replace(path: pathlib.Path, by: str = '') -> None:
+  """Puts a file with this text in the place of whatever is there, or an empty folder if there is no text."""
+  shutil.rmtree(path) if path.is_dir() else path.unlink()
+  path.write_text(by) if by else path.mkdir()
+
+
+def rename_keys(path: pathlib.Path) -> None:
+  """Flips a bit in two keys of JSON: one of Orbax's, one of ours."""
+  path.write_text(path.read_text().replace('"commit_', '"bommit_').replace('"checksums"', '"bhecksums"'))
+
+
+DAMAGES: dict[str, Callable[[pathlib.Path], None]] = {
+  'bits of the parameters flipped': lambda folder: each(flip, folder / NUMBERS),
+  'bits of the tables flipped': lambda folder: flip(folder / 'training' / 'manifest.ocdbt'),
+  'bits of the metadata flipped': lambda folder: rename_keys(folder / METADATA),
+  'the parameters cut in half': lambda folder: each(halve, folder / NUMBERS),
+  'the metadata cut in half': lambda folder: halve(folder / METADATA),
+  'a file of no bytes': lambda folder: os.truncate(folder / 'params' / 'manifest.ocdbt', 0),
+  'the parameters missing': lambda folder: each(pathlib.Path.unlink, folder / NUMBERS),
+  'the metadata missing': lambda folder: (folder / METADATA).unlink(),
+  'an item missing': lambda folder: shutil.rmtree(folder / 'training'),
+  'a folder in place of the metadata': lambda folder: replace(folder / METADATA),
+  'a folder in place of a file': lambda folder: replace(folder / 'params' / '_METADATA'),
+  'a file in place of an item': lambda folder: replace(folder / 'params', 'nothing'),
+  'an empty folder': replace,
+  'a file in place of the checkpoint': lambda folder: replace(folder, 'nothing'),
+}
