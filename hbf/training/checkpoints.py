@@ -3,10 +3,14 @@
 import contextlib
 import dataclasses
 import errno
+import gc
 import json
+import logging
 import pathlib
+import sys
+import traceback
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -162,19 +166,20 @@ class Checkpoints:
       UserError: none can be read; then all stay where they are.
     """
     steps = self._steps()[::-1]
-    reasons: dict[int, Exception] = {}
+    reasons: dict[int, str] = {}
     for step in steps:
       try:
-        about, _ = self._about(step)
-        restored = self.restore(step, state)
+        with _leaving_no_reads():
+          about, _ = self._about(step)
+          restored = self.restore(step, state)
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
-        reasons[step] = error
+        reasons[step] = _first_line(error)
       else:
         return Restored(step, restored, about, self._set_aside(reasons))
     raise UserError(
-      f'no checkpoint in {self._folder} can be read ({_first_line(reasons[steps[0]])}): '
+      f'no checkpoint in {self._folder} can be read ({reasons[steps[0]]}): '
       'if they are damaged, remove the folder to begin anew, or choose another --workdir'
     )
 
@@ -246,6 +251,21 @@ def _best(steps: Iterable[int], scores: Mapping[int, float]) -> int | None:
     return None
   value = RANKS.better(scores[step] for step in ranked)
   return next(step for step in ranked if scores[step] == value)
+
+
+@contextlib.contextmanager
+def _leaving_no_reads() -> Iterator[None]:
+  """Keeps from the console what is left of a checkpoint that can't be read: reads that nobody waits for any more."""
+  hook, log = sys.unraisablehook, logging.getLogger('asyncio')
+  sys.unraisablehook, log.disabled = lambda _: None, True
+  try:
+    yield
+  except Exception as error:
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    raise
+  finally:
+    sys.unraisablehook, log.disabled = hook, False
 
 
 def _is_the_machines(error: Exception) -> bool:

@@ -184,7 +184,7 @@ def test_whatever_one_bit_is_flipped_the_checkpoint_is_refused_or_the_same(tmp_p
   assert refused > 20
 
 
-def test_checkpoints_damaged_in_whatever_way_are_set_aside(tmp_path):
+def test_checkpoints_damaged_in_whatever_way_are_set_aside_without_ado(tmp_path, caplog):
   steps = dict(zip(range(2, 2 + len(DAMAGES)), DAMAGES.values(), strict=True))
   long = {'layer': {'kernel': jax.random.normal(jax.random.key(0), (40, 30))}}
   with contextlib.closing(Checkpoints(tmp_path, keep=20)) as checkpoints:
@@ -196,6 +196,7 @@ def test_checkpoints_damaged_in_whatever_way_are_set_aside(tmp_path):
   with contextlib.closing(Checkpoints(tmp_path, keep=20)) as checkpoints:
     found = checkpoints.restore_newest(state(0).replace(params=long))
     assert (found.step, sorted(found.damaged)) == (1, [*steps])
+    assert not [record for record in caplog.records if record.name == 'asyncio']
     checkpoints.save(2, state(2).replace(params=long))
   assert names(tmp_path) == sorted(['1', '2', *(f'{step}.damaged' for step in steps)])
 
