@@ -97,6 +97,11 @@ def defaults() -> ConfigDict:
   config.seed = 0
   config.init_from = ''  # file of weights of Google's, timm's or the authors' code to start from; '': fresh ones
 
+  config.mesh = ConfigDict()  # devices along each axis of their mesh, docs/devices.md; -1: as many as are left
+  config.mesh.data = -1  # have the parameters each
+  config.mesh.fsdp = 1  # share them, as they share the batch
+  config.mesh.tensor = 1  # share heads, hidden units and centres
+
   config.model = ConfigDict()
   config.model.name = ''  # a name in hbf/nn/registry.py, or any pair as STAGE1+STAGE2, such as softmax+hyperbf
   config.model.width = 0

@@ -53,16 +53,15 @@ def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) 
   return {'index': indices, 'image': images, 'label': labels}
 
 
-def read_all(source: Source) -> tuple[np.ndarray, np.ndarray]:
-  """Reads every image, uint8 [N, H, W, C], and label, int32 [N]."""
-  shape = image_shape(source)
-  images = np.empty((len(source), *shape), np.uint8)
-  labels = np.empty(len(source), np.int32)
-  chunks = np.array_split(np.arange(len(source)), -(-len(source) // CHUNK))
+def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+  """Reads images, uint8 [n, H, W, C], and labels, int32 [n], of the examples `indices`; −1 as in `assemble`."""
+  images = np.empty((len(indices), *image_shape), np.uint8)
+  labels = np.empty(len(indices), np.int32)
+  starts = range(0, len(indices), CHUNK)
   with futures.ThreadPoolExecutor(THREADS) as pool:
-    parts = pool.map(lambda chunk: assemble(source, chunk, shape), chunks)
-    for chunk, part in zip(chunks, parts, strict=True):
-      images[chunk], labels[chunk] = part['image'], part['label']
+    parts = pool.map(lambda start: assemble(source, indices[start : start + CHUNK], image_shape), starts)
+    for start, part in zip(starts, parts, strict=True):
+      images[start : start + CHUNK], labels[start : start + CHUNK] = part['image'], part['label']
   return images, labels
 
 

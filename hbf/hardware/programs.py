@@ -15,7 +15,7 @@ from hbf.data.inputs import abstract_batch, abstract_resident
 from hbf.evaluation.metrics import Counts
 from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call, with_sharding
 from hbf.training.programs import jit_steps, make_init
-from hbf.training.sharding import batch_sharding, check_batch_size, make_mesh
+from hbf.training.sharding import batch_sharding, check_batch_size, check_tensor, make_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +73,15 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   Raises:
     UserError: something is wrong with the config, or the devices can't share its batch.
   """
-  mesh, plan = make_mesh(devices), plan_of(config)
+  mesh, plan = make_mesh(devices, config.mesh), plan_of(config)
+  check_tensor(config.model, mesh)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   config = config.copy_and_resolve_references()
   shape, sharding = plan.dataset.image_shape, batch_sharding(mesh)
   config.data.update(mean=(0.5,) * shape[-1], std=(0.25,) * shape[-1])
   objective, evaluator = make_objective(config), make_evaluator(config, plan.model, mesh)
   residents = {
-    split: abstract_resident(config.data.input, len(source), shape, mesh, config.data.resident_bytes)
+    split: abstract_resident(config.data.input, len(source), shape, sharding, config.data.resident_bytes)
     for split, source in plan.splits.items()
   }
   resident, tested = residents['train'], residents['test']

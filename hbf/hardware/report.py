@@ -19,6 +19,7 @@ from hbf.hardware.topologies import Topology
 from hbf.markdown import table
 from hbf.models.flops import count_jaxpr, count_products
 from hbf.training.machine import commit, versions
+from hbf.training.sharding import batch_shares, make_mesh
 
 # Without a device nothing can be timed, so no algorithms are tried; and Triton's products have no default tiling
 # for some shapes then.
@@ -177,7 +178,7 @@ def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
     return _describe(programs.each[0], programs, topology, None, {})['peak_bytes']
 
   examples = len(plan_of(config).splits['train'])
-  unit = topology.devices * config.train.accumulate
+  unit = batch_shares(make_mesh(devices, config.mesh)) * config.train.accumulate
   return largest_batch(needs, topology.chip.usable_bytes, unit, config.train.batch_size, examples)
 
 

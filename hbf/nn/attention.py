@@ -10,6 +10,7 @@ from hbf.errors import UserError, choose
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates
+from hbf.nn.projections import Projections
 from hbf.ops.attention import attention
 
 QK_NORMS = {'none': False, 'unit': True}
@@ -64,9 +65,8 @@ def project_qkv(
   """
   batch, length, width = tokens.shape
   check_heads(width, heads)
-  # XLA's CPU backend runs a 2-D product faster than the same product of 3-D tokens.
-  qkv = nn.Dense(3 * width, use_bias=bias, dtype=dtype, name='qkv')(tokens.reshape(-1, width))
-  q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, heads, width // heads), 2, 0)
+  qkv = Projections(3, width, use_bias=bias, dtype=dtype, name='qkv')(tokens.reshape(-1, width))
+  q, k, v = (z.reshape(batch, length, heads, width // heads) for z in qkv)
   return q, k, v
 
 

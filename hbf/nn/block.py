@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from hbf.nn.context import EVALUATION, Context, check_mask
 from hbf.nn.registry import Stage
+from hbf.ops.layout import BATCH, laid
 
 
 class Block(nn.Module):
@@ -54,7 +55,7 @@ class Block(nn.Module):
       module = stage(dtype=self.dtype, name=name)
       if name == 'stage1':  # stage 2 works on every token alone
         check_mask(module, context)
-      update = module(norm(given if self.parallel else tokens), context)
+      update = laid(module(norm(given if self.parallel else tokens), context), BATCH, None, None)
       if self.layer_scale:
         start = nn.initializers.constant(self.layer_scale)
         update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)

@@ -11,6 +11,7 @@ from hbf.nn.attention import check_heads
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.mlp import ACTIVATIONS
+from hbf.nn.projections import Projections
 
 
 class GatedHyperBF(HyperBFAttention, kw_only=True):
@@ -36,9 +37,9 @@ class GatedHyperBF(HyperBFAttention, kw_only=True):
     check_heads(width, self.heads)
     activation = choose('activation', self.activation, ACTIVATIONS)
     flat = tokens.reshape(-1, width)
-    qk = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name='qk')(flat)
-    q, k = jnp.moveaxis(qk.reshape(batch, length, 2, self.heads, -1), (2, 3), (0, 2))
-    gate, values = jnp.split(activation(nn.Dense(2 * self.hidden, dtype=self.dtype, name='in')(flat)), 2, axis=-1)
+    qk = Projections(2, width, use_bias=False, dtype=self.dtype, name='qk')(flat)
+    q, k = (z.reshape(batch, length, self.heads, -1).swapaxes(1, 2) for z in qk)
+    gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
     v = filled.reshape(batch, length, self.heads, -1).swapaxes(1, 2)
     mixed = self._over_tokens(q, k, v, context).swapaxes(1, 2).reshape(filled.shape)[:, : self.hidden]

@@ -10,6 +10,7 @@ from hbf.errors import choose
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.mixing import check_length
 from hbf.nn.mlp import ACTIVATIONS
+from hbf.nn.projections import Projections
 from hbf.ops.attention import attention
 
 # How the gate uses f(Z) = W Z + b over the tokens (Table 3 of the paper), and how wide Z is over what comes out.
@@ -52,9 +53,9 @@ class GatedMLP(nn.Module):
     check_length(self, 'spatial', length)
     parts = choose('gate', self.gate, GATES)
     activation = choose('activation', self.activation, ACTIVATIONS)
-    z = nn.Dense(parts * self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
-    z = activation(z).reshape(batch, length, -1)
-    kept, gating = jnp.split(z, 2, axis=-1) if parts == 2 else (z, z)
+    rows = Projections(parts, self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
+    z = [activation(part).reshape(batch, length, -1) for part in rows]
+    kept, gating = z[0], z[-1]
     spatial = self._spatial(length)(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating).mT)
     gate = spatial.mT
     if self.attention:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from hbf.errors import choose
 from hbf.nn.context import EVALUATION, Context
+from hbf.nn.projections import Projections
 
 # gelu is its tanh form, as in JAX and Google's networks; gelu_erf the exact one, as in PyTorch.
 Activation = Callable[[jax.Array], jax.Array]
@@ -44,12 +45,8 @@ class MLP(nn.Module):
     """Maps tokens [B, N, D] to [B, N, D]."""
     width = tokens.shape[-1]
     activation = choose('activation', self.activation, ACTIVATIONS | GATED)
-    gated = self.activation in GATED
-    hidden = nn.Dense((1 + gated) * self.hidden, dtype=self.dtype, name='hidden')(tokens.reshape(-1, width))
-    if gated:
-      gates, values = jnp.split(hidden, 2, axis=-1)
-      hidden = activation(gates) * values
-    else:
-      hidden = activation(hidden)
+    parts = 2 if self.activation in GATED else 1
+    gates, *values = Projections(parts, self.hidden, dtype=self.dtype, name='hidden')(tokens.reshape(-1, width))
+    hidden = activation(gates) * values[0] if values else activation(gates)
     usual = nn.initializers.variance_scaling(self.output_scale**2, 'fan_in', 'truncated_normal')
     return nn.Dense(width, dtype=self.dtype, kernel_init=usual, name='out')(hidden).reshape(tokens.shape)

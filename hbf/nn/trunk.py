@@ -11,6 +11,7 @@ from hbf.errors import UserError
 from hbf.nn.block import Block
 from hbf.nn.context import Context
 from hbf.nn.registry import Stage
+from hbf.ops.layout import BATCH, laid
 
 
 class Trunk(nn.Module):
@@ -57,7 +58,7 @@ class Trunk(nn.Module):
     """
     if not 0 <= self.drop_path < 1:
       raise UserError(f'model.drop_path is a rate from 0 to below 1: it is {self.drop_path}')
-    tokens = self._blocks(tokens, context)[:, read]
+    tokens = self._blocks(laid(tokens, BATCH, None, None), context)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
   def _blocks(self, tokens: jax.Array, context: Context) -> jax.Array:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from hbf.data.datasets import Dataset
 from hbf.data.identity import identity
-from hbf.errors import choose
+from hbf.errors import UserError, choose
 from hbf.models.build import abstract_params, build_model, count_parameters
 from hbf.models.classifier import ImageClassifier
 from hbf.training.checkpoints import Checkpoints
@@ -68,12 +68,20 @@ def restore(
   config.data.update({key: value for key, value in moved.items() if value})
   checkpoints = Checkpoints(workdir / 'checkpoints', scores=validation_scores(workdir), read_only=True)
   step = checkpoints.find(checkpoint)
-  mesh, dataset = make_mesh(jax.devices() if devices is None else devices), load_dataset(config)
+  mesh, dataset = _make_mesh(jax.devices() if devices is None else devices, config), load_dataset(config)
   check_data(workdir, identity(dataset))
   model = build_model(config.model, len(dataset.classes))
   abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
   params = checkpoints.restore_params(step, abstract, average)
   return Restored(config, mesh, dataset, step, model, params)
+
+
+def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
+  """The mesh of the run, or where these devices can't form it, all in a row."""
+  try:
+    return make_mesh(devices, config.mesh)
+  except UserError:
+    return make_mesh(devices)
 
 
 def evaluate_workdir(

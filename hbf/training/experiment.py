@@ -23,7 +23,15 @@ from hbf.models.classifier import ImageClassifier
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
 from hbf.training.optimizer import make_optimizer, make_schedule
-from hbf.training.sharding import batch_sharding, check_batch_size, make_mesh, replicated, state_sharding
+from hbf.training.sharding import (
+  batch_sharding,
+  batch_shares,
+  check_batch_size,
+  check_tensor,
+  make_mesh,
+  replicated,
+  state_sharding,
+)
 from hbf.training.state import Objective
 
 
@@ -137,8 +145,9 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
   Raises:
     UserError: something in the config or the data is wrong.
   """
-  mesh = make_mesh(jax.devices() if devices is None else devices)
+  mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
   plan = make_plan(config, resumed)
+  check_tensor(config.model, mesh)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
   config = with_statistics(config, inputs['train'])
@@ -222,7 +231,7 @@ def make_objective(config: ConfigDict) -> Objective:
 
 def make_evaluator(config: ConfigDict, model: ImageClassifier, mesh: Mesh) -> Evaluator:
   """The evaluator; its batches are rounded up to what the devices can share."""
-  size = -(-config.evaluate.batch_size // mesh.size) * mesh.size
+  size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(model, tuple(config.data.mean), tuple(config.data.std), size, replicated(mesh))
 
 

@@ -1,4 +1,4 @@
-"""How the optimiser treats a parameter by its name, the last part of its path, and by the layer that the first names.
+"""How a parameter is treated by its name, the last parts of its path, and by the layer that the first names.
 
 Of rules the first that matches wins; a parameter without a rule or a layer is an error.
 """
@@ -12,25 +12,33 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """How the optimiser treats some parameters.
+  """How the optimiser treats some parameters, and how devices share them.
 
   Attributes:
-    names: pattern of a parameter's own name, the last part of its path.
+    names: pattern of the last parts of their paths.
     rate: what multiplies the learning rate: 'centre' or 'width' (the config's `centre_rate` or `width_rate`), or ''.
     decay: whether weight decay shrinks it.
+    tensor: the axis of its heads, hidden units or centres, which the mesh's tensor splits; None if it has none.
   """
 
   names: str
   rate: str = ''
   decay: bool = False
+  tensor: int | None = None
 
 
 # Weights decay, centres with them: not norms, biases, positions, gains, widths, offsets or metrics. Names are those
 # that modules in hbf/nn and hbf/models give.
 RULES = (
-  Rule('(memory_)?centres', rate='centre', decay=True),
+  Rule('centres', rate='centre', decay=True, tensor=1),  # [heads, centres, dimensions]
+  Rule('memory_centres', rate='centre', decay=True, tensor=0),  # [heads, centres, dimensions of a head]
   Rule('(place_)?log_width|beta', rate='width'),
-  Rule('kernel|(memory_)?coefficients', decay=True),
+  Rule('coefficients', decay=True, tensor=1),  # [heads, centres, width]
+  Rule('memory_coefficients', decay=True, tensor=0),
+  Rule('(qkv|qk|in|hidden)/kernel', decay=True, tensor=1),  # [width, units]
+  Rule('out/kernel', decay=True, tensor=0),  # [units, width]
+  Rule('kernel', decay=True),
+  Rule('(qkv|qk|in|hidden)/bias', tensor=0),
   Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions|place_offset'),
 )
 # First names: before the blocks, of a block, and behind them.
@@ -43,8 +51,9 @@ def rule_of(path: tuple[Any, ...]) -> Rule:
   Raises:
     LookupError: there is none; a module with a new kind of parameter needs a line in RULES.
   """
+  name = '/'.join(key.key for key in path)
   for rule in RULES:
-    if re.fullmatch(rule.names, path[-1].key):
+    if re.fullmatch(f'(.*/)?({rule.names})', name):
       return rule
   raise LookupError(f'no rule for the parameter {jax.tree_util.keystr(path)}: hbf/training/rules.py needs one')
 

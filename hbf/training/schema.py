@@ -81,6 +81,8 @@ CHANGES = (
     },
     rewritten={'data': _name_transforms},
   ),
+  # To version 4.
+  Change(added={'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1}}),
 )
 VERSION = len(CHANGES)
 

@@ -18,6 +18,9 @@ from hbf.training.schema import current, stamp
 # Keys that may differ when a run is resumed: they change where and how it runs and what is kept, not what is learned.
 # (A stream measures mean and deviation on a sample; a run that is resumed keeps those it was started with.)
 FREE = (
+  'mesh.data',
+  'mesh.fsdp',
+  'mesh.tensor',
   'model.scan_layers',
   'model.remat',
   'data.dir',

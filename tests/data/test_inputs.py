@@ -1,16 +1,21 @@
 import dataclasses
+import math
 import multiprocessing
+import re
 import threading
 
 import jax
 import numpy as np
 import pytest
 from in_memory import ArraySource
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hbf.data.inputs import DeviceInput, StreamInput, channel_statistics, gather, make_input
 from hbf.data.order import EvalOrder, TrainOrder
 from hbf.data.sources import Subset
 from hbf.errors import UserError
+
+_EXCHANGES = re.compile(r' = \S+ (all-|reduce-scatter|collective)')
 
 
 def _complete(data, order, start, stop):
@@ -70,14 +75,33 @@ def test_batches_and_what_is_gathered_are_sharded(make_source, sharding, kind):
   (batch,) = data.batches(TrainOrder(0, 50, 16), 4, 5)
   for array in (*batch.values(), *jax.jit(gather)(data.resident, batch).values()):
     assert array.sharding.shard_shape(array.shape)[0] == 2
-  assert all(array.sharding.is_fully_replicated for array in jax.tree.leaves(data.resident))
 
 
-def test_resident_images_are_rows(make_source, sharding):
+def test_resident_images_are_rows_that_devices_share(make_source, sharding):
   """With axes of 3 channels, a TPU pads them and copies the whole set at every step."""
-  source = make_source(50, (4, 6, 3))
-  leaves = jax.tree.leaves(DeviceInput(source, sharding).resident)
-  assert sorted(leaf.shape for leaf in leaves) == [(50,), (50, 72)]
+  resident = DeviceInput(make_source(50, (4, 6, 3)), sharding).resident
+  assert (resident.image.shape, resident.label.shape) == ((56, 72), (56,))  # 8 devices
+  assert all(array.sharding.shard_shape(array.shape)[0] == 7 for array in jax.tree.leaves(resident))
+
+
+def test_a_batch_is_all_that_devices_exchange(make_source, sharding):
+  """Not the images that they hold."""
+  resident, order = DeviceInput(make_source(500, (4, 6, 3)), sharding).resident, TrainOrder(0, 500, 16)
+  (batch,) = DeviceInput(make_source(500), sharding).batches(order, 0, 1)
+  found = jax.jit(gather).lower(resident, batch).compile().as_text()
+  sizes = [line.split(' = ')[1].split('[')[1].split(']')[0] for line in found.splitlines() if _EXCHANGES.search(line)]
+  assert sizes and all(math.prod(map(int, size.split(','))) <= 16 * 72 for size in sizes)
+
+
+@pytest.mark.parametrize('kind', ['device', 'stream'])
+def test_devices_that_share_units_have_the_same_examples(make_source, kind):
+  mesh = jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'))
+  split = NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+  source, order = make_source(50), TrainOrder(1, 50, 16)
+  data = make_input(kind, source, split, workers=0, resident_bytes=0)
+  (batch,) = _complete(data, order, 2, 3)
+  np.testing.assert_array_equal(batch['image'], source.images[order(2)])
+  np.testing.assert_array_equal(batch['label'], source.labels[order(2)])
 
 
 @pytest.mark.parametrize('kind', ['device', 'stream'])
@@ -114,7 +138,7 @@ def test_no_steps_no_batches(make_source, sharding):
 
 def test_auto_goes_by_size(make_source, sharding):
   source = make_source(50, (4, 6, 3))
-  for limit, kind in ((50 * 72, DeviceInput), (50 * 72 - 1, StreamInput)):
+  for limit, kind in ((7 * 72, DeviceInput), (7 * 72 - 1, StreamInput)):  # 50 images on 8 devices
     assert isinstance(make_input('auto', source, sharding, workers=0, resident_bytes=limit), kind)
 
 

@@ -16,14 +16,14 @@ from runs import damage
 from benchmarks.damages import DAMAGES
 from hbf.errors import UserError
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.sharding import make_mesh, state_sharding
+from hbf.training.sharding import IN_A_ROW, make_mesh, state_sharding
 from hbf.training.state import Totals, TrainState
 
 
-def state(value, devices=1):
-  params = {'layer': {'kernel': jnp.full((4, 3), float(value))}}
+def state(value, devices=1, **sizes):
+  params = {'layer': {'kernel': jnp.full((8, 4), float(value))}}
   new = TrainState(jnp.asarray(int(value)), params, optax.adam(1e-3).init(params), Totals.zeros())
-  return jax.device_put(new, state_sharding(make_mesh(jax.devices()[:devices]), new))
+  return jax.device_put(new, state_sharding(make_mesh(jax.devices()[:devices], IN_A_ROW | sizes), new))
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def test_a_checkpoint_without_an_average_is_what_it_was_and_says_what_it_lacks(t
     message = r'checkpoint 1 in .* has no average of the parameters \(train.average was 0\): evaluate the parameters'
     with pytest.raises(UserError, match=message):
       checkpoints.restore_params(1, state(0).params, average=True)
-  average = {'layer': {'kernel': jnp.full((4, 3), 5.0)}}
+  average = {'layer': {'kernel': jnp.full((8, 4), 5.0)}}
   with contextlib.closing(Checkpoints(tmp_path / 'with')) as checkpoints:
     checkpoints.save(1, state(1).replace(average=average))
     checkpoints.wait()
@@ -109,17 +109,21 @@ def test_a_folder_without_checkpoints_says_so(tmp_path):
     checkpoints.find('latest')
 
 
-@pytest.mark.parametrize('devices', [1, 8])
-def test_restores_onto_the_devices_at_hand(tmp_path, devices):
+@pytest.mark.parametrize(
+  ('devices', 'there', 'here'),
+  [(8, {}, {}), (1, {}, {}), (8, {}, {'data': 1, 'fsdp': -1}), (1, {'data': 2, 'fsdp': 4}, {})],
+  ids=['1 to 8', '8 to 1', 'data to fsdp', 'fsdp to 1'],
+)
+def test_restores_onto_the_devices_at_hand(tmp_path, devices, there, here):
   with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-    checkpoints.save(7, state(7, devices=9 - devices), {'seconds': 1.5})
-  target = jax.tree.map(jnp.zeros_like, state(0, devices))
-  target = jax.device_put(target, state_sharding(make_mesh(jax.devices()[:devices]), target))
+    checkpoints.save(7, state(7, 8 if there or here else 9 - devices, **there), {'seconds': 1.5})
+  target = state(0, devices, **here)
   checkpoints = Checkpoints(tmp_path, read_only=True)
   step, restored, about, damaged = checkpoints.restore_newest(target)
   assert (step, about, damaged) == (7, {'seconds': 1.5}, {})
   assert jax.tree.structure(restored) == jax.tree.structure(target)
-  assert all(leaf.sharding.device_set == set(jax.devices()[:devices]) for leaf in jax.tree.leaves(restored))
+  for leaf, asked in zip(jax.tree.leaves(restored), jax.tree.leaves(target), strict=True):
+    assert leaf.sharding == asked.sharding
   assert int(restored.step) == 7
   np.testing.assert_array_equal(restored.params['layer']['kernel'], 7.0)
   np.testing.assert_array_equal(checkpoints.restore_params(7, target.params)['layer']['kernel'], 7.0)

@@ -175,6 +175,12 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
   [
     ({'train.batch_size': 60}, r'train.batch_size 60 cannot be shared by 8 devices: use a multiple of 8, such as 56'),
     ({'train.batch_size': 4096}, r'more than the 1298 examples'),
+    ({'mesh.data': 3}, r'mesh.data 3 × mesh.fsdp 1 × mesh.tensor 1 cannot be formed of 8 devices'),
+    ({'mesh.tensor': 4}, r'mesh.tensor 4 does not divide model.heads 2, .*: use a multiple of 4, such as 4'),
+    (
+      {'mesh.tensor': 2, 'train.batch_size': 30},
+      r'train.batch_size 30 cannot be shared by mesh.data 4 × mesh.fsdp 1 = 4 shares of devices',
+    ),
     ({'model.heads': 3}, r'a width of 16 is not divisible by 3 heads'),
     ({'model.patch': 3}, r"patches of 3 pixels don't divide images of 8×8"),
     ({'model.name': 'vit'}, r"unknown option of stage 1 'softmax' 'kernel'"),

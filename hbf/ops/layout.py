@@ -1,0 +1,57 @@
+"""How arrays lie on the mesh of devices that JAX has been given (`jax.set_mesh`), by the names of its axes.
+
+Batches are split over `BATCH`; heads, hidden units and centres over `TENSOR`. Without a mesh, or where an axis has
+one device only, nothing here does anything.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+BATCH = ('data', 'fsdp')
+TENSOR = ('tensor',)
+
+
+def shares(axes: tuple[str, ...]) -> int:
+  """In how many shares the mesh divides what is split over these of its axes."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return math.prod(mesh.shape.get(axis, 1) for axis in axes)
+
+
+def laid(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
+  """The array, split as said, or left as XLA likes it where the mesh can't divide it so.
+
+  Args:
+    z: any array.
+    *axes: for each of its axes the mesh's axes that it is split over, or None: it isn't.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if not {*BATCH, *TENSOR} <= {*mesh.axis_names} or mesh.size == 1:
+    return z
+  if any(length % shares(over or ()) for length, over in zip(z.shape, axes, strict=True)):
+    return z
+  return jax.lax.with_sharding_constraint(z, PartitionSpec(*axes))
+
+
+def by_share(columns: jax.Array, parts: int) -> jax.Array:
+  """Columns [..., parts · W] in the order of their shares over TENSOR: from each part its W/shares, share by share.
+
+  A device then has its share of every part, where the columns as they come would give it one part and none of others.
+  """
+  count = shares(TENSOR)
+  if count == 1 or columns.shape[-1] % (parts * count):
+    return columns
+  *rows, width = columns.shape
+  ordered = columns.reshape(*rows, parts, count, width // parts // count).swapaxes(-3, -2)
+  return laid(ordered.reshape(columns.shape), *(None for _ in rows), TENSOR)
+
+
+def by_part(z: jax.Array, parts: int) -> list[jax.Array]:
+  """The parts, [T, W] each, of what `by_share` ordered, [T, parts · W]."""
+  count, (length, width) = shares(TENSOR), z.shape
+  if count == 1 or width % (parts * count):
+    return jnp.split(z, parts, axis=-1)
+  shared = z.reshape(length, count, parts, -1)
+  return [shared[:, :, part].reshape(length, -1) for part in range(parts)]

@@ -1,0 +1,141 @@
+"""However devices share batches, parameters and units, a run computes what one device does."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from runs import ONE
+
+from configs import cifar10
+from hbf.errors import UserError
+from hbf.models.build import abstract_params, build_model
+from hbf.nn.mlp import MLP
+from hbf.training.experiment import prepare
+from hbf.training.programs import jit_steps, make_init
+from hbf.training.sharding import AXES, check_tensor, make_mesh, parameter_spec, state_sharding
+
+STEPS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The first steps of a run: its experiment, its state before them, and the loss of each."""
+
+  experiment: object
+  state: object
+  losses: np.ndarray
+
+
+@pytest.fixture(scope='module')
+def run(toy):
+  def first_steps(model, options, start=None, **sizes):
+    """On a mesh of these sizes of all devices, from a state or a fresh one; without sizes on one device."""
+    changes = {'model.width': 32, 'model.heads': 4, 'train.batch_size': 64, 'model.dropout': 0.0} | options
+    sizes = {f'mesh.{axis}': size for axis, size in sizes.items()}
+    made = prepare(toy(f'model={model}', **changes, **sizes), devices=jax.devices() if sizes else ONE)
+    data = made.inputs['train']
+    with jax.set_mesh(made.mesh):
+      first, *stacks = data.stacks(made.order, 0, [1] * STEPS, 1)
+      init = make_init(made, made.objective)
+      shardings = state_sharding(made.mesh, jax.eval_shape(init, data.resident, first, {}))
+      if start is None:
+        begin = jax.jit(init, out_shardings=shardings)(data.resident, first, {})
+      else:
+        begin = jax.device_put(start, shardings)
+      steps = jit_steps(made, made.objective, made.mesh, begin)
+      state, totals = jax.tree.map(jnp.copy, begin), [0.0]  # a step takes its state's memory
+      for stack in (first, *stacks):
+        state, _ = steps(state, data.resident, stack, np.int32(1))
+        totals.append(float(state.totals.loss))
+    return Run(made, begin, np.diff(totals))
+
+  return first_steps
+
+
+@pytest.fixture(scope='module')
+def hyperbf(run):
+  return run('hyperbf', {'model.stage2.centres': 24})
+
+
+MESHES = ({'data': 8}, {'data': 1, 'fsdp': 8}, {'data': 2, 'tensor': 4}, {'data': 2, 'fsdp': 2, 'tensor': 2})
+
+
+@pytest.mark.parametrize('sizes', MESHES, ids=['data', 'fsdp', 'tensor', 'mixed'])
+def test_losses_are_those_of_one_device(run, hyperbf, sizes):
+  """In float32; sums are of other parts, and twenty steps of Adam carry on what that rounds."""
+  start = None if len(sizes) == 3 else jax.device_get(hyperbf.state)
+  found = run('hyperbf', {'model.stage2.centres': 24}, start, **sizes)
+  np.testing.assert_allclose(found.losses, hyperbf.losses, rtol=1e-4)
+  if start is None:  # made where it lies
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found.state, hyperbf.state)
+    centres = found.state.params['block0']['stage2']['centres']
+    moments = found.state.opt_state[1].mu['block0']['stage2']['centres']
+    assert centres.sharding.shard_shape(centres.shape) == moments.sharding.shard_shape(centres.shape) == (1, 12, 16)
+
+
+@pytest.mark.parametrize('sizes', [{}, {'data': 1, 'fsdp': 2, 'tensor': 4}], ids=['one', 'mixed'])
+@pytest.mark.parametrize('activation', ['gelu', 'swiglu'])
+def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
+  """Each multiplies its own, though the two of a gated layer lie side by side in one kernel."""
+  layer, x = MLP(64, activation), jax.random.normal(jax.random.key(0), (8, 4, 16))
+  params = layer.init(jax.random.key(1), x)
+  mesh = make_mesh(jax.devices() if sizes else ONE, {'data': 1, 'fsdp': 1, 'tensor': 1} | sizes)
+  shardings = state_sharding(mesh, params)
+  step = jax.jit(lambda params, x: layer.apply(params, x), in_shardings=(shardings, None))
+  with jax.set_mesh(mesh):
+    compiled = step.lower(params, x).compile()
+    np.testing.assert_allclose(compiled(params, x), layer.apply(params, x), rtol=1e-5, atol=1e-6)
+  products = [line for line in compiled.as_text().splitlines() if ' dot(' in line]
+  units = 64 // 4 if sizes else 64
+  columns = (2 if activation == 'swiglu' else 1) * units
+  assert any(f',{columns}]' in line.split(' dot(')[0] for line in products)
+
+
+def test_a_device_of_sixteen_has_a_sixteenth_of_the_parameters():
+  """Of every matrix: vectors are whole everywhere."""
+  params = abstract_params(build_model(cifar10.get_config('model=hyperbf,recipe=memo').model, 10), (32, 32, 3))
+  mesh = AbstractMesh((1, 16, 1), AXES)
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  specs = [parameter_spec(path, leaf.shape, mesh) for path, leaf in leaves]
+  shards = [NamedSharding(mesh, spec).shard_shape(leaf.shape) for spec, (_, leaf) in zip(specs, leaves, strict=True)]
+  assert sum(map(math.prod, shards)) <= sum(leaf.size for _, leaf in leaves) / 15
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'message'),
+  [
+    ({'data': 3}, r'mesh\.data 3 × mesh\.fsdp 1 × mesh\.tensor 1 cannot be formed of 8 devices'),
+    ({'data': 4}, r'cannot be formed of 8 devices: their product must be 8'),
+    ({'data': -1, 'tensor': 3}, r'mesh\.data -1 × mesh\.fsdp 1 × mesh\.tensor 3 cannot be formed of 8 devices'),
+    ({'data': -1, 'fsdp': -1}, r'one of them may be -1'),
+    ({'data': 0}, r'each must be 1 or more'),
+  ],
+)
+def test_a_mesh_that_cannot_be_is_named(sizes, message):
+  with pytest.raises(UserError, match=message):
+    make_mesh(jax.devices(), {'data': 1, 'fsdp': 1, 'tensor': 1} | sizes)
+
+
+@pytest.mark.parametrize(
+  ('model', 'changes', 'message'),
+  [
+    ('hyperbf', {'heads': 6}, r'mesh\.tensor 4 does not divide model\.heads 6, .* a multiple of 4, such as 4'),
+    ('hyperbf', {'stage2.centres': 250}, r'mesh\.tensor 4 does not divide model\.stage2\.centres 250'),
+    ('gated', {'stage1.hidden': 426}, r'mesh\.tensor 4 does not divide model\.stage1\.hidden 426'),
+  ],
+)
+def test_what_tensor_does_not_divide_is_named(model, changes, message):
+  config = cifar10.get_config(f'model={model}').model
+  config.update_from_flattened_dict(changes)
+  with pytest.raises(UserError, match=message):
+    check_tensor(config, make_mesh(jax.devices(), {'data': -1, 'fsdp': 1, 'tensor': 4}))
+
+
+def test_models_without_heads_need_none_that_tensor_divides():
+  config = cifar10.get_config('model=gmlp').model
+  config.heads = 3
+  check_tensor(config, make_mesh(jax.devices(), {'data': -1, 'fsdp': 1, 'tensor': 4}))
