@@ -10,21 +10,21 @@ NUMBERS = 'params/ocdbt.process_0/d'
 
 
 def each(harm: Callable[[pathlib.Path], object], folder: pathlib.Path) -> None:
-  """Does harm to every file of a folder; of those that hold numbers, not all are read."""
+  """Does harm to every file of a folder; of those that hold numbers not all are read, and their ends often aren't."""
   for path in [*folder.iterdir()]:
     harm(path)
 
 
 def flip(path: pathlib.Path) -> None:
-  """Flips a bit in the middle of the first half of a file."""
+  """Flips a bit in the first tenth of a file."""
   content = bytearray(path.read_bytes())
-  content[len(content) // 4] ^= 1
+  content[len(content) // 10] ^= 1
   path.write_bytes(content)
 
 
-def halve(path: pathlib.Path) -> None:
-  """Cuts off the second half of a file."""
-  os.truncate(path, path.stat().st_size // 2)
+def cut(path: pathlib.Path) -> None:
+  """Leaves the first tenth of a file."""
+  os.truncate(path, path.stat().st_size // 10)
 
 
 def replace(path: pathlib.Path, by: str = '') -> None:
@@ -42,8 +42,8 @@ DAMAGES: dict[str, Callable[[pathlib.Path], None]] = {
   'bits of the parameters flipped': lambda folder: each(flip, folder / NUMBERS),
   'bits of the tables flipped': lambda folder: flip(folder / 'training' / 'manifest.ocdbt'),
   'bits of the metadata flipped': lambda folder: rename_keys(folder / METADATA),
-  'the parameters cut in half': lambda folder: each(halve, folder / NUMBERS),
-  'the metadata cut in half': lambda folder: halve(folder / METADATA),
+  'the parameters cut off': lambda folder: each(cut, folder / NUMBERS),
+  'the metadata cut off': lambda folder: cut(folder / METADATA),
   'a file of no bytes': lambda folder: os.truncate(folder / 'params' / 'manifest.ocdbt', 0),
   'the parameters missing': lambda folder: each(pathlib.Path.unlink, folder / NUMBERS),
   'the metadata missing': lambda folder: (folder / METADATA).unlink(),
