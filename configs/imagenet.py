@@ -14,7 +14,7 @@ def get_config(arguments: str = '') -> ConfigDict:
   """Arguments: model, recipe and size, as in configs/common.py; without a recipe `plain`, of size base."""
   return make_config(
     f'recipe=plain,{arguments}',
-    # A core decodes 100 to 200 images a second, docs/speed.md: set as many processes as a host has cores to spare.
+    # A core reads about 300 images a second, docs/speed.md: set as many processes as a host has cores to spare.
     {'name': 'imagenet2012', 'test_split': 'validation', 'image_size': 224, 'input': 'stream', 'workers': 16},
     model={'patch': 16},
   )
