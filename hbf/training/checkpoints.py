@@ -13,6 +13,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from hbf.errors import UserError
 from hbf.evaluation.figures import CLASSIFICATION
+from hbf.training import processes
 from hbf.training.state import TrainState
 
 RANKS = CLASSIFICATION[0]  # says which checkpoint is the best
@@ -38,7 +39,8 @@ class Restored(NamedTuple):
 class Checkpoints:
   """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average where there is one.
 
-  Parameters and their average are items of their own, so that evaluation reads nothing else.
+  Parameters and their average are items of their own, so that evaluation reads nothing else. Several processes open,
+  save and close together; each reads by itself.
   """
 
   def __init__(
@@ -57,14 +59,11 @@ class Checkpoints:
       read_only: never write or delete.
     """
     self._scores = dict(scores or {})
-    options = ocp.CheckpointManagerOptions(
-      # With max_to_keep and a best_fn Orbax would throw away the newest checkpoint.
-      preservation_policy=AnyPreservationPolicy([LatestN(keep), _Best(self._scores)]),
-      create=not read_only,
-      read_only=read_only,
-    )
     self._folder = folder
-    self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_names=ITEMS)
+    self._reader = _open(folder, read_only=True, multiprocessing_options=_alone())
+    # With max_to_keep and a best_fn Orbax would throw away the newest checkpoint.
+    policy = AnyPreservationPolicy([LatestN(keep), _Best(self._scores)])
+    self._manager = self._reader if read_only else _open(folder, preservation_policy=policy)
 
   def score(self, step: int, value: float) -> bool:
     """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
@@ -114,38 +113,40 @@ class Checkpoints:
   def restore(self, step: int, state: TrainState) -> TrainState:
     """The state at a step, placed like `state` (arrays, or shapes with shardings)."""
     items = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in _items(state).items()}
-    restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+    restored = self._reader.restore(step, args=ocp.args.Composite(**items))
     return TrainState(params=restored['params'], average=restored.get('average'), **restored['training'])
 
   def restore_newest(self, state: TrainState) -> Restored:
-    """The newest checkpoint that can be read, placed like `state`; newer ones are set aside as <step>.damaged.
+    """The newest checkpoint that all can read, placed like `state`; newer ones are set aside as <step>.damaged.
 
     Raises:
       UserError: none can be read; then all stay where they are.
     """
-    steps = sorted(self._manager.all_steps(), reverse=True)
-    reasons: dict[int, Exception] = {}
+    steps = processes.from_first(lambda: sorted(self._manager.all_steps(), reverse=True))
+    reasons: dict[int, str] = {}
     for step in steps:
+      reason = ''
       try:
-        about = self._manager.metadata(step).custom_metadata
+        about = self._reader.metadata(step).custom_metadata
         restored = self.restore(step, state)
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
-        reasons[step] = error
-      else:
-        return Restored(step, restored, about or {}, {step: self._set_aside(step) for step in reasons})
+        reason = _first_line(error)
+      if not any(found := processes.exchange(reason)):
+        return Restored(step, restored, about or {}, self._set_aside(reasons))
+      reasons[step] = max(found)
     raise UserError(
-      f'no checkpoint in {self._folder} can be read ({_first_line(reasons[steps[0]])}): '
+      f'no checkpoint in {self._folder} can be read ({reasons[steps[0]]}): '
       'if they are damaged, remove the folder to begin anew, or choose another --workdir'
     )
 
-  def _set_aside(self, step: int) -> pathlib.Path:
-    taken = len([*self._folder.glob(f'{step}.damaged*')])
-    aside = self._folder / (f'{step}.damaged' + (f'-{taken + 1}' if taken else ''))
-    (self._folder / str(step)).rename(aside)
-    self._manager.reload()
-    return aside
+  def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
+    """Renames checkpoints, for all processes; returns where they are."""
+    moved = processes.from_first(lambda: [(step, str(_renamed(self._folder / str(step)))) for step in steps])
+    for manager in (self._manager, self._reader):
+      manager.reload()
+    return {step: pathlib.Path(path) for step, path in moved}
 
   def restore_params(self, step: int, params: Any, average: bool = False) -> Any:
     """The parameters, or their average, alone, placed like `params`; saved on any devices, restored on these.
@@ -161,7 +162,7 @@ class Checkpoints:
       )
     items = ocp.args.Composite(**{item: ocp.args.StandardRestore(_abstract(params))})
     try:
-      return self._manager.restore(step, args=items)[item]
+      return self._reader.restore(step, args=items)[item]
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
@@ -175,6 +176,7 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+    self._reader.close()
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
@@ -183,6 +185,24 @@ def has_checkpoint(folder: pathlib.Path) -> bool:
     return False
   with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
     return checkpoints.latest is not None
+
+
+def _open(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
+  return ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(**options), item_names=ITEMS)
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+  """Has Orbax wait for no other process: where one can't read, the others would wait for ever."""
+  own = jax.process_index()
+  return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+
+
+def _renamed(folder: pathlib.Path) -> pathlib.Path:
+  """Sets a checkpoint aside; returns where it is."""
+  taken = len([*folder.parent.glob(f'{folder.name}.damaged*')])
+  aside = folder.with_name(f'{folder.name}.damaged' + (f'-{taken + 1}' if taken else ''))
+  folder.rename(aside)
+  return aside
 
 
 @dataclasses.dataclass(frozen=True)

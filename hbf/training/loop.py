@@ -16,19 +16,23 @@ from rich.console import Console
 
 from hbf.data.identity import identity
 from hbf.data.inputs import Batch, Resident
-from hbf.evaluation.evaluator import Interrupted
+from hbf.evaluation.evaluator import Evaluated, Interrupted
 from hbf.evaluation.figures import CLASSIFICATION
 from hbf.models.matching import units_of
+from hbf.training import processes
 from hbf.training.checkpoints import RANKS, Checkpoints, has_checkpoint
-from hbf.training.experiment import Experiment, prepare, with_sharding
+from hbf.training.experiment import Experiment, load_dataset, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Evaluations, Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.state import TrainState, all_finite
 from hbf.training.stopwatch import Stopwatch
-from hbf.training.workdir import claim, locked, with_measured, write_json, write_predictions
-from hbf.training.writers import MetricsWriter, validation_scores
+from hbf.training.workdir import claim, flatten, locked, read_result, with_measured, write_json, write_predictions
+from hbf.training.writers import MetricsWriter, NoWriter, validation_scores
+
+# What of a config may differ between the processes of a run: where each finds its data.
+PER_PROCESS = ('data.dir', 'data.root')
 
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
 
@@ -51,22 +55,22 @@ def train(
   Raises:
     UserError: something is wrong with the config, the data or the workdir.
   """
-  resumed = bool(config.init_from) and has_checkpoint(workdir / 'checkpoints')
-  experiment = prepare(with_measured(config, workdir), resumed, devices)
-  with locked(workdir):
-    claim(workdir, experiment.config, identity(experiment.dataset))
-    result_path = workdir / 'result.json'
-    if result_path.exists():
+  if not processes.is_first():
+    console = Console(quiet=True)
+  experiment = _prepare(config, workdir, devices)
+  with _claimed(workdir, experiment):
+    if result := processes.from_first(lambda: read_result(workdir)):
       console.print(f'{workdir} is finished; this is its result')
-      return json.loads(result_path.read_text())
+      return result
     _introduce(experiment, workdir, console)
-    scores = validation_scores(workdir)
+    scores = dict(processes.from_first(lambda: [*validation_scores(workdir).items()]))
     with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores)) as checkpoints:
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
       with jax.set_mesh(experiment.mesh):
         state, start, stopwatch = _start(experiment, first, checkpoints, console)
         steps_fn, compile_seconds = _compile(experiment, state, first)
-      with MetricsWriter(workdir, start, config.log.tensorboard) as writer, signals() as stopped:
+      with _writer(config, workdir, start) as writer, signals() as heard:
+        stopped = processes.Heard(heard, experiment.mesh)
         with Reporter(experiment, writer, stopwatch, start, console) as reporter:
           run = _Run(experiment, steps_fn, reporter, checkpoints, stopwatch, stopped)
           state, done = run.steps(state, start)
@@ -78,9 +82,42 @@ def train(
         figures = test.figures('n', 'correct', *(figure.name for figure in CLASSIFICATION))
         writer.write(done, experiment.clock.epoch(done), 'test', **figures)
     result = _result(experiment, figures, stopwatch, compile_seconds)
-    write_predictions(workdir, test.params.labels, test.params.predictions)
-    write_json(result_path, result)  # last: it says that the run is finished
-    return result
+    return processes.from_first(lambda: _finish(workdir, result, test.params))
+
+
+def _prepare(config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None) -> Experiment:
+  """Everything a run needs, checked by every process and the same in all."""
+  resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
+  if jax.process_count() > 1:
+    processes.from_first(lambda: bool(load_dataset(config)))  # may prepare it, for the others to find
+  with processes.agreed():
+    experiment = prepare(with_measured(config, workdir), resumed, devices)
+    data = identity(experiment.dataset)
+  flat = flatten(json.loads(experiment.config.to_json()))
+  processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS} | {'the data': data})
+  return experiment
+
+
+@contextlib.contextmanager
+def _claimed(workdir: pathlib.Path, experiment: Experiment) -> Iterator[None]:
+  """Holds the workdir, which is the run's, in the first process for all."""
+  with contextlib.ExitStack() as stack:
+    with processes.agreed():
+      if processes.is_first():
+        stack.enter_context(locked(workdir))
+        claim(workdir, experiment.config, identity(experiment.dataset))
+    yield
+
+
+def _writer(config: ConfigDict, workdir: pathlib.Path, start: int) -> MetricsWriter:
+  return MetricsWriter(workdir, start, config.log.tensorboard) if processes.is_first() else NoWriter()
+
+
+def _finish(workdir: pathlib.Path, result: dict[str, Any], test: Evaluated) -> dict[str, Any]:
+  """Writes what a finished run leaves, and returns the result."""
+  write_predictions(workdir, test.labels, test.predictions)
+  write_json(workdir / 'result.json', result)  # last: it says that the run is finished
+  return result
 
 
 def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
@@ -106,7 +143,7 @@ def _start(
   given = initial.params if initial else {}
   init = make_init(experiment, experiment.objective)
   shapes = jax.eval_shape(init, resident, first, given)
-  if checkpoints.latest is not None:
+  if processes.from_first(lambda: checkpoints.latest) is not None:
     found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh))
     for step, path in found.damaged.items():
       console.print(f'checkpoint {step} cannot be read; set aside as {path}', highlight=False, soft_wrap=True)
