@@ -94,6 +94,7 @@ def _find(workdir: pathlib.Path, checkpoint: str) -> int:
   return _checkpoints(workdir).find(checkpoint)
 
 
+@processes.ended_by_loss()
 def evaluate_workdir(
   workdir: pathlib.Path,
   checkpoint: str,

@@ -37,6 +37,7 @@ PER_PROCESS = ('data.dir', 'data.root')
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
 
 
+@processes.ended_by_loss()
 def train(
   config: ConfigDict, workdir: pathlib.Path, console: Console, devices: Sequence[jax.Device] | None = None
 ) -> dict[str, Any] | None:

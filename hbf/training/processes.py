@@ -80,6 +80,22 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
+@contextlib.contextmanager
+def ended_by_loss() -> Iterator[None]:
+  """Ends this process with a line if what is inside fails because another process is gone.
+
+  Only CPUs notice at once, and raise; elsewhere JAX ends the process after LOST_SECONDS.
+  """
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if 'Gloo' not in str(error):
+      raise
+    _end(
+      f'another process of the run is gone ({_first_line(error)}): start all again, to go on from the last checkpoint'
+    )
+
+
 def exchange(value: Any) -> list[Any]:
   """What every process gave, as JSON passes it on, in the order of their numbers; each waits for all."""
   if jax.process_count() == 1:
@@ -200,7 +216,7 @@ def _check_free(port: int) -> None:
     socket.create_server(('', port)).close()
   except OSError as error:
     raise UserError(
-      f'port {port} of --coordinator cannot be used here ({error.strerror}): choose another, for all processes'
+      f'port {port} of --coordinator cannot be used here ({os.strerror(error.errno or 0)}): choose another, for all processes'
     ) from None
 
 
@@ -221,18 +237,19 @@ def _who(given: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _ended_after(seconds: float, message: str) -> Iterator[None]:
   """Ends this process with a line if what is inside, which can't be interrupted, takes longer."""
-
-  def end() -> None:
-    print('error:', message, file=sys.stderr, flush=True)
-    os._exit(1)
-
-  timer = threading.Timer(seconds, end)
+  timer = threading.Timer(seconds, _end, [message])
   timer.daemon = True
   timer.start()
   try:
     yield
   finally:
     timer.cancel()
+
+
+def _end(message: str) -> None:
+  """Ends this process at once: JAX's own end would wait for the others, and then abort."""
+  print('error:', message, file=sys.stderr, flush=True)
+  os._exit(1)
 
 
 def _first_line(error: Exception) -> str:
