@@ -6,7 +6,7 @@ import json
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,6 @@ PER_PROCESS = ('data.dir', 'data.root')
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
 
 
-@processes.ended_by_loss()
 def train(
   config: ConfigDict, workdir: pathlib.Path, console: Console, devices: Sequence[jax.Device] | None = None
 ) -> dict[str, Any] | None:
@@ -58,14 +57,15 @@ def train(
   """
   if not processes.is_first():
     console = Console(quiet=True)
-  experiment = _prepare(config, workdir, devices)
-  with _claimed(workdir, experiment):
+  experiment, data = _prepare(config, workdir, devices)
+  with _claimed(workdir, experiment.config, data):
     if result := processes.from_first(lambda: read_result(workdir)):
       console.print(f'{workdir} is finished; this is its result')
       return result
     _introduce(experiment, workdir, console)
     scores = dict(processes.from_first(lambda: [*validation_scores(workdir).items()]))
-    with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores)) as checkpoints:
+    opened = contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores))
+    with opened as checkpoints, processes.ended_by_loss():  # or closing would wait for the one that is gone
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
       with jax.set_mesh(experiment.mesh):
         state, start, stopwatch = _start(experiment, first, checkpoints, console)
@@ -86,8 +86,10 @@ def train(
     return processes.from_first(lambda: _finish(workdir, result, test.params))
 
 
-def _prepare(config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None) -> Experiment:
-  """Everything a run needs, checked by every process and the same in all."""
+def _prepare(
+  config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None
+) -> tuple[Experiment, dict[str, Any]]:
+  """Everything a run needs, checked by every process and the same in all; and what tells its data from others."""
   resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
   if jax.process_count() > 1:
     processes.from_first(lambda: bool(load_dataset(config)))  # may prepare it, for the others to find
@@ -95,18 +97,19 @@ def _prepare(config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.De
     experiment = prepare(with_measured(config, workdir), resumed, devices)
     data = identity(experiment.dataset)
   flat = flatten(json.loads(experiment.config.to_json()))
-  processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS} | {'the data': data})
-  return experiment
+  shared = {key: value for key, value in flat.items() if key not in PER_PROCESS}
+  processes.check_same(shared | {'the fingerprint of the data': data['fingerprint']})
+  return experiment, data
 
 
 @contextlib.contextmanager
-def _claimed(workdir: pathlib.Path, experiment: Experiment) -> Iterator[None]:
+def _claimed(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> Iterator[None]:
   """Holds the workdir, which is the run's, in the first process for all."""
   with contextlib.ExitStack() as stack:
     with processes.agreed():
       if processes.is_first():
         stack.enter_context(locked(workdir))
-        claim(workdir, experiment.config, identity(experiment.dataset))
+        claim(workdir, config, data)
     yield
 
 
