@@ -123,6 +123,7 @@ def evaluate_workdir(
     config, dataset, mesh = restored.config, restored.dataset, restored.mesh
     source = choose('split', split, make_splits(dataset, config.data.validation))
     examples = open_split(config, mesh, source)
+  processes.meet(mesh)
   evaluator = make_evaluator(config, restored.model, mesh)
   summary = evaluator(restored.params, examples).summary
   about = {

@@ -156,7 +156,9 @@ def _start(
   if initial:
     console.print(f'starts from {initial.source}', highlight=False)
   shardings = state_sharding(experiment.mesh, shapes)
-  return jax.jit(init, out_shardings=shardings)(resident, first, given), 0, Stopwatch()
+  compiled = jax.jit(init, out_shardings=shardings).lower(resident, first, given).compile()
+  processes.meet(experiment.mesh)
+  return compiled(resident, first, given), 0, Stopwatch()
 
 
 def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
@@ -164,7 +166,9 @@ def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[S
   begin = time.perf_counter()
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
   compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()
-  return compiled, time.perf_counter() - begin
+  seconds = time.perf_counter() - begin
+  processes.meet(experiment.mesh)
+  return compiled, seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ all do the same. With one process nothing here costs anything.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -92,7 +93,8 @@ def ended_by_loss() -> Iterator[None]:
     if 'Gloo' not in str(error):
       raise
     _end(
-      f'another process of the run is gone ({_first_line(error)}): start all again, to go on from the last checkpoint'
+      f'another process of the run is gone ({_first_line(error)}): start all again; a run goes on from its last '
+      'checkpoint'
     )
 
 
@@ -152,6 +154,29 @@ def check_same(values: dict[str, Any]) -> None:
         )
 
 
+def meet(mesh: Mesh) -> None:
+  """Waits for all processes, and then connects their devices, which form the mesh.
+
+  Devices of CPUs that connect wait for each other for half a minute only, and one process may compile for longer than
+  another: call it between a compilation and the first use.
+  """
+  if jax.process_count() > 1:
+    exchange(None)
+    jax.block_until_ready(_in_any(False, mesh))
+
+
+def _in_any(here: bool, mesh: Mesh) -> jax.Array:
+  """Whether `here` is true in any process; all of them ask, and none waits."""
+  each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+  spread = jax.make_array_from_callback((mesh.size,), each, lambda _: np.full(1, here))
+  return _any(NamedSharding(mesh, PartitionSpec()))(spread)
+
+
+@functools.cache
+def _any(replicated: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+  return jax.jit(jnp.any, out_shardings=replicated)
+
+
 class Heard:
   """Whether a signal came, with the same answer in all processes: yes, once any of them has heard one.
 
@@ -162,9 +187,7 @@ class Heard:
   def __init__(self, here: Callable[[], bool], mesh: Mesh):
     """Of processes whose devices form the mesh; `here` says whether this one has heard a signal."""
     self._here = here
-    self._size = mesh.size
-    self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    self._any = jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    self._mesh = mesh
     self._asked: jax.Array | None = None
     self._answer = False
 
@@ -174,8 +197,7 @@ class Heard:
       return self._here()
     if self._asked is not None:
       self._answer = self._answer or bool(self._asked)
-    here = np.full(1, self._here())
-    self._asked = self._any(jax.make_array_from_callback((self._size,), self._each, lambda _: here))
+    self._asked = _in_any(self._here(), self._mesh)
     return self._answer
 
 
@@ -215,9 +237,8 @@ def _check_free(port: int) -> None:
   try:
     socket.create_server(('', port)).close()
   except OSError as error:
-    raise UserError(
-      f'port {port} of --coordinator cannot be used here ({os.strerror(error.errno or 0)}): choose another, for all processes'
-    ) from None
+    why = os.strerror(error.errno or 0)
+    raise UserError(f'port {port} of --coordinator cannot be used here ({why}): choose another, for all') from None
 
 
 def _in_cluster() -> bool:

@@ -253,7 +253,8 @@ def test_the_other_of_a_process_that_dies_or_hangs_ends_with_an_error(
   while is_running(numbers[1 - index]):
     assert time.monotonic() < begin + seconds
     time.sleep(0.1)
-  os.kill(numbers[index], signal.SIGKILL)
+  with contextlib.suppress(ProcessLookupError):
+    os.kill(numbers[index], signal.SIGKILL)
   shell.wait(20)
   assert statuses(tmp_path)[1 - index] in (1, 128 + signal.SIGABRT)
   said = (tmp_path / str(1 - index)).read_text()
