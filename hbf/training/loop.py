@@ -90,16 +90,24 @@ def _prepare(
   config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None
 ) -> tuple[Experiment, dict[str, Any]]:
   """Everything a run needs, checked by every process and the same in all; and what tells its data from others."""
+  with processes.agreed():
+    config = with_measured(config, workdir)
   resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
   if jax.process_count() > 1:
-    processes.from_first(lambda: bool(load_dataset(config)))  # may prepare it, for the others to find
+    _check_same(config)
+  experiment = prepare(config, resumed, devices)
   with processes.agreed():
-    experiment = prepare(with_measured(config, workdir), resumed, devices)
-    data = identity(experiment.dataset)
-  flat = flatten(json.loads(experiment.config.to_json()))
-  shared = {key: value for key, value in flat.items() if key not in PER_PROCESS}
-  processes.check_same(shared | {'the fingerprint of the data': data['fingerprint']})
-  return experiment, data
+    return experiment, identity(experiment.dataset)
+
+
+def _check_same(config: ConfigDict) -> None:
+  """Checks that all processes have the same config and data; data that aren't prepared are by the first."""
+  flat = flatten(json.loads(config.to_json()))
+  processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS})
+  processes.from_first(lambda: bool(load_dataset(config)))  # for the others to find
+  with processes.agreed():
+    fingerprint = identity(load_dataset(config))['fingerprint']
+  processes.check_same({'the fingerprint of the data': fingerprint})
 
 
 @contextlib.contextmanager
