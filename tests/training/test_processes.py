@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 from hbf.errors import UserError
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.sharding import batch_sharding, make_mesh, state_sharding
+from hbf.training.sharding import batch_sharding, make_mesh, replicated
 from hbf.training.state import Totals, TrainState
 
 
@@ -60,7 +60,8 @@ def in_second():
 
 def state(value):
   new = TrainState(jnp.asarray(value), {'w': jnp.full(8, float(value))}, (), Totals.zeros())
-  shardings = state_sharding(mesh, new).replace(params={'w': batch_sharding(mesh)})  # an eighth on each device
+  shardings = jax.tree.map(lambda _: replicated(mesh), new)
+  shardings = shardings.replace(params={'w': batch_sharding(mesh)})  # an eighth on each device
   return jax.jit(lambda: new, out_shardings=shardings)()
 
 
