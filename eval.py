@@ -12,8 +12,10 @@ from absl import flags
 from rich.console import Console
 
 from hbf import cli
+from hbf.training import processes
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
+PROCESSES = cli.define_processes()
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by validation accuracy) or a step.')
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
@@ -26,6 +28,7 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where
 def main(argv: Sequence[str]) -> int:
   """Evaluates and prints."""
   del argv
+  processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
   from hbf.evaluation.report import print_classes, print_result
@@ -39,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     dir=DATA_DIR.value,
     root=DATA_ROOT.value,
   )
+  if not processes.is_first():
+    return 0
   if JSON.value:
     print(json.dumps(evaluation.result))
     return 0

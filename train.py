@@ -12,15 +12,18 @@ from absl import flags
 from rich.console import Console
 
 from hbf import cli
+from hbf.training import processes
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 CONFIG = cli.define_config('configs/digits.py')
+PROCESSES = cli.define_processes()
 WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
 
 
 def main(argv: Sequence[str]) -> int:
   """Trains; exit status 0 also if a signal stopped the run, which the same command then continues."""
   del argv
+  processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
   from hbf.evaluation.report import print_result
@@ -29,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
   workdir = pathlib.Path(WORKDIR.value or default_workdir(CONFIG.value)).expanduser()
   result = train(CONFIG.value, workdir, Console(stderr=True))
-  if result is not None:
+  if result is not None and processes.is_first():
     console = Console(file=sys.stdout)
     print_result(result, str(workdir / 'result.json'), console)
     if 'average' in result:

@@ -187,7 +187,7 @@ def recipe(configs: Sequence[ConfigDict], seconds: float) -> Rows:
   source = input_benchmark.open_source('cifar10', '')
 
   def measure(config: ConfigDict) -> dict[str, Any]:
-    row = input_benchmark.measure(config, source, 'device', seconds)
+    (row,) = input_benchmark.measure(config, source, ('device',), seconds, rounds=1)
     speed = 1e3 * row['batch'] / row['step ms']
     hours = EPOCHS * EXAMPLES / speed / 3600
     return {key: row[key] for key in ('batch', 'step ms')} | {'images/s': speed, f'{EPOCHS} epochs, hours': hours}
@@ -214,7 +214,8 @@ def inputs(config: ConfigDict, seconds: float) -> Rows:
   source = input_benchmark.open_source('cifar10', '')
 
   def measure(kind: str) -> dict[str, Any]:
-    return input_benchmark.measure(config, source, kind, seconds)
+    (row,) = input_benchmark.measure(config, source, (kind,), seconds, rounds=1)
+    return row
 
   return [attempt({'input': kind}, functools.partial(measure, kind)) for kind in INPUTS]
 

@@ -5,8 +5,9 @@ python -m benchmarks.chaos --kills=3 --seed=1
 
 A small run on the digits that writes a checkpoint every four steps is killed (signal 9) at random moments and started
 again by the same command until it ends; is stopped and its newest checkpoint damaged, in every way of
-`benchmarks.damages`; and is given disks that it fills. In the end it must have the state, parameters, metrics and
-predictions of a run that nobody disturbed, bit for bit. Whoever may not mount a small disk misses that part.
+`benchmarks.damages`; and is given disks that it fills. Of a run of two processes both are killed, or one, which the
+other must notice. In the end each must have the state, parameters, metrics and predictions of a run that nobody
+disturbed, bit for bit. Whoever may not mount a small disk misses that part.
 """
 
 import argparse
@@ -20,12 +21,13 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -45,7 +47,6 @@ RUN = (
   '--config.model.heads=2',
   '--config.model.stage2.centres=8',
   '--config.model.dropout=0.1',
-  '--config.train.epochs=10',
   '--config.train.average=0.9',
   '--config.train.steps_per_call=2',
   '--config.log.every=5steps',
@@ -53,18 +54,15 @@ RUN = (
   '--config.checkpoint.every=4steps',
   '--config.checkpoint.keep=4',
 )
-STOP = 185  # step after which a run is stopped, to be damaged, of 203
+STOP = 0.9  # of its steps: where a run is stopped, to be damaged
 KILLS_A_RUN = 10
 # Shares of the kills: while a run starts, after its data are read, after it has begun to take steps.
 KINDS = {'starting': 0.1, 'restoring': 0.1, 'training': 0.8}
 SPAN = {'starting': 6.0, 'restoring': 3.0, 'training': 0.5}  # seconds within which they come
-PROGRESS = 40  # steps that are taken before, at most
+PROGRESS = 0.2  # of its steps: what a run takes before, at most
 LIMIT = 300.0  # seconds after which a run hangs
-ROOMS = (0.5, 2.5, 3.5)  # checkpoints that a disk has room for; the run keeps five
 CLOCKS = {'images_per_second', 'seconds', 'train_seconds', 'compile_seconds', 'peak_memory_bytes'}
 UNFINISHED = '.orbax-checkpoint-tmp'
-
-Layout = Callable[[Sequence[str]], list[list[str]]]  # the commands of a run's processes, given flags of train.py
 
 
 def one_process(flags: Sequence[str]) -> list[list[str]]:
@@ -72,7 +70,36 @@ def one_process(flags: Sequence[str]) -> list[list[str]]:
   return [[sys.executable, str(ROOT / 'train.py'), *flags]]
 
 
-LAYOUTS: dict[str, Layout] = {'one process': one_process}
+def two_processes(flags: Sequence[str]) -> list[list[str]]:
+  """On one machine, each with what devices it has."""
+  with socket.create_server(('localhost', 0)) as free:
+    coordinator = f'localhost:{free.getsockname()[1]}'
+  meet = (f'--coordinator={coordinator}', '--processes=2')
+  return [[*command, *meet, f'--process={n}'] for n in range(2) for command in one_process(flags)]
+
+
+class Layout(NamedTuple):
+  """How runs are started, and what is done to them.
+
+  Attributes:
+    commands: of a run's processes, given the flags of train.py.
+    epochs: of a run.
+    kills: of all, the share of these runs.
+    damages: names of those in `DAMAGES`.
+    rooms: checkpoints that a disk has room for; the run keeps five.
+  """
+
+  commands: Callable[[Sequence[str]], list[list[str]]]
+  epochs: int
+  kills: float
+  damages: Sequence[str]
+  rooms: Sequence[float]
+
+
+LAYOUTS = {
+  'one process': Layout(one_process, 10, 0.8, [*DAMAGES], (0.5, 2.5, 3.5)),
+  'two processes': Layout(two_processes, 3, 0.2, [*DAMAGES][::7], ()),  # each start takes several times as long
+}
 
 
 class Lost(Exception):
@@ -90,7 +117,7 @@ class Start:
     with open(self._log, 'w') as log:
       self._processes = [
         subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=os.environ | cache)
-        for command in layout([*RUN, f'--workdir={workdir}'])
+        for command in layout.commands([*RUN, f'--config.train.epochs={layout.epochs}', f'--workdir={workdir}'])
       ]
 
   def said(self) -> str:
@@ -100,6 +127,10 @@ class Start:
   def steps(self) -> list[int]:
     """Those that were reported there."""
     return [int(step) for step in re.findall(r'^step +(\d+)', self.said(), re.MULTILINE)]
+
+  def targets(self) -> list[int | None]:
+    """Whom a kill may strike: all processes, or one of several, whereupon the others end by themselves."""
+    return [None, *range(len(self._processes))] if len(self._processes) > 1 else [None]
 
   def runs(self) -> bool:
     """Whether a process has not ended."""
@@ -111,10 +142,10 @@ class Start:
     while not come() and self.runs() and time.monotonic() < end:
       time.sleep(0.01)
 
-  def send(self, number: signal.Signals) -> None:
-    """Sends all processes a signal."""
-    for process in self._processes:
-      process.send_signal(number)
+  def send(self, number: signal.Signals, process: int | None = None) -> None:
+    """Sends a process, or all, a signal."""
+    for each in self._processes if process is None else [self._processes[process]]:
+      each.send_signal(number)
 
   def end(self, code: int = 0) -> str:
     """Waits for the end, which must have this exit status; returns what was said."""
@@ -147,6 +178,10 @@ class Chaos:
     self._go_on(self.folder / 'whole')
     return outcome(self.folder / 'whole')
 
+  @property
+  def _steps(self) -> int:
+    return self.whole['result']['steps']
+
   def kills(self, count: int) -> list[dict[str, Any]]:
     """Kills runs so often in all; returns a row for each kill."""
     rows: list[dict[str, Any]] = []
@@ -162,7 +197,7 @@ class Chaos:
     """Starts a run and kills it; None if it ended before."""
     before, launched = _unfinished(workdir), time.monotonic()
     kind, *_ = self.draw.choices(list(KINDS), list(KINDS.values()))
-    moment, steps = self.draw.uniform(0, SPAN[kind]), self.draw.randrange(PROGRESS)
+    moment, steps = self.draw.uniform(0, SPAN[kind]), self.draw.uniform(0, PROGRESS * self._steps)
     with self._start(workdir) as start:
       if kind != 'starting':
         start.wait(lambda: 'workdir' in start.said())
@@ -173,10 +208,14 @@ class Chaos:
       if not start.runs():
         start.end()
         return None
-      start.send(signal.SIGKILL)
-      after = time.monotonic() - launched
+      after, struck = time.monotonic() - launched, self.draw.choice(start.targets())
+      start.send(signal.SIGKILL, struck)
+      start.wait(lambda: False)
+      if start.runs():
+        raise Lost(f'{workdir}: process {struck} is gone, and the others have not ended within {LIMIT:.0f} s')
     writing = ', '.join(name.removesuffix(UNFINISHED) for name, _ in _unfinished(workdir) - before)
     return {
+      'struck': 'all' if struck is None else f'process {struck}',
       'while': kind,
       'seconds': round(after, 2),
       'newest': max(_complete(workdir), default=0),
@@ -188,9 +227,9 @@ class Chaos:
     stopped = self._stopped()
     newest, second = sorted(_complete(stopped))[:-3:-1]
     rows = []
-    for number, (name, damage) in enumerate(DAMAGES.items()):
+    for number, name in enumerate(self.layout.damages):
       workdir = shutil.copytree(stopped, self.folder / f'damaged-{number}')
-      damage(workdir / 'checkpoints' / str(newest))
+      DAMAGES[name](workdir / 'checkpoints' / str(newest))
       aside = workdir / 'checkpoints' / f'{newest}.damaged'
       lines = f'checkpoint {newest} cannot be read; set aside as {aside}\ngoes on after step {second}\n'
       if lines not in (said := self._go_on(workdir)) or 'Traceback' in said or not aside.exists():
@@ -203,7 +242,7 @@ class Chaos:
     """A run that was stopped before its end."""
     workdir = self.folder / 'stopped'
     with self._start(workdir) as start:
-      start.wait(lambda: any(step >= STOP for step in start.steps()))
+      start.wait(lambda: any(step >= STOP * self._steps for step in start.steps()))
       start.send(signal.SIGTERM)
       start.end()
     return workdir
@@ -212,7 +251,7 @@ class Chaos:
     """Has runs fill disks, and makes room; returns a row for each disk."""
     rows = []
     size = max(_bytes_on_disk(path) for path in (self.folder / 'whole' / 'checkpoints').iterdir())
-    for room in ROOMS:
+    for room in self.layout.rooms:
       with small_disk(self.folder / f'disk-{room}', int(room * size)) as (disk, enlarge):
         rows.append(_printed({'disk': f'{room} checkpoints'} | self._fill(disk / 'run', enlarge)))
     with small_disk(self.folder / 'disk-full', 20 * size) as (disk, _):
@@ -236,7 +275,7 @@ class Chaos:
     if complete and f'\ngoes on after step {max(complete)}\n' not in said:
       raise Lost(f'{workdir}: does not go on after step {max(complete)}:\n{said}')
     self._check(workdir)
-    return {'complete': sorted(complete), 'said': last.partition(' could ')[2]}
+    return {'complete': sorted(complete), 'said': last.replace(str(workdir), workdir.name)}
 
   def _start(self, workdir: pathlib.Path) -> Start:
     return Start(self.layout, workdir, self.folder)
@@ -325,30 +364,32 @@ def can_mount(folder: pathlib.Path) -> bool:
 
 def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
   """Does everything to runs of every layout; returns rows of counts, and what happened one by one."""
-  rows, events, result = [], {}, {}
+  rows, events, device = [], {}, ''
   for name, layout in LAYOUTS.items():
     chaos = Chaos(layout, folder / name.replace(' ', '-'), random.Random(seed))
     chaos.folder.mkdir()
-    result = chaos.whole['result']
-    killed, damaged = chaos.kills(kills), chaos.damages()
-    full = chaos.disks() if can_mount(chaos.folder) else []
+    device = device or chaos.whole['result']['device']
+    killed, damaged = chaos.kills(round(kills * layout.kills)), chaos.damages()
+    full = chaos.disks() if layout.rooms and can_mount(chaos.folder) else []
     writing = sum(bool(kill['being written']) for kill in killed)
     runs = len({kill['run'] for kill in killed})
     counts = {
-      f'killed, {writing} of them while a checkpoint was written': (len(killed), runs),
-      'newest checkpoint damaged, each in another way': (len(damaged), len(damaged)),
-      'disk full': (len(full), len(full)),
+      'killed': (len(killed), writing, runs),
+      'newest checkpoint damaged': (len(damaged), '', len(damaged)),
+      'disk full': (len(full), '', len(full)),
     }
-    rows += [{'layout': name, 'what': what, 'times': n, 'runs': r, 'lost': 0} for what, (n, r) in counts.items()]
+    columns = ('times', 'while a checkpoint was written', 'ended as if undisturbed')
+    rows += [{'runs': name, 'what': what} | dict(zip(columns, n, strict=True)) for what, n in counts.items() if n[0]]
     events[name] = {'kills': killed, 'damages': damaged, 'disks': full}
-  title = f'Runs of {result["steps"]} steps, a checkpoint every 4, disturbed and gone on with'
-  return {'title': title, **measured_on(), 'device': result['device'], 'seed': seed, 'rows': rows, 'events': events}
+  title = 'Runs that write a checkpoint every 4 steps, disturbed and gone on with'
+  return {'title': title, **measured_on(), 'device': device, 'seed': seed, 'rows': rows, 'events': events}
 
 
 def main() -> None:
   """Prints and writes the counts; exit status 1 if anything is lost."""
   flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  flags.add_argument('--kills', type=int, default=30, help='of runs of each layout (30)')
+  flags.add_argument('--kills', type=int, default=30, help='in all; a fifth of them of two processes (30)')
+  flags.add_argument('--layouts', nargs='+', choices=LAYOUTS, default=[*LAYOUTS], help='which; default all')
   flags.add_argument('--seed', type=int, default=0, help='of their moments (0)')
   flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/chaos.json')
   options = flags.parse_args()

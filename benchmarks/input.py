@@ -1,35 +1,43 @@
-"""Input: how fast it delivers batches by itself, and what share of its time training waits for it.
+"""Input: how fast it delivers batches by itself; then, device-resident and streamed in turn, how long training waits
+for it, and how fast it trains from a stream over from device memory.
 
 python -m benchmarks.input                                   # random PNG images of the shapes of digits and CIFAR-10
 python -m benchmarks.input --data cifar10 --dir ~/tensorflow_datasets     # prepared data
+python -m benchmarks.input --data imagenet                   # random JPEG images of ImageNet's size, the stream alone
 """
 
 import contextlib
 import dataclasses
 import importlib
 import io
+import multiprocessing
+import os
+import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from benchmarks.common import parser, report
+from benchmarks import photographs
+from benchmarks.common import filled, parser, ratios, report, spread
 from benchmarks.models import make_training
+from configs import imagenet
 from hbf.data import images
 from hbf.data.datasets import load
-from hbf.data.inputs import Batch, Input, gather, make_input
+from hbf.data.inputs import gather, make_input
 from hbf.data.order import TrainOrder
 from hbf.data.sources import Source
-from hbf.training.experiment import steps_per_call
+from hbf.training.experiment import load_dataset, steps_per_call
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 from hbf.training.sharding import batch_sharding, make_mesh
-from hbf.training.state import TrainState, several
+from hbf.training.state import several
 
 SHAPES = {'digits': (8, 8, 1), 'cifar10': (32, 32, 3), 'cifar100': (32, 32, 3), 'tiny_imagenet': (64, 64, 3)}
 EXAMPLES = 4096  # random ones
+KINDS = ('device', 'stream')
 FILL = 8  # stacks before a measurement: readers start, look-ahead fills or empties
 ENDLESS = 10**5  # stacks
 
@@ -49,24 +57,35 @@ class RandomImages:
     return images.decode(file, channels=self.channels, size=None, formats=images.TFDS_FORMATS), index % 10
 
 
+class Turn(NamedTuple):
+  """What training took for some steps, seconds; `cpu` of this process and its readers."""
+
+  steps: int
+  wall: float
+  waits: float
+  cpu: float
+
+
 def main() -> None:
   """Prints a row for every data set and kind of input."""
   flags = parser(__doc__)
-  flags.add_argument('--data', default='digits,cifar10', help=f'of {", ".join(SHAPES)}')
+  flags.add_argument('--data', default='digits,cifar10', help=f'of {", ".join([*SHAPES, "imagenet"])}')
   flags.add_argument('--dir', default='', help='TFDS folder with the prepared data; none: random images')
   flags.add_argument('--model', default='hyperbf')
-  flags.add_argument('--seconds', type=float, default=4.0, help='of each of the two measurements of a row')
+  flags.add_argument('--seconds', type=float, default=20.0, help='of each of the two measurements of a row')
   options = flags.parse_args()
   keep_freed_memory()
   keep_compiled_programs()
   rows = []
   for name in options.data.split(','):
-    config = importlib.import_module(f'configs.{name}').get_config(f'model={options.model}')
-    source = open_source(name, options.dir)
-    rows += [measure(config, source, kind, options.seconds) for kind in ('device', 'stream')]
+    if name == 'imagenet':
+      rows.append(measure_imagenet(options.dir, options.seconds))
+    else:
+      config = importlib.import_module(f'configs.{name}').get_config(f'model={options.model}')
+      rows += measure(config, open_source(name, options.dir), KINDS, options.seconds, options.rounds)
   origin = 'prepared' if options.dir else 'random'
   title = f'Input alone (batches/s, images/s) and in a step of {options.model}, recipe small, {origin} images'
-  report('input', title, rows, options.out)
+  report('input', title, filled(rows), options.out)
 
 
 def open_source(name: str, directory: str) -> Source:
@@ -78,70 +97,101 @@ def open_source(name: str, directory: str) -> Source:
   return RandomImages(tuple(map(images.encode_png, pixels)), shape[-1])
 
 
-def measure(config: ConfigDict, source: Source, kind: str, seconds: float) -> dict[str, Any]:
-  """The row of a data set and a kind of input."""
-  mesh = make_mesh(jax.devices())
-  data = make_input(kind, source, batch_sharding(mesh), config.data.workers, resident_bytes=0)
-  order = TrainOrder(config.seed, len(source), config.train.batch_size)
-  size = steps_per_call(config.train.steps_per_call, data.resident is not None, mesh)
-  with contextlib.closing(data.stacks(order, 0, [size] * ENDLESS, size)) as stacks:
-    alone = size * deliver(data, stacks, seconds)
-    waits, total = train(config, data, stacks, seconds)
-  steps = size * len(waits)
-  return {
-    'input': f'{config.data.name} {kind}',
-    'batch': order.batch_size,
-    'batches/s': round(alone),
-    'images/s': round(alone * order.batch_size),
-    'step ms': 1e3 * total / steps,
-    'wait ms': 1e3 * sum(waits) / steps,
-    'wait %': 100 * sum(waits) / total,
-  }
+def measure(
+  config: ConfigDict, source: Source, kinds: Sequence[str], seconds: float, rounds: int
+) -> list[dict[str, Any]]:
+  """A row of a data set for each kind of input; they train in turn."""
+  with contextlib.ExitStack() as leaving:
+    feeds = {kind: leaving.enter_context(Feed(config, source, kind)) for kind in kinds}
+    rows = [{'input': f'{config.data.name} {kind}', **feed.deliver(seconds)} for kind, feed in feeds.items()]
+    for feed in feeds.values():
+      feed.start()
+    turns = [[feed.train(seconds / rounds) for feed in feeds.values()] for _ in range(rounds)]
+  for row, mine in zip(rows, zip(*turns, strict=True), strict=True):
+    steps, wall, waits, cpu = map(sum, zip(*mine, strict=True))
+    row |= {'step ms': 1e3 * wall / steps, 'wait ms': 1e3 * waits / steps, 'wait %': 100 * waits / wall}
+    row['CPU ms'] = 1e3 * cpu / steps
+    speeds = ([turn.steps / turn.wall for turn in each] for each in (mine, [first for first, *_ in turns]))
+    row[f'images/s of {kinds[0]}'] = spread(ratios(*speeds))
+  return rows
 
 
-def deliver(data: Input, stacks: Iterator[Batch], seconds: float) -> float:
-  """Stacks a second, with images and labels on the devices, that the input delivers while nobody trains."""
-  complete = jax.jit(jax.vmap(gather, in_axes=(None, 0)))
-  for _ in range(FILL):
-    jax.block_until_ready(complete(data.resident, next(stacks)))
-  count, begin = 0, time.perf_counter()
-  while (elapsed := time.perf_counter() - begin) < seconds:
-    jax.block_until_ready(complete(data.resident, next(stacks)))
-    count += 1
-  return count / elapsed
+def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
+  """The row of ImageNet's stream, which nobody trains on here: two readers, batches of one device of many."""
+  config = imagenet.get_config()
+  with tempfile.TemporaryDirectory() as made:
+    if not directory:
+      photographs.prepare(made)
+    config.update_from_flattened_dict({'data.dir': directory or made, 'data.workers': 2, 'train.batch_size': 32})
+    with Feed(config, load_dataset(config).splits['train'], 'stream') as feed:
+      return {'input': 'imagenet stream', **feed.deliver(seconds)}
 
 
-def train(config: ConfigDict, data: Input, stacks: Iterator[Batch], seconds: float) -> tuple[list[float], float]:
-  """Seconds that each call of a training loop waited for its stack, and seconds of all these calls together."""
-  waits: list[float] = []
-  state, steps, size = start(config, data, next(stacks))
+class Feed(contextlib.AbstractContextManager):
+  """An input and the training that it feeds."""
 
-  def call(state: TrainState) -> tuple[TrainState, jax.Array]:
-    asked = time.perf_counter()
-    stack = next(stacks)
-    waits.append(time.perf_counter() - asked)
-    return steps(state, data.resident, stack, size)
+  def __init__(self, config: ConfigDict, source: Source, kind: str):
+    self._config = config
+    self._order = TrainOrder(config.seed, len(source), config.train.batch_size)
+    mesh = make_mesh(jax.devices())
+    self._data = make_input(kind, source, batch_sharding(mesh), config.data.workers, resident_bytes=0)
+    self._size = steps_per_call(config.train.steps_per_call, self._data.resident is not None, mesh)
+    self._stacks = self._data.stacks(self._order, 0, [self._size] * ENDLESS, self._size)
 
-  for _ in range(FILL):  # also what was read ahead while the steps were compiled
-    state, done = call(state)
-  jax.block_until_ready(done)
-  waits.clear()
-  begin = time.perf_counter()
-  while time.perf_counter() - begin < seconds:
-    before = done
-    state, done = call(state)
-    jax.block_until_ready(before)
-  jax.block_until_ready(done)
-  return waits, time.perf_counter() - begin
+  def __exit__(self, *_: object) -> None:
+    self._stacks.close()
+
+  def deliver(self, seconds: float) -> dict[str, Any]:
+    """What arrives on the devices, images and labels, while nobody trains."""
+    complete = jax.jit(jax.vmap(gather, in_axes=(None, 0)))
+    for _ in range(FILL):
+      jax.block_until_ready(complete(self._data.resident, next(self._stacks)))
+    count, before, begin = 0, cpu_seconds(), time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds:
+      jax.block_until_ready(complete(self._data.resident, next(self._stacks)))
+      count += self._size
+    images = count * self._order.batch_size
+    return {
+      'batch': self._order.batch_size,
+      'batches/s': round(count / elapsed),
+      'images/s': round(images / elapsed),
+      'images/s a core': round(images / (cpu_seconds() - before)),
+    }
+
+  def start(self) -> None:
+    """Compiles the steps and takes some."""
+    stack = next(self._stacks)
+    _, init, train_step = make_training(self._config)
+    self._state = jax.jit(init)(self._data.resident, jax.tree.map(lambda z: z[0], stack))
+    steps = jax.jit(several(train_step), donate_argnums=0)
+    self._steps: Any = steps.lower(self._state, self._data.resident, stack, np.int32(self._size)).compile()
+    for _ in range(FILL):  # also what was read ahead while the steps were compiled
+      self.train(0.0)
+
+  def train(self, seconds: float) -> Turn:
+    """Trains for so long, or for one call if that takes longer."""
+    calls, waits, done = 0, 0.0, None
+    before, begin = cpu_seconds(), time.perf_counter()
+    while not calls or time.perf_counter() - begin < seconds:
+      asked, last = time.perf_counter(), done
+      stack = next(self._stacks)
+      waits += time.perf_counter() - asked
+      self._state, done = self._steps(self._state, self._data.resident, stack, np.int32(self._size))
+      jax.block_until_ready(last)
+      calls += 1
+    jax.block_until_ready(done)
+    return Turn(calls * self._size, time.perf_counter() - begin, waits, cpu_seconds() - before)
 
 
-def start(config: ConfigDict, data: Input, stack: Batch) -> tuple[TrainState, Any, np.int32]:
-  """A fresh state, the compiled steps, and the number of steps in a stack."""
-  _, init, train_step = make_training(config)
-  state = jax.jit(init)(data.resident, jax.tree.map(lambda z: z[0], stack))
-  steps = jax.jit(several(train_step), donate_argnums=0)
-  size = np.int32(len(stack['index']))
-  return state, steps.lower(state, data.resident, stack, size).compile(), size
+def cpu_seconds() -> float:
+  """That this process and its readers have computed (Linux; elsewhere this process alone)."""
+  tick = os.sysconf('SC_CLK_TCK')
+  total = time.process_time()
+  for process in multiprocessing.active_children():
+    with contextlib.suppress(OSError), open(f'/proc/{process.pid}/stat') as file:
+      _, _, fields = file.read().rpartition(')')
+      total += sum(map(int, fields.split()[11:13])) / tick
+  return total
 
 
 if __name__ == '__main__':

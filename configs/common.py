@@ -13,8 +13,14 @@ from ml_collections import ConfigDict
 from hbf.errors import UserError, choose
 from hbf.nn.registry import stage_options
 
-# Width, blocks, heads and hidden units of the usual vision transformers (Touvron et al. 2021, Table 1).
-SIZES = {'tiny': (192, 12, 3, 768), 'small': (384, 12, 6, 1536), 'base': (768, 12, 12, 3072)}
+# Width, blocks, heads and hidden units of the usual vision transformers (Touvron et al. 2021, Table 1; the largest:
+# Dosovitskiy et al. 2021, Table 1).
+SIZES = {
+  'tiny': (192, 12, 3, 768),
+  'small': (384, 12, 6, 1536),
+  'base': (768, 12, 12, 3072),
+  'large': (1024, 24, 16, 4096),
+}
 # Those of models with sizes of their own: Liu et al. 2021, Table 1 (d_ffn is twice `hidden`); Tolstikhin et al. 2021,
 # Table 1. They have no heads.
 GMLP_SIZES = {'tiny': (128, 30, 1, 384), 'small': (256, 30, 1, 768), 'base': (512, 30, 1, 1536)}
@@ -86,7 +92,23 @@ def finetune() -> ConfigDict:
   return config
 
 
-RECIPES = {'memo': memo, 'small': small, 'laptop': laptop, 'strong': strong, 'finetune': finetune}
+def plain() -> ConfigDict:
+  """ImageNet's, on accelerators: 90 passes, after Beyer et al. 2022 ("Better plain ViT baselines for ImageNet-1k").
+
+  Their crops take 5% of a whole image and more; a crop here is of a square of `data.image_size`, so it takes 25%.
+  """
+  config = defaults()
+  config.model.update(width=768, depth=12, heads=12, patch=16, pool='mean', positions='sincos2d', dtype='bfloat16')
+  config.data.transforms = (('flip',), ('resized_crop', 0.25), ('rand_augment', 2, 10))
+  config.data.mix = (('mixup', 0.2, 1.0),)
+  config.data.validation = 0.01
+  config.train.update(epochs=90.0, batch_size=1024)
+  config.optimizer.update(weight_decay=0.1, warmup='8epochs')
+  config.hidden = 4 * 768
+  return config
+
+
+RECIPES = {'memo': memo, 'small': small, 'laptop': laptop, 'strong': strong, 'finetune': finetune, 'plain': plain}
 
 
 def defaults() -> ConfigDict:

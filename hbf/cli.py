@@ -5,6 +5,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -30,6 +31,18 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
     sys.argv.insert(1, f'--config={default}')
   sys.argv[:] = map(_resolved, sys.argv)
   return config_flags.DEFINE_config_file('config', None, f'FILE[:model=…,recipe=…,size=…]; {default} if not given.')
+
+
+def define_processes() -> Callable[[], dict[str, Any]]:
+  """The flags of a run on several processes; returns what reads them, for `hbf.training.processes.start`."""
+  holders = {
+    'coordinator': flags.DEFINE_string(
+      'coordinator', '', 'HOST:PORT of process 0, where the processes of a run meet.'
+    ),
+    'processes': flags.DEFINE_integer('processes', None, 'How many processes make the run; 1: this one alone.'),
+    'process': flags.DEFINE_integer('process', None, 'Number of this process, from 0.'),
+  }
+  return lambda: {name: holder.value for name, holder in holders.items()}
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:

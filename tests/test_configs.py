@@ -27,12 +27,13 @@ SHAPES = {
   'tiny_imagenet': ((64, 64, 3), 200),
   'image_folder': ((64, 64, 3), 3),
 }
+SMALL_IMAGENET = ((32, 32, 3), 1000)
 
 
 @pytest.fixture
 def fake_data(monkeypatch):
   def load_dataset(config):
-    shape, classes = SHAPES[config.data.name]
+    shape, classes = SHAPES.get(config.data.name, SMALL_IMAGENET)
     splits = {split: random_source(64, shape, classes=classes) for split in ('train', 'test')}
     return Dataset(config.data.name, tuple(map(str, range(classes))), shape, splits)
 
@@ -45,7 +46,7 @@ def shipped(name, arguments):
 
 SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vit') for recipe in ('memo', 'small')]
 SHIPPED += [('cifar10', model, recipe) for model in ('hyperbf', 'gmlp') for recipe in ('laptop', 'strong')]
-SHIPPED += [('cifar10', 'vit', 'finetune')]
+SHIPPED += [('cifar10', 'vit', 'finetune'), ('imagenet', 'hyperbf', 'plain')]
 OTHERS = [('cifar10', model, 'small') for model in (*MODELS, 'softmax+hyperbf') if model not in ('hyperbf', 'vit')]
 # Data sets and recipes know nothing of models: each is tried once, all pairs with the slow ones.
 USUAL = [

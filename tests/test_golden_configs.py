@@ -24,6 +24,8 @@ GOLDEN = {
     for model in ('hyperbf', 'gated', 'vit', 'gmlp')
   },
   **{f'{data}-hyperbf-strong': f'{data}.py:recipe=strong' for data in ('cifar10', 'tiny_imagenet')},
+  **{f'imagenet-{model}': f'imagenet.py:model={model}' for model in ('hyperbf', 'vit')},
+  'imagenet-hyperbf-size-large': 'imagenet.py:size=large',
   'cifar10-vit-finetune': 'cifar10.py:model=vit,recipe=finetune',
   'cifar10-mixer-size-small': 'cifar10.py:model=mixer,size=small',
   'cifar10-softmax+hyperbf-small': 'cifar10.py:model=softmax+hyperbf',

@@ -86,7 +86,7 @@ for sys.argv in (train, ['eval.py', '--workdir={tmp_path}/run', '--json']):
     assert not end.code, end.code
   from absl import flags
   for name in list(flags.FLAGS):
-    if name.split('.')[0] in ('config', 'workdir'):
+    if name.split('.')[0] in ('config', 'workdir', 'coordinator', 'processes', 'process'):
       delattr(flags.FLAGS, name)
 """
   environment = os.environ | {'PYTHONPATH': str(tmp_path)}

@@ -56,26 +56,41 @@ def load(
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
-  """A published data set that isn't prepared, with black images; None if it is, or has no published archive.
+  """A known data set that isn't prepared, with black images; None if it is, or if its sizes aren't known.
 
   Args: as for `load`.
+
+  Raises:
+    UserError: its images vary in size, and no `image_size` is given.
   """
   preparation = prepare.PREPARATIONS.get(name)
-  if preparation is None or preparation.published is None or prepared.find(name, os.path.expanduser(dir)):
+  known = prepare.MANUAL.get(name) or (preparation and preparation.published)
+  if not known or prepared.find(name, os.path.expanduser(dir)):
     return None
-  published = preparation.published
-  height, width, channels = published.image_shape
-  shape = (image_size or height, image_size or width, channels)
-  splits = {split: Blank(count, shape) for split, count in published.examples.items()}
-  return Dataset(name, tuple(map(str, range(published.classes))), shape, splits)
+  shape = _image_shape(name, known.image_shape, image_size)
+  splits = {split: Blank(count, shape) for split, count in known.examples.items()}
+  return Dataset(name, tuple(map(str, range(known.classes))), shape, splits)
+
+
+def _image_shape(
+  name: str, stored: tuple[int | None, int | None, int], image_size: int | None
+) -> tuple[int, int, int]:
+  """Height, width and channels of the images as they are read."""
+  height, width, channels = stored
+  if image_size:
+    return image_size, image_size, channels
+  if height is None or width is None:
+    raise UserError(f'the images of {name} vary in size; expected a size to bring them to: set data.image_size')
+  return height, width, channels
 
 
 def _prepare(name: str, directory: str, download: bool) -> epath.Path:
   """Prepares a data set that isn't, and returns its folder."""
   try:
-    choose('data set', name, {**prepare.PREPARATIONS, 'image_folder': None})
+    choose('data set', name, {**prepare.PREPARATIONS, **prepare.MANUAL, 'image_folder': None})
   except UserError as error:
     raise UserError(f'{error}; nor is a {name} that TFDS has prepared in {directory}') from None
+  prepare.refuse_manual(name, directory)
   if prepare.PREPARATIONS[name].published is not None and not download:
     raise UserError(
       f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
@@ -87,13 +102,9 @@ def _prepare(name: str, directory: str, download: bool) -> epath.Path:
 def _open_prepared(name: str, path: epath.Path, test_split: str, image_size: int | None) -> Dataset:
   builder = prepared.open_builder(path)
   features = builder.info.features
-  height, width, channels = features['image'].shape
-  if image_size:
-    height = width = image_size
-  elif height is None or width is None:
-    raise UserError(f'the images of {name} vary in size; expected a size to bring them to: set data.image_size')
+  shape = _image_shape(name, features['image'].shape, image_size)
   splits = {
     'train': prepared.open_split(builder, 'train', image_size),
     'test': prepared.open_split(builder, test_split, image_size),
   }
-  return Dataset(name, tuple(features['label'].names), (height, width, channels), splits)
+  return Dataset(name, tuple(features['label'].names), shape, splits)

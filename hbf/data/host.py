@@ -13,6 +13,8 @@ from hbf.errors import UserError
 THREADS = 16  # More than cores, since a disk or a bucket makes them wait.
 CHUNK = 64  # Examples that a thread reads at a time.
 
+HostBatch = dict[str, np.ndarray]
+
 
 class Order(Protocol):
   """Which examples form a batch; see `hbf.data.order`."""
@@ -39,11 +41,11 @@ class HostBatches:
   def __len__(self) -> int:
     return self.stop - self.start
 
-  def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+  def __getitem__(self, number: int) -> HostBatch:
     return assemble(self.source, self.order(self.start + number)[self.rows], self.image_shape)
 
 
-def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> HostBatch:
   """Reads a host batch; where an index is −1 the image and the label are 0."""
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros(len(indices), np.int32)

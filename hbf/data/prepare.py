@@ -31,6 +31,35 @@ class Preparation:
   published: Published | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Manual:
+  """A data set that TFDS alone prepares, from archives that its publisher gives to whoever registers.
+
+  Attributes:
+    page: where.
+    files: names of the archives.
+    classes: number of them.
+    image_shape: height, width, channels; None where it varies.
+    examples: number of them by split, `test` being the one to test on.
+  """
+
+  page: str
+  files: tuple[str, ...]
+  classes: int
+  image_shape: tuple[int | None, int | None, int]
+  examples: Mapping[str, int]
+
+
+MANUAL: Mapping[str, Manual] = {
+  'imagenet2012': Manual(
+    'https://image-net.org/download-images',
+    ('ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'),
+    classes=1000,
+    image_shape=(None, None, 3),
+    examples={'train': 1_281_167, 'test': 50_000},
+  ),
+}
+
 # The checksums of both CIFARs are TFDS's (url_checksums in its package). Tiny ImageNet's publisher states none: it's
 # the one that several public projects give of the file of 248,100,043 bytes.
 PREPARATIONS: Mapping[str, Preparation] = {
@@ -84,6 +113,7 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
   """
   if name == 'image_folder':
     raise UserError('image_folder needs no preparation; expected in the config only: set data.root to the folder')
+  refuse_manual(name, directory)
   preparation = choose('data set', name, PREPARATIONS)
   if '://' in directory:
     raise UserError(f'{directory} is on a bucket; expected a local folder: prepare {name} in one and copy that there')
@@ -92,6 +122,18 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
     path = archive or archives.download(preparation.published, os.path.join(directory, 'downloads'))
     options['archive'] = archives.Archive(path, preparation.published.url)
   return _build(preparation.builder(data_dir=directory, file_format='array_record', **options), directory)
+
+
+def refuse_manual(name: str, directory: str) -> None:
+  """Raises UserError, with what to do instead, for a data set that TFDS alone prepares."""
+  if name in MANUAL:
+    manual = MANUAL[name]
+    files = ' and '.join(manual.files)
+    raise UserError(
+      f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: put {files} '
+      f'({manual.page}) into {directory}/downloads/manual and, where TensorFlow is installed, run '
+      f'`tfds build {name} --data_dir={directory} --file_format=array_record`; or set data.dir to where it is'
+    )
 
 
 def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:

@@ -61,7 +61,7 @@ class Evaluator:
     """
     self.batch_size = batch_size
     self._mesh = replicated.mesh
-    self._zeros = lambda: jax.device_put(Counts.zeros(model.classes), replicated)
+    self._zeros = jax.jit(lambda: Counts.zeros(model.classes), out_shardings=replicated)
 
     def step(counts: Counts, variables: Any, resident: Resident, batch: Batch) -> tuple[Counts, jax.Array]:
       examples = gather(resident, batch)

@@ -19,6 +19,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from hbf.errors import UserError
 from hbf.evaluation.figures import CLASSIFICATION
+from hbf.training import processes
 from hbf.training.checksum import checksum
 from hbf.training.state import TrainState
 
@@ -48,6 +49,8 @@ class Checkpoints:
 
   Parameters and their average are items of their own, so that evaluation reads nothing else. The format has checksums
   of all but the arrays' own bytes; those are ours, beside what is said of the checkpoint.
+
+  Several processes open, save and close together. Each reads by itself, and they add up checksums together.
   """
 
   def __init__(
@@ -66,18 +69,15 @@ class Checkpoints:
       read_only: never write or delete.
     """
     self._scores = dict(scores or {})
-    options = ocp.CheckpointManagerOptions(
-      # With max_to_keep and a best_fn Orbax would throw away the newest checkpoint.
-      preservation_policy=AnyPreservationPolicy([LatestN(keep), _Best(self._scores)]),
-      create=not read_only,
-      read_only=read_only,
-      cleanup_tmp_directories=not read_only,  # what a killed run had begun to write
-      # Or one checkpoint whose metadata are damaged would keep all from being opened.
-      lightweight_initialize=True,
-    )
     self._folder = folder
-    self._open = lambda: ocp.CheckpointManager(folder.absolute(), options=options, item_names=ITEMS)
-    self._manager = self._open()
+    # With max_to_keep and a best_fn Orbax would throw away the newest checkpoint.
+    self._policy = None if read_only else AnyPreservationPolicy([LatestN(keep), _Best(self._scores)])
+    self._open()
+
+  def _open(self) -> None:
+    self._reader = self._manager = _manager(self._folder, read_only=True, multiprocessing_options=_alone())
+    if self._policy:  # what a killed run had begun to write goes
+      self._manager = _manager(self._folder, preservation_policy=self._policy, cleanup_tmp_directories=True)
 
   def score(self, step: int, value: float) -> bool:
     """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
@@ -132,21 +132,20 @@ class Checkpoints:
 
   def restore(self, step: int, state: TrainState) -> TrainState:
     """The state at a step, placed like `state` (arrays, or shapes with shardings)."""
-    restored = self._restore_items(step, _items(state))
-    return TrainState(params=restored['params'], average=restored.get('average'), **restored['training'])
+    return _state(self._checked(step, _items(state)))
 
-  def _restore_items(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
-    """Items of a checkpoint by name, placed like these.
+  def _checked(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
+    """Items of a checkpoint by name, placed like these; raises a ValueError if they aren't what was saved."""
+    _, sums, read = self._read(step, items)
+    if reason := _wrong(read, sums):
+      raise ValueError(reason)
+    return read
 
-    Raises:
-      ValueError: they aren't what was saved; Orbax and TensorStore raise others too.
-    """
-    _, sums = self._about(step)
+  def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
+    """What is said of a checkpoint, the checksums of its items, and these items as they are found."""
+    about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
-    restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-    if sums and (wrong := [name for name in items if checksum(restored[name]) != sums.get(name)]):
-      raise ValueError(f'the bytes of {" and ".join(wrong)} are not those that were saved')
-    return dict(restored.items())
+    return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
     """What is said of a checkpoint, and the checksums by item; none if it is older than those."""
@@ -160,40 +159,38 @@ class Checkpoints:
     return about, sums
 
   def restore_newest(self, state: TrainState) -> Restored:
-    """The newest checkpoint that can be read, placed like `state`; newer ones are set aside as <step>.damaged.
+    """The newest checkpoint that all can read, placed like `state`; newer ones are set aside as <step>.damaged.
 
     Raises:
       UserError: none can be read; then all stay where they are.
     """
-    steps = self._steps()[::-1]
+    steps = processes.from_first(lambda: self._steps()[::-1])
     reasons: dict[int, str] = {}
     for step in steps:
+      reason = ''
       try:
         with _leaving_no_reads():
-          about, _ = self._about(step)
-          restored = self.restore(step, state)
+          about, sums, items = self._read(step, _items(state))
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
-        reasons[step] = _first_line(error)
-      else:
-        return Restored(step, restored, about, self._set_aside(reasons))
+        reason = _first_line(error)
+      # All must have read it before they add up their checksums together.
+      if not (reason := max(processes.exchange(reason)) or _wrong(items, sums)):
+        return Restored(step, _state(items), about, self._set_aside(reasons))
+      reasons[step] = reason
     raise UserError(
       f'no checkpoint in {self._folder} can be read ({reasons[steps[0]]}): '
       'if they are damaged, remove the folder to begin anew, or choose another --workdir'
     )
 
   def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
-    """Renames checkpoints; returns by step where they are now."""
-    aside = {}
-    for step in steps:
-      taken = len([*self._folder.glob(f'{step}.damaged*')])
-      aside[step] = self._folder / (f'{step}.damaged' + (f'-{taken + 1}' if taken else ''))
-      (self._folder / str(step)).rename(aside[step])
-    if aside:
-      self._manager.close()
-      self._manager = self._open()  # Orbax's own reload reads the metadata of all
-    return aside
+    """Renames checkpoints, for all processes; returns where they are."""
+    moved = processes.from_first(lambda: [(step, str(_renamed(self._folder / str(step)))) for step in steps])
+    if moved:
+      self.close()
+      self._open()  # Orbax's own reload reads the metadata of all
+    return {step: pathlib.Path(path) for step, path in moved}
 
   def restore_params(self, step: int, params: Any, average: bool = False) -> Any:
     """The parameters, or their average, alone, placed like `params`; saved on any devices, restored on these.
@@ -208,7 +205,7 @@ class Checkpoints:
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
       )
     try:
-      return self._restore_items(step, {item: params})[item]
+      return self._checked(step, {item: params})[item]
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
@@ -222,6 +219,7 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+    self._reader.close()
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
@@ -230,6 +228,26 @@ def has_checkpoint(folder: pathlib.Path) -> bool:
     return False
   with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
     return checkpoints.latest is not None
+
+
+def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
+  # Lightweight, or one checkpoint whose metadata are damaged would keep all from being opened.
+  made = ocp.CheckpointManagerOptions(**options, lightweight_initialize=True)
+  return ocp.CheckpointManager(folder.absolute(), options=made, item_names=ITEMS)
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+  """Has Orbax wait for no other process: where one can't read, the others would wait for ever."""
+  own = jax.process_index()
+  return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+
+
+def _renamed(folder: pathlib.Path) -> pathlib.Path:
+  """Sets a checkpoint aside; returns where it is."""
+  taken = len([*folder.parent.glob(f'{folder.name}.damaged*')])
+  aside = folder.with_name(f'{folder.name}.damaged' + (f'-{taken + 1}' if taken else ''))
+  folder.rename(aside)
+  return aside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,6 +306,16 @@ def _items(state: TrainState) -> dict[str, Any]:
 
 def _checksum_of_json(value: Mapping[str, Any]) -> int:
   return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def _state(items: Mapping[str, Any]) -> TrainState:
+  return TrainState(params=items['params'], average=items.get('average'), **items['training'])
+
+
+def _wrong(items: Mapping[str, Any], sums: Mapping[str, int]) -> str:
+  """What of items isn't what was saved, in words; '' if all is, or nothing is known. All processes ask together."""
+  wrong = [name for name, item in items.items() if sums and checksum(item) != sums.get(name)]
+  return f'the bytes of {" and ".join(wrong)} are not those that were saved' if wrong else ''
 
 
 def _abstract(tree: Any) -> Any:

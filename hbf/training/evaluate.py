@@ -14,6 +14,7 @@ from hbf.data.identity import identity
 from hbf.errors import UserError, choose
 from hbf.models.build import abstract_params, build_model, count_parameters
 from hbf.models.classifier import ImageClassifier
+from hbf.training import processes
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import load_dataset, make_evaluator, make_splits, open_split, with_sharding
 from hbf.training.machine import device_name
@@ -66,7 +67,7 @@ def restore(
   """Restores a checkpoint; arguments and errors as for `evaluate_workdir`."""
   config = load_config(workdir)
   config.data.update({key: value for key, value in moved.items() if value})
-  checkpoints = Checkpoints(workdir / 'checkpoints', scores=validation_scores(workdir), read_only=True)
+  checkpoints = _checkpoints(workdir)
   step = checkpoints.find(checkpoint)
   mesh, dataset = _make_mesh(jax.devices() if devices is None else devices, config), load_dataset(config)
   check_data(workdir, identity(dataset))
@@ -84,6 +85,16 @@ def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
     return make_mesh(devices)
 
 
+def _checkpoints(workdir: pathlib.Path) -> Checkpoints:
+  return Checkpoints(workdir / 'checkpoints', scores=validation_scores(workdir), read_only=True)
+
+
+def _find(workdir: pathlib.Path, checkpoint: str) -> int:
+  load_config(workdir)  # or it isn't a run's
+  return _checkpoints(workdir).find(checkpoint)
+
+
+@processes.ended_by_loss()
 def evaluate_workdir(
   workdir: pathlib.Path,
   checkpoint: str,
@@ -106,11 +117,15 @@ def evaluate_workdir(
     UserError: the folder isn't a run's, has no such checkpoint, average or split, or the data are others than the
       run's.
   """
-  restored = restore(workdir, checkpoint, devices, average, **moved)
-  config, dataset, mesh = restored.config, restored.dataset, restored.mesh
-  source = choose('split', split, make_splits(dataset, config.data.validation))
+  step = processes.from_first(lambda: _find(workdir, checkpoint))
+  with processes.agreed():
+    restored = restore(workdir, str(step), devices, average, **moved)
+    config, dataset, mesh = restored.config, restored.dataset, restored.mesh
+    source = choose('split', split, make_splits(dataset, config.data.validation))
+    examples = open_split(config, mesh, source)
+  processes.meet(mesh)
   evaluator = make_evaluator(config, restored.model, mesh)
-  summary = evaluator(restored.params, open_split(config, mesh, source)).summary
+  summary = evaluator(restored.params, examples).summary
   about = {
     'dataset': config.data.name,
     'model': config.model.name,
@@ -123,5 +138,6 @@ def evaluate_workdir(
     'device': device_name(mesh.devices.flat),
   }
   result = about | summary
-  write_json(workdir / f'eval-{split}-{restored.step}{"-average" if average else ""}.json', result)
+  path = workdir / f'eval-{split}-{restored.step}{"-average" if average else ""}.json'
+  processes.from_first(lambda: write_json(path, result))
   return Evaluation(result, dataset.classes)

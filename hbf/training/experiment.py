@@ -20,6 +20,7 @@ from hbf.errors import UserError
 from hbf.evaluation.evaluator import Evaluator
 from hbf.models.build import build_model, count_parameters, flops_per_image
 from hbf.models.classifier import ImageClassifier
+from hbf.training import processes
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
 from hbf.training.optimizer import make_optimizer, make_schedule
@@ -145,11 +146,12 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
   Raises:
     UserError: something in the config or the data is wrong.
   """
-  mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
-  plan = make_plan(config, resumed)
-  check_tensor(config.model, mesh)
-  check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
-  inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
+  with processes.agreed():  # before their devices work together
+    mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
+    plan = make_plan(config, resumed)
+    check_tensor(config.model, mesh)
+    check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
+    inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
   config = with_statistics(config, inputs['train'])
   return Experiment(
     **{**vars(plan), 'config': config},

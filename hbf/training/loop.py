@@ -6,7 +6,7 @@ import json
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,19 +16,32 @@ from rich.console import Console
 
 from hbf.data.identity import identity
 from hbf.data.inputs import Batch, Resident
-from hbf.evaluation.evaluator import Interrupted
+from hbf.evaluation.evaluator import Evaluated, Interrupted
 from hbf.evaluation.figures import CLASSIFICATION
 from hbf.models.matching import units_of
+from hbf.training import processes
 from hbf.training.checkpoints import RANKS, Checkpoints, has_checkpoint
-from hbf.training.experiment import Experiment, prepare, with_sharding
+from hbf.training.experiment import Experiment, load_dataset, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Evaluations, Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.state import TrainState, all_finite
 from hbf.training.stopwatch import Stopwatch
-from hbf.training.workdir import claim, locked, naming_full_disk, with_measured, write_json, write_predictions
-from hbf.training.writers import MetricsWriter, validation_scores
+from hbf.training.workdir import (
+  claim,
+  flatten,
+  locked,
+  naming_full_disk,
+  read_result,
+  with_measured,
+  write_json,
+  write_predictions,
+)
+from hbf.training.writers import MetricsWriter, NoWriter, validation_scores
+
+# What of a config may differ between the processes of a run: where each finds its data.
+PER_PROCESS = ('data.dir', 'data.root')
 
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
 
@@ -51,22 +64,23 @@ def train(
   Raises:
     UserError: something is wrong with the config, the data or the workdir, or its disk is full.
   """
-  resumed = bool(config.init_from) and has_checkpoint(workdir / 'checkpoints')
-  experiment = prepare(with_measured(config, workdir), resumed, devices)
-  with naming_full_disk(workdir), locked(workdir):
-    claim(workdir, experiment.config, identity(experiment.dataset))
-    result_path = workdir / 'result.json'
-    if result_path.exists():
+  if not processes.is_first():
+    console = Console(quiet=True)
+  experiment, data = _prepare(config, workdir, devices)
+  with naming_full_disk(workdir), _claimed(workdir, experiment.config, data):
+    if result := processes.from_first(lambda: read_result(workdir)):
       console.print(f'{workdir} is finished; this is its result')
-      return json.loads(result_path.read_text())
+      return result
     _introduce(experiment, workdir, console)
-    scores = validation_scores(workdir)
-    with contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores)) as checkpoints:
+    scores = dict(processes.from_first(lambda: [*validation_scores(workdir).items()]))
+    opened = contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores))
+    with opened as checkpoints, processes.ended_by_loss():  # or closing would wait for the one that is gone
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
       with jax.set_mesh(experiment.mesh):
         state, start, stopwatch = _start(experiment, first, checkpoints, console)
         steps_fn, compile_seconds = _compile(experiment, state, first)
-      with MetricsWriter(workdir, start, config.log.tensorboard) as writer, signals() as stopped:
+      with _writer(config, workdir, start) as writer, signals() as heard:
+        stopped = processes.Heard(heard, experiment.mesh)
         with Reporter(experiment, writer, stopwatch, start, console) as reporter:
           run = _Run(experiment, steps_fn, reporter, checkpoints, stopwatch, stopped)
           state, done = run.steps(state, start)
@@ -78,9 +92,53 @@ def train(
         figures = test.figures('n', 'correct', *(figure.name for figure in CLASSIFICATION))
         writer.write(done, experiment.clock.epoch(done), 'test', **figures)
     result = _result(experiment, figures, stopwatch, compile_seconds)
-    write_predictions(workdir, test.params.labels, test.params.predictions)
-    write_json(result_path, result)  # last: it says that the run is finished
-    return result
+    return processes.from_first(lambda: _finish(workdir, result, test.params))
+
+
+def _prepare(
+  config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None
+) -> tuple[Experiment, dict[str, Any]]:
+  """Everything a run needs, checked by every process and the same in all; and what tells its data from others."""
+  with processes.agreed():
+    config = with_measured(config, workdir)
+  resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
+  if jax.process_count() > 1:
+    _check_same(config)
+  experiment = prepare(config, resumed, devices)
+  with processes.agreed():
+    return experiment, identity(experiment.dataset)
+
+
+def _check_same(config: ConfigDict) -> None:
+  """Checks that all processes have the same config and data; data that aren't prepared are by the first."""
+  flat = flatten(json.loads(config.to_json()))
+  processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS})
+  processes.from_first(lambda: bool(load_dataset(config)))  # for the others to find
+  with processes.agreed():
+    fingerprint = identity(load_dataset(config))['fingerprint']
+  processes.check_same({'the fingerprint of the data': fingerprint})
+
+
+@contextlib.contextmanager
+def _claimed(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> Iterator[None]:
+  """Holds the workdir, which is the run's, in the first process for all."""
+  with contextlib.ExitStack() as stack:
+    with processes.agreed():
+      if processes.is_first():
+        stack.enter_context(locked(workdir))
+        claim(workdir, config, data)
+    yield
+
+
+def _writer(config: ConfigDict, workdir: pathlib.Path, start: int) -> MetricsWriter:
+  return MetricsWriter(workdir, start, config.log.tensorboard) if processes.is_first() else NoWriter()
+
+
+def _finish(workdir: pathlib.Path, result: dict[str, Any], test: Evaluated) -> dict[str, Any]:
+  """Writes what a finished run leaves, and returns the result."""
+  write_predictions(workdir, test.labels, test.predictions)
+  write_json(workdir / 'result.json', result)  # last: it says that the run is finished
+  return result
 
 
 def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
@@ -106,7 +164,7 @@ def _start(
   given = initial.params if initial else {}
   init = make_init(experiment, experiment.objective)
   shapes = jax.eval_shape(init, resident, first, given)
-  if checkpoints.latest is not None:
+  if processes.from_first(lambda: checkpoints.latest) is not None:
     found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh))
     for step, path in found.damaged.items():
       console.print(f'checkpoint {step} cannot be read; set aside as {path}', highlight=False, soft_wrap=True)
@@ -115,7 +173,9 @@ def _start(
   if initial:
     console.print(f'starts from {initial.source}', highlight=False)
   shardings = state_sharding(experiment.mesh, shapes)
-  return jax.jit(init, out_shardings=shardings)(resident, first, given), 0, Stopwatch()
+  compiled = jax.jit(init, out_shardings=shardings).lower(resident, first, given).compile()
+  processes.meet(experiment.mesh)
+  return compiled(resident, first, given), 0, Stopwatch()
 
 
 def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
@@ -123,7 +183,9 @@ def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[S
   begin = time.perf_counter()
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
   compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()
-  return compiled, time.perf_counter() - begin
+  seconds = time.perf_counter() - begin
+  processes.meet(experiment.mesh)
+  return compiled, seconds
 
 
 @dataclasses.dataclass(frozen=True)

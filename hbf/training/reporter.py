@@ -49,6 +49,8 @@ class Reporter:
     self._writer = writer
     self._stopwatch = stopwatch
     self._console = console
+    # Put there by a program: with several processes `device_put` would compare what each of them puts.
+    self._zeros = jax.jit(Totals.zeros, out_shardings=replicated(experiment.mesh))
     self._pending: tuple[int, Totals, Any] | None = None
     self._counted = stopwatch.steps, stopwatch.seconds
     columns = ('{task.description}', BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), '{task.fields[shown]}')
@@ -63,7 +65,7 @@ class Reporter:
     """Takes the totals out of the state; `flush` reads them, once the steps are done."""
     # Asked for now, or the learning rate would wait behind the next call.
     self._pending = step, state.totals, self._experiment.schedule(step - 1)
-    return state.replace(totals=jax.device_put(Totals.zeros(), replicated(self._experiment.mesh)))
+    return state.replace(totals=self._zeros())
 
   def flush(self) -> None:
     """Writes the report that is still due; the stopwatch must have counted its steps and no later ones.

@@ -236,6 +236,12 @@ def replace_text(path: pathlib.Path, text: str) -> None:
   os.replace(temporary, path)
 
 
+def read_result(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """What result.json holds; None if the run isn't finished."""
+  path = workdir / 'result.json'
+  return json.loads(path.read_text()) if path.exists() else None
+
+
 def write_predictions(workdir: pathlib.Path, labels: np.ndarray, predictions: np.ndarray) -> None:
   """Writes predictions.npz: labels and predictions, int32 [n], of the test split, in its order."""
   temporary = workdir / 'predictions.npz.tmp'

@@ -46,6 +46,19 @@ class MetricsWriter:
     self.close()
 
 
+class NoWriter(MetricsWriter):
+  """Writes nothing: what a process has that isn't the first of its run."""
+
+  def __init__(self) -> None:
+    """Opens nothing."""
+
+  def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
+    """Writes nothing."""
+
+  def close(self) -> None:
+    """Closes nothing."""
+
+
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """The lines of a run's metrics.jsonl; a last line cut short by a crash is left out."""
   path = workdir / 'metrics.jsonl'

@@ -1,8 +1,10 @@
+import contextlib
 import dataclasses
 import math
 import multiprocessing
 import re
 import threading
+import time
 
 import jax
 import numpy as np
@@ -54,6 +56,38 @@ def test_worker_processes_give_identical_batches_and_end(make_source, sharding):
   assert multiprocessing.active_children()
   batches.close()
   assert not multiprocessing.active_children()
+
+
+def test_a_reader_that_dies_is_reported_and_ends_the_others(make_source, sharding):
+  """A batch is larger than a pipe: the reader is killed while it sends one."""
+  source, order = make_source(50, (64, 64, 3)), TrainOrder(1, 50, 16)
+  with contextlib.closing(StreamInput(source, sharding, workers=2).batches(order, 0, 10**6)) as batches:
+    next(batches)
+    first, *_ = multiprocessing.active_children()
+    first.kill()
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=r'a process that reads images died \(Killed\)'):
+      for _ in range(100):
+        next(batches)
+    assert time.monotonic() - begin < 10
+    assert not multiprocessing.active_children()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Damaged(ArraySource):
+  """A source whose example 7 can't be read."""
+
+  def __getitem__(self, index):
+    if index == 7:
+      raise UserError('example 7 is damaged')
+    return super().__getitem__(index)
+
+
+def test_what_a_source_raises_in_a_process_is_raised_here(make_source, sharding):
+  whole = make_source(50)
+  data = StreamInput(_Damaged(whole.images, whole.labels), sharding, workers=1)
+  with pytest.raises(UserError, match='example 7 is damaged'):
+    list(data.batches(TrainOrder(1, 50, 16), 0, 6))
 
 
 def test_evaluation_pads_and_masks(make_source, sharding):

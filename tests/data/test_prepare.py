@@ -39,6 +39,7 @@ def test_command_prepares_once_and_says_where(small_cifar, tmp_path, capsys, off
     (['cifar10', '--archive', 'nowhere.tar.gz'], 'error: nowhere.tar.gz does not exist; expected'),
     (['cifar11'], "error: unknown data set 'cifar11': did you mean 'cifar10'?"),
     (['image_folder'], 'error: image_folder needs no preparation;'),
+    (['imagenet2012'], 'error: imagenet2012 is not prepared in'),
   ],
 )
 def test_command_fails_in_one_line(arguments, message, tmp_path, capsys, offline):
@@ -70,6 +71,8 @@ def test_unprepared_data_name_the_command(tmp_path, offline):
     load(name='cifar10', dir=str(tmp_path), root='', image_size=0, download=False)
   with pytest.raises(UserError, match=rf"unknown data set 'mnist'.*TFDS has prepared in {tmp_path}"):
     load(name='mnist', dir=str(tmp_path), root='', image_size=0, download=False)
+  with pytest.raises(UserError, match=rf'ILSVRC2012_img_val.tar .* `tfds build imagenet2012 --data_dir={tmp_path} '):
+    load(name='imagenet2012', dir=str(tmp_path), root='', image_size=224, download=True, test_split='validation')
   assert not list(tmp_path.iterdir())
 
 

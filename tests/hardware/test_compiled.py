@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from configs import cifar10
+from configs import cifar10, imagenet
 from hbf.data.datasets import describe
 from hbf.errors import UserError
 from hbf.hardware import report
-from hbf.hardware.programs import trace_programs
+from hbf.hardware.programs import plan_of, trace_programs
 from hbf.hardware.report import check_fit, describe_programs, hash_program, markdown
 from hbf.hardware.topologies import Topology, parse_topology
 from hbf.ops.hyperbf import hyperbf
@@ -78,6 +78,22 @@ def test_published_data_need_not_be_there(devices, tmp_path):
   assert (train.held_bytes, evaluation.held_bytes - programs.optimizer_bytes) == tuple(
     count * (32 * 32 * 3 + 4) for count in (10_000 + 1000, 49_000 + 1000)
   )
+
+
+@pytest.mark.parametrize(('size', 'millions'), [('base', 86.4), ('large', 304.1)])
+def test_imagenet_need_not_be_there(size, millions, tmp_path):
+  config = imagenet.get_config(f'size={size}')
+  config.data.dir = str(tmp_path)
+  plan = plan_of(config)
+  assert plan.parameters / 1e6 == pytest.approx(millions, abs=0.05)  # as many as ViT-B/16 and ViT-L/16
+  assert {name: len(split) for name, split in plan.splits.items()} == {
+    'train': 1_281_167 - 12_812,
+    'validation': 12_812,
+    'test': 50_000,
+  }
+  config.data.image_size = 0
+  with pytest.raises(UserError, match=r'images of imagenet2012 vary in size.*data\.image_size'):
+    plan_of(config)
 
 
 def test_data_that_are_there_are_not_described(digits_dir, tmp_path):

@@ -228,14 +228,14 @@ def test_a_checkpoint_of_before_checksums_is_read(tmp_path):
 def test_what_is_the_machines_fault_sets_no_checkpoint_aside(tmp_path, monkeypatch, error):
   with saved(tmp_path, dict.fromkeys((1, 2)), keep=2):
     pass
-  restore = Checkpoints.restore
+  read = Checkpoints._read
 
-  def refuse(self, step, state):
+  def refuse(self, step, items):
     if step == 2:
       raise error
-    return restore(self, step, state)
+    return read(self, step, items)
 
-  monkeypatch.setattr(Checkpoints, 'restore', refuse)
+  monkeypatch.setattr(Checkpoints, '_read', refuse)
   with contextlib.closing(Checkpoints(tmp_path)) as checkpoints, pytest.raises(type(error)):
     checkpoints.restore_newest(state(0))
   assert names(tmp_path) == ['1', '2']

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -187,6 +188,26 @@ def test_kill_9_in_an_epoch_changes_nothing(finished, tmp_path, kind):
   train(config, workdir, QUIET, ONE)
   train(config, tmp_path / 'whole', QUIET, ONE)
   assert_same_run(tmp_path / 'whole', workdir)
+
+
+@pytest.mark.slow
+def test_a_reader_that_dies_ends_the_run_in_an_error_and_leaves_its_checkpoints(finished, parts, monkeypatch):
+  report = Reporter.report
+
+  def killing(self, step, state):
+    if step == 21:
+      multiprocessing.active_children()[0].kill()
+    return report(self, step, state)
+
+  monkeypatch.setattr(Reporter, 'report', killing)
+  config = finished[1].copy_and_resolve_references()
+  config.update_from_flattened_dict({'checkpoint.every': '5steps', 'data.input': 'stream', 'data.workers': 1})
+  with pytest.raises(UserError, match='a process that reads images died'):
+    train(config, parts, QUIET, ONE)
+  assert not multiprocessing.active_children()
+  assert Checkpoints(parts / 'checkpoints', read_only=True).latest in (20, 25)  # a batch was on its way
+  monkeypatch.setattr(Reporter, 'report', report)
+  assert train(config, parts, QUIET, ONE)['n'] == finished[2]['n']
 
 
 @pytest.mark.slow

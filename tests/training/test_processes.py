@@ -1,0 +1,312 @@
+"""Several processes that make one run."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from runs import QUIET
+
+from hbf.errors import UserError
+from hbf.training import processes
+from hbf.training.evaluate import restore
+from hbf.training.loop import train
+from hbf.training.writers import read_metrics
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOUR = {'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}
+EIGHT = jax.devices()[:8]
+# Differences in the order of sums, after an epoch.
+TOLERANCE = 1e-6
+
+# What every process does in `talk`: all that they say to each other, without a run.
+TALK = """
+import contextlib, json, pathlib, sys
+import numpy as np
+from hbf.training import processes
+
+coordinator, process, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+processes.start(coordinator, 2, process)
+
+import jax
+import jax.numpy as jnp
+from hbf.errors import UserError
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.sharding import batch_sharding, make_mesh, replicated
+from hbf.training.state import Totals, TrainState
+
+
+def refused(function, *arguments):
+  try:
+    function(*arguments)
+  except UserError as error:
+    return str(error)
+
+
+def in_second():
+  with processes.agreed():
+    if process == 1:
+      raise UserError('no data here')
+
+
+def state(value):
+  new = TrainState(jnp.asarray(value), {'w': jnp.full(8, float(value))}, (), Totals.zeros())
+  shardings = jax.tree.map(lambda _: replicated(mesh), new)
+  shardings = shardings.replace(params={'w': batch_sharding(mesh)})  # an eighth on each device
+  return jax.jit(lambda: new, out_shardings=shardings)()
+
+
+def unreadable(step, state):
+  if step == 2 and process == 1:
+    raise ValueError('damaged for one')
+  return restore(step, state)
+
+
+mesh = make_mesh(jax.devices())
+times = []
+heard = processes.Heard(lambda: process == 1 and len(times) >= 2, mesh)
+for _ in range(5):
+  times.append(heard())
+with contextlib.closing(Checkpoints(folder, keep=2)) as checkpoints:
+  for step in (1, 2):
+    checkpoints.save(step, state(step), {'seconds': 1.0})
+with contextlib.closing(Checkpoints(folder, keep=2)) as checkpoints:
+  restore, checkpoints.restore = checkpoints.restore, unreadable
+  found = checkpoints.restore_newest(state(0))
+said = {
+  'processes': jax.process_count(),
+  'exchange': processes.exchange('x' * 1500 * process),
+  'from_first': processes.from_first(lambda: ['of', process]),
+  'refused': [
+    refused(processes.from_first, lambda: {}['x'] if process else exec('raise UserError("in use")', globals())),
+    refused(in_second),
+    refused(processes.check_same, {'train.epochs': process, 'seed': 0}),
+  ],
+  'heard': times,
+  'restored': [found.step, [one.data.item() for one in found.state.params['w'].addressable_shards], *found.damaged],
+  'about': found.about,
+}
+print(json.dumps(said))
+"""
+
+
+# Runs a command of a process, and notes its number, what it says and its status.
+NOTED = """
+process=$1
+shift
+"$@" 2> {0}/$process &
+echo $! > {0}/$process.pid
+wait $!
+echo $? > {0}/$process.status
+"""
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(('', 0))
+    return probe.getsockname()[1]
+
+
+@pytest.fixture(scope='module')
+def talk(tmp_path_factory):
+  """What two processes say, by process."""
+  folder, coordinator = tmp_path_factory.mktemp('talk'), f'localhost:{free_port()}'
+  (folder / 'checkpoints').mkdir()
+  started = [
+    subprocess.Popen(
+      [sys.executable, '-c', TALK, coordinator, str(process), folder / 'checkpoints'],
+      cwd=ROOT,
+      env=os.environ | FOUR,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    for process in range(2)
+  ]
+  ended = [process.communicate(timeout=120) for process in started]
+  assert [process.returncode for process in started] == [0, 0], ended
+  assert sorted(path.name for path in (folder / 'checkpoints').iterdir()) == ['1', '2.damaged']
+  return [json.loads(out) for out, _ in ended]  # nothing else is on stdout
+
+
+def test_processes_tell_each_other_what_they_know(talk):
+  for said in talk:
+    assert (said['processes'], said['exchange'], said['from_first']) == (2, ['', 'x' * 1500], ['of', 0])
+
+
+def test_what_one_finds_wrong_ends_all(talk):
+  config = 'train.epochs is 0 in process 0, 1 in process 1: give all processes the same config and data'
+  assert talk[0]['refused'] == ['in use', 'process 1: no data here', config]
+  assert talk[1]['refused'] == ['process 0: in use', 'no data here', config]
+
+
+def test_a_signal_that_one_hears_is_all_of_theirs_at_the_same_time(talk):
+  assert [said['heard'] for said in talk] == [[False, False, False, True, True]] * 2
+
+
+def test_a_checkpoint_that_one_cannot_read_is_set_aside_by_all(talk):
+  assert [said['restored'] for said in talk] == [[1, [1.0] * 4, 2]] * 2
+  assert [said['about'] for said in talk] == [{'seconds': 1.0}] * 2
+
+
+@pytest.fixture
+def launch(tmp_path):
+  """Starts the processes of docs/devices.md in a workdir; what they say and end with is in tmp_path."""
+  shells = []
+
+  def start(workdir, **changes):
+    page = (ROOT / 'docs' / 'devices.md').read_text()
+    lines = re.search(r'Two on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
+    config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
+    python = f'bash {tmp_path}/noted.sh $process {sys.executable}'
+    for old, new in (
+      ('9876', str(free_port())),
+      ('python', python),
+      ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {config}'),
+    ):
+      assert lines.count(old) == 1
+      lines = lines.replace(old, new)
+    (tmp_path / 'noted.sh').write_text(NOTED.format(tmp_path))
+    shells.append(subprocess.Popen(['bash', '-c', lines], cwd=ROOT, start_new_session=True))
+    return shells[-1]
+
+  yield start
+  for shell in shells:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(shell.pid, signal.SIGKILL)
+
+
+def when_reported(workdir, shell):
+  """Waits until a run has logged a line; returns the numbers that the system gave its processes."""
+  while not read_metrics(workdir):
+    assert shell.poll() is None
+    time.sleep(0.02)
+  return [int((workdir.parent / f'{process}.pid').read_text()) for process in range(2)]
+
+
+def statuses(folder):
+  """What the processes ended with."""
+  return [int((folder / f'{process}.status').read_text()) for process in range(2)]
+
+
+TOY = {
+  'model.width': 16,
+  'model.depth': 1,
+  'model.heads': 2,
+  'model.stage2.hidden': 12,
+  'train.epochs': 1.0,
+  'train.steps_per_call': 1,
+  'data.validation': 0.0,
+  'evaluate.every': '1epoch',
+  'log.every': '2steps',
+  'checkpoint.every': '1steps',
+  'checkpoint.keep': 99,
+}
+
+
+def test_two_processes_are_one_run_that_any_of_them_stops_and_one_goes_on(tmp_path, toy, digits_dir, launch):
+  """2 × 4 devices equal 1 × 8; a signal to one ends both with status 0, saved; one process ends what they began."""
+  workdir, whole = tmp_path / 'two', tmp_path / 'one'
+  shell = launch(workdir, **TOY, **{'data.dir': digits_dir})
+  second = when_reported(workdir, shell)[1]
+  os.kill(second, signal.SIGTERM)
+  shell.wait(60)
+  assert statuses(tmp_path) == [0, 0]
+  assert 'saved; the same command goes on' in (tmp_path / '0').read_text()
+  assert 'step' not in (tmp_path / '1').read_text()
+
+  config = toy('model=vit', **TOY)
+  expected = train(config, whole, QUIET, EIGHT)
+  stopped = restore(workdir, 'latest', EIGHT).step
+  assert 2 <= stopped < expected['steps'] and not (workdir / 'result.json').exists()
+  assert_close(workdir, whole, stopped)
+  result = train(config, workdir, QUIET, EIGHT)
+  assert [result[key] for key in ('steps', 'device')] == [expected[key] for key in ('steps', 'device')]
+  assert_close(workdir, whole, expected['steps'])
+  losses, whole_losses = ([line['loss'] for line in read_metrics(path)[:-1]] for path in (workdir, whole))
+  assert losses == pytest.approx(whole_losses, rel=1e-5)
+
+
+def assert_close(first, second, step):
+  one, other = (jax.tree.map(np.asarray, restore(path, str(step), EIGHT[:1]).params) for path in (first, second))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=TOLERANCE), one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('index', [0, 1])
+@pytest.mark.parametrize(('number', 'seconds'), [(signal.SIGKILL, 20), (signal.SIGSTOP, processes.LOST_SECONDS + 15)])
+def test_the_other_of_a_process_that_dies_or_hangs_ends_with_an_error(
+  tmp_path, digits_dir, launch, number, seconds, index
+):
+  shell = launch(tmp_path / 'two', **TOY | {'train.epochs': 1000.0, 'data.dir': digits_dir})
+  numbers = when_reported(tmp_path / 'two', shell)
+  os.kill(numbers[index], number)
+  begin = time.monotonic()
+  while is_running(numbers[1 - index]):
+    assert time.monotonic() < begin + seconds
+    time.sleep(0.1)
+  with contextlib.suppress(ProcessLookupError):
+    os.kill(numbers[index], signal.SIGKILL)
+  shell.wait(20)
+  assert statuses(tmp_path)[1 - index] in (1, 128 + signal.SIGABRT)
+  said = (tmp_path / str(1 - index)).read_text()
+  assert 'another process of the run is gone' in said or 'another task died' in said
+
+
+def is_running(number):
+  try:
+    return pathlib.Path(f'/proc/{number}/stat').read_text().split()[2] != 'Z'
+  except FileNotFoundError:
+    return False
+
+
+@pytest.mark.parametrize(
+  ('given', 'message'),
+  [
+    (('localhost:9876', 2, None), r'--process is missing: several processes need --coordinator=HOST:PORT'),
+    (('', 2, 1), r'--coordinator is missing'),
+    (('', None, 0), r'--coordinator is missing'),
+    (('localhost:9876', 2, 2), r'--process=2 is none of 2 processes: give each its own number, from 0 to 1'),
+    (('localhost', 2, 1), r'--coordinator=localhost is not HOST:PORT'),
+    (('localhost:70000', 2, 0), r'--coordinator=localhost:70000 is not HOST:PORT'),
+  ],
+)
+def test_flags_that_make_no_run_are_named(given, message):
+  with pytest.raises(UserError, match=message):
+    processes.start(*given)
+
+
+def test_a_port_that_is_taken_is_named():
+  with socket.socket() as taken:
+    taken.bind(('', 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    with pytest.raises(UserError, match=rf'port {port} of --coordinator .* \(Address already in use\)'):
+      processes.start(f'localhost:{port}', 2, 0)
+
+
+@pytest.mark.parametrize('environment', [{}, {'SLURM_STEP_NODELIST': 'node[1-2]', 'SLURM_NTASKS': '1'}])
+def test_a_process_without_others_stays_as_it_is(monkeypatch, environment):
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.setattr(jax.distributed, 'initialize', None)
+  processes.start()
+  processes.start(processes=1)
+
+
+def test_processes_that_do_not_come_are_not_waited_for_for_ever():
+  script = 'from hbf.training import processes as p; p.JOIN_SECONDS = 1; p.start({!r}, 2, 1)'
+  done = subprocess.run(
+    [sys.executable, '-c', script.format(f'localhost:{free_port()}')], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == 1
+  assert re.search(r'^error: the processes of the run did not meet within 1 s: process 1 of 2 waits', done.stderr)
