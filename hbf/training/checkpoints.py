@@ -130,17 +130,6 @@ class Checkpoints:
     known = ', '.join(map(str, steps))
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
-  def restore(self, step: int, state: TrainState) -> TrainState:
-    """The state at a step, placed like `state` (arrays, or shapes with shardings)."""
-    return _state(self._checked(step, _items(state)))
-
-  def _checked(self, step: int, items: Mapping[str, Any]) -> dict[str, Any]:
-    """Items of a checkpoint by name, placed like these; raises a ValueError if they aren't what was saved."""
-    _, sums, read = self._read(step, items)
-    if reason := _wrong(read, sums):
-      raise ValueError(reason)
-    return read
-
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
     """What is said of a checkpoint, the checksums of its items, and these items as they are found."""
     about, sums = self._about(step)
@@ -205,7 +194,10 @@ class Checkpoints:
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
       )
     try:
-      return self._checked(step, {item: params})[item]
+      _, sums, read = self._read(step, {item: params})
+      if reason := _wrong(read, sums):
+        raise ValueError(reason)
+      return read[item]
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'

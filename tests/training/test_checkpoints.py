@@ -75,7 +75,7 @@ def test_a_checkpoint_without_an_average_is_what_it_was_and_says_what_it_lacks(t
   with contextlib.closing(Checkpoints(tmp_path / 'with')) as checkpoints:
     checkpoints.save(1, state(1).replace(average=average))
     checkpoints.wait()
-    found = checkpoints.restore(1, state(0).replace(average=average))
+    found = checkpoints.restore_newest(state(0).replace(average=average)).state
     alone = checkpoints.restore_params(1, state(0).params, average=True)
   for restored in (found.average, alone):
     np.testing.assert_array_equal(restored['layer']['kernel'], 5.0)

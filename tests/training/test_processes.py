@@ -65,10 +65,10 @@ def state(value):
   return jax.jit(lambda: new, out_shardings=shardings)()
 
 
-def unreadable(step, state):
+def unreadable(step, items):
   if step == 2 and process == 1:
     raise ValueError('damaged for one')
-  return restore(step, state)
+  return read(step, items)
 
 
 mesh = make_mesh(jax.devices())
@@ -80,7 +80,7 @@ with contextlib.closing(Checkpoints(folder, keep=2)) as checkpoints:
   for step in (1, 2):
     checkpoints.save(step, state(step), {'seconds': 1.0})
 with contextlib.closing(Checkpoints(folder, keep=2)) as checkpoints:
-  restore, checkpoints.restore = checkpoints.restore, unreadable
+  read, checkpoints._read = checkpoints._read, unreadable
   found = checkpoints.restore_newest(state(0))
 said = {
   'processes': jax.process_count(),
