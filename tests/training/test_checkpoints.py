@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from runs import damage
+from toy_runs import damage
 
 from hbf.errors import UserError
 from hbf.training.checkpoints import Checkpoints

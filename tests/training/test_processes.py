@@ -14,7 +14,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from runs import QUIET
+from toy_runs import QUIET
 
 from hbf.errors import UserError
 from hbf.training import processes
