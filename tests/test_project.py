@@ -53,6 +53,12 @@ def test_what_all_share_knows_of_no_package(module):
   assert {part[1] for part in parts} <= SHARED[module]
 
 
+def test_no_module_of_the_tests_is_called_like_a_folder_that_runs_leave():
+  """The check of style would take its imports for that folder's, once it is there."""
+  ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
+  assert not {path.stem for path in (ROOT / 'tests').rglob('*.py')} & ignored
+
+
 def test_commands_are_thin():
   for path in (ROOT / 'hbf').glob('*.py'):
     if path.stem not in {'__init__', *SHARED}:

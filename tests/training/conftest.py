@@ -1,7 +1,7 @@
 """The run that many tests read."""
 
 import pytest
-from runs import EVERYTHING, ONE, QUIET
+from toy_runs import EVERYTHING, ONE, QUIET
 
 from hbf.training.loop import train
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import ONE
+from toy_runs import ONE
 
 from hbf.training.average import averaging, with_average
 from hbf.training.checkpoints import Checkpoints

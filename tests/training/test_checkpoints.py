@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from runs import damage
+from toy_runs import damage
 
 from benchmarks.damages import DAMAGES
 from hbf.errors import UserError

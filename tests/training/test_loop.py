@@ -7,7 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from runs import ONE, QUIET, assert_timed, params_of
+from toy_runs import ONE, QUIET, assert_timed, params_of
 
 from hbf.errors import UserError
 from hbf.evaluation import evaluator

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
-from runs import ONE
+from toy_runs import ONE
 
 from configs import cifar10
 from hbf.errors import UserError

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from runs import ONE, QUIET, assert_same_run, assert_timed, damage, params_of, timeless
+from toy_runs import ONE, QUIET, assert_same_run, assert_timed, damage, params_of, timeless
 
 from hbf.data.inputs import Input
 from hbf.data.order import EvalOrder

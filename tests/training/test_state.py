@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import EVERYTHING
+from toy_runs import EVERYTHING
 
 from hbf.training import state as state_module
 from hbf.training.experiment import prepare
