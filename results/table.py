@@ -30,7 +30,6 @@ BENCHMARKS = {
   'linear-time': (),
   'bound': (),
   'augmentation': (),
-  'chaos': (),
 }
 
 
