@@ -97,8 +97,8 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-  'one process': Layout(one_process, 10, 0.8, [*DAMAGES], (0.5, 2.5, 3.5)),
   'two processes': Layout(two_processes, 3, 0.2, [*DAMAGES][::7], ()),  # each start takes several times as long
+  'one process': Layout(one_process, 10, 0.8, [*DAMAGES], (0.5, 2.5, 3.5)),
 }
 
 
@@ -224,7 +224,7 @@ class Chaos:
 
   def damages(self) -> list[dict[str, Any]]:
     """Damages the newest checkpoint of a stopped run in every way; returns a row for each."""
-    stopped = self._stopped()
+    stopped = self._stopped
     newest, second = sorted(_complete(stopped))[:-3:-1]
     rows = []
     for number, name in enumerate(self.layout.damages):
@@ -238,6 +238,7 @@ class Chaos:
       rows.append(_printed({'damage': name, 'newest': newest, 'went on after': second}))
     return rows
 
+  @functools.cached_property
   def _stopped(self) -> pathlib.Path:
     """A run that was stopped before its end."""
     workdir = self.folder / 'stopped'
@@ -255,7 +256,7 @@ class Chaos:
       with small_disk(self.folder / f'disk-{room}', int(room * size)) as (disk, enlarge):
         rows.append(_printed({'disk': f'{room} checkpoints'} | self._fill(disk / 'run', enlarge)))
     with small_disk(self.folder / 'disk-full', 20 * size) as (disk, _):
-      shutil.copytree(self.folder / 'stopped', disk / 'run')
+      shutil.copytree(self._stopped, disk / 'run')
       with contextlib.suppress(OSError), open(disk / 'others', 'wb', buffering=0) as file:
         while file.write(bytes(512)):
           pass
@@ -368,9 +369,9 @@ def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
   for name, layout in LAYOUTS.items():
     chaos = Chaos(layout, folder / name.replace(' ', '-'), random.Random(seed))
     chaos.folder.mkdir()
-    device = device or chaos.whole['result']['device']
-    killed, damaged = chaos.kills(round(kills * layout.kills)), chaos.damages()
+    device = chaos.whole['result']['device']
     full = chaos.disks() if layout.rooms and can_mount(chaos.folder) else []
+    damaged, killed = chaos.damages(), chaos.kills(round(kills * layout.kills))
     writing = sum(bool(kill['being written']) for kill in killed)
     runs = len({kill['run'] for kill in killed})
     counts = {

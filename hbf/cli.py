@@ -50,6 +50,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
   def guarded(argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.FATAL)  # Orbax warns of what is meant, and prints what it raises
+    sys.unraisablehook = _report_unraisable
     try:
       if len(argv) > 1:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
@@ -58,6 +59,12 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
       return _fail(str(error))
 
   app.run(guarded, flags_parser=_parse)
+
+
+def _report_unraisable(said: Any) -> None:
+  """As Python does, but not what TensorStore has left to tell of a checkpoint that could not be read or written."""
+  if str(said.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(said)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
