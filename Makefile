@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-slow chaos compile clean
+.PHONY: setup train test test-slow chaos compile scaling clean
 
 setup: $(VENV)/installed
 
@@ -38,6 +38,10 @@ chaos: setup
 compile: .venv-tpu/installed .venv-gpu/installed
 	.venv-tpu/bin/python -m benchmarks.hardware --platform=tpu
 	.venv-gpu/bin/python -m benchmarks.hardware --platform=cuda
+
+scaling: .venv-tpu/installed .venv-gpu/installed
+	.venv-tpu/bin/python -m benchmarks.scaling --platform=tpu
+	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
 	rm -rf $(VENV) .venv-tpu .venv-gpu runs

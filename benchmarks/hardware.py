@@ -11,7 +11,7 @@ results/hardware are known too.
 import argparse
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -52,14 +52,27 @@ def compile_case(
   """The record of a case, compiled unless the one that is there still holds."""
   flags = [f'--config=configs/cifar10.py:model={model},recipe={recipe}', f'--config.model.dtype={dtype}']
   flags += [f'--config.model.stage2.form={form}'] if form else []
-  paths = [place / name_of(topology, model, form, recipe, dtype) for place in (folder, RECORDS)]
+  return compile_known(flags, topology, name_of(topology, model, form, recipe, dtype), (folder, RECORDS))
+
+
+def compile_known(flags: Sequence[str], topology: str, file: str, folders: Sequence[pathlib.Path]) -> dict[str, Any]:
+  """The record of a config.
+
+  Args:
+    flags: of the config.
+    topology: to compile for.
+    file: name of the record; what one in `folders`, the first that has it, knows isn't compiled again.
+    folders: of records.
+  """
+  paths = [folder / file for folder in folders]
   records = (json.loads(path.read_text()) for path in paths if path.exists())
   known = next((record for record in records if not record.get('refused')), None)
+  config = read_config(flags)
   try:
-    return describe_programs(read_config(flags), parse_topology(topology), known=known)
+    return describe_programs(config, parse_topology(topology), known=known)
   except UserError as error:
-    about = {'topology': topology, 'model': model, 'form': form, 'recipe': recipe, 'dtype': dtype}
-    return about | {'refused': str(error), 'programs': []}
+    about = {'topology': topology, 'model': config.model.name, 'recipe': config.recipe, 'dtype': config.model.dtype}
+    return about | {'form': (config.model.stage2 or {}).get('form', ''), 'refused': str(error), 'programs': []}
 
 
 def rows(folder: pathlib.Path) -> str:
@@ -103,12 +116,17 @@ def _line(record: dict[str, Any]) -> tuple[str, ...]:
   )
 
 
+def platform_parser(description: str | None, folder: pathlib.Path) -> argparse.ArgumentParser:
+  """Flags of what compiles."""
+  flags = argparse.ArgumentParser(description=(description or '').splitlines()[0])
+  flags.add_argument('--platform', choices=TOPOLOGIES, required=True)
+  flags.add_argument('--folder', type=pathlib.Path, default=folder)
+  return flags
+
+
 def main() -> None:
   """Compiles what is new, one case after another, and prints the table."""
-  flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  flags.add_argument('--platform', choices=TOPOLOGIES, required=True)
-  flags.add_argument('--folder', type=pathlib.Path, default=FOLDER)
-  options = flags.parse_args()
+  options = platform_parser(__doc__, FOLDER).parse_args()
   jax.config.update('jax_platforms', 'cpu')
   options.folder.mkdir(parents=True, exist_ok=True)
   for case in cases(options.platform):

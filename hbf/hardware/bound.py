@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hbf.hardware.chips import Chip
-from hbf.hardware.hlo import COLLECTIVES
+from hbf.hardware.hlo import COLLECTIVES, Collective
 
 # Bytes that a device sends for each that a collective of n devices gives, n large: each of a ring's n − 1 steps sends
 # 1/n, and an all-reduce goes around twice.
@@ -39,9 +39,7 @@ def bound(
   chip: Chip,
   products: Mapping[str, float],
   memory: float,
-  network: Mapping[str, float] | None = None,
-  devices: int = 1,
-  hosts: int = 1,
+  network: Mapping[Collective, float] | None = None,
 ) -> Bound:
   """The bound of a program.
 
@@ -49,13 +47,13 @@ def bound(
     chip: what it runs on.
     products: operations of one device, as `hbf.models.flops.count_products` names them.
     memory: bytes that one device reads and writes.
-    network: bytes by kind of collective, as `hbf.hardware.hlo.count_traffic` has them.
-    devices: that take part.
-    hosts: that they are on.
+    network: bytes by collective, as `hbf.hardware.hlo.count_traffic` has them.
   """
   compute = sum(count / chip.flops[kind] for kind, count in products.items())
-  sent = sum(_SENT[kind] * count for kind, count in (network or {}).items())
-  seconds = sent * (1 - 1 / devices) / chip.network
-  if chip.network_between_hosts is not None and hosts > 1:  # a host's devices share what leaves it
-    seconds = max(seconds, sent * (1 - 1 / hosts) * hosts / devices / chip.network_between_hosts)
-  return Bound(compute, memory / chip.memory_bandwidth, seconds)
+  fast, slow = 0.0, 0.0
+  for among, count in (network or {}).items():
+    sent = _SENT[among.kind] * count
+    fast += sent * (1 - 1 / among.devices) / chip.network
+    if chip.network_between_hosts is not None:  # a group's devices on a host share what leaves it
+      slow += sent * (1 - 1 / among.hosts) * among.hosts / among.devices / chip.network_between_hosts
+  return Bound(compute, memory / chip.memory_bandwidth, max(fast, slow))

@@ -8,8 +8,10 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from hbf.hardware.groups import first_group
 
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
 # Kernels that XLA calls and doesn't write.
@@ -73,33 +75,58 @@ class Instruction:
 Computation = Mapping[str, Instruction]  # the last instruction is the root
 
 
+class Collective(NamedTuple):
+  """What devices exchange something by.
+
+  Attributes:
+    kind: one of `COLLECTIVES`.
+    devices: that exchange among themselves: a group.
+    hosts: that a group's devices are on.
+  """
+
+  kind: str
+  devices: int
+  hosts: int
+
+
 class Traffic(NamedTuple):
   """What one device moves.
 
   Attributes:
     memory: bytes that are read from its memory and written to it.
-    network: by kind of collective, bytes that it takes or gives, whichever is more.
+    network: by collective, bytes that it takes or gives, whichever is more.
   """
 
   memory: int
-  network: Mapping[str, int]
+  network: Mapping[Collective, int]
 
 
-def count_traffic(text: str) -> Traffic:
+def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
   """What a program moves on one device when it runs.
 
   Args:
     text: of the compiled program. A loop counts as often as it runs, and once if only running it shows how often.
+    hosts: for each of its devices the host that it is on.
   """
   computations, entry = _parse(text)
-  memory, network = 0, collections.Counter[str]()
+  memory, network = 0, collections.Counter[Collective]()
   for computation, instruction, times in _runs(computations, entry, 1):
     memory += times * _moved(computations, computation, instruction)
     kind = instruction.opcode.removesuffix('-start')
     if kind in COLLECTIVES:
-      taken = sum(_value(computation, name).bytes for name in instruction.operands)
-      network[kind] += times * max(taken, sum(array.bytes for array in instruction.arrays))
-  return Traffic(memory, dict(network))
+      group = first_group(instruction.rest, len(hosts))
+      among = Collective(kind, len(group), len({hosts[device] for device in group}))
+      network[among] += times * _exchanged(computation, instruction)
+  return Traffic(memory, {among: size for among, size in network.items() if among.devices > 1})
+
+
+def _exchanged(computation: Computation, instruction: Instruction) -> int:
+  """Bytes that a collective takes or gives, whichever is more."""
+  taken = sum(_value(computation, name).bytes for name in instruction.operands)
+  given = sum(array.bytes for array in instruction.arrays)
+  if instruction.opcode in ('all-gather-start', 'collective-permute-start'):  # its value is (taken, given, …)
+    given -= taken
+  return max(taken, given)
 
 
 def count_kernels(text: str) -> dict[str, int]:

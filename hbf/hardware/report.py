@@ -4,16 +4,18 @@ import hashlib
 import pathlib
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.errors import UserError
 from hbf.hardware.batch import largest_batch
 from hbf.hardware.bound import bound
 from hbf.hardware.chips import GIB
-from hbf.hardware.hlo import count_kernels, count_traffic
+from hbf.hardware.hlo import Collective, count_kernels, count_traffic
 from hbf.hardware.programs import Program, Programs, plan_of, trace_programs
 from hbf.hardware.topologies import Topology
 from hbf.markdown import table
@@ -103,7 +105,7 @@ def _describe(
     facts = known[program_hash]  # what follows from them is computed anew
   else:
     facts = {'program_hash': program_hash, 'lower_seconds': round(seconds, 2)}
-    facts |= _facts(program, lowered, topology, text)
+    facts |= _facts(program, lowered, programs.mesh, topology, text)
   about = {'name': program.name, 'images': program.images, 'held_bytes': program.held_bytes}
   jaxpr = program.traced.jaxpr.jaxpr
   products = {kind: count / topology.devices for kind, count in count_products(jaxpr).items()}
@@ -111,7 +113,9 @@ def _describe(
   return facts | about | counts | _follows(program, facts, products, topology)
 
 
-def _facts(program: Program, lowered: Any, topology: Topology, text: pathlib.Path | None) -> dict[str, Any]:
+def _facts(
+  program: Program, lowered: Any, mesh: Mesh, topology: Topology, text: pathlib.Path | None
+) -> dict[str, Any]:
   """What the compiler says of a program; of one that it finds too large, only how large."""
   begin = time.perf_counter()
   needed, compiled = _compile(program.name, lowered, topology)
@@ -122,7 +126,8 @@ def _facts(program: Program, lowered: Any, topology: Topology, text: pathlib.Pat
   if text is not None:
     text.mkdir(parents=True, exist_ok=True)
     (text / f'{topology.name}-{program.name.replace(" ", "-")}.txt').write_text(hlo)
-  memory, counted, traffic = compiled.memory_analysis(), compiled.cost_analysis() or {}, count_traffic(hlo)
+  memory, counted = compiled.memory_analysis(), compiled.cost_analysis() or {}
+  traffic = count_traffic(hlo, [device.process_index for device in mesh.devices.flat])
   arguments, results, aliased = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.alias_size_in_bytes
   temporaries, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
   return seconds | {
@@ -135,7 +140,7 @@ def _facts(program: Program, lowered: Any, topology: Topology, text: pathlib.Pat
     'compiler_flops': counted.get('flops'),
     'compiler_traffic_bytes': counted.get('bytes accessed'),
     'traffic_bytes': traffic.memory,
-    'collective_bytes': dict(traffic.network),
+    'collectives': [among._asdict() | {'bytes': size} for among, size in traffic.network.items()],
     'kernels': count_kernels(hlo),
   }
 
@@ -160,10 +165,14 @@ def _follows(
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
     return fit
-  moved = facts['traffic_bytes'], facts['collective_bytes']
-  least = bound(topology.chip, products, *moved, topology.devices, topology.hosts)
+  least = bound(topology.chip, products, facts['traffic_bytes'], collectives(facts))
   speed = program.images / least.seconds
   return fit | {'bound_seconds': least._asdict(), 'limit': least.limit, 'images_per_second': speed}
+
+
+def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
+  """Bytes of a device's collectives, from the row of a program in a report."""
+  return {Collective(each['kind'], each['devices'], each['hosts']): each['bytes'] for each in row['collectives']}
 
 
 def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
@@ -213,8 +222,9 @@ def markdown(report: dict[str, Any]) -> str:
   add('GFLOP', lambda row: f'{row["flops"] / 1e9:,.1f}')
   add("GFLOP, compiler's count", lambda row: f'{row["compiler_flops"] / 1e9:,.1f}' if row['compiler_flops'] else '')
   add('memory traffic, GB', lambda row: f'{row["traffic_bytes"] / 1e9:,.2f}')
-  for kind in sorted({kind for row in programs for kind in row.get('collective_bytes', ())}):
-    add(f'{kind}, MB', lambda row, kind=kind: f'{row["collective_bytes"].get(kind, 0) / 1e6:,.1f}')
+  for among in sorted({among for row in programs if 'collectives' in row for among in collectives(row)}):
+    label = f'{among.kind} among {among.devices}' + (f' on {among.hosts} hosts' if among.hosts > 1 else '')
+    add(f'{label}, MB', lambda row, among=among: f'{collectives(row).get(among, 0) / 1e6:,.1f}')
   add('kernels', lambda row: ', '.join(f'{count} × {name}' for name, count in row['kernels'].items()) or 'XLA')
   for reason in ('compute', 'memory', 'network'):
     add(f'{reason}, ms at least', lambda row, reason=reason: f'{1e3 * row["bound_seconds"][reason]:.2f}')

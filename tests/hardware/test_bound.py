@@ -4,6 +4,7 @@ import pytest
 
 from hbf.hardware.bound import bound
 from hbf.hardware.chips import CHIPS
+from hbf.hardware.hlo import Collective
 
 
 def test_each_reason_is_its_amount_over_its_rate():
@@ -15,19 +16,30 @@ def test_each_reason_is_its_amount_over_its_rate():
 
 @pytest.mark.parametrize(('kind', 'times'), [('all-reduce', 2), ('all-gather', 1), ('reduce-scatter', 1)])
 def test_a_ring_sends_all_but_one_part(kind, times):
-  found = bound(CHIPS['v5e'], {}, 0, {kind: 200e9}, devices=16, hosts=4)
+  found = bound(CHIPS['v5e'], {}, 0, {Collective(kind, 16, 4): 200e9})
   assert found.network == pytest.approx(times * 15 / 16)
   assert found.limit == 'network'
 
 
 def test_hosts_linked_more_slowly_than_their_gpus_limit_the_network():
   """Of 64 B200 each host's eight share what leaves it, at 50 GB/s each."""
-  sums = {'all-reduce': 400e9}
-  within = bound(CHIPS['b200'], {}, 0, sums, devices=8)
-  across = bound(CHIPS['b200'], {}, 0, sums, devices=64, hosts=8)
+  within = bound(CHIPS['b200'], {}, 0, {Collective('all-reduce', 8, 1): 400e9})
+  across = bound(CHIPS['b200'], {}, 0, {Collective('all-reduce', 64, 8): 400e9})
   assert within.network == pytest.approx(2 * 7 / 8 * 400 / 900)
   assert across.network == pytest.approx(2 * 7 / 8 * 400 / 8 / 50)
 
 
+def test_a_group_with_one_gpu_a_host_has_one_card_a_host():
+  """As where eight GPUs of each host share the parameters and the hosts the batch."""
+  alone = bound(CHIPS['b200'], {}, 0, {Collective('all-reduce', 8, 8): 400e9})
+  assert alone.network == pytest.approx(2 * 7 / 8 * 400 / 50)
+
+
+def test_fast_and_slow_links_work_at_once():
+  within, across = {Collective('all-gather', 8, 1): 800e9}, {Collective('all-reduce', 8, 8): 40e9}
+  seconds = [bound(CHIPS['b200'], {}, 0, network).network for network in (within, across, within | across)]
+  assert max(seconds[:2]) <= seconds[2] < sum(seconds[:2])
+
+
 def test_one_device_needs_no_network():
-  assert bound(CHIPS['h200'], {}, 0, {'all-reduce': 1e12}).network == 0
+  assert bound(CHIPS['h200'], {}, 0, {}).network == 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from hbf.hardware.hlo import count_kernels, count_traffic
+from hbf.hardware.hlo import Collective, count_kernels, count_traffic
 from hbf.training.sharding import make_mesh
 
 A = jax.ShapeDtypeStruct((64, 48), jnp.float32)
@@ -64,7 +64,20 @@ def test_of_what_is_sliced_only_the_slice_is_read():
 def test_collectives_count_what_they_take_or_give(collective, kind, bytes_each):
   mesh = make_mesh(jax.devices()[:8])
   mapped = jax.shard_map(collective, mesh=mesh, in_specs=P('data'), out_specs=P('data'), check_vma=False)
-  assert traffic(mapped, A).network == {kind: bytes_each}
+  text = jax.jit(mapped).lower(A).compile().as_text()
+  assert count_traffic(text, [0, 0, 0, 0, 1, 1, 1, 1]).network == {Collective(kind, 8, 2): bytes_each}
+
+
+@pytest.mark.parametrize(
+  ('axes', 'devices', 'hosts'),
+  [('data', 2, 2), ('fsdp', 2, 1), ('tensor', 2, 1), (('data', 'tensor'), 4, 2), (('fsdp', 'tensor'), 4, 1)],
+)
+def test_a_collective_is_among_the_devices_of_its_axes(axes, devices, hosts):
+  """The first four of the eight devices are one host, so only `data` leaves it."""
+  mesh = make_mesh(jax.devices()[:8], {'data': 2, 'fsdp': 2, 'tensor': 2})
+  mapped = jax.shard_map(lambda z: jax.lax.psum(z, axes), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+  text = jax.jit(mapped).lower(A).compile().as_text()
+  assert list(count_traffic(text, [0, 0, 0, 0, 1, 1, 1, 1]).network) == [Collective('all-reduce', devices, hosts)]
 
 
 # As a TPU's compiler writes it: what lies in S(1) is on the chip.
