@@ -198,7 +198,11 @@ def statuses(folder):
   return [int((folder / f'{process}.status').read_text()) for process in range(2)]
 
 
+# Every parameter is shared by both processes.
 TOY = {
+  'mesh.data': 1,
+  'mesh.fsdp': 4,
+  'mesh.tensor': 2,
   'model.width': 16,
   'model.depth': 1,
   'model.heads': 2,
@@ -219,7 +223,7 @@ def test_two_processes_are_one_run_that_any_of_them_stops_and_one_goes_on(tmp_pa
   shell = launch(workdir, **TOY, **{'data.dir': digits_dir})
   second = when_reported(workdir, shell)[1]
   os.kill(second, signal.SIGTERM)
-  shell.wait(60)
+  shell.wait(120)
   assert statuses(tmp_path) == [0, 0]
   assert 'saved; the same command goes on' in (tmp_path / '0').read_text()
   assert 'step' not in (tmp_path / '1').read_text()
