@@ -6,11 +6,11 @@ import re
 import numpy as np
 
 _LISTED = re.compile(r'replica_groups=\{\{([\d,]+)\}')
-_IOTA = r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?'
-_COUNTED = re.compile(f'replica_groups={_IOTA}')
-_MESH = re.compile(r'replica_groups=mesh\[((?:[^\[\]]|\[[^\]]*\])*)\] \{([^}]*)\}')
+_COUNTED = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
+_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}')
 _AXIS = re.compile(r"'([^']+)'=(\d+)")
 _TAKEN = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+_IDS = re.compile(r'\[([\d,]+)\](?:T\(([\d,]+)\))?')
 _PAIRS = re.compile(r'source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}')
 
 
@@ -28,18 +28,22 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
   if listed := _LISTED.search(attributes):
     return _numbers(listed[1])
   if counted := _COUNTED.search(attributes):
-    return tuple(_counted(counted[1], counted[2], counted[3])[0].tolist())
+    return tuple(_counted(counted[2], counted[3]).reshape(_numbers(counted[1]))[0].tolist())
   if mesh := _MESH.search(attributes):
-    return _of_mesh(mesh[1], mesh[2])
+    return _of_mesh(*mesh.groups())
   if pairs := _PAIRS.search(attributes):
     return tuple(sorted({int(number) for number in re.findall(r'\d+', pairs[1])}))
+  if 'replica_groups=' in attributes and 'replica_groups={}' not in attributes:
+    raise ValueError(f'groups of devices in no known form: {attributes}')
   return tuple(range(devices))
 
 
-def _of_mesh(mesh: str, axes: str) -> tuple[int, ...]:
+def _of_mesh(mesh: str, order: str | None, axes: str) -> tuple[int, ...]:
   sizes = {name: int(size) for name, size in _AXIS.findall(mesh)}
-  order = re.search(_IOTA, mesh)
-  numbers = _counted(*order.groups()) if order else np.arange(math.prod(sizes.values()))
+  numbers = np.arange(math.prod(sizes.values()))
+  if order:
+    ids = _IDS.fullmatch(order)
+    numbers = _counted(ids[1], ids[2]) if ids else np.array(_numbers(order))
   taken = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in _TAKEN.findall(axes)}
   shape, index = list[int](), list[slice | int]()
   for name, length in sizes.items():
@@ -49,10 +53,10 @@ def _of_mesh(mesh: str, axes: str) -> tuple[int, ...]:
   return tuple(numbers.reshape(shape)[tuple(index)].ravel().tolist())
 
 
-def _counted(shape: str, counts: str, order: str | None) -> np.ndarray:
-  """The devices' numbers: counted in an array of `counts`, its axes put in `order`, reshaped to `shape`."""
-  numbers = np.arange(math.prod(_numbers(counts))).reshape(_numbers(counts))
-  return numbers.transpose(_numbers(order) if order else None).reshape(_numbers(shape))
+def _counted(shape: str, order: str | None) -> np.ndarray:
+  """The devices' numbers, counted in an array of a shape whose axes are then put in an order."""
+  counted = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+  return counted.transpose(_numbers(order) if order else None)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

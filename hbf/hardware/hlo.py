@@ -110,14 +110,36 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
   """
   computations, entry = _parse(text)
   memory, network = 0, collections.Counter[Collective]()
+  within = set[str]()
   for computation, instruction, times in _runs(computations, entry, 1):
     memory += times * _moved(computations, computation, instruction)
-    kind = instruction.opcode.removesuffix('-start')
-    if kind in COLLECTIVES:
-      group = first_group(instruction.rest, len(hosts))
+    for kind, scope, line in _exchanges(computations, computation, instruction, within):
+      group = first_group(line.rest, len(hosts))
       among = Collective(kind, len(group), len({hosts[device] for device in group}))
-      network[among] += times * _exchanged(computation, instruction)
+      network[among] += times * _exchanged(scope, line)
   return Traffic(memory, {among: size for among, size in network.items() if among.devices > 1})
+
+
+def _exchanges(
+  computations: Mapping[str, Computation], computation: Computation, instruction: Instruction, within: set[str]
+) -> Iterator[tuple[str, Computation, Instruction]]:
+  """The collectives that an instruction is or has within it: kind, computation, line.
+
+  A TPU's compiler has some go on beside the products of several fusions, and writes them, with their channels, into
+  each of these: `within` has the channels that have been met so.
+  """
+  if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
+    yield kind, computation, instruction
+  if instruction.opcode != 'fusion':
+    return
+  scope = computations[instruction.called]
+  for line in scope.values():
+    if line.opcode in COLLECTIVES:
+      channel = re.search(r'channel_id=\d+', line.rest)
+      if channel is None or channel[0] not in within:
+        within.add(channel[0] if channel else '')
+        # A sum of which each device cuts its slice out.
+        yield 'reduce-scatter' if 'all-reduce-scatter' in instruction.called else line.opcode, scope, line
 
 
 def _exchanged(computation: Computation, instruction: Instruction) -> int:

@@ -131,3 +131,43 @@ def test_what_stays_on_the_chip_is_not_counted():
 def test_kernels_that_xla_did_not_write_are_named():
   assert count_kernels(ON_CHIP) == {'Mosaic': 1}
   assert count_kernels('custom_call_target="__cublas$lt$matmul"') == {}
+
+
+# As a TPU's compiler writes collectives that run beside products, and a sum of which each device keeps a part.
+IN_FUSIONS = """HloModule step
+
+%begun (p0: f32[1,128]) -> (f32[1,128], f32[8,128]) {
+  %p0 = f32[1,128]{1,0:T(1,128)S(1)} parameter(0)
+  %all.1 = f32[8,128]{1,0:T(8,128)S(1)} all-gather(%p0), channel_id=3, replica_groups={}, dimensions={0}
+  ROOT %both.1 = (f32[1,128]{1,0:T(1,128)S(1)}, f32[8,128]{1,0:T(8,128)S(1)}) custom-call(%all.1)
+}
+
+%gone_on (p1: f32[1,128], p2: f32[8,128]) -> f32[8,128] {
+  %p1 = f32[1,128]{1,0:T(1,128)S(1)} parameter(0)
+  %p2 = f32[8,128]{1,0:T(8,128)S(1)} parameter(1)
+  %all.2 = f32[8,128]{1,0:T(8,128)S(1)} all-gather(%p1), channel_id=3, replica_groups={}, dimensions={0}
+  ROOT %twice = f32[8,128]{1,0:T(8,128)S(1)} add(%p2, %p2)
+}
+
+%all-reduce-scatter.4 (p3: f32[8,128]) -> f32[1,128] {
+  %p3 = f32[8,128]{1,0:T(8,128)S(1)} parameter(0)
+  %sum = f32[8,128]{1,0:T(8,128)} all-reduce(%p3), channel_id=4, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %me = u32[] partition-id()
+  %none = u32[] constant(0)
+  ROOT %mine = f32[1,128]{1,0:T(1,128)S(1)} dynamic-slice(%sum, %me, %none), dynamic_slice_sizes={1,128}
+}
+
+ENTRY %main (a: f32[1,128]) -> f32[1,128] {
+  %a = f32[1,128]{1,0:T(1,128)S(1)} parameter(0)
+  %first = (f32[1,128]{1,0:T(1,128)S(1)}, f32[8,128]{1,0:T(8,128)S(1)}) fusion(%a), kind=kCustom, calls=%begun
+  %part = f32[1,128]{1,0:T(1,128)S(1)} get-tuple-element(%first), index=0
+  %whole = f32[8,128]{1,0:T(8,128)S(1)} get-tuple-element(%first), index=1
+  %second = f32[8,128]{1,0:T(8,128)S(1)} fusion(%part, %whole), kind=kOutput, calls=%gone_on
+  ROOT %out = f32[1,128]{1,0:T(1,128)S(1)} fusion(%second), kind=kCustom, calls=%all-reduce-scatter.4
+}
+"""
+
+
+def test_collectives_within_fusions_are_met_once():
+  found = count_traffic(IN_FUSIONS, [0, 0, 0, 0, 1, 1, 1, 1]).network
+  assert found == {Collective('all-gather', 8, 2): TILE, Collective('reduce-scatter', 4, 1): TILE}
