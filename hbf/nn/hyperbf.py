@@ -13,7 +13,7 @@ from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
-from hbf.ops.layout import TENSOR, laid
+from hbf.ops.layout import TENSOR, gathered
 
 
 class HyperBFAttention(nn.Module):
@@ -153,7 +153,7 @@ class HyperBFUnit(nn.Module):
     points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
     init = choose('centres_init', self.centres_init, CENTRES_INITS)
     centres = self.param('centres', init, points, self.centres).astype(points.dtype)
-    centres = laid(centres, None, TENSOR, None)  # once: the sums read them several times
+    centres = gathered(centres, None, TENSOR, None)  # once: the sums read them several times
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
     how: dict[str, Any] = {
       'kernel': self.kernel,
@@ -178,7 +178,7 @@ class HyperBFUnit(nn.Module):
       size = self.coefficients_scale * jax.lax.rsqrt(jnp.maximum(power, 1 / self.centres))
       return size * jax.random.normal(key, (self.heads, self.centres, dimensions))
 
-    coefficients = laid(self.param('coefficients', init_coefficients).astype(points.dtype), None, TENSOR, None)
+    coefficients = gathered(self.param('coefficients', init_coefficients).astype(points.dtype), None, TENSOR, None)
     bias = self.param('bias', nn.initializers.zeros_init(), (dimensions,)).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
       self.sow('responses', 'responses', responses())

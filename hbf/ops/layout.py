@@ -35,6 +35,18 @@ def laid(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(z, PartitionSpec(*axes))
 
 
+def gathered(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
+  """A parameter, split as `laid` says where it is used; its gradient lies as the parameter does.
+
+  Constrained as its value is, the gradient would be summed whole over all devices, the slowest links included.
+  """
+  if laid(parameter, *axes) is parameter:
+    return parameter
+  gather = jax.custom_vjp(lambda z: laid(z, *axes))
+  gather.defvjp(lambda z: (laid(z, *axes), None), lambda _, gradient: (gradient,))
+  return gather(parameter)
+
+
 def by_share(columns: jax.Array, parts: int) -> jax.Array:
   """Columns [..., parts · W] in the order of their shares over TENSOR: from each part its W/shares, share by share.
 

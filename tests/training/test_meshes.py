@@ -12,11 +12,13 @@ from toy_runs import ONE
 
 from configs import cifar10
 from hbf.errors import UserError
+from hbf.hardware.hlo import count_traffic
 from hbf.models.build import abstract_params, build_model
+from hbf.nn.hyperbf import HyperBFUnit
 from hbf.nn.mlp import MLP
 from hbf.training.experiment import prepare
 from hbf.training.programs import jit_steps, make_init
-from hbf.training.sharding import AXES, check_tensor, make_mesh, parameter_spec, state_sharding
+from hbf.training.sharding import AXES, batch_sharding, check_tensor, make_mesh, parameter_spec, state_sharding
 
 STEPS = 20
 
@@ -93,6 +95,20 @@ def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
   units = 64 // 4 if sizes else 64
   columns = (2 if activation == 'swiglu' else 1) * units
   assert any(f',{columns}]' in line.split(' dot(')[0] for line in products)
+
+
+def test_gradients_are_summed_within_fsdp_before_they_cross_data():
+  """Hosts that each share the parameters exchange a share of the gradients, and not all of them."""
+  unit, x = HyperBFUnit(64), jax.random.normal(jax.random.key(0), (8, 4, 32))
+  params = unit.init(jax.random.key(1), x)
+  mesh = make_mesh(jax.devices(), {'data': 2, 'fsdp': 4, 'tensor': 1})
+  shardings = state_sharding(mesh, params)
+  gradient = jax.grad(lambda params, x: jnp.sum(unit.apply(params, x) ** 2))
+  with jax.set_mesh(mesh):
+    compiled = jax.jit(gradient, in_shardings=(shardings, batch_sharding(mesh)), out_shardings=shardings)
+    network = count_traffic(compiled.lower(params, x).compile().as_text(), [0, 0, 0, 0, 1, 1, 1, 1]).network
+  crossing = sum(size for among, size in network.items() if among.hosts > 1)
+  assert crossing < 4 * 2 * 64 * 32 / 2  # centres and coefficients, in float32: a quarter of them, and vectors
 
 
 def test_a_device_of_sixteen_has_a_sixteenth_of_the_parameters():
