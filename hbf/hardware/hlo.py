@@ -25,6 +25,7 @@ KERNELS = {
 
 # What moves nothing by itself. What runs asynchronously is counted where it begins.
 _FREE = {'parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'partition-id', 'replica-id'}
+_PASSING = {'bitcast', 'copy', 'reshape', 'transpose'}
 _SLICES = {'slice', 'dynamic-slice', 'gather'}  # read as much as they give
 
 _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
@@ -198,33 +199,55 @@ def _moved(computations: Mapping[str, Computation], computation: Computation, in
   names, root = list(instruction.operands), instruction
   if instruction.opcode == 'fusion':
     inner = scope = computations[instruction.called]
-    parameters = [line for line in inner.values() if line.opcode == 'parameter']
-    names = [line.name for line in sorted(parameters, key=lambda line: int(line.rest.partition(')')[0]))]
+    names = _parameters(inner)
     *_, root = inner.values()
   given = [_value(computation, name) for name in instruction.operands]
-  read = sum(_used(inner, name, array) for name, array in zip(names, given, strict=True) if array.in_memory)
-  sizes = _written(scope, root)
+  read = sum(
+    _used(computations, inner, name, array) for name, array in zip(names, given, strict=True) if array.in_memory
+  )
+  sizes = _written(computations, scope, root)
   return read + sum(size for size, array in zip(sizes, instruction.arrays, strict=False) if array.in_memory)
 
 
-def _used(inner: Computation, name: str, array: Array) -> int:
+def _parameters(computation: Computation) -> list[str]:
+  """Their names, in order."""
+  parameters = [line for line in computation.values() if line.opcode == 'parameter']
+  return [line.name for line in sorted(parameters, key=lambda line: int(line.rest.partition(')')[0]))]
+
+
+def _used(computations: Mapping[str, Computation], inner: Computation, name: str, array: Array) -> int:
   """Bytes read of a value: of one that is only sliced the slices, and none of one that is only written into."""
+  read = 0
   users = [line for line in inner.values() if name in line.operands]
-  if len(users) == 1 and users[0].opcode == 'bitcast':
-    return _used(inner, users[0].name, array)
-  if users and all(line.operands[0] == name and line.opcode in _SLICES for line in users):
-    return min(array.bytes, sum(line.arrays[0].bytes for line in users))
-  if users and all(line.operands[0] == name and line.opcode == 'dynamic-update-slice' for line in users):
-    return 0
-  return array.bytes
+  for user in users:
+    if _passes(computations, user):
+      read += _used(computations, inner, user.name, array)
+    elif user.opcode == 'fusion' and user.operands.count(name) == 1:
+      within = computations[user.called]
+      read += _used(computations, within, _parameters(within)[user.operands.index(name)], array)
+    elif user.opcode in _SLICES and user.operands[0] == name:
+      read += user.arrays[0].bytes
+    elif user.opcode != 'dynamic-update-slice' or user.operands[0] != name:
+      read += array.bytes
+  return min(array.bytes, read) if users else array.bytes
 
 
-def _written(scope: Computation, root: Instruction) -> list[int]:
+def _passes(computations: Mapping[str, Computation], line: Instruction) -> bool:
+  """Whether a line within a fusion gives what it is given, perhaps in another layout: alone it moves nothing."""
+  if line.opcode == 'fusion':
+    return all(part.opcode == 'parameter' or part.opcode in _PASSING for part in computations[line.called].values())
+  return line.opcode in _PASSING
+
+
+def _written(computations: Mapping[str, Computation], scope: Computation, root: Instruction) -> list[int]:
   """Bytes written for each array of a value: of one that is changed in place what changes."""
   if root.opcode == 'tuple':
-    return [size for name in root.operands for size in _written(scope, scope[name])]
-  if root.opcode == 'dynamic-update-slice':
-    return [_value(scope, root.operands[1]).bytes]
+    return [size for name in root.operands for size in _written(computations, scope, scope[name])]
+  source = root
+  while _passes(computations, source) and source.operands[0] in scope:
+    source = scope[source.operands[0]]
+  if source.opcode == 'dynamic-update-slice':
+    return [_value(scope, source.operands[1]).bytes]
   if '__cublas' in root.rest:
     return [root.arrays[0].bytes]  # then comes its workspace
   return [array.bytes for array in root.arrays]

@@ -171,3 +171,45 @@ ENTRY %main (a: f32[1,128]) -> f32[1,128] {
 def test_collectives_within_fusions_are_met_once():
   found = count_traffic(IN_FUSIONS, [0, 0, 0, 0, 1, 1, 1, 1]).network
   assert found == {Collective('all-gather', 8, 2): TILE, Collective('reduce-scatter', 4, 1): TILE}
+
+
+# As a TPU's compiler writes a loop over blocks: a fusion within takes a block's part of all, one puts its result into
+# what is kept of all, and one changes the layout of what is only sliced.
+OF_ALL_BLOCKS = """HloModule step
+
+%part (p0: f32[12,8,128], i0: s32[]) -> f32[8,128] {
+  %p0 = f32[12,8,128]{2,1,0:T(8,128)} parameter(0)
+  %i0 = s32[] parameter(1)
+  %none.0 = s32[] constant(0)
+  %cut = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%p0, %i0, %none.0, %none.0), dynamic_slice_sizes={1,8,128}
+  ROOT %one = f32[8,128]{1,0:T(8,128)} bitcast(%cut)
+}
+
+%other_layout (p1: f32[12,8,128]) -> f32[12,8,128] {
+  %p1 = f32[12,8,128]{2,1,0:T(8,128)} parameter(0)
+  ROOT %same = f32[12,8,128]{2,1,0:T(8,128)(2,1)} copy(%p1)
+}
+
+%block (p2: s32[], p3: f32[12,8,128], p4: f32[12,8,128]) -> f32[12,8,128] {
+  %p2 = s32[] parameter(0)
+  %p3 = f32[12,8,128]{2,1,0:T(8,128)} parameter(1)
+  %p4 = f32[12,8,128]{2,1,0:T(8,128)} parameter(2)
+  %mine = f32[8,128]{1,0:T(8,128)} fusion(%p3, %p2), kind=kLoop, calls=%part
+  %new = f32[1,8,128]{2,1,0:T(8,128)} bitcast(%mine)
+  %laid = f32[12,8,128]{2,1,0:T(8,128)(2,1)} fusion(%p4), kind=kLoop, calls=%other_layout
+  %none.1 = s32[] constant(0)
+  %put = f32[12,8,128]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%laid, %new, %p2, %none.1, %none.1)
+  ROOT %back = f32[12,8,128]{2,1,0:T(8,128)} fusion(%put), kind=kLoop, calls=%other_layout
+}
+
+ENTRY %main (i: s32[], a: f32[12,8,128], b: f32[12,8,128]) -> f32[12,8,128] {
+  %i = s32[]{:S(6)} parameter(0)
+  %a = f32[12,8,128]{2,1,0:T(8,128)} parameter(1)
+  %b = f32[12,8,128]{2,1,0:T(8,128)} parameter(2)
+  ROOT %out = f32[12,8,128]{2,1,0:T(8,128)} fusion(%i, %a, %b), kind=kOutput, calls=%block
+}
+"""
+
+
+def test_of_all_blocks_one_is_read_and_one_is_written():
+  assert count_traffic(OF_ALL_BLOCKS).memory == 2 * TILE
