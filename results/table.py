@@ -7,6 +7,8 @@ from typing import Any
 
 from benchmarks.common import shown
 from benchmarks.hardware import rows as hardware
+from benchmarks.scaling import SIZES
+from benchmarks.scaling import rows as scaling
 from hbf.analysis.dead_units_report import table as dead_units
 from hbf.analysis.nested import table as nested_centres
 from hbf.comparison.grid import Grid
@@ -109,6 +111,7 @@ def main() -> None:
     *(benchmark(name, columns) for name, columns in BENCHMARKS.items()),
     growth(),
     hardware(ROOT / 'hardware'),
+    *(scaling(ROOT / 'scaling', size) for size in SIZES),
   ]
   print('\n\n'.join(parts))
 

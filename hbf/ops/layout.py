@@ -38,9 +38,9 @@ def laid(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def gathered(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """A parameter, split as `laid` says where it is used; its gradient lies as the parameter does.
 
-  Constrained as its value is, the gradient would be summed whole over all devices, those of other hosts included. Where
-  data has one share it is so constrained, as nothing leaves fsdp: a TPU's compiler would otherwise sum in a loop over
-  shares, at more traffic than it saves (HyperBF of ViT-B's size on v5e-16: 99 GB a step instead of 79).
+  Constrained as its value is, the gradient would be summed whole over all devices, those of other hosts included.
+  Where data has one share it is so constrained, as nothing leaves fsdp: a TPU's compiler would otherwise sum in a
+  loop over shares, at more traffic than it saves (HyperBF of ViT-B's size on v5e-16: 99 GB a step instead of 79).
   """
   if laid(parameter, *axes) is parameter or shares(('data',)) == 1:
     return laid(parameter, *axes)

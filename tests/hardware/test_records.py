@@ -1,16 +1,19 @@
 """What was compiled for hardware that isn't here: every case is recorded, and our counts are the compiler's."""
 
 import json
+import math
 import pathlib
 
 import pytest
 
-from benchmarks import hardware
+from benchmarks import hardware, scaling
 from benchmarks.hardware import TOPOLOGIES, cases, compile_case, name_of
 from hbf.errors import UserError
+from hbf.hardware.report import collectives
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'results' / 'hardware'
 CASES = [case for platform in TOPOLOGIES for case in cases(platform)]
+SCALED = [case for platform in scaling.MESHES for case in scaling.cases(platform)]
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: name_of(*case))
@@ -28,6 +31,22 @@ def test_a_case_is_recorded_and_adds_up(case):
 
 def test_nothing_else_is_recorded():
   assert {path.name for path in FOLDER.iterdir()} == {name_of(*case) for case in CASES}
+  assert {path.name for path in scaling.RECORDS.iterdir()} == {case.file for case in SCALED}
+
+
+@pytest.mark.parametrize('case', SCALED, ids=lambda case: case.file)
+def test_a_mesh_is_recorded_with_its_shares(case):
+  record = json.loads((scaling.RECORDS / case.file).read_text())
+  assert [record[key] for key in ('topology', 'model', 'dataset')] == [case.topology, case.model, 'imagenet2012']
+  assert record['devices'] == math.prod(case.mesh) and not record['commit'].endswith('dirty')
+  train = record['programs'][0]
+  assert train['images'] == case.batch
+  _, fsdp, tensor = case.mesh
+  whole = 4 * record['params']
+  assert whole / fsdp / tensor <= record['parameter_bytes'] <= 1.1 * whole / fsdp / tensor + 1e7  # vectors are whole
+  if train['fits'] and case.mesh[0] > 1:  # who has other images has other gradients, and a share of each matrix
+    summed = [size for among, size in collectives(train).items() if among.kind in ('all-reduce', 'reduce-scatter')]
+    assert sum(summed) >= 2 * record['params'] / fsdp / tensor
 
 
 def test_a_case_that_was_refused_is_tried_again(tmp_path, monkeypatch):
