@@ -48,27 +48,35 @@ class Case(NamedTuple):
   size: str
   batch: int
   mesh: tuple[int, int, int]
+  form: str = ''  # of stage 2, if it isn't the usual
 
   @property
   def file(self) -> str:
     """Name of its record."""
-    return f'{self.topology}-{self.model}-{self.size}-{self.batch}-{"x".join(map(str, self.mesh))}.json'
+    model = '-'.join(filter(None, (self.model, self.form)))
+    return f'{self.topology}-{model}-{self.size}-{self.batch}-{"x".join(map(str, self.mesh))}.json'
 
   @property
   def flags(self) -> list[str]:
     """Its config."""
     axes = [f'--config.mesh.{axis}={size}' for axis, size in zip(AXES, self.mesh, strict=True)]
     model = f'--config=configs/imagenet.py:model={self.model},size={self.size}'
-    return [model, f'--config.train.batch_size={self.batch}', *axes, *SIZES[self.size], *SHORTER]
+    form = [f'--config.model.stage2.form={self.form}'] if self.form else []
+    return [model, f'--config.train.batch_size={self.batch}', *axes, *form, *SIZES[self.size], *SHORTER]
 
 
 def cases(platform: str) -> Iterator[Case]:
-  """Each mesh at the topology's first batch, and its first mesh at every batch; ViT on the very first."""
+  """Each mesh at the topology's first batch, and its first mesh at every batch; on the very first ViT too.
+
+  On a platform's first topology also HyperBF's fused form.
+  """
   for size in SIZES:
     for topology, meshes in MESHES[platform].items():
       batch, *others = BATCHES[topology]
       yield Case(topology, 'hyperbf', size, batch, meshes[0])
       yield Case(topology, 'vit', size, batch, meshes[0])
+      if topology == next(iter(MESHES[platform])):
+        yield Case(topology, 'hyperbf', size, batch, meshes[0], 'pallas')
       for mesh in meshes[1:]:
         yield Case(topology, 'hyperbf', size, batch, mesh)
       for other in others:
@@ -90,7 +98,7 @@ def rows(folder: pathlib.Path, size: str) -> str:
 
 def _line(case: Case, record: Mapping[str, Any]) -> tuple[str, ...]:
   mesh = ' × '.join(map(str, case.mesh))
-  about = (case.topology, case.model, f'{case.batch:,}', mesh)
+  about = (case.topology, ', '.join(filter(None, (case.model, case.form))), f'{case.batch:,}', mesh)
   if 'refused' in record:
     return (*about, record['refused'], *[''] * 7)
   train = record['programs'][0]
