@@ -375,12 +375,13 @@ def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
     writing = sum(bool(kill['being written']) for kill in killed)
     runs = len({kill['run'] for kill in killed})
     counts = {
-      'killed': (len(killed), writing, runs),
-      'newest checkpoint damaged': (len(damaged), '', len(damaged)),
-      'disk full': (len(full), '', len(full)),
+      'killed': (len(killed), writing, runs, runs),
+      'newest checkpoint damaged': (len(damaged), '', len(damaged), len(damaged)),
+      'disk full': (len(full), '', len(full), len(full)),
     }
-    columns = ('times', 'while a checkpoint was written', 'ended as if undisturbed')
-    rows += [{'runs': name, 'what': what} | dict(zip(columns, n, strict=True)) for what, n in counts.items() if n[0]]
+    # Whoever is lost ends all with an error.
+    columns = ('times', 'while a checkpoint was written', 'runs', 'ended as if undisturbed')
+    rows += [{'of': name, 'what': what} | dict(zip(columns, n, strict=True)) for what, n in counts.items() if n[0]]
     events[name] = {'kills': killed, 'damages': damaged, 'disks': full}
   title = 'Runs that write a checkpoint every 4 steps, disturbed and gone on with'
   return {'title': title, **measured_on(), 'device': device, 'seed': seed, 'rows': rows, 'events': events}

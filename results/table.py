@@ -21,7 +21,7 @@ from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'laptop', 'rivals')
-RATES = ('rates', 'laptop-rates')
+RATES = ('rates', 'laptop-rates', 'laptop-rates-6')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 HELD_OUT = (NLL, ACCURACY)
@@ -32,6 +32,7 @@ BENCHMARKS = {
   'linear-time': (),
   'bound': (),
   'augmentation': (),
+  'chaos': (),
 }
 
 
