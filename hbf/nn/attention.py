@@ -13,7 +13,7 @@ from hbf.nn.places import PLACES, append, place_coordinates
 from hbf.nn.projections import Projections
 from hbf.ops.attention import attention
 
-QK_NORMS = {'none': False, 'unit': True}
+NORMS = {'none': False, 'unit': True}
 
 
 class SoftmaxAttention(nn.Module):
@@ -41,7 +41,7 @@ class SoftmaxAttention(nn.Module):
     """Maps tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias)
     scale = None
-    if choose('qk_norm', self.qk_norm, QK_NORMS):
+    if choose('qk_norm', self.qk_norm, NORMS):
       width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
       q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
     mask = None if context.mask is None else over_heads(context.mask)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
-from hbf.nn.attention import QK_NORMS, check_heads, of_norm_1, over_heads, project_out, project_qkv
+from hbf.nn.attention import NORMS, check_heads, of_norm_1, over_heads, project_out, project_qkv
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates
@@ -64,7 +64,7 @@ class HyperBFAttention(nn.Module):
     k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
     d = q.shape[-1]
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
-    if choose('qk_norm', self.qk_norm, QK_NORMS):
+    if choose('qk_norm', self.qk_norm, NORMS):
       q, k = of_norm_1(q), of_norm_1(k)
       variance /= d  # norms are 1 instead of √d
     how: dict[str, Any] = {
@@ -116,6 +116,8 @@ class HyperBFUnit(nn.Module):
     widths: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own; 'signed': every centre has a free
       1/2σ² of any sign, as in the authors' code, which needs kernel gaussian and metric bilinear.
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps x·t/σ² of order 1.
+    norm: 'none', or 'unit': points and centres of norm 1 (and σ² at init this times 1/d), so that a centre that
+      moves at random gets no farther from all tokens at once.
     normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`. With 'layer' it takes two
       centres or more: the response of a single one, or of several that are equal, is 0.
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).
@@ -133,9 +135,10 @@ class HyperBFUnit(nn.Module):
   kernel: str = 'gaussian'
   metric: str = 'diagonal'
   rank: int = 0
-  widths: str = 'centre'
+  widths: str = 'layer'
   width_scale: float = 0.5
-  normalisation: str = 'layer'
+  norm: str = 'unit'
+  normalisation: str = 'none'
   centres_init: str = 'tokens'
   coefficients_scale: float = 0.1  # blocks start close to stage 1 alone, and learn faster
   nested: bool = False
@@ -153,8 +156,11 @@ class HyperBFUnit(nn.Module):
     points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
     init = choose('centres_init', self.centres_init, CENTRES_INITS)
     centres = self.param('centres', init, points, self.centres).astype(points.dtype)
-    centres = gathered(centres, None, TENSOR, None)  # once: the sums read them several times
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
+    if choose('norm', self.norm, NORMS):
+      points, centres = of_norm_1(points), of_norm_1(centres)
+      variance /= d  # norms are 1 instead of √d
+    centres = gathered(centres, None, TENSOR, None)  # once: the sums read them several times
     how: dict[str, Any] = {
       'kernel': self.kernel,
       'width': width_parameter(self, self.widths, variance, self.heads, self.centres),

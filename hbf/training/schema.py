@@ -83,6 +83,8 @@ CHANGES = (
   ),
   # To version 4.
   Change(added={'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1}}),
+  # To version 5.
+  Change(added={'model.stage2:hyperbf': {'norm': 'none'}}),
 )
 VERSION = len(CHANGES)
 

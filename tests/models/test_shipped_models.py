@@ -183,9 +183,12 @@ def units_at_init(config_json, shape):
     mine, slopes = params[block]['stage2'], gradients[block]['stage2']
     (tokens,) = seen[block]['norm_stage2']['__call__']
     heads, options = config.stage2.heads, config.stage2
+    points, centres = tokens.reshape(-1, heads, config.width // heads).swapaxes(0, 1), mine['centres']
+    if options.norm == 'unit':
+      points, centres = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (points, centres))
     log_k = log_responses(
-      tokens.reshape(-1, heads, config.width // heads).swapaxes(0, 1),
-      mine['centres'],
+      points,
+      centres,
       kernel=options.kernel,
       width=jnp.exp(mine['log_width']),
       metric=options.metric,

@@ -34,6 +34,7 @@ UNIT = {
   'rank': 3,
   'widths': 'centre',
   'width_scale': 1.0,
+  'norm': 'none',
   'normalisation': 'none',
   'centres_init': 'normal',
   'coefficients_scale': 1.0,
@@ -90,11 +91,15 @@ def unit_reference(params, tokens, options):
   heads, d = options['heads'], D // options['heads']
   points = np.asarray(tokens, np.float64).reshape(-1, D)
   variance = options['width_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
+  variance /= d if options['norm'] == 'unit' else 1
   out = np.tile(np.asarray(params['bias'], np.float64), (len(points), 1))
   for h in range(heads):
+    x, t = points[:, h * d : (h + 1) * d], np.asarray(params['centres'][h], np.float64)
+    if options['norm'] == 'unit':
+      x, t = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (x, t))
     out += reference.hyperbf(
-      points[:, h * d : (h + 1) * d],
-      params['centres'][h],
+      x,
+      t,
       params['coefficients'][h],
       kernel=options['kernel'],
       width=sigma(params, options, variance, h),
@@ -140,6 +145,8 @@ def test_attention_equals_the_formula(changes):
     *({'widths': width, 'width_scale': 0.7, 'heads': 2} for width in ('fixed', 'layer', 'head', 'centre')),
     *({'normalisation': n, 'heads': h} for n in reference.NORMALISATIONS for h in (1, 2)),
     {'metric': 'low_rank', 'widths': 'fixed', 'heads': 2, 'normalisation': 'layer', 'kernel': 'laplacian'},
+    *({'norm': 'unit', 'widths': widths, 'heads': h} for widths in ('fixed', 'layer') for h in (1, 2)),
+    {'norm': 'unit', 'metric': 'low_rank', 'normalisation': 'layer', 'widths': 'fixed'},
   ],
   ids=str,
 )
@@ -259,9 +266,12 @@ def responses_at_init(options, tokens, params=None):
   """Responses [H, B N, A] of a unit just initialised, from its parameters."""
   params = params or HyperBFUnit(**options).init(jax.random.key(0), tokens)['params']
   points = tokens.reshape(-1, options['heads'], tokens.shape[-1] // options['heads']).swapaxes(0, 1)
+  centres = params['centres']
+  if options['norm'] == 'unit':
+    points, centres = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (points, centres))
   log_k = log_responses(
     points,
-    params['centres'],
+    centres,
     kernel=options['kernel'],
     width=jnp.exp(params['log_width']),
     metric=options['metric'],
@@ -271,12 +281,26 @@ def responses_at_init(options, tokens, params=None):
 
 
 @pytest.mark.parametrize(
-  'kernel,centres_init', [*((kernel, 'normal') for kernel in reference.KERNELS), ('gaussian', 'tokens')]
+  'changes',
+  [
+    *({'kernel': kernel} for kernel in reference.KERNELS),
+    {'centres_init': 'tokens'},
+    {'centres_init': 'tokens', 'norm': 'unit'},
+  ],
+  ids=str,
 )
-def test_mean_response_of_every_head_is_one_at_init(kernel, centres_init):
-  options = UNIT | {'kernel': kernel, 'centres_init': centres_init, 'heads': 2, 'width_scale': 0.5}
+def test_mean_response_of_every_head_is_one_at_init(changes):
+  options = UNIT | {'heads': 2, 'width_scale': 0.5} | changes
   responses = responses_at_init(options, make_tokens((2, 8, 64)))
   np.testing.assert_allclose(responses.mean(axis=(1, 2)), 1, rtol=1e-3)
+
+
+def test_with_norm_unit_neither_the_size_of_a_token_nor_that_of_a_centre_counts():
+  module, tokens = HyperBFUnit(**UNIT | {'norm': 'unit'}), make_tokens()
+  params = random_params(module, tokens)
+  expected = module.apply({'params': params}, tokens)
+  larger = params | {'centres': params['centres'] * np.arange(1, 7)[:, None]}
+  np.testing.assert_allclose(module.apply({'params': larger}, 3 * tokens), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('heads,scale', [(1, 1.0), (2, 0.1)])

@@ -58,7 +58,7 @@ def read(tensors: Tensors, heads: int | None = None) -> Network:
   model = next(model for model, origin in ORIGINS.items() if origin == table.origin)
   stages: tuple[dict[str, Any], dict[str, Any]] = {}, {'hidden': sizes['hidden']}
   if model == 'hyperbf':
-    unit = {'metric': 'bilinear', 'widths': 'signed', 'normalisation': 'none'}
+    unit = {'metric': 'bilinear', 'widths': 'signed', 'norm': 'none', 'normalisation': 'none'}
     stages = {'metric': 'bilinear', 'widths': 'layer'}, {'centres': sizes['hidden'], **unit}
   heads = heads_of(model, sizes['D'], sizes['d'], heads)
   return Network(
