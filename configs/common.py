@@ -57,7 +57,9 @@ def laptop() -> ConfigDict:
   """An hour of one CPU core for CIFAR-10, of models with at most 0.3 M parameters."""
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
-  config.places = 'offsets'
+  config.stages.stage1 = {'places': 'offsets'}
+  # At a rate as high as this one, responses that are normed become a table (docs/search.md).
+  config.stages.stage2 = {'norm': 'unit', 'normalisation': 'none', 'widths': 'layer'}
   config.optimizer.learning_rate = 8e-3  # the best for every arm of preset laptop-rates
   config.train.epochs = 20.0
   return config
@@ -71,7 +73,7 @@ def strong() -> ConfigDict:
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
   config.model.update(drop_path=0.1, dtype='bfloat16')
-  config.places = 'offsets'
+  config.stages.stage1 = {'places': 'offsets'}
   config.data.transforms = (('flip',), ('shift', 4), ('rand_augment', 2, 9), ('erase', 0.25))
   config.data.mix = (('mixup', 1.0, 0.25), ('cutmix', 1.0, 0.25))
   config.train.update(epochs=300.0, batch_size=128, label_smoothing=0.1, average=0.9995)
@@ -114,7 +116,7 @@ RECIPES = {'memo': memo, 'small': small, 'laptop': laptop, 'strong': strong, 'fi
 def defaults() -> ConfigDict:
   """What the recipes have in common, and the place where every key is explained."""
   config = ConfigDict()
-  config.places = 'none'  # of the stages 1 that know of places; set there in make_config
+  config.stages = ConfigDict({'stage1': {}, 'stage2': {}})  # options for whichever stage has them, see make_config
   config.recipe = ''
   config.seed = 0
   config.init_from = ''  # file of weights of Google's, timm's or the authors' code to start from; '': fresh ones
@@ -236,8 +238,8 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   config.data.update(data)
   for section, values in overrides.items():
     config[section].update(values)
-  hidden, places = config.hidden, config.places
-  del config.hidden, config.places
+  hidden, stages = config.hidden, config.stages
+  del config.hidden, config.stages
   if given['size']:
     sizes = SIZES_OF.get(given['model'], SIZES)
     width, depth, heads, hidden = choose('size', given['size'], sizes)
@@ -248,6 +250,6 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   # An MLP's unit costs 2D + 1 parameters, a centre with its width as many: the models of a recipe match.
   config.model.stage1, config.model.stage2 = map(ConfigDict, stage_options(config.model.name, hidden))
   config.model.update(named_options(config.model.name, hidden))
-  if 'places' in config.model.stage1:
-    config.model.stage1.places = places
+  for stage, options in stages.items():
+    config.model[stage].update({key: value for key, value in options.items() if key in config.model[stage]})
   return config.lock()

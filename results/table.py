@@ -24,6 +24,7 @@ COMPARISONS = ('small', 'laptop', 'rivals')
 RATES = ('rates', 'laptop-rates', 'laptop-rates-6')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
+TRIAL_WINDOWS = ((200, 300), (300, 400), (500, 600), (950, 1050))  # steps of the trials of stage 2
 HELD_OUT = (NLL, ACCURACY)
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
@@ -74,6 +75,17 @@ def search(name: str) -> str:
   return table(header, rows)
 
 
+def trials(name: str) -> str:
+  """Training losses of trials that were stopped on the way, within the windows that each came through."""
+  folder = ROOT / name
+  rows = []
+  for trial in json.loads((folder / 'trials.json').read_text()):
+    losses = {line['step']: line['loss'] for line in read_metrics(folder / trial['folder']) if line['split'] == 'train'}
+    means = [_mean([loss for step, loss in losses.items() if a < step <= b] * (b in losses)) for a, b in TRIAL_WINDOWS]
+    rows.append((trial['stage 2'], *means))
+  return table(('stage 2', *(f'steps {a + 1}–{b}' for a, b in TRIAL_WINDOWS)), rows)
+
+
 def _mean(values: list[float]) -> str:
   return f'{statistics.fmean(values):.3f}' if values else ''
 
@@ -105,7 +117,7 @@ def main() -> None:
   """Prints everything."""
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
-  parts += [*map(rates, RATES), *map(search, SEARCHES), dead_units(units)]
+  parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
   parts += [

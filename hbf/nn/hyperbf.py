@@ -135,10 +135,10 @@ class HyperBFUnit(nn.Module):
   kernel: str = 'gaussian'
   metric: str = 'diagonal'
   rank: int = 0
-  widths: str = 'layer'
+  widths: str = 'centre'
   width_scale: float = 0.5
-  norm: str = 'unit'
-  normalisation: str = 'none'
+  norm: str = 'none'
+  normalisation: str = 'layer'
   centres_init: str = 'tokens'
   coefficients_scale: float = 0.1  # blocks start close to stage 1 alone, and learn faster
   nested: bool = False

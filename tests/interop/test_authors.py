@@ -171,7 +171,7 @@ def our_model(arguments='', **changes):
     config.stage2.hidden = 5
   else:
     config.stage1.update(widths='layer')
-    config.stage2.update(centres=5, norm='none')
+    config.stage2.update(centres=5, normalisation='none')
   config.update_from_flattened_dict(changes)
   return build_model(config, 4)
 

@@ -27,7 +27,7 @@ def logits(config, params):
 @pytest.mark.parametrize('normalisation', ['none', 'sum'])
 def test_the_first_centres_are_the_network_without_the_others(normalisation, widths):
   """Others whose coefficients are 0 and that never respond might as well not be there."""
-  config, params = make(normalisation=normalisation, widths=widths, norm='none')
+  config, params = make(normalisation=normalisation, widths=widths)
   silent = jax.tree.map(np.array, params)
   for block in ('block0', 'block1'):
     silent[block]['stage2']['coefficients'][:, 4:] = 0
