@@ -80,9 +80,10 @@ def trials(name: str) -> str:
   folder = ROOT / name
   rows = []
   for trial in json.loads((folder / 'trials.json').read_text()):
-    losses = {line['step']: line['loss'] for line in read_metrics(folder / trial['folder']) if line['split'] == 'train'}
-    means = [_mean([loss for step, loss in losses.items() if a < step <= b] * (b in losses)) for a, b in TRIAL_WINDOWS]
-    rows.append((trial['stage 2'], *means))
+    lines = read_metrics(folder / trial['folder'])
+    losses = {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
+    windows = [[losses[step] for step in losses if a < step <= b and b in losses] for a, b in TRIAL_WINDOWS]
+    rows.append((trial['stage 2'], *map(_mean, windows)))
   return table(('stage 2', *(f'steps {a + 1}–{b}' for a, b in TRIAL_WINDOWS)), rows)
 
 
