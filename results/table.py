@@ -63,7 +63,7 @@ def search(name: str) -> str:
   rows = []
   for path, config in configs.items():
     lines = read_metrics(path)
-    losses = {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
+    losses = _losses(lines)
     means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
     last = [line for line in lines if line['split'] == 'validation'][-1:] if means[-1] else []
     reached = [''.join(f'{line[figure.name]:{figure.form}}' for line in last) for figure in HELD_OUT]
@@ -80,11 +80,15 @@ def trials(name: str) -> str:
   folder = ROOT / name
   rows = []
   for trial in json.loads((folder / 'trials.json').read_text()):
-    lines = read_metrics(folder / trial['folder'])
-    losses = {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
+    losses = _losses(read_metrics(folder / trial['folder']))
     windows = [[losses[step] for step in losses if a < step <= b and b in losses] for a, b in TRIAL_WINDOWS]
     rows.append((trial['stage 2'], *map(_mean, windows)))
   return table(('stage 2', *(f'steps {a + 1}–{b}' for a, b in TRIAL_WINDOWS)), rows)
+
+
+def _losses(lines: list[dict[str, Any]]) -> dict[int, float]:
+  """Training loss by step."""
+  return {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
 
 
 def _mean(values: list[float]) -> str:

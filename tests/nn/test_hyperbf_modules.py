@@ -71,7 +71,7 @@ def attention_reference(params, tokens, options):
     if options['memory']:
       memory_keys, memory_values = params['memory_centres'][h], params['memory_coefficients'][h]
     if unit_norm:
-      points, keys, memory_keys = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (points, keys, memory_keys))
+      points, keys, memory_keys = map(reference.norm_1, (points, keys, memory_keys))
     unit = {
       'kernel': options['kernel'],
       'width': sigma(params, options, variance, h),
@@ -94,9 +94,9 @@ def unit_reference(params, tokens, options):
   variance /= d if options['norm'] == 'unit' else 1
   out = np.tile(np.asarray(params['bias'], np.float64), (len(points), 1))
   for h in range(heads):
-    x, t = points[:, h * d : (h + 1) * d], np.asarray(params['centres'][h], np.float64)
+    x, t = points[:, h * d : (h + 1) * d], params['centres'][h]
     if options['norm'] == 'unit':
-      x, t = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (x, t))
+      x, t = reference.norm_1(x), reference.norm_1(t)
     out += reference.hyperbf(
       x,
       t,
@@ -268,7 +268,7 @@ def responses_at_init(options, tokens, params=None):
   points = tokens.reshape(-1, options['heads'], tokens.shape[-1] // options['heads']).swapaxes(0, 1)
   centres = params['centres']
   if options['norm'] == 'unit':
-    points, centres = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (points, centres))
+    points, centres = (jnp.asarray(reference.norm_1(z), jnp.float32) for z in (points, centres))
   log_k = log_responses(
     points,
     centres,

@@ -81,6 +81,12 @@ def layer_norm(z, scale=1.0, bias=0.0):
   return (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-6) * scale + bias
 
 
+def norm_1(z):
+  """Rows of norm 1."""
+  z = np.asarray(z, np.float64)
+  return z / np.linalg.norm(z, axis=-1, keepdims=True)
+
+
 def softmax(z):
   """Over the last axis."""
   e = np.exp(z - z.max(-1, keepdims=True))
