@@ -59,7 +59,7 @@ def laptop() -> ConfigDict:
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.stages.stage1 = {'places': 'offsets'}
   # At a rate as high as this one, responses that are normed become a table (docs/search.md).
-  config.stages.stage2 = {'norm': 'unit', 'normalisation': 'none', 'widths': 'layer'}
+  config.stages.stage2 = {'norm': 'unit', 'norm_affine': False, 'normalisation': 'none', 'widths': 'layer'}
   config.optimizer.learning_rate = 8e-3  # the best for every arm after two epochs, docs/search.md
   config.train.epochs = 20.0
   return config

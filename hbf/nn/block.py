@@ -51,8 +51,9 @@ class Block(nn.Module):
     for name, stage in (('stage1', self.stage1), ('stage2', self.stage2)):
       if stage is None:
         continue
-      norm = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name=f'norm_{name}')
       module = stage(dtype=self.dtype, name=name)
+      affine = getattr(module, 'norm_affine', True)  # a stage may do without
+      norm = nn.LayerNorm(self.norm_epsilon, self.dtype, use_scale=affine, use_bias=affine, name=f'norm_{name}')
       if name == 'stage1':  # stage 2 works on every token alone
         check_mask(module, context)
       update = laid(module(norm(given if self.parallel else tokens), context), BATCH, None, None)

@@ -118,6 +118,7 @@ class HyperBFUnit(nn.Module):
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps x·t/σ² of order 1.
     norm: 'none', or 'unit': points and centres of norm 1 (and σ² at init this times 1/d), so that a centre that
       moves at random gets no farther from all tokens at once.
+    norm_affine: whether the LayerNorm that the block has before the unit scales and shifts. The centres can do either.
     normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`. With 'layer' it takes two
       centres or more: the response of a single one, or of several that are equal, is 0.
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).
@@ -138,6 +139,7 @@ class HyperBFUnit(nn.Module):
   widths: str = 'centre'
   width_scale: float = 0.5
   norm: str = 'none'
+  norm_affine: bool = True
   normalisation: str = 'layer'
   centres_init: str = 'tokens'
   coefficients_scale: float = 0.1  # blocks start close to stage 1 alone, and learn faster

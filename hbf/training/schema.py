@@ -85,6 +85,8 @@ CHANGES = (
   Change(added={'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1}}),
   # To version 5.
   Change(added={'model.stage2:hyperbf': {'norm': 'none'}}),
+  # To version 6.
+  Change(added={'model.stage2:hyperbf': {'norm_affine': True}}),
 )
 VERSION = len(CHANGES)
 

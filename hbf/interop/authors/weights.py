@@ -62,7 +62,8 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   }
   if kinds[0] is HyperBFAttention:
     needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': 'none', 'stage1.memory': 0}
-    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.norm': 'none', 'stage2.normalisation': 'none'}
+    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.norm': 'none', 'stage2.norm_affine': True}
+    needed |= {'stage2.normalisation': 'none'}
   else:
     needed |= {'stage1.qk_norm': 'none', 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
   owners: dict[str, nn.Module] = {'embed': model.embed, 'trunk': model.trunk, 'stage1': stage1, 'stage2': stage2}
