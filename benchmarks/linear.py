@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.common import Thunk, compiled, parser, report
 from benchmarks.growth import Case, make_stage1, measure
+from hbf.nn.context import EVALUATION, Context
 from hbf.nn.linear_attention import LinearAttention
 from hbf.ops.hyperbf import hyperbf
 from hbf.ops.linear import feature_map, linear_attention, orthogonal_projections
@@ -114,22 +115,22 @@ def times(options: argparse.Namespace) -> Part:
 def cases(options: argparse.Namespace) -> Iterator[Case]:
   """Every stage 1 at every number of tokens; m = d random features, as many as elu has, and four times as many."""
   d = options.width // options.heads
-  modules = {name: make_stage1(name, options.heads, options.width) for name in EXACT_STAGES}
-  for causal in (False, True):
-    suffix = ', causal' if causal else ''
+  stages = {name: (make_stage1(name, options.heads, options.width), EVALUATION) for name in EXACT_STAGES}
+  for context in (EVALUATION, Context(causal=True)):
+    suffix = ', causal' if context.causal else ''
     for name, rank in (('elu', 0), ('gaussian', d), ('gaussian', 4 * d)):
-      series = f'{name}, m = {rank or d}{suffix}'
-      modules[series] = LinearAttention(options.heads, name, rank, normaliser='sum', causal=causal)
-  for series, module in modules.items():
+      module = LinearAttention(options.heads, name, rank, normaliser='sum')
+      stages[f'{name}, m = {rank or d}{suffix}'] = module, context
+  for series, stage in stages.items():
     for length in options.lengths:
-      yield Case(series, 'tokens', length, *forward(module, (1, length, options.width)))
+      yield Case(series, 'tokens', length, *forward(*stage, (1, length, options.width)))
 
 
-def forward(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
+def forward(module: nn.Module, context: Context, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
   """A stage on random tokens [B, N, D]: the call and its temporary memory."""
   tokens = jax.random.normal(jax.random.key(0), shape)
   params = jax.jit(module.init)(jax.random.key(1), tokens[:, :64])
-  return compiled(module.apply, params, tokens)
+  return compiled(functools.partial(module.apply, context=context), params, tokens)
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:

@@ -34,7 +34,8 @@ class SoftmaxAttention(nn.Module):
   qkv_bias: bool = False
   places: str = 'none'
   dtype: Any = jnp.float32
-  masked: ClassVar[bool] = True
+  masked: ClassVar[str] = 'any'
+  causal: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -46,11 +47,11 @@ class SoftmaxAttention(nn.Module):
       q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
     mask = None if context.mask is None else over_heads(context.mask)
     if not choose('places', self.places, PLACES):
-      return project_out(attention(q, k, v, scale, mask), self.dtype)
+      return project_out(attention(q, k, v, scale, mask, context.causal), self.dtype)
     x, t = (z.swapaxes(0, 1) for z in place_coordinates(self, self.heads, context, q.dtype))
     q = (q * (q.shape[-1] ** -0.5 if scale is None else scale)).astype(q.dtype)
     with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
-      return project_out(attention(append(q, x), append(k, t), v, 1.0, mask), self.dtype)
+      return project_out(attention(append(q, x), append(k, t), v, 1.0, mask, context.causal), self.dtype)
 
 
 def project_qkv(

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.nn.context import EVALUATION, Context, check_mask
+from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.registry import Stage
 from hbf.ops.layout import BATCH, laid
 
@@ -55,7 +55,7 @@ class Block(nn.Module):
       affine = getattr(module, 'norm_affine', True)  # a stage may do without
       norm = nn.LayerNorm(self.norm_epsilon, self.dtype, use_scale=affine, use_bias=affine, name=f'norm_{name}')
       if name == 'stage1':  # stage 2 works on every token alone
-        check_mask(module, context)
+        check_context(module, context)
       update = laid(module(norm(given if self.parallel else tokens), context), BATCH, None, None)
       if self.layer_scale:
         start = nn.initializers.constant(self.layer_scale)

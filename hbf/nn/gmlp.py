@@ -5,10 +5,12 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.errors import choose
+from hbf.nn.attention import over_heads
 from hbf.nn.context import EVALUATION, Context
-from hbf.nn.mixing import check_length
+from hbf.nn.mixing import check_length, product_over, shown
 from hbf.nn.mlp import ACTIVATIONS
 from hbf.nn.projections import Projections
 from hbf.ops.attention import attention
@@ -23,7 +25,7 @@ class GatedMLP(nn.Module):
   s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. It starts as
   a plain feed-forward: W near 0 with b = 1, or 0 in the additive form. With attention it is aMLP, whose gate is
   Z₁ ⊙ (f(Z₂) + tiny attention of x). A token costs 6 hidden D + 2 hidden N operations (split); attention of d
-  dimensions costs 6 D d + 4 N d + 2 d hidden more. N is fixed.
+  dimensions costs 6 D d + 4 N d + 2 d hidden more. N is fixed. Under a causal context W is triangular.
 
   Attributes:
     hidden: channels that the gate gives; the split gate is fed twice as many (the paper's d_ffn).
@@ -41,6 +43,8 @@ class GatedMLP(nn.Module):
   norm_epsilon: float = 1e-6
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
+  masked: ClassVar[str] = 'keys'
+  causal: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -56,15 +60,15 @@ class GatedMLP(nn.Module):
     rows = Projections(parts, self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
     z = [activation(part).reshape(batch, length, -1) for part in rows]
     kept, gating = z[0], z[-1]
-    spatial = self._spatial(length)(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating).mT)
-    gate = spatial.mT
+    gating = shown(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating), context)
+    gate = self._spatial(length, context.causal)(gating.mT).mT
     if self.attention:
-      gate += self._tiny_attention(tokens)
+      gate += self._tiny_attention(tokens, context)
     gated = {'linear': gate, 'additive': kept + gate}.get(self.gate, kept * gate)
     out = nn.Dense(width, dtype=self.dtype, name='out')(gated.reshape(-1, self.hidden))
     return out.reshape(tokens.shape)
 
-  def _spatial(self, length: int) -> nn.Dense:
+  def _spatial(self, length: int, causal: bool) -> nn.Dense:
     """f over the tokens; the linear form has nothing but f, so there W starts at its usual size."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     return nn.Dense(
@@ -72,12 +76,14 @@ class GatedMLP(nn.Module):
       dtype=self.dtype,
       kernel_init=nn.initializers.lecun_normal() if self.gate == 'linear' else near_zero,
       bias_init=nn.initializers.constant(float(gates)),
+      dot_general=product_over(np.tri(length, dtype=bool).T if causal else None),
       name='spatial',
     )
 
-  def _tiny_attention(self, tokens: jax.Array) -> jax.Array:
+  def _tiny_attention(self, tokens: jax.Array, context: Context) -> jax.Array:
     """Attention of a single head: [B, N, hidden]."""
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
     q, k, v = (z[:, :, None] for z in jnp.split(qkv, 3, axis=-1))
-    attended = attention(q, k, v)[:, :, 0]
+    mask = None if context.mask is None else over_heads(context.mask)
+    attended = attention(q, k, v, mask=mask, causal=context.causal)[:, :, 0]
     return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.errors import UserError, choose
 from hbf.nn.attention import NORMS, check_heads, of_norm_1, over_heads, project_out, project_qkv
@@ -49,7 +50,8 @@ class HyperBFAttention(nn.Module):
   places: str = 'none'
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'memory'  # the option that says how large the stage is
-  masked: ClassVar[bool] = True
+  masked: ClassVar[str] = 'any'
+  causal: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -79,14 +81,16 @@ class HyperBFAttention(nn.Module):
       x, t = place_coordinates(self, self.heads, context, q.dtype)
       q, k = append(q, x), append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
       how |= {'width': 1.0, 'null': x.shape[-1]}
-    if context.mask is None:
-      return hyperbf(q, k, v, **how)
-    return hyperbf_plain(q, k, v, **how, mask=self._seen(context.mask, q.shape[2]))
+    if context.mask is None and not (context.causal and self.memory):
+      return hyperbf(q, k, v, **how, causal=context.causal)
+    return hyperbf_plain(q, k, v, **how, mask=self._seen(context, q.shape[2]))
 
-  def _seen(self, mask: jax.Array, length: int) -> jax.Array:
+  def _seen(self, context: Context, length: int) -> jax.Array:
     """Which keys a token sees, broadcastable to [B, H, N, N + memory]: learned ones are seen by all."""
-    mask = over_heads(mask)
+    mask = over_heads(jnp.ones(length, bool) if context.mask is None else context.mask)
     mask = jnp.broadcast_to(mask, (*mask.shape[:-1], length))
+    if context.causal:
+      mask = mask & np.tri(length, dtype=bool)
     return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1)
 
   def _remember(self, name: str, z: jax.Array) -> jax.Array:
@@ -118,7 +122,7 @@ class HyperBFUnit(nn.Module):
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps x·t/σ² of order 1.
     norm: 'none', or 'unit': points and centres of norm 1 (and σ² at init this times 1/d), so that a centre that
       moves at random gets no farther from all tokens at once.
-    norm_affine: whether the LayerNorm that the block has before the unit scales and shifts. The centres can do either.
+    norm_affine: whether the LayerNorm that the block has before the unit scales and shifts; its centres can do both.
     normalisation: of the responses over the centres, see `hbf.ops.hyperbf.normalise`. With 'layer' it takes two
       centres or more: the response of a single one, or of several that are equal, is 0.
     centres_init: 'normal', 'tokens' (drawn from those seen at initialisation) or 'kmeans' (of those).

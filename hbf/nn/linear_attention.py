@@ -1,7 +1,7 @@
 """Linear attention, a stage 1 whose time grows with the number of tokens and not with its square."""
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -10,9 +10,9 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.nn.attention import project_out, project_qkv
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, seen_by_all
 from hbf.nn.parameters import width_parameter
-from hbf.ops.linear import RANDOM_MAPS, feature_map, linear_attention, orthogonal_projections
+from hbf.ops.linear import RANDOM_MAPS, feature_map, linear_attention, only, orthogonal_projections
 
 # Of the squared outputs of a head. Weights of random features may be 1e-8 and less, and the norm must not see it.
 _EPSILON = 1e-18
@@ -26,7 +26,7 @@ class LinearAttention(nn.Module):
 
   - elu, relu, exp: 8 D² + 4 m (D + H), with m = D/H.
   - softmax, gaussian: 8 D² + 4 m (D + H) + 4 m D, the last for the features, with m = random_features.
-  - causal: 2 C (m H + D + H) more, in chunks of C = min(128, N) tokens.
+  - under a causal context 2 C (m H + D + H) more, in chunks of C = min(128, N) tokens.
 
   Attributes:
     heads: H; the tokens' width D must be divisible by it. A head works on d = D/H dimensions.
@@ -36,7 +36,6 @@ class LinearAttention(nn.Module):
       of order exp(‖q + k‖²/√d)/m, so wide heads and long queries and keys take many.
     normaliser: 'sum', or 'none', after which each head's output has its root mean square normalised (TransNormer,
       Qin et al. 2022).
-    causal: a token sees those before it and itself only.
     dtype: of the products; parameters are float32.
   """
 
@@ -44,8 +43,9 @@ class LinearAttention(nn.Module):
   features: str = 'elu'
   random_features: int = 64
   normaliser: str = 'sum'
-  causal: bool = False
   dtype: Any = jnp.float32
+  masked: ClassVar[str] = 'keys'
+  causal: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -58,7 +58,9 @@ class LinearAttention(nn.Module):
     if self.features == 'gaussian':
       chosen['width'] = width_parameter(self, 'head', d**0.5, self.heads)
     queries, keys = (feature_map(z, **chosen) for z in (q, k))
-    out = linear_attention(queries, keys, v, normaliser=self.normaliser, causal=self.causal).swapaxes(1, 2)
+    seen = seen_by_all(context)
+    keys = keys if seen is None else only(keys, seen[:, None, :, None])
+    out = linear_attention(queries, keys, v, normaliser=self.normaliser, causal=context.causal).swapaxes(1, 2)
     if self.normaliser == 'none':
       out = nn.RMSNorm(epsilon=_EPSILON, dtype=self.dtype, reduction_axes=-1, feature_axes=(-2, -1), name='norm')(out)
     return project_out(out, self.dtype)

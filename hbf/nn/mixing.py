@@ -1,21 +1,24 @@
 """Stages that mix tokens without asking what is in them: MLP-Mixer's, PoolFormer's, and none."""
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.errors import UserError, choose
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, seen_by_all
 from hbf.nn.mlp import ACTIVATIONS
 
 
 class TokenMLP(nn.Module):
   """Two dense layers over the tokens, the same for every channel (MLP-Mixer, Tolstikhin et al. 2021, eq. 1).
 
-  A token costs 4 hidden D operations. N is fixed.
+  A token costs 4 hidden D operations. N is fixed. Under a causal context units belong to the tokens, in order: a unit
+  is made of the tokens up to its own, and read by those from there on (masks as in MADE, Germain et al. 2015).
 
   Attributes:
     hidden: units between the layers, the paper's D_S.
@@ -26,6 +29,8 @@ class TokenMLP(nn.Module):
   hidden: int
   activation: str = 'gelu'
   dtype: Any = jnp.float32
+  masked: ClassVar[str] = 'keys'
+  causal: ClassVar[bool] = True
   share: ClassVar[float] = 1 / 8  # of a recipe's hidden units: Mixer has D/2 here for 4D in stage 2
 
   @nn.compact
@@ -38,9 +43,16 @@ class TokenMLP(nn.Module):
     batch, length, width = tokens.shape
     check_length(self, 'hidden', length)
     activation = choose('activation', self.activation, ACTIVATIONS)
-    hidden = nn.Dense(self.hidden, dtype=self.dtype, name='hidden')(tokens.mT.reshape(-1, length))
-    out = nn.Dense(length, dtype=self.dtype, name='out')(activation(hidden))
+    made_of, read_by = self._order(length) if context.causal else (None, None)
+    inputs = shown(tokens, context).mT.reshape(-1, length)
+    hidden = nn.Dense(self.hidden, dtype=self.dtype, dot_general=product_over(made_of), name='hidden')(inputs)
+    out = nn.Dense(length, dtype=self.dtype, dot_general=product_over(read_by), name='out')(activation(hidden))
     return out.reshape(batch, width, length).mT
+
+  def _order(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens a unit is made of, [N, hidden], and which read it, [hidden, N]."""
+    tokens, owners = np.arange(length), np.arange(self.hidden) * length // self.hidden
+    return tokens[:, None] <= owners, owners[:, None] <= tokens
 
 
 class AveragePooling(nn.Module):
@@ -86,12 +98,26 @@ class Identity(nn.Module):
   """
 
   dtype: Any = jnp.float32
-  masked: ClassVar[bool] = True  # no token sees another
+  masked: ClassVar[str] = 'any'  # no token sees another
+  causal: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Returns tokens [B, N, D]."""
     return tokens.astype(self.dtype)
+
+
+def product_over(seen: np.ndarray | None) -> Callable[..., jax.Array] | None:
+  """A dense layer's product with the kernel's numbers that are seen, booleans [inputs, outputs], or with all."""
+  if seen is None:
+    return None
+  return lambda inputs, kernel, *how, **more: jax.lax.dot_general(inputs, jnp.where(seen, kernel, 0), *how, **more)
+
+
+def shown(tokens: jax.Array, context: Context) -> jax.Array:
+  """Tokens [B, N, D] with zeros for those that no other sees."""
+  seen = seen_by_all(context)
+  return tokens if seen is None else jnp.where(seen[..., None], tokens, 0)
 
 
 def check_length(module: nn.Module, layer: str, length: int) -> None:

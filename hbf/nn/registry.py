@@ -17,7 +17,7 @@ from hbf.nn.mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.mlp import MLP
 
 # A stage's fields are its options, with their defaults. One that can have more or fewer units says in its class
-# attribute `size` which option counts them, one that honours a context's mask has `masked`.
+# attribute `size` which option counts them; what it honours of a context stands in `masked` and `causal`.
 STAGE1: dict[str, type[nn.Module]] = {
   'hyperbf': HyperBFAttention,
   'gated_hyperbf': GatedHyperBF,

@@ -4,10 +4,11 @@
 """
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.ops.distances import apart, metric_product, products, row_dots
 
@@ -25,6 +26,7 @@ def attention(
   values: jax.Array,
   scale: float | None = None,
   mask: jax.Array | None = None,
+  causal: bool = False,
 ) -> jax.Array:
   """softmax(scale q·k) v over the keys, by cuDNN's fused kernel where it applies, else by XLA.
 
@@ -34,14 +36,16 @@ def attention(
     values: [B, A, H, v], v up to d.
     scale: default 1/√d.
     mask: booleans broadcastable to [B, H, N, A], which queries see which keys; with one XLA does the work.
+    causal: whether query i sees keys 0 to i only (of those that the mask lets it see).
   """
   if (v := values.shape[3]) < (d := queries.shape[3]):  # JAX takes heads of one size
-    return attention(queries, keys, _fill(values, 3, d - v), scale, mask)[..., :v]
-  default = functools.partial(jax.nn.dot_product_attention, mask=mask, scale=scale)
+    return attention(queries, keys, _fill(values, 3, d - v), scale, mask, causal)[..., :v]
+  how: dict[str, Any] = {'scale': scale, 'is_causal': causal}
+  default = functools.partial(jax.nn.dot_product_attention, mask=mask, **how)
   if mask is not None or not cudnn_applies(queries.dtype, queries.shape[-1]):
     return default(queries, keys, values)
   return jax.lax.platform_dependent(
-    queries, keys, values, cuda=functools.partial(padded_attention, scale=scale), default=default
+    queries, keys, values, cuda=functools.partial(padded_attention, **how), default=default
   )
 
 
@@ -50,6 +54,7 @@ def padded_attention(
   keys: jax.Array,
   values: jax.Array,
   scale: float | None = None,
+  is_causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> jax.Array:
   """`attention` in the shapes that cuDNN takes: zeros fill up tokens and dimensions, and padded keys are masked."""
@@ -64,6 +69,7 @@ def padded_attention(
     keys,
     values,
     scale=scale,
+    is_causal=is_causal,
     key_value_seq_lengths=jnp.full(batch, keys_length, jnp.int32) if masked else None,
     implementation=implementation,
   )
@@ -116,6 +122,7 @@ def gaussian_attention(
   metric: str,
   weights: jax.Array | None,
   null: int = 0,
+  causal: bool = False,
 ) -> jax.Array:
   """Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head: the softmax of scale (xᵀMt − tᵀMt/2 + x'·t').
 
@@ -130,6 +137,7 @@ def gaussian_attention(
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     null: how many of the last coordinates are x' and t', see `hbf.ops.distances.distances`.
+    causal: whether point i sees centres 0 to i only.
 
   Returns:
     [..., N, V] in the coefficients' type.
@@ -143,9 +151,10 @@ def gaussian_attention(
   if null:
     mapped = jnp.concatenate([mapped, beside], axis=-1)
   arrays = (points, mapped, norms, coefficients, scale)
+  fused, default = (functools.partial(form, is_causal=causal) for form in (augmented_attention, _biased_attention))
   if not _cudnn_takes(points, mapped, coefficients):
-    return _biased_attention(*arrays)
-  return jax.lax.platform_dependent(*arrays, cuda=augmented_attention, default=_biased_attention)
+    return default(*arrays)
+  return jax.lax.platform_dependent(*arrays, cuda=fused, default=default)
 
 
 def _cudnn_takes(points: jax.Array, centres: jax.Array, coefficients: jax.Array) -> bool:
@@ -154,10 +163,12 @@ def _cudnn_takes(points: jax.Array, centres: jax.Array, coefficients: jax.Array)
 
 
 def _biased_attention(
-  points: jax.Array, keys: jax.Array, norms: jax.Array, coefficients: jax.Array, scale: jax.Array
+  points: jax.Array, keys: jax.Array, norms: jax.Array, coefficients: jax.Array, scale: jax.Array, is_causal: bool
 ) -> jax.Array:
   """The softmax of scale (x·k − norm), all of it in memory."""
   log_k = products(points, (scale * keys).astype(points.dtype)) - (scale * norms).mT
+  if is_causal:
+    log_k = jnp.where(np.tri(log_k.shape[-2], log_k.shape[-1]) > 0, log_k, -jnp.inf)
   return jnp.einsum('...na,...av->...nv', jax.nn.softmax(log_k, axis=-1).astype(coefficients.dtype), coefficients)
 
 
@@ -167,6 +178,7 @@ def augmented_attention(
   norms: jax.Array,
   coefficients: jax.Array,
   scale: jax.Array,
+  is_causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> jax.Array:
   """The softmax of scale (x·k − norm) as plain attention: keys [scale k, −scale norm], queries [x, 1].
@@ -180,6 +192,7 @@ def augmented_attention(
     norms: float32 [B, H, A, 1].
     coefficients: c [B, H, A, V].
     scale: broadcastable to [B, H, 1, 1].
+    is_causal: whether point i sees keys 0 to i only.
     implementation: of `jax.nn.dot_product_attention`.
   """
   dtype = points.dtype
@@ -187,7 +200,7 @@ def augmented_attention(
   queries = jnp.concatenate([points, jnp.ones((*points.shape[:-1], _PARTS), dtype)], axis=-1)
   keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
   q, k, v = (z.swapaxes(1, 2) for z in (queries, keys, coefficients))
-  return padded_attention(q, k, v, scale=1.0, implementation=implementation).swapaxes(1, 2)
+  return padded_attention(q, k, v, 1.0, is_causal, implementation).swapaxes(1, 2)
 
 
 def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:

@@ -11,7 +11,8 @@ from hbf.errors import choose
 from hbf.ops.attention import gaussian_attention, is_attention
 from hbf.ops.distances import Distances, distances, keeping_short, products, squared_distances
 from hbf.ops.kernels import KERNELS
-from hbf.ops.sums import Moments, Sums, kernel_sums
+from hbf.ops.parts import join, split
+from hbf.ops.sums import Moments, Sums, blocks_in_memory, kernel_sums
 
 
 def hyperbf(
@@ -27,6 +28,7 @@ def hyperbf(
   log_gain: jax.Array | float = 0.0,
   null: int = 0,
   form: str = 'blocks',
+  causal: bool = False,
 ) -> jax.Array:
   """f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalised over the centres or not.
 
@@ -47,6 +49,8 @@ def hyperbf(
     log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., 1, 1].
     null: how many of the last coordinates have a product and no norms, see `hbf.ops.distances.distances`.
     form: of the sums, 'blocks' (of points, `hbf.ops.sums`) or 'pallas' (fused kernels, `hbf.ops.pallas`).
+    causal: whether centres 0 to i only exist for point i. Other sums than attention's are then blocks of
+      `hyperbf_plain`, computed again for the gradient, whatever the form.
 
   Returns:
     [..., N, V] in the coefficients' type.
@@ -60,7 +64,12 @@ def hyperbf(
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     scale = 2 * precision(width)
-    return gaussian_attention(points, centres, coefficients, scale=scale, metric=metric, weights=weights, null=null)
+    shared: dict[str, Any] = {'metric': metric, 'weights': weights, 'null': null, 'causal': causal}
+    return gaussian_attention(points, centres, coefficients, scale=scale, **shared)
+  if causal:
+    how: dict[str, Any] = {'kernel': kernel, 'width': width, 'metric': metric, 'weights': weights, 'null': null}
+    how |= {'normalisation': normalisation, 'log_gain': log_gain}
+    return _causal_sums(points, centres, coefficients, **how)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
   if math.prod(leading) == 1:
     # XLA's CPU backend is slower with leading axes of length 1.
@@ -101,6 +110,20 @@ def hyperbf_plain(
   log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights, null=null)
   responses = normalise(log_k, normalisation, log_gain, mask)
   return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
+
+
+def _causal_sums(points: jax.Array, centres: jax.Array, coefficients: jax.Array, **how: Any) -> jax.Array:
+  """`hyperbf_plain` with centres 0 to i for point i, as many points at a time as `hbf.ops.sums` takes."""
+  length, count = points.shape[-2], centres.shape[-2]
+  blocks = blocks_in_memory(points.shape, count)
+
+  @jax.checkpoint
+  def block(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+    some, rows = part
+    return hyperbf_plain(some, centres, coefficients, **how, mask=jnp.arange(count) <= rows)
+
+  rows = jnp.arange(length)[:, None]
+  return join(jax.lax.map(block, (split(points, blocks), split(rows, blocks))), length)
 
 
 def log_responses(

@@ -17,6 +17,7 @@ from hbf.ops.distances import products, row_dots
 CHUNK = 128  # tokens whose weights lie in memory at once under a causal mask
 # Of a sum of weights, for queries to which no key is similar. Not below 1e-18: its inverse square is in the gradient.
 _EPSILON = 1e-12
+_UNSEEN = -1e30  # a log-scale that is never the largest; infinite, its difference to itself would be no number
 
 
 class Features(NamedTuple):
@@ -67,6 +68,11 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
   directions *= np.sign(np.diagonal(upper, axis1=-2, axis2=-1))[:, None, :]
   norms = np.sqrt(rng.chisquare(d, size=(count, 1)))
   return (norms * directions.reshape(-1, d)[:count]).astype(np.float32)
+
+
+def only(keys: Features, seen: jax.Array) -> Features:
+  """Features of the keys that are seen, booleans broadcastable to [..., N, 1]; the others have no weight."""
+  return Features(jnp.where(seen, keys.values, 0), jnp.where(seen, keys.log_scale, _UNSEEN))
 
 
 def linear_attention(

@@ -133,6 +133,11 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
   points, centres = distances.points.shape, distances.centres.shape[-2]
   if centres <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
     return 1
+  return blocks_in_memory(points, centres)
+
+
+def blocks_in_memory(points: tuple[int, ...], centres: int) -> int:
+  """In how many blocks to compute points [..., N, D] so that the responses of only one lie in memory."""
   return min(-(-math.prod(points[:-1]) * centres // _PAIRS), points[-2])
 
 

@@ -86,7 +86,10 @@ CHANGES = (
   # To version 5.
   Change(added={'model.stage2:hyperbf': {'norm': 'none'}}),
   # To version 6.
-  Change(added={'model.stage2:hyperbf': {'norm_affine': True}}),
+  Change(
+    added={'model.stage2:hyperbf': {'norm_affine': True}},
+    removed={'model.stage1:linear': {'causal': False}},
+  ),
 )
 VERSION = len(CHANGES)
 

@@ -301,26 +301,65 @@ def test_options_never_hold_what_the_block_decides():
     assert 'heads' not in stage_options(f'{first}+{second}', 16)[0]
 
 
-MASKED = ('softmax', 'hyperbf', 'gated_hyperbf', 'identity')
+MASKED = {name: getattr(module, 'masked', 'none') for name, module in STAGE1.items()}
+CAUSAL = [name for name, module in STAGE1.items() if getattr(module, 'causal', False)]
 
 
+def make_stage1_block(name):
+  """A block of that stage 1, its parameters, and nine tokens."""
+  block = Block(make_stage(1, name), None, 0.0)
+  tokens = jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f')
+  return block, {'params': random_params(block, tokens)}, tokens
+
+
+def test_what_stages_honour():
+  expected = {
+    **dict.fromkeys(('hyperbf', 'gated_hyperbf', 'softmax', 'identity'), 'any'),
+    **dict.fromkeys(('linear', 'gmlp', 'token_mlp'), 'keys'),
+    'pooling': 'none',
+  }
+  assert expected == MASKED
+  assert set(STAGE1) - set(CAUSAL) == {'pooling'}
+
+
+@pytest.mark.parametrize('of_each', [False, True])
 @pytest.mark.parametrize('name', STAGE1)
-def test_a_stage_honours_a_mask_or_its_block_refuses_it(name):
-  """What is masked may change as it likes."""
-  block, tokens = (
-    Block(make_stage(1, name), None, 0.0),
-    jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f'),
-  )
-  params = {'params': random_params(block, tokens)}
+def test_a_stage_honours_a_mask_or_its_block_refuses_it(name, of_each):
+  """What is masked, for each token apart or for all alike, may change as it likes."""
+  block, params, tokens = make_stage1_block(name)
   hidden = jnp.arange(9) >= 6
-  context = Context(mask=jnp.broadcast_to(~hidden, (B, 9, 9)) | jnp.eye(9, dtype=bool))
-  if name not in MASKED:
-    with pytest.raises(UserError, match='mixes all tokens, whatever a mask says'):
+  apart = jnp.broadcast_to(~hidden, (B, 9, 9)) | jnp.eye(9, dtype=bool)
+  context = Context(mask=apart if of_each else jnp.broadcast_to(~hidden, (B, 1, 9)))
+  refused = {
+    'none': 'mixes all tokens, whatever a mask says',
+    'keys': r'\[B, 1, N\], and here is one of shape \[2, 9, 9\]',
+  }
+  if MASKED[name] == 'none' or (MASKED[name] == 'keys' and of_each):
+    with pytest.raises(UserError, match=refused[MASKED[name]]):
       block.apply(params, tokens, context)
     return
   changed = jnp.where(hidden[:, None], -tokens[::-1], tokens)
   before, after = (block.apply(params, z, context)[:, :6] for z in (tokens, changed))
   np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('name', STAGE1)
+def test_a_causal_stage_shows_no_token_a_later_one_or_its_block_refuses(name, masked):
+  """Whatever token changes, nothing before it does, not by a bit; all after it do, where a token sees all before."""
+  block, params, tokens = make_stage1_block(name)
+  context = Context(causal=True, mask=jnp.ones((B, 1, 9), bool) if masked else None)
+  if name not in CAUSAL:
+    with pytest.raises(UserError, match='mixes a token with those after it'):
+      block.apply(params, tokens, context)
+    return
+  apply = jax.jit(block.apply)
+  before = np.asarray(apply(params, tokens, context))
+  for j in range(9):
+    after = np.asarray(apply(params, tokens.at[:, j].multiply(-3.0), context))
+    np.testing.assert_array_equal(before[:, :j], after[:, :j])
+    changed = np.any(before[:, j:] != after[:, j:], axis=(0, 2))
+    assert changed[0] and (np.all(changed) or name in ('identity', 'token_mlp'))
 
 
 def test_softmax_attention_needs_a_width_divisible_by_the_heads():

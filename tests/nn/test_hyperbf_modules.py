@@ -210,12 +210,13 @@ def test_a_masked_token_is_as_one_that_is_not_there(memory):
   np.testing.assert_allclose(out[:, kept], module.apply(params, tokens[:, kept]), rtol=1e-4, atol=1e-5)
 
 
-def test_under_a_causal_mask_no_token_sees_a_later_one():
-  tokens, module = make_tokens(), HyperBFAttention(**ATTENTION)
-  params, causal = {'params': random_params(module, tokens)}, Context(mask=jnp.tril(jnp.ones((N, N), bool)))
-  before, after = (module.apply(params, z, causal) for z in (tokens, tokens.at[:, 3].add(7.0)))
-  np.testing.assert_array_equal(before[:, :3], after[:, :3])
-  assert np.all(np.any(before[:, 3:] != after[:, 3:], axis=-1))
+@pytest.mark.parametrize('memory', [0, 3])
+def test_a_causal_context_is_a_triangular_mask(memory):
+  """Learned centres are seen by all."""
+  tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': memory})
+  params, triangle = {'params': random_params(module, tokens)}, jnp.tril(jnp.ones((N, N), bool))
+  causal, masked = (module.apply(params, tokens, z) for z in (Context(causal=True), Context(mask=triangle)))
+  np.testing.assert_allclose(causal, masked, rtol=1e-5, atol=1e-6)
 
 
 def test_attention_commutes_with_a_permutation_of_the_tokens():

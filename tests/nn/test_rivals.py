@@ -13,6 +13,7 @@ from ops import reference
 from configs.common import make_config
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
+from hbf.nn.context import Context
 from hbf.nn.gmlp import GATES, GatedMLP
 from hbf.nn.mixing import AveragePooling, Identity, TokenMLP
 
@@ -35,14 +36,17 @@ def make_gmlp(gate='split', attention=0):
   return GatedMLP(HIDDEN, gate, attention, 'gelu_erf', 1e-6)
 
 
-def gated(x, params, gate, attention):
-  """One image [N, D], as the paper's pseudo-code has it."""
+def gated(x, params, gate, attention, seen):
+  """One image [N, D], as the paper's pseudo-code has it, where a token (rows of `seen`) sees another."""
   z = gelu(dense(x, params['in']))
   kept, gating = np.split(z, 2, axis=-1) if gate == 'split' else (z, z)
-  f = dense(reference.layer_norm(gating, **params['norm']).T, params['spatial']).T
+  spatial = {**params['spatial'], 'kernel': params['spatial']['kernel'] * seen.T}
+  f = dense(reference.layer_norm(gating, **params['norm']).T, spatial).T
   if attention:
     q, k, v = np.split(dense(x, params['attention_qkv']), 3, axis=-1)
-    f = f + dense(reference.softmax(q @ k.T / math.sqrt(attention)) @ v, params['attention_out'])
+    f = f + dense(
+      reference.softmax(np.where(seen, q @ k.T / math.sqrt(attention), -np.inf)) @ v, params['attention_out']
+    )
   s = {'linear': f, 'additive': kept + f, 'multiplicative': kept * f, 'split': kept * f}[gate]
   return dense(s, params['out'])
 
@@ -51,9 +55,16 @@ def gated(x, params, gate, attention):
 @pytest.mark.parametrize('gate', GATES)
 def test_gmlp_equals_the_formula(gate, attention):
   module, tokens = make_gmlp(gate, attention), make_tokens()
-  params = random_params(module, tokens)
-  expected = [gated(x, params, gate, attention) for x in np.asarray(tokens, np.float64)]
-  np.testing.assert_allclose(module.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-4)
+  params, of_all = random_params(module, tokens), np.ones((N, N), bool)
+  shown = np.array([True, True, False, True, True])
+  contexts = [
+    (Context(), of_all),
+    (Context(causal=True), np.tril(of_all)),
+    (Context(causal=True, mask=jnp.asarray(shown)), np.tril(of_all) & shown),
+  ]
+  for context, seen in contexts:
+    expected = [gated(x, params, gate, attention, seen) for x in np.asarray(tokens, np.float64)]
+    np.testing.assert_allclose(module.apply({'params': params}, tokens, context), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(('gate', 'z_of'), [('additive', lambda z: z), ('multiplicative', lambda z: z)])
@@ -85,6 +96,22 @@ def test_token_mlp_equals_the_formula():
   columns = np.asarray(tokens, np.float64).swapaxes(1, 2)
   expected = dense(gelu(dense(columns, params['hidden'])), params['out']).swapaxes(1, 2)
   np.testing.assert_allclose(module.apply({'params': params}, tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('hidden', [1, 3, 5, 11])
+def test_units_of_a_causal_token_mlp_belong_to_the_tokens_in_order(hidden):
+  """Unit by unit: of the tokens up to its own, for those from there on."""
+  module, tokens = TokenMLP(hidden, 'gelu_erf'), make_tokens()
+  params = random_params(module, tokens)
+  columns = np.asarray(tokens, np.float64).swapaxes(1, 2)
+  expected = np.zeros_like(columns) + params['out']['bias']
+  for unit in range(hidden):
+    own = math.floor(unit * N / hidden)
+    first, second = (params['hidden']['kernel'][: own + 1, unit], params['out']['kernel'][unit, own:])
+    response = gelu(columns[..., : own + 1] @ np.asarray(first, np.float64) + params['hidden']['bias'][unit])
+    expected[..., own:] += response[..., None] * second
+  result = module.apply({'params': params}, tokens, Context(causal=True))
+  np.testing.assert_allclose(result, expected.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('window', [1, 3, 5])

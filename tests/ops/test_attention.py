@@ -1,5 +1,6 @@
 """Softmax attention: the shapes that cuDNN takes, who asks for it, and the normalised Gaussian as attention."""
 
+import functools
 import types
 
 import jax
@@ -11,6 +12,9 @@ from ops import reference
 import hbf.ops.attention
 from configs.common import make_config
 from hbf.models.build import abstract_params, build_model
+from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.context import Context
+from hbf.nn.hyperbf import HyperBFAttention
 from hbf.ops.attention import augmented_attention, cudnn_applies, padded_attention, short_parts
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 
@@ -35,16 +39,18 @@ def assert_near(result, expected, tolerance):
 
 @pytest.mark.parametrize('lengths', [(9, 7, 7), (8, 7, 7), (9, 8, 8), (8, 8, 8)])
 @pytest.mark.parametrize('dims', [(6, 6, 6), (8, 8, 5), (8, 8, 8)])
-@pytest.mark.parametrize('scale', [None, 0.7])
-def test_what_cudnn_is_given_is_the_same_attention(lengths, dims, scale):
+@pytest.mark.parametrize('scale,is_causal', [(None, False), (0.7, False), (None, True)])
+def test_what_cudnn_is_given_is_the_same_attention(lengths, dims, scale, is_causal):
   """Odd numbers of tokens and heads of any size, in value and gradient."""
 
   def plain(q, k, v):
     logits = jnp.einsum('bhnd,bhad->bhna', q, k) * (scale or dims[0] ** -0.5)
+    logits = jnp.where(np.tri(*logits.shape[-2:]) > 0, logits, -jnp.inf) if is_causal else logits
     return jnp.einsum('bhna,bhav->bhnv', jax.nn.softmax(logits), v)
 
   def padded(*qkv):
-    return padded_attention(*(z.swapaxes(1, 2) for z in qkv), scale=scale, implementation='xla').swapaxes(1, 2)
+    q, k, v = (z.swapaxes(1, 2) for z in qkv)
+    return padded_attention(q, k, v, scale, is_causal, 'xla').swapaxes(1, 2)
 
   arrays = make(lengths, dims)
   assert_near(value_and_gradients(padded, *arrays), value_and_gradients(plain, *arrays), 1e-5)
@@ -65,16 +71,18 @@ def test_what_cudnn_is_given_has_even_lengths_and_heads_of_a_multiple_of_8(monke
 
 
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 0.02)])
-def test_augmented_keys_make_plain_attention_the_normalised_gaussian(dtype, tolerance):
+@pytest.mark.parametrize('is_causal', [False, True])
+def test_augmented_keys_make_plain_attention_the_normalised_gaussian(dtype, tolerance, is_causal):
   """What cuDNN is given on a GPU, here to XLA's attention, in value and gradient."""
   scale = 0.4
+  mask = np.tri(9, 7) > 0 if is_causal else None
 
   def augmented(x, t, c):
     norms = 0.5 * jnp.sum(t.astype(jnp.float32) ** 2, axis=-1, keepdims=True)
-    return augmented_attention(x, t, norms, c, jnp.asarray(scale), implementation='xla')
+    return augmented_attention(x, t, norms, c, jnp.asarray(scale), is_causal, 'xla')
 
   def plain(x, t, c):
-    return hyperbf_plain(x, t, c, kernel='gaussian', width=scale**-0.5)
+    return hyperbf_plain(x, t, c, kernel='gaussian', width=scale**-0.5, mask=mask)
 
   arrays = make((9, 7, 7), (8, 8, 8), dtype)
   expected = value_and_gradients(plain, *(z.astype(jnp.float32) for z in arrays))
@@ -162,6 +170,24 @@ def test_a_negative_width_makes_responses_grow_with_the_distance(sigma):
   arrays = [jnp.asarray(z, jnp.float32) for z in (points, centres, coefficients)]
   unit = {'kernel': 'gaussian', 'metric': 'bilinear', 'weights': jnp.eye(4)}
   np.testing.assert_allclose(hyperbf(*arrays, width=sigma, **unit), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_causal_attention_goes_to_cudnn_too(cudnn):
+  """By its own causal form: a mask would be an array of all pairs."""
+  asked, traced = [], jax.nn.dot_product_attention
+
+  def recorded(*qkv, implementation=None, is_causal=False, **options):
+    asked.append((implementation, is_causal, options.get('mask')))
+    return traced(*qkv, implementation=implementation, is_causal=is_causal, **options)
+
+  tokens = jax.ShapeDtypeStruct((2, 9, 16), jnp.bfloat16)
+  for module in (SoftmaxAttention(2, dtype=jnp.bfloat16), HyperBFAttention(2, dtype=jnp.bfloat16)):
+    params = jax.eval_shape(module.init, jax.random.key(0), tokens)
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(jax.nn, 'dot_product_attention', recorded)
+      jax.eval_shape(functools.partial(module.apply, context=Context(causal=True)), params, tokens)
+    assert ('cudnn', True, None) in asked
+    asked.clear()
 
 
 def test_attention_takes_the_way_of_its_platform(cudnn):

@@ -16,12 +16,12 @@ from hbf.training.sharding import make_mesh
 N, A, D, V = 37, 11, 6, 5
 
 
-def make(metric='identity', seed=0, lead=()):
+def make(metric='identity', seed=0, lead=(), centres=A):
   """Points, centres, coefficients, width of every centre, metric's weights and log-gain, float32."""
   rng = np.random.default_rng(seed)
-  shapes = {'points': (N, D), 'centres': (A, D), 'coefficients': (A, V)}
+  shapes = {'points': (N, D), 'centres': (centres, D), 'coefficients': (centres, V)}
   arrays = {name: jnp.asarray(rng.normal(size=(*lead, *shape)), jnp.float32) for name, shape in shapes.items()}
-  arrays['width'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, A)), jnp.float32)
+  arrays['width'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, centres)), jnp.float32)
   arrays['log_gain'] = jnp.asarray(rng.normal(size=(*lead, 1, 1)), jnp.float32)
   if metric != 'identity':
     weights = jnp.asarray(reference.metric_weights(rng, metric, D, 2, lead))
@@ -79,6 +79,22 @@ def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric,
   unit = {'kernel': kernel, 'metric': metric, 'normalisation': normalisation}
   result, expected = (value_and_gradients(form, make(metric, 1), **unit) for form in (hyperbf, hyperbf_plain))
   assert_equal(result, expected, 2e-4)
+
+
+@pytest.mark.parametrize('lead', [(), (3,)])
+@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize(('kernel', 'widths'), [('gaussian', 1), ('gaussian', N), ('laplacian', N)])
+def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
+  kernel, widths, normalisation, lead, monkeypatch
+):
+  """As attention, and in blocks that don't divide the points."""
+  use_blocks(monkeypatch, 4 * N)
+  arrays = make('diagonal', lead=lead, centres=N)
+  arrays['width'] = arrays['width'][..., :widths]
+  unit = {'kernel': kernel, 'metric': 'diagonal', 'normalisation': normalisation}
+  masked = functools.partial(hyperbf_plain, mask=np.tri(N, dtype=bool))
+  result = value_and_gradients(functools.partial(hyperbf, causal=True), arrays, **unit)
+  assert_equal(result, value_and_gradients(masked, arrays, **unit), 1e-4)
 
 
 def in_bfloat16(arrays):
