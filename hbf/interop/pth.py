@@ -78,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The tensors of a file that torch.save made of a state_dict.
+  """The tensors of a file that torch.save made of a state_dict, or of a checkpoint with one as its `model`.
 
   Raises:
     UserError: the file is damaged, of PyTorch before 1.6, or holds anything but tensors by name.
@@ -106,6 +106,8 @@ def _read(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
   content = _Unpickler(io.BytesIO(archive.read(f'{root}data.pkl'))).load()
   if not isinstance(content, dict):
     raise UserError(f'it holds a {type(content).__name__}, not tensors by name: save model.state_dict()')
+  if isinstance(content.get('model'), dict):
+    content = content['model']
   if others := [str(name) for name, value in content.items() if not isinstance(value, _Tensor)]:
     raise UserError(f'not all that it holds are tensors ({", ".join(others[:5])}): save model.state_dict() alone')
   return {str(name): _numbers(archive, root, tensor) for name, tensor in content.items()}

@@ -1,4 +1,4 @@
-"""Files of tensors by name: .pth (PyTorch), .npz (NumPy) and .safetensors. None of them can run code here."""
+"""Files of tensors by name: .pth and .pt (PyTorch), .npz (NumPy), .safetensors. None of them can run code here."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from hbf.interop import pth
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The tensors of a file, by name; without the 'module.' that PyTorch puts before all names on several devices.
+  """The tensors of a file, by name; without what PyTorch puts before all names on several devices, or compiled.
 
   Raises:
     UserError: there is no such file, its ending isn't known, or it holds something else than tensors by name.
@@ -24,8 +24,9 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
     found = reader(path)
   except UserError as error:
     raise UserError(f'{path} can not be read: {error}') from error
-  if all(name.startswith('module.') for name in found):
-    return {name.removeprefix('module.'): tensor for name, tensor in found.items()}
+  for prefix in ('module.', '_orig_mod.'):
+    if all(name.startswith(prefix) for name in found):
+      found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
   return found
 
 
@@ -68,11 +69,13 @@ def _write_safetensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) ->
 
 READERS: dict[str, Callable[[pathlib.Path], dict[str, np.ndarray]]] = {
   '.pth': pth.read,
+  '.pt': pth.read,
   '.npz': _read_npz,
   '.safetensors': _read_safetensors,
 }
 WRITERS: dict[str, Callable[[pathlib.Path, Mapping[str, np.ndarray]], None]] = {
   '.pth': pth.write,
+  '.pt': pth.write,
   '.npz': _write_npz,
   '.safetensors': _write_safetensors,
 }

@@ -85,7 +85,7 @@ class PatchEmbedding(nn.Module):
     shape = (len(places), self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
-      'sincos2d': lambda: sincos2d(places, self.width),
+      'sincos2d': lambda: sincos(places, self.width),
       'none': lambda: np.zeros(shape),
     }
     return jnp.asarray(choose('positions', self.positions, makers)(), self.dtype)
@@ -121,14 +121,18 @@ def _check_patch(images: jax.Array, patch: int) -> None:
     raise UserError(f"patches of {patch} pixels don't divide images of {height}×{width}: change model.patch")
 
 
-def sincos2d(places: np.ndarray, width: int) -> np.ndarray:
-  """Fixed positions [N, width] of places [N, 2]: sine and cosine of row and column (as in Beyer et al. 2022).
+def sincos(places: np.ndarray, width: int) -> np.ndarray:
+  """Fixed positions [N, width] of places [N, P]: sines and cosines of each coordinate, the last one's first.
+
+  In one dimension they are those of Vaswani et al. 2017, section 3.5; in two, of row and column, as in Beyer et al.
+  2022. Frequencies are 1 to 1/10,000.
 
   Raises:
-    UserError: the width isn't divisible by 4.
+    UserError: the width isn't divisible by 2P.
   """
-  if width % 4:
-    raise UserError(f'sincos2d positions need a width divisible by 4: model.width is {width}')
-  frequencies = 10_000.0 ** -np.linspace(0, 1, width // 4)
-  y, x = places.T[:, :, None] * frequencies
-  return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=-1).astype(np.float32)
+  parts = 2 * places.shape[1]
+  if width % parts:
+    raise UserError(f'positions of sines and cosines need a width divisible by {parts}: model.width is {width}')
+  frequencies = 10_000.0 ** -np.linspace(0, 1, width // parts)
+  angles = [z[:, None] * frequencies for z in places.T[::-1]]
+  return np.concatenate([wave(z) for z in angles for wave in (np.sin, np.cos)], axis=-1).astype(np.float32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from hbf.errors import UserError, choose
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import width_parameter
-from hbf.nn.places import PLACES, append, place_coordinates
+from hbf.nn.places import PLACES, append, place_coordinates, turned
 from hbf.nn.projections import Projections
 from hbf.ops.attention import attention
 
@@ -26,6 +26,7 @@ class SoftmaxAttention(nn.Module):
     qkv_bias: whether queries, keys and values have a bias.
     places: 'none', or 'offsets': −‖(p_q − p_k − o)/s‖²/2 is added to a head's logits, with a learned offset o and
       width s, as in HyperBF attention (`hbf.nn.places`). A token costs 4 C N H operations more, C = 4 or 12.
+      'rotary': queries and keys are turned by their places.
     dtype: of the products; parameters are float32.
   """
 
@@ -41,12 +42,14 @@ class SoftmaxAttention(nn.Module):
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias)
-    scale = None
+    placed, scale = choose('places', self.places, PLACES), None
+    if placed == 'rotary':
+      q, k = (turned(z.swapaxes(1, 2), context).swapaxes(1, 2) for z in (q, k))
     if choose('qk_norm', self.qk_norm, NORMS):
       width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
       q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
     mask = None if context.mask is None else over_heads(context.mask)
-    if not choose('places', self.places, PLACES):
+    if placed != 'offsets':
       return project_out(attention(q, k, v, scale, mask, context.causal), self.dtype)
     x, t = (z.swapaxes(0, 1) for z in place_coordinates(self, self.heads, context, q.dtype))
     q = (q * (q.shape[-1] ** -0.5 if scale is None else scale)).astype(q.dtype)

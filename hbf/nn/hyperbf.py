@@ -11,7 +11,7 @@ from hbf.errors import UserError, choose
 from hbf.nn.attention import NORMS, check_heads, of_norm_1, over_heads, project_out, project_qkv
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
-from hbf.nn.places import PLACES, append, place_coordinates
+from hbf.nn.places import PLACES, append, place_coordinates, turned
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, gathered
@@ -35,7 +35,8 @@ class HyperBFAttention(nn.Module):
     places: 'none', or 'offsets': a head's distances are over content and place, ‖W(q − k)‖²/2σ² +
       ‖(p_q − p_k − o)/s‖²/2 with a learned offset o and width s (`hbf.nn.places`). What has no place, a class token
       or a learned centre, is at no distance in place from any. A token costs 2 C (N + m) H operations more, C = 4 or
-      12 coordinates.
+      12 coordinates. 'rotary': queries and keys are turned by their places; with metric identity, whose distances a
+      turn leaves alone.
     dtype: of the products; parameters are float32.
   """
 
@@ -63,8 +64,12 @@ class HyperBFAttention(nn.Module):
     """The unit, [B, H, N, e], of queries and keys [B, H, N, d] and values [B, H, N, e]; makes its parameters."""
     if self.widths in ('centre', 'signed'):
       raise UserError("stage 1 can't have a width for each centre, its centres are the tokens: use layer or head")
+    placed, d = choose('places', self.places, PLACES), q.shape[-1]
+    if placed == 'rotary':
+      if self.metric != 'identity':
+        raise UserError(f'stage1.places=rotary needs stage1.metric=identity, and it is {self.metric}')
+      q, k = turned(q, context), turned(k, context)
     k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
-    d = q.shape[-1]
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
     if choose('qk_norm', self.qk_norm, NORMS):
       q, k = of_norm_1(q), of_norm_1(k)
@@ -75,7 +80,7 @@ class HyperBFAttention(nn.Module):
       'metric': self.metric,
       'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
     }
-    if choose('places', self.places, PLACES):
+    if placed == 'offsets':
       # Content over its width, as places are over theirs: σ = 1 then rounds no coordinate of a place.
       q, k = ((z / how['width']).astype(z.dtype) for z in (q, k))
       x, t = place_coordinates(self, self.heads, context, q.dtype)

@@ -1,4 +1,4 @@
-"""Where a head looks: distances over the places of tokens, beside those over what is in them."""
+"""What heads make of where tokens are: distances over places, beside those over content; or turns of that."""
 
 import itertools
 import math
@@ -13,9 +13,12 @@ from hbf.nn.context import Context
 from hbf.ops.attention import short_parts
 from hbf.ops.distances import row_dots
 
-PLACES = {'none': False, 'offsets': True}
+PLACES = {name: name for name in ('none', 'offsets', 'rotary')}
 
 _WIDTH = 0.5  # patches, at init: the patch beside the one that a head looks at has e⁻² of its weight
+# Of rotary, by the dimensions of places: the slowest turn takes about 2π times so many. A text's as published, an
+# image's as Heo et al. 2024 have it, since it is a few patches wide.
+_SLOWEST = {1: 10_000.0, 2: 100.0}
 
 
 def place_coordinates(
@@ -55,6 +58,37 @@ def place_coordinates(
   given = jnp.concatenate([keys, jnp.ones_like(placed), 0.5 * row_dots(keys, keys)], axis=-1)
   queries, keys = placed * learned, placed * jnp.broadcast_to(given, learned.shape)
   return (queries, keys) if dtype == jnp.float32 else _in_short(queries, keys, dtype)
+
+
+def turned(z: jax.Array, context: Context) -> jax.Array:
+  """Queries or keys [..., N, d] of norms as before, so turned that products and distances know where tokens are.
+
+  Two of them depend on where one is from the other, not on where both are (rotary positions, Su et al. 2021, eq. 34;
+  in two dimensions one half of the pairs turns with the row, the other with the column). A token that has no place
+  isn't turned, as one at 0.
+
+  Args:
+    z: computed with in float32.
+    context: of the call.
+
+  Raises:
+    UserError: the context has no places, or d isn't divisible by twice their dimensions.
+  """
+  if context.places is None:
+    raise UserError('stage1.places=rotary needs tokens that have places, and these have none: use stage1.places=none')
+  length, axes = context.places.shape
+  d = z.shape[-1]
+  if d % (2 * axes):
+    raise UserError(
+      f'stage1.places=rotary turns pairs of numbers, as many for each coordinate of a place: it needs heads of a '
+      f'multiple of {2 * axes} dimensions, and here are {d}; change model.width or model.heads'
+    )
+  pairs = d // (2 * axes)
+  speeds = _SLOWEST[axes] ** -(np.arange(pairs, dtype=np.float32) / pairs)
+  angles = (jnp.nan_to_num(context.places)[..., None] * speeds).reshape(length, -1)
+  x, y = jnp.split(z.astype(jnp.float32), 2, axis=-1)
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  return jnp.concatenate([x * cos - y * sin, y * cos + x * sin], axis=-1).astype(z.dtype)
 
 
 def append(z: jax.Array, coordinates: jax.Array) -> jax.Array:

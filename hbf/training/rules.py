@@ -37,7 +37,7 @@ RULES = (
   Rule('memory_coefficients', decay=True, tensor=0),
   Rule('(qkv|qk|in|hidden)/kernel', decay=True, tensor=1),  # [width, units]
   Rule('out/kernel', decay=True, tensor=0),  # [units, width]
-  Rule('kernel', decay=True),
+  Rule('kernel|embedding/embedding', decay=True),  # tied, vectors of tokens are the head's kernel
   Rule('(qkv|qk|in|hidden)/bias', tensor=0),
   Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions|place_offset'),
 )

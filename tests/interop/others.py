@@ -34,6 +34,11 @@ def attended(q, k, v):
   return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v
 
 
+def attended_causally(q, k, v):
+  """Of one head, token by token."""
+  return np.array([attended(q[i : i + 1], k[: i + 1], v[: i + 1])[0] for i in range(len(q))])
+
+
 def squares(image):
   """Patches of an image, row by row."""
   rows, columns = image.shape[0] // PATCH, image.shape[1] // PATCH

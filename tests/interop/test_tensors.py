@@ -182,8 +182,8 @@ def test_arrays_of_python_objects_are_refused(tmp_path):
 
 
 def test_unknown_endings_and_missing_files_are_user_errors(tmp_path):
-  with pytest.raises(UserError, match=r"unknown ending of a file of tensors '.pt': did you mean '.pth'"):
-    tensors.read(tmp_path / 'file.pt')
+  with pytest.raises(UserError, match=r"unknown ending of a file of tensors '.ptt': did you mean '.pt'"):
+    tensors.read(tmp_path / 'file.ptt')
   with pytest.raises(UserError, match='is not there'):
     tensors.read(tmp_path / 'file.pth')
   with pytest.raises(UserError, match='can not be written'):

@@ -9,7 +9,7 @@ from ops import reference
 
 from hbf.errors import UserError
 from hbf.models.classifier import ImageClassifier
-from hbf.models.embedding import PatchEmbedding, neighbourhoods, sincos2d, to_patches
+from hbf.models.embedding import PatchEmbedding, neighbourhoods, sincos, to_patches
 from hbf.nn.context import Context
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
@@ -122,7 +122,7 @@ def grid(rows, columns):
 
 
 def test_sincos2d_positions_differ_and_lie_in_the_unit_interval():
-  positions = sincos2d(grid(5, 7), 16)
+  positions = sincos(grid(5, 7), 16)
   assert positions.shape == (35, 16) and positions.dtype == np.float32
   assert np.abs(positions).max() <= 1
   assert reference.squared_distances(positions, positions)[~np.eye(35, dtype=bool)].min() > 0.1
@@ -131,7 +131,7 @@ def test_sincos2d_positions_differ_and_lie_in_the_unit_interval():
 def test_sincos2d_products_depend_on_the_offset_only():
   """Sines and cosines of one frequency come in pairs: p(a)·p(b) = Σ cos(ω (a − b)), rows and columns apart."""
   places = grid(4, 6)
-  positions = sincos2d(places, 16).astype(np.float64)
+  positions = sincos(places, 16).astype(np.float64)
   frequencies = 10_000.0 ** -(np.arange(4) / 3)
   offsets = places[:, None] - places[None]
   expected = np.cos(offsets[..., None] * frequencies).sum(axis=(-1, -2))
@@ -140,7 +140,7 @@ def test_sincos2d_products_depend_on_the_offset_only():
 
 def test_sincos2d_needs_a_width_divisible_by_four():
   with pytest.raises(UserError, match=r'model\.width is 10'):
-    sincos2d(np.zeros((4, 2)), 10)
+    sincos(np.zeros((4, 2)), 10)
 
 
 @pytest.mark.parametrize('positions', ['learned', 'sincos2d'])

@@ -316,3 +316,79 @@ def test_what_can_not_be_is_a_user_error(kind, places, option, message):
 
 def test_linear_attention_has_no_such_option():
   assert 'places' not in LinearAttention.__dataclass_fields__
+
+
+ROTARY = {
+  'hyperbf': HyperBFAttention(H, places='rotary', memory=2),
+  'hyperbf unit': HyperBFAttention(H, places='rotary', qk_norm='unit', kernel='laplacian'),
+  'softmax': SoftmaxAttention(H, places='rotary'),
+}
+
+
+def turn(vector, place, pairs):
+  """A vector whose numbers i and i + d/2 are turned in their plane, pair by pair; one without a place isn't."""
+  out, half, place = vector.copy(), len(vector) // 2, np.nan_to_num(place)
+  for axis, coordinate in enumerate(place):
+    for i in range(pairs):
+      angle = coordinate * {1: 10_000.0, 2: 100.0}[len(place)] ** (-i / pairs)
+      a, b = axis * pairs + i, axis * pairs + i + half
+      out[a] = vector[a] * np.cos(angle) - vector[b] * np.sin(angle)
+      out[b] = vector[b] * np.cos(angle) + vector[a] * np.sin(angle)
+  return out
+
+
+@pytest.mark.parametrize('places', [grid(2, 3), np.arange(5.0)[:, None]], ids=['image', 'text'])
+def test_rotary_attention_is_that_of_queries_and_keys_turned_one_by_one(places):
+  """Softmax attention from the formula, pair by pair."""
+  tokens, params = make(ROTARY['softmax'], places)
+  q, k, v = np.split(np.asarray(tokens, np.float64) @ params['qkv']['kernel'], 3, axis=-1)
+  joined, d = np.zeros(tokens.shape), D // H
+  for b, h in itertools.product(range(B), range(H)):
+    part = slice(h * d, (h + 1) * d)
+    queries, keys = (
+      np.array([turn(x, p, d // (2 * places.shape[1])) for x, p in zip(z[b, :, part], places, strict=True)])
+      for z in (q, k)
+    )
+    joined[b, :, part] = reference.softmax(queries @ keys.T / d**0.5) @ v[b, :, part]
+  expected = joined @ params['out']['kernel'] + params['out']['bias']
+  result = ROTARY['softmax'].apply({'params': params}, tokens, context(places))
+  np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', ROTARY)
+def test_rotary_attention_depends_on_where_tokens_are_from_each_other(name):
+  """On nothing else: elsewhere, with the same neighbours, all is the same; and without places it is another."""
+  module, places = ROTARY[name].clone(memory=0) if 'hyperbf' in name else ROTARY[name], grid(3, 4, class_token=False)
+  tokens, params = make(module, places)
+  here, there, mixed = (
+    np.asarray(module.apply({'params': params}, tokens, context(z)))
+    for z in (places, places + [5, -2], places[::-1] ** 2)
+  )
+  np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-4)
+  assert np.abs(here - mixed).max() > 0.01
+
+
+def test_tokens_that_are_nowhere_and_learned_centres_are_not_turned():
+  """So all tokens nowhere have attention without places."""
+  module, nowhere = ROTARY['hyperbf'], np.full((5, 2), np.nan, 'f')
+  tokens, params = make(module, nowhere)
+  plain = module.clone(places='none').apply({'params': params}, tokens)
+  np.testing.assert_allclose(module.apply({'params': params}, tokens, context(nowhere)), plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('module', 'places', 'message'),
+  [
+    (SoftmaxAttention(H, places='rotary'), None, 'places=rotary needs tokens that have places'),
+    (SoftmaxAttention(4, places='rotary'), grid(2, 2), 'a multiple of 4 dimensions, and here are 2'),
+    (
+      HyperBFAttention(H, places='rotary', metric='diagonal'),
+      grid(2, 2),
+      'needs stage1.metric=identity, and it is diag',
+    ),
+  ],
+)
+def test_what_rotary_can_not_turn_is_refused(module, places, message):
+  tokens = jnp.ones((B, 5, D))
+  with pytest.raises(UserError, match=message):
+    module.init(jax.random.key(0), tokens, Context(places=None if places is None else jnp.asarray(places)))

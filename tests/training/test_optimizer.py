@@ -10,7 +10,9 @@ import pytest
 from configs.common import make_config
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model
-from hbf.nn.registry import MODELS
+from hbf.models.language import LanguageModel
+from hbf.nn.registry import MODELS, make_stages, stage_options
+from hbf.nn.trunk import Trunk
 from hbf.training.durations import Clock
 from hbf.training.optimizer import make_optimizer, make_schedule
 from hbf.training.rules import height_of, rule_of, rules_of
@@ -57,6 +59,10 @@ def every_parameter():
     config.update(width=16, depth=1, heads=2)
     config.update_from_flattened_dict(changes)
     yield from jax.tree_util.tree_leaves_with_path(abstract_params(build_model(config, 3), (8, 8, 3)))
+  model = LanguageModel(Trunk(1, *make_stages('identity+mlp', 2, *stage_options('identity+mlp', 16))), 5, 4, 16)
+  texts = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+  params = jax.eval_shape(lambda z: model.init(jax.random.key(0), z, train=False), texts)['params']
+  yield from jax.tree_util.tree_leaves_with_path(params)
 
 
 def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
@@ -64,9 +70,10 @@ def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
   rules = {path[-1].key: dataclasses.replace(rule_of(path), names='', tensor=None) for path, _ in every_parameter()}
   assert rules['centres'] == rules['memory_centres'] != rules['kernel']
   assert rules['coefficients'] == rules['memory_coefficients'] == rules['kernel']
+  assert rules['embedding'] == rules['kernel']
   assert rules['log_width'] == rules['beta'] == rules['place_log_width']
   assert {name for name, rule in rules.items() if rule.decay} == {
-    *('kernel', 'centres', 'memory_centres', 'coefficients', 'memory_coefficients')
+    *('kernel', 'embedding', 'centres', 'memory_centres', 'coefficients', 'memory_coefficients')
   }
 
 

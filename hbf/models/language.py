@@ -1,0 +1,80 @@
+"""Language model: tokens of a text, homogeneous blocks, a head over the vocabulary."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError, choose
+from hbf.models.embedding import sincos
+from hbf.nn.context import Context
+from hbf.nn.trunk import Trunk
+
+
+class LanguageModel(nn.Module):
+  """Learned vectors of the tokens, their positions, a trunk of blocks, and a linear head without a bias.
+
+  Causal, it tells for every token the next one (a GPT, Radford et al. 2019, if the stages are attention and MLP);
+  else it tells the token itself from those around it, as where some are masked out (Devlin et al. 2019).
+
+  Attributes:
+    trunk: the blocks and the last norm.
+    vocabulary: V, number of tokens that there are.
+    length: most tokens of a text.
+    width: D, a token's dimensions.
+    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages know places as well: token
+      i is at i, in one dimension.
+    causal: whether a token sees only those before it and itself.
+    tied: whether the head's weights are the vectors of the tokens (Press & Wolf 2017).
+    dropout: rate, on the embedded tokens.
+    dtype: of the products; parameters are float32.
+  """
+
+  trunk: Trunk
+  vocabulary: int
+  length: int
+  width: int
+  positions: str = 'learned'
+  causal: bool = True
+  tied: bool = True
+  dropout: float = 0.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, *, train: bool, mask: jax.Array | None = None) -> jax.Array:
+    """Logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
+
+    Args:
+      tokens: of the texts. Others than those of the vocabulary have logits of NaN.
+      train: whether dropout drops; that needs a 'dropout' key.
+      mask: booleans [B, N], False for what only fills a text up, which no token sees; None: all are seen.
+
+    Raises:
+      UserError: the texts are longer than `length`, or an option's value isn't known.
+    """
+    nn.share_scope(self, self.trunk)
+    batch, length = tokens.shape
+    if length > self.length:
+      raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')
+    vectors = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(0.02), name='embedding')
+    places = np.arange(self.length, dtype=np.float32)[:, None]
+    embedded = (vectors(tokens) + self._positions(places)[:length]).astype(self.dtype)
+    embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
+    seen = None if mask is None else mask[:, None]
+    context = Context(train=train, causal=self.causal, mask=seen, places=jnp.asarray(places[:length]))
+    flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)
+    head = vectors.attend if self.tied else nn.Dense(self.vocabulary, use_bias=False, name='head')
+    return head(flat).reshape(batch, length, self.vocabulary)
+
+  def _positions(self, places: np.ndarray) -> jax.Array:
+    """What is added to tokens at all places [length, 1]: [length, D]."""
+    shape = (self.length, self.width)
+    makers: dict[str, Callable[[], Any]] = {
+      'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
+      'sincos': lambda: sincos(places, self.width),
+      'none': lambda: np.zeros(shape, np.float32),
+    }
+    return jnp.asarray(choose('positions', self.positions, makers)())
