@@ -10,7 +10,8 @@ import numpy as np
 
 from hbf.errors import UserError, choose
 from hbf.models.embedding import sincos
-from hbf.nn.context import Context
+from hbf.nn.cache import these
+from hbf.nn.context import Context, Continued
 from hbf.nn.trunk import Trunk
 
 
@@ -44,13 +45,18 @@ class LanguageModel(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, *, train: bool, mask: jax.Array | None = None) -> jax.Array:
+  def __call__(
+    self, tokens: jax.Array, *, train: bool, mask: jax.Array | None = None, start: jax.Array | None = None
+  ) -> jax.Array:
     """Logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
 
     Args:
       tokens: of the texts. Others than those of the vocabulary have logits of NaN.
       train: whether dropout drops; that needs a 'dropout' key.
       mask: booleans [B, N], False for what only fills a text up, which no token sees; None: all are seen.
+      start: int32 [], how many tokens came before these, in the calls that left the collection 'cache' as it is given
+        (see `hbf.nn.cache`); 0 for the first of such calls. A mask may then hide the last tokens only, and the next
+        call starts at the first of these. Logits are NaN if tokens find no room. None: these are whole texts.
 
     Raises:
       UserError: the texts are longer than `length`, or an option's value isn't known.
@@ -61,13 +67,21 @@ class LanguageModel(nn.Module):
       raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')
     vectors = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(0.02), name='embedding')
     places = np.arange(self.length, dtype=np.float32)[:, None]
-    embedded = (vectors(tokens) + self._positions(places)[:length]).astype(self.dtype)
+    context = Context(
+      train=train,
+      causal=self.causal,
+      mask=None if mask is None else mask[:, None],
+      places=jnp.asarray(places if start is not None else places[:length]),
+      continued=None if start is None else Continued(start, self.length),
+    )
+    positions = self._positions(places) if start is not None else self._positions(places)[:length]
+    positions = these(positions, context, length, 0)
+    embedded = (vectors(tokens) + positions).astype(self.dtype)
     embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
-    seen = None if mask is None else mask[:, None]
-    context = Context(train=train, causal=self.causal, mask=seen, places=jnp.asarray(places[:length]))
     flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)
     head = vectors.attend if self.tied else nn.Dense(self.vocabulary, use_bias=False, name='head')
-    return head(flat).reshape(batch, length, self.vocabulary)
+    logits = head(flat).reshape(batch, length, self.vocabulary)
+    return logits if start is None else jnp.where(start + length <= self.length, logits, jnp.nan)
 
   def _positions(self, places: np.ndarray) -> jax.Array:
     """What is added to tokens at all places [length, 1]: [length, D]."""

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
+from hbf.nn.cache import remember, so_far, these
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
@@ -37,6 +38,7 @@ class SoftmaxAttention(nn.Module):
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'any'
   causal: ClassVar[bool] = True
+  continues: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -48,13 +50,15 @@ class SoftmaxAttention(nn.Module):
     if choose('qk_norm', self.qk_norm, NORMS):
       width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
       q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
-    mask = None if context.mask is None else over_heads(context.mask)
+    k, v = remember(self, 'keys', k, context, 1), remember(self, 'values', v, context, 1)
+    how: dict[str, Any] = visible(context, q.shape[1])
     if placed != 'offsets':
-      return project_out(attention(q, k, v, scale, mask, context.causal), self.dtype)
+      return project_out(attention(q, k, v, scale, **how), self.dtype)
     x, t = (z.swapaxes(0, 1) for z in place_coordinates(self, self.heads, context, q.dtype))
+    x = these(x, context, q.shape[1], 0)
     q = (q * (q.shape[-1] ** -0.5 if scale is None else scale)).astype(q.dtype)
     with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
-      return project_out(attention(append(q, x), append(k, t), v, 1.0, mask, context.causal), self.dtype)
+      return project_out(attention(append(q, x), append(k, t), v, 1.0, **how), self.dtype)
 
 
 def project_qkv(
@@ -79,6 +83,13 @@ def project_out(values: jax.Array, dtype: Any) -> jax.Array:
   batch, length, heads, d = values.shape
   joined = values.reshape(batch * length, heads * d)
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
+
+
+def visible(context: Context, count: int) -> dict[str, Any]:
+  """Which keys `count` tokens see, as `hbf.ops.attention.attention` takes it: a mask, and whether they are causal."""
+  if context.continued is not None:  # what a mask may hide then comes later than all that count
+    return {'mask': so_far(context, count), 'causal': False}
+  return {'mask': None if context.mask is None else over_heads(context.mask), 'causal': context.causal}
 
 
 def over_heads(mask: jax.Array) -> jax.Array:

@@ -8,6 +8,19 @@ from hbf.errors import UserError
 
 
 @flax.struct.dataclass
+class Continued:
+  """Tokens behind others, of which stages remember what they need in the collection 'cache' (`hbf.nn.cache`).
+
+  Attributes:
+    start: int32 [], how many tokens came before.
+    room: most tokens that there can be in all.
+  """
+
+  start: jax.Array
+  room: int = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
 class Context:
   """The circumstances of a call, the same for all stages of a network. A stage that doesn't care takes no notice.
 
@@ -18,13 +31,17 @@ class Context:
       'keys' if it takes those only that hide a token from all others alike.
     causal: whether a token sees only those before it and itself (of those that the mask lets it see). A stage 1 that
       honours it says so in its class attribute `causal`.
-    places: where each token is, float32 [N, P], in patches, NaN for one that is nowhere; None where nobody said.
+    places: where each token is, float32 [N, P], in patches or tokens, NaN for one that is nowhere; None where nobody
+      said. Of continued tokens: of all that there can be, [room, P].
+    continued: of causal tokens, what they continue; a mask then hides none but the last ones. None: nothing comes
+      before. A stage 1 that can go on says so in its class attribute `continues`.
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)
   causal: bool = flax.struct.field(pytree_node=False, default=False)
   mask: jax.Array | None = None
   places: jax.Array | None = None
+  continued: Continued | None = None
 
 
 EVALUATION = Context()  # all see all, and nothing is dropped
@@ -36,6 +53,11 @@ def check_context(stage: nn.Module, context: Context) -> None:
     raise UserError(
       f'{type(stage).__name__} mixes a token with those after it, and here are tokens that see only those before: '
       'use another stage 1, such as softmax, hyperbf, linear or gmlp'
+    )
+  if context.continued is not None and not getattr(stage, 'continues', False):
+    raise UserError(
+      f'{type(stage).__name__} remembers no earlier tokens: give it whole texts, or use another stage 1, such as '
+      'softmax, hyperbf, linear or gmlp'
     )
   if context.mask is None:
     return

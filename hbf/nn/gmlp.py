@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import choose
-from hbf.nn.attention import over_heads
+from hbf.nn.attention import visible
+from hbf.nn.cache import remember, these
 from hbf.nn.context import EVALUATION, Context
-from hbf.nn.mixing import check_length, product_over, shown
+from hbf.nn.mixing import TokenDense, check_length, room, shown
 from hbf.nn.mlp import ACTIVATIONS
 from hbf.nn.projections import Projections
 from hbf.ops.attention import attention
@@ -45,6 +46,7 @@ class GatedMLP(nn.Module):
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
   masked: ClassVar[str] = 'keys'
   causal: ClassVar[bool] = True
+  continues: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -54,36 +56,40 @@ class GatedMLP(nn.Module):
       UserError: the parameters are for another number of tokens.
     """
     batch, length, width = tokens.shape
-    check_length(self, 'spatial', length)
+    check_length(self, 'spatial', room(tokens, context))
     parts = choose('gate', self.gate, GATES)
     activation = choose('activation', self.activation, ACTIVATIONS)
     rows = Projections(parts, self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
     z = [activation(part).reshape(batch, length, -1) for part in rows]
     kept, gating = z[0], z[-1]
     gating = shown(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating), context)
-    gate = self._spatial(length, context.causal)(gating.mT).mT
+    gate = self._over_tokens(gating, context)
     if self.attention:
       gate += self._tiny_attention(tokens, context)
     gated = {'linear': gate, 'additive': kept + gate}.get(self.gate, kept * gate)
     out = nn.Dense(width, dtype=self.dtype, name='out')(gated.reshape(-1, self.hidden))
     return out.reshape(tokens.shape)
 
-  def _spatial(self, length: int, causal: bool) -> nn.Dense:
-    """f over the tokens; the linear form has nothing but f, so there W starts at its usual size."""
+  def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
+    """f of the gating channels [B, N, hidden]; in the linear form, all it has, W starts at its usual size."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
-    return nn.Dense(
+    count, length = gating.shape[1], room(gating, context)
+    spatial = TokenDense(
       length,
-      dtype=self.dtype,
+      length,
       kernel_init=nn.initializers.lecun_normal() if self.gate == 'linear' else near_zero,
       bias_init=nn.initializers.constant(float(gates)),
-      dot_general=product_over(np.tri(length, dtype=bool).T if causal else None),
+      dtype=self.dtype,
       name='spatial',
     )
+    kernel = these(spatial.kernel(np.tri(length, dtype=bool).T if context.causal else None), context, count, 1)
+    gating = remember(self, 'gating', gating, context, 1)
+    return (gating.mT @ kernel + these(spatial.bias(), context, count, 0)).mT
 
   def _tiny_attention(self, tokens: jax.Array, context: Context) -> jax.Array:
     """Attention of a single head: [B, N, hidden]."""
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
     q, k, v = (z[:, :, None] for z in jnp.split(qkv, 3, axis=-1))
-    mask = None if context.mask is None else over_heads(context.mask)
-    attended = attention(q, k, v, mask=mask, causal=context.causal)[:, :, 0]
+    k, v = remember(self, 'keys', k, context, 1), remember(self, 'values', v, context, 1)
+    attended = attention(q, k, v, **visible(context, q.shape[1]))[:, :, 0]
     return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

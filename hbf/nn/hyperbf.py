@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import UserError, choose
-from hbf.nn.attention import NORMS, check_heads, of_norm_1, over_heads, project_out, project_qkv
+from hbf.nn.attention import NORMS, check_heads, of_norm_1, project_out, project_qkv, visible
+from hbf.nn.cache import remember, these
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
@@ -53,6 +54,7 @@ class HyperBFAttention(nn.Module):
   size: ClassVar[str] = 'memory'  # the option that says how large the stage is
   masked: ClassVar[str] = 'any'
   causal: ClassVar[bool] = True
+  continues: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -69,7 +71,8 @@ class HyperBFAttention(nn.Module):
       if self.metric != 'identity':
         raise UserError(f'stage1.places=rotary needs stage1.metric=identity, and it is {self.metric}')
       q, k = turned(q, context), turned(k, context)
-    k, v = self._remember('memory_centres', k), self._remember('memory_coefficients', v)
+    k, v = remember(self, 'keys', k, context, 2), remember(self, 'values', v, context, 2)
+    k, v = self._extended('memory_centres', k), self._extended('memory_coefficients', v)
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
     if choose('qk_norm', self.qk_norm, NORMS):
       q, k = of_norm_1(q), of_norm_1(k)
@@ -84,21 +87,22 @@ class HyperBFAttention(nn.Module):
       # Content over its width, as places are over theirs: σ = 1 then rounds no coordinate of a place.
       q, k = ((z / how['width']).astype(z.dtype) for z in (q, k))
       x, t = place_coordinates(self, self.heads, context, q.dtype)
-      q, k = append(q, x), append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
+      q, k = append(q, these(x, context, q.shape[2], 1)), append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
       how |= {'width': 1.0, 'null': x.shape[-1]}
-    if context.mask is None and not (context.causal and self.memory):
-      return hyperbf(q, k, v, **how, causal=context.causal)
-    return hyperbf_plain(q, k, v, **how, mask=self._seen(context, q.shape[2]))
+    seen = visible(context, q.shape[2])
+    if seen['mask'] is None and not (seen['causal'] and self.memory):
+      return hyperbf(q, k, v, **how, causal=seen['causal'])
+    return hyperbf_plain(q, k, v, **how, mask=self._seen(**seen, length=k.shape[2] - self.memory))
 
-  def _seen(self, context: Context, length: int) -> jax.Array:
-    """Which keys a token sees, broadcastable to [B, H, N, N + memory]: learned ones are seen by all."""
-    mask = over_heads(jnp.ones(length, bool) if context.mask is None else context.mask)
+  def _seen(self, mask: jax.Array | None, causal: bool, length: int) -> jax.Array:
+    """Which of N keys and the learned ones, seen by all, a token sees: broadcastable to [B, H, N, N + memory]."""
+    mask = jnp.ones((1, length), bool) if mask is None else mask
     mask = jnp.broadcast_to(mask, (*mask.shape[:-1], length))
-    if context.causal:
+    if causal:
       mask = mask & np.tri(length, dtype=bool)
     return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1)
 
-  def _remember(self, name: str, z: jax.Array) -> jax.Array:
+  def _extended(self, name: str, z: jax.Array) -> jax.Array:
     """Keys or values [B, H, N, d] followed by the learned ones: [B, H, N + memory, d]."""
     if not self.memory:
       return z

@@ -12,7 +12,16 @@ from hbf.errors import UserError
 from hbf.nn.attention import project_out, project_qkv
 from hbf.nn.context import EVALUATION, Context, seen_by_all
 from hbf.nn.parameters import width_parameter
-from hbf.ops.linear import RANDOM_MAPS, feature_map, linear_attention, only, orthogonal_projections
+from hbf.ops.linear import (
+  RANDOM_MAPS,
+  Features,
+  continued_linear_attention,
+  feature_map,
+  linear_attention,
+  no_state,
+  only,
+  orthogonal_projections,
+)
 
 # Of the squared outputs of a head. Weights of random features may be 1e-8 and less, and the norm must not see it.
 _EPSILON = 1e-18
@@ -46,6 +55,7 @@ class LinearAttention(nn.Module):
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'keys'
   causal: ClassVar[bool] = True
+  continues: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -60,10 +70,18 @@ class LinearAttention(nn.Module):
     queries, keys = (feature_map(z, **chosen) for z in (q, k))
     seen = seen_by_all(context)
     keys = keys if seen is None else only(keys, seen[:, None, :, None])
-    out = linear_attention(queries, keys, v, normaliser=self.normaliser, causal=context.causal).swapaxes(1, 2)
+    out = self._over_tokens(queries, keys, v, context).swapaxes(1, 2)
     if self.normaliser == 'none':
       out = nn.RMSNorm(epsilon=_EPSILON, dtype=self.dtype, reduction_axes=-1, feature_axes=(-2, -1), name='norm')(out)
     return project_out(out, self.dtype)
+
+  def _over_tokens(self, queries: Features, keys: Features, values: jax.Array, context: Context) -> jax.Array:
+    """The sums over the tokens, [B, H, N, d]; of earlier ones a state is remembered, of one size however many."""
+    if context.continued is None:
+      return linear_attention(queries, keys, values, normaliser=self.normaliser, causal=context.causal)
+    state = self.variable('cache', 'state', no_state, keys.values, values)
+    out, state.value = continued_linear_attention(queries, keys, values, state.value, normaliser=self.normaliser)
+    return out
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """Stages that mix tokens without asking what is in them: MLP-Mixer's, PoolFormer's, and none."""
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import UserError, choose
+from hbf.nn.cache import these
 from hbf.nn.context import EVALUATION, Context, seen_by_all
 from hbf.nn.mlp import ACTIVATIONS
 
@@ -31,6 +31,7 @@ class TokenMLP(nn.Module):
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'keys'
   causal: ClassVar[bool] = True
+  continues: ClassVar[bool] = True
   share: ClassVar[float] = 1 / 8  # of a recipe's hidden units: Mixer has D/2 here for 4D in stage 2
 
   @nn.compact
@@ -40,14 +41,19 @@ class TokenMLP(nn.Module):
     Raises:
       UserError: the parameters are for another number of tokens.
     """
-    batch, length, width = tokens.shape
+    (batch, count, width), length = tokens.shape, room(tokens, context)
     check_length(self, 'hidden', length)
     activation = choose('activation', self.activation, ACTIVATIONS)
+    first = TokenDense(length, self.hidden, dtype=self.dtype, name='hidden')
+    second = TokenDense(self.hidden, length, dtype=self.dtype, name='out')
     made_of, read_by = self._order(length) if context.causal else (None, None)
-    inputs = shown(tokens, context).mT.reshape(-1, length)
-    hidden = nn.Dense(self.hidden, dtype=self.dtype, dot_general=product_over(made_of), name='hidden')(inputs)
-    out = nn.Dense(length, dtype=self.dtype, dot_general=product_over(read_by), name='out')(activation(hidden))
-    return out.reshape(batch, width, length).mT
+    sums = shown(tokens, context).mT.reshape(-1, count) @ these(first.kernel(made_of), context, count, 0)
+    if context.continued is not None:
+      earlier = self.variable('cache', 'sums', jnp.zeros, sums.shape, sums.dtype)
+      sums = earlier.value = earlier.value + sums
+    out = activation(sums + first.bias()) @ these(second.kernel(read_by), context, count, 1)
+    out += these(second.bias(), context, count, 0)
+    return out.reshape(batch, width, count).mT
 
   def _order(self, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Which tokens a unit is made of, [N, hidden], and which read it, [hidden, N]."""
@@ -100,6 +106,7 @@ class Identity(nn.Module):
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'any'  # no token sees another
   causal: ClassVar[bool] = True
+  continues: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
@@ -107,11 +114,41 @@ class Identity(nn.Module):
     return tokens.astype(self.dtype)
 
 
-def product_over(seen: np.ndarray | None) -> Callable[..., jax.Array] | None:
-  """A dense layer's product with the kernel's numbers that are seen, booleans [inputs, outputs], or with all."""
-  if seen is None:
-    return None
-  return lambda inputs, kernel, *how, **more: jax.lax.dot_general(inputs, jnp.where(seen, kernel, 0), *how, **more)
+class TokenDense(nn.Module):
+  """The parameters of a dense layer over tokens, to or from them; what they multiply is the stage's to say.
+
+  Attributes:
+    inputs: numbers that it takes.
+    outputs: numbers that it gives.
+    kernel_init: of its kernel, [inputs, outputs].
+    bias_init: of its bias, [outputs].
+    dtype: of both as they are given out; as parameters they are float32.
+  """
+
+  inputs: int
+  outputs: int
+  kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+  bias_init: nn.initializers.Initializer = nn.initializers.zeros_init()
+  dtype: Any = jnp.float32
+
+  def setup(self) -> None:
+    """Makes the parameters."""
+    self._kernel = self.param('kernel', self.kernel_init, (self.inputs, self.outputs))
+    self._bias = self.param('bias', self.bias_init, (self.outputs,))
+
+  def kernel(self, seen: np.ndarray | None) -> jax.Array:
+    """The kernel [inputs, outputs], with zeros where booleans of that shape say that an input isn't seen."""
+    kernel = self._kernel if seen is None else jnp.where(seen, self._kernel, 0)
+    return kernel.astype(self.dtype)
+
+  def bias(self) -> jax.Array:
+    """The bias, [outputs]."""
+    return self._bias.astype(self.dtype)
+
+
+def room(tokens: jax.Array, context: Context) -> int:
+  """How many tokens [B, N, D] are, or, where they continue others, can be."""
+  return tokens.shape[1] if context.continued is None else context.continued.room
 
 
 def shown(tokens: jax.Array, context: Context) -> jax.Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import UserError
+from hbf.nn.cache import these
 from hbf.nn.context import Context
 from hbf.ops.attention import short_parts
 from hbf.ops.distances import row_dots
@@ -76,7 +77,8 @@ def turned(z: jax.Array, context: Context) -> jax.Array:
   """
   if context.places is None:
     raise UserError('stage1.places=rotary needs tokens that have places, and these have none: use stage1.places=none')
-  length, axes = context.places.shape
+  places = these(context.places, context, z.shape[-2], 0)
+  length, axes = places.shape
   d = z.shape[-1]
   if d % (2 * axes):
     raise UserError(
@@ -85,7 +87,7 @@ def turned(z: jax.Array, context: Context) -> jax.Array:
     )
   pairs = d // (2 * axes)
   speeds = _SLOWEST[axes] ** -(np.arange(pairs, dtype=np.float32) / pairs)
-  angles = (jnp.nan_to_num(context.places)[..., None] * speeds).reshape(length, -1)
+  angles = (jnp.nan_to_num(places)[..., None] * speeds).reshape(length, -1)
   x, y = jnp.split(z.astype(jnp.float32), 2, axis=-1)
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   return jnp.concatenate([x * cos - y * sin, y * cos + x * sin], axis=-1).astype(z.dtype)

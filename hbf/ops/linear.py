@@ -33,6 +33,18 @@ class Features(NamedTuple):
   log_scale: jax.Array
 
 
+class State(NamedTuple):
+  """What the keys so far come to, however many they are.
+
+  Attributes:
+    sums: Σ_j φ(k_j) (v_j, 1)ᵀ exp(−log_peak), float32 [..., m, V + 1].
+    log_peak: the largest log_scale of the keys so far, float32 [..., 1, 1].
+  """
+
+  sums: jax.Array
+  log_peak: jax.Array
+
+
 def feature_map(
   points: jax.Array, name: str, *, projections: jax.Array | None = None, width: jax.Array | float = 1.0
 ) -> Features:
@@ -97,9 +109,30 @@ def linear_attention(
   finish = choose('normaliser', normaliser, NORMALISERS)
   # A factor of all weights of a query cancels from the quotient, and from normalised rows: so the scale of the query
   # isn't needed, and of the keys' only what is left after the largest in the sum is taken out.
-  values_and_ones = jnp.concatenate([values, jnp.ones_like(values[..., :1])], axis=-1)
-  sums = (_causal_sums if causal else _all_sums)(queries.values, keys, values_and_ones)
+  if causal:
+    sums, _ = _causal_sums(queries.values, keys, _with_ones(values), no_state(keys.values, values))
+  else:
+    sums = _all_sums(queries.values, keys, _with_ones(values))
   return finish(sums).astype(values.dtype)
+
+
+def no_state(features: jax.Array, values: jax.Array) -> State:
+  """The state before any key, for features [..., N, m] and values [..., N, V]."""
+  leading, m, columns = values.shape[:-2], features.shape[-1], values.shape[-1] + 1
+  return State(jnp.zeros((*leading, m, columns)), jnp.full((*leading, 1, 1), -jnp.inf))
+
+
+def continued_linear_attention(
+  queries: Features, keys: Features, values: jax.Array, state: State, *, normaliser: str
+) -> tuple[jax.Array, State]:
+  """`linear_attention`, causal, of tokens behind others, whose keys and values the state has; and the next state."""
+  finish = choose('normaliser', normaliser, NORMALISERS)
+  sums, state = _causal_sums(queries.values, keys, _with_ones(values), state)
+  return finish(sums).astype(values.dtype), state
+
+
+def _with_ones(values: jax.Array) -> jax.Array:
+  return jnp.concatenate([values, jnp.ones_like(values[..., :1])], axis=-1)
 
 
 def _elu(points: jax.Array, projections: jax.Array | None, width: jax.Array | float) -> Features:
@@ -153,8 +186,8 @@ def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Arra
   return _product('...nm,...mv->...nv', queries, _state(keys.values, weights, values))
 
 
-def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Array:
-  """Σ_j≤i φ(q_i)·φ(k_j) v_j, up to a factor of each i: float32 [..., N, V].
+def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
+  """Σ_j≤i φ(q_i)·φ(k_j) v_j, up to a factor of each i: float32 [..., N, V]. It goes on from a state.
 
   Chunk by chunk: what came before is one matrix, the state; within a chunk weights are computed pair by pair.
   The largest scale taken out is that of the keys so far, for that of a later key must not make earlier sums vanish.
@@ -165,9 +198,7 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.A
   size = min(CHUNK, length)
   mask = np.tri(size, dtype=bool)
 
-  def step(
-    carry: tuple[jax.Array, jax.Array], chunk: tuple[jax.Array, Features, jax.Array]
-  ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+  def step(carry: State, chunk: tuple[jax.Array, Features, jax.Array]) -> tuple[State, jax.Array]:
     (state, peak), (q, (k, scale), v) = carry, chunk
     peaks = jnp.maximum(peak, jax.lax.cummax(scale, axis=scale.ndim - 2))
     weights = _product('...nm,...jm->...nj', q, k) * jnp.exp(jnp.where(mask, scale.mT - peaks, -jnp.inf))
@@ -175,19 +206,18 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.A
     sums += jnp.exp(peak - peaks) * _product('...nm,...mv->...nv', q, state)
     last = peaks[..., -1:, :]
     state = jnp.exp(peak - last) * state + _state(k, jnp.exp(scale - last), v)
-    return (state, last), sums
+    return State(state, last), sums
 
   leading = values.shape[:-2]
-  start = jnp.zeros((*leading, queries.shape[-1], values.shape[-1])), jnp.full((*leading, 1, 1), -jnp.inf)
-  chunks = jax.tree.map(lambda z: _chunks(z, size), (queries, keys, values))
-  _, sums = jax.lax.scan(step, start, chunks)
-  return jnp.moveaxis(sums, 0, -3).reshape(*leading, -1, values.shape[-1])[..., :length, :]
+  chunked = Features(_chunks(keys.values, size), _chunks(keys.log_scale, size, _UNSEEN))
+  state, sums = jax.lax.scan(step, state, (_chunks(queries, size), chunked, _chunks(values, size)))
+  return jnp.moveaxis(sums, 0, -3).reshape(*leading, -1, values.shape[-1])[..., :length, :], state
 
 
-def _chunks(z: jax.Array, size: int) -> jax.Array:
-  """Neighbouring rows of [..., N, C] in chunks [chunks, ..., size, C]; zeros fill up the last, behind all masked."""
+def _chunks(z: jax.Array, size: int, fill: float = 0.0) -> jax.Array:
+  """Neighbouring rows of [..., N, C] in chunks [chunks, ..., size, C], the last one filled up."""
   *leading, length, columns = z.shape
-  padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)])
+  padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)], constant_values=fill)
   return jnp.moveaxis(padded.reshape(*leading, -1, size, columns), -3, 0)
 
 

@@ -1,0 +1,147 @@
+"""Texts that a causal language model writes: a token a step, each at the cost of one, as the rest is remembered."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.models.language import LanguageModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How a token is drawn from its logits.
+
+  Attributes:
+    temperature: that the logits are divided by; 0: always the likeliest token.
+    top_k: only the k likeliest tokens are drawn; 0: all.
+    top_p: only the likeliest tokens are drawn, as few as have this probability together (Holtzman et al. 2020).
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+
+  def __post_init__(self) -> None:
+    """Raises UserError if a value can't be."""
+    if not 0 <= self.temperature < np.inf:
+      raise UserError(f'temperature must be 0 or more: it is {self.temperature}')
+    if self.top_k < 0:
+      raise UserError(f'top_k is a number of tokens, or 0 for all: it is {self.top_k}')
+    if not 0 < self.top_p <= 1:
+      raise UserError(f'top_p is a probability, above 0 and up to 1: it is {self.top_p}')
+
+  def draw(self, key: jax.Array, logits: jax.Array) -> jax.Array:
+    """A token, int32 [], from logits [V]."""
+    if self.temperature == 0:
+      return jnp.argmax(logits).astype(jnp.int32)
+    logits = logits / self.temperature
+    if 0 < self.top_k < len(logits):
+      logits = jnp.where(logits < jax.lax.top_k(logits, self.top_k)[0][-1], -jnp.inf, logits)
+    if self.top_p < 1:
+      ranked = jnp.sort(logits, descending=True)
+      likelihood = jax.nn.softmax(ranked)
+      likelier = jnp.cumsum(likelihood) - likelihood
+      logits = jnp.where(logits < jnp.min(ranked, where=likelier < self.top_p, initial=jnp.inf), -jnp.inf, logits)
+    return jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+def generate(
+  model: LanguageModel,
+  variables: Any,
+  prompts: Sequence[Sequence[int]],
+  count: int,
+  sampling: Sampling = Sampling(),
+  seed: int = 0,
+  stop: int | None = None,
+) -> list[np.ndarray]:
+  """Goes on with each prompt; prompts may be of different lengths.
+
+  What is drawn for a prompt is a function of the seed, its number and itself: the others don't matter.
+
+  Args:
+    model: causal, of any stages.
+    variables: of the model.
+    prompts: tokens, at least one each.
+    count: most tokens to write.
+    sampling: how they are drawn.
+    seed: of what is drawn.
+    stop: a token that ends a text, and isn't part of it; None: none does.
+
+  Returns:
+    the tokens that follow each prompt, int32.
+
+  Raises:
+    UserError: the model isn't causal, or has no room for a prompt and what is asked for; a prompt is empty, or has
+      tokens that the vocabulary lacks.
+  """
+  _check(model, prompts, count)
+  lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+  filled = np.zeros((len(prompts), lengths.max()), np.int32)
+  for row, prompt in zip(filled, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  # Neither changes the parameters, and loops have no cache.
+  model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
+  written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, jax.random.key(seed)))
+  return [row[: np.argmax(row < 0)] if np.any(row < 0) else row for row in written]
+
+
+def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], count: int) -> None:
+  if not model.causal:
+    raise UserError('a model that is not causal can not go on with a text: train one that is')
+  if count < 1 or not len(prompts):
+    raise UserError(f'nothing to write: {len(prompts)} prompts, {count} tokens each')
+  for number, prompt in enumerate(prompts):
+    if not len(prompt):
+      raise UserError(f'prompt {number} is empty: give it at least one token')
+    if not 0 <= min(prompt) <= max(prompt) < model.vocabulary:
+      raise UserError(
+        f'prompt {number} has tokens from {min(prompt)} to {max(prompt)}: 0 to {model.vocabulary - 1} are known'
+      )
+    if len(prompt) + count > model.length:
+      raise UserError(
+        f'prompt {number} has {len(prompt)} tokens, and {count} more are asked for: the model has room for '
+        f'{model.length}; cut the prompt, or ask for fewer'
+      )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _write(
+  model: LanguageModel,
+  count: int,
+  sampling: Sampling,
+  stop: int | None,
+  variables: Any,
+  prompts: jax.Array,
+  lengths: jax.Array,
+  key: jax.Array,
+) -> jax.Array:
+  """Tokens int32 [B, count] behind prompts [B, P] of these lengths; −1 from the one that ends a text on."""
+
+  def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
+    """The logits [V] behind the first `length` of a text's next tokens [T], and what is remembered of these."""
+    mask = jnp.arange(len(tokens)) < length
+    logits, cache = model.apply(
+      {**variables, **cache}, tokens[None], train=False, mask=mask[None], start=start, mutable=['cache']
+    )
+    return logits[0, length - 1], cache
+
+  def step(state: tuple[jax.Array, Any, jax.Array, jax.Array, jax.Array]) -> Any:
+    i, cache, logits, written, going = state
+    of_step = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
+    tokens = jax.vmap(sampling.draw)(of_step, logits)
+    going &= tokens != (-1 if stop is None else stop)
+    written = written.at[:, i].set(jnp.where(going, tokens, -1))
+    logits, cache = jax.vmap(read, (0, 0, 0, None))(cache, tokens[:, None], lengths + i, one)
+    return i + 1, cache, logits, written, going
+
+  one = jnp.int32(1)
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(prompts)))
+  logits, cache = jax.vmap(read, (None, 0, None, 0))({}, prompts, jnp.int32(0), lengths)
+  start = jnp.int32(0), cache, logits, jnp.full((len(prompts), count), -1), jnp.ones(len(prompts), bool)
+  return jax.lax.while_loop(lambda state: (state[0] < count) & state[-1].any(), step, start)[3]

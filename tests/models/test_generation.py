@@ -1,0 +1,196 @@
+"""Texts that are written a token at a time are those of the whole network, read anew for every token."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models.test_language import CAUSAL, LENGTH, V, make, make_texts, with_params
+
+from hbf.errors import UserError
+from hbf.models.generation import Sampling, generate
+from hbf.nn.context import Context, Continued
+from hbf.nn.registry import make_stages, stage_options
+from hbf.ops.linear import MAPS
+
+STAGES = [(name, {}) for name in CAUSAL]
+STAGES += [('linear', {'features': name, 'normaliser': 'none'}) for name in MAPS]
+STAGES += [
+  ('hyperbf', {'kernel': 'laplacian', 'metric': 'diagonal'}),
+  ('hyperbf', {'memory': 3, 'qk_norm': 'unit'}),
+  ('hyperbf', {'places': 'rotary'}),
+  ('softmax', {'places': 'rotary', 'qk_norm': 'unit'}),
+  ('gated_hyperbf', {'memory': 2}),
+  ('gmlp', {'attention': 4}),
+  ('gmlp', {'gate': 'linear'}),
+  ('token_mlp', {'hidden': 5}),
+]
+GREEDY = Sampling(temperature=0.0)
+
+
+def in_parts(model, params, texts, lengths):
+  """Logits of a text that is read in parts of these lengths."""
+  cache, found, start = {}, [], 0
+  for length in lengths:
+    part = slice(start, start + length)
+    logits, cache = model.apply(
+      {**params, **cache}, texts[:, part], train=False, start=jnp.int32(start), mutable=['cache']
+    )
+    found.append(logits)
+    start += length
+  return jnp.concatenate(found, axis=1)
+
+
+@pytest.mark.parametrize('lengths', [(3, 1, 1, 1), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize(('name', 'options'), STAGES, ids=str)
+def test_a_text_in_parts_has_the_logits_of_the_whole(name, options, lengths):
+  model, texts = make(name, depth=2, options=options), make_texts()
+  params = with_params(model, texts)
+  whole = model.apply(params, texts, train=False)
+  np.testing.assert_allclose(in_parts(model, params, texts, lengths), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize('length', [127, 129, 300])
+def test_the_state_of_linear_attention_goes_on_from_any_number_of_tokens(length):
+  """Its sums are in chunks of 128 tokens, the last of them filled up; long keys have scales far from 1."""
+  stage = make_stages('linear+none', 2, {**stage_options('linear+none', 16)[0], 'features': 'gaussian'}, {})[0]()
+  tokens = jnp.asarray(3 * np.random.default_rng(0).normal(size=(1, length + 2, 8)), jnp.float32)
+  params = jax.jit(stage.init)(jax.random.key(0), tokens)
+  whole = stage.apply(params, tokens, Context(causal=True))
+  cache, found = {}, []
+  for part in (slice(0, length), slice(length, length + 2)):
+    continued = Context(causal=True, continued=Continued(jnp.int32(part.start), length + 2))
+    out, cache = stage.apply({**params, **cache}, tokens[:, part], continued, mutable=['cache'])
+    found.append(out)
+  np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, rtol=1e-3, atol=1e-4)
+
+
+def test_what_finds_no_room_has_no_logits():
+  """Not those of tokens that it overwrote."""
+  model, texts = make(), make_texts()
+  params = with_params(model, texts)
+  assert np.all(np.isnan(in_parts(model, params, jnp.tile(texts, 2), (LENGTH, 1))[:, -1]))
+  assert np.all(np.isfinite(in_parts(model, params, texts, (LENGTH - 1, 1))))
+
+
+def test_a_stage_that_remembers_nothing_is_refused():
+  model, texts = make('pooling', causal=False), make_texts(4)
+  model = model.clone(length=4)
+  params = model.init(jax.random.key(0), texts, train=False)
+  with pytest.raises(UserError, match='AveragePooling remembers no earlier tokens'):
+    model.apply(params, texts, train=False, start=jnp.int32(0), mutable=['cache'])
+
+
+def by_whole_texts(model, params, prompt, count):
+  """The likeliest tokens, the network read anew for each."""
+  tokens = list(prompt)
+  for _ in range(count):
+    tokens.append(int(jnp.argmax(model.apply(params, jnp.asarray([tokens]), train=False)[0, -1])))
+  return tokens[len(prompt) :]
+
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0]]
+
+
+@pytest.mark.parametrize('name', [name for name in CAUSAL if name not in ('gmlp', 'token_mlp')])
+def test_the_likeliest_text_is_that_of_whole_texts(name):
+  """Of prompts of different lengths, in one batch. (Weights that belong to tokens take whole texts of one length.)"""
+  model = make(name, depth=2).clone(length=12)
+  params = with_params(model, make_texts())
+  found = generate(model, params, PROMPTS, 8, GREEDY)
+  assert [text.tolist() for text in found] == [by_whole_texts(model, params, prompt, 8) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize('name', CAUSAL)
+def test_what_is_drawn_for_a_prompt_does_not_depend_on_the_others(name):
+  model = make(name).clone(length=12)
+  params = with_params(model, jnp.zeros((1, 12), jnp.int32))
+  together = generate(model, params, PROMPTS, 8, seed=3)
+  alone = generate(model, params, [PROMPTS[0]], 8, seed=3)
+  np.testing.assert_array_equal(together[0], alone[0])
+  other = generate(model, params, [*PROMPTS[:2], [5, 6]], 8, seed=3)
+  np.testing.assert_array_equal(together[1], other[1])
+  assert any(
+    not np.array_equal(a, b) for a, b in zip(together, generate(model, params, PROMPTS, 8, seed=4), strict=True)
+  )
+
+
+def test_a_text_ends_before_the_token_that_stops_it():
+  model = make().clone(length=12)
+  params = with_params(model, make_texts())
+  whole = generate(model, params, PROMPTS, 8)
+  stop = int(whole[0][3])
+  for text, ended in zip(whole, generate(model, params, PROMPTS, 8, stop=stop), strict=True):
+    expected = text.tolist()
+    assert ended.tolist() == (expected[: expected.index(stop)] if stop in expected else expected)
+
+
+@pytest.mark.parametrize('changes', [{'scan_layers': True}, {'remat': True}], ids=str)
+def test_how_blocks_are_computed_in_training_does_not_matter(changes):
+  model = make(depth=2)
+  params = with_params(model, make_texts())
+  other = model.clone(trunk=model.trunk.clone(**changes))
+  np.testing.assert_array_equal(*(generate(m, params, [[1, 2]], 4, GREEDY)[0] for m in (model, other)))
+
+
+LOGITS = np.array([2.0, -1.0, 1.5, 0.0, 1.0], np.float32)
+
+
+@pytest.mark.parametrize(
+  ('sampling', 'drawn'),
+  [
+    (Sampling(), [0, 1, 2, 3, 4]),
+    (Sampling(temperature=0.5), [0, 1, 2, 3, 4]),
+    (Sampling(top_k=3), [0, 2, 4]),
+    (Sampling(top_k=9), [0, 1, 2, 3, 4]),
+    (Sampling(top_p=0.6), [0, 2]),  # 0.45 and 0.27
+    (Sampling(top_p=0.44), [0]),
+    (Sampling(temperature=2.0, top_k=4, top_p=0.8), [0, 2, 4]),  # of four 0.37, 0.29, 0.22
+    (Sampling(temperature=0.0), [0]),
+  ],
+)
+def test_tokens_are_drawn_as_often_as_they_are_likely(sampling, drawn):
+  """Of those that may be drawn."""
+  count = 20_000
+  tokens = jax.vmap(sampling.draw, (0, None))(jax.random.split(jax.random.key(0), count), jnp.asarray(LOGITS))
+  weights = np.exp(LOGITS.astype(np.float64) / (sampling.temperature or 1.0)) * np.isin(np.arange(5), drawn)
+  expected = weights / weights.sum()
+  found = np.bincount(tokens, minlength=5) / count
+  assert np.all(np.abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / count))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'temperature': -1.0}, 'temperature must be 0 or more: it is -1.0'),
+    ({'temperature': float('nan')}, 'temperature must be 0 or more'),
+    ({'top_k': -1}, 'top_k is a number of tokens'),
+    ({'top_p': 0.0}, 'top_p is a probability'),
+    ({'top_p': 1.1}, 'top_p is a probability'),
+  ],
+)
+def test_sampling_that_can_not_be_is_refused(changes, message):
+  with pytest.raises(UserError, match=message):
+    dataclasses.replace(Sampling(), **changes)
+
+
+@pytest.mark.parametrize(
+  ('prompts', 'count', 'message'),
+  [
+    ([[1], []], 2, 'prompt 1 is empty'),
+    ([[1, V]], 2, 'prompt 0 has tokens from 1 to 11: 0 to 10 are known'),
+    ([[-1]], 2, 'prompt 0 has tokens from -1'),
+    ([[1], [1, 2, 3]], 4, 'prompt 1 has 3 tokens, and 4 more are asked for: the model has room for 6'),
+    ([[1]], 0, 'nothing to write: 1 prompts, 0 tokens each'),
+    ([], 2, 'nothing to write: 0 prompts'),
+  ],
+)
+def test_prompts_that_can_not_be_gone_on_with_are_refused(prompts, count, message):
+  with pytest.raises(UserError, match=message):
+    generate(make(), {}, prompts, count)
+
+
+def test_a_model_that_is_not_causal_writes_nothing():
+  with pytest.raises(UserError, match='not causal'):
+    generate(make(causal=False), {}, [[1]], 2)
