@@ -115,6 +115,7 @@ def test_impossible_models_are_user_errors(changes, message):
     abstract_params(build_model(config, 10), (8, 8, 1))
 
 
+TOKENS = 128  # to look at, at least
 # Floors of a living unit. σ² = D, nearly constant, has a spread of 1/√D from noise, of 0.7 from tokens at width 64.
 SPREAD = 1.0
 # Centres that respond to a token, (ΣK)² / ΣK²: all if they respond alike, 1 if only one does. The more a token's
@@ -159,19 +160,20 @@ def smooth_images(seed, count, shape):
 def units_at_init(config_json, shape):
   """For every HyperBF unit of a model: its parameters, their gradients, the log K of its responses, and these.
 
-  Of two images, other than those that the centres were taken from; a cross-entropy loss of 10 classes, which set the
-  head's size and nothing else.
+  Of two images or, where these are few tokens, more, other than those that the centres were taken from; a cross-entropy
+  loss of 10 classes, which set the head's size and nothing else.
   """
   config = ConfigDict(json.loads(config_json))
   tokens_an_image = shape[0] // config.patch * (shape[1] // config.patch)
   first_batch = smooth_images(1, config.stage2.centres // tokens_an_image + 1, shape)
-  images = smooth_images(2, 2, shape)
+  images = smooth_images(2, max(2, TOKENS // tokens_an_image), shape)
 
   def loss(params):
     logits, seen = model.apply(
       {'params': params}, images, train=False, capture_intermediates=lambda module, _: module.name == 'norm_stage2'
     )
-    return -jax.nn.log_softmax(logits)[jnp.arange(2), jnp.array([3, 7])].mean(), seen['intermediates']
+    labels = (3 + 4 * jnp.arange(len(images))) % 10
+    return -jax.nn.log_softmax(logits)[jnp.arange(len(images)), labels].mean(), seen['intermediates']
 
   with CompiledOnce():
     model = build_model(config, 10)
