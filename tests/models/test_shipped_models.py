@@ -160,7 +160,7 @@ def smooth_images(seed, count, shape):
 def units_at_init(config_json, shape):
   """For every HyperBF unit of a model: its parameters, their gradients, the log K of its responses, and these.
 
-  Of two images or, where these are few tokens, more, other than those that the centres were taken from; a cross-entropy
+  Of two images, more where these are few tokens, other than those that the centres were taken from; a cross-entropy
   loss of 10 classes, which set the head's size and nothing else.
   """
   config = ConfigDict(json.loads(config_json))
