@@ -13,7 +13,7 @@ from hbf.nn.cache import remember, these
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
-from hbf.ops.hyperbf import hyperbf, hyperbf_plain, log_responses, normalise
+from hbf.ops.hyperbf import hyperbf, log_responses, normalise
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, gathered
 
@@ -89,18 +89,17 @@ class HyperBFAttention(nn.Module):
       x, t = place_coordinates(self, self.heads, context, q.dtype)
       q, k = append(q, these(x, context, q.shape[2], 1)), append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
       how |= {'width': 1.0, 'null': x.shape[-1]}
-    seen = visible(context, q.shape[2])
-    if seen['mask'] is None and not (seen['causal'] and self.memory):
-      return hyperbf(q, k, v, **how, causal=seen['causal'])
-    return hyperbf_plain(q, k, v, **how, mask=self._seen(**seen, length=k.shape[2] - self.memory))
+    return hyperbf(q, k, v, **how, **self._seen(**visible(context, q.shape[2]), length=k.shape[2] - self.memory))
 
-  def _seen(self, mask: jax.Array | None, causal: bool, length: int) -> jax.Array:
-    """Which of N keys and the learned ones, seen by all, a token sees: broadcastable to [B, H, N, N + memory]."""
+  def _seen(self, mask: jax.Array | None, causal: bool, length: int) -> dict[str, Any]:
+    """Which of the keys a token sees, if it sees so of N without the learned ones: all see these."""
+    if not self.memory or (mask is None and not causal):
+      return {'mask': mask, 'causal': causal}
     mask = jnp.ones((1, length), bool) if mask is None else mask
     mask = jnp.broadcast_to(mask, (*mask.shape[:-1], length))
     if causal:
       mask = mask & np.tri(length, dtype=bool)
-    return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1)
+    return {'mask': jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1)}
 
   def _extended(self, name: str, z: jax.Array) -> jax.Array:
     """Keys or values [B, H, N, d] followed by the learned ones: [B, H, N + memory, d]."""
@@ -204,10 +203,7 @@ class HyperBFUnit(nn.Module):
     if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
       self.sow('responses', 'responses', responses())
     how |= {'normalisation': self.normalisation, 'log_gain': log_gain}
-    if mask is None:
-      out = hyperbf(points, centres, coefficients, **how, form=self.form)
-    else:
-      out = hyperbf_plain(points, centres, coefficients, **how, mask=mask)
+    out = hyperbf(points, centres, coefficients, **how, form=self.form, mask=mask)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
   def _check(self) -> None:

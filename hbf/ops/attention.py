@@ -122,6 +122,7 @@ def gaussian_attention(
   metric: str,
   weights: jax.Array | None,
   null: int = 0,
+  mask: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
   """Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head: the softmax of scale (xᵀMt − tᵀMt/2 + x'·t').
@@ -137,7 +138,8 @@ def gaussian_attention(
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     null: how many of the last coordinates are x' and t', see `hbf.ops.distances.distances`.
-    causal: whether point i sees centres 0 to i only.
+    mask: booleans broadcastable to [..., N, A], which points see which centres; with one XLA does the work.
+    causal: whether point i sees centres 0 to i only (of those that the mask lets it see).
 
   Returns:
     [..., N, V] in the coefficients' type.
@@ -151,8 +153,9 @@ def gaussian_attention(
   if null:
     mapped = jnp.concatenate([mapped, beside], axis=-1)
   arrays = (points, mapped, norms, coefficients, scale)
-  fused, default = (functools.partial(form, is_causal=causal) for form in (augmented_attention, _biased_attention))
-  if not _cudnn_takes(points, mapped, coefficients):
+  fused = functools.partial(augmented_attention, is_causal=causal)
+  default = functools.partial(_biased_attention, mask=mask, is_causal=causal)
+  if mask is not None or not _cudnn_takes(points, mapped, coefficients):
     return default(*arrays)
   return jax.lax.platform_dependent(*arrays, cuda=fused, default=default)
 
@@ -163,10 +166,18 @@ def _cudnn_takes(points: jax.Array, centres: jax.Array, coefficients: jax.Array)
 
 
 def _biased_attention(
-  points: jax.Array, keys: jax.Array, norms: jax.Array, coefficients: jax.Array, scale: jax.Array, is_causal: bool
+  points: jax.Array,
+  keys: jax.Array,
+  norms: jax.Array,
+  coefficients: jax.Array,
+  scale: jax.Array,
+  mask: jax.Array | None,
+  is_causal: bool,
 ) -> jax.Array:
   """The softmax of scale (x·k − norm), all of it in memory."""
   log_k = products(points, (scale * keys).astype(points.dtype)) - (scale * norms).mT
+  if mask is not None:
+    log_k = jnp.where(mask, log_k, -jnp.inf)
   if is_causal:
     log_k = jnp.where(np.tri(log_k.shape[-2], log_k.shape[-1]) > 0, log_k, -jnp.inf)
   return jnp.einsum('...na,...av->...nv', jax.nn.softmax(log_k, axis=-1).astype(coefficients.dtype), coefficients)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.errors import choose
 from hbf.ops.attention import gaussian_attention, is_attention
@@ -28,6 +29,7 @@ def hyperbf(
   log_gain: jax.Array | float = 0.0,
   null: int = 0,
   form: str = 'blocks',
+  mask: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
   """f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalised over the centres or not.
@@ -49,8 +51,9 @@ def hyperbf(
     log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., 1, 1].
     null: how many of the last coordinates have a product and no norms, see `hbf.ops.distances.distances`.
     form: of the sums, 'blocks' (of points, `hbf.ops.sums`) or 'pallas' (fused kernels, `hbf.ops.pallas`).
-    causal: whether centres 0 to i only exist for point i. Other sums than attention's are then blocks of
-      `hyperbf_plain`, computed again for the gradient, whatever the form.
+    mask: as in `hyperbf_plain`; whatever the form, other sums than attention's then are that.
+    causal: whether centres 0 to i only exist for point i (of those that the mask leaves). Other sums than attention's
+      then are blocks of `hyperbf_plain`, computed again for the gradient.
 
   Returns:
     [..., N, V] in the coefficients' type.
@@ -64,12 +67,15 @@ def hyperbf(
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     scale = 2 * precision(width)
-    shared: dict[str, Any] = {'metric': metric, 'weights': weights, 'null': null, 'causal': causal}
+    shared: dict[str, Any] = {'metric': metric, 'weights': weights, 'null': null, 'mask': mask, 'causal': causal}
     return gaussian_attention(points, centres, coefficients, scale=scale, **shared)
-  if causal:
+  if causal or mask is not None:
     how: dict[str, Any] = {'kernel': kernel, 'width': width, 'metric': metric, 'weights': weights, 'null': null}
     how |= {'normalisation': normalisation, 'log_gain': log_gain}
-    return _causal_sums(points, centres, coefficients, **how)
+    if mask is None:
+      return _causal_sums(points, centres, coefficients, **how)
+    seen = mask & (np.tri(points.shape[-2], centres.shape[-2]) > 0) if causal else mask
+    return hyperbf_plain(points, centres, coefficients, **how, mask=seen)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
   if math.prod(leading) == 1:
     # XLA's CPU backend is slower with leading axes of length 1.

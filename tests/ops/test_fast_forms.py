@@ -83,18 +83,30 @@ def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric,
 
 @pytest.mark.parametrize('lead', [(), (3,)])
 @pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('masked', [False, True])
 @pytest.mark.parametrize(('kernel', 'widths'), [('gaussian', 1), ('gaussian', N), ('laplacian', N)])
 def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
-  kernel, widths, normalisation, lead, monkeypatch
+  kernel, widths, masked, normalisation, lead, monkeypatch
 ):
-  """As attention, and in blocks that don't divide the points."""
+  """As attention, and in blocks that don't divide the points; and of those that a mask leaves."""
   use_blocks(monkeypatch, 4 * N)
   arrays = make('diagonal', lead=lead, centres=N)
   arrays['width'] = arrays['width'][..., :widths]
   unit = {'kernel': kernel, 'metric': 'diagonal', 'normalisation': normalisation}
-  masked = functools.partial(hyperbf_plain, mask=np.tri(N, dtype=bool))
-  result = value_and_gradients(functools.partial(hyperbf, causal=True), arrays, **unit)
-  assert_equal(result, value_and_gradients(masked, arrays, **unit), 1e-4)
+  shown = jnp.asarray((np.random.default_rng(5).random((N, N)) < 0.5) | np.eye(N, dtype=bool)) if masked else None
+  plain = functools.partial(hyperbf_plain, mask=np.tri(N, dtype=bool) & (True if shown is None else shown))
+  result = value_and_gradients(functools.partial(hyperbf, causal=True, mask=shown), arrays, **unit)
+  assert_equal(result, value_and_gradients(plain, arrays, **unit), 1e-4)
+
+
+@pytest.mark.parametrize(('kernel', 'widths'), [('gaussian', 1), ('gaussian', A), ('laplacian', A)])
+def test_masked_sums_are_those_of_the_plain_form(kernel, widths):
+  """As attention too."""
+  arrays = make('diagonal', lead=(3,))
+  arrays['width'] = arrays['width'][..., :widths]
+  shown = jnp.asarray(np.random.default_rng(5).random((N, A)) < 0.5).at[:, 2].set(True)
+  unit = {'kernel': kernel, 'metric': 'diagonal', 'mask': shown}
+  assert_equal(*(value_and_gradients(form, arrays, **unit) for form in (hyperbf, hyperbf_plain)), 1e-4)
 
 
 def in_bfloat16(arrays):
