@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from configs import cifar10
+from hbf.data.prepare import PREPARATIONS
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
 from hbf.training import schema
@@ -22,9 +23,9 @@ OLD = {'name': 'vit', 'width': 8, 'stage1': {}, 'stage2': {'hidden': 4, 'activat
 
 
 @functools.cache
-def parameters(model):
+def parameters(model, classes, image_shape):
   """Of runs of one model many differ in other things only."""
-  return count_parameters(build_model(ConfigDict(json.loads(model)), 10), (32, 32, 3))
+  return count_parameters(build_model(ConfigDict(json.loads(model)), classes), image_shape)
 
 
 def test_there_are_runs():
@@ -40,7 +41,9 @@ def test_every_committed_run_is_the_model_that_it_was(run):
   assert differences(RESULTS / run, config) == ''
   result = RESULTS / run / 'result.json'
   if result.exists():
-    assert parameters(config.model.to_json()) == json.loads(result.read_text())['params']
+    data = PREPARATIONS[config.data.name].published
+    found = parameters(config.model.to_json(), data.classes, data.image_shape)
+    assert found == json.loads(result.read_text())['params']
 
 
 def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
