@@ -67,15 +67,15 @@ class LanguageModel(nn.Module):
       raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')
     vectors = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(0.02), name='embedding')
     places = np.arange(self.length, dtype=np.float32)[:, None]
+    known = length if start is None else self.length  # tokens whose places the stages are told
     context = Context(
       train=train,
       causal=self.causal,
       mask=None if mask is None else mask[:, None],
-      places=jnp.asarray(places if start is not None else places[:length]),
+      places=jnp.asarray(places[:known]),
       continued=None if start is None else Continued(start, self.length),
     )
-    positions = self._positions(places) if start is not None else self._positions(places)[:length]
-    positions = these(positions, context, length, 0)
+    positions = these(self._positions(places)[:known], context, length, 0)
     embedded = (vectors(tokens) + positions).astype(self.dtype)
     embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
     flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)

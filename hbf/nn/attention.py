@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
 from hbf.nn.cache import remember, so_far, these
-from hbf.nn.context import EVALUATION, Context
+from hbf.nn.context import EVALUATION, Context, of_pairs
 from hbf.nn.parameters import width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
 from hbf.nn.projections import Projections
@@ -88,13 +88,8 @@ def project_out(values: jax.Array, dtype: Any) -> jax.Array:
 def visible(context: Context, count: int) -> dict[str, Any]:
   """Which keys `count` tokens see, as `hbf.ops.attention.attention` takes it: a mask, and whether they are causal."""
   if context.continued is not None:  # what a mask may hide then comes later than all that count
-    return {'mask': so_far(context, count), 'causal': False}
-  return {'mask': None if context.mask is None else over_heads(context.mask), 'causal': context.causal}
-
-
-def over_heads(mask: jax.Array) -> jax.Array:
-  """A context's mask, broadcastable to [B, N, N], so that it broadcasts to [B, heads, N, N]."""
-  return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)[:, None]
+    return {'mask': so_far(context.continued, count), 'causal': False}
+  return {'mask': None if context.mask is None else of_pairs(context.mask)[:, None], 'causal': context.causal}
 
 
 def of_norm_1(z: jax.Array) -> jax.Array:

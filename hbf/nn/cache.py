@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.nn.context import Context
+from hbf.nn.context import Context, Continued
 
 
 def remember(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
@@ -44,9 +44,6 @@ def these(z: jax.Array, context: Context, count: int, axis: int) -> jax.Array:
   return jax.lax.dynamic_slice_in_dim(z, context.continued.start, count, axis)
 
 
-def so_far(context: Context, count: int) -> jax.Array | None:
-  """Which of all tokens there can be the new ones see, those up to itself: [count, room]; None if nothing goes on."""
-  if context.continued is None:
-    return None
-  start, room = context.continued.start, context.continued.room
-  return jnp.arange(room) <= start + jnp.arange(count)[:, None]
+def so_far(continued: Continued, count: int) -> jax.Array:
+  """Which of all tokens there can be the new ones see, each those up to itself: [count, room]."""
+  return jnp.arange(continued.room) <= continued.start + jnp.arange(count)[:, None]

@@ -75,5 +75,9 @@ def check_context(stage: nn.Module, context: Context) -> None:
 
 def seen_by_all(context: Context) -> jax.Array | None:
   """Which tokens a mask that hides a token from all alike doesn't hide, [B, N] or [1, N]; None: all."""
-  mask = context.mask
-  return None if mask is None else mask.reshape((1,) * (3 - mask.ndim) + mask.shape)[:, 0]
+  return None if context.mask is None else of_pairs(context.mask)[:, 0]
+
+
+def of_pairs(mask: jax.Array) -> jax.Array:
+  """A context's mask, broadcastable to [B, N, N], with all three axes."""
+  return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

@@ -106,14 +106,13 @@ def linear_attention(
   Raises:
     UserError: the normaliser isn't known, or attention is causal with unequal numbers of queries and keys.
   """
+  if causal:
+    start = no_state(keys.values, values)
+    return continued_linear_attention(queries, keys, values, start, normaliser=normaliser)[0]
   finish = choose('normaliser', normaliser, NORMALISERS)
   # A factor of all weights of a query cancels from the quotient, and from normalised rows: so the scale of the query
   # isn't needed, and of the keys' only what is left after the largest in the sum is taken out.
-  if causal:
-    sums, _ = _causal_sums(queries.values, keys, _with_ones(values), no_state(keys.values, values))
-  else:
-    sums = _all_sums(queries.values, keys, _with_ones(values))
-  return finish(sums).astype(values.dtype)
+  return finish(_all_sums(queries.values, keys, _with_ones(values))).astype(values.dtype)
 
 
 def no_state(features: jax.Array, values: jax.Array) -> State:
