@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
   console = Console(file=sys.stdout)
   print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}', console)
-  print_classes(evaluation.result, evaluation.classes, console)
+  if 'confusion' in evaluation.result:
+    print_classes(evaluation.result, evaluation.task.dataset.classes, console)
   return 0
 
 

@@ -50,7 +50,7 @@ def program(function: Callable, *args: Any) -> Measured:
 def train_step(model: str) -> Measured:
   """The train step of recipe small, which keeps its state."""
   config = make_config(f'model={model},recipe=small', {'name': 'cifar10'})
-  _, init, step = make_training(config)
+  _, init, step = make_training(config, image_size=32)
   batch = random_batch(config.train.batch_size, 32)
   return program(step, jax.jit(lambda: init(None, batch))(), None, batch)
 

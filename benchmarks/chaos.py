@@ -303,7 +303,7 @@ def outcome(workdir: pathlib.Path) -> dict[str, Any]:
     'parameters': [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)],
     'average': [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(average)],
     'optimiser': about['custom_metadata']['checksums']['training'],
-    'predictions': [array.tobytes() for array in read_predictions(workdir) or ()],
+    'predictions': {name: array.tobytes() for name, array in (read_predictions(workdir) or {}).items()},
     'result': _timeless(result),
   }
 

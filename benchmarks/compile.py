@@ -62,11 +62,11 @@ def measure(model: str, depth: int, form: str) -> dict[str, Any]:
 
 def lower_and_compile(config: ConfigDict) -> tuple[float, Any, float]:
   """Seconds of tracing and lowering, the compiled step, and seconds of compiling or loading it."""
-  _, init, train_step = make_training(config)
+  _, init, train_step = make_training(config, image_size=32)
   batch = random_batch(config.train.batch_size, 32)
-  state = jax.eval_shape(init, {}, batch)
+  state = jax.eval_shape(init, None, batch)
   begin = time.perf_counter()
-  lowered = jax.jit(train_step, donate_argnums=0).lower(state, {}, batch)
+  lowered = jax.jit(train_step, donate_argnums=0).lower(state, None, batch)
   middle = time.perf_counter()
   return middle - begin, lowered.compile(), time.perf_counter() - middle
 

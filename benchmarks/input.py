@@ -30,7 +30,8 @@ from hbf.data.datasets import load
 from hbf.data.inputs import gather, make_input
 from hbf.data.order import TrainOrder
 from hbf.data.sources import Source
-from hbf.training.experiment import load_dataset, steps_per_call
+from hbf.tasks.registry import make_task
+from hbf.training.experiment import steps_per_call
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 from hbf.training.sharding import batch_sharding, make_mesh
 from hbf.training.state import several
@@ -123,7 +124,7 @@ def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
     if not directory:
       photographs.prepare(made)
     config.update_from_flattened_dict({'data.dir': directory or made, 'data.workers': 2, 'train.batch_size': 32})
-    with Feed(config, load_dataset(config).splits['train'], 'stream') as feed:
+    with Feed(config, make_task(config).dataset.splits['train'], 'stream') as feed:
       return {'input': 'imagenet stream', **feed.deliver(seconds)}
 
 
@@ -131,7 +132,7 @@ class Feed(contextlib.AbstractContextManager):
   """An input and the training that it feeds."""
 
   def __init__(self, config: ConfigDict, source: Source, kind: str):
-    self._config = config
+    self._config, self._image_size = config, source[0][0].shape[0]
     self._order = TrainOrder(config.seed, len(source), config.train.batch_size)
     mesh = make_mesh(jax.devices())
     self._data = make_input(kind, source, batch_sharding(mesh), config.data.workers, resident_bytes=0)
@@ -161,7 +162,7 @@ class Feed(contextlib.AbstractContextManager):
   def start(self) -> None:
     """Compiles the steps and takes some."""
     stack = next(self._stacks)
-    _, init, train_step = make_training(self._config)
+    _, init, train_step = make_training(self._config, self._image_size)
     self._state = jax.jit(init)(self._data.resident, jax.tree.map(lambda z: z[0], stack))
     steps = jax.jit(several(train_step), donate_argnums=0)
     self._steps: Any = steps.lower(self._state, self._data.resident, stack, np.int32(self._size)).compile()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,9 @@ from ml_collections import ConfigDict
 
 from benchmarks.common import matmul_flops
 from configs.common import make_config
+from hbf.data.datasets import Dataset
 from hbf.data.inputs import Batch, Resident
-from hbf.models.build import build_model
-from hbf.models.classifier import ImageClassifier
+from hbf.tasks.classification import Classification
 from hbf.training.durations import Clock
 from hbf.training.experiment import make_objective
 from hbf.training.optimizer import make_optimizer, make_schedule
@@ -78,7 +79,7 @@ def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, ba
 
 def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
   """The trainer of a whole config."""
-  model, init, train_step = make_training(config)
+  model, init, train_step = make_training(config, image_size)
   examples = random_batch(batch, image_size)
   state = jax.jit(lambda: init(None, examples))()
   images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
@@ -91,11 +92,15 @@ def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
   return Trainer(compiled, state, examples, 3 * forward, seconds, memory.temp_size_in_bytes)
 
 
-def make_training(config: ConfigDict) -> tuple[ImageClassifier, Callable[[Resident, Batch], TrainState], Step]:
+def make_training(
+  config: ConfigDict, image_size: int
+) -> tuple[nn.Module, Callable[[Resident, Batch], TrainState], Step]:
   """The model, what makes its state from (resident, batch), and its train step, for images of any statistics."""
   config = config.copy_and_resolve_references()
   config.data.update(mean=(0.5,), std=(0.25,))
-  model, objective = build_model(config.model, CLASSES), make_objective(config)
+  shape = (image_size, image_size, 3)
+  task = Classification.of(config, Dataset('random', tuple(map(str, range(CLASSES))), shape, {}))
+  model, objective = task.network(config.model), make_objective(config, task)
   clock = Clock(50_000, config.train.batch_size, 1.0)
   optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, clock))
   init = functools.partial(init_state, model, optimizer, objective)

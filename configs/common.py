@@ -6,6 +6,7 @@ A data set's file calls `make_config`; arguments choose model, recipe and size.
 --config.optimizer.learning_rate=3e-4                    then any key below
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -110,13 +111,30 @@ def plain() -> ConfigDict:
   return config
 
 
+def characters() -> ConfigDict:
+  """A laptop's, for texts by characters: nanoGPT's run on a CPU (Karpathy 2023), two minutes on two cores."""
+  config = text_defaults()
+  config.model.update(width=128, depth=4, heads=4)
+  config.data.update(tokenizer='characters', length=64, validation=0.0)
+  config.train.update(epochs=1.53, batch_size=12)  # 2,000 steps of tiny Shakespeare
+  config.optimizer.update(learning_rate=1e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
+  config.optimizer.second_momentum = 0.99
+  config.log.every = '100steps'
+  config.hidden = 4 * 128
+  return config
+
+
 RECIPES = {'memo': memo, 'small': small, 'laptop': laptop, 'strong': strong, 'finetune': finetune, 'plain': plain}
 
 
+TEXT_RECIPES = {'characters': characters}
+
+
 def defaults() -> ConfigDict:
-  """What the recipes have in common, and the place where every key is explained."""
+  """What the recipes for images have in common, and the place where every key is explained."""
   config = ConfigDict()
   config.stages = ConfigDict({'stage1': {}, 'stage2': {}})  # options for whichever stage has them, see make_config
+  config.task = 'classification'  # of images
   config.recipe = ''
   config.seed = 0
   config.init_from = ''  # file of weights of Google's, timm's or the authors' code to start from; '': fresh ones
@@ -198,6 +216,25 @@ def defaults() -> ConfigDict:
   return config
 
 
+def text_defaults() -> ConfigDict:
+  """What the recipes for texts have in common: `defaults`, less what images alone have, and what texts alone have."""
+  config = defaults()
+  config.task = 'next_token'  # or masked_token
+  for key in ('patch', 'stem', 'pool'):
+    del config.model[key]
+  config.model.positions = 'learned'  # learned, sincos, none
+  config.model.tied = True  # the head's weights are the vectors of the tokens
+  for key in ('image_size', 'input', 'resident_bytes', 'workers', 'transforms', 'mix', 'mean', 'std'):
+    del config.data[key]
+  config.data.root = ''  # text_file: a file, or a folder of such
+  config.data.tokenizer = 'bytes'  # bytes, characters, bpe
+  config.data.vocabulary = 4096  # tokens that bpe learns
+  config.data.length = 256  # tokens of a window: what the model sees at once
+  config.evaluate.batch_size = 100
+  config.checkpoint.keep = 2  # latest; the best by held-out token_nll is kept too
+  return config
+
+
 def named_options(name: str, hidden: int) -> dict[str, Any]:
   """What a named model sets of the `model` part, beside its two stages."""
   # As published: no class token, and what mixes the tokens knows their places.
@@ -214,8 +251,13 @@ def named_options(name: str, hidden: int) -> dict[str, Any]:
   return options.get(name, {})
 
 
+def make_text_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
+  """The config of a run on texts; see `make_config`."""
+  return _make_config(arguments, TEXT_RECIPES, 'characters', data, overrides)
+
+
 def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
-  """The config of a run.
+  """The config of a run on images.
 
   Args:
     arguments: 'model=…,recipe=…,size=…', each optional.
@@ -225,14 +267,20 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   Raises:
     UserError: an unknown argument or value.
   """
-  given = {'model': 'hyperbf', 'recipe': 'small', 'size': ''}
+  return _make_config(arguments, RECIPES, 'small', data, overrides)
+
+
+def _make_config(
+  arguments: str, recipes: Mapping[str, Callable], default: str, data: dict[str, Any], overrides: dict[str, Any]
+) -> ConfigDict:
+  given = {'model': 'hyperbf', 'recipe': default, 'size': ''}
   for part in filter(None, arguments.split(',')):
     key, _, value = part.partition('=')
     choose('config argument', key, {name: name for name in given})
     if not value:
       raise UserError(f'config argument {part!r} needs a value: {key}=VALUE')
     given[key] = value
-  config = choose('recipe', given['recipe'], RECIPES)()
+  config = choose('recipe', given['recipe'], recipes)()
   config.recipe = given['recipe']
   config.model.name = given['model']
   config.data.update(data)
@@ -249,7 +297,8 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   config.optimizer.centre_rate = config.model.width**0.5
   # An MLP's unit costs 2D + 1 parameters, a centre with its width as many: the models of a recipe match.
   config.model.stage1, config.model.stage2 = map(ConfigDict, stage_options(config.model.name, hidden))
-  config.model.update(named_options(config.model.name, hidden))
+  named = named_options(config.model.name, hidden)
+  config.model.update({key: value for key, value in named.items() if key in config.model})
   for stage, options in stages.items():
     config.model[stage].update({key: value for key, value in options.items() if key in config.model[stage]})
   return config.lock()

@@ -1,6 +1,6 @@
 """Comparisons by name: which configs, arms and seeds, and what others report of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hbf.comparison.grid import Comparison
 
@@ -10,6 +10,8 @@ SMALL = {
   'vit-gelu': 'vit model.stage2.activation=gelu',
   'hyperbf': 'hyperbf',
 }
+TEXT = {'gpt': 'vit model.stage2.activation=gelu', 'hyperbf': 'hyperbf'}
+TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
 
 
@@ -17,9 +19,9 @@ def _arms(models: Mapping[str, str]) -> tuple[str, ...]:
   return tuple(f'{label}: {model}' for label, model in models.items())
 
 
-def _at_rates(models: Mapping[str, str]) -> tuple[str, ...]:
+def _at_rates(models: Mapping[str, str], rates: Sequence[str] = RATES) -> tuple[str, ...]:
   """Each model at each rate."""
-  pairs = [(rate, label) for rate in RATES for label in models]
+  pairs = [(rate, label) for rate in rates for label in models]
   return _arms({f'{label}-{rate}': f'{models[label]} optimizer.learning_rate={rate}' for rate, label in pairs})
 
 
@@ -71,6 +73,27 @@ PRESETS = {
       '--config.train.epochs=6.0',
       '--config.data.validation=0.1',
     ),
+  ),
+  # Texts by characters: nanoGPT's run on a CPU, whose published figure is an estimate from random batches.
+  'text': Comparison(
+    configs=('configs/shakespeare.py:recipe=characters',),
+    arms=_arms(TEXT),
+    seeds=(0, 1, 2),
+    published={'shakespeare/gpt': 1.88},
+  ),
+  # Of the arms of 'text', the learning rate, on the held-out end of train.
+  'text-rates': Comparison(
+    configs=('configs/shakespeare.py:recipe=characters',),
+    arms=_at_rates(TEXT, TEXT_RATES),
+    seeds=(0,),
+    overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # of less text, as many steps
+  ),
+  # Tokens that were masked, told from those around them.
+  'text-masked': Comparison(
+    configs=('configs/shakespeare.py:recipe=characters',),
+    arms=('vit: vit model.stage2.activation=gelu', 'hyperbf', 'gmlp', 'amlp'),
+    seeds=(0,),
+    overrides=('--config.task=masked_token',),
   ),
   # Every model, its means read out, as some have no class token. Two hours on two cores.
   'rivals': Comparison(

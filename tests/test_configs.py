@@ -15,7 +15,7 @@ from hbf.data.datasets import Dataset
 from hbf.errors import UserError
 from hbf.models.matching import units_of
 from hbf.nn.registry import MODELS
-from hbf.training import experiment
+from hbf.tasks.classification import Classification
 from hbf.training.loop import train
 
 ONE = jax.devices()[:1]
@@ -37,7 +37,7 @@ def fake_data(monkeypatch):
     splits = {split: random_source(64, shape, classes=classes) for split in ('train', 'test')}
     return Dataset(config.data.name, tuple(map(str, range(classes))), shape, splits)
 
-  monkeypatch.setattr(experiment, 'load_dataset', load_dataset)
+  monkeypatch.setattr(Classification, 'load', load_dataset)
 
 
 def shipped(name, arguments):

@@ -18,12 +18,13 @@ LAYERS = {
   'nn': {'ops'},
   'models': {'nn', 'ops'},
   'data': set(),
-  'evaluation': {'models', 'nn', 'ops', 'data'},
+  'evaluation': set(),
   'interop': {'models', 'nn'},
-  'training': {'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
-  'analysis': {'training', 'evaluation', 'models', 'nn', 'ops', 'data'},
-  'hardware': {'training', 'evaluation', 'models', 'data'},
-  'comparison': {'training', 'evaluation', 'models', 'nn', 'cli'},
+  'tasks': {'evaluation', 'models', 'nn', 'ops', 'data'},
+  'training': {'tasks', 'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
+  'analysis': {'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
+  'hardware': {'training', 'tasks', 'evaluation', 'models', 'data'},
+  'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'cli'},
 }
 # Modules beside the packages; every other one is a command, which may use all and which nothing imports.
 SHARED = {'errors': set(), 'markdown': set(), 'cli': {'errors'}}

@@ -93,7 +93,9 @@ def test_the_stage_of_the_worked_example_sees_the_token_before(shift):
 def test_the_stage_of_the_worked_example_trains_and_is_matched(shift, toy, tmp_path):
   config = toy('model=shift+mlp', **{'train.epochs': 3.0})
   budget = count_parameters(build_model(toy('model=vit').model, 10), (8, 8, 1))
-  config.model = match_parameters(config.model, budget, (8, 8, 1), 10)
+  config.model = match_parameters(
+    config.model, budget, lambda model: count_parameters(build_model(model, 10), (8, 8, 1))
+  )
   result = train(config, tmp_path / 'run', QUIET, jax.devices()[:1])
   assert abs(result['params'] - budget) <= 0.01 * budget
   assert result['nll'] < 2.3  # of ten classes alike

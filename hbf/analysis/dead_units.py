@@ -27,6 +27,7 @@ from hbf.analysis.dead_units_report import draw, table
 from hbf.analysis.units import Units, observe
 from hbf.data.augment import normalise
 from hbf.errors import UserError
+from hbf.models.classifier import ImageClassifier
 from hbf.training.evaluate import restore
 from hbf.training.experiment import Experiment, prepare
 from hbf.training.imported import write
@@ -118,6 +119,7 @@ def _start(experiment: Experiment, setting: Setting) -> Any:
 def _observe(experiment: Experiment, params: Any) -> Units:
   source, data = experiment.splits['test'], experiment.config.data
   images, labels = zip(*(source[i] for i in range(IMAGES)), strict=True)
+  assert isinstance(experiment.model, ImageClassifier)  # _config's is
   return observe(
     experiment.model, params, normalise(jnp.asarray(np.stack(images)), data.mean, data.std), jnp.asarray(labels)
   )

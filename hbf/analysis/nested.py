@@ -18,11 +18,12 @@ import matplotlib.pyplot as plt
 from hbf import markdown
 from hbf.errors import UserError
 from hbf.evaluation.figures import ACCURACY
-from hbf.models.build import build_model, count_parameters, flops_per_image
+from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.nested import first_centres
 from hbf.training.evaluate import restore
-from hbf.training.experiment import make_evaluator, make_splits, open_split
+from hbf.training.experiment import make_evaluator, make_splits
 from hbf.training.machine import keep_freed_memory
+from hbf.training.sharding import batch_sharding
 from hbf.training.workdir import write_json
 
 
@@ -45,17 +46,17 @@ def curve(
     UserError: the run has no such checkpoint, or not so many centres.
   """
   restored = restore(workdir, checkpoint, average=average, **moved)
-  config, dataset = restored.config, restored.dataset
+  config, task = restored.config, restored.task
   cuts = [first_centres(config.model, restored.params, count) for count in counts or _powers(config.model)]
-  test = open_split(config, restored.mesh, make_splits(dataset, config.data.validation)['test'])
+  test = task.open(make_splits(task, config.data.validation)['test'], batch_sharding(restored.mesh))
   rows = []
   for cut, params in cuts:
-    model = build_model(cut, len(dataset.classes))
-    summary = make_evaluator(config, model, restored.mesh)(params, test).summary
+    model = task.network(cut)
+    summary = make_evaluator(config, task, model, restored.mesh)(params, test).summary
     about = {
       'centres': cut.stage2.centres,
-      'params': count_parameters(model, dataset.image_shape),
-      'flops_per_image': flops_per_image(model, dataset.image_shape),
+      'params': count_parameters(model, task.shape),
+      'flops_per_image': flops_per_example(model, task.shape),
     }
     rows.append(about | {name: summary[name] for name in ('n', 'correct', 'accuracy', 'nll')})
   return rows

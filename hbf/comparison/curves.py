@@ -16,12 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from hbf.comparison.grid import Grid
-from hbf.evaluation.figures import CLASSIFICATION, LOSS, Figure
+from hbf.evaluation.figures import LOSS, Figure
 from hbf.training.writers import read_metrics
 
-FIGURE = CLASSIFICATION[0]
-# What a panel shows of which split; the last one's end ranks the arms.
-PANELS = (('train', LOSS), ('validation', FIGURE))
 REFERENCE, REST = 'black', '0.55'
 # Told apart by colour-blind readers too (Okabe & Ito 2008, without yellow, which is too light for a line).
 COLOURS = ('#D55E00', '#0072B2', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
@@ -51,14 +48,16 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   height = max(HEIGHT, 1 + LABEL * max(map(len, groups.values())))
   with plt.rc_context({'font.size': 11}):
     figure, axes = plt.subplots(
-      len(groups), len(PANELS), figsize=(WIDTH, height * len(groups)), squeeze=False, layout='constrained'
+      len(groups), 2, figsize=(WIDTH, height * len(groups)), squeeze=False, layout='constrained'
     )
     for (group, logs), row in zip(groups.items(), axes, strict=True):
-      panels = [_panel(logs, split, shown) for split, shown in PANELS]
-      colours = _colours(list(logs), panels[-1][1])
+      ranks = next(arm for arm in grid.arms if arm.group == group).kind.figures[0]
+      shown = (LOSS, ranks)
+      panels = [_panel(logs, split, figure) for split, figure in zip(('train', 'validation'), shown, strict=True)]
+      colours = _colours(list(logs), panels[-1][1], ranks)
       row[0].set_title(f'{group}, mean and range over the seeds', loc='left')
-      for axis, (name, curves), (_, shown) in zip(row, panels, PANELS, strict=True):
-        axis.set(xlabel='epoch', ylabel=f'{name} {shown.label}')
+      for axis, (name, curves), of_axis in zip(row, panels, shown, strict=True):
+        axis.set(xlabel='epoch', ylabel=f'{name} {of_axis.label}')
         _draw(axis, curves, colours)
         _name(axis, curves, colours, LABEL / (height - 1))
     figure.savefig(path, dpi=120, metadata={'Software': None})
@@ -103,12 +102,12 @@ def _curve(runs: list[list[dict]], split: str, shown: Figure) -> Curve | None:
   return Curve(both[0, :, 0], both[:, :, 1])
 
 
-def _colours(labels: list[str], curves: Mapping[str, Curve]) -> dict[str, str]:
+def _colours(labels: list[str], curves: Mapping[str, Curve], ranks: Figure) -> dict[str, str]:
   """By label: the reference's own, then one each while there are enough; if there aren't, for the best."""
   others = labels[1:]
   if len(others) > len(COLOURS):
     ends = {label: curves[label].mean[-1] for label in others if label in curves}
-    others = sorted(ends, key=ends.__getitem__, reverse=FIGURE.better is max)
+    others = sorted(ends, key=ends.__getitem__, reverse=ranks.better is max)
   return dict.fromkeys(labels, REST) | dict(zip(others, COLOURS, strict=False)) | {labels[0]: REFERENCE}
 
 

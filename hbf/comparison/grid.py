@@ -11,7 +11,10 @@ from ml_collections import ConfigDict
 
 from hbf.cli import read_config
 from hbf.errors import UserError
+from hbf.models.build import count_parameters
 from hbf.models.matching import TOLERANCE, match_parameters, units_of
+from hbf.tasks.registry import TASKS
+from hbf.tasks.task import Task
 from hbf.training.experiment import Plan, make_plan
 from hbf.training.workdir import differences, write_json
 
@@ -26,7 +29,7 @@ class Comparison:
       and parameters.
     seeds: of the runs, all different.
     overrides: '--config.KEY=VALUE' for all arms.
-    published: test accuracy in percent that others report, by 'data/label'.
+    published: the test figure that others report, accuracy in percent of images, by 'data/label'.
     match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
       that come as close with the units they have keep them.
   """
@@ -47,13 +50,20 @@ class Arm:
     group: arms of one config file are compared with each other; the file's name.
     label: names the arm among those of its group.
     arguments: of train.py, all but the seed and the workdir.
-    published: test accuracy in percent that others report, or None.
+    published: the first figure of its task, on the test split, that others report, or None.
+    task: of its config, by name.
   """
 
   group: str
   label: str
   arguments: tuple[str, ...]
   published: float | None = None
+  task: str = 'classification'  # what all were before there was another
+
+  @property
+  def kind(self) -> type[Task]:
+    """Its task."""
+    return TASKS[self.task]
 
   def run(self, seed: int) -> str:
     """Name of the folder of a run."""
@@ -195,12 +205,13 @@ def _checked(arms: Sequence[Arm], first: Arm, match: bool) -> list[Arm]:
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
   far = [arm for arm in arms if match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
-  return [_matched(arm, plans[arm], budget) if arm in far else arm for arm in arms]
+  sound = [_matched(arm, plans[arm], budget) if arm in far else arm for arm in arms]
+  return [dataclasses.replace(arm, task=plans[first].config.task) for arm in sound]
 
 
 def _matched(arm: Arm, plan: Plan, budget: int) -> Arm:
-  dataset = plan.dataset
-  model = match_parameters(plan.config.model, budget, dataset.image_shape, len(dataset.classes))
+  task = plan.task
+  model = match_parameters(plan.config.model, budget, lambda part: count_parameters(task.network(part), task.shape))
   units = (f'--config.model.{option}={count}' for option, count in units_of(model).items())
   return dataclasses.replace(arm, arguments=(*arm.arguments, *units))
 

@@ -5,11 +5,9 @@ import statistics
 from collections.abc import Sequence
 
 from hbf.comparison.grid import Arm, Grid
-from hbf.evaluation.figures import CLASSIFICATION, Figure
+from hbf.evaluation.figures import Figure
 from hbf.markdown import table
 from hbf.training.writers import read_metrics
-
-FIGURE = CLASSIFICATION[0]  # what the best is best by
 
 
 def held_out(grid: Grid, workdir: pathlib.Path) -> str:
@@ -18,16 +16,18 @@ def held_out(grid: Grid, workdir: pathlib.Path) -> str:
   parts = []
   for group in dict.fromkeys(arm.group for arm in grid.arms):
     arms = [arm for arm in grid.arms if arm.group == group]
-    means = [_mean(ends[arm], FIGURE) for arm in arms if ends[arm]]
-    best = FIGURE.better(means) if means else None
+    kind = arms[0].kind
+    first = kind.figures[0]
+    means = [_mean(ends[arm], first) for arm in arms if ends[arm]]
+    best = first.better(means) if means else None
     rows = []
     for arm in arms:
-      shown = [_cell(ends[arm], figure) for figure in CLASSIFICATION]
-      if ends[arm] and _mean(ends[arm], FIGURE) == best:
+      shown = [_cell(ends[arm], figure) for figure in kind.figures]
+      if ends[arm] and _mean(ends[arm], first) == best:
         shown[0] = f'**{shown[0]}**'
       rows.append((arm.label, str(len(ends[arm])), *shown))
-    header = ('model', 'seeds', *(f'{figure.label} (sd)' for figure in CLASSIFICATION))
-    parts += [f'{group}, held-out images at the end of training:', table(header, rows)]
+    header = ('model', 'seeds', *(f'{figure.label} (sd)' for figure in kind.figures))
+    parts += [f'{group}, held-out {kind.example}s at the end of training:', table(header, rows)]
   return '\n\n'.join(parts)
 
 

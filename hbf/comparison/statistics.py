@@ -36,17 +36,17 @@ def over_seeds(ours: Sequence[float], reference: Sequence[float]) -> Interval:
 
 
 def over_examples(ours: np.ndarray, reference: np.ndarray) -> Interval:
-  """Difference in accuracy, in points, with a paired bootstrap over the examples: would other test images show it?
+  """Difference of mean outcomes with a paired bootstrap over the examples: would other test examples show it?
 
   An example counts with its mean over the seeds, so the seeds are taken as they are. Reference: Efron & Tibshirani
   1993, percentile intervals.
 
   Args:
-    ours: bool [S, n], which examples each seed's model classified correctly.
-    reference: bool [S, n], of the same seeds and examples.
+    ours: [S, n], the outcome of each example with each seed's model, such as 100 where it was classified correctly.
+    reference: [S, n], of the same seeds and examples.
   """
-  differences = 100 * (ours.mean(axis=0) - reference.mean(axis=0))
-  # Few different values occur: drawing n examples with replacement is drawing how often each value occurs.
+  differences = ours.mean(axis=0) - reference.mean(axis=0)
+  # Of hits few different values occur: drawing n examples with replacement is drawing how often each value occurs.
   values, counts = np.unique(differences.round(9), return_counts=True)
   n = len(differences)
   drawn = np.random.default_rng(0).multinomial(n, counts / n, RESAMPLES) @ values / n

@@ -12,7 +12,7 @@ import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import IO
 
 import rich.console
@@ -31,16 +31,10 @@ class Published:
   Attributes:
     url: where.
     sha256: of its bytes, in hexadecimal.
-    classes: number of them.
-    image_shape: height, width, channels.
-    examples: number of them by split.
   """
 
   url: str
   sha256: str
-  classes: int
-  image_shape: tuple[int, int, int]
-  examples: Mapping[str, int]
 
   @property
   def name(self) -> str:

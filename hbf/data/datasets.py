@@ -8,7 +8,7 @@ from etils import epath
 
 from hbf.data import folder, prepare, prepared
 from hbf.data.sources import Blank, Source
-from hbf.errors import UserError, choose
+from hbf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ def load(
     classes, splits = folder.open_folder(root, image_size, test_split)
     return Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
   directory = os.path.expanduser(dir)
-  prepared_folder = prepared.find(name, directory) or _prepare(name, directory, download)
-  return _open_prepared(name, prepared_folder, test_split, image_size or None)
+  found = prepare.found_or_prepared(name, directory, download)
+  return _open_prepared(name, found, test_split, image_size or None)
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
@@ -63,9 +63,9 @@ def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
   Raises:
     UserError: its images vary in size, and no `image_size` is given.
   """
-  preparation = prepare.PREPARATIONS.get(name)
-  known = prepare.MANUAL.get(name) or (preparation and preparation.published)
-  if not known or prepared.find(name, os.path.expanduser(dir)):
+  entry = prepare.MANUAL.get(name) or prepare.PREPARATIONS.get(name)
+  known = entry.images if entry else None
+  if known is None or prepared.find(name, os.path.expanduser(dir)):
     return None
   shape = _image_shape(name, known.image_shape, image_size)
   splits = {split: Blank(count, shape) for split, count in known.examples.items()}
@@ -84,23 +84,8 @@ def _image_shape(
   return height, width, channels
 
 
-def _prepare(name: str, directory: str, download: bool) -> epath.Path:
-  """Prepares a data set that isn't, and returns its folder."""
-  try:
-    choose('data set', name, {**prepare.PREPARATIONS, **prepare.MANUAL, 'image_folder': None})
-  except UserError as error:
-    raise UserError(f'{error}; nor is a {name} that TFDS has prepared in {directory}') from None
-  prepare.refuse_manual(name, directory)
-  if prepare.PREPARATIONS[name].published is not None and not download:
-    raise UserError(
-      f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
-      f'`python -m hbf.data.prepare {name} --dir {directory}`, or set data.dir to where it is'
-    )
-  return prepare.prepare(name, directory, archive=None)
-
-
 def _open_prepared(name: str, path: epath.Path, test_split: str, image_size: int | None) -> Dataset:
-  builder = prepared.open_builder(path)
+  builder = prepared.open_images(path)
   features = builder.info.features
   shape = _image_shape(name, features['image'].shape, image_size)
   splits = {

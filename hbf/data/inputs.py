@@ -52,7 +52,7 @@ class Examples:
   sharding: NamedSharding = dataclasses.field(metadata={'static': True})
 
 
-Resident = Examples | None
+Resident = Any  # of images `Examples`, or None for a stream; of texts see `hbf.data.windows`
 
 
 class Input(abc.ABC):
@@ -72,10 +72,6 @@ class Input(abc.ABC):
   @abc.abstractmethod
   def __len__(self) -> int:
     """Returns the number of examples."""
-
-  @abc.abstractmethod
-  def sums(self) -> tuple[int, np.ndarray]:
-    """Returns a number of pixels, and of each channel's levels over them the sum and that of the squares: [2, C]."""
 
   @abc.abstractmethod
   def _host_batches(
@@ -105,7 +101,15 @@ class Input(abc.ABC):
       yield from _look_ahead(_put(stack, sharding, (size, order.batch_size)) for stack in stacks)
 
 
-class DeviceInput(Input):
+class ImageInput(Input):
+  """Of images."""
+
+  @abc.abstractmethod
+  def sums(self) -> tuple[int, np.ndarray]:
+    """Returns a number of pixels, and of each channel's levels over them the sum and that of the squares: [2, C]."""
+
+
+class DeviceInput(ImageInput):
   """Holds all images and labels as uint8 and int32 in the memory of the devices."""
 
   resident: Examples
@@ -147,7 +151,7 @@ class DeviceInput(Input):
       yield {'index': order(step)[rows]}
 
 
-class StreamInput(Input):
+class StreamInput(ImageInput):
   """Reads batches with Grain while the devices work, in threads or in worker processes."""
 
   def __init__(self, source: Source, sharding: NamedSharding, workers: int):
@@ -188,7 +192,7 @@ class StreamInput(Input):
     yield from read_in_processes(batches, count) if count else read_in_threads(batches)
 
 
-def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int, resident_bytes: int) -> Input:
+def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int, resident_bytes: int) -> ImageInput:
   """Makes the input for a source.
 
   Args:
@@ -306,7 +310,7 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
   )
 
 
-def channel_statistics(data: Input) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(data: ImageInput) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Returns the mean and the standard deviation of each channel, in units of 1 = white.
 
   They are exact over all pixels of the device-resident input, and of 4,096 evenly spaced examples of a stream, which

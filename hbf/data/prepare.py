@@ -14,8 +14,23 @@ from etils import epath
 
 from hbf.data import archives, prepared
 from hbf.data.archives import Published
-from hbf.data.builders import cifar, digits, tiny_imagenet
+from hbf.data.builders import cifar, digits, tiny_imagenet, tiny_shakespeare
 from hbf.errors import UserError, choose
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """What is known of a data set of labelled images that needn't be there.
+
+  Attributes:
+    classes: number of them.
+    image_shape: height, width, channels; None where it varies.
+    examples: number of them by split, `test` being the one to test on.
+  """
+
+  classes: int
+  image_shape: tuple[int | None, int | None, int]
+  examples: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +40,12 @@ class Preparation:
   Attributes:
     builder: makes its TFDS builder; takes `data_dir`, `file_format` and, unless `published` is None, `archive`.
     published: its archive; None if the data need none.
+    images: what it is of; None if it is of texts, or always there.
   """
 
   builder: Callable[..., tfds.core.DatasetBuilder]
-  published: Published | None
+  published: Published | None = None
+  images: Images | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,63 +55,85 @@ class Manual:
   Attributes:
     page: where.
     files: names of the archives.
-    classes: number of them.
-    image_shape: height, width, channels; None where it varies.
-    examples: number of them by split, `test` being the one to test on.
+    images: what it is of.
   """
 
   page: str
   files: tuple[str, ...]
-  classes: int
-  image_shape: tuple[int | None, int | None, int]
-  examples: Mapping[str, int]
+  images: Images
 
 
 MANUAL: Mapping[str, Manual] = {
   'imagenet2012': Manual(
     'https://image-net.org/download-images',
     ('ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'),
-    classes=1000,
-    image_shape=(None, None, 3),
-    examples={'train': 1_281_167, 'test': 50_000},
+    Images(classes=1000, image_shape=(None, None, 3), examples={'train': 1_281_167, 'test': 50_000}),
   ),
 }
 
 # The checksums of both CIFARs are TFDS's (url_checksums in its package). Tiny ImageNet's publisher states none: it's
 # the one that several public projects give of the file of 248,100,043 bytes.
 PREPARATIONS: Mapping[str, Preparation] = {
-  'digits': Preparation(digits.Digits, None),
+  'digits': Preparation(digits.Digits),
   'cifar10': Preparation(
     cifar.Cifar10,
     Published(
       'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
       'c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd',
-      classes=10,
-      image_shape=(32, 32, 3),
-      examples={'train': 50_000, 'test': 10_000},
     ),
+    Images(10, (32, 32, 3), {'train': 50_000, 'test': 10_000}),
   ),
   'cifar100': Preparation(
     cifar.Cifar100,
     Published(
       'https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
       '58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec',
-      classes=100,
-      image_shape=(32, 32, 3),
-      examples={'train': 50_000, 'test': 10_000},
     ),
+    Images(100, (32, 32, 3), {'train': 50_000, 'test': 10_000}),
   ),
   'tiny_imagenet': Preparation(
     tiny_imagenet.TinyImagenet,
     Published(
       'https://cs231n.stanford.edu/tiny-imagenet-200.zip',
       '6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821',
-      classes=200,
-      image_shape=(64, 64, 3),
-      examples={'train': 100_000, 'test': 10_000},
+    ),
+    Images(200, (64, 64, 3), {'train': 100_000, 'test': 10_000}),
+  ),
+  'tiny_shakespeare': Preparation(
+    tiny_shakespeare.TinyShakespeare,
+    Published(
+      'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
+      '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed',
     ),
   ),
 }
+# Data that lie elsewhere, or come with Python, and what to do instead of preparing them.
+UNPREPARED: Mapping[str, str] = {
+  'image_folder': 'set data.root to the folder',
+  'text_file': 'set data.root to the file or folder',
+  'python': 'it comes with Python',
+}
+
+
+def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
+  """The folder of a data set, which is prepared if it isn't and needs no download, or may have one.
+
+  Raises:
+    UserError: it is unknown, or not prepared; the message says what to do.
+  """
+  if folder := prepared.find(name, directory):
+    return folder
+  try:
+    choose('data set', name, {**PREPARATIONS, **MANUAL, **UNPREPARED})
+  except UserError as error:
+    raise UserError(f'{error}; nor is a {name} that TFDS has prepared in {directory}') from None
+  refuse_manual(name, directory)
+  if name in PREPARATIONS and PREPARATIONS[name].published is not None and not download:
+    raise UserError(
+      f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
+      f'`python -m hbf.data.prepare {name} --dir {directory}`, or set data.dir to where it is'
+    )
+  return prepare(name, directory, archive=None)
 
 
 def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
@@ -111,8 +150,8 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
   Raises:
     UserError: the name is unknown, the archive missing, damaged or another, or the directory can't be written.
   """
-  if name == 'image_folder':
-    raise UserError('image_folder needs no preparation; expected in the config only: set data.root to the folder')
+  if name in UNPREPARED:
+    raise UserError(f'{name} needs no preparation; expected in the config only: {UNPREPARED[name]}')
   refuse_manual(name, directory)
   preparation = choose('data set', name, PREPARATIONS)
   if '://' in directory:

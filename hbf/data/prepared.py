@@ -91,7 +91,7 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
     folder: DIR/NAME/VERSION, as `find` returns it.
 
   Raises:
-    UserError: it isn't stored as ArrayRecord, lacks files, or doesn't hold labelled uint8 images.
+    UserError: it isn't stored as ArrayRecord, or lacks files.
   """
   try:
     builder = tfds.builder_from_directory(folder)
@@ -101,8 +101,43 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
     ) from error
   _require_array_record(builder, folder)
   _require_files(builder, folder)
+  return builder
+
+
+def open_images(folder: epath.Path) -> tfds.core.DatasetBuilder:
+  """Opens a prepared data set of labelled images.
+
+  Raises:
+    UserError: as `open_builder`, or it doesn't hold labelled uint8 images.
+  """
+  builder = open_builder(folder)
   _require_labelled_images(builder, folder)
   return builder
+
+
+def open_texts(folder: epath.Path) -> tfds.core.DatasetBuilder:
+  """Opens a prepared data set of texts.
+
+  Raises:
+    UserError: as `open_builder`, or it doesn't hold texts.
+  """
+  builder = open_builder(folder)
+  features = dict(builder.info.features.items())
+  if not isinstance(features.get('text'), tfds.features.Text):
+    raise UserError(
+      f'{folder} has the features {", ".join(sorted(features))}; expected `text`: choose another data set'
+    )
+  return builder
+
+
+def read_texts(builder: tfds.core.DatasetBuilder, split: str) -> Iterator[bytes]:
+  """Yields the texts of one split of a builder that `open_texts` returned.
+
+  Raises:
+    UserError: there is no such split.
+  """
+  for record in _records(builder, split):
+    yield tf_example_pb2.Example.FromString(record).features.feature['text'].bytes_list.value[0]
 
 
 def _require_array_record(builder: tfds.core.DatasetBuilder, folder: epath.Path) -> None:
@@ -137,25 +172,29 @@ def _require_labelled_images(builder: tfds.core.DatasetBuilder, folder: epath.Pa
 
 
 def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) -> TfdsSource:
-  """Opens one split of a builder that `open_builder` returned; `size` as for `TfdsSource`.
+  """Opens one split of a builder that `open_images` returned; `size` as for `TfdsSource`.
 
   Raises:
     UserError: there is no such split, or its examples have no labels.
   """
-  if split not in builder.info.splits:
-    raise UserError(
-      f'{builder.data_path} has the splits {", ".join(builder.info.splits)}, not {split!r}; expected train and one '
-      'to test on: set data.test_split to its name'
-    )
-  raw = tfds.decode.DeserializeMethod.RAW_BYTES
-  records = builder.as_data_source(split, deserialize_method=raw, file_format='array_record')
-  source = TfdsSource(records, builder.info.features['image'].shape[-1], size)
+  source = TfdsSource(_records(builder, split), builder.info.features['image'].shape[-1], size)
   if len(source) and source[0][1] < 0:  # TFDS has −1 where labels aren't public.
     raise UserError(
       f'the split {split!r} of {builder.data_path} has no labels; expected one that has: set data.test_split to '
       'another of ' + ', '.join(builder.info.splits)
     )
   return source
+
+
+def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
+  """The serialised examples of a split."""
+  if split not in builder.info.splits:
+    raise UserError(
+      f'{builder.data_path} has the splits {", ".join(builder.info.splits)}, not {split!r}; expected train and one '
+      'to test on: set data.test_split to its name'
+    )
+  raw = tfds.decode.DeserializeMethod.RAW_BYTES
+  return builder.as_data_source(split, deserialize_method=raw, file_format='array_record')
 
 
 def count(builder: tfds.core.DatasetBuilder) -> dict[str, int]:

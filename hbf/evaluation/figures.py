@@ -35,5 +35,13 @@ NLL = Figure('nll', 'nats', min, '.3f')
 ECE = Figure('ece', '%', min)
 LOSS = Figure('loss', 'nats', min, '.3f')  # what training minimises
 
-# Of a classifier; the first ranks checkpoints and arms.
+TOKEN_NLL = Figure('token_nll', 'nats a token', min, '.4f')
+PERPLEXITY = Figure('perplexity', 'tokens', min, '.3f')
+BITS_PER_BYTE = Figure('bits_per_byte', 'bits', min, '.4f')
+FIGURES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
+
+# Of a classifier, of a model that tells the next token, and of one that tells masked ones; the first of each ranks
+# checkpoints and arms.
 CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)
+NEXT_TOKEN = (TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE, ACCURACY)
+MASKED_TOKEN = (TOKEN_NLL, PERPLEXITY, ACCURACY)

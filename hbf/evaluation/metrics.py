@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hbf.evaluation import exact
 from hbf.evaluation.figures import ACCURACY, ECE, NLL, TOP5
 
 BINS = 15  # of confidence, for the calibration error; the usual number (Guo et al. 2017)
@@ -51,24 +52,11 @@ class Counts(flax.struct.PyTreeNode):
     return Counts(
       confusion=self.confusion.at[labels, predictions].add(mask.astype(jnp.int32)),
       top5=self.top5 + jnp.sum((best == labels[:, None]).any(axis=-1) & mask, dtype=jnp.int32),
-      nll=_add(self.nll, jnp.sum(nll, where=mask)),
+      nll=exact.add(self.nll, jnp.sum(nll, where=mask)),
       bin_examples=self.bin_examples.at[bins].add(mask.astype(jnp.int32)),
       bin_correct=self.bin_correct.at[bins].add(correct.astype(jnp.int32)),
-      bin_confidence=_add(self.bin_confidence, jnp.zeros(BINS).at[bins].add(jnp.where(mask, confidence, 0.0))),
+      bin_confidence=exact.add(self.bin_confidence, jnp.zeros(BINS).at[bins].add(jnp.where(mask, confidence, 0.0))),
     )
-
-
-def _add(total: jax.Array, value: jax.Array) -> jax.Array:
-  """A sum and the rest that rounding keeps out of it, with a value added: together as good as 48 bits.
-
-  Reference: Dekker 1971, "A floating-point technique for extending the available precision"; Knuth's TwoSum first.
-  """
-  old, rest = total
-  new = old + value
-  added = new - old
-  rest += (old - (new - added)) + (value - added)
-  both = new + rest
-  return jnp.stack([both, rest - (both - new)])
 
 
 def summarise(counts: Counts) -> dict[str, Any]:
@@ -80,7 +68,7 @@ def summarise(counts: Counts) -> dict[str, Any]:
     bin of confidence its examples, accuracy and mean confidence in percent.
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
-  nll, bin_confidence = (total.astype(np.float64).sum(axis=0) for total in (c.nll, c.bin_confidence))
+  nll, bin_confidence = exact.value(c.nll), exact.value(c.bin_confidence)
   n, correct = int(c.confusion.sum()), int(np.trace(c.confusion))
   of_class = c.confusion.sum(axis=1)
   per_class = [100 * int(hit) / int(m) if m else None for hit, m in zip(np.diag(c.confusion), of_class, strict=True)]

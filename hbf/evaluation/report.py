@@ -5,11 +5,11 @@ from typing import Any
 
 from rich.console import Console
 
-from hbf.evaluation.figures import CLASSIFICATION
+from hbf.evaluation.figures import FIGURES
 from hbf.markdown import table
 
 # How a value is written, and its unit; others as they are.
-FORMS = {figure.name: (figure.form, figure.unit) for figure in CLASSIFICATION}
+FORMS = {figure.name: (figure.form, figure.unit) for figure in FIGURES}
 FORMS |= {'train_seconds': ('.2f', 's'), 'compile_seconds': ('.2f', 's')}
 MOST_CLASSES = 20  # that are all shown
 

@@ -11,8 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.datasets import describe
-from hbf.data.inputs import abstract_batch, abstract_resident
-from hbf.evaluation.metrics import Counts
+from hbf.tasks.registry import make_task
 from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call, with_sharding
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.sharding import batch_sharding, check_batch_size, check_tensor, make_mesh
@@ -57,14 +56,15 @@ class Programs:
 def plan_of(config: ConfigDict) -> Plan:
   """The plan of a config, whose published data set and whose `init_from` needn't be there."""
   data = config.data
-  return make_plan(config, resumed=True, dataset=describe(data.name, data.dir, data.image_size))
+  described = describe(data.name, data.dir, data.image_size) if config.task == 'classification' else None
+  return make_plan(config, resumed=True, dataset=described)
 
 
 def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   """Traces the train step and the evaluation step of a config.
 
-  Images are never read: a published data set needn't be there. The mean and deviation of channels are constants of
-  the programs; here they are 1/2 and 1/4.
+  Examples are never read: a published data set needn't be there. What is measured on them are constants of the
+  programs; here others stand for them.
 
   Args:
     config: as `configs/` make it.
@@ -76,20 +76,16 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   mesh, plan = make_mesh(devices, config.mesh), plan_of(config)
   check_tensor(config.model, mesh)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
-  config = config.copy_and_resolve_references()
-  shape, sharding = plan.dataset.image_shape, batch_sharding(mesh)
-  config.data.update(mean=(0.5,) * shape[-1], std=(0.25,) * shape[-1])
-  objective, evaluator = make_objective(config), make_evaluator(config, plan.model, mesh)
-  residents = {
-    split: abstract_resident(config.data.input, len(source), shape, sharding, config.data.resident_bytes)
-    for split, source in plan.splits.items()
-  }
-  resident, tested = residents['train'], residents['test']
-  steps = steps_per_call(config.train.steps_per_call, resident is not None, mesh)
-  stack = abstract_batch(resident, shape, sharding, steps, config.train.batch_size)
-  batch = abstract_batch(tested, shape, sharding, evaluator.batch_size)
+  sharding, splits = batch_sharding(mesh), plan.splits
+  config = plan.task.measured(config, None)
+  task = make_task(config, plan.task.dataset)
+  objective, evaluator = make_objective(config, task), make_evaluator(config, task, plan.model, mesh)
+  residents = {split: task.shapes(source, sharding, 1)[0] for split, source in splits.items()}
+  steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)
+  resident, stack = task.shapes(splits['train'], sharding, steps, config.train.batch_size)
+  tested, batch = task.shapes(splits['test'], sharding, evaluator.batch_size)
   state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
-  counts = with_sharding(jax.eval_shape(lambda: Counts.zeros(plan.model.classes)), mesh)
+  counts = with_sharding(jax.eval_shape(task.zeros), mesh)
   with jax.set_mesh(mesh):  # type: ignore[arg-type]  # not an abstract one
     train = jit_steps(plan, objective, mesh, state).trace(state, resident, stack, np.int32(1))
     evaluate = evaluator.step.trace(counts, {'params': state.params}, tested, batch)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -10,6 +11,7 @@ from hbf.errors import choose
 from hbf.models.classifier import ImageClassifier
 from hbf.models.embedding import PatchEmbedding
 from hbf.models.flops import count_flops
+from hbf.models.language import LanguageModel
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 
@@ -22,9 +24,44 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
   Raises:
     UserError: unknown model, option or dtype. What only shapes tell is found by `abstract_params`.
   """
+  embed = PatchEmbedding(
+    width=config.width,
+    patch=config.patch,
+    pool=config.pool,
+    positions=config.positions,
+    stem=config.stem,
+    **_shared(config),
+  )
+  return ImageClassifier(embed, _build_trunk(config), classes)
+
+
+def build_language_model(config: ConfigDict, vocabulary: int, length: int, causal: bool) -> LanguageModel:
+  """The language model that `config` (the `model` part) describes; no parameters are made.
+
+  Args:
+    config: of its sizes and stages.
+    vocabulary: number of tokens.
+    length: most tokens of a text.
+    causal: whether a token sees only those before it and itself.
+
+  Raises:
+    UserError: as `build_model`.
+  """
+  return LanguageModel(
+    _build_trunk(config),
+    vocabulary=vocabulary,
+    length=length,
+    width=config.width,
+    positions=config.positions,
+    causal=causal,
+    tied=config.tied,
+    **_shared(config),
+  )
+
+
+def _build_trunk(config: ConfigDict) -> Trunk:
   stage1, stage2 = make_stages(config.name, config.heads, config.stage1, config.stage2)
-  shared: dict[str, Any] = {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}
-  trunk = Trunk(
+  return Trunk(
     depth=config.depth,
     stage1=stage1,
     stage2=stage2,
@@ -34,37 +71,38 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
     parallel=config.parallel,
     layer_scale=config.layer_scale,
     drop_path=config.drop_path,
-    **shared,
+    **_shared(config),
   )
-  embed = PatchEmbedding(
-    width=config.width,
-    patch=config.patch,
-    pool=config.pool,
-    positions=config.positions,
-    stem=config.stem,
-    **shared,
-  )
-  return ImageClassifier(embed, trunk, classes)
 
 
-def abstract_params(model: ImageClassifier, image_shape: tuple[int, int, int]) -> Any:
-  """Shapes and types of the model's parameters for images [height, width, channels]; nothing is computed.
+def _shared(config: ConfigDict) -> dict[str, Any]:
+  """What a trunk and what stands before it have in common."""
+  return {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}
+
+
+def abstract_params(model: nn.Module, shape: tuple[int, ...]) -> Any:
+  """Shapes and types of the model's parameters for examples of a shape; nothing is computed.
 
   Raises:
     UserError: the patch doesn't divide the image, the heads don't divide the width, or an option isn't known.
   """
-  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  return jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), images)['params']
+  return jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), _example(model, shape))['params']
 
 
-def count_parameters(model: ImageClassifier, image_shape: tuple[int, int, int]) -> int:
+def count_parameters(model: nn.Module, shape: tuple[int, ...]) -> int:
   """Learned numbers of the model."""
-  return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model, image_shape)))
+  return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model, shape)))
 
 
-def flops_per_image(model: ImageClassifier, image_shape: tuple[int, int, int]) -> int:
-  """Floating-point operations of one image's forward pass, see `hbf.models.flops.count_flops`."""
-  image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+def flops_per_example(model: nn.Module, shape: tuple[int, ...]) -> int:
+  """Floating-point operations of one example's forward pass, see `hbf.models.flops.count_flops`."""
   return count_flops(
-    lambda params, x: model.apply({'params': params}, x, train=False), abstract_params(model, image_shape), image
+    lambda params, x: model.apply({'params': params}, x, train=False),
+    abstract_params(model, shape),
+    _example(model, shape),
   )
+
+
+def _example(model: nn.Module, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+  """A batch of one, as the model takes it."""
+  return jax.ShapeDtypeStruct((1, *shape), model.input_dtype)

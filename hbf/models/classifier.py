@@ -1,5 +1,7 @@
 """Image classifier: an embedding, homogeneous blocks, a linear head."""
 
+from typing import Any, ClassVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,10 @@ class ImageClassifier(nn.Module):
     embed: makes tokens of images.
     trunk: the blocks and the last norm.
     classes: number of logits.
+    input_dtype: of what it is called with.
   """
+
+  input_dtype: ClassVar[Any] = jnp.float32
 
   embed: PatchEmbedding
   trunk: Trunk

@@ -57,7 +57,7 @@ def generate(
   prompts: Sequence[Sequence[int]],
   count: int,
   sampling: Sampling = Sampling(),
-  seed: int = 0,
+  seed: int | jax.Array = 0,
   stop: int | None = None,
 ) -> list[np.ndarray]:
   """Goes on with each prompt; prompts may be of different lengths.
@@ -70,7 +70,7 @@ def generate(
     prompts: tokens, at least one each.
     count: most tokens to write.
     sampling: how they are drawn.
-    seed: of what is drawn.
+    seed: of what is drawn, or a key of JAX.
     stop: a token that ends a text, and isn't part of it; None: none does.
 
   Returns:
@@ -87,8 +87,40 @@ def generate(
     row[: len(prompt)] = prompt
   # Neither changes the parameters, and loops have no cache.
   model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
-  written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, jax.random.key(seed)))
+  key = jax.random.key(seed) if isinstance(seed, int) else seed
+  written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, key))
   return [row[: np.argmax(row < 0)] if np.any(row < 0) else row for row in written]
+
+
+def generate_on(
+  model: LanguageModel,
+  variables: Any,
+  prompts: Sequence[Sequence[int]],
+  count: int,
+  sampling: Sampling = Sampling(),
+  seed: int = 0,
+  stop: int | None = None,
+) -> list[np.ndarray]:
+  """As `generate`, but texts may become longer than the model: where it is full, it forgets their first half.
+
+  It then reads their last `length // 2` tokens anew, at the places where a text begins.
+
+  Raises:
+    UserError: as `generate`; prompts must fit.
+  """
+  kept = model.length // 2
+  written = [np.zeros(0, np.int32) for _ in prompts]
+  going, part, room = True, 0, min(count, max(1, model.length - max(map(len, prompts), default=0)))
+  ended = [False] * len(prompts)
+  while going:
+    read = [[*prompt, *text][-kept if part else 0 :] for prompt, text in zip(prompts, written, strict=True)]
+    key = jax.random.fold_in(jax.random.key(seed), part)
+    new = generate(model, variables, read, room, sampling, key, stop)
+    written = [text if end else np.append(text, more) for text, more, end in zip(written, new, ended, strict=True)]
+    ended = [end or len(more) < room for end, more in zip(ended, new, strict=True)]
+    going = not all(end or len(text) >= count for text, end in zip(written, ended, strict=True))
+    part, room = part + 1, model.length - kept
+  return [text[:count] for text in written]
 
 
 def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], count: int) -> None:

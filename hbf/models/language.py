@@ -1,7 +1,7 @@
 """Language model: tokens of a text, homogeneous blocks, a head over the vocabulary."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -32,7 +32,10 @@ class LanguageModel(nn.Module):
     tied: whether the head's weights are the vectors of the tokens (Press & Wolf 2017).
     dropout: rate, on the embedded tokens.
     dtype: of the products; parameters are float32.
+    input_dtype: of what it is called with.
   """
+
+  input_dtype: ClassVar[Any] = jnp.int32
 
   trunk: Trunk
   vocabulary: int

@@ -1,24 +1,24 @@
 """Models of equal size: how many centres or hidden units a model needs to have a given number of parameters."""
 
+from collections.abc import Callable
+
 from ml_collections import ConfigDict
 
 from hbf.errors import UserError
-from hbf.models.build import build_model, count_parameters
 from hbf.nn.registry import size_option
 
 TOLERANCE = 0.01  # of the budget
 
 
 def match_parameters(
-  config: ConfigDict, budget: int, image_shape: tuple[int, int, int], classes: int, tolerance: float = TOLERANCE
+  config: ConfigDict, budget: int, parameters: Callable[[ConfigDict], int], tolerance: float = TOLERANCE
 ) -> ConfigDict:
   """The model with as many units as bring it closest to a number of parameters.
 
   Args:
     config: the `model` part of a config; it isn't changed.
     budget: learned numbers of the whole model.
-    image_shape: height, width, channels.
-    classes: number of classes.
+    parameters: of the model that such a part describes.
     tolerance: how far from the budget the model may be, as a part of the budget.
 
   Raises:
@@ -30,7 +30,7 @@ def match_parameters(
   stage, option = size
 
   def count(units: int) -> int:
-    return count_parameters(build_model(_with_units(config, stage, option, units), classes), image_shape)
+    return parameters(_with_units(config, stage, option, units))
 
   # Every unit of a stage costs the same.
   one, two = count(1), count(2)

@@ -18,12 +18,11 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from hbf.errors import UserError
-from hbf.evaluation.figures import CLASSIFICATION
+from hbf.evaluation.figures import Figure
 from hbf.training import processes
 from hbf.training.checksum import checksum
 from hbf.training.state import TrainState
 
-RANKS = CLASSIFICATION[0]  # says which checkpoint is the best
 ITEMS = ('params', 'training', 'average')  # of a checkpoint
 UNCHECKED = {'seconds', 'steps'}  # what a checkpoint may say of itself that has no checksums, being older
 
@@ -57,6 +56,7 @@ class Checkpoints:
     self,
     folder: pathlib.Path,
     keep: int = 1,
+    ranks: Figure | None = None,
     scores: Mapping[int, float] | None = None,
     read_only: bool = False,
   ):
@@ -65,13 +65,14 @@ class Checkpoints:
     Args:
       folder: made if it is missing, unless read_only.
       keep: how many of the latest checkpoints stay; the best stays too.
-      scores: by step, the figure RANKS on the held-out part of train; steps may have no checkpoint, or no figure.
+      ranks: says which checkpoint is the best; None: none is.
+      scores: by step, this figure on the held-out part of train; steps may have no checkpoint, or no figure.
       read_only: never write or delete.
     """
-    self._scores = dict(scores or {})
+    self._ranking = _Ranking(ranks, dict(scores or {}))
     self._folder = folder
     # With max_to_keep and a best_fn Orbax would throw away the newest checkpoint.
-    self._policy = None if read_only else AnyPreservationPolicy([LatestN(keep), _Best(self._scores)])
+    self._policy = None if read_only else AnyPreservationPolicy([LatestN(keep), _Best(self._ranking)])
     self._open()
 
   def _open(self) -> None:
@@ -81,13 +82,14 @@ class Checkpoints:
 
   def score(self, step: int, value: float) -> bool:
     """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
-    best = _best(self._manager.all_steps(), self._scores)
-    self._scores[step] = value
-    return best is None or (value != self._scores[best] and RANKS.better(value, self._scores[best]) == value)
+    assert self._ranking.figure is not None, 'of what?'
+    best = self._ranking.best(self._manager.all_steps())
+    self._ranking.scores[step] = value
+    return best is None or (self._ranking.best([step, best]) == step and value != self._ranking.scores[best])
 
   def scored(self, step: int) -> bool:
     """Whether the figure of a step is known."""
-    return step in self._scores
+    return step in self._ranking.scores
 
   def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
     """Starts to write the state, with what is to be known of it (for JSON); returns when its arrays may change."""
@@ -108,7 +110,7 @@ class Checkpoints:
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
-    """The step of checkpoint 'latest', 'best' (by the figure RANKS on the held-out part of train) or a number.
+    """The step of checkpoint 'latest', 'best' (by the figure that ranks, on the held-out part of train) or a number.
 
     Raises:
       UserError: there is no such checkpoint; the message names those that exist.
@@ -119,11 +121,9 @@ class Checkpoints:
     if which == 'latest':
       return steps[-1]
     if which == 'best':
-      best = _best(steps, self._scores)
+      best = self._ranking.best(steps)
       if best is None:
-        raise UserError(
-          f'no checkpoint has a validation {RANKS.name} (data.validation was 0): use --checkpoint=latest'
-        )
+        raise UserError(f'no checkpoint has {self._ranking} (data.validation was 0): use --checkpoint=latest')
       return best
     if which.isdecimal() and int(which) in steps:
       return int(which)
@@ -243,24 +243,34 @@ def _renamed(folder: pathlib.Path) -> pathlib.Path:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Ranking:
+  """Which checkpoint is the best, by a figure and its values by step."""
+
+  figure: Figure | None
+  scores: dict[int, float]
+
+  def best(self, steps: Iterable[int]) -> int | None:
+    """The best of the steps that have a figure, of equal ones the first; None if none has one."""
+    ranked = sorted(step for step in steps if step in self.scores)
+    if not ranked or self.figure is None:
+      return None
+    value = self.figure.better(self.scores[step] for step in ranked)
+    return next(step for step in ranked if self.scores[step] == value)
+
+  def __str__(self) -> str:
+    return f'a validation {self.figure.name if self.figure else "figure"}'
+
+
+@dataclasses.dataclass(frozen=True)
 class _Best:
   """Has Orbax keep the best checkpoint; Orbax's own policy knows the figures of the moment of saving only."""
 
-  scores: Mapping[int, float]
+  ranking: _Ranking
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     del context
-    best = _best((checkpoint.step for checkpoint in checkpoints), self.scores)
+    best = self.ranking.best(checkpoint.step for checkpoint in checkpoints)
     return [checkpoint.step == best for checkpoint in checkpoints]
-
-
-def _best(steps: Iterable[int], scores: Mapping[int, float]) -> int | None:
-  """The best of the steps that have a figure, of equal ones the first; None if none has one."""
-  ranked = sorted(step for step in steps if step in scores)
-  if not ranked:
-    return None
-  value = RANKS.better(scores[step] for step in ranked)
-  return next(step for step in ranked if scores[step] == value)
 
 
 @contextlib.contextmanager

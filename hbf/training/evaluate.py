@@ -5,21 +5,21 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hbf.data.datasets import Dataset
-from hbf.data.identity import identity
 from hbf.errors import UserError, choose
-from hbf.models.build import abstract_params, build_model, count_parameters
-from hbf.models.classifier import ImageClassifier
+from hbf.models.build import abstract_params, count_parameters
+from hbf.tasks.registry import make_task
+from hbf.tasks.task import Task
 from hbf.training import processes
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.experiment import load_dataset, make_evaluator, make_splits, open_split, with_sharding
+from hbf.training.experiment import make_evaluator, make_splits, with_sharding
 from hbf.training.machine import device_name
-from hbf.training.sharding import make_mesh
-from hbf.training.workdir import check_data, load_config, write_json
+from hbf.training.sharding import batch_sharding, make_mesh
+from hbf.training.workdir import check_data, kind_of, load_config, write_json
 from hbf.training.writers import validation_scores
 
 
@@ -28,12 +28,12 @@ class Evaluation:
   """Figures of one checkpoint on one split.
 
   Attributes:
-    result: what was evaluated, and `hbf.evaluation.metrics.summarise`'s figures.
-    classes: names, by label.
+    result: what was evaluated, and what `hbf.tasks.task.Task.summarise` says of it.
+    task: of the run.
   """
 
   result: dict[str, Any]
-  classes: tuple[str, ...]
+  task: Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Restored:
   Attributes:
     config: of the run.
     mesh: the devices.
-    dataset: of the run.
+    task: of the run.
     step: of the checkpoint.
     model: the network.
     params: its parameters, or their average, on the mesh.
@@ -51,9 +51,9 @@ class Restored:
 
   config: ConfigDict
   mesh: Mesh
-  dataset: Dataset
+  task: Task
   step: int
-  model: ImageClassifier
+  model: nn.Module
   params: Any
 
 
@@ -62,19 +62,24 @@ def restore(
   checkpoint: str,
   devices: Sequence[jax.Device] | None = None,
   average: bool = False,
+  dataset: Any = None,
   **moved: str,
 ) -> Restored:
-  """Restores a checkpoint; arguments and errors as for `evaluate_workdir`."""
+  """Restores a checkpoint; arguments and errors as for `evaluate_workdir`.
+
+  A data set that is given isn't looked for, nor compared to the run's.
+  """
   config = load_config(workdir)
   config.data.update({key: value for key, value in moved.items() if value})
   checkpoints = _checkpoints(workdir)
   step = checkpoints.find(checkpoint)
-  mesh, dataset = _make_mesh(jax.devices() if devices is None else devices, config), load_dataset(config)
-  check_data(workdir, identity(dataset))
-  model = build_model(config.model, len(dataset.classes))
-  abstract = with_sharding(abstract_params(model, dataset.image_shape), mesh)
+  mesh, task = _make_mesh(jax.devices() if devices is None else devices, config), make_task(config, dataset)
+  if dataset is None:
+    check_data(workdir, task.identity())
+  model = task.network(config.model)
+  abstract = with_sharding(abstract_params(model, task.shape), mesh)
   params = checkpoints.restore_params(step, abstract, average)
-  return Restored(config, mesh, dataset, step, model, params)
+  return Restored(config, mesh, task, step, model, params)
 
 
 def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
@@ -86,7 +91,8 @@ def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
 
 
 def _checkpoints(workdir: pathlib.Path) -> Checkpoints:
-  return Checkpoints(workdir / 'checkpoints', scores=validation_scores(workdir), read_only=True)
+  ranks = kind_of(workdir).figures[0]
+  return Checkpoints(workdir / 'checkpoints', ranks=ranks, scores=validation_scores(workdir, ranks), read_only=True)
 
 
 def _find(workdir: pathlib.Path, checkpoint: str) -> int:
@@ -120,18 +126,18 @@ def evaluate_workdir(
   step = processes.from_first(lambda: _find(workdir, checkpoint))
   with processes.agreed():
     restored = restore(workdir, str(step), devices, average, **moved)
-    config, dataset, mesh = restored.config, restored.dataset, restored.mesh
-    source = choose('split', split, make_splits(dataset, config.data.validation))
-    examples = open_split(config, mesh, source)
+    config, task, mesh = restored.config, restored.task, restored.mesh
+    source = choose('split', split, make_splits(task, config.data.validation))
+    examples = task.open(source, batch_sharding(mesh))
   processes.meet(mesh)
-  evaluator = make_evaluator(config, restored.model, mesh)
+  evaluator = make_evaluator(config, task, restored.model, mesh)
   summary = evaluator(restored.params, examples).summary
   about = {
     'dataset': config.data.name,
     'model': config.model.name,
     'recipe': config.recipe,
     'seed': config.seed,
-    'params': count_parameters(restored.model, dataset.image_shape),
+    'params': count_parameters(restored.model, task.shape),
     'checkpoint': restored.step,
     'split': split,
     'evaluated': 'average' if average else 'parameters',
@@ -140,4 +146,4 @@ def evaluate_workdir(
   result = about | summary
   path = workdir / f'eval-{split}-{restored.step}{"-average" if average else ""}.json'
   processes.from_first(lambda: write_json(path, result))
-  return Evaluation(result, dataset.classes)
+  return Evaluation(result, task)

@@ -5,21 +5,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hbf.data.datasets import Dataset, load
-from hbf.data.inputs import Input, channel_statistics, make_input
-from hbf.data.mixing import read_mix
+from hbf.data.inputs import Input
 from hbf.data.order import TrainOrder
-from hbf.data.sources import Source, hold_out
-from hbf.data.transforms import check_size, read_transforms
 from hbf.errors import UserError
-from hbf.evaluation.evaluator import Evaluator
-from hbf.models.build import build_model, count_parameters, flops_per_image
-from hbf.models.classifier import ImageClassifier
+from hbf.models.build import count_parameters, flops_per_example
+from hbf.tasks.evaluator import Evaluator
+from hbf.tasks.registry import make_task
+from hbf.tasks.task import Task
 from hbf.training import processes
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
@@ -38,11 +36,11 @@ from hbf.training.state import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a config and a data set's description say of a run, before an image is read.
+  """What a config and a data set's description say of a run, before an example is read.
 
   Attributes:
     config: of the run.
-    dataset: where its images come from.
+    task: what the network is trained for, on a data set; measured in an `Experiment` only.
     splits: sources of train, validation (missing if none is held out) and test.
     model: the network.
     parameters: learned numbers of the model.
@@ -54,9 +52,9 @@ class Plan:
   """
 
   config: ConfigDict
-  dataset: Dataset
-  splits: Mapping[str, Source]
-  model: ImageClassifier
+  task: Task
+  splits: Mapping[str, Any]
+  model: nn.Module
   parameters: int
   clock: Clock
   due: Mapping[str, Every]
@@ -76,7 +74,7 @@ class Experiment(Plan):
     objective: what a step minimises.
     evaluator: exact figures of a split.
     steps_per_call: most steps that the devices are asked for at once.
-    flops_per_image: of a forward pass.
+    flops: of a forward pass of one of the task's units: an image, a token.
   """
 
   mesh: Mesh
@@ -85,11 +83,11 @@ class Experiment(Plan):
   objective: Objective
   evaluator: Evaluator
   steps_per_call: int
-  flops_per_image: int
+  flops: int
 
 
-def make_plan(config: ConfigDict, resumed: bool = False, dataset: Dataset | None = None) -> Plan:
-  """Checks all of a config that can be checked without images and devices.
+def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) -> Plan:
+  """Checks all of a config that can be checked without examples and devices.
 
   Args:
     config: of the run.
@@ -100,15 +98,10 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Dataset | None
     UserError: something in the config is wrong, or the data set isn't there.
   """
   _check_ranges(config)
-  dataset = dataset or load_dataset(config)
-  check_size(read_transforms(config.data.transforms), dataset.image_shape)
-  if read_mix(config.data.mix) and config.train.batch_size == 1:
-    raise UserError(
-      'data.mix needs another image to mix one with: set train.batch_size to 2 or more, or data.mix to ()'
-    )
-  model = build_model(config.model, len(dataset.classes))
-  parameters = count_parameters(model, dataset.image_shape)
-  splits = make_splits(dataset, config.data.validation)
+  task = make_task(config, dataset)
+  model = task.network(config.model)
+  parameters = count_parameters(model, task.shape)
+  splits = make_splits(task, config.data.validation)
   examples = len(splits['train'])
   if examples < config.train.batch_size:
     raise UserError(f'train.batch_size {config.train.batch_size} is more than the {examples} examples of train')
@@ -116,8 +109,8 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Dataset | None
   due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
-  initial = read_initial(config, model, dataset) if config.init_from and not resumed else None
-  return Plan(config, dataset, splits, model, parameters, clock, due, schedule, optimizer, initial)
+  initial = read_initial(config, model, task.dataset) if config.init_from and not resumed else None
+  return Plan(config, task, splits, model, parameters, clock, due, schedule, optimizer, initial)
 
 
 def _check_ranges(config: ConfigDict) -> None:
@@ -151,63 +144,33 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
     plan = make_plan(config, resumed)
     check_tensor(config.model, mesh)
     check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
-    inputs = {name: open_split(config, mesh, source) for name, source in plan.splits.items()}
-  config = with_statistics(config, inputs['train'])
+    inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}
+  config = plan.task.measured(config, inputs['train'])
+  task = make_task(config, plan.task.dataset)
   return Experiment(
-    **{**vars(plan), 'config': config},
+    **{**vars(plan), 'config': config, 'task': task},
     mesh=mesh,
     inputs=inputs,
     order=TrainOrder(config.seed, len(inputs['train']), config.train.batch_size),
-    objective=make_objective(config),
-    evaluator=make_evaluator(config, plan.model, mesh),
+    objective=make_objective(config, task),
+    evaluator=make_evaluator(config, task, plan.model, mesh),
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
-    flops_per_image=flops_per_image(plan.model, plan.dataset.image_shape),
+    flops=flops_per_example(plan.model, task.shape) // task.units,
   )
 
 
-def load_dataset(config: ConfigDict) -> Dataset:
-  """The data set of a config."""
-  data = config.data
-  return load(
-    name=data.name,
-    dir=data.dir,
-    root=data.root,
-    image_size=data.image_size,
-    download=data.download,
-    test_split=data.test_split,
-  )
+def make_splits(task: Task, validation: float) -> dict[str, Any]:
+  """Sources of train, validation (if a part of train is held out) and test.
 
-
-def make_splits(dataset: Dataset, validation: float) -> dict[str, Source]:
-  """Sources of train, validation (if a part of train is held out) and test."""
+  Raises:
+    UserError: the part can't be, or leaves nothing to train on.
+  """
   if not 0 <= validation < 1:
     raise UserError(f'data.validation is the part of train held out, from 0 to below 1: it is {validation}')
-  train, held_out = hold_out(dataset.splits['train'], validation)
-  if not len(train):
+  splits = task.splits(validation)
+  if 'train' not in splits:
     raise UserError(f'data.validation {validation} leaves no example to train on: hold out less')
-  splits = {'train': train, 'validation': held_out, 'test': dataset.splits['test']}
-  return {name: source for name, source in splits.items() if len(source)}
-
-
-def open_split(config: ConfigDict, mesh: Mesh, source: Source) -> Input:
-  """The input of a split, of the kind that the config asks for."""
-  return make_input(
-    config.data.input,
-    source,
-    batch_sharding(mesh),
-    workers=config.data.workers,
-    resident_bytes=config.data.resident_bytes,
-  )
-
-
-def with_statistics(config: ConfigDict, train: Input) -> ConfigDict:
-  """The config with `data.mean` and `data.std` measured on train, unless they are given."""
-  if bool(config.data.mean) != bool(config.data.std):
-    raise UserError('give both data.mean and data.std, or neither to have them measured')
-  resolved = config.copy_and_resolve_references()
-  if not config.data.mean:
-    resolved.data.mean, resolved.data.std = channel_statistics(train)
-  return resolved
+  return splits
 
 
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
@@ -217,24 +180,15 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
 
-def make_objective(config: ConfigDict) -> Objective:
+def make_objective(config: ConfigDict, task: Task) -> Objective:
   """What a step minimises."""
-  data, train = config.data, config.train
-  return Objective(
-    mean=tuple(data.mean),
-    std=tuple(data.std),
-    transforms=read_transforms(data.transforms),
-    mix=read_mix(data.mix),
-    label_smoothing=train.label_smoothing,
-    accumulate=train.accumulate,
-    seed=config.seed,
-  )
+  return Objective(task, config.train.accumulate, config.seed)
 
 
-def make_evaluator(config: ConfigDict, model: ImageClassifier, mesh: Mesh) -> Evaluator:
+def make_evaluator(config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh) -> Evaluator:
   """The evaluator; its batches are rounded up to what the devices can share."""
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
-  return Evaluator(model, tuple(config.data.mean), tuple(config.data.std), size, replicated(mesh))
+  return Evaluator(task, model, size, replicated(mesh))
 
 
 def with_sharding(shapes: Any, mesh: Mesh) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hbf.data.identity import identity
 from hbf.errors import UserError
 from hbf.training.average import with_average
 from hbf.training.checkpoints import Checkpoints
@@ -28,6 +27,6 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
   params = jax.tree.map(jnp.asarray, params)
   state = TrainState(jnp.zeros((), jnp.int32), params, experiment.optimizer.init(params), Totals.zeros())
   with locked(workdir):
-    claim(workdir, experiment.config, identity(experiment.dataset))
+    claim(workdir, experiment.config, experiment.task.identity())
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
       checkpoints.save(0, with_average(state, experiment.config.train.average))

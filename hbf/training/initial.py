@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
@@ -48,7 +49,7 @@ class Initial:
   source: str
 
 
-def read_initial(config: ConfigDict, model: ImageClassifier, dataset: Dataset) -> Initial:
+def read_initial(config: ConfigDict, model: nn.Module, dataset: Any) -> Initial:
   """Reads the file `init_from`: the run's model must be its network, for any images that it takes and any classes.
 
   Raises:
@@ -56,6 +57,8 @@ def read_initial(config: ConfigDict, model: ImageClassifier, dataset: Dataset) -
       the arguments with which the config describes it.
   """
   path = config.init_from
+  if not isinstance(model, ImageClassifier):
+    raise UserError(f'init_from={path} has weights of a network for images: leave it empty for task {config.task}')
   network = origins.read(pathlib.Path(path).expanduser())
   rows, columns, channels = dataset.image_shape
   if channels != network.channels:

@@ -14,14 +14,13 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from hbf.data.identity import identity
 from hbf.data.inputs import Batch, Resident
-from hbf.evaluation.evaluator import Evaluated, Interrupted
-from hbf.evaluation.figures import CLASSIFICATION
 from hbf.models.matching import units_of
+from hbf.tasks.evaluator import Evaluated, Interrupted
+from hbf.tasks.registry import make_task
 from hbf.training import processes
-from hbf.training.checkpoints import RANKS, Checkpoints, has_checkpoint
-from hbf.training.experiment import Experiment, load_dataset, prepare, with_sharding
+from hbf.training.checkpoints import Checkpoints, has_checkpoint
+from hbf.training.experiment import Experiment, prepare, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Evaluations, Reporter, check_finite
@@ -72,8 +71,9 @@ def train(
       console.print(f'{workdir} is finished; this is its result')
       return result
     _introduce(experiment, workdir, console)
-    scores = dict(processes.from_first(lambda: [*validation_scores(workdir).items()]))
-    opened = contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, scores))
+    ranks = experiment.task.figures[0]
+    scores = dict(processes.from_first(lambda: [*validation_scores(workdir, ranks).items()]))
+    opened = contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, ranks, scores))
     with opened as checkpoints, processes.ended_by_loss():  # or closing would wait for the one that is gone
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
       with jax.set_mesh(experiment.mesh):
@@ -89,7 +89,7 @@ def train(
           checkpoints.wait()  # while signals are still heard: another one must not end the save
           console.print(f'stopped after step {done}, saved; the same command goes on from there')
           return None
-        figures = test.figures('n', 'correct', *(figure.name for figure in CLASSIFICATION))
+        figures = test.figures(*experiment.task.shown)
         writer.write(done, experiment.clock.epoch(done), 'test', **figures)
     result = _result(experiment, figures, stopwatch, compile_seconds)
     return processes.from_first(lambda: _finish(workdir, result, test.params))
@@ -106,16 +106,16 @@ def _prepare(
     _check_same(config)
   experiment = prepare(config, resumed, devices)
   with processes.agreed():
-    return experiment, identity(experiment.dataset)
+    return experiment, experiment.task.identity()
 
 
 def _check_same(config: ConfigDict) -> None:
   """Checks that all processes have the same config and data; data that aren't prepared are by the first."""
   flat = flatten(json.loads(config.to_json()))
   processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS})
-  processes.from_first(lambda: bool(load_dataset(config)))  # for the others to find
+  processes.from_first(lambda: bool(make_task(config)))  # for the others to find
   with processes.agreed():
-    fingerprint = identity(load_dataset(config))['fingerprint']
+    fingerprint = make_task(config).identity()['fingerprint']
   processes.check_same({'the fingerprint of the data': fingerprint})
 
 
@@ -136,7 +136,7 @@ def _writer(config: ConfigDict, workdir: pathlib.Path, start: int) -> MetricsWri
 
 def _finish(workdir: pathlib.Path, result: dict[str, Any], test: Evaluated) -> dict[str, Any]:
   """Writes what a finished run leaves, and returns the result."""
-  write_predictions(workdir, test.labels, test.predictions)
+  write_predictions(workdir, test.kept)
   write_json(workdir / 'result.json', result)  # last: it says that the run is finished
   return result
 
@@ -144,12 +144,13 @@ def _finish(workdir: pathlib.Path, result: dict[str, Any], test: Evaluated) -> d
 def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
   config, sizes = experiment.config, {name: len(split) for name, split in experiment.inputs.items()}
   resident = experiment.inputs['train'].resident
+  unit = experiment.task.unit
   units = ''.join(f', {option} {count}' for option, count in units_of(config.model).items())
   lines = (
     f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
-    f'{len(experiment.dataset.classes)} classes; {"device-resident" if resident else "streaming"} input',
+    f'{experiment.task.about}; {"device-resident" if resident else "streaming"} input',
     f'{config.model.name}: {experiment.parameters:,} parameters{units}, '
-    f'{experiment.flops_per_image / 1e6:,.1f} MFLOP an image',
+    f'{experiment.flops / 1e6:,.1f} MFLOP {"a" if unit == "token" else "an"} {unit}',
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {_devices(experiment)}; workdir {workdir}',
   )
   for line in lines:
@@ -252,7 +253,7 @@ class _Run:
       if found is None:
         return False
       self.reporter.validation(step, found)
-      return self.checkpoints.score(step, found.params.summary[RANKS.name])
+      return self.checkpoints.score(step, found.params.summary[self.experiment.task.figures[0].name])
 
   def _save(self, step: int, state: TrainState) -> None:
     """Saves a state that is finite; what the log owes is written first, so that a resumed run owes nothing."""
@@ -285,21 +286,22 @@ def _result(
 ) -> dict[str, Any]:
   config, clock = experiment.config, experiment.clock
   # Of the steps that were timed: a checkpoint of an older version says nothing of those before it.
-  speed = stopwatch.steps * clock.batch_size / stopwatch.seconds if stopwatch.steps else 0.0
+  task, units = experiment.task, stopwatch.steps * clock.batch_size * experiment.task.units
   return {
+    'task': config.task,
     'dataset': config.data.name,
     'model': config.model.name,
     'recipe': config.recipe,
     'seed': config.seed,
     'params': experiment.parameters,
-    'flops_per_image': experiment.flops_per_image,
+    f'flops_per_{task.unit}': experiment.flops,
     'steps': clock.steps,
     'epochs': config.train.epochs,
     'split': 'test',
     **figures,
     'train_seconds': round(stopwatch.seconds, 2),
     'compile_seconds': round(compile_seconds, 2),
-    'images_per_second': round(speed, 1),
+    f'{task.unit}s_per_second': round(units / stopwatch.seconds, 1) if stopwatch.steps else 0.0,
     'peak_memory_bytes': peak_memory_bytes(experiment.mesh.local_devices),
     'device': _devices(experiment),
     'commit': commit(),

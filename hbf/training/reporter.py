@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hbf.errors import UserError
-from hbf.evaluation.evaluator import Evaluated
-from hbf.evaluation.figures import ACCURACY, CLASSIFICATION
+from hbf.evaluation.figures import ACCURACY, FIGURES
+from hbf.tasks.evaluator import Evaluated
 from hbf.training.experiment import Experiment
 from hbf.training.sharding import replicated
 from hbf.training.state import Totals, TrainState
@@ -17,7 +17,8 @@ from hbf.training.stopwatch import Stopwatch
 from hbf.training.writers import MetricsWriter
 
 # Of what is shown; the log has all.
-FORMS = {'loss': '.3f', **{figure.name: figure.form for figure in CLASSIFICATION}, 'images_per_second': ',.0f'}
+FORMS = {figure.name: figure.form for figure in FIGURES}
+FORMS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Diverged(UserError):
@@ -78,16 +79,16 @@ class Reporter:
     (step, *pending), self._pending = self._pending, None
     totals, rate = jax.device_get(pending)
     check_finite(step, float(totals.loss))
-    steps, batch_size = int(totals.steps), self._experiment.clock.batch_size
+    steps, batch_size, task = int(totals.steps), self._experiment.clock.batch_size, self._experiment.task
     # Not the steps of the report, some of which were taken before the run was resumed.
     timed, elapsed = self._stopwatch.steps - self._counted[0], self._stopwatch.seconds - self._counted[1]
     self._counted = self._stopwatch.steps, self._stopwatch.seconds
     values = {
       'loss': float(totals.loss) / steps,
-      ACCURACY.name: 100 * int(totals.correct) / (steps * batch_size),
+      ACCURACY.name: 100 * int(totals.correct) / (steps * batch_size * task.predictions),
       'learning_rate': float(rate),
       'gradient_norm': float(totals.gradient_norm) / steps,
-      'images_per_second': round(timed * batch_size / elapsed, 1),
+      f'{task.unit}s_per_second': round(timed * batch_size * task.units / elapsed, 1),
       'seconds': round(self._stopwatch.seconds, 2),
     }
     self._show(step, 'train', values)
@@ -96,7 +97,7 @@ class Reporter:
   def validation(self, step: int, found: Evaluations) -> None:
     """Writes the figures of the held-out part of train."""
     self.flush()
-    values = found.figures(*(figure.name for figure in CLASSIFICATION))
+    values = found.figures(*(figure.name for figure in self._experiment.task.figures))
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
     self._show(step, 'validation', values)
     if 'average' in values:

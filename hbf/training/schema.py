@@ -90,6 +90,8 @@ CHANGES = (
     added={'model.stage2:hyperbf': {'norm_affine': True}},
     removed={'model.stage1:linear': {'causal': False}},
   ),
+  # To version 7.
+  Change(added={'': {'task': 'classification'}}),
 )
 VERSION = len(CHANGES)
 

@@ -1,20 +1,18 @@
 """Everything a run has to remember, and the step that changes it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
-from hbf.data.arguments import Entry
-from hbf.data.augment import augment, normalise
-from hbf.data.inputs import Batch, Resident, gather
-from hbf.data.mixing import mix
-from hbf.models.classifier import ImageClassifier
+from hbf.data.inputs import Batch, Resident
 from hbf.ops.parts import split
+from hbf.tasks.task import Seen, Task
 
 
 class Totals(flax.struct.PyTreeNode):
@@ -49,43 +47,21 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What a step minimises, on what images.
+  """What a step minimises, and how.
 
   Attributes:
-    mean: of the channels, in 0..1.
-    std: likewise.
-    transforms: of each image, as `hbf.data.transforms.read_transforms` gives them.
-    mix: of pairs of images, as `hbf.data.mixing.read_mix` gives it.
-    label_smoothing: probability given to all classes alike.
+    task: with all that is measured.
     accumulate: parts of the batch whose gradients are computed one after another.
-    seed: of augmentation and dropout.
+    seed: of all that is drawn.
   """
 
-  mean: Sequence[float]
-  std: Sequence[float]
-  transforms: Sequence[Entry]
-  mix: Sequence[Entry]
-  label_smoothing: float
+  task: Task
   accumulate: int
   seed: int
 
 
-class Seen(NamedTuple):
-  """A batch as the network sees it in training.
-
-  Attributes:
-    images: augmented, mixed and normalised, float32 [B, H, W, C].
-    labels: each image's own, int32 [B].
-    targets: what is to be predicted, probabilities of the classes, float32 [B, classes].
-  """
-
-  images: jax.Array
-  labels: jax.Array
-  targets: jax.Array
-
-
 def init_state(
-  model: ImageClassifier,
+  model: nn.Module,
   optimizer: optax.GradientTransformation,
   objective: Objective,
   resident: Resident,
@@ -96,32 +72,24 @@ def init_state(
 
   Fresh parameters may depend on the batch (centres, gains); `given` ones, by their first name, take their place.
   """
-  images = normalise(gather(resident, batch)['image'], objective.mean, objective.std)
-  params = model.init(jax.random.key(objective.seed), images, train=False)['params'] | (given or {})
+  inputs = objective.task.see(resident, batch).inputs
+  params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros())
 
 
-def make_train_step(model: ImageClassifier, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
+def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
   """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.inputs`."""
 
   def loss(params: Any, seen: Seen, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = jnp.asarray(model.apply({'params': params}, seen.images, train=True, rngs={'dropout': key}))
-    targets = optax.smooth_labels(seen.targets, objective.label_smoothing)
-    correct = jnp.sum(jnp.argmax(logits, axis=-1) == seen.labels, dtype=jnp.int32)
-    return optax.softmax_cross_entropy(logits, targets).mean(), correct
-
-  def see(augment_key: jax.Array, mix_key: jax.Array, examples: Batch) -> Seen:
-    index, labels = examples['index'], examples['label']
-    images = augment(augment_key, examples['image'], index, objective.transforms)
-    images, targets = mix(mix_key, images, jax.nn.one_hot(labels, model.classes), index, objective.mix)
-    return Seen(normalise(images, objective.mean, objective.std), labels, targets)
+    logits = jnp.asarray(model.apply({'params': params}, seen.inputs, train=True, rngs={'dropout': key}))
+    return objective.task.loss(logits, seen.goal)
 
   def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
-    examples = gather(resident, batch)
     key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
-    augment_key, dropout_key, mix_key = jax.random.split(key, 3)
+    own_key, dropout_key, common_key = jax.random.split(key, 3)
+    seen = objective.task.see_in_training((own_key, common_key), resident, batch)
     gradient = _accumulated(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
-    (value, correct), grads = gradient(state.params, see(augment_key, mix_key, examples), dropout_key)
+    (value, correct), grads = gradient(state.params, seen, dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     totals = Totals(
       loss=state.totals.loss + value,

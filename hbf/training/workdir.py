@@ -12,7 +12,9 @@ from typing import Any, TextIO
 import numpy as np
 from ml_collections import ConfigDict
 
-from hbf.errors import UserError
+from hbf.errors import UserError, choose
+from hbf.tasks.registry import TASKS
+from hbf.tasks.task import Task
 from hbf.training.schema import current, stamp
 
 # Keys that may differ when a run is resumed: they change where and how it runs and what is kept, not what is learned.
@@ -159,7 +161,7 @@ def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   if not (workdir / 'config.json').exists():
     return ''
   old, new = (flatten(json.loads(c.to_json())) for c in (load_config(workdir), config))
-  measured = {key for key in ('data.mean', 'data.std') if not new[key]}
+  measured = {key for key in ('data.mean', 'data.std') if not new.get(key)}
   keys = sorted((old.keys() | new.keys()) - {*FREE} - measured)
   differ = [f'{key} is {old.get(key)!r} there, {new.get(key)!r} here' for key in keys if old.get(key) != new.get(key)]
   return '; '.join(differ[:3]) + (f' and {len(differ) - 3} more' if len(differ) > 3 else '')
@@ -183,11 +185,13 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
 
 
 def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+  if there.get('tokenizer') != here.get('tokenizer'):
+    return 'other tokens'
   words = {'name': 'data set', 'classes': 'classes', 'image_shape': 'image shape', 'splits': 'sizes'}
   for key, what in words.items():
     if there.get(key) != here.get(key):
       return f'{what} {_brief(there.get(key), here.get(key))} there, {_brief(here.get(key), there.get(key))} here'
-  return 'as many images of the same classes, but others'
+  return 'as many examples of the same kind, but others'
 
 
 def _brief(value: Any, other: Any) -> str:
@@ -215,9 +219,19 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
     raise UserError(f'{workdir}: {error}') from None
 
 
+def kind_of(workdir: pathlib.Path) -> type[Task]:
+  """The task of a run.
+
+  Raises:
+    UserError: as `load_config`.
+  """
+  return choose('task', load_config(workdir).task, TASKS)
+
+
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
   """A config with the mean and deviation of its images, if it leaves them to be measured and the run has done so."""
-  if config.data.mean or config.data.std or not (workdir / 'config.json').is_file():
+  left = 'mean' in config.data and not config.data.mean and not config.data.std
+  if not left or not (workdir / 'config.json').is_file():
     return config
   stored, resolved = load_config(workdir), config.copy_and_resolve_references()
   resolved.data.update(mean=tuple(stored.data.mean), std=tuple(stored.data.std))
@@ -242,21 +256,21 @@ def read_result(workdir: pathlib.Path) -> dict[str, Any] | None:
   return json.loads(path.read_text()) if path.exists() else None
 
 
-def write_predictions(workdir: pathlib.Path, labels: np.ndarray, predictions: np.ndarray) -> None:
-  """Writes predictions.npz: labels and predictions, int32 [n], of the test split, in its order."""
+def write_predictions(workdir: pathlib.Path, kept: Mapping[str, np.ndarray]) -> None:
+  """Writes predictions.npz: what a task keeps of each example of the test split, by name [n], in its order."""
   temporary = workdir / 'predictions.npz.tmp'
   with open(temporary, 'wb') as file:
-    np.savez_compressed(file, labels=labels.astype(np.int32), predictions=predictions.astype(np.int32))
+    np.savez_compressed(file, **kept)  # type: ignore[arg-type]  # its other argument has a default
   os.replace(temporary, workdir / 'predictions.npz')
 
 
-def read_predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
-  """Labels and predictions of a finished run's test split; None if the workdir has none."""
+def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
+  """What a finished run kept of its test split, by name [n]; None if the workdir has none."""
   path = workdir / 'predictions.npz'
   if not path.exists():
     return None
   with np.load(path) as arrays:
-    return arrays['labels'], arrays['predictions']
+    return dict(arrays)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

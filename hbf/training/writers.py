@@ -5,7 +5,7 @@ import pathlib
 from types import TracebackType
 from typing import Any
 
-from hbf.evaluation.figures import CLASSIFICATION
+from hbf.evaluation.figures import Figure
 from hbf.training.workdir import flatten, replace_text
 
 
@@ -68,7 +68,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   return [json.loads(line) for line in lines]
 
 
-def validation_scores(workdir: pathlib.Path) -> dict[int, float]:
-  """By step, the figure of the held-out part of train that ranks checkpoints."""
+def validation_scores(workdir: pathlib.Path, figure: Figure) -> dict[int, float]:
+  """By step, a figure of the held-out part of train."""
   lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
-  return {line['step']: line[CLASSIFICATION[0].name] for line in lines}
+  return {line['step']: line[figure.name] for line in lines}

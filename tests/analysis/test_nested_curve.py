@@ -44,7 +44,7 @@ def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
 
 def test_a_run_without_centres_is_refused(tmp_path, toy, capsys):
   experiment = prepare(toy('model=vit'), devices=ONE)
-  image = jax.numpy.zeros((1, *experiment.dataset.image_shape))
+  image = jax.numpy.zeros((1, *experiment.task.dataset.image_shape))
   init = jax.jit(functools.partial(experiment.model.init, train=False))
   write(tmp_path / 'run', experiment, init(jax.random.key(0), image)['params'])
   assert nested.main(['--workdir', str(tmp_path / 'run')]) == 1

@@ -107,4 +107,4 @@ def test_the_command_measures_and_draws_again(tmp_path, digits_dir, monkeypatch,
   assert dead_units.main([*arguments, '--report']) == 0
   assert capsys.readouterr().out == shown
   assert (tmp_path / 'dead-units.png').read_bytes() == picture
-  assert '| β = 0.1, 11 centres | ' in shown
+  assert '| β = 0.1, 11 centres ' in shown

@@ -80,7 +80,7 @@ def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
       path = workdir / f'digits-{row["label"]}-{seed}'
       config, stored = load_config(path), json.loads((path / 'result.json').read_text())
       assert (config.seed, stored['correct'], stored['split']) == (int(seed), result['correct'], 'test')
-      labels, predictions = read_predictions(path)
+      labels, predictions = read_predictions(path).values()
       assert (len(labels), int((labels == predictions).sum())) == (stored['n'], stored['correct'])
     accuracies = [result['accuracy'] for result in row['results'].values()]
     assert row['mean'] == pytest.approx(np.mean(accuracies))
@@ -89,7 +89,7 @@ def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
     assert f'**{row["mean"]:.2f}** ({row["sd"]:.2f})' in shown
   assert rows[0]['seeds_difference'] is None
   difference = rows[1]['mean'] - rows[0]['mean']
-  for kind in ('seeds_difference', 'images_difference'):
+  for kind in ('seeds_difference', 'examples_difference'):
     interval = rows[1][kind]
     assert interval['estimate'] == pytest.approx(difference)
     assert interval['low'] <= difference <= interval['high']

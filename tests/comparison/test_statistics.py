@@ -29,7 +29,7 @@ def paired_outcomes(rng, n, seeds=2):
 
 def test_bootstrap_over_examples_is_that_of_scipy():
   ours, reference = paired_outcomes(np.random.default_rng(0), 4000)
-  interval = over_examples(ours, reference)
+  interval = over_examples(100 * ours, 100 * reference)
   of_example = 100 * (ours.mean(axis=0) - reference.mean(axis=0))
   expected = stats.bootstrap((of_example,), np.mean, n_resamples=4000, method='percentile', rng=1, batch=100)
   assert interval.estimate == pytest.approx(100 * (ours.mean() - reference.mean()))
@@ -43,7 +43,7 @@ def test_intervals_over_examples_cover_the_truth_as_often_as_they_say():
   covered = 0
   for _ in range(200):
     ours, reference = rng.random((1, 500)) < 0.65, rng.random((1, 500)) < 0.6
-    interval = over_examples(ours, reference)
+    interval = over_examples(100 * ours, 100 * reference)
     covered += interval.low <= 5.0 <= interval.high
   assert 180 <= covered <= 198  # 190 expected, of standard deviation 3
 
@@ -51,7 +51,9 @@ def test_intervals_over_examples_cover_the_truth_as_often_as_they_say():
 def test_pairing_narrows_the_interval():
   rng = np.random.default_rng(3)
   ours, reference = paired_outcomes(rng, 4000, seeds=1)
-  paired, shuffled = over_examples(ours, reference), over_examples(ours, rng.permuted(reference, axis=1))
+  paired, shuffled = (
+    over_examples(100 * ours, 100 * other) for other in (reference, rng.permuted(reference, axis=1))
+  )
   assert paired.high - paired.low < 0.7 * (shuffled.high - shuffled.low)
 
 

@@ -23,7 +23,7 @@ def finish(tmp_path):
     run.mkdir()
     labels = np.arange(EXAMPLES) % 10
     predictions = np.where(random.random(EXAMPLES) < 0.6, labels, 9 - labels)
-    write_predictions(run, labels, predictions)
+    write_predictions(run, {'labels': labels, 'predictions': predictions})
     about = {'recipe': 'small', 'epochs': 2.0, 'device': 'a cpu', 'params': 1000, 'flops_per_image': 1e6}
     about |= {'train_seconds': 60.0, 'images_per_second': 100.0, 'peak_memory_bytes': 10**9}
     write_json(run / 'result.json', about | {'accuracy': 100 * float((labels == predictions).mean())})

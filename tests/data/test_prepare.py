@@ -214,7 +214,7 @@ def server(tmp_path):
 
 
 def archive_at(url, sha256):
-  return archives.Published(url, sha256, classes=10, image_shape=(32, 32, 3), examples={'train': 50, 'test': 10})
+  return archives.Published(url, sha256)
 
 
 @pytest.fixture
@@ -271,13 +271,13 @@ def test_downloads_are_encrypted():
   assert urls and all(url.startswith('https://') for url in urls)
 
 
-@pytest.mark.parametrize('name', [name for name, entry in prepare_module.PREPARATIONS.items() if entry.published])
+@pytest.mark.parametrize('name', [name for name, entry in prepare_module.PREPARATIONS.items() if entry.images])
 def test_an_archive_holds_what_its_builder_makes_of_it(name, tmp_path):
   entry = prepare_module.PREPARATIONS[name]
   builder = entry.builder(data_dir=str(tmp_path), archive=archives.Archive('none', entry.published.url))
   features = builder.info.features
   assert (features['label'].num_classes, features['image'].shape) == (
-    entry.published.classes,
-    entry.published.image_shape,
+    entry.images.classes,
+    entry.images.image_shape,
   )
-  assert getattr(builder, 'records', entry.published.examples) == entry.published.examples
+  assert getattr(builder, 'records', entry.images.examples) == entry.images.examples

@@ -71,7 +71,7 @@ def test_published_data_need_not_be_there(devices, tmp_path):
   config = cifar10.get_config('model=vit')
   config.data.dir, config.train.average = str(tmp_path), 0.999
   programs = trace_programs(config, jax.devices()[:devices])
-  assert programs.plan.dataset.image_shape == (32, 32, 3)
+  assert programs.plan.task.dataset.image_shape == (32, 32, 3)
   assert [program.images for program in programs.each] == [256, 500]
   assert programs.optimizer_bytes // programs.parameter_bytes == 3  # two moments and the average
   train, evaluation = programs.each

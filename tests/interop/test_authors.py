@@ -16,7 +16,7 @@ from hbf.interop import authors, tensors
 from hbf.interop.authors import __main__ as command
 from hbf.interop.authors.positions import interpolate
 from hbf.models.build import build_model
-from hbf.training import experiment
+from hbf.tasks.classification import Classification
 from hbf.training.evaluate import evaluate_workdir
 
 HEADS, SIDE = 3, 6
@@ -284,7 +284,7 @@ class Images:
 ])  # fmt: skip
 def test_images_are_normalised_as_theirs_were(tmp_path, monkeypatch, name, given, mean):
   dataset = Dataset(name, ('a', 'b', 'c', 'd'), (8, 8, 3), {'train': Images(), 'test': Images()})
-  monkeypatch.setattr(experiment, 'load_dataset', lambda config: dataset)
+  monkeypatch.setattr(Classification, 'load', lambda config: dataset)
   config = cifar10.get_config()
   config.data.update(name=name, mean=given, std=given)
   config.train.batch_size = 8

@@ -155,7 +155,7 @@ def test_a_config_of_another_model_is_refused_with_the_arguments_that_help(tmp_p
   flags = [f'--config=configs/digits.py:model={needed[2] or model}', *given, *needed[3].split()]
   plan = make_plan(read_config(flags))
   shapes = jax.tree.map(
-    lambda z: z.shape, (plan.initial.params, abstract_params(plan.model, plan.dataset.image_shape))
+    lambda z: z.shape, (plan.initial.params, abstract_params(plan.model, plan.task.dataset.image_shape))
   )
   assert shapes[0] == shapes[1]
 

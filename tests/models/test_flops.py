@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs.common import make_config
-from hbf.models.build import abstract_params, build_model, flops_per_image
+from hbf.models.build import abstract_params, build_model, flops_per_example
 from hbf.models.flops import PRODUCTS, count_flops
 
 A, B = jax.ShapeDtypeStruct((5, 7), jnp.float32), jax.ShapeDtypeStruct((7, 3), jnp.float32)
@@ -76,13 +76,13 @@ def test_near_what_xla_counts(model):
   built, image = build_model(config(model), 10), jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
   forward = jax.jit(lambda params, x: built.apply({'params': params}, x, train=False))
   expected = forward.lower(abstract_params(built, (32, 32, 3)), image).cost_analysis()['flops']
-  assert abs(flops_per_image(built, (32, 32, 3)) / expected - 1) < 0.01
+  assert abs(flops_per_example(built, (32, 32, 3)) / expected - 1) < 0.01
 
 
 def test_asks_no_backend(monkeypatch):
   """On CUDA and TPU a lowered program has no cost analysis."""
   monkeypatch.setattr(jax.stages.Lowered, 'cost_analysis', lambda self: None)
-  assert flops_per_image(build_model(config('hyperbf'), 10), (32, 32, 3)) > 1e6
+  assert flops_per_example(build_model(config('hyperbf'), 10), (32, 32, 3)) > 1e6
 
 
 def test_the_form_of_a_sum_changes_little():
@@ -90,5 +90,5 @@ def test_the_form_of_a_sum_changes_little():
   blocks, pallas = config('hyperbf'), config('hyperbf')
   with pallas.unlocked():
     pallas.stage2.form = 'pallas'
-  counts = [flops_per_image(build_model(c, 10), (32, 32, 3)) for c in (blocks, pallas)]
+  counts = [flops_per_example(build_model(c, 10), (32, 32, 3)) for c in (blocks, pallas)]
   assert abs(counts[1] / counts[0] - 1) < 0.01

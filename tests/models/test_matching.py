@@ -43,7 +43,7 @@ def parameters(config):
 def test_every_model_comes_within_one_percent_and_as_close_as_units_allow(model, variant, budget):
   config = model_config(model, **variant)
   before = config.to_json()
-  matched = match_parameters(config, budget, SHAPE, CLASSES)
+  matched = match_parameters(config, budget, parameters)
   assert config.to_json() == before
   off = abs(parameters(matched) - budget)
   assert off <= 0.01 * budget
@@ -64,16 +64,16 @@ def test_a_model_without_units_is_refused():
   config = make_config('model=softmax+none', {'name': 'cifar10'}).model
   assert units_of(config) == {}
   with pytest.raises(UserError, match='has no units to have more or fewer of'):
-    match_parameters(config, 100_000, SHAPE, CLASSES)
+    match_parameters(config, 100_000, parameters)
 
 
 def test_a_budget_below_the_rest_of_the_model_is_refused():
   with pytest.raises(
     UserError, match=r'vit can not have 1,000 parameters to within 1%: it has [0-9,]+ with stage2.hidden=1;'
   ):
-    match_parameters(model_config('vit'), 1000, SHAPE, CLASSES)
+    match_parameters(model_config('vit'), 1000, parameters)
 
 
 def test_a_budget_between_two_numbers_of_units_is_refused():
   with pytest.raises(UserError, match='choose another width, depth or number of parameters'):
-    match_parameters(model_config('vit'), 54_322, SHAPE, CLASSES, tolerance=0.0)
+    match_parameters(model_config('vit'), 54_322, parameters, tolerance=0.0)

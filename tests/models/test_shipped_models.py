@@ -15,7 +15,7 @@ import hbf.models.build
 import hbf.nn.trunk
 from configs.common import RECIPES, SIZES
 from hbf.errors import UserError
-from hbf.models.build import abstract_params, build_model, count_parameters, flops_per_image
+from hbf.models.build import abstract_params, build_model, count_parameters, flops_per_example
 from hbf.nn.block import Block
 from hbf.nn.registry import make_stages
 from hbf.ops.hyperbf import log_responses, normalise
@@ -77,21 +77,21 @@ def test_count_is_that_of_the_parameters_made():
 
 @pytest.mark.parametrize('model', ['hyperbf', 'vit'])
 def test_flops_grow_linearly_with_depth(model):
-  one, two, four = (flops_per_image(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2, 4))
+  one, two, four = (flops_per_example(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2, 4))
   assert 0 < one < two
   np.testing.assert_allclose(four - two, 2 * (two - one), rtol=1e-3)
 
 
 def test_flops_of_scanned_blocks_are_those_of_all():
   scanned, unrolled = (build_model(toy('vit', depth=3, scan_layers=scan), 10) for scan in (True, False))
-  assert flops_per_image(scanned, (8, 8, 1)) == flops_per_image(unrolled, (8, 8, 1))
+  assert flops_per_example(scanned, (8, 8, 1)) == flops_per_example(unrolled, (8, 8, 1))
 
 
 @pytest.mark.parametrize('model', ['hyperbf', 'vit'])
 def test_flops_are_near_those_of_the_products(model):
   """Two for each multiply-add of a block's products: projections, scores, mixing, stage 2; at most a third on top."""
   config = toy(model)
-  one, two = (flops_per_image(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2))
+  one, two = (flops_per_example(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2))
   d, length = config.width, (8 // config.patch) ** 2 + 1
   hidden = config.stage2.hidden if model == 'vit' else config.stage2.centres
   products = 2 * length * (4 * d * d + 2 * length * d + 2 * d * hidden)

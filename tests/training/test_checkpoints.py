@@ -15,6 +15,7 @@ from toy_runs import damage
 
 from benchmarks.damages import DAMAGES
 from hbf.errors import UserError
+from hbf.evaluation.figures import ACCURACY
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.sharding import IN_A_ROW, make_mesh, state_sharding
 from hbf.training.state import Totals, TrainState
@@ -28,13 +29,13 @@ def state(value, devices=1, **sizes):
 
 @contextlib.contextmanager
 def saved(folder, accuracies, keep=1):
-  with contextlib.closing(Checkpoints(folder, keep)) as checkpoints:
+  with contextlib.closing(Checkpoints(folder, keep, ACCURACY)) as checkpoints:
     for step, accuracy in accuracies.items():
       if accuracy is not None:
         checkpoints.score(step, accuracy)
       checkpoints.save(step, state(step))
   scores = {step: accuracy for step, accuracy in accuracies.items() if accuracy is not None}
-  yield Checkpoints(folder, scores=scores, read_only=True)
+  yield Checkpoints(folder, ranks=ACCURACY, scores=scores, read_only=True)
 
 
 def names(folder):
@@ -55,7 +56,7 @@ def test_of_equally_good_checkpoints_the_first_is_the_best(tmp_path):
 
 def test_a_figure_is_the_best_if_no_checkpoint_has_a_better_or_the_same(tmp_path):
   scores = {1: 30.0, 2: 90.0}  # of step 2 there is no checkpoint
-  with contextlib.closing(Checkpoints(tmp_path, scores=scores)) as checkpoints:
+  with contextlib.closing(Checkpoints(tmp_path, ranks=ACCURACY, scores=scores)) as checkpoints:
     assert checkpoints.score(0, 20.0)
     checkpoints.save(1, state(1))
     assert [checkpoints.score(step, value) for step, value in ((3, 20.0), (4, 30.0), (5, 40.0))] == [
@@ -86,7 +87,7 @@ def test_a_checkpoint_without_an_average_is_what_it_was_and_says_what_it_lacks(t
 
 def test_a_figure_that_comes_later_counts(tmp_path):
   """As that of a step whose validation was interrupted and is made up for."""
-  with contextlib.closing(Checkpoints(tmp_path, keep=1)) as checkpoints:
+  with contextlib.closing(Checkpoints(tmp_path, keep=1, ranks=ACCURACY)) as checkpoints:
     checkpoints.save(1, state(1))
     assert checkpoints.score(1, 50.0)
     for step in (2, 3):
@@ -137,7 +138,7 @@ def test_checkpoints_of_before_are_read(tmp_path):
     training = {'step': old.step, 'opt_state': old.opt_state, 'totals': old.totals}
     items = ocp.args.Composite(params=saving(old.params), training=saving(training))
     manager.save(3, args=items, metrics={'accuracy': 50.0})
-  with contextlib.closing(Checkpoints(tmp_path, scores={3: 50.0})) as checkpoints:
+  with contextlib.closing(Checkpoints(tmp_path, ranks=ACCURACY, scores={3: 50.0})) as checkpoints:
     found = checkpoints.restore_newest(state(0))
     assert (found.step, int(found.state.step), found.about, checkpoints.find('best')) == (3, 3, {}, 3)
     checkpoints.save(4, state(4))

@@ -10,9 +10,9 @@ import pytest
 from toy_runs import ONE, QUIET, assert_timed, params_of
 
 from hbf.errors import UserError
-from hbf.evaluation import evaluator
-from hbf.evaluation.figures import CLASSIFICATION
-from hbf.training import evaluate, loop
+from hbf.evaluation.figures import ACCURACY, CLASSIFICATION
+from hbf.tasks import classification
+from hbf.training import loop
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import evaluate_workdir
 from hbf.training.loop import train
@@ -27,7 +27,7 @@ def files_in(workdir):
 
 def test_a_run_leaves_what_the_contract_says(finished):
   workdir, _, result = finished
-  keys = 'dataset model recipe seed params flops_per_image steps epochs split n correct accuracy top5 nll ece '
+  keys = 'task dataset model recipe seed params flops_per_image steps epochs split n correct accuracy top5 nll ece '
   keys += 'average train_seconds compile_seconds images_per_second peak_memory_bytes device commit versions'
   assert list(result) == keys.split()
   assert json.loads((workdir / 'result.json').read_text()) == result
@@ -91,7 +91,7 @@ def test_evaluation_repeats_the_runs_own_figures(finished):
     assert {name: evaluation[name] for name in names} == reported[average]
     assert json.loads((workdir / file).read_text()) == evaluation
     assert evaluation['evaluated'] == ('average' if average else 'parameters')
-  labels, predictions = read_predictions(workdir)
+  labels, predictions = read_predictions(workdir).values()
   assert (labels == predictions).sum() == result['correct']
   assert files_in(workdir / 'checkpoints') == before
 
@@ -106,7 +106,7 @@ def test_held_out_images_are_reported_for_the_average_beside_the_parameters(fini
     for average, reported in ((False, line), (True, line['average'])):
       found = evaluate_workdir(workdir, str(line['step']), 'validation', ONE, average).result
       assert {name: reported[name] for name in names} == {name: found[name] for name in names}
-  assert validation_scores(workdir) == {line['step']: line['accuracy'] for line in lines}
+  assert validation_scores(workdir, ACCURACY) == {line['step']: line['accuracy'] for line in lines}
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_a_workdir_of_another_config_or_of_other_data_is_left_as_it_is(finished,
   before = files_in(workdir)
   with pytest.raises(UserError, match='holds a run of another config'):
     train(toy(seed=1), workdir, QUIET, ONE)
-  of_digits = loop.identity
-  for module in (loop, evaluate):
-    monkeypatch.setattr(module, 'identity', lambda dataset: of_digits(dataset) | {'classes': [*'abcdefghij']})
+  of_digits = classification.identity
+  others = {'classes': [*'abcdefghij']}
+  monkeypatch.setattr(classification, 'identity', lambda dataset: of_digits(dataset) | others)
   with pytest.raises(UserError, match=r'was trained on other data \(classes 0, 1, 2, 3, 4 and 5 more there, a, b, '):
     train(config, workdir, QUIET, ONE)
   with pytest.raises(UserError, match='was trained on other data'):
@@ -137,7 +137,7 @@ def test_training_learns(tmp_path, toy):
     'model=vit', **{'train.epochs': 6.0, 'model.width': 32, 'model.stage2.hidden': 32, 'data.transforms': ()}
   )
   train(config, tmp_path, QUIET, ONE)
-  scores = validation_scores(tmp_path)
+  scores = validation_scores(tmp_path, ACCURACY)
   assert scores[max(scores)] > 60  # ten classes
 
 
@@ -148,15 +148,15 @@ def test_the_best_checkpoint_is_kept_though_none_is_due_when_it_is_found(tmp_pat
     summary = summarise(counts)
     return summary | {'accuracy': next(figures)} if summary['n'] == 144 else summary
 
-  summarise = evaluator.summarise
-  monkeypatch.setattr(evaluator, 'summarise', scripted)
+  summarise = classification.summarise
+  monkeypatch.setattr(classification, 'summarise', scripted)
   changes = {'checkpoint.every': '1000steps', 'evaluate.every': '5steps', 'checkpoint.keep': 1, 'train.epochs': 1.2}
   config = toy(**{'model.dropout': 0.1, 'log.every': '7steps'} | changes)
   train(config, tmp_path, QUIET, ONE)
-  scores = validation_scores(tmp_path)
+  scores = validation_scores(tmp_path, ACCURACY)
   assert scores == {5: 10.0, 10: 50.0, 15: 30.0, 20: 50.0, 25: 20.0}
   assert evaluate_workdir(tmp_path, 'best', 'train', ONE).result['checkpoint'] == 10
-  checkpoints = Checkpoints(tmp_path / 'checkpoints', scores=scores, read_only=True)
+  checkpoints = Checkpoints(tmp_path / 'checkpoints', ranks=ACCURACY, scores=scores, read_only=True)
   assert (checkpoints.find('best'), checkpoints.latest) == (10, 25)
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from toy_runs import ONE, QUIET, assert_same_run, assert_timed, damage, params_of, timeless
+from toy_runs import ONE, QUIET, assert_same_run, assert_timed, damage, params_of, stop_at, timeless
 
 from hbf.data.inputs import Input
 from hbf.data.order import EvalOrder
@@ -44,18 +44,6 @@ Reporter.report = reporting
 if __name__ == '__main__':
   train(ConfigDict(json.loads(sys.argv[1])), __import__('pathlib').Path(sys.argv[2]), Console(), jax.devices()[:1])
 """
-
-
-def stop_at(patch, stop):
-  """Sends this process SIGTERM when step `stop` is reported."""
-  report = Reporter.report
-
-  def reporting(self, step, state):
-    if step == stop:
-      os.kill(os.getpid(), signal.SIGTERM)
-    return report(self, step, state)
-
-  patch.setattr(Reporter, 'report', reporting)
 
 
 @pytest.fixture(scope='module')

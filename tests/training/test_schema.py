@@ -41,7 +41,7 @@ def test_every_committed_run_is_the_model_that_it_was(run):
   assert differences(RESULTS / run, config) == ''
   result = RESULTS / run / 'result.json'
   if result.exists():
-    data = PREPARATIONS[config.data.name].published
+    data = PREPARATIONS[config.data.name].images
     found = parameters(config.model.to_json(), data.classes, data.image_shape)
     assert found == json.loads(result.read_text())['params']
 

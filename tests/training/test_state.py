@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toy_runs import EVERYTHING
 
-from hbf.training import state as state_module
+from hbf.tasks import classification
 from hbf.training.experiment import prepare
 from hbf.training.sharding import replicated
 from hbf.training.state import Totals, TrainState, init_state, make_train_step, several
@@ -74,8 +74,8 @@ def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mix
     keys['mix'] = key
     return images.astype(jnp.float32), targets
 
-  monkeypatch.setattr(state_module, 'augment', augment)
-  monkeypatch.setattr(state_module, 'mix', mix)
+  monkeypatch.setattr(classification, 'augment', augment)
+  monkeypatch.setattr(classification, 'mix', mix)
   made = prepare(toy('model=vit'), devices=jax.devices()[:1])
   data, batch = made.inputs['train'], {'index': jnp.arange(4)}
   start = init_state(made.model, made.optimizer, made.objective, data.resident, batch)

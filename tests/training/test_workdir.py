@@ -101,7 +101,7 @@ def test_what_does_not_change_the_result_may_differ(tmp_path, toy):
     ({'classes': ['cat', 'ant']}, r'other data \(classes dog there, ant here\)'),
     ({'classes': ['dog', 'cat']}, 'classes cat, dog there, dog, cat here'),
     ({'splits': {'train': 8}}, 'sizes 9 train there, 8 train here'),
-    ({'fingerprint': 'b'}, 'as many images of the same classes, but others'),
+    ({'fingerprint': 'b'}, 'as many examples of the same kind, but others'),
   ],
 )
 def test_other_data_are_refused_with_what_differs(tmp_path, toy, change, message):
@@ -126,8 +126,9 @@ def test_an_old_run_learns_what_its_data_are_when_it_goes_on_and_not_when_it_is_
 
 def test_predictions_of_any_number_of_classes_come_back(tmp_path):
   labels = np.array([0, 40_000, 2**31 - 1], np.int32)
-  write_predictions(tmp_path, labels, labels[::-1])
-  np.testing.assert_array_equal(read_predictions(tmp_path), [labels, labels[::-1]])
+  write_predictions(tmp_path, {'labels': labels, 'predictions': labels[::-1]})
+  found = read_predictions(tmp_path)
+  np.testing.assert_array_equal((found['labels'], found['predictions']), (labels, labels[::-1]))
 
 
 def test_the_config_comes_back_as_it_was(tmp_path, toy):

@@ -1,12 +1,14 @@
 """What tests of runs share."""
 
 import os
+import signal
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from hbf.training.evaluate import restore
+from hbf.training.reporter import Reporter
 from hbf.training.writers import read_metrics
 
 ONE = jax.devices()[:1]
@@ -16,7 +18,19 @@ EVERYTHING = {
   'data.mix': (('mixup', 0.8, 0.4), ('cutmix', 1.0, 0.4)),
 }
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
-TIMES = ('images_per_second', 'seconds')
+TIMES = ('images_per_second', 'tokens_per_second', 'seconds')
+
+
+def stop_at(patch, stop):
+  """Sends this process SIGTERM when step `stop` is reported."""
+  report = Reporter.report
+
+  def reporting(self, step, state):
+    if step == stop:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return report(self, step, state)
+
+  patch.setattr(Reporter, 'report', reporting)
 
 
 def params_of(workdir, average=False):

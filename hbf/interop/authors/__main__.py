@@ -20,6 +20,7 @@ from hbf.interop import tensors as files
 from hbf.interop.authors import IMAGENET, STATISTICS, read, save
 from hbf.interop.authors.positions import interpolate
 from hbf.interop.network import read_file
+from hbf.models.classifier import ImageClassifier
 from hbf.models.matching import units_of
 from hbf.training.evaluate import restore
 from hbf.training.experiment import prepare
@@ -48,8 +49,8 @@ def import_workdir(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict
   if not config.data.mean and network.channels == 3:
     config.data.mean, config.data.std = STATISTICS.get(config.data.name, IMAGENET)
   experiment = prepare(config.lock())
-  rows, columns, channels = experiment.dataset.image_shape
-  classes, model = len(experiment.dataset.classes), config.model
+  rows, columns, channels = experiment.task.dataset.image_shape
+  classes, model = len(experiment.task.dataset.classes), config.model
   if (channels, classes) != (network.channels, network.classes):
     raise UserError(
       f'{path} is for images of {network.channels} channels and {network.classes} classes, '
@@ -113,6 +114,8 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
   restored = restore(flags.workdir, flags.checkpoint, average=flags.average, **moved)
+  if not isinstance(restored.model, ImageClassifier):
+    raise UserError(f'{flags.workdir} holds no network for images: the files of the authors are of such')
   save(flags.file, restored.model, {'params': restored.params})
   return f'wrote {flags.file}'
 

@@ -10,33 +10,31 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hbf.data.inputs import make_input
 from hbf.data.sources import Subset
-from hbf.evaluation.evaluator import Evaluator
-from hbf.models.build import build_model
-from hbf.training.experiment import load_dataset
+from hbf.tasks.evaluator import Evaluator
+from hbf.tasks.registry import make_task
 
 
 def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
-  config = toy('model=vit')
-  dataset = load_dataset(config)
-  source = Subset(dataset.splits['test'], np.arange(203))  # divided neither by the batch of 40 nor by 8 devices
-  model = build_model(config.model, len(dataset.classes))
-  mean, std = (0.3,), (0.4,)
+  config = toy('model=vit', **{'data.mean': (0.3,), 'data.std': (0.4,)})
+  task = make_task(config)
+  source = Subset(task.dataset.splits['test'], np.arange(203))  # divided neither by the batch of 40 nor by 8 devices
+  model = task.network(config.model)
   init = jax.jit(functools.partial(model.init, train=False))
-  params = init(jax.random.key(3), jnp.zeros((1, *dataset.image_shape)))['params']
+  params = init(jax.random.key(3), jnp.zeros((1, *task.shape)))['params']
   found = []
   for devices, kind in ((1, 'device'), (8, 'device'), (8, 'stream')):
     mesh = Mesh(np.asarray(jax.devices()[:devices]), ('data',))
     replicated = NamedSharding(mesh, PartitionSpec())
     split = make_input(kind, source, NamedSharding(mesh, PartitionSpec('data')), workers=0, resident_bytes=0)
-    evaluator = Evaluator(model, mean, std, 40, replicated)
+    evaluator = Evaluator(task, model, 40, replicated)
     found.append(evaluator(jax.device_put(params, replicated), split))
   images = np.stack([source[i][0] for i in range(len(source))])
   labels = np.array([source[i][1] for i in range(len(source))])
   logits = jax.jit(functools.partial(model.apply, train=False))({'params': params}, (images / 255 - 0.3) / 0.4)
   loop = int((np.argmax(logits, axis=1) == labels).sum())
-  for _, of_examples, predictions in found:
-    np.testing.assert_array_equal(of_examples, labels)
-    np.testing.assert_array_equal(predictions, np.argmax(logits, axis=1))
+  for evaluated in found:
+    np.testing.assert_array_equal(evaluated.kept['labels'], labels)
+    np.testing.assert_array_equal(evaluated.kept['predictions'], np.argmax(logits, axis=1))
   first, *others = [evaluated.summary for evaluated in found]
   assert (first['n'], first['correct']) == (203, loop)
   for summary in others:

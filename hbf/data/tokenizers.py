@@ -1,0 +1,227 @@
+"""Texts as numbers: bytes, characters, or pieces that a byte-pair encoding has learned."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import tokenizers as library
+
+from hbf.errors import UserError, choose
+
+_SHOWN = 5  # characters that a message names
+
+
+class Tokenizer(abc.ABC):
+  """A vocabulary of tokens 0, …, V − 1, and how texts are made of them.
+
+  Attributes:
+    kind: its name.
+  """
+
+  kind: ClassVar[str]
+
+  @classmethod
+  @abc.abstractmethod
+  def learned(cls, texts: Sequence[bytes], size: int) -> Self:
+    """The tokenizer of some texts; `size` is the number of tokens, where that is a choice.
+
+    Raises:
+      UserError: they can't be read so.
+    """
+
+  @property
+  @abc.abstractmethod
+  def vocabulary(self) -> int:
+    """V, the number of tokens."""
+
+  @abc.abstractmethod
+  def encode(self, text: bytes) -> np.ndarray:
+    """The tokens of a text, int32 [n].
+
+    Raises:
+      UserError: it has what no token stands for.
+    """
+
+  @abc.abstractmethod
+  def decode(self, tokens: Sequence[int]) -> bytes:
+    """The text of tokens."""
+
+  @property
+  def sizes(self) -> np.ndarray:
+    """Bytes that each token stands for, int32 [V]."""
+    return np.array([len(self.decode([token])) for token in range(self.vocabulary)], np.int32)
+
+  @abc.abstractmethod
+  def to_json(self) -> dict[str, Any]:
+    """What `read_tokenizer` makes it of again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes(Tokenizer):
+  """Every byte is a token; any file will do."""
+
+  kind: ClassVar[str] = 'bytes'
+
+  @classmethod
+  def learned(cls, texts: Sequence[bytes], size: int) -> Self:
+    """See `Tokenizer.learned`; nothing is."""
+    del texts, size
+    return cls()
+
+  @property
+  def vocabulary(self) -> int:
+    """All bytes that there are."""
+    return 256
+
+  def encode(self, text: bytes) -> np.ndarray:
+    """See `Tokenizer.encode`."""
+    return np.frombuffer(text, np.uint8).astype(np.int32)
+
+  def decode(self, tokens: Sequence[int]) -> bytes:
+    """See `Tokenizer.decode`."""
+    return bytes(map(int, tokens))
+
+  def to_json(self) -> dict[str, Any]:
+    """See `Tokenizer.to_json`."""
+    return {'kind': self.kind}
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters(Tokenizer):
+  """Every character of some texts is a token.
+
+  Attributes:
+    characters: by token, sorted.
+  """
+
+  kind: ClassVar[str] = 'characters'
+
+  characters: str
+
+  @classmethod
+  def learned(cls, texts: Sequence[bytes], size: int) -> Self:
+    """See `Tokenizer.learned`; all characters that occur."""
+    del size
+    return cls(''.join(map(chr, np.unique(np.concatenate([_codes(text) for text in texts])).tolist())))
+
+  @property
+  def vocabulary(self) -> int:
+    """See `Tokenizer.vocabulary`."""
+    return len(self.characters)
+
+  def encode(self, text: bytes) -> np.ndarray:
+    """See `Tokenizer.encode`."""
+    codes, known = _codes(text), np.array([ord(character) for character in self.characters])
+    tokens = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+    unknown = sorted({chr(code) for code in codes[known[tokens] != codes]})
+    if unknown:
+      more = f' and {len(unknown) - _SHOWN} more' if len(unknown) > _SHOWN else ''
+      raise UserError(
+        f'the vocabulary lacks the characters {", ".join(map(repr, unknown[:_SHOWN]))}{more}: use only the '
+        f'{self.vocabulary} that the model was trained on, or train one with --config.data.tokenizer=bytes'
+      )
+    return tokens.astype(np.int32)
+
+  def decode(self, tokens: Sequence[int]) -> bytes:
+    """See `Tokenizer.decode`."""
+    return ''.join(self.characters[int(token)] for token in tokens).encode()
+
+  def to_json(self) -> dict[str, Any]:
+    """See `Tokenizer.to_json`."""
+    return {'kind': self.kind, 'characters': self.characters}
+
+
+@dataclasses.dataclass(frozen=True)
+class BytePairs(Tokenizer):
+  """Pieces of words, learned: bytes, and again and again the pair that occurs most (Sennrich et al. 2016; GPT-2's).
+
+  Attributes:
+    learned_pieces: as the library `tokenizers` writes them.
+  """
+
+  kind: ClassVar[str] = 'bpe'
+
+  learned_pieces: str
+
+  @classmethod
+  def learned(cls, texts: Sequence[bytes], size: int) -> Self:
+    """See `Tokenizer.learned`; of the first text, which is the one to train on."""
+    if size < 257:
+      raise UserError(f'data.vocabulary must be 257 or more, as 256 bytes are tokens already: it is {size}')
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(_decoded(texts[0]).splitlines(keepends=True), trainer)
+    return cls(made.to_str())
+
+  @functools.cached_property
+  def _library(self) -> library.Tokenizer:
+    return library.Tokenizer.from_str(self.learned_pieces)
+
+  @property
+  def vocabulary(self) -> int:
+    """See `Tokenizer.vocabulary`."""
+    return self._library.get_vocab_size()
+
+  def encode(self, text: bytes) -> np.ndarray:
+    """See `Tokenizer.encode`."""
+    return np.array(self._library.encode(_decoded(text)).ids, np.int32)
+
+  def decode(self, tokens: Sequence[int]) -> bytes:
+    """See `Tokenizer.decode`."""
+    # Not the library's: a piece may end within a character, which it would replace.
+    pieces = ''.join(str(self._library.id_to_token(int(token))) for token in tokens)
+    return bytes(_BYTE_OF[character] for character in pieces)
+
+  def to_json(self) -> dict[str, Any]:
+    """See `Tokenizer.to_json`."""
+    return {'kind': self.kind, 'learned_pieces': self.learned_pieces}
+
+
+def _byte_of() -> dict[str, int]:
+  """The byte that each character of a piece stands for: GPT-2 writes those that can't be seen as others."""
+  seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  unseen = [byte for byte in range(256) if byte not in seen]
+  return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
+
+
+_BYTE_OF = _byte_of()
+TOKENIZERS: Mapping[str, type[Tokenizer]] = {made.kind: made for made in (Bytes, Characters, BytePairs)}
+
+
+def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
+  """The tokenizer of a kind for some texts, the first of which is the one to train on.
+
+  Args:
+    kind: 'bytes', 'characters' or 'bpe'.
+    texts: all that are to be read.
+    size: number of tokens of 'bpe'.
+
+  Raises:
+    UserError: there is no such kind, or a text can't be read so.
+  """
+  return choose('data.tokenizer', kind, TOKENIZERS).learned(texts, size)
+
+
+def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
+  """The tokenizer that `to_json` wrote."""
+  return TOKENIZERS[stored['kind']](**{key: value for key, value in stored.items() if key != 'kind'})
+
+
+def _decoded(text: bytes) -> str:
+  try:
+    return text.decode()
+  except UnicodeDecodeError as error:
+    raise UserError(
+      f'byte {error.start:,} of the text is no UTF-8 ({error.reason}): convert it, or set data.tokenizer to bytes'
+    ) from None
+
+
+def _codes(text: bytes) -> np.ndarray:
+  """The characters of a text as numbers, uint32 [n]."""
+  return np.frombuffer(_decoded(text).encode('utf-32-le'), np.uint32)

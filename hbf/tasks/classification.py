@@ -1,0 +1,214 @@
+"""Which of its classes an image is of."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
+
+from hbf.data.arguments import Entry
+from hbf.data.augment import augment, normalise
+from hbf.data.datasets import Dataset, load
+from hbf.data.identity import identity
+from hbf.data.inputs import (
+  Batch,
+  ImageInput,
+  Input,
+  Resident,
+  abstract_batch,
+  abstract_resident,
+  channel_statistics,
+  gather,
+  make_input,
+)
+from hbf.data.mixing import mix, read_mix
+from hbf.data.sources import Source, hold_out
+from hbf.data.transforms import check_size, read_transforms
+from hbf.errors import UserError
+from hbf.evaluation.figures import ACCURACY, CLASSIFICATION, Figure
+from hbf.evaluation.metrics import Counts, summarise
+from hbf.models.build import build_model
+from hbf.tasks.task import Seen, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """How images come to the devices: keys of a config's `data`.
+
+  Attributes:
+    input: as for `hbf.data.inputs.make_input`.
+    workers: likewise.
+    resident_bytes: likewise.
+  """
+
+  input: str
+  workers: int
+  resident_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(Task):
+  """Images of classes.
+
+  The goal of a batch in training is (labels int32 [B], targets [B, classes]: probabilities to be predicted); in
+  evaluation (labels int32 [B], mask bool [B], False for padding).
+
+  Attributes:
+    dataset: the images.
+    reading: how they come to the devices.
+    mean: of the channels, in 0..1; () before it is measured.
+    std: likewise.
+    transforms: of each image in training, as `hbf.data.transforms.read_transforms` gives them.
+    mix: of pairs of images, as `hbf.data.mixing.read_mix` gives it.
+    label_smoothing: probability given to all classes alike.
+  """
+
+  figures: ClassVar[tuple[Figure, ...]] = CLASSIFICATION
+  example: ClassVar[str] = 'image'
+  unit: ClassVar[str] = 'image'
+  examples: ClassVar[tuple[str, ...]] = ('labels',)
+
+  dataset: Dataset
+  reading: Reading
+  mean: Sequence[float]
+  std: Sequence[float]
+  transforms: Sequence[Entry]
+  mix: Sequence[Entry]
+  label_smoothing: float
+
+  @classmethod
+  def of(cls, config: ConfigDict, dataset: Dataset) -> Self:
+    """See `Task.of`."""
+    data, transforms, pairs = config.data, read_transforms(config.data.transforms), read_mix(config.data.mix)
+    check_size(transforms, dataset.image_shape)
+    if pairs and config.train.batch_size == 1:
+      raise UserError(
+        'data.mix needs another image to mix one with: set train.batch_size to 2 or more, or data.mix to ()'
+      )
+    if bool(data.mean) != bool(data.std):
+      raise UserError('give both data.mean and data.std, or neither to have them measured')
+    reading = Reading(data.input, data.workers, data.resident_bytes)
+    mean, std = tuple(data.mean), tuple(data.std)
+    return cls(dataset, reading, mean, std, transforms, pairs, config.train.label_smoothing)
+
+  @classmethod
+  def load(cls, config: ConfigDict) -> Dataset:
+    """See `Task.load`."""
+    data = config.data
+    return load(
+      name=data.name,
+      dir=data.dir,
+      root=data.root,
+      image_size=data.image_size,
+      download=data.download,
+      test_split=data.test_split,
+    )
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Height, width, channels."""
+    return self.dataset.image_shape
+
+  @property
+  def units(self) -> int:
+    """An example is an image."""
+    return 1
+
+  @property
+  def predictions(self) -> int:
+    """Its class."""
+    return 1
+
+  @property
+  def about(self) -> str:
+    """See `Task.about`."""
+    return f'{len(self.dataset.classes)} classes'
+
+  def identity(self) -> dict[str, Any]:
+    """See `hbf.data.identity.identity`."""
+    return identity(self.dataset)
+
+  def network(self, model: ConfigDict) -> nn.Module:
+    """See `hbf.models.build.build_model`."""
+    return build_model(model, len(self.dataset.classes))
+
+  def splits(self, validation: float) -> dict[str, Source]:
+    """See `Task.splits`; held out are images from all over train."""
+    train, held_out = hold_out(self.dataset.splits['train'], validation)
+    splits = {'train': train, 'validation': held_out, 'test': self.dataset.splits['test']}
+    return {name: source for name, source in splits.items() if len(source)}
+
+  def open(self, source: Source, sharding: NamedSharding) -> ImageInput:
+    """See `hbf.data.inputs.make_input`."""
+    reading = self.reading
+    return make_input(reading.input, source, sharding, workers=reading.workers, resident_bytes=reading.resident_bytes)
+
+  def shapes(self, source: Source, sharding: NamedSharding, *leading: int) -> tuple[Resident, Batch]:
+    """See `Task.shapes`."""
+    reading = self.reading
+    resident = abstract_resident(reading.input, len(source), self.shape, sharding, reading.resident_bytes)
+    return resident, abstract_batch(resident, self.shape, sharding, *leading)
+
+  def measured(self, config: ConfigDict, train: Input | None) -> ConfigDict:
+    """The config with `data.mean` and `data.std`; without images they are 1/2 and 1/4."""
+    resolved = config.copy_and_resolve_references()
+    if train is None:
+      channels = self.shape[-1]
+      resolved.data.update(mean=(0.5,) * channels, std=(0.25,) * channels)
+    elif not config.data.mean:
+      assert isinstance(train, ImageInput)
+      resolved.data.mean, resolved.data.std = channel_statistics(train)
+    return resolved
+
+  def see(self, resident: Resident, batch: Batch) -> Seen:
+    """See `Task.see`."""
+    examples = gather(resident, batch)
+    return Seen(normalise(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
+
+  def see_in_training(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> Seen:
+    """Images augmented with the first key, and mixed with the second."""
+    examples = gather(resident, batch)
+    index, labels = examples['index'], examples['label']
+    images = augment(keys[0], examples['image'], index, self.transforms)
+    targets = jax.nn.one_hot(labels, len(self.dataset.classes))
+    images, targets = mix(keys[1], images, targets, index, self.mix)
+    return Seen(normalise(images, self.mean, self.std), (labels, targets))
+
+  def loss(self, logits: jax.Array, goal: Any) -> tuple[jax.Array, jax.Array]:
+    """Cross-entropy."""
+    labels, targets = goal
+    correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
+    return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, self.label_smoothing)).mean(), correct
+
+  def zeros(self) -> Counts:
+    """See `Task.zeros`."""
+    return Counts.zeros(len(self.dataset.classes))
+
+  def count(self, counts: Counts, logits: jax.Array, goal: Any) -> tuple[Counts, dict[str, jax.Array]]:
+    """Keeps `labels` and `predictions`, int32."""
+    labels, mask = goal
+    kept = {'labels': labels, 'predictions': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
+    return counts.add(logits, labels, mask), kept
+
+  def summarise(self, counts: Counts) -> dict[str, Any]:
+    """See `hbf.evaluation.metrics.summarise`."""
+    return summarise(counts)
+
+  @property
+  def shown(self) -> tuple[str, ...]:
+    """See `Task.shown`."""
+    return ('n', 'correct', *(figure.name for figure in self.figures))
+
+  @staticmethod
+  def outcomes(kept: Mapping[str, np.ndarray]) -> np.ndarray:
+    """100 for what was classified correctly, else 0."""
+    return 100.0 * (kept['labels'] == kept['predictions'])
+
+
+assert Classification.figures[0] is ACCURACY  # which `outcomes` are of

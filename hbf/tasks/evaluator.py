@@ -1,0 +1,93 @@
+"""Runs a model over every example of a split, exactly once."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from hbf.data.inputs import Batch, Input, Resident
+from hbf.data.order import EvalOrder
+from hbf.tasks.task import Task
+
+_REAL = 'real'  # of each row, whether it is no padding
+
+
+class Evaluated(NamedTuple):
+  """What is known of a split after a pass over it.
+
+  Attributes:
+    summary: figures, see `hbf.tasks.task.Task.summarise`.
+    kept: what the task keeps of every example of the split, in its order, by name [n].
+  """
+
+  summary: dict[str, Any]
+  kept: dict[str, np.ndarray]
+
+
+class Interrupted(Exception):
+  """A pass over a split was stopped before its end."""
+
+
+class Evaluator:
+  """Evaluates parameters on splits; compiles once for all splits of a kind.
+
+  Attributes:
+    batch_size: of a step.
+    step: (counts, variables, resident, batch) → (counts, what is kept of each row), jitted.
+  """
+
+  def __init__(self, task: Task, model: nn.Module, batch_size: int, replicated: NamedSharding):
+    """Makes the step.
+
+    Args:
+      task: with all that is measured.
+      model: a network of it.
+      batch_size: divisible by the number of devices; the last batch is padded and masked.
+      replicated: sharding of arrays that every device holds.
+    """
+    self.batch_size = batch_size
+    self._task = task
+    self._mesh = replicated.mesh
+    self._zeros = jax.jit(task.zeros, out_shardings=replicated)
+
+    def step(counts: Any, variables: Any, resident: Resident, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
+      seen = task.see(resident, batch)
+      logits = jnp.asarray(model.apply(variables, seen.inputs, train=False))
+      counts, kept = task.count(counts, logits, seen.goal)
+      return counts, {**kept, _REAL: batch['index'] >= 0}
+
+    self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
+
+  def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> Evaluated:
+    """Figures and predictions of the split.
+
+    Args:
+      params: of the model.
+      split: all of whose examples are taken.
+      stopped: asked before every batch.
+
+    Raises:
+      Interrupted: it was true.
+    """
+    order = EvalOrder(len(split), self.batch_size)
+    counts, rows = self._zeros(), list[dict[str, jax.Array]]()
+    with contextlib.closing(split.batches(order, 0, len(order))) as batches:
+      for batch in batches:
+        if stopped():
+          raise Interrupted
+        with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
+          counts, of_batch = self.step(counts, {'params': params}, split.resident, batch)
+        jax.block_until_ready(rows[-1:])  # one batch ahead, as in training
+        rows.append(of_batch)
+    found = {name: np.concatenate(of_batches) for name, of_batches in _by_name(jax.device_get(rows)).items()}
+    real = found.pop(_REAL)
+    return Evaluated(self._task.summarise(counts), {name: kept[real] for name, kept in found.items()})
+
+
+def _by_name(rows: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
+  return {name: [row[name] for row in rows] for name in rows[0]}

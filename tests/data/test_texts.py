@@ -1,0 +1,146 @@
+"""Texts by name, and their windows."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hbf.data import prepared, texts
+from hbf.data.builders import tiny_shakespeare
+from hbf.data.order import EvalOrder
+from hbf.data.prepare import PREPARATIONS, main, prepare
+from hbf.data.windows import Text, TextInput, Tokens, shifted_windows, windows
+from hbf.errors import UserError
+
+
+def load(**changes):
+  about = {'name': 'python', 'dir': '/nowhere', 'root': '', 'download': False, 'test_split': 'test'}
+  return texts.load_texts(**{**about, 'tokenizer': 'characters', 'vocabulary': 0, **changes})
+
+
+@pytest.fixture
+def plays(tmp_path, monkeypatch):
+  """A file of as many bytes as tiny Shakespeare's is said to have."""
+  monkeypatch.setattr(tiny_shakespeare, '_CHARACTERS', 1001)
+  path = tmp_path / 'input.txt'
+  path.write_bytes(bytes(97 + i * i % 26 for i in range(1001)))
+  return path
+
+
+def test_python_brings_a_text():
+  found = load()
+  train, test = (found.splits[split] for split in ('train', 'test'))
+  assert len(train) > 300_000 and abs(len(test) / (len(train) + len(test)) - 0.1) < 0.001
+  assert train.dtype == np.uint8 and b'yield' in found.tokenizer.decode(train)
+
+
+def test_a_file_and_a_folder_are_read_and_cut_at_a_character(tmp_path):
+  (tmp_path / 'b.txt').write_text('ä' * 500)
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a' / 'c.txt').write_text('xyz')
+  one, all_of_it = load(name='text_file', root=str(tmp_path / 'b.txt')), load(name='text_file', root=str(tmp_path))
+  assert {split: len(part) for split, part in one.splits.items()} == {'train': 450, 'test': 50}
+  whole = b''.join(all_of_it.tokenizer.decode(all_of_it.splits[split]) for split in ('train', 'test'))
+  assert whole.decode() == 'xyz\n' + 'ä' * 500
+
+
+def test_tiny_shakespeare_is_tfdss_own(plays, tmp_path):
+  prepare('tiny_shakespeare', str(tmp_path / 'tfds'), str(plays))
+  builder = prepared.open_texts(prepared.find('tiny_shakespeare', str(tmp_path / 'tfds')))
+  assert str(builder.info.full_name) == 'tiny_shakespeare/1.0.0' and [*builder.info.features] == ['text']
+  text = plays.read_bytes()
+  parts = {split: b''.join(prepared.read_texts(builder, split)) for split in builder.info.splits}
+  assert {split: len(part) for split, part in parts.items()} == {'train': 900, 'validation': 50, 'test': 51}
+  assert parts['train'] + parts['validation'] + parts['test'] == text
+  both = load(name='tiny_shakespeare', dir=str(tmp_path / 'tfds'), test_split='validation+test')
+  assert both.tokenizer.decode(both.splits['test']) == text[900:]
+
+
+def test_tiny_shakespeares_file_is_the_one_that_tfds_knows():
+  known = pathlib.Path(tfds.__file__).parent / 'datasets' / 'tiny_shakespeare' / 'checksums.tsv'
+  url, _, digest, _ = known.read_text().split()
+  published = PREPARATIONS['tiny_shakespeare'].published
+  assert (published.url, published.sha256) == (url, digest)
+
+
+def test_another_file_is_refused(plays, tmp_path, capsys):
+  plays.write_text('To be')
+  assert main(['tiny_shakespeare', '--archive', str(plays), '--dir', str(tmp_path / 'tfds')]) == 1
+  assert 'has 5 bytes, not 1,001 of ASCII; expected input.txt as published' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('changes', 'said'),
+  [
+    ({'name': 'text_file'}, 'no file is not there: set data.root'),
+    ({'name': 'text_file', 'root': '/nowhere/x.txt'}, '/nowhere/x.txt is not there: set data.root'),
+    ({'name': 'tiny_shakespeare'}, 'python -m hbf.data.prepare tiny_shakespeare --dir /nowhere'),
+    ({'name': 'tiny_shakespear'}, "unknown data set 'tiny_shakespear': did you mean 'tiny_shakespeare'"),
+  ],
+)
+def test_what_is_not_there_is_said(changes, said):
+  with pytest.raises(UserError, match=said):
+    load(**changes)
+
+
+def test_images_are_no_texts(digits_dir):
+  with pytest.raises(UserError, match='has the features image, label; expected `text`'):
+    load(name='digits', dir=str(digits_dir))
+
+
+def test_the_fingerprint_is_of_every_token():
+  one = texts.identity_of(load())
+  changed = load()
+  changed.splits['test'][1234] ^= 1
+  assert one['fingerprint'] != texts.identity_of(changed)['fingerprint'] and one == texts.identity_of(load())
+
+
+TOKENS = np.random.default_rng(0).integers(0, 200, 1000).astype(np.uint8)
+
+
+def test_windows_cover_a_text_once_and_end_with_it():
+  text = Text(TOKENS, 64)
+  index = jnp.array([*range(len(text)), -1])
+  found, there = windows(Tokens(jnp.asarray(TOKENS), 64), index)
+  next_ones = np.asarray(found)[:, 1:][np.asarray(there)[:, 1:]]
+  np.testing.assert_array_equal(next_ones, TOKENS[1:])
+  np.testing.assert_array_equal(found[3], TOKENS[192:257])
+  assert not there[-1].any() and not np.asarray(found)[~np.asarray(there)].any()
+
+
+def test_a_text_of_whole_windows_has_no_empty_one():
+  assert [len(Text(TOKENS[:n], 64)) for n in (2, 64, 65, 66, 129)] == [1, 1, 1, 2, 2]
+
+
+def test_shifted_windows_are_of_the_text_and_each_a_function_of_key_and_number():
+  text, key = Tokens(jnp.asarray(TOKENS), 64), jax.random.key(3)
+  index = jnp.arange(15)
+  found = np.asarray(shifted_windows(key, text, index))
+  starts = {tuple(TOKENS[at : at + 65]): at for at in range(1000 - 64)}
+  assert all(tuple(row) in starts for row in found)
+  np.testing.assert_array_equal(shifted_windows(key, text, index[::-1]), found[::-1])
+  assert (np.asarray(shifted_windows(jax.random.key(4), text, index)) != found).any()
+
+
+def test_every_place_is_where_a_window_begins_as_often_as_another():
+  tokens = np.arange(40, dtype=np.uint8)
+  draw = jax.jit(lambda key: shifted_windows(key, Tokens(jnp.asarray(tokens), 8), jnp.arange(4))[:, 0])
+  starts = np.concatenate([np.asarray(draw(jax.random.key(seed))) for seed in range(800)])
+  counts = np.bincount(starts, minlength=40)
+  # 3,200 windows over 32 places, of standard deviation 10.
+  assert counts[:32].min() > 55 and counts[:32].max() < 145 and not counts[32:].any()
+
+
+def test_batches_are_the_same_on_any_number_of_devices():
+  found = []
+  for devices in (1, 8):
+    sharding = NamedSharding(Mesh(np.asarray(jax.devices()[:devices]), ('data',)), PartitionSpec('data'))
+    data = TextInput(Text(TOKENS, 64), sharding)
+    order = EvalOrder(len(data), 8)
+    take = jax.jit(windows)
+    found.append([np.asarray(take(data.resident, batch['index'])[0]) for batch in data.batches(order, 0, len(order))])
+  np.testing.assert_array_equal(*found)

@@ -1,0 +1,41 @@
+"""Figures of texts against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hbf.evaluation.texts import TextCounts, summarise_text
+
+
+def test_figures_are_those_of_float64_written_the_naive_way():
+  random = np.random.default_rng(0)
+  nll, hits = random.gamma(2.0, 1.0, (40, 6, 5)).astype(np.float32), random.random((40, 6, 5)) < 0.4
+  counted, sizes = random.random((40, 6, 5)) < 0.8, random.integers(1, 5, (40, 6, 5))
+  counts, add = TextCounts.zeros(5), jax.jit(TextCounts.add)
+  for batch in zip(nll, hits, counted, sizes, strict=True):
+    counts = add(counts, *map(jnp.asarray, batch))
+  found, total = summarise_text(counts), float(nll[counted].sum(dtype=np.float64))
+  assert (found['n'], found['correct'], found['bytes']) == (
+    counted.sum(),
+    (hits & counted).sum(),
+    sizes[counted].sum(),
+  )
+  assert found['token_nll'] == pytest.approx(total / counted.sum(), rel=1e-6)
+  assert found['perplexity'] == pytest.approx(np.exp(total / counted.sum()), rel=1e-6)
+  assert found['bits_per_byte'] == pytest.approx(total / sizes[counted].sum() / np.log(2), rel=1e-6)
+  for place in found['by_position']:
+    of_place = counted[:, :, place['position']]
+    assert place['n'] == of_place.sum()
+    expected = nll[:, :, place['position']][of_place].mean(dtype=np.float64)
+    assert place['token_nll'] == pytest.approx(expected, rel=1e-6)
+
+
+def test_sums_over_millions_of_tokens_stay_exact():
+  """In float32 alone they would be off by parts of a thousand."""
+  nll, steps = jnp.full((50, 4), 1.1), 20_000
+  counted = jnp.ones((50, 4), bool)
+  step = jax.jit(lambda i, counts: counts.add(nll, counted, counted, jnp.ones((50, 4), jnp.int32)))
+  found = summarise_text(jax.lax.fori_loop(0, steps, step, TextCounts.zeros(4)))
+  assert found['n'] == 200 * steps
+  assert found['token_nll'] == pytest.approx(float(np.float32(1.1)), rel=1e-7)

@@ -1,0 +1,158 @@
+"""Runs on texts: the same loop, checkpoints and commands as for images."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from toy_runs import ONE, QUIET, assert_same_run, stop_at, timeless
+
+from configs import text
+from hbf.errors import UserError
+from hbf.models.generation import Sampling
+from hbf.training.evaluate import evaluate_workdir
+from hbf.training.loop import train
+from hbf.training.workdir import load_config
+from hbf.training.writing import write_texts
+
+SMALL = {
+  'model.width': 16,
+  'model.depth': 1,
+  'model.heads': 2,
+  'data.length': 24,
+  'data.validation': 0.1,
+  'train.epochs': 0.1,
+  'train.batch_size': 8,
+  'train.average': 0.9,
+  'optimizer.warmup': '3steps',
+  'evaluate.every': '10steps',
+  'checkpoint.every': '10steps',
+  'log.every': '5steps',
+}
+
+LEARNING = {'train.epochs': 0.3, 'optimizer.learning_rate': 1e-2}
+
+
+@pytest.fixture(scope='module')
+def sentences(tmp_path_factory):
+  """A text in which every letter follows from the two before it."""
+  path = tmp_path_factory.mktemp('texts') / 'sentences.txt'
+  path.write_text('the cat sat on the mat and the dog lay on the log. ' * 900)
+  return path
+
+
+@pytest.fixture(scope='module')
+def make(sentences):
+  def config(arguments='', **changes):
+    made = text.get_config(arguments)
+    made.update_from_flattened_dict({'data.name': 'text_file', 'data.root': str(sentences), **SMALL, **changes})
+    for stage, option in (('stage2', 'centres'), ('stage2', 'hidden'), ('stage1', 'hidden')):
+      if option in made.model[stage]:
+        made.model[stage][option] = 12
+    return made
+
+  return config
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory, make):
+  workdir, config = tmp_path_factory.mktemp('runs') / 'run', make(**LEARNING)
+  return workdir, config, train(config, workdir, QUIET, ONE)
+
+
+def test_a_run_learns_and_says_so_in_its_own_words(finished):
+  workdir, config, result = finished
+  assert result['task'] == 'next_token' and result['n'] == 4590 - 1 and result['flops_per_token'] > 0
+  assert result['token_nll'] < 2.0 and result['bits_per_byte'] == pytest.approx(result['token_nll'] / np.log(2))
+  assert result['perplexity'] == pytest.approx(np.exp(result['token_nll'])) and result['tokens_per_second'] > 0
+  lines = timeless(workdir)
+  scores = {line['step']: line['token_nll'] for line in lines if line['split'] == 'validation'}
+  assert scores and all({'loss', 'accuracy'} <= line.keys() for line in lines if line['split'] == 'train')
+  assert evaluate_workdir(workdir, 'best', 'validation', ONE).result['checkpoint'] == min(scores, key=scores.get)
+  assert config.task == load_config(workdir).task
+
+
+def test_evaluation_repeats_the_result_and_has_figures_by_position(finished):
+  workdir, _, result = finished
+  found = evaluate_workdir(workdir, 'latest', 'test', jax.devices()[:2]).result
+  assert (found['n'], found['correct']) == (result['n'], result['correct'])
+  assert found['token_nll'] == pytest.approx(result['token_nll'], rel=1e-5)
+  assert [place['position'] for place in found['by_position']] == list(range(24))
+  assert found['by_position'][0]['token_nll'] > found['by_position'][-1]['token_nll']  # it knows nothing of before
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(make, tmp_path, monkeypatch):
+  config = make(**{'model.dropout': 0.1})
+  whole = train(config, tmp_path / 'whole', QUIET, ONE)
+  assert whole is not None
+  stop_at(monkeypatch, 15)
+  assert train(config, tmp_path / 'parts', QUIET, ONE) is None
+  monkeypatch.undo()
+  assert train(config, tmp_path / 'parts', QUIET, ONE) is not None
+  assert_same_run(tmp_path / 'whole', tmp_path / 'parts')
+
+
+def test_devices_and_parts_of_a_batch_do_not_matter(make, tmp_path):
+  sgd = {'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'train.epochs': 0.02}
+  sgd |= {'data.validation': 0.0, 'train.average': 0.0}
+  found = []
+  for number, (devices, changes) in enumerate([(1, {}), (2, {}), (1, {'train.accumulate': 2})]):
+    config = make('model=vit', **sgd, **changes)
+    found.append(train(config, tmp_path / str(number), QUIET, jax.devices()[:devices])['token_nll'])
+  np.testing.assert_allclose(found[1:], found[0], rtol=1e-5)
+
+
+def test_masked_tokens_are_learned_too(make, tmp_path):
+  changes = {'task': 'masked_token', 'data.validation': 0.0, 'train.average': 0.0}
+  result = train(make('model=amlp', **LEARNING, **changes), tmp_path / 'run', QUIET, ONE)
+  assert 4 * 191 <= result['n'] <= 4 * 192  # the last window ends with the text
+  assert result['token_nll'] < np.log(17) and 'bits_per_byte' not in result
+  with pytest.raises(UserError, match='a run of task masked_token: give one of next_token'):
+    write_texts(tmp_path / 'run', ['the'], 5, Sampling())
+
+
+def test_a_trained_model_goes_on_beyond_its_length_without_its_text(finished, sentences):
+  workdir, _, _ = finished
+  hidden = sentences.with_suffix('.hidden')
+  sentences.rename(hidden)
+  try:
+    one, two = write_texts(workdir, ['the cat', 'and the dog lay'], 60, Sampling(temperature=0))
+  finally:
+    hidden.rename(sentences)
+  assert len(one) == len(two) == 60 and {*one, *two} <= {*'the cat sat on the mat and the dog lay on the log. '}
+  assert write_texts(workdir, ['and the dog lay'], 60, Sampling(temperature=0)) == [two]
+  ended = write_texts(workdir, ['the cat'], 60, Sampling(temperature=0), stop=' ')
+  assert ended == [one.partition(' ')[0]]
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'stop', 'said'),
+  [
+    ('', '', 'prompt 0 is empty'),
+    ('THE', '', "lacks the characters 'E', 'H', 'T'"),
+    ('the cat ' * 10, '', r'prompt 0 has 80 tokens.*room for 24'),
+    ('the', 'cat', "--stop='cat' is 3 tokens"),
+  ],
+)
+def test_what_can_not_be_written_is_said(finished, prompt, stop, said):
+  with pytest.raises(UserError, match=said):
+    write_texts(finished[0], [prompt], 5, Sampling(), stop=stop)
+
+
+def test_a_stage_that_can_not_be_causal_is_refused_before_anything_is_written(make, tmp_path):
+  with pytest.raises(UserError, match='AveragePooling mixes a token with those after it'):
+    train(make('model=pooling'), tmp_path / 'run', QUIET, ONE)
+  with pytest.raises(UserError, match='a window has 90,000'):
+    train(make(**{'data.length': 90_000}), tmp_path / 'run', QUIET, ONE)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_another_text_is_not_the_runs(finished, sentences, tmp_path):
+  other = tmp_path / 'other.txt'
+  other.write_text(sentences.read_text().replace('cat', 'tac'))
+  with pytest.raises(UserError, match=r'trained on other data \(as many examples of the same kind, but others\)'):
+    evaluate_workdir(finished[0], 'latest', 'test', ONE, root=str(other))
+  other.write_text(sentences.read_text() + 'A cat!')
+  with pytest.raises(UserError, match=r'trained on other data \(other tokens'):
+    evaluate_workdir(finished[0], 'latest', 'test', ONE, root=str(other))
+  assert json.loads((finished[0] / 'data.json').read_text())['tokenizer']['kind'] == 'characters'
