@@ -26,7 +26,7 @@ class SoftmaxAttention(nn.Module):
       starts at 1/√d. It is HyperBF attention of unit-norm queries and keys with σ² = τ (fact 1 of docs/design.md).
     qkv_bias: whether queries, keys and values have a bias.
     places: 'none', or 'offsets': −‖(p_q − p_k − o)/s‖²/2 is added to a head's logits, with a learned offset o and
-      width s, as in HyperBF attention (`hbf.nn.places`). A token costs 4 C N H operations more, C = 4 or 12.
+      width s, as in HyperBF attention (`hbf.nn.places`). A token costs 4 C N H operations more, C as there.
       'rotary': queries and keys are turned by their places.
     dtype: of the products; parameters are float32.
   """

@@ -35,9 +35,9 @@ class HyperBFAttention(nn.Module):
     memory: m learned centres a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK); 0 for none.
     places: 'none', or 'offsets': a head's distances are over content and place, ‖W(q − k)‖²/2σ² +
       ‖(p_q − p_k − o)/s‖²/2 with a learned offset o and width s (`hbf.nn.places`). What has no place, a class token
-      or a learned centre, is at no distance in place from any. A token costs 2 C (N + m) H operations more, C = 4 or
-      12 coordinates. 'rotary': queries and keys are turned by their places; with metric identity, whose distances a
-      turn leaves alone.
+      or a learned centre, is at no distance in place from any. A token costs 2 C (N + m) H operations more, of
+      C = 4 coordinates, over a text 3, in short types thrice as many. 'rotary': queries and keys are turned by their
+      places; with metric identity, whose distances a turn leaves alone.
     dtype: of the products; parameters are float32.
   """
 

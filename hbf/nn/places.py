@@ -27,13 +27,14 @@ def place_coordinates(
 ) -> tuple[jax.Array, jax.Array]:
   """Coordinates of queries and of keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2 for every head.
 
-  A head's offset o and width s are learned, as `place_offset` [H, 1, 2] and `place_log_width` [H, 1, 1]. The heads
-  start each on another one of the nearest neighbours, with a width of half a patch, so that they see what the taps of
-  a convolution do (after ConViT, d'Ascoli et al. 2021). A token without a place has coordinates 0: it is at no
-  distance from any.
+  A head's offset o and width s are learned, as `place_offset` [H, 1, P] and `place_log_width` [H, 1, 1]. Over an
+  image the heads start each on another one of the nearest neighbours, with a width of half a patch, so that they see
+  what the taps of a convolution do (after ConViT, d'Ascoli et al. 2021). Over a text so does half of them; the others
+  start without an offset and 4, 16, 64, … tokens wide, as what a word is about may be far from it (after ALiBi's
+  slopes, Press et al. 2022). A token without a place has coordinates 0: it is at no distance from any.
 
   With a = p_q − o they are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: what is learned is all with the queries. C is
-  4, or 12 in a short type, see `_in_short`.
+  P + 2, or thrice that in a short type, see `_in_short`.
 
   Args:
     module: in whose scope the parameters are made.
@@ -42,16 +43,16 @@ def place_coordinates(
     dtype: of the coordinates.
 
   Raises:
-    UserError: the context has no places, or none in two dimensions.
+    UserError: the context has no places.
   """
-  if context.places is None or context.places.shape[-1] != 2:
+  if context.places is None:
     raise UserError(
-      'stage1.places=offsets needs tokens that have places, in rows and columns, and these have none: '
-      'use stage1.places=none'
+      'stage1.places=offsets needs tokens that have places, and these have none: use stage1.places=none'
     )
   placed, keys = _from_the_middle(context.places)
-  offset = module.param('place_offset', lambda _: jnp.asarray(_nearest(heads)))
-  log_width = module.param('place_log_width', lambda _: jnp.full((heads, 1, 1), np.log(_WIDTH), jnp.float32))
+  offsets, widths = _near(heads, context.places.shape[-1], context.causal)
+  offset = module.param('place_offset', lambda _: jnp.asarray(offsets))
+  log_width = module.param('place_log_width', lambda _: jnp.asarray(np.log(widths)))
   precision = jnp.exp(-2 * log_width)
   around = keys - offset
   ones = jnp.ones((*around.shape[:2], 1))
@@ -116,9 +117,20 @@ def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, 
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
 
 
-def _nearest(heads: int) -> np.ndarray:
-  """Offsets [H, 1, 2] to the H nearest neighbours on the grid of patches, round by round."""
-  reach = math.isqrt(heads) + 1
-  offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=2) if any(offset)]
-  offsets.sort(key=lambda offset: (math.hypot(*offset), math.atan2(*offset)))
-  return np.array(offsets[:heads], np.float32)[:, None]
+def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+  """Offsets [H, 1, P] and widths [H, 1, 1] at init: see `place_coordinates`."""
+  near = heads if axes > 1 else -(-heads // 2)
+  offsets, widths = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _WIDTH, np.float32)
+  offsets[:near, 0] = _nearest(near, axes, causal)
+  widths[near:, 0, 0] = 4.0 ** np.arange(1, heads - near + 1)
+  return offsets, widths
+
+
+def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
+  """Offsets [count, P] to the nearest neighbours, round by round; causal: to those before."""
+  reach = count if axes == 1 else math.isqrt(count) + 1
+  offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
+  if causal:
+    offsets = [offset for offset in offsets if offset > (0,) * axes]
+  offsets.sort(key=lambda offset: (math.hypot(*offset), math.atan2(*offset) if axes == 2 else offset))
+  return np.array(offsets[:count], np.float32)

@@ -20,6 +20,7 @@ from hbf.nn.places import place_coordinates
 
 B, D, H = 2, 8, 2
 NOWHERE = [(np.nan, np.nan)]
+TEXT = np.arange(6, dtype=np.float32)[:, None]
 
 
 def grid(rows, columns, class_token=True):
@@ -49,7 +50,7 @@ def by_the_formula(module, params, tokens, places, mask=None):
   """Stage 1 in float64."""
   d, memory = D // H, getattr(module, 'memory', 0)
   params = jax.tree.map(lambda z: np.asarray(z, np.float64), params)
-  places = np.concatenate([places, np.full((memory, 2), np.nan)]).astype(np.float64)
+  places = np.concatenate([places, np.full((memory, places.shape[1]), np.nan)]).astype(np.float64)
   q, k, v = np.split(np.asarray(tokens, np.float64) @ params['qkv']['kernel'], 3, axis=-1)
   mask = np.ones((tokens.shape[1], len(places)), bool) if mask is None else mask
   joined = np.zeros(tokens.shape)
@@ -102,7 +103,9 @@ def drawn(module, places):
   return tokens, positive(params) if getattr(module, 'metric', '') == 'bilinear' else params
 
 
-@pytest.mark.parametrize('places', [grid(2, 3), grid(3, 2, class_token=False)], ids=['class token', 'patches'])
+@pytest.mark.parametrize(
+  'places', [grid(2, 3), grid(3, 2, class_token=False), TEXT], ids=['class token', 'patches', 'text']
+)
 @pytest.mark.parametrize('name', MODULES)
 def test_attention_over_places_equals_the_formula(name, places):
   """A class token and learned centres are at no distance in place."""
@@ -282,6 +285,15 @@ def test_heads_start_each_on_another_one_of_the_nearest_neighbours(heads):
   np.testing.assert_allclose(np.exp(params['place_log_width']), 0.5)
 
 
+@pytest.mark.parametrize('causal', [False, True])
+def test_over_a_text_half_of_the_heads_start_beside_and_the_others_far_and_wide(causal):
+  module = HyperBFAttention(4, places='offsets')
+  tokens = jnp.ones((1, 6, D))
+  params = module.init(jax.random.key(0), tokens, context(TEXT, causal=causal))['params']
+  assert params['place_offset'][:, 0, 0].tolist() == ([1, 2, 0, 0] if causal else [-1, 1, 0, 0])
+  np.testing.assert_allclose(np.exp(params['place_log_width'][:, 0, 0]), [0.5, 0.5, 4, 16], rtol=1e-6)
+
+
 @pytest.mark.parametrize('kind', [HyperBFAttention, SoftmaxAttention])
 def test_without_the_option_places_are_not_looked_at(kind):
   module = kind(H)
@@ -304,8 +316,7 @@ def test_softmax_of_unit_norm_and_hyperbf_of_unit_norm_are_the_same_over_places_
 @pytest.mark.parametrize(
   ('places', 'option', 'message'),
   [
-    (None, 'offsets', 'stage1.places=offsets needs tokens that have places, in rows and columns'),
-    (np.zeros((3, 1), 'f'), 'offsets', 'stage1.places=offsets needs tokens that have places, in rows and columns'),
+    (None, 'offsets', 'stage1.places=offsets needs tokens that have places'),
     (grid(1, 3), 'offset', "unknown places 'offset': did you mean 'offsets'"),
   ],
 )
