@@ -17,7 +17,7 @@ from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 PROCESSES = cli.define_processes()
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by validation accuracy) or a step.')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')

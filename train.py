@@ -1,4 +1,4 @@
-"""Trains an image classifier, or goes on with a run that was interrupted.
+"""Trains a network on images or texts, or goes on with a run that was interrupted.
 
 python train.py                                                                   # handwritten digits, HyperBF
 python train.py --config=configs/cifar10.py:model=vit,recipe=memo --workdir=runs/c10 --config.train.epochs=5
