@@ -120,6 +120,8 @@ def characters() -> ConfigDict:
   config.optimizer.update(learning_rate=1e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'
+  # As in recipe laptop: after 800 steps its training loss is 0.1 nats below that of normed responses (docs/text.md).
+  config.stages.stage2 = {'norm': 'unit', 'norm_affine': False, 'normalisation': 'none', 'widths': 'layer'}
   config.hidden = 4 * 128
   return config
 

@@ -110,7 +110,9 @@ def toeplitz_share(matrix: np.ndarray) -> float:
   return 1 - float(np.square(values - means[where]).sum() / np.square(values - values.mean()).sum())
 
 
-def figures(workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '') -> tuple[dict[str, Any], Any]:
+def figures(
+  workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = ''
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """What is known of a run's stages 1, by block, for JSON, and the matrices of `spatial`.
 
   Raises:
