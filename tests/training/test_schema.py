@@ -9,16 +9,21 @@ import pytest
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from configs import cifar10
+from configs import cifar10, shakespeare
 from hbf.data.prepare import PREPARATIONS
+from hbf.data.texts import Texts
+from hbf.data.tokenizers import read_tokenizer
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
+from hbf.tasks.registry import make_task
 from hbf.training import schema
 from hbf.training.schema import Change, current, stamp
 from hbf.training.workdir import differences, flatten, load_config
 
 RESULTS = pathlib.Path(__file__).parents[2] / 'results'
 RUNS = sorted(path.parent.relative_to(RESULTS) for path in RESULTS.glob('*/*/config.json'))
+OF_TEXTS = ('next_token', 'masked_token')
+TODAY = {'classification': cifar10.get_config} | dict.fromkeys(OF_TEXTS, shakespeare.get_config)
 OLD = {'name': 'vit', 'width': 8, 'stage1': {}, 'stage2': {'hidden': 4, 'activation': 'relu'}}
 
 
@@ -26,6 +31,17 @@ OLD = {'name': 'vit', 'width': 8, 'stage1': {}, 'stage2': {'hidden': 4, 'activat
 def parameters(model, classes, image_shape):
   """Of runs of one model many differ in other things only."""
   return count_parameters(build_model(ConfigDict(json.loads(model)), classes), image_shape)
+
+
+def of_images(config):
+  data = PREPARATIONS[config.data.name].images
+  return parameters(config.model.to_json(), data.classes, data.image_shape)
+
+
+def of_texts(run, config):
+  tokenizer = read_tokenizer(json.loads((RESULTS / run / 'data.json').read_text())['tokenizer'])
+  task = make_task(config, Texts(config.data.name, tokenizer, {}))
+  return count_parameters(task.network(config.model), task.shape)
 
 
 def test_there_are_runs():
@@ -36,13 +52,12 @@ def test_there_are_runs():
 def test_every_committed_run_is_the_model_that_it_was(run):
   """Its config has exactly today's keys, and gives the model of as many parameters as it had."""
   config = load_config(RESULTS / run)
-  today = cifar10.get_config(f'model={config.model.name},recipe=small')
+  today = TODAY[config.task](f'model={config.model.name}')
   assert flatten(config.to_dict()).keys() == flatten(today.to_dict()).keys()
   assert differences(RESULTS / run, config) == ''
   result = RESULTS / run / 'result.json'
   if result.exists():
-    data = PREPARATIONS[config.data.name].images
-    found = parameters(config.model.to_json(), data.classes, data.image_shape)
+    found = of_texts(run, config) if config.task in OF_TEXTS else of_images(config)
     assert found == json.loads(result.read_text())['params']
 
 
