@@ -10,7 +10,11 @@ SMALL = {
   'vit-gelu': 'vit model.stage2.activation=gelu',
   'hyperbf': 'hyperbf',
 }
-TEXT = {'gpt': 'vit model.stage2.activation=gelu', 'hyperbf': 'hyperbf'}
+TEXT = {
+  'gpt': 'vit model.stage2.activation=gelu model.stage1.places=none',  # nanoGPT's
+  'gpt-places': 'vit model.stage2.activation=gelu',
+  'hyperbf': 'hyperbf',
+}
 TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
 
