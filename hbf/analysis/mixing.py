@@ -131,7 +131,7 @@ def figures(
   blocks = {}
   for block in (f'block{i}' for i in range(model.trunk.depth)):
     stage = params[block]['stage1']
-    widths = {name.removeprefix('log_'): np.exp(np.asarray(stage[name])).ravel().tolist() for name in _widths(stage)}
+    widths = {name.replace('log_', ''): np.exp(np.asarray(stage[name])).ravel().tolist() for name in _widths(stage)}
     offset = {'place_offset': np.asarray(stage['place_offset']).ravel().tolist()} if 'place_offset' in stage else {}
     away = {'distance': far[block].tolist()} if block in far else {}
     share = {'toeplitz_share': shares[block]} if block in shares else {}
