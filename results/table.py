@@ -10,6 +10,7 @@ from benchmarks.hardware import rows as hardware
 from benchmarks.scaling import SIZES
 from benchmarks.scaling import rows as scaling
 from hbf.analysis.dead_units_report import table as dead_units
+from hbf.analysis.mixing import table as mixing
 from hbf.analysis.nested import table as nested_centres
 from hbf.comparison.grid import Grid
 from hbf.comparison.held_out import held_out
@@ -20,7 +21,7 @@ from hbf.training.workdir import flatten, load_config
 from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
-COMPARISONS = ('small', 'laptop', 'rivals')
+COMPARISONS = ('small', 'laptop', 'rivals', 'text')
 RATES = ('rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
@@ -125,6 +126,7 @@ def main() -> None:
   parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
+  parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0' / 'mixing.json').read_text())))
   parts += [
     *(benchmark(name, columns) for name, columns in BENCHMARKS.items()),
     growth(),

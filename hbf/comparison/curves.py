@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from hbf.comparison.grid import Grid
-from hbf.evaluation.figures import LOSS, Figure
+from hbf.evaluation.figures import ACCURACY, LOSS, Figure
 from hbf.training.writers import read_metrics
 
 REFERENCE, REST = 'black', '0.55'
@@ -37,12 +37,20 @@ class Curve(NamedTuple):
     return self.values.mean(axis=0)
 
 
+class Panel(NamedTuple):
+  """What is shown, of which split, and the curves of the arms that have begun, by label."""
+
+  name: str
+  shown: Figure
+  curves: dict[str, Curve]
+
+
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   """Writes a PNG: a row of panels for each group, each arm's mean over the seeds and their range.
 
   Arms are named where their lines end. If there are more than colours, the best have one and the rest are grey. Runs
   that are still at work are drawn as far as all seeds of their arm have come, and runs that diverged up to there. A
-  group without held-out images shows figures of the training batches instead.
+  group of which nothing is held out shows the accuracy on training batches instead.
   """
   groups = {group: _logs(grid, workdir, group) for group in dict.fromkeys(arm.group for arm in grid.arms)}
   height = max(HEIGHT, 1 + LABEL * max(map(len, groups.values())))
@@ -52,14 +60,13 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
     )
     for (group, logs), row in zip(groups.items(), axes, strict=True):
       ranks = next(arm for arm in grid.arms if arm.group == group).kind.figures[0]
-      shown = (LOSS, ranks)
-      panels = [_panel(logs, split, figure) for split, figure in zip(('train', 'validation'), shown, strict=True)]
-      colours = _colours(list(logs), panels[-1][1], ranks)
+      panels = _panel(logs, 'train', LOSS), _panel(logs, 'validation', ranks)
+      colours = _colours(list(logs), panels[-1])
       row[0].set_title(f'{group}, mean and range over the seeds', loc='left')
-      for axis, (name, curves), of_axis in zip(row, panels, shown, strict=True):
-        axis.set(xlabel='epoch', ylabel=f'{name} {of_axis.label}')
-        _draw(axis, curves, colours)
-        _name(axis, curves, colours, LABEL / (height - 1))
+      for axis, panel in zip(row, panels, strict=True):
+        axis.set(xlabel='epoch', ylabel=f'{panel.name} {panel.shown.label}')
+        _draw(axis, panel.curves, colours)
+        _name(axis, panel.curves, colours, LABEL / (height - 1))
     figure.savefig(path, dpi=120, metadata={'Software': None})
     plt.close(figure)
 
@@ -83,12 +90,11 @@ def _logs(grid: Grid, workdir: pathlib.Path, group: str) -> dict[str, list[list[
   return {arm.label: [read_metrics(workdir / arm.run(seed)) for seed in grid.seeds] for arm in arms}
 
 
-def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Figure) -> tuple[str, dict[str, Curve]]:
-  """What is shown of which kind of images, and the curves of the arms that have begun."""
+def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Figure) -> Panel:
   curves = {label: curve for label, runs in logs.items() if (curve := _curve(runs, split, shown))}
   if not curves and split != 'train':
-    return _panel(logs, 'train', shown)
-  return {'train': 'training'}.get(split, split), curves
+    return _panel(logs, 'train', ACCURACY)  # the one figure that all training reports
+  return Panel({'train': 'training'}.get(split, split), shown, curves)
 
 
 def _curve(runs: list[list[dict]], split: str, shown: Figure) -> Curve | None:
@@ -102,12 +108,12 @@ def _curve(runs: list[list[dict]], split: str, shown: Figure) -> Curve | None:
   return Curve(both[0, :, 0], both[:, :, 1])
 
 
-def _colours(labels: list[str], curves: Mapping[str, Curve], ranks: Figure) -> dict[str, str]:
+def _colours(labels: list[str], ranks: Panel) -> dict[str, str]:
   """By label: the reference's own, then one each while there are enough; if there aren't, for the best."""
   others = labels[1:]
   if len(others) > len(COLOURS):
-    ends = {label: curves[label].mean[-1] for label in others if label in curves}
-    others = sorted(ends, key=ends.__getitem__, reverse=ranks.better is max)
+    ends = {label: ranks.curves[label].mean[-1] for label in others if label in ranks.curves}
+    others = sorted(ends, key=ends.__getitem__, reverse=ranks.shown.better is max)
   return dict.fromkeys(labels, REST) | dict(zip(others, COLOURS, strict=False)) | {labels[0]: REFERENCE}
 
 

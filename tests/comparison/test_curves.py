@@ -87,6 +87,16 @@ def test_a_comparison_without_a_line_is_drawn_empty(tmp_path):
   assert (tmp_path / 'curves.png').stat().st_size > 0
 
 
+def test_runs_on_texts_of_which_nothing_is_held_out_show_what_training_reports(tmp_path):
+  arm = Arm('shakespeare', 'gpt', (), task='next_token')
+  (tmp_path / arm.run(0)).mkdir()
+  lines = [{'epoch': e, 'split': 'train', 'loss': 2.5 - e, 'accuracy': 40.0 + e} for e in (1, 2)]
+  lines += [{'epoch': 2, 'split': 'test', 'token_nll': 1.7}]
+  (tmp_path / arm.run(0) / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  draw_curves(Grid((arm,), (0,)), tmp_path, tmp_path / 'curves.png')
+  assert (tmp_path / 'curves.png').stat().st_size > 0
+
+
 def test_axes_have_units_and_lines_are_means(drawn):
   left, right = drawn([40.0, 60.0]).axes
   assert [axis.get_ylabel() for axis in (left, right)] == ['training loss, nats', 'validation accuracy, %']
