@@ -35,6 +35,7 @@ BENCHMARKS = {
   'bound': (),
   'augmentation': (),
   'chaos': (),
+  'nanogpt-loss': (),
 }
 
 
