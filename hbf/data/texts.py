@@ -84,7 +84,8 @@ def _python() -> bytes:
 def _read(root: str) -> bytes:
   path = pathlib.Path(root).expanduser()
   if not root or not path.exists():
-    raise UserError(f'{root or "no file"} is not there: set data.root to a text file, or to a folder of such')
+    said = f'{root} is not there' if root else 'data.root names no text'
+    raise UserError(f'{said}: set data.root to a text file, or to a folder of such')
   files = sorted(file for file in path.rglob('*') if file.is_file()) if path.is_dir() else [path]
   try:
     return b'\n'.join(file.read_bytes() for file in files)

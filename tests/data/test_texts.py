@@ -76,7 +76,7 @@ def test_another_file_is_refused(plays, tmp_path, capsys):
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [
-    ({'name': 'text_file'}, 'no file is not there: set data.root'),
+    ({'name': 'text_file'}, 'data.root names no text: set data.root'),
     ({'name': 'text_file', 'root': '/nowhere/x.txt'}, '/nowhere/x.txt is not there: set data.root'),
     ({'name': 'tiny_shakespeare'}, 'python -m hbf.data.prepare tiny_shakespeare --dir /nowhere'),
     ({'name': 'tiny_shakespear'}, "unknown data set 'tiny_shakespear': did you mean 'tiny_shakespeare'"),
