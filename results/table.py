@@ -36,6 +36,7 @@ BENCHMARKS = {
   'augmentation': (),
   'chaos': (),
   'nanogpt-loss': (),
+  'nanogpt': (),
 }
 
 
