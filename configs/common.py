@@ -169,7 +169,7 @@ def defaults() -> ConfigDict:
   config.data = ConfigDict()
   config.data.name = ''
   config.data.dir = '~/tensorflow_datasets'  # where TFDS data lie, prepared; a bucket works too
-  config.data.root = ''  # image_folder: the folder with train/CLASS/* and test/CLASS/*
+  config.data.root = ''  # image_folder: the folder with train/CLASS/* and test/CLASS/*; text_file: file or folder
   config.data.test_split = 'test'  # name of the labelled split to test on; TFDS's ImageNet: validation
   config.data.image_size = 0  # images are resized to this square; 0: as stored
   config.data.download = False  # may fetch the official archive
@@ -212,7 +212,7 @@ def defaults() -> ConfigDict:
 
   config.checkpoint = ConfigDict()
   config.checkpoint.every = '1epoch'
-  config.checkpoint.keep = 2  # latest; the best by validation accuracy is kept too
+  config.checkpoint.keep = 2  # latest; the best by the first figure of the task on what is held out is kept too
 
   config.log = ConfigDict()
   config.log.every = '50steps'
@@ -230,12 +230,10 @@ def text_defaults() -> ConfigDict:
   config.model.tied = True  # the head's weights are the vectors of the tokens
   for key in ('image_size', 'input', 'resident_bytes', 'workers', 'transforms', 'mix', 'mean', 'std'):
     del config.data[key]
-  config.data.root = ''  # text_file: a file, or a folder of such
   config.data.tokenizer = 'bytes'  # bytes, characters, bpe
   config.data.vocabulary = 4096  # tokens that bpe learns
   config.data.length = 256  # tokens of a window: what the model sees at once
   config.evaluate.batch_size = 100
-  config.checkpoint.keep = 2  # latest; the best by held-out token_nll is kept too
   return config
 
 

@@ -101,6 +101,21 @@ class Input(abc.ABC):
       yield from _look_ahead(_put(stack, sharding, (size, order.batch_size)) for stack in stacks)
 
 
+class ResidentInput(Input):
+  """All of whose examples lie in the memory of the devices: a batch is their numbers."""
+
+  _count: int
+
+  def __len__(self) -> int:
+    return self._count
+
+  def _host_batches(
+    self, order: host.Order, start: int, stop: int, rows: np.ndarray
+  ) -> Generator[HostBatch, None, None]:
+    for step in range(start, stop):
+      yield {'index': order(step)[rows]}
+
+
 class ImageInput(Input):
   """Of images."""
 
@@ -109,7 +124,7 @@ class ImageInput(Input):
     """Returns a number of pixels, and of each channel's levels over them the sum and that of the squares: [2, C]."""
 
 
-class DeviceInput(ImageInput):
+class DeviceInput(ResidentInput, ImageInput):
   """Holds all images and labels as uint8 and int32 in the memory of the devices."""
 
   resident: Examples
@@ -133,9 +148,6 @@ class DeviceInput(ImageInput):
     image = put(images.reshape(len(rows), -1), (filled, math.prod(shape)))
     self.resident = Examples(image, put(labels, (filled,)), shape, sharding)
 
-  def __len__(self) -> int:
-    return self._count
-
   def sums(self) -> tuple[int, np.ndarray]:
     """Returns those of all pixels, as the devices add them up."""
     whole = NamedSharding(self._sharding.mesh, PartitionSpec())
@@ -143,12 +155,6 @@ class DeviceInput(ImageInput):
     height, width, channels = self.resident.image_shape
     per_channel = sums.astype(np.int64).reshape(2, -1, height * width, channels).sum(axis=(1, 2))
     return self._count * height * width, per_channel
-
-  def _host_batches(
-    self, order: host.Order, start: int, stop: int, rows: np.ndarray
-  ) -> Generator[HostBatch, None, None]:
-    for step in range(start, stop):
-      yield {'index': order(step)[rows]}
 
 
 class StreamInput(ImageInput):

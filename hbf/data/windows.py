@@ -4,16 +4,13 @@ A *batch* is {'index': int32 [B]}, −1 for padding, as of images in device memo
 """
 
 import dataclasses
-from collections.abc import Generator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hbf.data import host
-from hbf.data.host import HostBatch
-from hbf.data.inputs import Input
+from hbf.data.inputs import ResidentInput
 from hbf.errors import UserError
 
 
@@ -47,7 +44,7 @@ class Tokens:
   length: int = dataclasses.field(metadata={'static': True})
 
 
-class TextInput(Input):
+class TextInput(ResidentInput):
   """Holds a text in the memory of every device."""
 
   resident: Tokens
@@ -59,15 +56,6 @@ class TextInput(Input):
     tokens = jax.make_array_from_callback(source.tokens.shape, whole, lambda at: source.tokens[at])
     self._count = len(source)
     self.resident = Tokens(tokens, source.length)
-
-  def __len__(self) -> int:
-    return self._count
-
-  def _host_batches(
-    self, order: host.Order, start: int, stop: int, rows: np.ndarray
-  ) -> Generator[HostBatch, None, None]:
-    for step in range(start, stop):
-      yield {'index': order(step)[rows]}
 
 
 def check_length(what: str, tokens: int, length: int) -> None:

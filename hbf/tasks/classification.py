@@ -200,11 +200,6 @@ class Classification(Task):
     """See `hbf.evaluation.metrics.summarise`."""
     return summarise(counts)
 
-  @property
-  def shown(self) -> tuple[str, ...]:
-    """See `Task.shown`."""
-    return ('n', 'correct', *(figure.name for figure in self.figures))
-
   @staticmethod
   def outcomes(kept: Mapping[str, np.ndarray]) -> np.ndarray:
     """100 for what was classified correctly, else 0."""

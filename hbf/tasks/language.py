@@ -13,7 +13,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from hbf.data.inputs import Batch, Input
+from hbf.data.inputs import Batch, Input, abstract_batch
 from hbf.data.texts import Texts, identity_of, load_texts
 from hbf.data.windows import Text, TextInput, Tokens, check_length, shifted_windows, windows
 from hbf.errors import UserError
@@ -96,9 +96,8 @@ class Language(Task):
     """See `Task.shapes`."""
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     tokens: Any = jax.ShapeDtypeStruct(source.tokens.shape, source.tokens.dtype, sharding=whole)
-    spec = PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
-    index: Any = jax.ShapeDtypeStruct(leading, jnp.int32, sharding=NamedSharding(sharding.mesh, spec))
-    return Tokens(tokens, self.length), {'index': index}
+    resident = Tokens(tokens, self.length)
+    return resident, abstract_batch(resident, self.shape, sharding, *leading)
 
   def measured(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """The config: nothing is."""
@@ -145,11 +144,6 @@ class Language(Task):
   def summarise(self, counts: TextCounts) -> dict[str, Any]:
     """See `hbf.evaluation.texts.summarise_text`."""
     return summarise_text(counts)
-
-  @property
-  def shown(self) -> tuple[str, ...]:
-    """See `Task.shown`."""
-    return ('n', 'correct', *(figure.name for figure in self.figures))
 
   @staticmethod
   def outcomes(kept: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -153,12 +153,12 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def summarise(self, counts: Any) -> dict[str, Any]:
-    """The figures of a split from its counts, n (examples) and whatever else is worth knowing, for JSON."""
+    """The figures of a split from its counts, with n and correct, for JSON, and whatever else is worth knowing."""
 
   @property
-  @abc.abstractmethod
   def shown(self) -> tuple[str, ...]:
     """Names of what a run's end reports of `summarise`."""
+    return ('n', 'correct', *(figure.name for figure in self.figures))
 
   @staticmethod
   @abc.abstractmethod
