@@ -92,6 +92,13 @@ PRESETS = {
     seeds=(0,),
     overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # of less text, as many steps
   ),
+  # Ten times the tokens a step, in windows of four times the length: the same number of steps, ten times as long.
+  'text-long': Comparison(
+    configs=('configs/shakespeare.py:recipe=characters',),
+    arms=(*_arms(TEXT), 'gmlp', 'linear'),
+    seeds=(0,),
+    overrides=('--config.data.length=256', '--config.train.batch_size=32', '--config.train.epochs=16.3'),
+  ),
   # Tokens that were masked, told from those around them.
   'text-masked': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
