@@ -6,13 +6,11 @@ and, of such weights, mixing.png.
 """
 
 import argparse
-import functools
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import matplotlib
@@ -23,6 +21,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
+from hbf.analysis.weights import attention_weights
 from hbf.errors import UserError
 from hbf.models.language import LanguageModel
 from hbf.training.evaluate import restore
@@ -35,8 +34,7 @@ WINDOWS = 32  # of the test text, that distances are averaged over
 def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str, np.ndarray]:
   """How far the heads of each block look: the mean over tokens and windows of Σ w |i − j|, in tokens.
 
-  The weights themselves no kernel gives away; but a stage is linear in the values, so a head whose values are |i − j|
-  gives its mean distance. Tokens of the window's second half count, which have something to look at.
+  Tokens of the window's second half count, which have something to look at.
 
   Args:
     model: the network.
@@ -46,44 +44,12 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
   Returns:
     [heads] by block, of the blocks whose stage 1 has queries, keys and values.
   """
-  model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
-  found: dict[str, list[np.ndarray]] = {}
-  rows = range(tokens.shape[1] // 2, tokens.shape[1])
-  for row in rows:
-    for block, of_row in _distances_from(model, params, tokens, row).items():
-      found.setdefault(block, []).append(of_row)
-  return {block: np.mean(of_rows, axis=0) for block, of_rows in found.items()}
-
-
-def _distances_from(model: LanguageModel, params: Any, tokens: jax.Array, row: int) -> dict[str, np.ndarray]:
-  """[heads] by block, as the token at `row` sees it."""
-  away = jnp.abs(jnp.arange(tokens.shape[1]) - row).astype(jnp.float32)
-  return jax.tree.map(np.asarray, _measured(model, params, tokens, away, row))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _measured(model: LanguageModel, params: Any, tokens: jax.Array, away: jax.Array, row: jax.Array) -> Any:
-  measuring, found = [False], {}
-
-  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    module, name = context.module, context.module.name
-    if context.method_name != '__call__':
-      return call(*args, **kwargs)
-    if name == 'stage1' and 'qkv' in params.get(module.path[0], {}).get('stage1', {}):
-      alone = module.clone(parent=None, name=None)  # a module makes its layers once in a call of the network
-      measuring[0] = True
-      seen = alone.apply({'params': params[module.path[0]]['stage1']}, *args, **kwargs)[:, row]
-      measuring[0] = False
-      found[module.path[0]] = seen.reshape(len(seen), module.heads, -1)[..., 0].mean(axis=0)
-      return call(*args, **kwargs)
-    if measuring[0] and name == 'qkv':
-      q, k, v = call(*args, **kwargs)
-      return [q, k, jnp.broadcast_to(jnp.tile(away, len(v) // len(away))[:, None], v.shape).astype(v.dtype)]
-    return args[0] if measuring[0] and name == 'out' else call(*args, **kwargs)
-
-  with nn.intercept_methods(intercept):
-    model.apply({'params': params}, tokens, train=False)
-  return found
+  length = tokens.shape[1]
+  away = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))[length // 2 :]
+  weights = attention_weights(model, params, tokens)
+  return {
+    block: np.asarray((w[:, :, length // 2 :] * away).sum(axis=-1).mean(axis=(0, 2))) for block, w in weights.items()
+  }
 
 
 def spatial(params: Mapping[str, Any], causal: bool) -> dict[str, np.ndarray]:

@@ -44,6 +44,10 @@ class SoftmaxAttention(nn.Module):
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias)
+    return project_out(self._over_tokens(q, k, v, context), self.dtype)
+
+  def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
+    """Means of values [B, N, H, e], for queries and keys [B, N, H, d]: [B, N, H, e]; makes its parameters."""
     placed, scale = choose('places', self.places, PLACES), None
     if placed == 'rotary':
       q, k = (turned(z.swapaxes(1, 2), context).swapaxes(1, 2) for z in (q, k))
@@ -53,12 +57,12 @@ class SoftmaxAttention(nn.Module):
     k, v = remember(self, 'keys', k, context, 1), remember(self, 'values', v, context, 1)
     how: dict[str, Any] = visible(context, q.shape[1])
     if placed != 'offsets':
-      return project_out(attention(q, k, v, scale, **how), self.dtype)
+      return attention(q, k, v, scale, **how)
     x, t = (z.swapaxes(0, 1) for z in place_coordinates(self, self.heads, context, q.dtype))
     x = these(x, context, q.shape[1], 0)
     q = (q * (q.shape[-1] ** -0.5 if scale is None else scale)).astype(q.dtype)
     with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
-      return project_out(attention(append(q, x), append(k, t), v, 1.0, **how), self.dtype)
+      return attention(append(q, x), append(k, t), v, 1.0, **how)
 
 
 def project_qkv(

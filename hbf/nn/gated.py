@@ -38,9 +38,9 @@ class GatedHyperBF(HyperBFAttention, kw_only=True):
     activation = choose('activation', self.activation, ACTIVATIONS)
     flat = tokens.reshape(-1, width)
     qk = Projections(2, width, use_bias=False, dtype=self.dtype, name='qk')(flat)
-    q, k = (z.reshape(batch, length, self.heads, -1).swapaxes(1, 2) for z in qk)
+    q, k = (z.reshape(batch, length, self.heads, -1) for z in qk)
     gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))
-    v = filled.reshape(batch, length, self.heads, -1).swapaxes(1, 2)
-    mixed = self._over_tokens(q, k, v, context).swapaxes(1, 2).reshape(filled.shape)[:, : self.hidden]
+    v = filled.reshape(batch, length, self.heads, -1)
+    mixed = self._over_tokens(q, k, v, context).reshape(filled.shape)[:, : self.hidden]
     return nn.Dense(width, dtype=self.dtype, name='out')(gate * mixed).reshape(tokens.shape)

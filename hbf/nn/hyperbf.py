@@ -59,11 +59,12 @@ class HyperBFAttention(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
-    return project_out(self._over_tokens(q, k, v, context).swapaxes(1, 2), self.dtype)
+    q, k, v = project_qkv(tokens, self.heads, self.dtype)
+    return project_out(self._over_tokens(q, k, v, context), self.dtype)
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-    """The unit, [B, H, N, e], of queries and keys [B, H, N, d] and values [B, H, N, e]; makes its parameters."""
+    """The unit, [B, N, H, e], of queries and keys [B, N, H, d] and values [B, N, H, e]; makes its parameters."""
+    q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
     if self.widths in ('centre', 'signed'):
       raise UserError("stage 1 can't have a width for each centre, its centres are the tokens: use layer or head")
     placed, d = choose('places', self.places, PLACES), q.shape[-1]
@@ -89,7 +90,8 @@ class HyperBFAttention(nn.Module):
       x, t = place_coordinates(self, self.heads, context, q.dtype)
       q, k = append(q, these(x, context, q.shape[2], 1)), append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
       how |= {'width': 1.0, 'null': x.shape[-1]}
-    return hyperbf(q, k, v, **how, **self._seen(**visible(context, q.shape[2]), length=k.shape[2] - self.memory))
+    seen = self._seen(**visible(context, q.shape[2]), length=k.shape[2] - self.memory)
+    return hyperbf(q, k, v, **how, **seen).swapaxes(1, 2)
 
   def _seen(self, mask: jax.Array | None, causal: bool, length: int) -> dict[str, Any]:
     """Which of the keys a token sees, if it sees so of N without the learned ones: all see these."""
