@@ -118,8 +118,8 @@ class HyperBFUnit(nn.Module):
   With several heads each is a HyperBF on its own subspace of d = D/H dimensions that writes to all D outputs.
   At init the unit is alive whatever the kernel, metric and width: a gain makes the mean response to the tokens
   seen at initialisation 1 (normalisation none), and coefficients are drawn so that the output's scale is
-  `coefficients_scale`. With the collection 'responses' mutable it hands out R, [H, B N, A]. A token costs 4 A D
-  operations (with one head and a diagonal metric).
+  `coefficients_scale`. With the collection 'responses' mutable it hands out R and log K, [H, B N, A]. A token costs
+  4 A D operations (with one head and a diagonal metric).
 
   Attributes:
     centres: A, for every head.
@@ -204,6 +204,7 @@ class HyperBFUnit(nn.Module):
     bias = self.param('bias', nn.initializers.zeros_init(), (dimensions,)).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
       self.sow('responses', 'responses', responses())
+      self.sow('responses', 'log_kernels', log_responses(points, centres, **how))
     how |= {'normalisation': self.normalisation, 'log_gain': log_gain}
     out = hyperbf(points, centres, coefficients, **how, form=self.form, mask=mask)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)

@@ -1,0 +1,186 @@
+"""What learned centres stand for: the training patches nearest to each, how often it responds, what it writes."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis.subject import Subject
+
+NEAREST = 9
+AWAKE = 2.0  # times its even share of a token's responses: what a centre that is awake for it has
+DEAD = 1e-3  # awake for fewer of the tokens
+CONSTANT = 0.05  # its response differs from token to token by less, over its mean
+SUMS = ('tokens', 'count', 'awake', 'sum', 'products')  # over a batch
+DOUBLED = 0.99  # responses of two centres are so correlated
+
+
+@dataclasses.dataclass(frozen=True)
+class Census:
+  """Of the U centres of a block's stage 2 (of all heads), over the M tokens of n images.
+
+  A centre's share of a token is K_a / ΣK, whatever normalisation the unit has; its even share is 1 / U.
+
+  Attributes:
+    images: the images that have the tokens nearest to each centre, nearest first, each once: int [U, k].
+    tokens: which token of them it is, int [U, k].
+    log_kernels: log K there, float32 [U, k].
+    rate: in which part of the tokens the centre is awake: its share is at least twice the even one. [U].
+    mean: response as it goes into the output, [U].
+    deviation: of it from token to token, [U].
+    correlation: of the responses of two centres, [U, U]; 0 for those that don't vary.
+    awake: the effective number of centres awake for a token, 1 / Σ share², its mean over the tokens.
+  """
+
+  images: np.ndarray
+  tokens: np.ndarray
+  log_kernels: np.ndarray
+  rate: np.ndarray
+  mean: np.ndarray
+  deviation: np.ndarray
+  correlation: np.ndarray
+  awake: float
+
+  @property
+  def dead(self) -> np.ndarray:
+    """Centres that are hardly ever awake, bool [U]."""
+    return np.asarray(self.rate < DEAD)
+
+  @property
+  def constant(self) -> np.ndarray:
+    """Centres whose response hardly differs from token to token, bool [U]."""
+    return np.asarray(self.deviation < CONSTANT * np.abs(self.mean))
+
+  @property
+  def doubled(self) -> np.ndarray:
+    """Centres that respond as another one of a lower number does, bool [U]."""
+    return np.any(np.tril(self.correlation, -1) > DOUBLED, axis=1)
+
+
+def census(subject: Subject, images: np.ndarray, nearest: int = NEAREST) -> dict[str, Census]:
+  """Counts what the centres of every block do; {} for a network without any.
+
+  Args:
+    subject: the run.
+    images: uint8 [n, height, width, channels].
+    nearest: k, of which images are found for each centre; at most n.
+  """
+  found: dict[str, list[dict[str, np.ndarray]]] = {}
+  size = subject.batch
+  for start in range(0, len(images), size):
+    seen = subject.look(images[start : start + size])
+    for block in seen.points:
+      part = jax.device_get(_reduced(seen.responses[block], seen.log_kernels[block], nearest))
+      found.setdefault(block, []).append(part | {'image': part['image'] + start})
+  return {block: _census(parts, nearest) for block, parts in found.items()}
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _reduced(responses: jax.Array, log_kernels: jax.Array, nearest: int) -> dict[str, jax.Array]:
+  """What is kept of a batch, [B, N, U]: sums, and of each centre the nearest images, [U, k]."""
+  units = log_kernels.shape[-1]
+  share = jax.nn.softmax(log_kernels, axis=-1)
+  flat = responses.reshape(-1, units)
+  best, image = jax.lax.top_k(log_kernels.max(axis=1).T, min(nearest, len(log_kernels)))
+  token = jnp.argmax(log_kernels, axis=1)  # of each image the nearest
+  return {
+    'image': image,
+    'token': jnp.take_along_axis(token.T, image, axis=1),
+    'log_kernel': best,
+    'count': jnp.sum(share >= AWAKE / units, axis=(0, 1)),
+    'awake': jnp.sum(1 / jnp.sum(share**2, axis=-1)),
+    'sum': flat.sum(axis=0),
+    'products': flat.T @ flat,
+    'tokens': jnp.array(len(flat)),
+  }
+
+
+def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int) -> Census:
+  together = {
+    name: np.concatenate([part[name] for part in parts], axis=1) for name in ('image', 'token', 'log_kernel')
+  }
+  order = np.argsort(-together['log_kernel'], axis=1, kind='stable')[:, :nearest]
+  image, token, log_kernel = (np.take_along_axis(z, order, axis=1) for z in together.values())
+  sums: dict[str, Any] = {name: np.sum([part[name] for part in parts], axis=0, dtype=np.float64) for name in SUMS}
+  tokens, count, awake, total, products = (sums[name] for name in SUMS)
+  mean: np.ndarray = total / tokens
+  covariance = products / tokens - np.outer(mean, mean)
+  deviation = np.sqrt(np.maximum(np.diag(covariance), 0))
+  scale = np.outer(deviation, deviation)
+  correlation = np.divide(covariance, scale, out=np.zeros_like(scale), where=scale > 0)
+  return Census(image, token, log_kernel, count / tokens, mean, deviation, correlation, float(awake / tokens))
+
+
+def purity(labels: np.ndarray, found: Census) -> np.ndarray:
+  """Of each centre, how many of the nearest images are of their commonest class, as a part of them: [U]."""
+  classes = labels[found.images]
+  return np.array([np.bincount(row).max() / len(row) for row in classes])
+
+
+def overlap(one: Census, other: Census) -> np.ndarray:
+  """Of each centre, which part of its nearest images is so in both: [U]."""
+  shared = (one.images[:, :, None] == other.images[:, None]).any(axis=2)
+  return shared.mean(axis=1)
+
+
+def projected(subject: Subject, images: np.ndarray, found: Mapping[str, Census]) -> Any:
+  """Parameters in which every centre is the training token nearest to it (after Chen et al. 2019, ProtoPNet).
+
+  Args:
+    subject: the run.
+    images: those that the census is of.
+    found: of all blocks.
+  """
+  wanted = np.unique(np.concatenate([of_block.images[:, 0] for of_block in found.values()]))
+  size = subject.batch
+  parts = [subject.look(images[wanted[start : start + size]]).points for start in range(0, len(wanted), size)]
+  params = dict(subject.params)
+  for block, of_block in found.items():
+    points = np.concatenate([part[block] for part in parts])
+    nearest = points[np.searchsorted(wanted, of_block.images[:, 0]), of_block.tokens[:, 0]]
+    unit = params[block]['stage2']
+    heads, centres, dimensions = unit['centres'].shape
+    of_heads = nearest.reshape(heads, centres, heads, dimensions)  # a head sees its own dimensions
+    moved = jnp.asarray(of_heads[np.arange(heads), :, np.arange(heads)])
+    params[block] = params[block] | {'stage2': unit | {'centres': moved}}
+  return params
+
+
+def written(subject: Subject, block: str) -> np.ndarray:
+  """What each centre's coefficients say to the head past all later blocks, [U, classes], of mean 0 over the classes.
+
+  The last norm's scale counts, its division doesn't: the numbers tell classes apart, they aren't logits.
+  """
+  params = subject.params
+  coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)
+  coefficients = coefficients.reshape(-1, coefficients.shape[-1])
+  centred = coefficients - coefficients.mean(axis=1, keepdims=True)
+  scores = centred * np.asarray(params['norm']['scale']) @ np.asarray(params['head']['kernel'], np.float64)
+  return scores - scores.mean(axis=1, keepdims=True)
+
+
+def crops(subject: Subject, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
+  """The patches of tokens with what is around them, uint8 [..., side, side, channels]; white beyond the image.
+
+  Args:
+    subject: the run.
+    images: uint8 [..., height, width, channels].
+    tokens: of each image one, int [...]; a class token has the middle of its image.
+    around: how many patches are shown to each side of it.
+  """
+  rows, columns = subject.grid
+  patch, places = subject.patch, np.asarray(tokens) - subject.first_patch
+  places = np.where(places < 0, rows // 2 * columns + columns // 2, places)
+  flat = images.reshape(-1, *images.shape[-3:])
+  margin = around * patch
+  padded = np.pad(flat, ((0, 0), (margin, margin), (margin, margin), (0, 0)), constant_values=255)
+  side = patch + 2 * margin
+  cut = [
+    image[(row := place // columns * patch) : row + side, (column := place % columns * patch) : column + side]
+    for image, place in zip(padded, places.ravel(), strict=True)
+  ]
+  return np.stack(cut).reshape(*places.shape, side, side, images.shape[-1])

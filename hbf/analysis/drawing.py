@@ -1,0 +1,109 @@
+"""Pictures for a page: vector graphics that take the page's own text colour, and images as they are."""
+
+import base64
+import io
+from typing import Any
+
+import matplotlib
+import numpy as np
+from cycler import cycler
+from matplotlib.figure import Figure
+from PIL import Image
+
+from hbf.data.images import encode_png
+
+# Told apart by colour-blind readers too (Okabe & Ito 2008), on light and on dark ground.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
+INK = '#7f7f7e'  # of text and axes: stands for the text colour of the page, and can be read by itself on any ground
+WIDTH, HEIGHT = 4.6, 3.0  # inches, of a panel
+STYLE: Any = {
+  'svg.fonttype': 'none',  # text stays text, in the page's font
+  'svg.hashsalt': 'hbf',  # the same picture is the same file
+  'font.size': 10,
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'axes.prop_cycle': cycler(color=COLOURS),
+  'axes.grid': True,
+  'grid.alpha': 0.25,
+  **dict.fromkeys(
+    (
+      'text.color',
+      'axes.labelcolor',
+      'axes.edgecolor',
+      'axes.titlecolor',
+      'xtick.color',
+      'ytick.color',
+      'grid.color',
+    ),
+    INK,
+  ),
+}
+
+
+def panels(columns: int = 1, width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, list[Any]]:
+  """A figure with axes in a row; it belongs to nobody else, and needs no closing."""
+  with matplotlib.rc_context(STYLE):
+    figure = Figure((width * columns, height), layout='constrained')
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def svg(figure: Figure) -> str:
+  """A figure as an SVG element to put into a page, whose text colour its text and axes take."""
+  buffer = io.StringIO()
+  with matplotlib.rc_context(STYLE):
+    figure.savefig(buffer, format='svg', transparent=True, metadata={'Date': None, 'Creator': None})
+  text = buffer.getvalue()
+  return text[text.index('<svg') :].replace(INK, 'currentColor')
+
+
+def png(image: np.ndarray) -> str:
+  """An image, uint8 [height, width, 1 or 3], as the address of a PNG that is all in it."""
+  return 'data:image/png;base64,' + base64.b64encode(encode_png(image)).decode()
+
+
+def enlarged(image: np.ndarray, times: int) -> np.ndarray:
+  """Every pixel as a square of so many, [height, width, channels]."""
+  return image.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def coloured(values: np.ndarray, low: float, high: float) -> np.ndarray:
+  """Numbers [height, width] as colours from dark to light, uint8 [height, width, 3]."""
+  scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1)
+  return (255 * matplotlib.colormaps['cividis'](scaled)[..., :3]).round().astype(np.uint8)
+
+
+def rgb(images: np.ndarray) -> np.ndarray:
+  """Images uint8 [..., 1 or 3] with three channels."""
+  return np.broadcast_to(images, (*images.shape[:-1], 3))
+
+
+def framed(image: np.ndarray, row: int, column: int, side: int, width: int = 1) -> np.ndarray:
+  """An image uint8 [height, width, 3] with a frame around a square of it, outside the square where there is room."""
+  marked = image.copy()
+  colour = tuple(int(COLOURS[1][i : i + 2], 16) for i in (1, 3, 5))
+  top, left = max(row - width, 0), max(column - width, 0)
+  bottom, right = min(row + side + width, image.shape[0]), min(column + side + width, image.shape[1])
+  inside = marked[row : row + side, column : column + side].copy()
+  marked[top:bottom, left:right] = colour
+  marked[row : row + side, column : column + side] = inside
+  return marked
+
+
+def in_rows(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
+  """Images uint8 [n, height, width, 3] beside and below each other, with white between them."""
+  count, height, width, _ = images.shape
+  rows = -(-count // columns)
+  sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
+  for i, image in enumerate(images):
+    top, left = i // columns * (height + gap), i % columns * (width + gap)
+    sheet[top : top + height, left : left + width] = image
+  return sheet
+
+
+def fitted(image: np.ndarray, most: int) -> np.ndarray:
+  """An image no larger than so many pixels a side: uint8 [height, width, 3]."""
+  if max(image.shape[:2]) <= most:
+    return image
+  scale = most / max(image.shape[:2])
+  size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
+  return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))

@@ -1,0 +1,76 @@
+"""What the heads of stage 1 look at in images, and what becomes of the tokens with depth."""
+
+import dataclasses
+
+import numpy as np
+
+from hbf.analysis.subject import Subject
+from hbf.analysis.weights import attention_weights
+
+IMAGES = 50  # whose weights are held at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+  """Of the heads of a block, means over the tokens of all images.
+
+  Attributes:
+    distance: Σ w ‖p_i − p_j‖ over the patches, in patches, [heads]; of the patches that a head looks at.
+    tokens: effective number of tokens looked at, exp of the weights' entropy, [heads].
+  """
+
+  distance: np.ndarray
+  tokens: np.ndarray
+
+
+def heads(subject: Subject, images: np.ndarray) -> dict[str, Heads]:
+  """What the heads of every block look at; {} where stage 1 is no attention.
+
+  Args:
+    subject: the run.
+    images: uint8 [n, height, width, channels].
+  """
+  found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+  away = between_patches(subject)
+  for start in range(0, len(images), IMAGES):
+    batch = subject.normalised(images[start : start + IMAGES])
+    for block, weights in attention_weights(subject.model, subject.params, batch).items():
+      w = np.asarray(weights, np.float64)
+      of_patches = w[:, :, subject.first_patch :, subject.first_patch :]
+      far = (of_patches * away).sum(-1) / np.maximum(of_patches.sum(-1), 1e-12)
+      part = w / np.maximum(w.sum(-1, keepdims=True), 1e-12)
+      entropy = -np.sum(part * np.log(np.maximum(part, 1e-300)), axis=-1)
+      found.setdefault(block, []).append((far.mean(-1), np.exp(entropy).mean(-1)))
+  return {
+    block: Heads(*(np.concatenate(kind).mean(axis=0) for kind in zip(*parts, strict=True)))
+    for block, parts in found.items()
+  }
+
+
+def between_patches(subject: Subject) -> np.ndarray:
+  """The distance of any two patches, in patches: [N, N]."""
+  rows, columns = subject.grid
+  places = np.mgrid[:rows, :columns].reshape(2, -1).T
+  return np.sqrt(np.square(places[:, None] - places[None]).sum(-1))
+
+
+def maps(subject: Subject, image: np.ndarray, token: int) -> dict[str, np.ndarray]:
+  """What a token of an image takes of every patch, by block: [heads, rows, columns]."""
+  weights = attention_weights(subject.model, subject.params, subject.normalised(image[None]))
+  return {
+    block: np.asarray(w)[0, :, token, subject.first_patch :].reshape(-1, *subject.grid)
+    for block, w in weights.items()
+  }
+
+
+def differing(subject: Subject, images: np.ndarray) -> np.ndarray:
+  """How far the tokens of an image are from all being the same: ‖X − 1x̄ᵀ‖/‖X‖, mean over the images, [depth + 1].
+
+  Before the first block and after each; it falls to 0 where attention makes all tokens alike (Dong et al. 2021).
+  """
+  parts = []
+  for start in range(0, len(images), subject.batch):
+    x = np.asarray(subject.look(images[start : start + subject.batch]).tokens, np.float64)
+    rest = x - x.mean(axis=2, keepdims=True)
+    parts.append(np.sqrt(np.square(rest).sum((2, 3)) / np.square(x).sum((2, 3))))
+  return np.concatenate(parts, axis=1).mean(axis=1)

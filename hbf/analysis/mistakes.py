@@ -1,0 +1,48 @@
+"""Where a classifier errs, and whether it knows."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.evaluation.metrics import Counts, summarise
+
+
+def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
+  """Figures of logits float32 [n, classes] and labels int32 [n], as `hbf.evaluation.metrics.summarise` has them."""
+  every = jnp.ones(len(labels), bool)
+  return summarise(Counts.zeros(logits.shape[1]).add(jnp.asarray(logits), jnp.asarray(labels), every))
+
+
+def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The error among those examples that a model is surest of (Geifman & El-Yaniv 2017).
+
+  Args:
+    confidence: [n].
+    correct: bool [n].
+
+  Returns:
+    Coverage 1/n, 2/n, … 1 and the error of as many, both in percent [n]. The mean of the errors is the area under
+    the curve.
+  """
+  order = np.argsort(-confidence, kind='stable')
+  number = np.arange(1, len(order) + 1)
+  return 100 * number / len(order), 100 * np.cumsum(~correct[order]) / number
+
+
+def most_confident(probabilities: np.ndarray, labels: np.ndarray, most: int) -> np.ndarray:
+  """Examples that are answered wrongly, the surest first: int [m]."""
+  wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+  return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')][:most]
+
+
+def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
+  """Examples whose two likeliest classes are nearest to each other, the nearest first: int [m]."""
+  two = np.sort(probabilities, axis=1)[:, -2:]
+  return np.argsort(two[:, 1] - two[:, 0], kind='stable')[:most]
+
+
+def confused(confusion: np.ndarray, most: int) -> list[tuple[int, int, int]]:
+  """(label, prediction, examples) of the commonest mistakes, at most so many."""
+  wrong = confusion - np.diag(np.diag(confusion))
+  order = np.argsort(-wrong, axis=None, kind='stable')[:most]
+  pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
+  return [(int(i), int(j), int(wrong[i, j])) for i, j in pairs if wrong[i, j]]

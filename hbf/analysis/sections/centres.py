@@ -1,0 +1,157 @@
+"""What the centres of stage 2 stand for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hbf.analysis import centres
+from hbf.analysis.centres import NEAREST, Census
+from hbf.analysis.drawing import enlarged, framed, in_rows, panels, png, rgb
+from hbf.analysis.page import Drawing, Folded, Lacks, Section, Shown, Table, Text
+from hbf.analysis.subject import Labelled, Subject
+
+TRAINING = 2_000  # most images whose patches are looked through
+SHOWN = 12  # centres of a block, of those that are awake most
+NOISE = 8  # standard deviation, of 255
+ROW = 48  # pixels, the height of a row's images
+EVEN = 1_000  # centres of random images, for the purity that chance gives
+
+
+def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Census]]:
+  """Of every block, and what was counted; raises `Lacks` for a model without centres.
+
+  Args:
+    subject: the run.
+    training: images to look for patches in.
+  """
+  found = centres.census(subject, training.images)
+  if not found:
+    raise Lacks('This model’s stage 2 has no centres.')
+  noise = np.random.default_rng(0).normal(0, NOISE, training.images.shape)
+  noisy = np.clip(np.rint(training.images + noise), 0, 255).astype(np.uint8)
+  moved = centres.census(subject, noisy)
+  numbers: dict[str, Any] = {block: _numbers(training, found[block], moved[block]) for block in found}
+  accuracy, projected = _projection(subject, training, found)
+  numbers |= {'accuracy': accuracy, 'accuracy_projected': projected, 'images': len(training.labels)}
+  numbers |= {'purity_of_random_images': _chance(training)}
+  parts: list[Any] = [
+    _table(found, numbers),
+    Text(
+      f'Nearest are sought among the patches of {len(training.labels):,} training images; a centre is awake for a '
+      f'token if its part of ΣK is at least twice the even one. {NEAREST} random images have a purity of '
+      f'{100 * numbers["purity_of_random_images"]:.0f}%. Noise has a standard deviation of {NOISE} of 255. With '
+      f'every centre moved onto its nearest training token the accuracy is {projected:.2f}%, instead of '
+      f'{accuracy:.2f}%.'
+    ),
+    _rates(found),
+  ]
+  for block, of_block in found.items():
+    parts += [_rows(subject, training, block, of_block), _all(subject, training, block, of_block)]
+  command = 'hbf.analysis.centres.census(subject, training.images)  # nearest patches, rates, responses'
+  return Section('centres', 'Centres', parts, numbers, command), found
+
+
+def _numbers(training: Labelled, found: Census, moved: Census) -> dict[str, Any]:
+  return {
+    'centres': len(found.rate),
+    'dead': int(found.dead.sum()),
+    'constant': int(found.constant.sum()),
+    'doubled': int(found.doubled.sum()),
+    'awake': found.awake,
+    'rate': found.rate.round(6).tolist(),
+    'purity': float(centres.purity(training.labels, found).mean()),
+    'overlap_under_noise': float(centres.overlap(found, moved).mean()),
+  }
+
+
+def _chance(training: Labelled) -> float:
+  """The purity of images drawn at random."""
+  drawn = np.random.default_rng(0).choice(training.labels, (EVEN, min(NEAREST, len(training.labels))))
+  return float(np.mean([np.bincount(row).max() / len(row) for row in drawn]))
+
+
+def _projection(subject: Subject, training: Labelled, found: Mapping[str, Census]) -> tuple[float, float]:
+  """Test accuracy in percent as it is, and with every centre moved onto its nearest training token."""
+  images, labels = subject.test
+  moved = subject.logits(images, centres.projected(subject, training.images, found))
+  return tuple(100 * float((z.argmax(axis=1) == labels).mean()) for z in (subject.test_logits, moved))  # type: ignore
+
+
+def _table(found: Mapping[str, Census], numbers: Mapping[str, Any]) -> Table:
+  header = ('block', 'centres', 'awake a token', 'dead', 'constant', 'doubled', 'purity, %', 'kept under noise, %')
+  rows = []
+  for block in found:
+    n = numbers[block]
+    counts = [f'{n[name]:,}' for name in ('dead', 'constant', 'doubled')]
+    shares = [f'{100 * n[name]:.0f}' for name in ('purity', 'overlap_under_noise')]
+    rows.append((block, f'{n["centres"]:,}', f'{n["awake"]:.1f}', *counts, *shares))
+  caption = (
+    'Dead: awake for fewer than one token in a thousand. Constant: its response differs from token to token by less '
+    f'than 5% of its mean. Doubled: its responses are those of another centre (correlation above 0.99). Purity: how '
+    f'many of the {NEAREST} nearest images are of their commonest class. Kept: how many of them stay so with noise.'
+  )
+  return Table(header, rows, caption)
+
+
+def _rates(found: Mapping[str, Census]) -> Drawing:
+  figure, (axis,) = panels(1)
+  for block, of_block in found.items():
+    ordered = np.sort(of_block.rate)[::-1]
+    axis.plot(100 * (np.arange(len(ordered)) + 0.5) / len(ordered), 100 * ordered, label=block)
+  axis.set(xlabel='centres, in their order, %', ylabel='tokens it is awake for, %', ylim=(0, None), xlim=(0, 100))
+  axis.legend(frameon=False, fontsize=8)
+  return Drawing(figure, 'How often the centres of each block respond.')
+
+
+def _rows(subject: Subject, training: Labelled, block: str, found: Census) -> Table:
+  """The centres that are awake most: nearest patches, and what they write."""
+  scores, purity = centres.written(subject, block), centres.purity(training.labels, found)
+  rows = []
+  for a in np.argsort(-found.rate, kind='stable')[:SHOWN]:
+    classes = np.argsort(-scores[a], kind='stable')
+    writes = ', '.join(f'{sign}{subject.classes[i]}' for sign, i in (('+', classes[0]), ('−', classes[-1])))
+    whole = png(_nearest_image(subject, training, found, a))
+    rows.append(
+      (
+        str(a),
+        whole,
+        png(patches(subject, training, found, a)),
+        f'{100 * found.rate[a]:.1f}',
+        f'{100 * purity[a]:.0f}',
+        writes,
+      )
+    )
+  header = ('centre', 'nearest in its image', f'the {NEAREST} nearest patches', 'awake, %', 'purity, %', 'writes')
+  return Table(header, rows, f'{block}: the {len(rows)} centres that are awake most; each patch with its neighbours.')
+
+
+def _nearest_image(subject: Subject, training: Labelled, found: Census, a: int) -> np.ndarray:
+  """The image whose token is nearest to a centre, with a frame around the patch."""
+  image, place = rgb(training.images[found.images[a, 0]]), found.tokens[a, 0] - subject.first_patch
+  times = max(1, ROW // image.shape[0])
+  large = enlarged(image, times)
+  if place < 0:  # a class token is nowhere
+    return large
+  row, column = np.unravel_index(place, subject.grid)
+  side = times * subject.patch
+  return framed(large, int(row) * side, int(column) * side, side, width=max(1, times))
+
+
+def patches(subject: Subject, training: Labelled, found: Census, a: int) -> np.ndarray:
+  """The patches nearest to a centre with their neighbours, in a row: uint8 [height, width, 3]."""
+  cut = rgb(centres.crops(subject, training.images[found.images[a]], found.tokens[a]))
+  return in_rows(cut, len(cut), gap=2)
+
+
+def _all(subject: Subject, training: Labelled, block: str, found: Census) -> Folded:
+  """Of every centre a square of nearest patches, those that are awake most first."""
+  order = np.argsort(-found.rate, kind='stable')
+  cut = rgb(centres.crops(subject, training.images[found.images[order]], found.tokens[order], around=0))
+  side = int(np.sqrt(cut.shape[1]))
+  squares = np.stack([in_rows(of_centre[: side * side], side, gap=0) for of_centre in cut])
+  sheet = in_rows(squares, int(np.ceil(np.sqrt(len(squares)))), gap=4)
+  caption = (
+    f'Each square: the {side * side} patches nearest to a centre, without neighbours. Those awake most come first.'
+  )
+  return Folded(f'All {len(order):,} centres of {block}', [Shown([(png(sheet), '')], caption, 2 * sheet.shape[1])])

@@ -1,0 +1,67 @@
+"""What was run, and how it went."""
+
+import json
+from typing import Any
+
+from scipy import stats
+
+from hbf.analysis.drawing import panels
+from hbf.analysis.page import Drawing, Section, Table, Text
+from hbf.analysis.subject import Subject
+from hbf.evaluation.figures import ACCURACY, ECE, LOSS, NLL, TOP5
+from hbf.training.writers import read_metrics
+
+SHOWN = ('model', 'recipe', 'dataset', 'seed', 'params', 'flops_per_image', 'epochs', 'device', 'commit')
+
+
+def section(subject: Subject) -> Section:
+  """The config, the curves, and the result of the test images with its interval."""
+  result = _result(subject)
+  about = [(name, _written(result[name])) for name in SHOWN if name in result]
+  if 'train_seconds' in result:
+    about.append(
+      ('training', f'{result["train_seconds"] / 60:,.1f} minutes, {result["images_per_second"]:,.0f} images/s')
+    )
+  numbers = {key: result[key] for key in ('n', 'correct', ACCURACY.name, 'interval') if key in result}
+  parts: list[Any] = [Table(('', ''), about, f'Checkpoint of step {subject.restored.step}.')]
+  if 'accuracy' in result:
+    low, high = result['interval']
+    shown = [(figure.label, f'{result[figure.name]:{figure.form}}') for figure in (ACCURACY, TOP5, NLL, ECE)]
+    shown[0] = (shown[0][0], f'{shown[0][1]} (95%: {low:.2f} to {high:.2f}, of other test images)')
+    parts.append(Table(('figure', f'of {result["n"]:,} test images, at the end'), shown))
+  else:
+    parts.append(Text('The run has no result yet: it is not finished.'))
+  if (curves := _curves(subject)) is not None:
+    parts.append(curves)
+  return Section('run', 'The run', parts, numbers, f'python eval.py --workdir={subject.workdir}')
+
+
+def _result(subject: Subject) -> dict[str, Any]:
+  path, config = subject.workdir / 'result.json', subject.restored.config
+  if not path.exists():
+    return {'model': config.model.name, 'recipe': config.recipe, 'dataset': config.data.name, 'seed': config.seed}
+  result = json.loads(path.read_text())
+  interval = stats.binomtest(result['correct'], result['n']).proportion_ci(method='wilson')
+  return result | {'interval': [100 * interval.low, 100 * interval.high]}
+
+
+def _written(value: Any) -> str:
+  return f'{value:,}' if isinstance(value, int | float) else str(value)
+
+
+def _curves(subject: Subject) -> Drawing | None:
+  lines = read_metrics(subject.workdir)
+  kinds = {split: [line for line in lines if line['split'] == split] for split in ('train', 'validation')}
+  if not kinds['train']:
+    return None
+  figure, (left, right) = panels(2)
+  left.plot(*zip(*((line['epoch'], line[LOSS.name]) for line in kinds['train']), strict=True))
+  left.set(xlabel='epoch', ylabel=f'training {LOSS.label}')
+  for split, of_split in kinds.items():
+    if of_split:
+      right.plot(*zip(*((line['epoch'], line[ACCURACY.name]) for line in of_split), strict=True), label=split)
+  right.set(xlabel='epoch', ylabel=ACCURACY.label)
+  right.legend(frameon=False)
+  return Drawing(
+    figure, 'Training loss, and accuracy of training batches (augmented) and of what is held out of train.'
+  )

@@ -1,0 +1,96 @@
+"""The unit itself: its kernels, how wide they are, and what metric it learned."""
+
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis.drawing import panels
+from hbf.analysis.page import Drawing, Lacks, Section, Table, Text
+from hbf.analysis.subject import Subject
+from hbf.analysis.widths import Widths, widths
+from hbf.ops.kernels import KERNELS
+
+IMAGES = 20
+STAGES = ('stage1', 'stage2')
+
+
+def section(subject: Subject) -> Section:
+  """Of every block; raises `Lacks` for a model without a kernel."""
+  found = widths(subject, subject.test.images[:IMAGES])
+  if not found:
+    raise Lacks('This model has no radial kernel.')
+  numbers = {block: {stage: _numbers(w) for stage, w in stages.items()} for block, stages in found.items()}
+  rows = [
+    (block, stage, w.kernel, _spread(w), *(f'{z:.2f}' for z in (w.start, w.distance, w.relative)), _metric(w))
+    for block, stages in found.items()
+    for stage, w in stages.items()
+  ]
+  header = ('block', 'stage', 'kernel', 'σ', 'σ at init', 'distance', 'σ / distance', '‖WᵀW − 1‖ / ‖1‖')
+  table = Table(header, rows, 'Widths, and the root mean square of the distances that they are for.')
+  parts: list[Any] = [_drawing(found), table, *map(Text, _claims(found))]
+  command = f'hbf.analysis.widths.widths(subject, subject.test.images[:{IMAGES}])'
+  return Section('unit', 'The unit', parts, numbers, command)
+
+
+def _numbers(w: Widths) -> dict[str, Any]:
+  return {
+    'kernel': w.kernel,
+    'width': w.width.tolist(),
+    'start': w.start,
+    'distance': w.distance,
+    'metric': w.metric,
+  }
+
+
+def _spread(w: Widths) -> str:
+  if not len(w.width):
+    return 'fixed'
+  if len(w.width) == 1:
+    return f'{w.width[0]:.2f}'
+  return f'{w.width.mean():.2f} ({w.width.min():.2f} to {w.width.max():.2f})'
+
+
+def _metric(w: Widths) -> str:
+  return 'identity' if w.metric is None else f'{w.metric:.2f}'
+
+
+def _drawing(found: dict[str, dict[str, Widths]]) -> Drawing:
+  figure, axes = panels(2)
+  distance = np.linspace(0, 2, 200)
+  for axis, stage in zip(axes, STAGES, strict=True):
+    for (block, stages), style in zip(found.items(), itertools.cycle(('-', '--', '-.', ':'))):
+      if stage in stages and np.isfinite(stages[stage].relative):
+        scaled = np.square(distance / stages[stage].relative) / 2
+        kernel = np.exp(np.asarray(KERNELS[stages[stage].kernel](jnp.asarray(scaled))))
+        axis.plot(distance, kernel, label=block, ls=style)
+    axis.set(xlabel='distance, over its root mean square', ylabel='K', ylim=(0, 1.05), title=stage)
+    if axis.has_data():
+      axis.legend(frameon=False, fontsize=8)
+  return Drawing(figure, 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.')
+
+
+def _claims(found: dict[str, dict[str, Widths]]) -> list[str]:
+  """What the memo says of widths and metrics, told by numbers."""
+  both = [stages for stages in found.values() if len(stages) == 2]
+  said = []
+  if both:
+    pairs = [(stages['stage1'], stages['stage2']) for stages in both]
+    smaller = sum(
+      np.abs(one.width).mean() < np.abs(other.width).mean()
+      for one, other in pairs
+      if len(one.width) and len(other.width)
+    )
+    relative = sum(one.relative < other.relative for one, other in pairs)
+    said.append(
+      f'“σ of stage 1 is smaller than of stage 2” (memo): in {smaller} of {len(both)} blocks as it is, in {relative} '
+      'relative to the distances, which are of other sizes in the two stages.'
+    )
+  metrics = [w.metric for stages in found.values() for w in stages.values() if w.metric is not None]
+  if metrics:
+    said.append(
+      f'“WᵀW is near the identity” (memo): it is off by {min(metrics):.2f} to {max(metrics):.2f} of the identity’s '
+      'norm; 0 is the identity.'
+    )
+  return said

@@ -1,0 +1,149 @@
+"""A run on images, with its data, ready to be looked at."""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis.look import Look, look
+from hbf.data.augment import normalise
+from hbf.data.host import read_many
+from hbf.data.order import evenly_spaced
+from hbf.errors import UserError, choose
+from hbf.models.classifier import ImageClassifier
+from hbf.tasks.classification import Classification
+from hbf.training.evaluate import Restored, restore
+from hbf.training.experiment import make_splits
+from hbf.training.workdir import load_config
+
+BATCH = 100  # images that pass at once
+ROOM = 2**27  # most numbers that one pass keeps, in all
+
+
+class Labelled(NamedTuple):
+  """Images and what they are of: uint8 [n, height, width, channels] and int32 [n]."""
+
+  images: np.ndarray
+  labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """A run's network at a checkpoint, and its images.
+
+  Attributes:
+    workdir: of the run.
+    restored: its network.
+  """
+
+  workdir: pathlib.Path
+  restored: Restored
+
+  @classmethod
+  def of(cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '') -> 'Subject':
+    """Restores a run.
+
+    Args:
+      workdir: of the run.
+      checkpoint: 'latest', 'best' or a step.
+      dir: where prepared TFDS data lie, if not where they were in training.
+      root: the image folder, likewise.
+
+    Raises:
+      UserError: it is no run on images, or as `hbf.training.evaluate.restore`.
+    """
+    if (task := load_config(workdir).task) != 'classification':
+      raise UserError(f'{workdir} holds a run of task {task}: give one of classification')
+    return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], dir=dir, root=root))
+
+  @property
+  def task(self) -> Classification:
+    """What the run was trained for."""
+    assert isinstance(self.restored.task, Classification)
+    return self.restored.task
+
+  @property
+  def classes(self) -> tuple[str, ...]:
+    """Names of the classes."""
+    return tuple(map(str, self.task.dataset.classes))
+
+  @property
+  def model(self) -> ImageClassifier:
+    """The network."""
+    assert isinstance(self.restored.model, ImageClassifier)
+    return self.restored.model
+
+  @property
+  def params(self) -> Any:
+    """Its parameters."""
+    return self.restored.params
+
+  @property
+  def patch(self) -> int:
+    """Side of a token's patch in pixels."""
+    return self.model.embed.patch
+
+  @property
+  def grid(self) -> tuple[int, int]:
+    """Rows and columns of patches."""
+    height, width, _ = self.task.shape
+    return height // self.patch, width // self.patch
+
+  @property
+  def first_patch(self) -> int:
+    """The token of the first patch: 1 where a class token comes before."""
+    return int(self.model.embed.pool == 'cls')
+
+  def read(self, split: str, most: int) -> Labelled:
+    """At most so many images of a split, evenly spaced in its order.
+
+    Raises:
+      UserError: there is no such split, or an image can't be read.
+    """
+    source = choose('split', split, make_splits(self.task, self.restored.config.data.validation))
+    return Labelled(*read_many(source, evenly_spaced(len(source), most), self.task.shape))
+
+  @functools.cached_property
+  def test(self) -> Labelled:
+    """All test images."""
+    return self.read('test', len(self.task.dataset.splits['test']))
+
+  @functools.cached_property
+  def test_logits(self) -> np.ndarray:
+    """Of all test images, float32 [n, classes]."""
+    return self.logits(self.test.images)
+
+  def normalised(self, images: np.ndarray) -> jax.Array:
+    """Images uint8 as the network takes them."""
+    return normalise(jnp.asarray(images), self.task.mean, self.task.std)
+
+  def logits(self, images: np.ndarray, params: Any = None) -> np.ndarray:
+    """Of images uint8 [n, height, width, channels], float32 [n, classes]; with other parameters if they are given."""
+    params = self.params if params is None else params
+    filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % BATCH, axis=0)])
+    parts = [filled[start : start + BATCH] for start in range(0, len(filled), BATCH)]
+    found = [self._apply(params, jnp.asarray(part)) for part in parts]
+    return np.concatenate(jax.device_get(found))[: len(images)]
+
+  @functools.cached_property
+  def _apply(self) -> Any:
+    task, model = self.task, self.model
+    return jax.jit(
+      lambda params, images: model.apply({'params': params}, normalise(images, task.mean, task.std), train=False)
+    )
+
+  def look(self, images: np.ndarray) -> Look:
+    """See `hbf.analysis.look.look`; give no more than `batch` images."""
+    return look(self.model, self.params, self.normalised(images))
+
+  @property
+  def batch(self) -> int:
+    """Images that can be looked at at once."""
+    shapes = jax.eval_shape(
+      lambda images: look(self.model, self.params, images), jax.ShapeDtypeStruct((1, *self.task.shape), jnp.float32)
+    )
+    return max(1, min(BATCH, ROOM // sum(leaf.size for leaf in jax.tree.leaves(shapes))))

@@ -1,0 +1,119 @@
+"""How wide the kernels of a model are, beside the distances that they are given, and what metrics were learned."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis.subject import Subject
+from hbf.models.classifier import ImageClassifier
+from hbf.nn.attention import of_norm_1
+from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
+from hbf.ops.distances import squared_distances
+
+
+@dataclasses.dataclass(frozen=True)
+class Widths:
+  """Of the kernels of a block's stage.
+
+  Attributes:
+    kernel: name in `hbf.ops.kernels.KERNELS`.
+    width: σ, each that is learned, [n]; negative for a free β below 0; [] if it is fixed.
+    start: σ at init, of all; NaN if it is fixed.
+    distance: root mean square of ‖W(x − t)‖ over the tokens and keys of an image, or tokens and centres.
+    metric: ‖WᵀW − 1‖/‖1‖ (Frobenius), how far the metric is from the identity; None if it isn't learned.
+  """
+
+  kernel: str
+  width: np.ndarray
+  start: float
+  distance: float
+  metric: float | None
+
+  @property
+  def relative(self) -> float:
+    """The mean width over the distances; NaN if it is fixed."""
+    return float(np.abs(self.width).mean()) / self.distance if len(self.width) else float('nan')
+
+
+def widths(subject: Subject, images: np.ndarray) -> dict[str, dict[str, Widths]]:
+  """The kernels of every block that has some, by block and stage.
+
+  Args:
+    subject: the run.
+    images: uint8 [n, height, width, channels], of which distances are measured; a few do.
+  """
+  found: dict[str, dict[str, Widths]] = {}
+  model, batch = subject.model, subject.normalised(images)
+  squares = jax.device_get(_mean_squares(model, subject.params, batch))
+  starts = jax.device_get(_starts(model, batch[:1]))
+  for (block, stage), square in squares.items():
+    params = subject.params[block][stage]
+    options = subject.restored.config.model[stage]
+    width = _width(params)
+    start = float(np.abs(_width(starts[block][stage])).mean()) if len(width) else float('nan')
+    metric = _from_identity(options.metric, params.get('metric'))
+    found.setdefault(block, {})[stage] = Widths(options.kernel, width, start, float(np.sqrt(square)), metric)
+  return found
+
+
+def _width(params: Mapping[str, Any]) -> np.ndarray:
+  if 'beta' in params:
+    beta = np.asarray(params['beta'], np.float64).ravel()
+    return np.where(beta < 0, -1, 1) / np.sqrt(2 * np.maximum(np.abs(beta), 1e-300))
+  return np.exp(np.asarray(params.get('log_width', ()), np.float64).ravel())
+
+
+def _from_identity(metric: str, weights: Any) -> float | None:
+  if weights is None:
+    return None
+  w = np.asarray(weights, np.float64)
+  heads = [np.diag(z**2) if metric == 'diagonal' else z if metric == 'bilinear' else z.T @ z for z in w]
+  return float(np.mean([np.linalg.norm(z - np.eye(len(z))) / np.sqrt(len(z)) for z in heads]))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _starts(model: ImageClassifier, images: jax.Array) -> dict[str, Any]:
+  """The parameters of widths at init, which depend on nothing that is drawn."""
+  params = model.init(jax.random.key(0), images, train=False)['params']
+  names = ('log_width', 'beta')
+  return {
+    block: {stage: {n: z for n, z in of_stage.items() if n in names} for stage, of_stage in of_block.items()}
+    for block, of_block in params.items()
+    if block.startswith('block')
+  }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mean_squares(model: ImageClassifier, params: Any, images: jax.Array) -> dict[tuple[str, str], jax.Array]:
+  """Mean squared distances by block and stage."""
+  found: dict[tuple[str, str], jax.Array] = {}
+
+  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    module = context.module
+    if isinstance(module, HyperBFAttention) and context.method_name == '_over_tokens':
+      points, centres = (z.swapaxes(1, 2) for z in args[:2])  # [B, H, N, d]
+      found[module.path] = _mean_square(module, module.qk_norm, points, centres)
+    if isinstance(module, HyperBFUnit) and context.method_name == '__call__':
+      tokens, centres = args[0], module.variables['params']['centres']
+      points = tokens.reshape(-1, module.heads, centres.shape[-1]).swapaxes(0, 1)
+      found[module.path] = _mean_square(module, module.norm, points, centres)
+    return call(*args, **kwargs)
+
+  unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
+  with nn.intercept_methods(intercept):
+    unrolled.apply({'params': params}, images, train=False)
+  return found
+
+
+def _mean_square(module: Any, norm: str, points: jax.Array, centres: jax.Array) -> jax.Array:
+  points, centres = (z.astype(jnp.float32) for z in (points, centres))
+  if norm == 'unit':
+    points, centres = of_norm_1(points), of_norm_1(centres)
+  weights = module.variables['params'].get('metric')
+  return squared_distances(points, centres, module.metric, weights).mean()
