@@ -70,32 +70,34 @@ def census(subject: Subject, images: np.ndarray, nearest: int = NEAREST) -> dict
     nearest: k, of which images are found for each centre; at most n.
   """
   found: dict[str, list[dict[str, np.ndarray]]] = {}
-  size = subject.batch
-  for start in range(0, len(images), size):
-    seen = subject.look(images[start : start + size])
+  for number, seen in subject.looks(images):
     for block in seen.points:
-      part = jax.device_get(_reduced(seen.responses[block], seen.log_kernels[block], nearest))
-      found.setdefault(block, []).append(part | {'image': part['image'] + start})
+      part = jax.device_get(_reduced(seen.responses[block], seen.log_kernels[block], number >= 0, nearest))
+      found.setdefault(block, []).append(part | {'image': number[part['image']]})
   return {block: _census(parts, nearest) for block, parts in found.items()}
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _reduced(responses: jax.Array, log_kernels: jax.Array, nearest: int) -> dict[str, jax.Array]:
-  """What is kept of a batch, [B, N, U]: sums, and of each centre the nearest images, [U, k]."""
+@functools.partial(jax.jit, static_argnums=3)
+def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, nearest: int) -> dict[str, jax.Array]:
+  """What is kept of a batch, [B, N, U], of which those images count that are real: sums, and of each centre the
+  nearest images, [U, k].
+  """
   units = log_kernels.shape[-1]
   share = jax.nn.softmax(log_kernels, axis=-1)
-  flat = responses.reshape(-1, units)
-  best, image = jax.lax.top_k(log_kernels.max(axis=1).T, min(nearest, len(log_kernels)))
+  counted = real[:, None, None]
+  flat = jnp.where(counted, responses, 0).reshape(-1, units)
+  of_images = jnp.where(counted[:, 0], log_kernels.max(axis=1), -jnp.inf)
+  best, image = jax.lax.top_k(of_images.T, min(nearest, len(log_kernels)))
   token = jnp.argmax(log_kernels, axis=1)  # of each image the nearest
   return {
     'image': image,
     'token': jnp.take_along_axis(token.T, image, axis=1),
     'log_kernel': best,
-    'count': jnp.sum(share >= AWAKE / units, axis=(0, 1)),
-    'awake': jnp.sum(1 / jnp.sum(share**2, axis=-1)),
+    'count': jnp.sum((share >= AWAKE / units) & counted, axis=(0, 1)),
+    'awake': jnp.sum(jnp.where(real[:, None], 1 / jnp.sum(share**2, axis=-1), 0)),
     'sum': flat.sum(axis=0),
     'products': flat.T @ flat,
-    'tokens': jnp.array(len(flat)),
+    'tokens': real.sum() * log_kernels.shape[1],
   }
 
 
@@ -136,11 +138,10 @@ def projected(subject: Subject, images: np.ndarray, found: Mapping[str, Census])
     found: of all blocks.
   """
   wanted = np.unique(np.concatenate([of_block.images[:, 0] for of_block in found.values()]))
-  size = subject.batch
-  parts = [subject.look(images[wanted[start : start + size]]).points for start in range(0, len(wanted), size)]
+  parts = [(number >= 0, seen.points) for number, seen in subject.looks(images[wanted])]
   params = dict(subject.params)
   for block, of_block in found.items():
-    points = np.concatenate([part[block] for part in parts])
+    points = np.concatenate([np.asarray(part[block])[real] for real, part in parts])
     nearest = points[np.searchsorted(wanted, of_block.images[:, 0]), of_block.tokens[:, 0]]
     unit = params[block]['stage2']
     heads, centres, dimensions = unit['centres'].shape
@@ -164,7 +165,7 @@ def written(subject: Subject, block: str) -> np.ndarray:
 
 
 def crops(subject: Subject, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
-  """The patches of tokens with what is around them, uint8 [..., side, side, channels]; white beyond the image.
+  """The patches of tokens with what is around them, uint8 [..., side, side, channels]; grey beyond the image.
 
   Args:
     subject: the run.
@@ -177,7 +178,7 @@ def crops(subject: Subject, images: np.ndarray, tokens: np.ndarray, around: int 
   places = np.where(places < 0, rows // 2 * columns + columns // 2, places)
   flat = images.reshape(-1, *images.shape[-3:])
   margin = around * patch
-  padded = np.pad(flat, ((0, 0), (margin, margin), (margin, margin), (0, 0)), constant_values=255)
+  padded = np.pad(flat, ((0, 0), (margin, margin), (margin, margin), (0, 0)), constant_values=128)
   side = patch + 2 * margin
   cut = [
     image[(row := place // columns * patch) : row + side, (column := place % columns * patch) : column + side]

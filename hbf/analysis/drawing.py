@@ -14,6 +14,8 @@ from hbf.data.images import encode_png
 
 # Told apart by colour-blind readers too (Okabe & Ito 2008), on light and on dark ground.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
+GREY = 128  # where there is no image
+FRAME = (0xD5, 0x5E, 0x00)
 INK = '#7f7f7e'  # of text and axes: stands for the text colour of the page, and can be read by itself on any ground
 WIDTH, HEIGHT = 4.6, 3.0  # inches, of a panel
 STYLE: Any = {
@@ -40,11 +42,11 @@ STYLE: Any = {
 }
 
 
-def panels(columns: int = 1, width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, list[Any]]:
-  """A figure with axes in a row; it belongs to nobody else, and needs no closing."""
+def panel(width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Any]:
+  """A figure and its axes; it belongs to nobody else, and needs no closing."""
   with matplotlib.rc_context(STYLE):
-    figure = Figure((width * columns, height), layout='constrained')
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+    figure = Figure((width, height), layout='constrained')
+    return figure, figure.subplots()
 
 
 def svg(figure: Figure) -> str:
@@ -78,22 +80,20 @@ def rgb(images: np.ndarray) -> np.ndarray:
 
 
 def framed(image: np.ndarray, row: int, column: int, side: int, width: int = 1) -> np.ndarray:
-  """An image uint8 [height, width, 3] with a frame around a square of it, outside the square where there is room."""
-  marked = image.copy()
-  colour = tuple(int(COLOURS[1][i : i + 2], 16) for i in (1, 3, 5))
-  top, left = max(row - width, 0), max(column - width, 0)
-  bottom, right = min(row + side + width, image.shape[0]), min(column + side + width, image.shape[1])
-  inside = marked[row : row + side, column : column + side].copy()
-  marked[top:bottom, left:right] = colour
-  marked[row : row + side, column : column + side] = inside
+  """An image uint8 [height, width, 3] with a frame around a square of it, and room for one all around."""
+  marked = np.pad(image, ((width, width), (width, width), (0, 0)), constant_values=GREY)
+  marked[row : row + side + 2 * width, column : column + side + 2 * width] = FRAME
+  marked[row + width : row + width + side, column + width : column + width + side] = image[
+    row : row + side, column : column + side
+  ]
   return marked
 
 
 def in_rows(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
-  """Images uint8 [n, height, width, 3] beside and below each other, with white between them."""
+  """Images uint8 [n, height, width, 3] beside and below each other, with grey between them."""
   count, height, width, _ = images.shape
   rows = -(-count // columns)
-  sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
+  sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), GREY, np.uint8)
   for i, image in enumerate(images):
     top, left = i // columns * (height + gap), i % columns * (width + gap)
     sheet[top : top + height, left : left + width] = image

@@ -69,8 +69,8 @@ def differing(subject: Subject, images: np.ndarray) -> np.ndarray:
   Before the first block and after each; it falls to 0 where attention makes all tokens alike (Dong et al. 2021).
   """
   parts = []
-  for start in range(0, len(images), subject.batch):
-    x = np.asarray(subject.look(images[start : start + subject.batch]).tokens, np.float64)
+  for number, seen in subject.looks(images):
+    x = np.asarray(seen.tokens, np.float64)[:, number >= 0]
     rest = x - x.mean(axis=2, keepdims=True)
     parts.append(np.sqrt(np.square(rest).sum((2, 3)) / np.square(x).sum((2, 3))))
   return np.concatenate(parts, axis=1).mean(axis=1)

@@ -39,9 +39,9 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-  """A figure with its caption."""
+  """Figures beside each other, or below where there is no room, with their caption."""
 
-  figure: Figure
+  figures: Sequence[Figure]
   caption: str
 
 

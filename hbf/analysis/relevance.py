@@ -99,22 +99,30 @@ def votes(subject: Subject, images: np.ndarray, classes: np.ndarray) -> np.ndarr
   Args:
     subject: the run.
     images: uint8 [n, height, width, channels]; give few.
-    classes: the class of each image that is voted for, int [n].
+    classes: that is voted for, of each image, int [n].
 
   Raises:
     UserError: the last block's stage 2 isn't a HyperBF.
   """
   block = f'block{subject.model.trunk.depth - 1}'
-  seen = subject.look(images)
-  if block not in seen.responses:
-    raise UserError("the last block's stage 2 is no HyperBF, and has no centres")
+  tokens, responses = _last(subject, images, block)
   unit = subject.params[block]['stage2']
   coefficients = np.asarray(unit['coefficients'], np.float64)
   coefficients = coefficients.reshape(-1, coefficients.shape[-1]) * np.asarray(
     subject.params[block].get('scale_stage2', 1.0)
   )
-  read = reading(subject, np.asarray(seen.tokens[-1], np.float64), classes)
-  return np.asarray(seen.responses[block], np.float64) * (read @ coefficients.T)
+  return responses * (reading(subject, tokens, classes) @ coefficients.T)
+
+
+def _last(subject: Subject, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
+  """The tokens that come out of the last block, and the responses in it, float64 [n, N, D] and [n, N, U]."""
+  parts = []
+  for number, seen in subject.looks(images):
+    if block not in seen.responses:
+      raise UserError("the last block's stage 2 is no HyperBF, and has no centres")
+    parts.append([np.asarray(z, np.float64)[number >= 0] for z in (seen.tokens[-1], seen.responses[block])])
+  tokens, responses = (np.concatenate(kind) for kind in zip(*parts, strict=True))
+  return tokens, responses
 
 
 def reading(subject: Subject, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:

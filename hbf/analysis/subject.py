@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -136,13 +137,23 @@ class Subject:
       lambda params, images: model.apply({'params': params}, normalise(images, task.mean, task.std), train=False)
     )
 
-  def look(self, images: np.ndarray) -> Look:
-    """See `hbf.analysis.look.look`; give no more than `batch` images."""
-    return look(self.model, self.params, self.normalised(images))
+  def looks(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Look]]:
+    """What passes through the network, batch by batch, all of one size, so that there is one program.
 
-  @property
-  def batch(self) -> int:
-    """Images that can be looked at at once."""
+    Args:
+      images: uint8 [n, height, width, channels].
+
+    Yields:
+      Numbers of the images of a batch, int [B], −1 for what only fills the last one up, and what passes.
+    """
+    for start in range(0, len(images), self._batch):
+      number = np.arange(start, start + self._batch)
+      shown = images[np.minimum(number, len(images) - 1)]
+      yield np.where(number < len(images), number, -1), look(self.model, self.params, self.normalised(shown))
+
+  @functools.cached_property
+  def _batch(self) -> int:
+    """Images that are looked at at once."""
     shapes = jax.eval_shape(
       lambda images: look(self.model, self.params, images), jax.ShapeDtypeStruct((1, *self.task.shape), jnp.float32)
     )

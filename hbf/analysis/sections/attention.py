@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.analysis.drawing import coloured, enlarged, framed, in_rows, panels, png, rgb
+from hbf.analysis.drawing import coloured, enlarged, framed, in_rows, panel, png, rgb
 from hbf.analysis.heads import between_patches, differing, heads, maps
 from hbf.analysis.page import Drawing, Lacks, Section, Shown, Table, Text
 from hbf.analysis.subject import Subject
@@ -45,12 +45,12 @@ def _listed(values: np.ndarray) -> str:
 
 
 def _drawing(depth: np.ndarray) -> Drawing:
-  figure, (axis,) = panels(1)
+  figure, axis = panel()
   axis.plot(np.arange(len(depth)), depth, marker='o')
   axis.set(xlabel='after block', ylabel='‖X − 1x̄ᵀ‖ / ‖X‖', ylim=(0, 1), xticks=range(len(depth)))
   axis.set_xticklabels(['tokens', *(str(i) for i in range(len(depth) - 1))])
   return Drawing(
-    figure, 'How far the tokens of an image are from all being the same: attention alone would take it to 0.'
+    [figure], 'How far the tokens of an image are from all being the same: attention alone would take it to 0.'
   )
 
 

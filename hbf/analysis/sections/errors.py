@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.analysis.drawing import enlarged, fitted, panels, png, rgb
+from hbf.analysis.drawing import enlarged, fitted, panel, png, rgb
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
 from hbf.analysis.page import Drawing, Section, Shown, Table
 from hbf.analysis.relevance import probabilities
@@ -23,7 +23,7 @@ def section(subject: Subject) -> Section:
   confusion = np.array(found['confusion'])
   parts: list[Any] = [
     _by_class(subject, found) if len(subject.classes) <= MOST_CLASSES else _pairs(subject, confusion),
-    Drawing(*_calibration(found, coverage, risk)),
+    _calibration(found, coverage, risk),
     _images(subject, most_confident(p, labels, SHOWN), p, 'The mistakes that it is surest of.'),
     _images(
       subject, most_ambiguous(p, SHOWN), p, 'The images whose two likeliest classes are nearest to each other.'
@@ -31,7 +31,7 @@ def section(subject: Subject) -> Section:
   ]
   if len(subject.classes) <= MOST_CLASSES:
     parts.insert(
-      1, Drawing(_matrix(subject, confusion), 'Test images by class and by answer; the colour is the share.')
+      1, Drawing([_matrix(subject, confusion)], 'Test images by class and by answer; the colour is the share.')
     )
   numbers = {key: found[key] for key in ('n', 'accuracy', 'ece', 'nll', 'per_class', 'confusion', 'reliability')}
   numbers |= {'area_under_risk_coverage': float(risk.mean())}
@@ -45,7 +45,8 @@ def _by_class(subject: Subject, found: dict[str, Any]) -> Table:
   for i, (row, accuracy) in enumerate(zip(found['confusion'], found['per_class'], strict=True)):
     worst = max((j for j in range(len(row)) if j != i), key=row.__getitem__)
     share = '' if accuracy is None else f'{accuracy:.1f}'
-    rows.append((subject.classes[i], f'{sum(row):,}', share, f'{subject.classes[worst]} ({row[worst]})'))
+    taken = f'{subject.classes[worst]} ({row[worst]})' if row[worst] else ''
+    rows.append((subject.classes[i], f'{sum(row):,}', share, taken))
   return Table(('class', 'images', 'accuracy, %', 'most often taken for'), rows)
 
 
@@ -59,7 +60,7 @@ def _pairs(subject: Subject, confusion: np.ndarray) -> Table:
 
 def _matrix(subject: Subject, confusion: np.ndarray) -> Any:
   count = len(subject.classes)
-  figure, (axis,) = panels(1, width=min(7.0, 2.4 + 0.42 * count), height=min(6.2, 1.6 + 0.42 * count))
+  figure, axis = panel(min(7.0, 2.4 + 0.42 * count), min(6.2, 1.6 + 0.42 * count))
   share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
   axis.pcolormesh(share, cmap='cividis', vmin=0, vmax=1)
   for (i, j), number in np.ndenumerate(confusion):
@@ -74,8 +75,8 @@ def _matrix(subject: Subject, confusion: np.ndarray) -> Any:
   return figure
 
 
-def _calibration(found: dict[str, Any], coverage: np.ndarray, risk: np.ndarray) -> tuple[Any, str]:
-  figure, (left, right) = panels(2)
+def _calibration(found: dict[str, Any], coverage: np.ndarray, risk: np.ndarray) -> Drawing:
+  (reliable, left), (declining, right) = panel(), panel()
   bins = found['reliability']
   left.plot([0, 100], [0, 100], color='0.5', lw=1, ls='--')
   sizes = [4 + 60 * part['n'] / found['n'] for part in bins]
@@ -90,7 +91,7 @@ def _calibration(found: dict[str, Any], coverage: np.ndarray, risk: np.ndarray) 
     f'{found["ece"]:.2f}%). Right: the error if it may decline to answer; {risk.mean():.2f}% on average over all '
     f'coverages, {risk[-1]:.2f}% if it answers all.'
   )
-  return figure, caption
+  return Drawing([reliable, declining], caption)
 
 
 def _images(subject: Subject, which: np.ndarray, p: np.ndarray, caption: str) -> Shown:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hbf.analysis import relevance
 from hbf.analysis.centres import Census
-from hbf.analysis.drawing import coloured, enlarged, panels, png
+from hbf.analysis.drawing import coloured, enlarged, panel, png
 from hbf.analysis.page import Drawing, Section, Shown, Table, Text
 from hbf.analysis.sections.centres import patches
 from hbf.analysis.sections.errors import SIDE, address
@@ -47,7 +47,7 @@ def section(subject: Subject, training: Labelled, found: Mapping[str, Census]) -
   numbers |= {'area': float(most_first.mean()), 'area_random': float(random.mean())}
   parts: list[Any] = [
     Drawing(
-      _curve(gone, most_first, random),
+      [_curve(gone, most_first, random)],
       f'Mean probability of the answer while patches are painted over with the mean colour, of {len(images)} test '
       f'images. Area under the curve: {most_first.mean():.3f} with the most relevant first, {random.mean():.3f} at '
       'random.',
@@ -64,7 +64,7 @@ def section(subject: Subject, training: Labelled, found: Mapping[str, Census]) -
 
 
 def _curve(gone: np.ndarray, most_first: np.ndarray, random: np.ndarray) -> Any:
-  figure, (axis,) = panels(1)
+  figure, axis = panel()
   axis.plot(100 * gone, most_first.mean(axis=0), label='most relevant first')
   axis.plot(100 * gone, random.mean(axis=0), label='at random')
   axis.set(xlabel='patches gone, %', ylabel='probability of the answer', xlim=(0, 100), ylim=(0, 1))

@@ -5,7 +5,7 @@ from typing import Any
 
 from scipy import stats
 
-from hbf.analysis.drawing import panels
+from hbf.analysis.drawing import panel
 from hbf.analysis.page import Drawing, Section, Table, Text
 from hbf.analysis.subject import Subject
 from hbf.evaluation.figures import ACCURACY, ECE, LOSS, NLL, TOP5
@@ -54,7 +54,7 @@ def _curves(subject: Subject) -> Drawing | None:
   kinds = {split: [line for line in lines if line['split'] == split] for split in ('train', 'validation')}
   if not kinds['train']:
     return None
-  figure, (left, right) = panels(2)
+  (losses, left), (accuracies, right) = panel(), panel()
   left.plot(*zip(*((line['epoch'], line[LOSS.name]) for line in kinds['train']), strict=True))
   left.set(xlabel='epoch', ylabel=f'training {LOSS.label}')
   for split, of_split in kinds.items():
@@ -63,5 +63,6 @@ def _curves(subject: Subject) -> Drawing | None:
   right.set(xlabel='epoch', ylabel=ACCURACY.label)
   right.legend(frameon=False)
   return Drawing(
-    figure, 'Training loss, and accuracy of training batches (augmented) and of what is held out of train.'
+    [losses, accuracies],
+    'Training loss, and accuracy of training batches (augmented) and of what is held out of train.',
   )

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.analysis.drawing import panels
+from hbf.analysis.drawing import panel
 from hbf.analysis.page import Drawing, Lacks, Section, Table, Text
 from hbf.analysis.subject import Subject
 from hbf.analysis.widths import Widths, widths
@@ -57,7 +57,7 @@ def _metric(w: Widths) -> str:
 
 
 def _drawing(found: dict[str, dict[str, Widths]]) -> Drawing:
-  figure, axes = panels(2)
+  figures, axes = zip(*(panel() for _ in STAGES), strict=True)
   distance = np.linspace(0, 2, 200)
   for axis, stage in zip(axes, STAGES, strict=True):
     for (block, stages), style in zip(found.items(), itertools.cycle(('-', '--', '-.', ':'))):
@@ -68,7 +68,7 @@ def _drawing(found: dict[str, dict[str, Widths]]) -> Drawing:
     axis.set(xlabel='distance, over its root mean square', ylabel='K', ylim=(0, 1.05), title=stage)
     if axis.has_data():
       axis.legend(frameon=False, fontsize=8)
-  return Drawing(figure, 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.')
+  return Drawing(figures, 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.')
 
 
 def _claims(found: dict[str, dict[str, Widths]]) -> list[str]:
