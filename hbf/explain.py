@@ -1,6 +1,6 @@
-"""Makes a page that explains a run on images: its errors, kernels, centres, heads, and what decides its answers.
+"""Makes a page that explains a run on images: its errors, kernels, centres and heads, and what decides its answers.
 
-python -m hbf.explain --workdir=runs/c10
+python -m hbf.explain --workdir=runs/c10 --ood=cifar100 --ood=photos --against=runs/vit
 """
 
 import pathlib
@@ -13,7 +13,11 @@ from rich.progress import Progress
 from hbf import cli
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; the page is written there.', required=True)
+AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, to set beside it.')
+OOD = flags.DEFINE_multi_string(
+  'ood', [], 'A data set, or a folder of images, of other kinds; give several for several.'
+)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
@@ -24,20 +28,23 @@ def main(argv: Sequence[str]) -> int:
   del argv
   keep_freed_memory()
   keep_compiled_programs()
-  from hbf.analysis.explain import TITLES, numbers, sections
+  from hbf.analysis.explain import about, explain, numbers
   from hbf.analysis.page import render
   from hbf.analysis.subject import Subject
   from hbf.training.workdir import replace_text, write_json
 
-  workdir = pathlib.Path(WORKDIR.value).expanduser()
-  subject = Subject.of(workdir, CHECKPOINT.value, dir=DATA_DIR.value, root=DATA_ROOT.value)
+  def opened(folder: str) -> Subject:
+    return Subject.of(pathlib.Path(folder).expanduser(), CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value)
+
+  subject, against = opened(WORKDIR.value), opened(AGAINST.value) if AGAINST.value else None
+  count, sections = explain(subject, against, OOD.value)
   with Progress(console=Console(stderr=True), transient=True) as progress:
-    made = list(progress.track(sections(subject), total=len(TITLES), description='explaining'))
-  config = subject.restored.config
-  about = f'{config.model.name} on {config.data.name}, recipe {config.recipe}, seed {config.seed}'
+    made = list(progress.track(sections, total=count, description='explaining'))
+  title = ' beside '.join(about(run) for run in (subject, against) if run)
+  workdir = subject.workdir
   write_json(workdir / 'explain.json', numbers(made))
-  replace_text(workdir / 'explain.html', render(about, f'{workdir.name}, explained by python -m hbf.explain', made))
-  print(f'{workdir / "explain.html"} explains {about}; its numbers are in explain.json')
+  replace_text(workdir / 'explain.html', render(title, f'{workdir.name}, by python -m hbf.explain', made))
+  print(f'{workdir / "explain.html"} explains {title}; its numbers are in explain.json')
   return 0
 
 

@@ -1,11 +1,14 @@
 """The page of a run: its sections, one after another."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hbf.analysis.centres import Census
-from hbf.analysis.page import Lacks, Section, Text
-from hbf.analysis.sections import attention, centres, errors, relevance, run, unit
+from hbf.analysis.others import others
+from hbf.analysis.page import Beside, Lacks, Section, Text
+from hbf.analysis.sections import attention, centres, corrupted, errors, outliers, pair, relevance, run, unit
 from hbf.analysis.subject import Subject
 
 TITLES = {
@@ -15,11 +18,18 @@ TITLES = {
   'centres': 'Centres',
   'attention': 'Attention',
   'relevance': 'What decides an image',
+  'outliers': 'Out of distribution',
+  'corrupted': 'Corrupted images',
 }
+PAIR = 'The two beside each other'
 
 
-def sections(subject: Subject) -> Iterator[Section]:
-  """The sections of a run's page; one that the model has no part for says so.
+def sections(subject: Subject, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
+  """The sections of a run's page, in the order of `TITLES`; one that the model has no part for says so.
+
+  Args:
+    subject: the run.
+    outside: images of other data sets, as `hbf.analysis.others.others` gives them.
 
   Raises:
     UserError: an image can't be read.
@@ -39,14 +49,62 @@ def sections(subject: Subject) -> Iterator[Section]:
     'centres': of_centres,
     'attention': lambda: attention.section(subject),
     'relevance': lambda: relevance.section(subject, training, found),
+    'outliers': lambda: outliers.section(subject, outside),
+    'corrupted': lambda: corrupted.section(subject),
   }
-  for name, make in makers.items():
-    try:
-      yield make()
-    except Lacks as reason:
-      yield Section(name, TITLES[name], [Text(str(reason))], {'lacks': str(reason)})
+  for name, title in TITLES.items():
+    yield _made(name, title, makers[name])
 
 
-def numbers(made: list[Section]) -> dict[str, Any]:
+def paired(one: Subject, other: Subject, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
+  """The sections of two runs beside each other, after what tells the two apart.
+
+  Args:
+    one: the run.
+    other: the one that it is compared to.
+    outside: as for `sections`.
+
+  Raises:
+    UserError: an image can't be read.
+  """
+  yield _made('pair', PAIR, lambda: pair.section(one, other))
+  names = [subject.workdir.name for subject in (one, other)]
+  for first, second in zip(sections(one, outside), sections(other, outside), strict=True):
+    columns = list(zip(names, (first.parts, second.parts), strict=True))
+    numbers = {'first': first.numbers, 'other': second.numbers}
+    yield Section(first.name, first.title, [Beside(columns)], numbers, first.command)
+
+
+def _made(name: str, title: str, make: Callable[[], Section]) -> Section:
+  try:
+    return make()
+  except Lacks as reason:
+    return Section(name, title, [Text(str(reason))], {'lacks': str(reason)})
+
+
+def explain(subject: Subject, against: Subject | None, ood: Sequence[str]) -> tuple[int, Iterator[Section]]:
+  """How many sections the page has, and the sections, which take their time.
+
+  Args:
+    subject: the run.
+    against: another to set beside it, or None.
+    ood: names of data sets, or folders of images, of other kinds than those trained on.
+
+  Raises:
+    UserError: as `hbf.analysis.others.others`.
+  """
+  outside = others(subject, ood)
+  if against is None:
+    return len(TITLES), sections(subject, outside)
+  return len(TITLES) + 1, paired(subject, against, outside)
+
+
+def about(subject: Subject) -> str:
+  """What a run is of, in a line."""
+  config = subject.restored.config
+  return f'{config.model.name} on {config.data.name}, recipe {config.recipe}, seed {config.seed}'
+
+
+def numbers(made: Sequence[Section]) -> dict[str, Any]:
   """What the sections found, by name, for JSON."""
   return {section.name: dict(section.numbers) for section in made}

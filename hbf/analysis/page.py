@@ -68,7 +68,14 @@ class Folded:
   parts: Sequence[Any]
 
 
-Part = Text | Table | Drawing | Shown | Folded
+@dataclasses.dataclass(frozen=True)
+class Beside:
+  """Parts beside others, or below them where there is no room; each column has a name."""
+
+  columns: Sequence[tuple[str, Sequence[Any]]]
+
+
+Part = Text | Table | Drawing | Shown | Folded | Beside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +108,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     undefined=jinja2.StrictUndefined,
   )
   environment.filters['svg'] = lambda figure: jinja2.utils.markupsafe.Markup(svg(figure))
-  environment.tests |= {kind.__name__.lower(): _is(kind) for kind in (Text, Table, Drawing, Shown, Folded)}
+  environment.tests |= {kind.__name__.lower(): _is(kind) for kind in (Text, Table, Drawing, Shown, Folded, Beside)}
   return environment.get_template('page.html').render(title=title, subtitle=subtitle, sections=sections)
 
 

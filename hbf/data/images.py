@@ -149,7 +149,11 @@ def content(encoded: bytes, channels: int) -> bytes:
 
 def encode_png(image: np.ndarray) -> bytes:
   """Encodes uint8 [height, width, channels] (1 or 3 channels) as PNG, without loss."""
-  squeezed = image[..., 0] if image.shape[-1] == 1 else image
   buffer = io.BytesIO()
-  Image.fromarray(squeezed).save(buffer, format='PNG')
+  to_pillow(image).save(buffer, format='PNG')
   return buffer.getvalue()
+
+
+def to_pillow(image: np.ndarray) -> Image.Image:
+  """An image uint8 [height, width, 1 or 3] as Pillow's, grey or RGB."""
+  return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)

@@ -1,0 +1,43 @@
+"""How much of the accuracy is left when images are corrupted."""
+
+from typing import Any
+
+import numpy as np
+
+from hbf.analysis.page import Section, Shown, Table, Text
+from hbf.analysis.sections.errors import address
+from hbf.analysis.subject import Subject
+from hbf.data.corruptions import CORRUPTIONS, STRENGTHS, corrupt
+
+IMAGES = 500
+SHOWN = 3  # strength of the examples
+
+
+def section(subject: Subject) -> Section:
+  """The 15 common corruptions at 5 strengths, of some test images."""
+  images, labels = subject.read('test', IMAGES)
+  clean = 100 * (subject.logits(images).argmax(axis=1) == labels)
+  right = {
+    name: np.stack([100 * (subject.logits(corrupt(images, name, s)).argmax(axis=1) == labels) for s in STRENGTHS])
+    for name in CORRUPTIONS
+  }
+  error = 100 - np.mean(list(right.values()), axis=(0, 1))  # of each image
+  half = 1.96 * error.std(ddof=1) / np.sqrt(len(error))
+  accuracy = {name: of_name.mean(axis=1) for name, of_name in right.items()}
+  rows = [('none', *[''] * (len(STRENGTHS)), f'{clean.mean():.1f}')]
+  rows += [(name.replace('_', ' '), *(f'{z:.1f}' for z in z_), f'{z_.mean():.1f}') for name, z_ in accuracy.items()]
+  mean, low, high = float(error.mean()), float(error.mean() - half), float(error.mean() + half)
+  numbers = {'images': len(labels), 'accuracy': {name: z.tolist() for name, z in accuracy.items()}}
+  numbers |= {'accuracy_clean': float(clean.mean()), 'mean_corruption_error': mean, 'interval': [low, high]}
+  said = (
+    f'Mean error over all corruptions and strengths: {mean:.2f}% (95% for other test images: {low:.2f} to '
+    f'{high:.2f}), of {len(labels)} test images; {100 - clean.mean():.2f}% without corruption.'
+  )
+  examples = [(address(corrupt(images[:1], name, SHOWN)[0]), name.replace('_', ' ')) for name in CORRUPTIONS]
+  parts: list[Any] = [
+    Text(said),
+    Table(('corruption', *(f'strength {s}' for s in STRENGTHS), 'mean'), rows, 'Accuracy in percent.'),
+    Shown(examples, f'An image with each, at strength {SHOWN}. They are made here, and not those of CIFAR-10-C.', 64),
+  ]
+  command = "hbf.data.corruptions.corrupt(images, 'fog', strength=3)"
+  return Section('corrupted', 'Corrupted images', parts, numbers, command)

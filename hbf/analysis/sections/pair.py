@@ -1,0 +1,94 @@
+"""Two runs side by side."""
+
+from typing import Any
+
+import numpy as np
+
+from hbf.analysis.drawing import panel
+from hbf.analysis.page import Drawing, Lacks, Section, Shown, Table, Text
+from hbf.analysis.pair import alignment, layers, matched, responses
+from hbf.analysis.relevance import probabilities
+from hbf.analysis.sections.errors import address
+from hbf.analysis.subject import Subject
+
+IMAGES = 1_000  # that layers are compared by
+RESPONDED = 100  # images whose tokens centres are matched by
+SHOWN = 12
+
+
+def section(one: Subject, other: Subject) -> Section:
+  """What tells them apart; raises `Lacks` if they are of other test images.
+
+  Args:
+    one: the run.
+    other: the one that it is compared to.
+  """
+  if one.classes != other.classes or not np.array_equal(one.test.images, other.test.images):
+    raise Lacks('The two runs have other test images: nothing can be paired.')
+  labels, answers = one.test.labels, [subject.test_logits.argmax(axis=1) for subject in (one, other)]
+  right = [answer == labels for answer in answers]
+  images = one.read('test', IMAGES).images
+  alike = alignment(layers(one, images), layers(other, images))
+  numbers: dict[str, Any] = {
+    'agree': 100 * float((answers[0] == answers[1]).mean()),
+    'both_wrong': 100 * float((~right[0] & ~right[1]).mean()),
+    'only_first_right': 100 * float((right[0] & ~right[1]).mean()),
+    'only_other_right': 100 * float((~right[0] & right[1]).mean()),
+    'cka': alike.tolist(),
+  }
+  said = (
+    f'They give the same answer to {numbers["agree"]:.2f}% of {len(labels):,} test images. The first alone is right '
+    f'in {numbers["only_first_right"]:.2f}%, the other alone in {numbers["only_other_right"]:.2f}%, neither in '
+    f'{numbers["both_wrong"]:.2f}%.'
+  )
+  parts: list[Any] = [
+    Text(said),
+    _apart(one, other, right[0] & ~right[1], 'the first alone is right'),
+    _apart(one, other, ~right[0] & right[1], 'the other alone is right'),
+    _heat(alike),
+  ]
+  if (table := _matches(one, other, images[:RESPONDED], numbers)) is not None:
+    parts.append(table)
+  command = 'hbf.analysis.pair.alignment(layers(one, images), layers(other, images)); hbf.analysis.pair.matched(…)'
+  return Section('pair', 'The two beside each other', parts, numbers, command)
+
+
+def _apart(one: Subject, other: Subject, which: np.ndarray, caption: str) -> Shown:
+  p = [probabilities(subject.test_logits) for subject in (one, other)]
+  chosen = np.flatnonzero(which)
+  sure = np.minimum(p[0][chosen].max(axis=1), p[1][chosen].max(axis=1))
+  images = []
+  for i in chosen[np.argsort(-sure, kind='stable')][:SHOWN]:
+    said = ' / '.join(one.classes[z[i].argmax()] for z in p)
+    images.append((address(one.test.images[i]), f'{one.classes[one.test.labels[i]]}: {said}'))
+  return Shown(images, f'Where {caption}, and both are surest. Below each its class, and the two answers.')
+
+
+def _heat(alike: np.ndarray) -> Drawing:
+  figure, axis = panel(4.2, 3.4)
+  shown = axis.pcolormesh(alike, cmap='cividis', vmin=0, vmax=1)
+  names = [['tokens', *(f'block{i}' for i in range(count - 1))] for count in alike.shape]
+  axis.set_xticks(np.arange(alike.shape[1]) + 0.5, names[1], rotation=45, ha='right')
+  axis.set_yticks(np.arange(alike.shape[0]) + 0.5, names[0])
+  axis.set(xlabel='the other', ylabel='the first')
+  axis.grid(visible=False)
+  figure.colorbar(shown, ax=axis)
+  return Drawing([figure], f'Linear CKA of the mean tokens of {IMAGES:,} test images, layer by layer; 1: alike.')
+
+
+def _matches(one: Subject, other: Subject, images: np.ndarray, numbers: dict[str, Any]) -> Table | None:
+  """Centres of one run that have a counterpart in the other, block by block."""
+  rows = []
+  numbers['matched'] = {}
+  random = np.random.default_rng(0)
+  for i in range(min(subject.model.trunk.depth for subject in (one, other))):
+    block = f'block{i}'
+    mine, theirs = responses(one, images, block), responses(other, images, block)
+    if mine is None or theirs is None or len(mine) != len(theirs):
+      continue
+    found = {'correlation': float(matched(mine, theirs).mean())}
+    found['by_chance'] = float(matched(mine, random.permutation(theirs)).mean())
+    numbers['matched'][block] = found
+    rows.append((block, *(f'{z:.2f}' for z in found.values())))
+  caption = 'Mean correlation of the responses of each centre with its counterpart’s, and with the tokens shuffled.'
+  return Table(('block', 'correlation', 'by chance'), rows, caption) if rows else None

@@ -1,0 +1,65 @@
+"""AUROC against scikit-learn and by counting pairs; intervals against how often they hold the truth."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from hbf.errors import UserError
+from hbf.evaluation.outliers import auroc_difference, energy_score, separation, softmax_score
+
+RANDOM = np.random.default_rng(0)
+
+
+def drawn(n, m, apart, random=RANDOM):
+  return random.normal(apart, 1, n), random.normal(0, 1, m)
+
+
+@pytest.mark.parametrize('digits', [0, 1, 12])  # few digits make ties
+def test_auroc_and_fpr_are_those_of_scikit_learn(digits):
+  inside, outside = (z.round(digits) for z in drawn(300, 200, 1.0))
+  found = separation(inside, outside)
+  labels, scores = np.r_[np.ones(300), np.zeros(200)], np.r_[inside, outside]
+  assert found.auroc.value == pytest.approx(100 * roc_auc_score(labels, scores))
+  pairs = (inside[:, None] > outside).mean() + (inside[:, None] == outside).mean() / 2
+  assert found.auroc.value == pytest.approx(100 * pairs)
+  false, true, _ = roc_curve(labels, scores, drop_intermediate=False)
+  assert found.fpr95.value == pytest.approx(100 * false[np.argmax(true >= 0.95)])
+
+
+def test_scores_are_greater_for_surer_answers():
+  logits = np.array([[5.0, 0.0, 0.0], [1.0, 1.0, 1.0], [500.0, 0.0, 0.0]])
+  np.testing.assert_allclose(softmax_score(logits), [np.exp(5) / (np.exp(5) + 2), 1 / 3, 1])
+  np.testing.assert_allclose(energy_score(logits), [np.log(np.exp(5) + 2), 1 + np.log(3), 500])
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+  random, apart, hits, paired = np.random.default_rng(1), 1.5, 0, 0
+  truth = 100 * stats.norm.cdf(apart / np.sqrt(2))
+  for _ in range(400):
+    inside, outside = drawn(80, 60, apart, random)
+    found = separation(inside, outside).auroc
+    hits += found.low <= truth <= found.high
+    noisier = inside + random.normal(0, 0.5, 80), outside + random.normal(0, 0.5, 60)
+    difference = auroc_difference((inside, outside), noisier)
+    expected = truth - 100 * stats.norm.cdf(apart / np.sqrt(2 * 1.25))
+    paired += difference.low <= expected <= difference.high
+  assert 0.92 <= hits / 400 <= 0.98
+  assert 0.92 <= paired / 400 <= 0.98
+
+
+def test_perfect_and_no_separation():
+  assert separation(np.array([2.0, 3.0]), np.array([0.0, 1.0])).auroc.value == 100
+  same = np.arange(50.0)
+  found = separation(same, same)
+  assert found.auroc.value == pytest.approx(50) and found.auroc.low < 50 < found.auroc.high
+  assert auroc_difference((same, same), (same, same)).value == 0
+
+
+def test_what_is_no_score_is_refused():
+  with pytest.raises(UserError, match='1 examples outside'):
+    separation(np.zeros(3), np.zeros(1))
+  with pytest.raises(UserError, match='1 of the 2 scores inside are no numbers'):
+    separation(np.array([0.0, np.nan]), np.zeros(3))
+  with pytest.raises(UserError, match='same examples'):
+    auroc_difference((np.zeros(3), np.zeros(3)), (np.zeros(4), np.zeros(3)))
