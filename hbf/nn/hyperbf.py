@@ -171,7 +171,10 @@ class HyperBFUnit(nn.Module):
     d = dimensions // self.heads
     points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
     init = choose('centres_init', self.centres_init, CENTRES_INITS)
-    centres = self.param('centres', init, points, self.centres).astype(points.dtype)
+    # Where the parameters are there, Flax asks for the shapes of new ones only: for those a point does, and a program
+    # of any number of images has no number of points to draw from.
+    drawn_from = points if self.is_initializing() else points[:, :1]
+    centres = self.param('centres', init, drawn_from, self.centres).astype(points.dtype)
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
     if choose('norm', self.norm, NORMS):
       points, centres = of_norm_1(points), of_norm_1(centres)

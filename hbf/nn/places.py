@@ -97,7 +97,7 @@ def turned(z: jax.Array, context: Context) -> jax.Array:
 def append(z: jax.Array, coordinates: jax.Array) -> jax.Array:
   """Queries or keys [B, ..., d] with coordinates [..., C] behind their own, the same in all images."""
   # Float32 until here, so that the gradient's sum over the images is.
-  everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (len(z), *coordinates.shape))
+  everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (z.shape[0], *coordinates.shape))
   return jnp.concatenate([z, everywhere.astype(z.dtype)], axis=-1)
 
 

@@ -7,6 +7,7 @@ import functools
 from typing import Any, Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,7 +43,7 @@ def attention(
     return attention(queries, keys, _fill(values, 3, d - v), scale, mask, causal)[..., :v]
   how: dict[str, Any] = {'scale': scale, 'is_causal': causal}
   default = functools.partial(jax.nn.dot_product_attention, mask=mask, **how)
-  if mask is not None or not cudnn_applies(queries.dtype, queries.shape[-1]):
+  if mask is not None or _any_batch(queries) or not cudnn_applies(queries.dtype, queries.shape[-1]):
     return default(queries, keys, values)
   return jax.lax.platform_dependent(
     queries, keys, values, cuda=functools.partial(padded_attention, **how), default=default
@@ -95,6 +96,14 @@ def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
   return True
 
 
+def _any_batch(z: jax.Array) -> bool:
+  """Whether the program is exported for batches of any size (`jax.export`).
+
+  cuDNN's kernel is made for one size, and JAX refuses to export its custom call, which may change.
+  """
+  return bool(jax.export.is_symbolic_dim(z.shape[0]))
+
+
 def _capabilities() -> list[float]:
   """Compute capabilities of this process's NVIDIA GPUs; AMD's have names, such as gfx90a."""
   names = [getattr(device, 'compute_capability', '') for device in jax.local_devices()]
@@ -109,7 +118,8 @@ def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
 def is_attention(points: jax.Array, centres: jax.Array, coefficients: jax.Array, width: jax.Array) -> bool:
   """Whether `gaussian_attention` is the way to a normalised Gaussian: one width a head, not too many responses."""
   shared_width = width.ndim == 0 or width.shape[-1] == 1
-  few = points.shape[-2] * centres.shape[-2] <= _MOST_PAIRS
+  pairs = points.shape[-2] * centres.shape[-2]
+  few = not jax.export.is_symbolic_dim(pairs) and pairs <= _MOST_PAIRS  # all points of a batch may be of one head
   return shared_width and (few or _cudnn_takes(points, centres, coefficients))
 
 
@@ -162,7 +172,8 @@ def gaussian_attention(
 
 def _cudnn_takes(points: jax.Array, centres: jax.Array, coefficients: jax.Array) -> bool:
   heads = points.ndim == 4 and points.shape[:2] == centres.shape[:2] == coefficients.shape[:2]
-  return heads and cudnn_applies(points.dtype, max(points.shape[-1] + _PARTS, coefficients.shape[-1]))
+  width = max(points.shape[-1] + _PARTS, coefficients.shape[-1])
+  return heads and not _any_batch(points) and cudnn_applies(points.dtype, width)
 
 
 def _biased_attention(

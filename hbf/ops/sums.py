@@ -14,6 +14,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from hbf.ops.distances import Distances, products
@@ -137,8 +138,12 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
 
 
 def blocks_in_memory(points: tuple[int, ...], centres: int) -> int:
-  """In how many blocks to compute points [..., N, D] so that the responses of only one lie in memory."""
-  return min(-(-math.prod(points[:-1]) * centres // _PAIRS), points[-2])
+  """In how many blocks to compute points [..., N, D] so that the responses of only one lie in memory.
+
+  In a program that is exported for any number of images (`jax.export`) nobody knows: then it is one.
+  """
+  pairs = math.prod(points[:-1]) * centres
+  return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

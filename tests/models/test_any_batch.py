@@ -1,0 +1,56 @@
+"""Programs of any number of images, as `jax.export` makes them: every model and stage has one, for every platform."""
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import pytest
+
+from configs import digits
+from hbf.models.build import abstract_params, build_model
+from hbf.nn.registry import MODELS
+
+SHAPE = (8, 8, 1)
+OPTIONS = [
+  *((model, {}) for model in MODELS),
+  ('hyperbf', {'stage2.normalisation': 'none'}),
+  ('hyperbf', {'stage2.normalisation': 'sum'}),
+  ('hyperbf', {'stage2.centres_init': 'kmeans', 'stage2.nested': True, 'stage1.kernel': 'laplacian'}),
+  ('hyperbf', {'stage1.places': 'offsets', 'pool': 'cls', 'scan_layers': True, 'remat': True}),
+  ('vit', {'stage1.places': 'rotary', 'pool': 'sequence', 'stem': 'conv'}),
+]
+
+
+def exported(name, **changes):
+  """The program of a small model, for all platforms."""
+  config = digits.get_config(f'model={name}').model.copy_and_resolve_references()
+  with config.unlocked():
+    config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
+  model = build_model(config, 10)
+
+  def program(params, images):
+    return model.apply({'params': params}, images, train=False)
+
+  images = jax.ShapeDtypeStruct(jax.export.symbolic_shape('b, 8, 8, 1'), jnp.float32)
+  platforms = ('cpu', 'cuda', 'tpu')
+  return jax.export.export(jax.jit(program), platforms=platforms)(abstract_params(model, SHAPE), images)
+
+
+@pytest.mark.parametrize(('name', 'changes'), OPTIONS)
+def test_every_model_has_a_program_for_any_number_of_images(name, changes):
+  (logits,) = exported(name, **changes).out_avals
+  assert jax.export.is_symbolic_dim(logits.shape[0]) and logits.shape[1] == 10
+
+
+@pytest.mark.parametrize('name', ['hyperbf', 'vit', 'amlp'])
+def test_such_a_program_has_no_kernel_of_cudnn(name, monkeypatch):
+  """Even where a GPU would take one: it is made for one size, and JAX doesn't export its custom call."""
+  seen, attention = [], jax.nn.dot_product_attention
+
+  def standing_in(*arrays, implementation=None, **options):
+    if implementation == 'cudnn':
+      seen.append(arrays[0].shape[0])
+    return attention(*arrays, **options)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', standing_in)
+  exported(name, dtype='bfloat16')
+  assert {batch for batch in seen if jax.export.is_symbolic_dim(batch)} == set()
