@@ -45,14 +45,19 @@ def define_processes() -> Callable[[], dict[str, Any]]:
   return lambda: {name: holder.value for name, holder in holders.items()}
 
 
-def run(main: Callable[[Sequence[str]], int]) -> None:
-  """Parses the flags and runs `main`; exit status 1 and a line 'error: …' for a UserError or a wrong flag."""
+def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
+  """Parses the flags and runs `main`; exit status 1 and a line 'error: …' for a UserError or a wrong flag.
+
+  Args:
+    main: is given the script's name and the arguments that aren't flags; returns the exit status.
+    arguments: whether it takes any.
+  """
 
   def guarded(argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.FATAL)  # Orbax warns of what is meant, and prints what it raises
     sys.unraisablehook = _report_unraisable
     try:
-      if len(argv) > 1:
+      if len(argv) > 1 and not arguments:
         raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
       return main(argv)
     except UserError as error:
