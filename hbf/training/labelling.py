@@ -133,9 +133,7 @@ def _read(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
     return error
   if image.shape != tuple(shape):
     found, expected = (f'{w}×{h}' for h, w in (image.shape[:2], shape[:2]))
-    return UserError(
-      f'{path} has {found} pixels: bring it to the {expected} of the images that the model was trained on'
-    )
+    return UserError(f'{path} has {found} pixels: expected {expected}, as in training; crop or resize it to that')
   return image
 
 
