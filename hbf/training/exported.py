@@ -35,6 +35,7 @@ FORMAT, VERSION = 'hbf classifier', 1
 CONFIG, TENSORS, PROGRAM = 'config.json', 'model.safetensors', 'program.jax'
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
+# Keys of config.json beside its format and version.
 _SAID = {'task', 'dataset', 'classes', 'image_shape', 'mean', 'std', 'recipe', 'seed', 'step', 'average', 'schema'}
 _SAID |= {'model', 'jax', 'sha256'}
 
