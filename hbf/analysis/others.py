@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from hbf.analysis.subject import Subject
-from hbf.data import images
 from hbf.data.datasets import load
 from hbf.data.host import read_many
+from hbf.data.images import decode_file
 from hbf.data.order import evenly_spaced
-from hbf.errors import UserError
+from hbf.training.labelling import find_images
 
 MOST = 2_000
 NOISE = 'noise'
@@ -35,12 +35,10 @@ def others(subject: Subject, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _folder(subject: Subject, folder: pathlib.Path) -> np.ndarray:
-  paths = sorted(path for path in folder.rglob('*') if path.is_file() and not path.name.startswith('.'))
-  if not paths:
-    raise UserError(f'{folder} holds no image: give a folder with some, or the name of a data set')
+  paths = find_images([str(folder)])
   height, _, channels = subject.task.shape
   chosen = (paths[i] for i in evenly_spaced(len(paths), MOST))
-  return np.stack([images.decode_file(str(path), channels=channels, size=height) for path in chosen])
+  return np.stack([decode_file(path, channels=channels, size=height) for path in chosen])
 
 
 def _dataset(subject: Subject, name: str) -> np.ndarray:

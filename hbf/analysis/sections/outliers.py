@@ -55,7 +55,9 @@ def _scores(subject: Subject, images: np.ndarray) -> dict[str, np.ndarray]:
   logits = subject.logits(images)
   near = nearness(subject, images)
   scores = {SOFTMAX: softmax_score(logits), ENERGY: energy_score(logits)}
-  return scores | ({RESPONSE: np.mean(list(near.values()), axis=0)} if near else {})
+  if near:
+    scores[RESPONSE] = np.mean(list(near.values()), axis=0)
+  return scores | {f'{RESPONSE}, {block}': of_block for block, of_block in near.items()}
 
 
 def _written(estimate: Estimate, form: str = '.2f') -> str:

@@ -74,11 +74,16 @@ def _curve(gone: np.ndarray, most_first: np.ndarray, random: np.ndarray) -> Any:
 
 def _maps(subject: Subject, images: np.ndarray, labels: np.ndarray, of_patches: np.ndarray) -> Shown:
   shown = []
-  for image, label, values in zip(images[:SHOWN], labels[:SHOWN], of_patches[:SHOWN], strict=True):
+  for i in np.argsort(-of_patches.max(axis=1), kind='stable')[:SHOWN]:
+    values = of_patches[i]
     grid = coloured(values.reshape(subject.grid), 0, values.max())
     large = enlarged(grid, max(1, SIDE // grid.shape[0]))
-    shown += [(address(image), subject.classes[label]), (png(large), f'at most {values.max():.2f}')]
-  return Shown(shown, 'How much of the answer’s probability goes with each patch alone (light: most).')
+    shown += [(address(images[i]), subject.classes[labels[i]]), (png(large), f'at most {values.max():.2f}')]
+  caption = (
+    'How much of the answer’s probability goes with each patch alone (light: most), of the images whose answer hangs '
+    'most on one patch.'
+  )
+  return Shown(shown, caption)
 
 
 def _voters(subject: Subject, training: Labelled, found: Census, images: np.ndarray) -> Table:

@@ -1,0 +1,45 @@
+"""A small network that nobody trained, on the digits, as what is looked at."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from hbf.analysis.subject import Subject
+from hbf.tasks.registry import make_task
+from hbf.training.evaluate import Restored
+from hbf.training.sharding import make_mesh
+
+
+@pytest.fixture(scope='session')
+def made(toy):
+  """Makes subjects: `made('model=vit', **{'model.pool': 'mean'})`; all their parameters are drawn, and matter."""
+
+  def make(arguments='model=hyperbf', seed=0, **changes):
+    config = toy(
+      arguments, **{'model.depth': 2, 'model.patch': 2, 'data.mean': (0.3,), 'data.std': (0.4,), **changes}
+    )
+    task = make_task(config)
+    model = task.network(config.model)
+    init = jax.jit(lambda key: model.init(key, jax.random.normal(key, (4, *task.shape)), train=False)['params'])
+    params = init(jax.random.key(seed))
+    noise = jax.random.split(jax.random.key(seed + 1), len(jax.tree.leaves(params)))
+    keys = jax.tree.unflatten(jax.tree.structure(params), list(noise))
+    params = jax.tree.map(lambda z, key: z + 0.1 * jax.random.normal(key, z.shape), params, keys)
+    mesh = make_mesh(jax.devices()[:1])
+    return Subject(pathlib.Path('nowhere'), Restored(config, mesh, task, 0, model, params))
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def subject(made):
+  """A HyperBF in both stages."""
+  return made()
+
+
+@pytest.fixture(scope='session')
+def images(subject):
+  """Sixteen test images, uint8."""
+  return np.ascontiguousarray(subject.test.images[:16])

@@ -1,0 +1,164 @@
+"""What is seen of a network's way from images to logits is what passes there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hbf.analysis.centres import census, crops, overlap, projected, purity, written
+from hbf.analysis.heads import between_patches, differing, heads, maps
+from hbf.analysis.nearness import nearness
+from hbf.analysis.weights import attention_weights
+from hbf.analysis.widths import widths
+from hbf.ops.hyperbf import log_responses, normalise
+
+
+def looked(subject, images):
+  (number, seen), *more = subject.looks(images)
+  assert not more
+  return jax.tree.map(np.asarray, seen), number >= 0
+
+
+def log_kernels(subject, images, block):
+  """Log K of every token and centre, [n, N, U], from what the norm before the unit gives."""
+  run = jax.jit(lambda p, x: subject.model.apply({'params': p}, x, train=False, capture_intermediates=True)[1])
+  kept = run(subject.params, subject.normalised(images))['intermediates']
+  points = np.asarray(kept[block]['norm_stage2']['__call__'][0])
+  unit = subject.params[block]['stage2']
+  how = {'kernel': 'gaussian', 'width': jnp.exp(unit['log_width']), 'metric': 'diagonal', 'weights': unit['metric']}
+  log_k = log_responses(points.reshape(1, -1, points.shape[-1]), unit['centres'], **how)
+  return np.asarray(log_k)[0].reshape(*points.shape[:2], -1), points, unit
+
+
+def test_logits_are_those_of_the_whole_and_of_the_last_tokens(subject, images):
+  seen, real = looked(subject, images)
+  expected = np.asarray(subject.model.apply({'params': subject.params}, subject.normalised(images), train=False))
+  np.testing.assert_allclose(subject.logits(images), expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(seen.logits[real], expected, rtol=1e-5, atol=1e-5)
+  head = subject.params['head']
+  np.testing.assert_allclose(seen.features[real] @ head['kernel'] + head['bias'], expected, rtol=1e-4, atol=1e-4)
+  assert seen.tokens.shape[0] == 3
+
+
+def test_nearest_patches_are_those_of_brute_force(subject, images):
+  found = census(subject, images, nearest=3)
+  for block in ('block0', 'block1'):
+    log_k, points, _ = log_kernels(subject, images, block)
+    of_images = log_k.max(axis=1)  # each image once
+    nearest = np.argsort(-of_images, axis=0, kind='stable')[:3].T
+    np.testing.assert_array_equal(found[block].images, nearest)
+    tokens = np.take_along_axis(log_k.argmax(axis=1).T, nearest, axis=1)
+    np.testing.assert_array_equal(found[block].tokens, tokens)
+    share = np.exp(log_k - log_k.max(-1, keepdims=True))
+    share /= share.sum(-1, keepdims=True)
+    units = log_k.shape[-1]
+    np.testing.assert_allclose(found[block].rate, (share >= 2 / units).mean((0, 1)), atol=2e-3)
+    np.testing.assert_allclose(found[block].awake, (1 / (share**2).sum(-1)).mean(), rtol=1e-3)
+    r = np.asarray(normalise(jnp.asarray(log_k), 'layer')).reshape(-1, units)
+    np.testing.assert_allclose(found[block].mean, r.mean(0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found[block].deviation, r.std(0), rtol=1e-2, atol=1e-4)
+    np.testing.assert_allclose(found[block].correlation, np.corrcoef(r.T), atol=2e-2)
+    moved = projected(subject, images, found)[block]['stage2']['centres'][0]
+    np.testing.assert_allclose(moved, points[nearest[:, 0], tokens[:, 0]], rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(
+    nearness(subject, images)['block1'], log_kernels(subject, images, 'block1')[0].max(-1).mean(-1), rtol=1e-4
+  )
+
+
+def test_what_fills_the_last_batch_up_counts_nowhere(made, images, monkeypatch):
+  whole = made()
+  parts = made()
+  monkeypatch.setattr('hbf.analysis.subject.BATCH', 5)
+  one, other = census(whole, images)['block0'], census(parts, images)['block0']
+  np.testing.assert_array_equal(one.images, other.images)
+  np.testing.assert_allclose(one.mean, other.mean, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(one.rate, other.rate, atol=2e-3)
+  np.testing.assert_allclose(whole.logits(images), parts.logits(images), rtol=1e-5, atol=1e-5)
+
+
+def test_dead_constant_and_doubled_centres_are_found(made, images):
+  subject = made(**{'model.stage2.normalisation': 'none', 'model.stage2.widths': 'centre'})
+  unit = subject.params['block0']['stage2']
+  centres, width = np.array(unit['centres']), np.array(unit['log_width'])
+  centres[0, 0] = 50  # far from all
+  centres[0, 2] = centres[0, 1]
+  width[..., 2] = width[..., 1]
+  width[..., 3] = 8  # sees no difference
+  subject.params['block0']['stage2'] |= {'centres': jnp.asarray(centres), 'log_width': jnp.asarray(width)}
+  found = census(subject, images)['block0']
+  assert found.dead[0] and found.constant[3] and found.doubled[2]
+  assert not found.doubled[1] and not found.constant[1] and not found.dead[3]
+
+
+def test_purity_and_overlap(subject, images):
+  one, other = census(subject, images, 4), census(subject, images[::-1], 4)
+  labels = np.arange(16) % 2
+  expected = [max(row.sum(), 4 - row.sum()) / 4 for row in labels[one['block0'].images]]
+  np.testing.assert_allclose(purity(labels, one['block0']), expected)
+  assert overlap(one['block0'], one['block0']).min() == 1
+  mirrored = 15 - other['block0'].images
+  shared = [len({*a} & {*b}) / 4 for a, b in zip(one['block0'].images, mirrored, strict=True)]
+  assert min(shared) >= 0.75  # rounding may exchange the last
+
+
+def test_what_a_centre_writes_is_what_the_head_reads(subject):
+  unit, norm, head = subject.params['block1']['stage2'], subject.params['norm'], subject.params['head']
+  scores = written(subject, 'block1')
+  c = np.asarray(unit['coefficients'][0, 5], np.float64)
+  logits = (c - c.mean()) * np.asarray(norm['scale']) @ np.asarray(head['kernel'])
+  np.testing.assert_allclose(scores[5], logits - logits.mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_crops_show_the_patch_in_the_middle(subject, images):
+  for token in (1, 6, 16):  # behind the class token: a corner, one inside, the other corner
+    row, column = divmod(token - 1, 4)
+    cut = crops(subject, images[:1], np.array([token]))[0]
+    assert cut.shape == (6, 6, 1)
+    np.testing.assert_array_equal(cut[2:4, 2:4], images[0, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2])
+  assert (crops(subject, images[:1], np.array([1]))[0][:2] == 128).all()  # beyond the image
+  np.testing.assert_array_equal(crops(subject, images[:1], np.array([0]), around=0)[0], images[0, 4:6, 4:6])
+
+
+def test_heads_are_described_by_their_weights(subject, images):
+  found = heads(subject, images)
+  weights = attention_weights(subject.model, subject.params, subject.normalised(images))
+  assert list(found) == ['block0', 'block1']
+  away = between_patches(subject)
+  assert away[0, 5] == np.sqrt(2) and away[0, 3] == 3
+  w = np.asarray(weights['block1'], np.float64)
+  entropy = -(w * np.log(w)).sum(-1)
+  np.testing.assert_allclose(found['block1'].tokens, np.exp(entropy).mean((0, 2)), rtol=1e-4)
+  patches = w[:, :, 1:, 1:] / w[:, :, 1:, 1:].sum(-1, keepdims=True)
+  np.testing.assert_allclose(found['block1'].distance, (patches * away).sum(-1).mean((0, 2)), rtol=1e-4)
+  np.testing.assert_allclose(
+    maps(subject, images[3], 2)['block1'], w[3, :, 2, 1:].reshape(2, 4, 4), rtol=1e-3, atol=1e-6
+  )
+
+
+def test_tokens_that_are_alike_do_not_differ(subject, images):
+  seen, real = looked(subject, images)
+  x = seen.tokens[:, real].astype(np.float64)
+  expected = np.linalg.norm(x - x.mean(2, keepdims=True), axis=(2, 3)) / np.linalg.norm(x, axis=(2, 3))
+  np.testing.assert_allclose(differing(subject, images), expected.mean(1), rtol=1e-5)
+
+
+def test_widths_are_those_learned_beside_those_of_init(made, images):
+  subject = made(**{'model.stage1.widths': 'layer'})
+  found = widths(subject, images)
+  unit = subject.params['block0']['stage2']
+  here = found['block0']['stage2']
+  np.testing.assert_allclose(here.width, np.exp(unit['log_width']).ravel(), rtol=1e-5)
+  assert here.start == pytest.approx(np.sqrt(0.5 * 16**0.5))
+  assert found['block0']['stage1'].start == pytest.approx(np.sqrt(8**0.5))
+  log_k, _, _ = log_kernels(subject, images, 'block0')
+  squares = -log_k * 2 * np.exp(2 * np.asarray(unit['log_width'][0]))
+  assert here.distance == pytest.approx(np.sqrt(squares.mean()), rel=1e-3)
+  w = np.asarray(unit['metric'], np.float64)[0]
+  assert here.metric == pytest.approx(np.linalg.norm(np.diag(w**2 - 1)) / 4, rel=1e-4)
+  assert found['block0']['stage1'].metric is None
+
+
+def test_a_model_without_centres_or_kernels_has_none(made, images):
+  mixer = made('model=mixer')
+  assert census(mixer, images) == {} and nearness(mixer, images) == {} and widths(mixer, images) == {}
+  assert heads(mixer, images) == {}

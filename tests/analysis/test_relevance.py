@@ -1,0 +1,115 @@
+"""What decides: against a model whose answer is known, and votes that sum up to the logits."""
+
+import numpy as np
+import pytest
+
+from hbf.analysis import relevance
+from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
+from hbf.errors import UserError
+
+IMAGES = np.random.default_rng(0).integers(0, 200, (5, 8, 8, 1), np.uint8)
+DECIDING = 6  # the patch that all depends on
+
+
+def answers(images):
+  """A model that looks at the second row's third patch of 2×2 alone: the brighter, the surer of class 1."""
+  bright = images[:, 2:4, 4:6].mean(axis=(1, 2, 3)) / 255
+  return np.stack([1 - bright, bright], axis=1)
+
+
+def test_the_patch_that_decides_is_found():
+  found = relevance.relevance(answers, IMAGES, 2, [0])
+  assert found.shape == (5, 16)
+  whole = answers(IMAGES)
+  answer = whole.argmax(axis=1)
+  without = np.array([1.0, 0.0])  # of a patch that is black
+  expected = whole.max(axis=1) - without[answer]
+  np.testing.assert_allclose(found[:, DECIDING], expected)
+  assert not np.delete(found, DECIDING, axis=1).any()
+
+
+def test_the_curve_falls_where_the_deciding_patch_goes():
+  images = np.full((3, 8, 8, 1), 204, np.uint8)  # class 1, 0.8
+  rest = [i for i in range(16) if i != DECIDING]
+  for place in (0, 7, 15):
+    order = np.tile([*rest[:place], DECIDING, *rest[place:]], (3, 1))
+    gone, left = relevance.deletion(answers, images, 2, [0], order)
+    np.testing.assert_allclose(gone, np.arange(17) / 16)
+    np.testing.assert_allclose(left, np.tile(np.where(np.arange(17) <= place, 0.8, 0.0), (3, 1)))
+  assert [*map(len, relevance.random_orders(4, 16))] == [4, 4, 4]
+  np.testing.assert_array_equal(np.sort(relevance.random_orders(4, 16)[0], axis=1), np.tile(np.arange(16), (4, 1)))
+
+
+def test_patches_are_painted_over():
+  gone = np.zeros((5, 16), bool)
+  gone[:, [0, DECIDING]] = True
+  painted = relevance.without(IMAGES, 2, gone, [7])
+  assert (painted[:, :2, :2] == 7).all() and (painted[:, 2:4, 4:6] == 7).all()
+  np.testing.assert_array_equal(painted[:, 4:], IMAGES[:, 4:])
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'model.pool': 'sequence', 'model.stage2.normalisation': 'none'},
+    {'model.pool': 'mean', 'model.stage2.heads': 2},
+    {'model.pool': 'cls', 'model.layer_scale': 0.5},
+  ],
+)
+def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):
+  """The head reads the last tokens, whose parts are the centres' sums, the unit's bias, and what came before."""
+  subject = made(**changes)
+  classes = np.arange(len(images)) % 10
+  cast = relevance.votes(subject, images, classes)
+  (number, seen), *_ = subject.looks(images)
+  tokens = np.asarray(seen.tokens, np.float64)[-1][number >= 0]
+  read = relevance.reading(subject, tokens, classes)
+  params = subject.params
+  scale = np.asarray(params['block1'].get('scale_stage2', 1.0), np.float64)
+  unit = params['block1']['stage2']
+  added = np.einsum(
+    'bnu,ud->bnd', np.asarray(seen.responses['block1'], np.float64)[number >= 0], _flat(unit['coefficients'])
+  )
+  before = tokens - (added + np.asarray(unit['bias'])) * scale
+  rest = ((before + np.asarray(unit['bias']) * scale) * read).sum((1, 2))
+  head, norm = params['head'], params['norm']
+  constant = np.asarray(norm['bias'], np.float64) @ np.asarray(head['kernel']) + np.asarray(head['bias'])
+  logits = subject.logits(images).astype(np.float64)
+  expected = np.take_along_axis(excess(logits), classes[:, None], 1)[:, 0]
+  np.testing.assert_allclose(cast.sum((1, 2)) + rest + excess(constant)[classes], expected, rtol=1e-3, atol=1e-3)
+
+
+def excess(z):
+  return z - z.mean(axis=-1, keepdims=True)
+
+
+def _flat(coefficients):
+  return np.asarray(coefficients, np.float64).reshape(-1, coefficients.shape[-1])
+
+
+def test_a_model_without_centres_has_no_votes(made, images):
+  with pytest.raises(UserError, match='has no centres'):
+    relevance.votes(made('model=vit'), images, np.zeros(16, int))
+
+
+def test_mistakes():
+  p = np.array([[0.9, 0.1, 0.0], [0.4, 0.35, 0.25], [0.1, 0.7, 0.2], [0.0, 0.2, 0.8]])
+  labels = np.array([1, 0, 0, 2])
+  np.testing.assert_array_equal(most_confident(p, labels, 5), [0, 2])
+  np.testing.assert_array_equal(most_ambiguous(p, 2), [1, 2])
+  coverage, risk = risk_coverage(p.max(1), p.argmax(1) == labels)
+  np.testing.assert_allclose(coverage, [25, 50, 75, 100])
+  np.testing.assert_allclose(risk, [100, 50, 200 / 3, 50])
+  assert confused(np.array([[5, 2, 0], [3, 9, 1], [0, 0, 4]]), 2) == [(1, 0, 3), (0, 1, 2)]
+
+
+def test_reliability_is_that_of_scikit_learn():
+  from sklearn.calibration import calibration_curve
+
+  random = np.random.default_rng(0)
+  logits, labels = random.normal(0, 2, (500, 4)).astype(np.float32), random.integers(0, 4, 500).astype(np.int32)
+  found = summary(logits, labels)['reliability']
+  p = relevance.probabilities(logits)
+  accuracy, confidence = calibration_curve(p.argmax(1) == labels, p.max(1), n_bins=15)
+  np.testing.assert_allclose([part['accuracy'] for part in found], 100 * accuracy, rtol=1e-4)
+  np.testing.assert_allclose([part['confidence'] for part in found], 100 * confidence, rtol=1e-4)
