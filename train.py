@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
   keep_freed_memory()
   keep_compiled_programs()
   from hbf.evaluation.report import print_result
+  from hbf.tasks.registry import TASKS
   from hbf.training.loop import train
   from hbf.training.workdir import default_workdir
 
@@ -37,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     print_result(result, str(workdir / 'result.json'), console)
     if 'average' in result:
       print_result(result['average'], 'average of the parameters', console)
+    if shows := TASKS[CONFIG.value.task].shows:
+      console.print(f'What it does: {shows} --workdir={workdir}', highlight=False, markup=False, soft_wrap=True)
   return 0
 
 

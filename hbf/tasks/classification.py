@@ -72,6 +72,7 @@ class Classification(Task):
   figures: ClassVar[tuple[Figure, ...]] = CLASSIFICATION
   example: ClassVar[str] = 'image'
   unit: ClassVar[str] = 'image'
+  shows: ClassVar[str] = 'python -m hbf.explain'
   examples: ClassVar[tuple[str, ...]] = ('labels',)
 
   dataset: Dataset

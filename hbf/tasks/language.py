@@ -156,6 +156,7 @@ class NextToken(Language):
   """Every token is told from those before it."""
 
   figures: ClassVar[tuple[Figure, ...]] = NEXT_TOKEN
+  shows: ClassVar[str] = "python -m hbf.generate --prompt='The '"
 
   @property
   def predictions(self) -> int:
@@ -179,6 +180,7 @@ class MaskedToken(Language):
   """
 
   figures: ClassVar[tuple[Figure, ...]] = MASKED_TOKEN
+  shows: ClassVar[str] = ''
 
   @property
   def predictions(self) -> int:

@@ -35,6 +35,7 @@ class Task(abc.ABC):
     figures: of a split; the first ranks checkpoints and arms.
     example: what examples are called: 'image' or 'text'.
     unit: what speed and cost are told of: 'image' or 'token'.
+    shows: the command that shows what a trained run does, given its --workdir; '' if there is none.
     examples: names of what `count` keeps that is of the examples alone, whatever the network.
     dataset: where examples come from; it has a name.
   """
@@ -42,6 +43,7 @@ class Task(abc.ABC):
   figures: ClassVar[tuple[Figure, ...]]
   example: ClassVar[str]
   unit: ClassVar[str]
+  shows: ClassVar[str]
   examples: ClassVar[tuple[str, ...]]
   dataset: Any
 

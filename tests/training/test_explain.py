@@ -1,0 +1,168 @@
+"""The page of a run: whole, by itself, and the same in a browser as on paper."""
+
+import base64
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_runs import ONE, QUIET
+
+from hbf.analysis.explain import TITLES, about, explain, numbers
+from hbf.analysis.others import others
+from hbf.analysis.page import Beside, Folded, Section, Shown, Table, Text, render
+from hbf.analysis.sections import centres, corrupted, outliers
+from hbf.analysis.subject import Subject
+from hbf.errors import UserError
+from hbf.training.loop import train
+
+CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
+
+
+@pytest.fixture(scope='module')
+def few():
+  """As few images as do."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(corrupted, 'IMAGES', 20)
+    patch.setattr(outliers, 'IMAGES', 60)
+    patch.setattr(centres, 'TRAINING', 100)
+    yield
+
+
+@pytest.fixture(scope='module')
+def page(finished, few):
+  """The sections of a run, and the page."""
+  subject = Subject.of(finished[0])
+  _, sections = explain(subject, None, [])
+  made = list(sections)
+  return subject, made, render(about(subject), 'by a test', made)
+
+
+def test_every_section_is_there_with_its_numbers(page, finished):
+  subject, made, _ = page
+  assert [section.name for section in made] == list(TITLES)
+  found = json.loads(json.dumps(numbers(made)))
+  assert not [name for name, section in found.items() if 'lacks' in section]
+  result = finished[2]
+  assert found['run']['correct'] == result['correct'] == round(found['errors']['accuracy'] * result['n'] / 100)
+  assert found['errors']['ece'] == pytest.approx(result['ece'], abs=1e-3)
+  assert np.trace(found['errors']['confusion']) == result['correct']
+  assert found['centres']['block0']['centres'] == subject.params['block0']['stage2']['centres'].shape[1]
+  low, high = found['run']['interval']
+  assert low < result['accuracy'] < high
+
+
+def test_the_page_is_whole_by_itself(page):
+  _, _, html = page
+  addresses = re.findall(r'(?:src|href)="([^"]*)"', html)
+  outside = [address for address in addresses if not address.startswith(('data:', '#'))]
+  assert outside == [] and '<script' not in html and '@import' not in html and 'url(http' not in html
+  pictures = [address for address in addresses if address.startswith('data:image/png')]
+  assert len(pictures) > 30
+  for address in pictures:
+    assert Image.open(io.BytesIO(base64.b64decode(address.partition(',')[2]))).size[0] > 0
+  assert html.count('<svg') == html.count('</svg>') >= 7
+  for name in TITLES:
+    assert f'id="{name}"' in html and f'href="#{name}"' in html
+
+
+def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
+  train(toy('model=mixer', **{'train.epochs': 0.1}), tmp_path / 'mixer', QUIET, ONE)
+  subject = Subject.of(tmp_path / 'mixer')
+  count, sections = explain(subject, None, [])
+  made = {section.name: section for section in sections}
+  assert len(made) == count
+  assert [name for name, section in made.items() if 'lacks' in section.numbers] == ['unit', 'centres', 'attention']
+  assert 'no centres' in made['centres'].numbers['lacks']
+
+
+def test_two_runs_stand_beside_each_other(finished, page):
+  subject = Subject.of(finished[0])
+  count, sections = explain(subject, subject, [])
+  made = list(sections)
+  assert len(made) == count == len(TITLES) + 1
+  assert made[0].numbers['agree'] == 100 and made[0].numbers['cka'][1][1] == pytest.approx(1)
+  assert made[0].numbers['matched']['block0']['correlation'] == pytest.approx(1)
+  assert made[2].numbers['first'] == made[2].numbers['other'] == page[1][1].numbers
+  assert 'class="beside"' in render('two', '', made)
+
+
+def test_other_images_are_brought_to_the_runs_shape(finished, tmp_path):
+  subject = Subject.of(finished[0])
+  for i in range(3):
+    Image.new('RGB', (30 + i, 20), (255, 0, 0)).save(tmp_path / f'{i}.png')
+  found = others(subject, [str(tmp_path)])
+  assert list(found) == ['noise', tmp_path.name]
+  assert found[tmp_path.name].shape == (3, *subject.task.shape) and found['noise'].shape[1:] == subject.task.shape
+  red = np.asarray(Image.new('RGB', (1, 1), (255, 0, 0)).convert('L'))[0, 0]
+  assert (found[tmp_path.name] == red).all()
+  assert others(subject, ['digits'])['digits'].shape[1:] == subject.task.shape
+  with pytest.raises(UserError, match='birds'):
+    others(subject, ['birds'])
+
+
+def test_parts_are_written_as_text():
+  parts = [Text('a < b'), Table(('x',), [('<b>',)]), Folded('more', [Text('&')]), Beside([('one', [Shown([], '')])])]
+  html = render('<title>', '', [Section('s', 'S', parts)])
+  assert 'a &lt; b' in html and '<td>&lt;b&gt;</td>' in html and '<summary>more</summary>' in html
+  assert '<title>&lt;title&gt;</title>' in html
+
+
+@pytest.mark.parametrize(
+  ('flags', 'said'), [(['--workdir=nowhere'], 'nowhere'), (['--workdir={run}', '--ood=birds'], 'birds')]
+)
+def test_what_cannot_be_is_a_line(finished, tmp_path, flags, said):
+  run = tmp_path / 'run'
+  shutil.copytree(finished[0], run)
+  command = [sys.executable, '-m', 'hbf.explain', *(flag.format(run=run) for flag in flags)]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 1 and done.stderr.startswith('error: ') and done.stderr.count('\n') == 1
+  assert said in done.stderr and not (run / 'explain.html').exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason='no Chromium is installed')
+@pytest.mark.parametrize('width', [400, 1400])
+def test_a_browser_shows_all_of_it(page, tmp_path, width):
+  """Every picture has pixels, nothing is asked of the network, and the page is no wider than the screen."""
+  probe = """<script>
+    window.onerror = said => document.title = 'error ' + said
+    window.onload = () => {
+      const shown = [...document.images].filter(image => image.naturalWidth > 0).length
+      const wide = [...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 20).length
+      document.title = JSON.stringify({shown, images: document.images.length, wide,
+        drawings: document.querySelectorAll('svg').length, requests: performance.getEntriesByType('resource').length,
+        over: document.documentElement.scrollWidth - window.innerWidth})
+    }</script>"""
+  path = tmp_path / 'page.html'
+  # A window is no narrower than 500 pixels: the page stands in a frame of the width that is meant.
+  path.write_text(page[2].replace('<head>', f'<head>{probe}'))
+  options = [
+    '--headless',
+    '--no-sandbox',
+    '--disable-gpu',
+    '--disable-background-networking',
+    '--virtual-time-budget=5000',
+  ]
+  frame = tmp_path / 'frame.html'
+  frame.write_text(
+    f'<iframe src="page.html" style="width: {width}px; height: 800px; border: 0"></iframe><script>'
+    'setInterval(() => document.title = frames[0].document.title, 50)</script>'
+  )
+  profile = [
+    f'--user-data-dir={tmp_path / "profile"}',
+    f'--window-size={width + 40},900',
+    '--allow-file-access-from-files',
+  ]
+  done = subprocess.run(
+    [CHROMIUM, *options, profile, '--dump-dom', f'file://{frame}'], capture_output=True, text=True, timeout=120
+  )
+  found = json.loads(re.search('<title>(.*)</title>', done.stdout)[1])
+  assert found['shown'] == found['images'] > 30
+  assert found['wide'] == found['drawings'] >= 7
+  assert found['requests'] == 0
+  assert found['over'] <= 0
