@@ -141,23 +141,14 @@ def test_a_browser_shows_all_of_it(page, tmp_path, width):
   path = tmp_path / 'page.html'
   # A window is no narrower than 500 pixels: the page stands in a frame of the width that is meant.
   path.write_text(page[2].replace('<head>', f'<head>{probe}'))
-  options = [
-    '--headless',
-    '--no-sandbox',
-    '--disable-gpu',
-    '--disable-background-networking',
-    '--virtual-time-budget=5000',
-  ]
+  options = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
+  options += ['--virtual-time-budget=5000', '--allow-file-access-from-files', f'--window-size={width + 40},900']
   frame = tmp_path / 'frame.html'
   frame.write_text(
     f'<iframe src="page.html" style="width: {width}px; height: 800px; border: 0"></iframe><script>'
     'setInterval(() => document.title = frames[0].document.title, 50)</script>'
   )
-  profile = [
-    f'--user-data-dir={tmp_path / "profile"}',
-    f'--window-size={width + 40},900',
-    '--allow-file-access-from-files',
-  ]
+  profile = f'--user-data-dir={tmp_path / "profile"}'
   done = subprocess.run(
     [CHROMIUM, *options, profile, '--dump-dom', f'file://{frame}'], capture_output=True, text=True, timeout=120
   )

@@ -7,7 +7,7 @@ import numpy as np
 from hbf.analysis.page import Section, Shown, Table, Text
 from hbf.analysis.sections.errors import address
 from hbf.analysis.subject import Subject
-from hbf.data.corruptions import CORRUPTIONS, STRENGTHS, corrupt
+from hbf.data.corruptions import CORRUPTIONS, GROUPS, STRENGTHS, corrupt
 
 IMAGES = 500
 SHOWN = 3  # strength of the examples
@@ -29,9 +29,12 @@ def section(subject: Subject) -> Section:
   mean, low, high = float(error.mean()), float(error.mean() - half), float(error.mean() + half)
   numbers = {'images': len(labels), 'accuracy': {name: z.tolist() for name, z in accuracy.items()}}
   numbers |= {'accuracy_clean': float(clean.mean()), 'mean_corruption_error': mean, 'interval': [low, high]}
+  groups = {group: float(np.mean([accuracy[name] for name in names])) for group, names in GROUPS.items()}
+  numbers |= {'accuracy_of_groups': groups}
   said = (
     f'Mean error over all corruptions and strengths: {mean:.2f}% (95% for other test images: {low:.2f} to '
-    f'{high:.2f}), of {len(labels)} test images; {100 - clean.mean():.2f}% without corruption.'
+    f'{high:.2f}), of {len(labels)} test images; {100 - clean.mean():.2f}% without corruption. '
+    f'Accuracy with {", ".join(f"{group} {z:.1f}%" for group, z in groups.items())}.'
   )
   examples = [(address(corrupt(images[:1], name, SHOWN)[0]), name.replace('_', ' ')) for name in CORRUPTIONS]
   parts: list[Any] = [
