@@ -20,6 +20,7 @@ EXPORT = flags.DEFINE_string('export', '', "Folder to write the run's model to, 
 TOP = flags.DEFINE_integer('top', 3, 'Most classes to name of an image.', lower_bound=1)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+PAGE = flags.DEFINE_string('page', '', 'File to write: what decides each answer, and training patches like it.')
 JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {image, classes} or {image, error}, nothing else.')
 
 
@@ -27,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
   """Exports, answers and prints."""
   if bool(WORKDIR.value) == bool(MODEL.value):
     raise UserError('give either the --workdir of a run or the --model of an exported folder')
-  if MODEL.value and (EXPORT.value or CHECKPOINT.value != 'latest' or AVERAGE.value):
-    raise UserError('--export, --checkpoint and --average are of a run: give its --workdir in place of --model')
+  if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value):
+    raise UserError('--export, --page, --checkpoint and --average are of a run: give its --workdir, not --model')
   if not argv[1:] and not EXPORT.value:
     raise UserError('no images given: name files or folders behind the flags')
   keep_freed_memory()
@@ -55,6 +56,11 @@ def main(argv: Sequence[str]) -> int:
     print(json.dumps([answer.to_json() for answer in answers]))
   elif len(wrong) < len(answers):
     print(labelling.to_table([answer for answer in answers if not answer.error]))
+  if PAGE.value:
+    from hbf.analysis.own import write_page
+
+    read = [answer.image for answer in answers if not answer.error]
+    write_page(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value, read, PAGE.value)
   return 1 if wrong else 0
 
 

@@ -45,7 +45,9 @@ class Subject:
   restored: Restored
 
   @classmethod
-  def of(cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '') -> 'Subject':
+  def of(
+    cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '', average: bool = False
+  ) -> 'Subject':
     """Restores a run.
 
     Args:
@@ -53,13 +55,14 @@ class Subject:
       checkpoint: 'latest', 'best' or a step.
       dir: where prepared TFDS data lie, if not where they were in training.
       root: the image folder, likewise.
+      average: whether to take the moving average of the parameters.
 
     Raises:
       UserError: it is no run on images, or as `hbf.training.evaluate.restore`.
     """
     if (task := load_config(workdir).task) != 'classification':
       raise UserError(f'{workdir} holds a run of task {task}: give one of classification')
-    return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], dir=dir, root=root))
+    return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root))
 
   @property
   def task(self) -> Classification:

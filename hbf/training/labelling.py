@@ -111,7 +111,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
   with futures.ThreadPoolExecutor() as pool:
     for start in range(0, len(images), size or 1):
       paths = images[start : start + size]
-      read = [*pool.map(_read, paths, itertools.repeat(classifier.image_shape))]
+      read = [*pool.map(read_image, paths, itertools.repeat(classifier.image_shape))]
       batch = np.zeros((size, *classifier.image_shape), np.uint8)
       for row, image in zip(batch, read, strict=False):
         row[:] = 0 if isinstance(image, UserError) else image
@@ -123,7 +123,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
           yield Answer(path, tuple(_likeliest(classifier.classes, scores, top)))
 
 
-def _read(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
+def read_image(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
   """An image of a shape, uint8, or why there is none."""
   height, width, channels = shape
   try:

@@ -15,10 +15,12 @@ from toy_runs import ONE, QUIET
 
 from hbf.analysis.explain import TITLES, about, explain, numbers
 from hbf.analysis.others import others
+from hbf.analysis.own import write_page
 from hbf.analysis.page import Beside, Folded, Section, Shown, Table, Text, render
 from hbf.analysis.sections import centres, corrupted, outliers
 from hbf.analysis.subject import Subject
 from hbf.errors import UserError
+from hbf.training.labelling import read_image
 from hbf.training.loop import train
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
@@ -104,6 +106,22 @@ def test_other_images_are_brought_to_the_runs_shape(finished, tmp_path):
   assert others(subject, ['digits'])['digits'].shape[1:] == subject.task.shape
   with pytest.raises(UserError, match='birds'):
     others(subject, ['birds'])
+
+
+def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
+  paths = [str(tmp_path / f'{i}.png') for i in range(3)]
+  for i, path in enumerate(paths):
+    Image.fromarray(np.full((20 + i, 20), 40 * i, np.uint8)).save(path)
+  write_page(finished[0], 'latest', False, paths, str(tmp_path / 'new' / 'page.html'))
+  html = (tmp_path / 'new' / 'page.html').read_text()
+  subject = Subject.of(finished[0])
+  image = np.asarray(read_image(paths[2], subject.task.shape))
+  likeliest = subject.classes[subject.logits(image[None])[0].argmax()]
+  assert f'<td>{likeliest}</td>' in html[html.index('id="image2"') :]
+  assert [path for path in paths if path not in html] == [] and html.count('adds to its logit') == 3
+  with pytest.raises(UserError, match='1 to 100 images, and here are 0'):
+    write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'))
+  assert not (tmp_path / 'page.html').exists()
 
 
 def test_parts_are_written_as_text():

@@ -56,7 +56,7 @@ def section(subject: Subject, training: Labelled, found: Mapping[str, Census]) -
   ]
   block = f'block{subject.model.trunk.depth - 1}'
   if block in found:
-    parts.append(_voters(subject, training, found[block], images[:SHOWN]))
+    parts.append(voters(subject, training, found[block], images[:SHOWN]))
   else:
     parts.append(Text('The last block has no centres that could have voted.'))
   command = 'hbf.analysis.relevance.relevance(answers, images, subject.patch, fill)'
@@ -75,10 +75,8 @@ def _curve(gone: np.ndarray, most_first: np.ndarray, random: np.ndarray) -> Any:
 def _maps(subject: Subject, images: np.ndarray, labels: np.ndarray, of_patches: np.ndarray) -> Shown:
   shown = []
   for i in np.argsort(-of_patches.max(axis=1), kind='stable')[:SHOWN]:
-    values = of_patches[i]
-    grid = coloured(values.reshape(subject.grid), 0, values.max())
-    large = enlarged(grid, max(1, SIDE // grid.shape[0]))
-    shown += [(address(images[i]), subject.classes[labels[i]]), (png(large), f'at most {values.max():.2f}')]
+    drawn = png(map_of(subject, of_patches[i]))
+    shown += [(address(images[i]), subject.classes[labels[i]]), (drawn, f'at most {of_patches[i].max():.2f}')]
   caption = (
     'How much of the answer’s probability goes with each patch alone (light: most), of the images whose answer hangs '
     'most on one patch.'
@@ -86,7 +84,13 @@ def _maps(subject: Subject, images: np.ndarray, labels: np.ndarray, of_patches: 
   return Shown(shown, caption)
 
 
-def _voters(subject: Subject, training: Labelled, found: Census, images: np.ndarray) -> Table:
+def map_of(subject: Subject, of_patches: np.ndarray) -> np.ndarray:
+  """An image's relevances [rows · columns] in colours, dark where there is none: uint8 [height, width, 3]."""
+  grid = coloured(of_patches.reshape(subject.grid), 0, of_patches.max())
+  return enlarged(grid, max(1, SIDE // grid.shape[0]))
+
+
+def voters(subject: Subject, training: Labelled, found: Census, images: np.ndarray) -> Table:
   """The centres of the last block that add most to the answer's logit: this patch looks like these."""
   answers = subject.logits(images).argmax(axis=1)
   cast = relevance.votes(subject, images, answers).sum(axis=1)  # over the tokens
