@@ -32,6 +32,11 @@ class Look(NamedTuple):
   logits: jax.Array
 
 
+def unrolled(model: Any) -> Any:
+  """The same network without a loop over its blocks, which hands out nothing of what passes there."""
+  return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def look(model: ImageClassifier, params: Any, images: jax.Array) -> Look:
   """Runs the network once and keeps what passes.
@@ -58,9 +63,8 @@ def look(model: ImageClassifier, params: Any, images: jax.Array) -> Look:
       features.append(args[0])
     return out
 
-  unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))  # or what passes stays inside
   with nn.intercept_methods(intercept):
-    logits, sown = unrolled.apply({'params': params}, images, train=False, mutable=['responses'])
+    logits, sown = unrolled(model).apply({'params': params}, images, train=False, mutable=['responses'])
   units = {block: kept['stage2'] for block, kept in sown.get('responses', {}).items()}
   return Look(
     tokens=jnp.stack(tokens).astype(jnp.float32),

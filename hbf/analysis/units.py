@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hbf.analysis.look import unrolled
 from hbf.models.classifier import ImageClassifier
 
 
@@ -49,9 +50,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
   @jax.jit
   def compute(params: Any) -> tuple[Any, Any]:
     def loss(params: Any) -> tuple[jax.Array, Any]:
-      # A loop over the blocks hands out no intermediates.
-      unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
-      logits, sown = unrolled.apply({'params': params}, images, train=False, mutable=['responses'])
+      logits, sown = unrolled(model).apply({'params': params}, images, train=False, mutable=['responses'])
       return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), sown['responses']
 
     gradient, responses = jax.grad(loss, has_aux=True)(params)

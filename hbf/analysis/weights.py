@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hbf.analysis.look import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.models.language import LanguageModel
 from hbf.nn.attention import SoftmaxAttention
@@ -43,9 +44,8 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
     found[context.module.path[0]] = weights[..., : v.shape[1]].swapaxes(1, 2)
     return out.astype(v.dtype)
 
-  unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))  # or intermediates stay inside
   with nn.intercept_methods(intercept):
-    unrolled.apply({'params': params}, inputs, train=False)
+    unrolled(model).apply({'params': params}, inputs, train=False)
   return found
 
 

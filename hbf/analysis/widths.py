@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hbf.analysis.look import unrolled
 from hbf.analysis.subject import Subject
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.attention import of_norm_1
@@ -105,9 +106,8 @@ def _mean_squares(model: ImageClassifier, params: Any, images: jax.Array) -> dic
       found[module.path] = _mean_square(module, module.norm, points, centres)
     return call(*args, **kwargs)
 
-  unrolled = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
   with nn.intercept_methods(intercept):
-    unrolled.apply({'params': params}, images, train=False)
+    unrolled(model).apply({'params': params}, images, train=False)
   return found
 
 
