@@ -114,6 +114,41 @@ def growth() -> str:
   return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'
 
 
+def explained(name: str) -> str:
+  """What two runs make of other data sets' images, and of corrupted ones, by what hbf.explain --against found."""
+  found = json.loads((ROOT / 'explain' / f'{name}.json').read_text())
+  runs = [found['run'][one] for one in ('first', 'other')]
+  title = ' and '.join(f'{run["model"]}, {run["accuracy"]:.2f}%' for run in runs)
+  about = f'{runs[0]["dataset"]}, recipe {runs[0]["recipe"]}, seed {runs[0]["seed"]}: {title}; {found["device"]}:'
+  outside = [found['outliers'][one] for one in ('first', 'other')]
+  rows = [
+    (other, score, *(cell for of_run in outside for cell in _separation(of_run[other].get(score))))
+    for other in outside[0]
+    for score in outside[0][other]
+    if score != 'images'
+  ]
+  columns = [f'{run["model"]}: {figure}' for run in runs for figure in ('AUROC, %', 'FPR95, %')]
+  corrupted = [found['corrupted'][one] for one in ('first', 'other')]
+  groups = [
+    (group, *(f'{100 - of_run["accuracy_of_groups"][group]:.1f}' for of_run in corrupted))
+    for group in corrupted[0]['accuracy_of_groups']
+  ]
+  none = ('none', *(f'{100 - of_run["accuracy_clean"]:.1f}' for of_run in corrupted))
+  means = (
+    'all',
+    *('{:.1f} ({:.1f}–{:.1f})'.format(run['mean_corruption_error'], *run['interval']) for run in corrupted),
+  )
+  errors = table(('corruption', *(f'{run["model"]}: error, %' for run in runs)), [none, *groups, means])
+  return f'{about}\n\n{table(("images", "score", *columns), rows)}\n\n{errors}'
+
+
+def _separation(found: dict[str, Any] | None) -> tuple[str, str]:
+  """AUROC and FPR95 with their intervals."""
+  figures = [found[name] for name in ('auroc', 'fpr95')] if found else []
+  shown = ['{value:.1f} ({low:.1f}–{high:.1f})'.format(**figure) for figure in figures] or ['', '']
+  return shown[0], shown[1]
+
+
 def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
   """The model and how its options differ from those of the base, in words."""
   free = {'seed', 'model.name', 'data.dir', 'data.mean', 'data.std'}

@@ -10,6 +10,7 @@ from hbf.analysis.others import others
 from hbf.analysis.page import Beside, Lacks, Section, Text
 from hbf.analysis.sections import attention, centres, corrupted, errors, outliers, pair, relevance, run, unit
 from hbf.analysis.subject import Subject
+from hbf.training.machine import commit, device_name
 
 TITLES = {
   'run': 'The run',
@@ -106,5 +107,5 @@ def about(subject: Subject) -> str:
 
 
 def numbers(made: Sequence[Section]) -> dict[str, Any]:
-  """What the sections found, by name, for JSON."""
-  return {section.name: dict(section.numbers) for section in made}
+  """What the sections found, by name, for JSON, and by which code and where."""
+  return {section.name: dict(section.numbers) for section in made} | {'device': device_name(), 'commit': commit()}

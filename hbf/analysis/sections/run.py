@@ -22,7 +22,7 @@ def section(subject: Subject) -> Section:
     about.append(
       ('training', f'{result["train_seconds"] / 60:,.1f} minutes, {result["images_per_second"]:,.0f} images/s')
     )
-  numbers = {key: result[key] for key in ('n', 'correct', ACCURACY.name, 'interval') if key in result}
+  numbers = {key: result[key] for key in (*SHOWN, 'n', 'correct', ACCURACY.name, 'interval') if key in result}
   parts: list[Any] = [Table(('', ''), about, f'Checkpoint of step {subject.restored.step}.')]
   if 'accuracy' in result:
     low, high = result['interval']
