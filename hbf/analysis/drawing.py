@@ -49,6 +49,11 @@ def panel(width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Any]:
     return figure, figure.subplots()
 
 
+def legend(axis: Any) -> None:
+  """Names the lines, in the page's text colour."""
+  axis.legend(frameon=False, fontsize=8, labelcolor=INK)
+
+
 def svg(figure: Figure) -> str:
   """A figure as an SVG element to put into a page, whose text colour its text and axes take."""
   buffer = io.StringIO()

@@ -7,7 +7,7 @@ import numpy as np
 
 from hbf.analysis import centres
 from hbf.analysis.centres import NEAREST, Census
-from hbf.analysis.drawing import enlarged, framed, in_rows, panel, png, rgb
+from hbf.analysis.drawing import enlarged, framed, in_rows, legend, panel, png, rgb
 from hbf.analysis.page import Drawing, Folded, Lacks, Section, Shown, Table, Text
 from hbf.analysis.subject import Labelled, Subject
 
@@ -100,7 +100,7 @@ def _rates(found: Mapping[str, Census]) -> Drawing:
     ordered = np.sort(of_block.rate)[::-1]
     axis.plot(100 * (np.arange(len(ordered)) + 0.5) / len(ordered), 100 * ordered, label=block)
   axis.set(xlabel='centres, in their order, %', ylabel='tokens it is awake for, %', ylim=(0, None), xlim=(0, 100))
-  axis.legend(frameon=False, fontsize=8)
+  legend(axis)
   return Drawing([figure], 'How often the centres of each block respond.')
 
 

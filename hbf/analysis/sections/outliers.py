@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.analysis.drawing import panel
+from hbf.analysis.drawing import legend, panel
 from hbf.analysis.nearness import nearness
 from hbf.analysis.page import Drawing, Section, Table, Text
 from hbf.analysis.subject import Subject
@@ -71,5 +71,5 @@ def _histogram(inside: np.ndarray, outside: Mapping[str, np.ndarray]) -> Drawing
   for name, scores in {'test images': inside, **outside}.items():
     axis.hist(scores, bins=bins, density=True, histtype='step', label=name)
   axis.set(xlabel='greatest log K', ylabel='density')
-  axis.legend(frameon=False, fontsize=8)
+  legend(axis)
   return Drawing([figure], 'The greatest response: the largest log K over the centres, mean over tokens and blocks.')

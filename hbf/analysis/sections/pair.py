@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.analysis.drawing import panel
+from hbf.analysis.drawing import INK, panel
 from hbf.analysis.page import Drawing, Lacks, Section, Shown, Table, Text
 from hbf.analysis.pair import alignment, layers, matched, responses
 from hbf.analysis.relevance import probabilities
@@ -72,7 +72,7 @@ def _heat(alike: np.ndarray) -> Drawing:
   axis.set_yticks(np.arange(alike.shape[0]) + 0.5, names[0])
   axis.set(xlabel='the other', ylabel='the first')
   axis.grid(visible=False)
-  figure.colorbar(shown, ax=axis)
+  figure.colorbar(shown, ax=axis).ax.tick_params(colors=INK)
   return Drawing([figure], f'Linear CKA of the mean tokens of {IMAGES:,} test images, layer by layer; 1: alike.')
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from hbf.analysis import relevance
 from hbf.analysis.centres import Census
-from hbf.analysis.drawing import coloured, enlarged, panel, png
+from hbf.analysis.drawing import coloured, enlarged, legend, panel, png
 from hbf.analysis.page import Drawing, Section, Shown, Table, Text
 from hbf.analysis.sections.centres import patches
 from hbf.analysis.sections.errors import SIDE, address
@@ -68,7 +68,7 @@ def _curve(gone: np.ndarray, most_first: np.ndarray, random: np.ndarray) -> Any:
   axis.plot(100 * gone, most_first.mean(axis=0), label='most relevant first')
   axis.plot(100 * gone, random.mean(axis=0), label='at random')
   axis.set(xlabel='patches gone, %', ylabel='probability of the answer', xlim=(0, 100), ylim=(0, 1))
-  axis.legend(frameon=False)
+  legend(axis)
   return figure
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from scipy import stats
 
-from hbf.analysis.drawing import panel
+from hbf.analysis.drawing import legend, panel
 from hbf.analysis.page import Drawing, Section, Table, Text
 from hbf.analysis.subject import Subject
 from hbf.evaluation.figures import ACCURACY, ECE, LOSS, NLL, TOP5
@@ -61,7 +61,7 @@ def _curves(subject: Subject) -> Drawing | None:
     if of_split:
       right.plot(*zip(*((line['epoch'], line[ACCURACY.name]) for line in of_split), strict=True), label=split)
   right.set(xlabel='epoch', ylabel=ACCURACY.label)
-  right.legend(frameon=False)
+  legend(right)
   return Drawing(
     [losses, accuracies],
     'Training loss, and accuracy of training batches (augmented) and of what is held out of train.',

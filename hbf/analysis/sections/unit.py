@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.analysis.drawing import panel
+from hbf.analysis.drawing import legend, panel
 from hbf.analysis.page import Drawing, Lacks, Section, Table, Text
 from hbf.analysis.subject import Subject
 from hbf.analysis.widths import Widths, widths
@@ -67,7 +67,7 @@ def _drawing(found: dict[str, dict[str, Widths]]) -> Drawing:
         axis.plot(distance, kernel, label=block, ls=style)
     axis.set(xlabel='distance, over its root mean square', ylabel='K', ylim=(0, 1.05), title=stage)
     if axis.has_data():
-      axis.legend(frameon=False, fontsize=8)
+      legend(axis)
   return Drawing(figures, 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.')
 
 
