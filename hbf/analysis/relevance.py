@@ -12,6 +12,7 @@ Answers = Callable[
   [np.ndarray], np.ndarray
 ]  # images uint8 [n, height, width, channels] to probabilities [n, classes]
 STEPS = 16  # most, of a curve
+TOGETHER = 3_000  # most images with a patch gone that are in memory
 DRAWS = 3  # of random orders
 
 
@@ -45,9 +46,15 @@ def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[i
     patch: side in pixels.
     fill: the colour, of each channel.
   """
+  patches = images.shape[1] // patch * (images.shape[2] // patch)
+  size = max(1, TOGETHER // patches)
+  parts = (images[start : start + size] for start in range(0, len(images), size))
+  return np.concatenate([_relevance(answers, part, patch, fill, patches) for part in parts])
+
+
+def _relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int], patches: int) -> np.ndarray:
   whole = answers(images)
   answer = whole.argmax(axis=1)
-  patches = images.shape[1] // patch * (images.shape[2] // patch)
   each = np.tile(np.eye(patches, dtype=bool), (len(images), 1))
   left = answers(without(images.repeat(patches, axis=0), patch, each, fill))
   of_answer = np.take_along_axis(left, answer.repeat(patches)[:, None], axis=1).reshape(len(images), patches)

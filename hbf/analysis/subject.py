@@ -21,6 +21,7 @@ from hbf.training.evaluate import Restored, restore
 from hbf.training.experiment import make_splits
 from hbf.training.workdir import load_config
 
+MOST_TESTED = 10_000  # images
 BATCH = 100  # images that pass at once
 ROOM = 2**27  # most numbers that one pass keeps, in all
 
@@ -113,12 +114,12 @@ class Subject:
 
   @functools.cached_property
   def test(self) -> Labelled:
-    """All test images."""
-    return self.read('test', len(self.task.dataset.splits['test']))
+    """The test images, of more than `MOST_TESTED` as many."""
+    return self.read('test', MOST_TESTED)
 
   @functools.cached_property
   def test_logits(self) -> np.ndarray:
-    """Of all test images, float32 [n, classes]."""
+    """Of the test images, float32 [n, classes]."""
     return self.logits(self.test.images)
 
   def normalised(self, images: np.ndarray) -> jax.Array:

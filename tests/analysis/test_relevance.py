@@ -17,7 +17,9 @@ def answers(images):
   return np.stack([1 - bright, bright], axis=1)
 
 
-def test_the_patch_that_decides_is_found():
+@pytest.mark.parametrize('together', [1, 40, 3_000])
+def test_the_patch_that_decides_is_found(monkeypatch, together):
+  monkeypatch.setattr(relevance, 'TOGETHER', together)
   found = relevance.relevance(answers, IMAGES, 2, [0])
   assert found.shape == (5, 16)
   whole = answers(IMAGES)

@@ -30,7 +30,8 @@ CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shuti
 def few():
   """As few images as do."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(corrupted, 'IMAGES', 20)
+    patch.setattr(corrupted, 'IMAGES', 2)
+    patch.setattr(corrupted, 'FEWEST', 20)
     patch.setattr(outliers, 'IMAGES', 60)
     patch.setattr(centres, 'TRAINING', 100)
     yield

@@ -16,7 +16,7 @@ SIDE = 64  # pixels, of a large one
 
 
 def section(subject: Subject) -> Section:
-  """Of all test images."""
+  """Of the test images."""
   labels, p = subject.test.labels, probabilities(subject.test_logits)
   found = summary(subject.test_logits, labels)
   coverage, risk = risk_coverage(p.max(axis=1), p.argmax(axis=1) == labels)
