@@ -15,11 +15,11 @@ SIDE = 64  # pixels, of a map
 
 
 def section(subject: Subject) -> Section:
-  """Of every block; raises `Lacks` for a model whose stage 1 is no attention."""
+  """Of every block; raises `Lacks` for a model whose stage 1 gives no weights away."""
   images = subject.read('test', IMAGES).images
   found = heads(subject, images)
   if not found:
-    raise Lacks('This model’s stage 1 has no weights from token to token that depend on the image.')
+    raise Lacks('This model’s stage 1 is neither softmax nor HyperBF attention, whose weights can be shown.')
   depth = differing(subject, images)
   numbers: dict[str, Any] = {
     block: {'distance': of_block.distance.tolist(), 'tokens': of_block.tokens.tolist()}

@@ -23,7 +23,7 @@ def section(subject: Subject) -> Section:
     raise Lacks('This model has no radial kernel.')
   numbers = {block: {stage: _numbers(w) for stage, w in stages.items()} for block, stages in found.items()}
   rows = [
-    (block, stage, w.kernel, _spread(w), *(f'{z:.2f}' for z in (w.start, w.distance, w.relative)), _metric(w))
+    (block, stage, w.kernel, _spread(w), *(_number(z) for z in (w.start, w.distance, w.relative)), _metric(w))
     for block, stages in found.items()
     for stage, w in stages.items()
   ]
@@ -38,10 +38,14 @@ def _numbers(w: Widths) -> dict[str, Any]:
   return {
     'kernel': w.kernel,
     'width': w.width.tolist(),
-    'start': w.start,
+    'start': w.start if len(w.width) else None,
     'distance': w.distance,
     'metric': w.metric,
   }
+
+
+def _number(z: float) -> str:
+  return f'{z:.2f}' if np.isfinite(z) else ''
 
 
 def _spread(w: Widths) -> str:
