@@ -33,9 +33,7 @@ def heads(subject: Subject, images: np.ndarray) -> dict[str, Heads]:
   found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
   away = between_patches(subject)
   for start in range(0, len(images), IMAGES):
-    batch = subject.normalised(images[start : start + IMAGES])
-    for block, weights in attention_weights(subject.model, subject.params, batch).items():
-      w = np.asarray(weights, np.float64)
+    for block, w in _weights(subject, images[start : start + IMAGES]).items():
       of_patches = w[:, :, subject.first_patch :, subject.first_patch :]
       far = (of_patches * away).sum(-1) / np.maximum(of_patches.sum(-1), 1e-12)
       part = w / np.maximum(w.sum(-1, keepdims=True), 1e-12)
@@ -54,13 +52,19 @@ def between_patches(subject: Subject) -> np.ndarray:
   return np.sqrt(np.square(places[:, None] - places[None]).sum(-1))
 
 
-def maps(subject: Subject, image: np.ndarray, token: int) -> dict[str, np.ndarray]:
-  """What a token of an image takes of every patch, by block: [heads, rows, columns]."""
-  weights = attention_weights(subject.model, subject.params, subject.normalised(image[None]))
+def maps(subject: Subject, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
+  """What a token of each image takes of every patch, by block: [n, heads, rows, columns]; give at most `IMAGES`."""
   return {
-    block: np.asarray(w)[0, :, token, subject.first_patch :].reshape(-1, *subject.grid)
-    for block, w in weights.items()
+    block: w[:, :, token, subject.first_patch :].reshape(*w.shape[:2], *subject.grid)
+    for block, w in _weights(subject, images).items()
   }
+
+
+def _weights(subject: Subject, images: np.ndarray) -> dict[str, np.ndarray]:
+  """The weights in at most `IMAGES`, float64 [n, heads, N, N], by one program for any number."""
+  filled = images[np.minimum(np.arange(IMAGES), len(images) - 1)]
+  weights = attention_weights(subject.model, subject.params, subject.normalised(filled))
+  return {block: np.asarray(w[: len(images)], np.float64) for block, w in weights.items()}
 
 
 def differing(subject: Subject, images: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Where a classifier errs, and whether it knows."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -8,8 +9,10 @@ from hbf.evaluation.metrics import Counts, summarise
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
   """Figures of logits float32 [n, classes] and labels int32 [n], as `hbf.evaluation.metrics.summarise` has them."""
-  every = jnp.ones(len(labels), bool)
-  return summarise(Counts.zeros(logits.shape[1]).add(jnp.asarray(logits), jnp.asarray(labels), every))
+  count = jax.jit(
+    lambda logits, labels: Counts.zeros(logits.shape[1]).add(logits, labels, jnp.ones(len(labels), bool))
+  )
+  return summarise(count(logits, labels))
 
 
 def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -131,7 +131,7 @@ def test_heads_are_described_by_their_weights(subject, images):
   patches = w[:, :, 1:, 1:] / w[:, :, 1:, 1:].sum(-1, keepdims=True)
   np.testing.assert_allclose(found['block1'].distance, (patches * away).sum(-1).mean((0, 2)), rtol=1e-4)
   np.testing.assert_allclose(
-    maps(subject, images[3], 2)['block1'], w[3, :, 2, 1:].reshape(2, 4, 4), rtol=1e-3, atol=1e-6
+    maps(subject, images[3:5], 2)['block1'][0], w[3, :, 2, 1:].reshape(2, 4, 4), rtol=1e-3, atol=1e-6
   )
 
 

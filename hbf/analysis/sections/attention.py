@@ -1,5 +1,6 @@
 """What heads look at."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,10 @@ def section(subject: Subject) -> Section:
   parts: list[Any] = [
     Table(header, rows, f'Heads, from near to far; even weights would have {even:.1f} patches and {count} tokens.'),
     _drawing(depth),
-    *(_maps(subject, image) for image in images[:: len(images) // SHOWN][:SHOWN]),
+    *_maps(subject, images[:: max(1, len(images) // SHOWN)][:SHOWN]),
     Text('Colours run from 0 (dark) to the largest weight of the map (light).'),
   ]
-  command = 'hbf.analysis.heads.heads(subject, images); hbf.analysis.heads.maps(subject, image, token)'
+  command = 'hbf.analysis.heads.heads(subject, images); hbf.analysis.heads.maps(subject, images, token)'
   return Section('attention', 'Attention', parts, numbers, command)
 
 
@@ -54,11 +55,17 @@ def _drawing(depth: np.ndarray) -> Drawing:
   )
 
 
-def _maps(subject: Subject, image: np.ndarray) -> Shown:
-  """What the token in the middle of an image takes of every patch: a row of heads a block."""
+def _maps(subject: Subject, images: np.ndarray) -> list[Shown]:
+  """What the token in the middle of each image takes of every patch."""
   rows, columns = subject.grid
   middle = rows // 2 * columns + columns // 2
-  found = maps(subject, image, subject.first_patch + middle)
+  found = maps(subject, images, subject.first_patch + middle)
+  return [_map(subject, image, {block: w[i] for block, w in found.items()}) for i, image in enumerate(images)]
+
+
+def _map(subject: Subject, image: np.ndarray, found: Mapping[str, np.ndarray]) -> Shown:
+  """An image beside a row of heads a block."""
+  rows, columns = subject.grid
   times = max(1, SIDE // rows)
   large = enlarged(rgb(image), max(1, SIDE // image.shape[0]))
   side = large.shape[0] // rows
