@@ -164,6 +164,7 @@ def main() -> None:
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
   parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0' / 'mixing.json').read_text())))
+  parts.append(explained('cifar10-laptop-1'))
   parts += [
     *(benchmark(name, columns) for name, columns in BENCHMARKS.items()),
     growth(),
