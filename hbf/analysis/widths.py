@@ -15,6 +15,7 @@ from hbf.analysis.subject import Subject
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.attention import of_norm_1
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
+from hbf.nn.parameters import learned_width
 from hbf.ops.distances import squared_distances
 
 
@@ -64,10 +65,8 @@ def widths(subject: Subject, images: np.ndarray) -> dict[str, dict[str, Widths]]
 
 
 def _width(params: Mapping[str, Any]) -> np.ndarray:
-  if 'beta' in params:
-    beta = np.asarray(params['beta'], np.float64).ravel()
-    return np.where(beta < 0, -1, 1) / np.sqrt(2 * np.maximum(np.abs(beta), 1e-300))
-  return np.exp(np.asarray(params.get('log_width', ()), np.float64).ravel())
+  width = learned_width(params)
+  return np.zeros(0) if width is None else np.asarray(width, np.float64).ravel()
 
 
 def _from_identity(metric: str, weights: Any) -> float | None:

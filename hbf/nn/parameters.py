@@ -1,5 +1,8 @@
 """The parameters that both HyperBF stages have: a width and a metric for every head."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -24,12 +27,32 @@ def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, 
   axes = choose('widths', scope, _WIDTH_AXES)
   shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centres)))
   if scope == 'signed':
-    beta = module.param('beta', lambda _: jnp.full(shape, 0.5 / variance, jnp.float32))
-    return jnp.where(beta < 0, -1, 1) * jax.lax.rsqrt(2 * jnp.abs(beta))
+    return _of_beta(module.param('beta', lambda _: jnp.full(shape, 0.5 / variance, jnp.float32)))
   log_width = jnp.full(shape, 0.5 * jnp.log(variance), jnp.float32)
   if scope != 'fixed':
     log_width = module.param('log_width', lambda _: log_width)
   return jnp.exp(log_width)
+
+
+def _of_beta(beta: jax.Array) -> jax.Array:
+  return jnp.where(beta < 0, -1, 1) * jax.lax.rsqrt(2 * jnp.abs(beta))
+
+
+def learned_width(params: Mapping[str, Any]) -> jax.Array | None:
+  """The σ that `width_parameter` makes of a module's parameters; None if they have none."""
+  if 'beta' in params:
+    return _of_beta(params['beta'])
+  return jnp.exp(params['log_width']) if 'log_width' in params else None
+
+
+def mean_widths(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
+  """The mean |σ| of what is learned in a network, by block and stage; {} for one without a radial kernel."""
+  found: dict[str, dict[str, jax.Array]] = {}
+  for block, stages in params.items():
+    for stage, of_stage in stages.items() if block.startswith('block') else ():
+      if (width := learned_width(of_stage)) is not None:
+        found.setdefault(block, {})[stage] = jnp.abs(width).mean()
+  return found
 
 
 def distance_scale(metric: str, d: int, rank: int) -> float:

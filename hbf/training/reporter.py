@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hbf.errors import UserError
 from hbf.evaluation.figures import ACCURACY, FIGURES
+from hbf.nn.parameters import mean_widths
 from hbf.tasks.evaluator import Evaluated
 from hbf.training.experiment import Experiment
 from hbf.training.sharding import replicated
@@ -52,7 +53,8 @@ class Reporter:
     self._console = console
     # Put there by a program: with several processes `device_put` would compare what each of them puts.
     self._zeros = jax.jit(Totals.zeros, out_shardings=replicated(experiment.mesh))
-    self._pending: tuple[int, Totals, Any] | None = None
+    self._widths = jax.jit(mean_widths, out_shardings=replicated(experiment.mesh))
+    self._pending: tuple[int, Totals, Any, Any] | None = None
     self._counted = stopwatch.steps, stopwatch.seconds
     columns = ('{task.description}', BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), '{task.fields[shown]}')
     self._bar = Progress(
@@ -64,8 +66,8 @@ class Reporter:
 
   def report(self, step: int, state: TrainState) -> TrainState:
     """Takes the totals out of the state; `flush` reads them, once the steps are done."""
-    # Asked for now, or the learning rate would wait behind the next call.
-    self._pending = step, state.totals, self._experiment.schedule(step - 1)
+    # Asked for now, or the learning rate would wait behind the next call, and the parameters be gone.
+    self._pending = step, state.totals, self._experiment.schedule(step - 1), self._widths(state.params)
     return state.replace(totals=self._zeros())
 
   def flush(self) -> None:
@@ -77,7 +79,7 @@ class Reporter:
     if self._pending is None:
       return
     (step, *pending), self._pending = self._pending, None
-    totals, rate = jax.device_get(pending)
+    totals, rate, widths = jax.device_get(pending)
     check_finite(step, float(totals.loss))
     steps, batch_size, task = int(totals.steps), self._experiment.clock.batch_size, self._experiment.task
     # Not the steps of the report, some of which were taken before the run was resumed.
@@ -91,6 +93,8 @@ class Reporter:
       f'{task.unit}s_per_second': round(timed * batch_size * task.units / elapsed, 1),
       'seconds': round(self._stopwatch.seconds, 2),
     }
+    if widths:
+      values['widths'] = jax.tree.map(float, widths)
     self._show(step, 'train', values)
     self._writer.write(step, self._experiment.clock.epoch(step), 'train', **values)
 

@@ -22,6 +22,7 @@ from hbf.analysis.subject import Subject
 from hbf.errors import UserError
 from hbf.training.labelling import read_image
 from hbf.training.loop import train
+from hbf.training.writers import read_metrics
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
 
@@ -58,6 +59,9 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   assert found['centres']['block0']['centres'] == subject.params['block0']['stage2']['centres'].shape[1]
   low, high = found['run']['interval']
   assert low < result['accuracy'] < high
+  trained = found['unit']['block0']['stage1']['in_training']
+  assert len(trained) == len(found['unit']['epochs']) == 6
+  assert trained[-1] == pytest.approx(np.mean(found['unit']['block0']['stage1']['width']), rel=1e-5)
 
 
 def test_the_page_is_whole_by_itself(page):
@@ -80,6 +84,7 @@ def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
   count, sections = explain(subject, None, [])
   made = {section.name: section for section in sections}
   assert len(made) == count
+  assert all('widths' not in line for line in read_metrics(subject.workdir))
   assert [name for name, section in made.items() if 'lacks' in section.numbers] == ['unit', 'centres', 'attention']
   assert 'no centres' in made['centres'].numbers['lacks']
 

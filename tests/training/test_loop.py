@@ -50,6 +50,15 @@ def test_times_agree_with_each_other(finished):
     assert end - begin == pytest.approx(seconds, abs=0.011)  # both are rounded
 
 
+def test_the_log_tells_how_wide_the_kernels_become(finished):
+  workdir, *_ = finished
+  told = [line['widths']['block0'] for line in read_metrics(workdir) if line['split'] == 'train']
+  for stage in ('stage1', 'stage2'):
+    end = np.exp(np.asarray(params_of(workdir)['block0'][stage]['log_width'], np.float64)).mean()
+    assert told[-1][stage] == pytest.approx(end, rel=1e-6)
+    assert len({widths[stage] for widths in told}) == len(told)
+
+
 def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
   """The last one too, which is written right after the one before it; but for clocks that are read late."""
   compiled, seconds = loop._compile, 0.02

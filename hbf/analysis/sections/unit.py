@@ -11,9 +11,11 @@ from hbf.analysis.page import Drawing, Lacks, Section, Table, Text
 from hbf.analysis.subject import Subject
 from hbf.analysis.widths import Widths, widths
 from hbf.ops.kernels import KERNELS
+from hbf.training.writers import read_metrics
 
 IMAGES = 20
 STAGES = ('stage1', 'stage2')
+STYLES = ('-', '--', '-.', ':')  # of blocks, which colours alone don't tell apart
 
 
 def section(subject: Subject) -> Section:
@@ -21,7 +23,9 @@ def section(subject: Subject) -> Section:
   found = widths(subject, subject.test.images[:IMAGES])
   if not found:
     raise Lacks('This model has no radial kernel.')
-  numbers = {block: {stage: _numbers(w) for stage, w in stages.items()} for block, stages in found.items()}
+  numbers: dict[str, Any] = {
+    block: {stage: _numbers(w) for stage, w in stages.items()} for block, stages in found.items()
+  }
   rows = [
     (block, stage, w.kernel, _spread(w), *(_number(z) for z in (w.start, w.distance, w.relative)), _metric(w))
     for block, stages in found.items()
@@ -30,6 +34,13 @@ def section(subject: Subject) -> Section:
   header = ('block', 'stage', 'kernel', 'σ', 'σ at init', 'distance', 'σ / distance', '‖WᵀW − 1‖ / ‖1‖')
   table = Table(header, rows, 'Widths, and the root mean square of the distances that they are for.')
   parts: list[Any] = [_drawing(found), table, *map(Text, _claims(found))]
+  if lines := [line for line in read_metrics(subject.workdir) if 'widths' in line]:
+    for block, stages in found.items():
+      for stage, w in stages.items():
+        if len(w.width):
+          numbers[block][stage]['in_training'] = [line['widths'][block][stage] for line in lines]
+    parts.append(_history([line['epoch'] for line in lines], numbers))
+    numbers['epochs'] = [line['epoch'] for line in lines]
   command = f'hbf.analysis.widths.widths(subject, subject.test.images[:{IMAGES}])'
   return Section('unit', 'The unit', parts, numbers, command)
 
@@ -64,7 +75,7 @@ def _drawing(found: dict[str, dict[str, Widths]]) -> Drawing:
   figures, axes = zip(*(panel() for _ in STAGES), strict=True)
   distance = np.linspace(0, 2, 200)
   for axis, stage in zip(axes, STAGES, strict=True):
-    for (block, stages), style in zip(found.items(), itertools.cycle(('-', '--', '-.', ':'))):
+    for (block, stages), style in zip(found.items(), itertools.cycle(STYLES)):
       if stage in stages and np.isfinite(stages[stage].relative):
         scaled = np.square(distance / stages[stage].relative) / 2
         kernel = np.exp(np.asarray(KERNELS[stages[stage].kernel](jnp.asarray(scaled))))
@@ -73,6 +84,18 @@ def _drawing(found: dict[str, dict[str, Widths]]) -> Drawing:
     if axis.has_data():
       legend(axis)
   return Drawing(figures, 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.')
+
+
+def _history(epochs: list[float], numbers: dict[str, Any]) -> Drawing:
+  figures, axes = zip(*(panel() for _ in STAGES), strict=True)
+  for axis, stage in zip(axes, STAGES, strict=True):
+    for (block, stages), style in zip(numbers.items(), itertools.cycle(STYLES)):
+      if 'in_training' in stages.get(stage, {}):
+        axis.plot(epochs, stages[stage]['in_training'], label=block, ls=style)
+    axis.set(xlabel='epoch', ylabel='mean σ', title=stage)
+    if axis.has_data():
+      legend(axis)
+  return Drawing(figures, 'The mean of the learned widths in training.')
 
 
 def _claims(found: dict[str, dict[str, Widths]]) -> list[str]:
