@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from hbf.analysis import relevance
+from hbf.analysis.centres import census
+from hbf.analysis.drawing import FRAME
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
+from hbf.analysis.sections.centres import marked
+from hbf.analysis.sections.relevance import picture, strongest
+from hbf.analysis.subject import Labelled
 from hbf.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 200, (5, 8, 8, 1), np.uint8)
@@ -92,6 +97,41 @@ def _flat(coefficients):
 def test_a_model_without_centres_has_no_votes(made, images):
   with pytest.raises(UserError, match='has no centres'):
     relevance.votes(made('model=vit'), images, np.zeros(16, int))
+
+
+def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(subject, images):
+  classes = np.arange(len(images)) % 10
+  cast = relevance.votes(subject, images, classes)
+  for i, (first, second) in enumerate(strongest(subject, images, classes, 2)):
+    adds = sorted((sum(cast[i, :, a]) for a in range(cast.shape[2])), reverse=True)
+    assert [first.adds, second.adds] == pytest.approx(adds[:2])
+    assert sum(cast[i, :, first.centre]) == pytest.approx(first.adds)
+    assert cast[i, first.token, first.centre] == max(cast[i, :, first.centre])
+
+
+@pytest.mark.parametrize('pool', ['mean', 'cls'])
+def test_a_token_is_marked_at_its_patch(made, images, pool):
+  subject = made(**{'model.pool': pool})
+  dark, times = np.zeros_like(images[0]), 6  # 8 pixels are to be 48
+  for place in (0, 5, 15):
+    frame = (marked(subject, dark, place + subject.first_patch) == FRAME).all(axis=2)
+    rows, columns = np.nonzero(frame)
+    side = times * subject.patch
+    assert (rows.min() // side, columns.min() // side) == divmod(place, 4)
+    assert not frame[
+      rows.min() + times : rows.max() + 1 - times, columns.min() + times : columns.max() + 1 - times
+    ].any()
+  if pool == 'cls':
+    assert not marked(subject, dark, 0).any()
+
+
+def test_the_picture_has_a_row_an_image(subject, images):
+  training = Labelled(images, np.zeros(len(images), int))
+  drawn = picture(subject, training, census(subject, images)['block1'], images[:3])
+  assert len(drawn.axes) == 6
+  answers = subject.logits(images[:3]).argmax(axis=1)
+  labels = [axis.get_ylabel().split('\n')[0] for axis in drawn.axes[::2]]
+  assert labels == [subject.classes[answer] for answer in answers]
 
 
 def test_mistakes():

@@ -111,7 +111,7 @@ def _rows(subject: Subject, training: Labelled, block: str, found: Census) -> Ta
   for a in np.argsort(-found.rate, kind='stable')[:SHOWN]:
     classes = np.argsort(-scores[a], kind='stable')
     writes = ', '.join(f'{sign}{subject.classes[i]}' for sign, i in (('+', classes[0]), ('−', classes[-1])))
-    whole = png(_nearest_image(subject, training, found, a))
+    whole = png(marked(subject, training.images[found.images[a, 0]], found.tokens[a, 0]))
     rows.append(
       (
         str(a),
@@ -126,11 +126,10 @@ def _rows(subject: Subject, training: Labelled, block: str, found: Census) -> Ta
   return Table(header, rows, f'{block}: the {len(rows)} centres that are awake most; each patch with its neighbours.')
 
 
-def _nearest_image(subject: Subject, training: Labelled, found: Census, a: int) -> np.ndarray:
-  """The image whose token is nearest to a centre, with a frame around the patch."""
-  image, place = rgb(training.images[found.images[a, 0]]), found.tokens[a, 0] - subject.first_patch
-  times = max(1, ROW // image.shape[0])
-  large = enlarged(image, times)
+def marked(subject: Subject, image: np.ndarray, token: int) -> np.ndarray:
+  """An image, large enough to be seen, with a frame around a token's patch: uint8 [height, width, 3]."""
+  place, times = token - subject.first_patch, max(1, ROW // image.shape[0])
+  large = enlarged(rgb(image), times)
   if place < 0:  # a class token is nowhere
     return large
   row, column = np.unravel_index(place, subject.grid)

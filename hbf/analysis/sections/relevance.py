@@ -1,15 +1,16 @@
 """What decides an image."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from hbf.analysis import relevance
 from hbf.analysis.centres import Census
 from hbf.analysis.drawing import coloured, enlarged, legend, panel, png
 from hbf.analysis.page import Drawing, Section, Shown, Table, Text
-from hbf.analysis.sections.centres import patches
+from hbf.analysis.sections.centres import marked, patches
 from hbf.analysis.sections.errors import SIDE, address
 from hbf.analysis.subject import Labelled, Subject
 
@@ -90,15 +91,59 @@ def map_of(subject: Subject, of_patches: np.ndarray) -> np.ndarray:
   return enlarged(grid, max(1, SIDE // grid.shape[0]))
 
 
+class Vote(NamedTuple):
+  """What a centre of the last block adds to an answer.
+
+  Attributes:
+    centre: its number.
+    token: through which it adds most.
+    adds: to the answer's logit through all tokens, over the mean of all classes.
+  """
+
+  centre: int
+  token: int
+  adds: float
+
+
+def strongest(subject: Subject, images: np.ndarray, answers: np.ndarray, count: int) -> list[list[Vote]]:
+  """Of each image the centres that add most to its answer, int [n]."""
+  found = []
+  for cast in relevance.votes(subject, images, answers):  # [N, U]
+    sums = cast.sum(axis=0)
+    best = np.argsort(-sums, kind='stable')[:count]
+    found.append([Vote(int(a), int(cast[:, a].argmax()), float(sums[a])) for a in best])
+  return found
+
+
 def voters(subject: Subject, training: Labelled, found: Census, images: np.ndarray) -> Table:
   """The centres of the last block that add most to the answer's logit: this patch looks like these."""
   answers = subject.logits(images).argmax(axis=1)
-  cast = relevance.votes(subject, images, answers).sum(axis=1)  # over the tokens
   rows = []
-  for image, answer, of_image in zip(images, answers, cast, strict=True):
-    for place, a in enumerate(np.argsort(-of_image, kind='stable')[:VOTERS]):
-      first = (address(image), subject.classes[answer]) if place == 0 else ('', '')
-      rows.append((*first, str(a), f'{of_image[a]:+.2f}', png(patches(subject, training, found, a))))
-  header = ('image', 'answer', 'centre', 'adds to its logit', 'training patches nearest to the centre')
-  caption = 'The centres of the last block that add most to the answer’s logit, over the mean of all classes.'
+  for image, answer, votes in zip(images, answers, strongest(subject, images, answers, VOTERS), strict=True):
+    for place, vote in enumerate(votes):
+      seen, near = marked(subject, image, vote.token), patches(subject, training, found, vote.centre)
+      name = subject.classes[answer] if place == 0 else ''
+      rows.append((name, png(seen), str(vote.centre), f'{vote.adds:+.2f}', png(near)))
+  header = ('answer', 'this patch', 'centre', 'adds to its logit', 'looks like these training patches')
+  caption = (
+    'The centres of the last block that add most to the answer’s logit, over the mean of all classes; framed the '
+    'patch through which each adds most, beside it the training patches nearest to the centre.'
+  )
   return Table(header, rows, caption)
+
+
+def picture(subject: Subject, training: Labelled, found: Census, images: np.ndarray) -> Figure:
+  """What `voters` tells of the first centre of each image, as a figure for paper."""
+  answers = subject.logits(images).argmax(axis=1)
+  votes = [first for (first,) in strongest(subject, images, answers, 1)]
+  figure = Figure((7.2, 0.3 + 0.62 * len(images)), layout='constrained')
+  axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1, 10))
+  for (left, right), image, answer, vote in zip(axes, images, answers, votes, strict=True):
+    left.imshow(marked(subject, image, vote.token))
+    left.set_ylabel(f'{subject.classes[answer]}\n{vote.adds:+.2f}', rotation=0, ha='right', va='center')
+    right.imshow(patches(subject, training, found, vote.centre), aspect='equal')
+    for axis in (left, right):
+      axis.set(xticks=[], yticks=[], frame_on=False)
+  axes[0, 0].set_title('this patch', fontsize=10)
+  axes[0, 1].set_title('looks like these training patches', fontsize=10)
+  return figure
