@@ -6,8 +6,12 @@ import pathlib
 # Before jax starts.
 os.environ['JAX_PLATFORMS'] = 'cpu'
 # Without LLVM's optimisation compiling takes 40% less of processor time, and nothing here computes for long.
-os.environ['XLA_FLAGS'] = (
-  '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+os.environ['XLA_FLAGS'] = ' '.join(
+  (
+    '--xla_force_host_platform_device_count=8',
+    '--xla_backend_optimization_level=0',
+    '--xla_llvm_disable_expensive_passes=true',
+  )
 )
 # Most of a test is compilation, and tests share programs, small ones too.
 os.environ['JAX_COMPILATION_CACHE_DIR'] = str(pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'xla')

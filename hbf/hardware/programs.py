@@ -23,13 +23,13 @@ class Program:
 
   Attributes:
     name: what it does.
-    images: that it takes at once, on all devices.
+    units: images or tokens that it takes at once, on all devices.
     traced: by JAX; `traced.lower().compile()` makes it for the devices.
     held_bytes: what else lies in a device's memory while it runs.
   """
 
   name: str
-  images: int
+  units: int
   traced: Any
   held_bytes: int
 
@@ -89,10 +89,10 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   with jax.set_mesh(mesh):  # type: ignore[arg-type]  # not an abstract one
     train = jit_steps(plan, objective, mesh, state).trace(state, resident, stack, np.int32(1))
     evaluate = evaluator.step.trace(counts, {'params': state.params}, tested, batch)
-  images, optimizer = _bytes(residents), _bytes((state.opt_state, state.average))
+  examples, optimizer = _bytes(residents), _bytes((state.opt_state, state.average))
   each = (
-    Program('train step', config.train.batch_size, train, images - _bytes(resident)),
-    Program('evaluation step', evaluator.batch_size, evaluate, images - _bytes(tested) + optimizer),
+    Program('train step', config.train.batch_size * task.units, train, examples - _bytes(resident)),
+    Program('evaluation step', evaluator.batch_size * task.units, evaluate, examples - _bytes(tested) + optimizer),
   )
   return Programs(plan, mesh, _bytes(state.params), optimizer, each)
 

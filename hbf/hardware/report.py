@@ -70,6 +70,7 @@ def describe_programs(
     'parameter_bytes': programs.parameter_bytes,
     'optimizer_bytes': programs.optimizer_bytes,
     'memory_bytes': topology.chip.usable_bytes,
+    'unit': programs.plan.task.unit,
     'versions': versions() | topology.compiler_versions(),
   }
   before: dict[str, Any] = {}
@@ -106,11 +107,12 @@ def _describe(
   else:
     facts = {'program_hash': program_hash, 'lower_seconds': round(seconds, 2)}
     facts |= _facts(program, lowered, programs.mesh, topology, text)
-  about = {'name': program.name, 'images': program.images, 'held_bytes': program.held_bytes}
+  unit = programs.plan.task.unit
+  about = {'name': program.name, f'{unit}s': program.units, 'held_bytes': program.held_bytes}
   jaxpr = program.traced.jaxpr.jaxpr
   products = {kind: count / topology.devices for kind, count in count_products(jaxpr).items()}
   counts = {'flops': count_jaxpr(jaxpr) / topology.devices, 'product_flops': products}
-  return facts | about | counts | _follows(program, facts, products, topology)
+  return facts | about | counts | _follows(program, unit, facts, products, topology)
 
 
 def _facts(
@@ -158,7 +160,7 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 
 
 def _follows(
-  program: Program, facts: dict[str, Any], products: dict[str, float], topology: Topology
+  program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
   """Whether a program fits, and the least time that it takes."""
   peak = facts['needed_bytes'] + program.held_bytes
@@ -166,8 +168,8 @@ def _follows(
   if 'traffic_bytes' not in facts:
     return fit
   least = bound(topology.chip, products, facts['traffic_bytes'], collectives(facts))
-  speed = program.images / least.seconds
-  return fit | {'bound_seconds': least._asdict(), 'limit': least.limit, 'images_per_second': speed}
+  speed = program.units / least.seconds
+  return fit | {'bound_seconds': least._asdict(), 'limit': least.limit, f'{unit}s_per_second': speed}
 
 
 def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
@@ -206,9 +208,9 @@ def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) ->
 
 def markdown(report: dict[str, Any]) -> str:
   """The report as a table with a column for each program."""
-  programs = report['programs']
+  programs, units = report['programs'], f'{report["unit"]}s'
   gib = {'argument_bytes': 'arguments', 'temporary_bytes': 'temporaries', 'code_bytes': 'code'}
-  lines: list[tuple[str, ...]] = [('images at once', *(f'{row["images"]:,}' for row in programs))]
+  lines: list[tuple[str, ...]] = [(f'{units} at once', *(f'{row[units]:,}' for row in programs))]
 
   def add(label: str, shown: Any) -> None:
     lines.append((label, *(shown(row) if 'traffic_bytes' in row else '' for row in programs)))
@@ -229,6 +231,6 @@ def markdown(report: dict[str, Any]) -> str:
   for reason in ('compute', 'memory', 'network'):
     add(f'{reason}, ms at least', lambda row, reason=reason: f'{1e3 * row["bound_seconds"][reason]:.2f}')
   add('limit', lambda row: row['limit'])
-  add('images/s at most', lambda row: f'{row["images_per_second"]:,.0f}')
+  add(f'{units}/s at most', lambda row: f'{row[f"{units}_per_second"]:,.0f}')
   lines.append(('compiled in, s', *(f'{row["compile_seconds"]:.0f}' for row in programs)))
   return table(('a device', *(row['name'] for row in programs)), lines)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from configs import cifar10, imagenet
+from configs import cifar10, imagenet, text
 from hbf.data.datasets import describe
 from hbf.errors import UserError
 from hbf.hardware import report
@@ -72,7 +72,7 @@ def test_published_data_need_not_be_there(devices, tmp_path):
   config.data.dir, config.train.average = str(tmp_path), 0.999
   programs = trace_programs(config, jax.devices()[:devices])
   assert programs.plan.task.dataset.image_shape == (32, 32, 3)
-  assert [program.images for program in programs.each] == [256, 500]
+  assert [program.units for program in programs.each] == [256, 500]
   assert programs.optimizer_bytes // programs.parameter_bytes == 3  # two moments and the average
   train, evaluation = programs.each
   assert (train.held_bytes, evaluation.held_bytes - programs.optimizer_bytes) == tuple(
@@ -142,11 +142,23 @@ def test_a_program_does_not_know_in_which_folder_it_was_made(made):
   assert kernels and not any(b'pallas.py' in kernel for kernel in kernels)
 
 
+def test_texts_are_told_of_in_tokens(here):
+  config = text.get_config('model=hyperbf')
+  config.model.update(width=16, depth=1, heads=2)
+  config.data.length, config.train.batch_size, config.train.steps_per_call = 24, 8, 1
+  made = describe_programs(config, TOPOLOGY)
+  train, _ = made['programs']
+  assert train['tokens'] == 24 * 8
+  assert train['tokens_per_second'] == train['tokens'] / max(train['bound_seconds'].values())
+  shown = markdown(made)
+  assert 'tokens at once' in shown and 'tokens/s at most' in shown and 'image' not in shown
+
+
 def test_what_does_not_fit_is_told_with_the_batch_that_does(config, made, monkeypatch):
   check_fit(made, config, TOPOLOGY)
   chip = dataclasses.replace(TOPOLOGY.chip, memory_bytes=2**30)
   too_large = [row | {'fits': False, 'peak_bytes': 3 * 2**30} for row in made['programs']]
-  monkeypatch.setattr(report, '_describe', lambda program, *_: {'peak_bytes': 2**25 * program.images})
+  monkeypatch.setattr(report, '_describe', lambda program, *_: {'peak_bytes': 2**25 * program.units})
   told = r'the train step does not fit v5e-4: it needs 3\.00 GiB a device, 2\.00 GiB too much; .* about 32$'
   with pytest.raises(UserError, match=told):
     check_fit(made | {'programs': too_large, 'memory_bytes': 2**30}, config, dataclasses.replace(TOPOLOGY, chip=chip))
