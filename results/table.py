@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'laptop', 'rivals', 'text', 'text-long', 'text-masked')
 RATES = ('rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
+EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False}  # whether each block is told of
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 TRIAL_WINDOWS = ((200, 300), (300, 400), (500, 600), (950, 1050))  # steps of the trials of stage 2
 HELD_OUT = (NLL, ACCURACY)
@@ -114,21 +115,44 @@ def growth() -> str:
   return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'
 
 
-def explained(name: str) -> str:
-  """What two runs make of other data sets' images, and of corrupted ones, by what hbf.explain --against found."""
+def explained(name: str, every: bool) -> str:
+  """What one run, or two, make of other data sets' images and of corrupted ones, by what hbf.explain found.
+
+  Args:
+    name: of the file.
+    every: whether to tell of each block by itself.
+  """
   found = json.loads((ROOT / 'explain' / f'{name}.json').read_text())
-  runs = [found['run'][one] for one in ('first', 'other')]
-  title = ' and '.join(f'{run["model"]}, {run["accuracy"]:.2f}%' for run in runs)
-  about = f'{runs[0]["dataset"]}, recipe {runs[0]["recipe"]}, seed {runs[0]["seed"]}: {title}; {found["device"]}:'
-  outside = [found['outliers'][one] for one in ('first', 'other')]
+
+  def of(section: str) -> list[Any]:
+    return [found[section][one] for one in ('first', 'other')] if 'pair' in found else [found[section]]
+
+  runs = of('run')
+  names = [f'{run["model"]}, seed {run["seed"]}' for run in runs]
+  title = ' and '.join(f'{run} ({of_run["accuracy"]:.2f}%)' for run, of_run in zip(names, runs, strict=True))
+  parts = [f'{runs[0]["dataset"]}, recipe {runs[0]["recipe"]}: {title}; {found["device"]}:']
+  parts.append(_outside(names, of('outliers'), every))
+  parts.append(_corrupted(names, of('corrupted')))
+  if matched := found.get('pair', {}).get('matched'):
+    counterparts = [(block, f'{z["correlation"]:.2f}', f'{z["by_chance"]:.2f}') for block, z in matched.items()]
+    parts.append(table(('block', "centres' correlation with their counterparts", 'by chance'), counterparts))
+  return '\n\n'.join(parts)
+
+
+def _outside(names: list[str], outside: list[dict[str, Any]], every: bool) -> str:
+  """How runs separate other data sets' images."""
   rows = [
     (other, score, *(cell for of_run in outside for cell in _separation(of_run[other].get(score))))
     for other in outside[0]
     for score in outside[0][other]
-    if score != 'images'
+    if score != 'images' and (every or 'block' not in score)
   ]
-  columns = [f'{run["model"]}: {figure}' for run in runs for figure in ('AUROC, %', 'FPR95, %')]
-  corrupted = [found['corrupted'][one] for one in ('first', 'other')]
+  columns = [f'{run}: {figure}' for run in names for figure in ('AUROC, %', 'FPR95, %')]
+  return table(('images', 'score', *columns), rows)
+
+
+def _corrupted(names: list[str], corrupted: list[dict[str, Any]]) -> str:
+  """The errors of runs by kind of corruption."""
   groups = [
     (group, *(f'{100 - of_run["accuracy_of_groups"][group]:.1f}' for of_run in corrupted))
     for group in corrupted[0]['accuracy_of_groups']
@@ -138,8 +162,7 @@ def explained(name: str) -> str:
     'all',
     *('{:.1f} ({:.1f}–{:.1f})'.format(run['mean_corruption_error'], *run['interval']) for run in corrupted),
   )
-  errors = table(('corruption', *(f'{run["model"]}: error, %' for run in runs)), [none, *groups, means])
-  return f'{about}\n\n{table(("images", "score", *columns), rows)}\n\n{errors}'
+  return table(('corruption', *(f'{run}: error, %' for run in names)), [none, *groups, means])
 
 
 def _separation(found: dict[str, Any] | None) -> tuple[str, str]:
@@ -164,7 +187,7 @@ def main() -> None:
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
   parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0' / 'mixing.json').read_text())))
-  parts.append(explained('cifar10-laptop-1'))
+  parts += [explained(name, every) for name, every in EXPLAINED.items()]
   parts += [
     *(benchmark(name, columns) for name, columns in BENCHMARKS.items()),
     growth(),
