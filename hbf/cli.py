@@ -121,7 +121,8 @@ def _plain_errors() -> Iterator[None]:
   except (KeyError, AttributeError) as error:
     key, near = re.search(r'\w+', str(error)), re.search(r'mean "(\w+)"', str(error))
     hint = f'did you mean {near[1]!r}? ' if near else ''
-    raise UserError(f'unknown config key {key and key[0]!r}: {hint}configs/common.py has all keys') from error
+    where = 'configs/common.py has all keys, hbf/nn the options that each stage has'
+    raise UserError(f'unknown config key {key and key[0]!r}: {hint}{where}') from error
   except (flags.Error, UserError, TypeError, OSError) as error:
     # A mistake inside a config file arrives as text that ends in its own message.
     raise UserError(str(error).rpartition('UserError: ')[2]) from error
