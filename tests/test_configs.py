@@ -13,6 +13,7 @@ from rich.console import Console
 
 from hbf.data.datasets import Dataset
 from hbf.errors import UserError
+from hbf.hardware.programs import trace_programs
 from hbf.models.matching import units_of
 from hbf.nn.registry import MODELS
 from hbf.tasks.classification import Classification
@@ -49,21 +50,33 @@ SHIPPED += [('cifar10', model, recipe) for model in ('hyperbf', 'gmlp') for reci
 SHIPPED += [('cifar10', 'vit', 'finetune'), ('imagenet', 'hyperbf', 'plain')]
 OTHERS = [('cifar10', model, 'small') for model in (*MODELS, 'softmax+hyperbf') if model not in ('hyperbf', 'vit')]
 # Data sets and recipes know nothing of models: each is tried once, all pairs with the slow ones. CIFAR-100 and Tiny
-# ImageNet differ from those beside them in numbers alone.
+# ImageNet differ from those beside them in numbers alone; of the other models the programs are traced.
 USUAL = [
   *((name, 'hyperbf', 'small') for name in ('digits', 'cifar10', 'image_folder')),
   *(('cifar10', 'vit', r) for r in ('memo', 'small')),
   ('cifar10', 'hyperbf', 'laptop'),
-  *OTHERS,
+  ('cifar10', 'gmlp', 'small'),
 ]
 CASES = [pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow) for case in SHIPPED + OTHERS]
 
 
-@pytest.mark.parametrize(('name', 'model', 'recipe'), CASES)
-def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
-  config = shipped(name, f'model={model},recipe={recipe}')
+def of_toy_size(config):
   config.model.update(width=16, depth=1, heads=2)
   config.model.update_from_flattened_dict(dict.fromkeys(units_of(config.model), 8))
+  return config
+
+
+@pytest.mark.parametrize(('name', 'model', 'recipe'), OTHERS)
+def test_every_model_has_the_programs_of_a_run(name, model, recipe):
+  programs = trace_programs(of_toy_size(shipped(name, f'model={model},recipe={recipe}')), ONE)
+  train_step, evaluation_step = (program.traced.out_info for program in programs.each)
+  assert train_step[1].shape == ()
+  assert jax.tree.leaves(evaluation_step)
+
+
+@pytest.mark.parametrize(('name', 'model', 'recipe'), CASES)
+def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
+  config = of_toy_size(shipped(name, f'model={model},recipe={recipe}'))
   config.train.update(batch_size=32, epochs=0.5)
   result = train(config, tmp_path / 'run', QUIET, ONE)
   assert result['n'] == 64
