@@ -24,7 +24,8 @@ ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'laptop', 'rivals', 'text', 'text-long', 'text-masked')
 RATES = ('rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
-EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}  # whether each block is told of
+# Whether each block is told of.
+EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
 WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
 TRIAL_WINDOWS = ((200, 300), (300, 400), (500, 600), (950, 1050))  # steps of the trials of stage 2
 HELD_OUT = (NLL, ACCURACY)

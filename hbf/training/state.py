@@ -121,6 +121,7 @@ def several(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Arra
   return train_steps
 
 
+@jax.jit
 def all_finite(tree: Any) -> jax.Array:
   """Whether no number in the tree is NaN or infinite."""
   return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
