@@ -49,14 +49,10 @@ SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vi
 SHIPPED += [('cifar10', model, recipe) for model in ('hyperbf', 'gmlp') for recipe in ('laptop', 'strong')]
 SHIPPED += [('cifar10', 'vit', 'finetune'), ('imagenet', 'hyperbf', 'plain')]
 OTHERS = [('cifar10', model, 'small') for model in (*MODELS, 'softmax+hyperbf') if model not in ('hyperbf', 'vit')]
-# Data sets and recipes know nothing of models: each is tried once, all pairs with the slow ones. CIFAR-100 and Tiny
-# ImageNet differ from those beside them in numbers alone; of the other models the programs are traced.
-USUAL = [
-  *((name, 'hyperbf', 'small') for name in ('digits', 'cifar10', 'image_folder')),
-  *(('cifar10', 'vit', r) for r in ('memo', 'small')),
-  ('cifar10', 'hyperbf', 'laptop'),
-  ('cifar10', 'gmlp', 'small'),
-]
+# Data sets and recipes know nothing of models: each is tried once, all pairs with the slow tests. The other sets
+# differ from CIFAR-10 in numbers alone; of the other models the programs are traced.
+USUAL = [('cifar10', 'hyperbf', 'small'), ('cifar10', 'vit', 'memo'), ('cifar10', 'hyperbf', 'laptop')]
+USUAL += [('image_folder', 'hyperbf', 'small')]
 CASES = [pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow) for case in SHIPPED + OTHERS]
 
 

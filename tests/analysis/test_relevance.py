@@ -59,8 +59,8 @@ def test_patches_are_painted_over():
   'changes',
   [
     {'model.pool': 'sequence', 'model.stage2.normalisation': 'none'},
-    {'model.pool': 'mean', 'model.stage2.heads': 2},
-    {'model.pool': 'cls', 'model.layer_scale': 0.5},
+    {'model.pool': 'cls', 'model.layer_scale': 0.5, 'model.stage2.heads': 2},
+    pytest.param({'model.pool': 'mean'}, marks=pytest.mark.slow),
   ],
 )
 def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):

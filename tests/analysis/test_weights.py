@@ -27,11 +27,9 @@ def make(name, scan_layers=False, **options):
 @pytest.mark.parametrize(
   ('name', 'options'),
   [
-    ('softmax+mlp', {}),
     ('softmax+mlp', {'places': 'offsets', 'qk_norm': 'unit'}),
     ('hyperbf+hyperbf', {'places': 'offsets'}),
-    ('hyperbf+mlp', {'kernel': 'inverse_multiquadric'}),
-    ('hyperbf+mlp', {'memory': 5}),
+    ('hyperbf+mlp', {'kernel': 'inverse_multiquadric', 'memory': 5}),
     ('gated', {}),
   ],
 )

@@ -26,7 +26,8 @@ from hbf.training.workdir import load_config, read_predictions
 ROOT = pathlib.Path(__file__).parents[2]
 TOY = ('--config.model.width=16', '--config.model.depth=1', '--config.model.heads=2', '--config.train.epochs=2.0')
 ARMS = ('vit', 'fast: vit optimizer.learning_rate=0.02')
-ENVIRONMENT = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(ROOT)}
+ONE_DEVICE = os.environ['XLA_FLAGS'].replace('device_count=8', 'device_count=1')
+ENVIRONMENT = os.environ | {'XLA_FLAGS': ONE_DEVICE, 'PYTHONPATH': str(ROOT)}
 
 
 @pytest.fixture(scope='module')

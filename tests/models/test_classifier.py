@@ -336,7 +336,8 @@ def test_recomputed_blocks_drop_the_same_as_kept_ones():
   images = make_images()
   plain, model = (make_model(depth=2, dropout=0.5, remat=remat) for remat in (False, True))
   params = random_params(plain, images)
-  jax.tree.map(np.testing.assert_array_equal, *(slopes(each, images)(params) for each in (plain, model)))
+  kept, recomputed = (slopes(each, images)(params) for each in (plain, model))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), kept, recomputed)
 
 
 def lowered(name='vit', shape=(2, 4, 6, 3), **options):

@@ -15,16 +15,16 @@ def make(**stage2):
   config = make_config('', {'name': 'cifar10'}).model
   config.update(width=16, depth=2, heads=2)
   config.stage2.update(centres=6, **stage2)
-  params = build_model(config, 3).init(jax.random.key(0), IMAGES, train=False)['params']
-  return config, params
+  model = build_model(config, 3)
+  return config, jax.jit(lambda key: model.init(key, IMAGES, train=False))(jax.random.key(0))['params']
 
 
 def logits(config, params):
-  return np.asarray(build_model(config, 3).apply({'params': params}, IMAGES, train=False))
+  model = build_model(config, 3)
+  return np.asarray(jax.jit(lambda params: model.apply({'params': params}, IMAGES, train=False))(params))
 
 
-@pytest.mark.parametrize('widths', ['centre', 'layer', 'fixed'])
-@pytest.mark.parametrize('normalisation', ['none', 'sum'])
+@pytest.mark.parametrize(('normalisation', 'widths'), [('none', 'centre'), ('sum', 'layer'), ('none', 'fixed')])
 def test_the_first_centres_are_the_network_without_the_others(normalisation, widths):
   """Others whose coefficients are 0 and that never respond might as well not be there."""
   config, params = make(normalisation=normalisation, widths=widths)

@@ -30,8 +30,12 @@ SETS = {
   'imagenet': ((224, 224, 3), 1000),
 }
 EVERY = [(data, recipe) for data in SETS for recipe in RECIPES if (data == 'imagenet') == (recipe == 'plain')]
+# Every recipe on CIFAR-10 and every set with recipe small; all pairs with the slow tests.
+MATCHED = [
+  pytest.param(*case, marks=() if {'cifar10', 'small', 'plain'} & {*case} else pytest.mark.slow) for case in EVERY
+]
 # Units take long to compile; other images give them other tokens only, and each recipe's way to them is tried once.
-USUAL = [*((data, 'small') for data in SETS), ('cifar10', 'laptop'), ('cifar10', 'memo')]
+USUAL = [('digits', 'small'), ('cifar10', 'small'), ('cifar10', 'laptop'), ('cifar10', 'memo')]
 UNITS = [pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow) for case in EVERY]
 
 
@@ -48,7 +52,7 @@ def toy(model='vit', **changes):
   return config
 
 
-@pytest.mark.parametrize('data,recipe', EVERY)
+@pytest.mark.parametrize('data,recipe', MATCHED)
 def test_hyperbf_and_vit_of_a_recipe_build_with_the_same_number_of_parameters(data, recipe):
   shape, classes = SETS[data]
   counts = [

@@ -202,7 +202,9 @@ def form(request, monkeypatch):
     assert (length % 2, keys_length % 2, d % 8) == (0, 0, 0)
 
 
-@pytest.mark.parametrize('name', ['hyperbf {}', "hyperbf {'memory': 3}", 'softmax none'])
+@pytest.mark.parametrize(
+  'name', ['hyperbf {}', pytest.param("hyperbf {'memory': 3}", marks=pytest.mark.slow), 'softmax none']
+)
 def test_in_bfloat16_narrow_heads_of_16_by_16_patches_see_and_learn_what_they_do_in_float32(name, form):
   module = MODULES[name]
   tokens, params, places = narrow(module)

@@ -46,7 +46,7 @@ def test_centred_responses_that_hardly_differ_keep_their_digits(kernel, dtype, m
 
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-@pytest.mark.parametrize('sigma', [2.0, 40.0, 300.0])
+@pytest.mark.parametrize('sigma', [2.0, 300.0])
 def test_gradient_is_that_of_the_float64_operator_however_little_responses_differ(sigma, normalisation, form):
   """ε too: at σ of 40 it is a tenth of what divides the centred responses, at 300 nearly all of it."""
   arrays, options = unit('inverse_multiquadric', 8, 12, 5, sigma**2, 'float32')

@@ -68,10 +68,13 @@ def test_all_sums_equal_those_in_blocks(kernel, small_blocks):
   assert_equal(*(functools.partial(sums, form) for form in (pallas.pallas_sums, kernel_sums)), arrays, 1e-5, arrays)
 
 
-@pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-4), ('bfloat16', 0.05)])
-@pytest.mark.parametrize(
-  ('kernel', 'normalisation'), list(zip(reference.KERNELS, reversed(reference.NORMALISATIONS), strict=True))
-)
+EACH = [
+  (*names, 'float32', 1e-4) for names in zip(reference.KERNELS, reversed(reference.NORMALISATIONS), strict=True)
+]
+EACH += [('gaussian', 'layer', 'bfloat16', 0.05), ('inverse_multiquadric', 'none', 'bfloat16', 0.05)]
+
+
+@pytest.mark.parametrize(('kernel', 'normalisation', 'dtype', 'tolerance'), EACH)
 def test_every_kernel_and_normalisation_equals_the_plain_form_in_float32(kernel, normalisation, dtype, tolerance):
   unit = {'kernel': kernel, 'normalisation': normalisation, 'metric': 'diagonal'}
   forms = (functools.partial(hyperbf, form='pallas', **unit), functools.partial(hyperbf_plain, **unit))

@@ -63,10 +63,15 @@ def hyperbf(run):
   return run('hyperbf', {'model.stage2.centres': 24})
 
 
-MESHES = ({'data': 8}, {'data': 1, 'fsdp': 8}, {'data': 2, 'tensor': 4}, {'data': 2, 'fsdp': 2, 'tensor': 2})
+MESHES = [
+  pytest.param({'data': 8}, id='data', marks=pytest.mark.slow),
+  pytest.param({'data': 1, 'fsdp': 8}, id='fsdp'),
+  pytest.param({'data': 2, 'tensor': 4}, id='tensor', marks=pytest.mark.slow),
+  pytest.param({'data': 2, 'fsdp': 2, 'tensor': 2}, id='mixed'),
+]
 
 
-@pytest.mark.parametrize('sizes', MESHES, ids=['data', 'fsdp', 'tensor', 'mixed'])
+@pytest.mark.parametrize('sizes', MESHES)
 def test_losses_are_those_of_one_device(run, hyperbf, sizes):
   """In float32; sums are of other parts, and twenty steps of Adam carry on what that rounds."""
   start = None if len(sizes) == 3 else jax.device_get(hyperbf.state)

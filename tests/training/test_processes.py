@@ -23,7 +23,7 @@ from hbf.training.loop import train
 from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOUR = {'XLA_FLAGS': '--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0'}
+FOUR = {'XLA_FLAGS': os.environ['XLA_FLAGS'].replace('device_count=8', 'device_count=4')}
 EIGHT = jax.devices()[:8]
 # Differences in the order of sums, after an epoch.
 TOLERANCE = 1e-6

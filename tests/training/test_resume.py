@@ -126,7 +126,9 @@ def test_a_full_disk_ends_in_a_line_and_the_same_call_goes_on_when_there_is_room
   assert 'goes on after step 14' in goes_on(finished, parts)
 
 
-@pytest.mark.parametrize(('split', 'step', 'pass_'), [('validation', 21, 1), ('test', 41, 2)])
+@pytest.mark.parametrize(
+  ('split', 'step', 'pass_'), [('validation', 21, 1), pytest.param('test', 41, 2, marks=pytest.mark.slow)]
+)
 def test_sigterm_during_evaluation_is_answered_within_two_batches(
   finished, tmp_path, monkeypatch, split, step, pass_
 ):

@@ -64,7 +64,6 @@ def test_devices_inputs_and_parts_of_a_batch_do_not_matter(params_after, expecte
 
 def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mixes(toy, monkeypatch):
   """With one key for both, whether an image is flipped would say how it is mixed."""
-  keys = {}
 
   def augment(key, images, index, entries):
     keys['augment'] = key
@@ -74,12 +73,20 @@ def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mix
     keys['mix'] = key
     return images.astype(jnp.float32), targets
 
+  keys = {}
   monkeypatch.setattr(classification, 'augment', augment)
   monkeypatch.setattr(classification, 'mix', mix)
   made = prepare(toy('model=vit'), devices=jax.devices()[:1])
   data, batch = made.inputs['train'], {'index': jnp.arange(4)}
-  start = init_state(made.model, made.optimizer, made.objective, data.resident, batch)
-  make_train_step(made.model, made.optimizer, made.objective)(start, data.resident, batch)
+
+  @jax.jit  # what isn't returned isn't compiled
+  def keys_of_a_step():
+    keys.clear()
+    start = init_state(made.model, made.optimizer, made.objective, data.resident, batch)
+    make_train_step(made.model, made.optimizer, made.objective)(start, data.resident, batch)
+    return {name: jax.random.key_data(key) for name, key in keys.items()}
+
+  found = keys_of_a_step()
   before = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))[0]
-  assert jnp.array_equal(jax.random.key_data(keys['augment']), jax.random.key_data(before))
-  assert (jax.random.key_data(keys['augment']) != jax.random.key_data(keys['mix'])).any()
+  assert jnp.array_equal(found['augment'], jax.random.key_data(before))
+  assert (found['augment'] != found['mix']).any()
