@@ -20,18 +20,22 @@ from configs.comparisons import PRESETS
 from hbf import cli
 from hbf.comparison.compare import compare, report
 from hbf.comparison.devices import parse_devices
-from hbf.comparison.grid import Comparison, parse_seeds
+from hbf.comparison.grid import Comparison, parse_seeds, with_arms
 from hbf.errors import choose
 
 CONFIGS = flags.DEFINE_multi_string(
   'config', [], 'FILE[:recipe=…,size=…]; give several to compare on several data sets.'
 )
 ARMS = flags.DEFINE_multi_string(
-  'arm', [], "'MODEL' or 'LABEL: MODEL key=value …'; the first is what others differ from."
+  'arm',
+  [],
+  "'MODEL' or 'LABEL: MODEL key=value …'; the first is what others differ from. Of a preset, a label will do.",
 )
 SEEDS = flags.DEFINE_string('seeds', '', 'Such as 0,1,2 (the default).')
 PRESET = flags.DEFINE_string(
-  'preset', '', 'A comparison of configs/comparisons.py; the other flags replace its parts.'
+  'preset',
+  '',
+  "A comparison of configs/comparisons.py; the other flags replace its parts, but parameters stay its first arm's.",
 )
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the comparison.', required=True)
 DEVICES = flags.DEFINE_string(
@@ -66,9 +70,8 @@ def asked() -> Comparison:
   """
   preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison()
   return dataclasses.replace(
-    preset,
+    with_arms(preset, ARMS.value),
     configs=tuple(CONFIGS.value) or preset.configs,
-    arms=tuple(ARMS.value) or preset.arms,
     seeds=parse_seeds(SEEDS.value) or preset.seeds,
     overrides=(*preset.overrides, *OVERRIDES),
     match=MATCH.value,

@@ -32,6 +32,7 @@ class Comparison:
     published: the test figure that others report, accuracy in percent of images, by 'data/label'.
     match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
       that come as close with the units they have keep them.
+    like: an arm, as in arms, whose parameters all get where there is no other yet; '': the first of arms.
   """
 
   configs: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class Comparison:
   overrides: tuple[str, ...] = ()
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
   match: bool = True
+  like: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +133,18 @@ class Grid:
     return cls() if empty else cls.load(workdir)
 
 
+def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
+  """A preset with these arms in place of its own, all of them if there are none.
+
+  An arm of the preset is named by its label. Parameters stay those of the preset's first, so that an arm that is run
+  by itself is the one that stands beside the others.
+  """
+  if not arms or not preset.arms:
+    return dataclasses.replace(preset, arms=tuple(arms) or preset.arms)
+  own = {arm.partition(':')[0].strip(): arm for arm in preset.arms}
+  return dataclasses.replace(preset, arms=tuple(own.get(arm, arm) for arm in arms), like=preset.arms[0])
+
+
 def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
   """The grid of some config files × some arms.
 
@@ -152,7 +166,10 @@ def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
     arms = [_parse_arm(arm, config, asked.overrides) for arm in asked.arms]
     _refuse_twice('arm', [arm.label for arm in arms])
     known = Grid(tuple(arm for arm in before.arms if arm.group == group))
-    first = known.union(Grid(tuple(arms))).arms[0]
+    if known.arms or not asked.like:
+      first = known.union(Grid(tuple(arms))).arms[0]
+    else:
+      first = _parse_arm(asked.like, config, asked.overrides)
     for arm in _checked(arms, first, asked.match):
       stored = next((other.published for other in known.arms if other.label == arm.label), None)
       published = asked.published.get(f'{group}/{arm.label}', stored)

@@ -9,7 +9,7 @@ import pytest
 from configs.comparisons import PRESETS
 from hbf.comparison.compare import compare
 from hbf.comparison.devices import ALLOTMENTS, Device, parse_devices
-from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, parse_seeds
+from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, parse_seeds, with_arms
 from hbf.errors import UserError
 from hbf.training.experiment import make_plan
 from hbf.training.workdir import write_json
@@ -199,6 +199,17 @@ def test_an_arm_that_joins_has_the_parameters_of_the_first_that_is_there(grid_of
   for asked in (arms[1:], arms[2:], (arms[2], arms[0])):
     later = grid_of(*asked, before=before)
     assert before.union(later) == before
+
+
+def test_one_arm_of_a_preset_has_the_parameters_that_it_has_beside_the_others(digits_dir):
+  arms = ('vit', 'wide: vit model.stage2.activation=swiglu', 'gmlp')
+  preset = Comparison((CONFIG,), arms, (0,), (f'--config.data.dir={digits_dir}',))
+  whole = make_grid(preset).arms
+  assert make_grid(with_arms(preset, ['gmlp'])).arms == whole[2:]
+  assert make_grid(with_arms(preset, ['wide', 'other: gmlp'])).arms[0] == whole[1]
+  alone = make_grid(Comparison(preset.configs, ('gmlp',), (0,), preset.overrides)).arms
+  assert alone != whole[2:]  # or this would test nothing
+  assert with_arms(preset, []) == preset
 
 
 def test_an_arm_asked_for_anew_may_not_differ_from_its_runs_of_other_seeds(grid_of, tmp_path):
