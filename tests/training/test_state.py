@@ -54,8 +54,8 @@ def expected(params_after):
 
 @pytest.mark.parametrize(
   'changes',
-  [{'devices': 2}, {'data.input': 'stream', 'data.workers': 0}, {'train.accumulate': 4}],
-  ids=['devices', 'stream', 'accumulate'],
+  [{'devices': 2, 'data.input': 'stream', 'data.workers': 0}, {'train.accumulate': 4}],
+  ids=['devices and stream', 'accumulate'],
 )
 def test_devices_inputs_and_parts_of_a_batch_do_not_matter(params_after, expected, changes):
   found = params_after(**changes)
