@@ -17,6 +17,9 @@ TEXT = {
 }
 TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
+LAPTOPS_UNIT = (
+  'model.stage2.norm=unit model.stage2.norm_affine=False model.stage2.normalisation=none model.stage2.widths=layer'
+)
 
 
 def _arms(models: Mapping[str, str]) -> tuple[str, ...]:
@@ -129,6 +132,7 @@ PRESETS = {
       'hyperbf-heads: hyperbf model.stage2.heads=4',
       'hyperbf-nested: hyperbf model.stage2.nested=True',
       *(f'{model}-places: {model} model.stage1.places=offsets' for model in ('vit', 'hyperbf', 'gated')),
+      f'hyperbf-laptop: hyperbf model.stage1.places=offsets {LAPTOPS_UNIT}',
     ),
     seeds=(0, 1),
     overrides=('--config.model.pool=mean', '--config.train.epochs=2.0'),
