@@ -12,7 +12,7 @@ from hbf.nn.registry import MODELS
 SHAPE = (8, 8, 1)
 OPTIONS = [
   *((model, {}) for model in MODELS),
-  ('hyperbf', {'stage2.normalisation': 'none'}),
+  ('hyperbf', {'stage2.normalisation': 'none', 'stage1.qk_norm': 'unit', 'stage2.norm': 'unit'}),
   ('hyperbf', {'stage2.normalisation': 'sum'}),
   ('hyperbf', {'stage2.centres_init': 'kmeans', 'stage2.nested': True, 'stage1.kernel': 'laplacian'}),
   ('hyperbf', {'stage1.places': 'offsets', 'pool': 'cls', 'scan_layers': True, 'remat': True}),
