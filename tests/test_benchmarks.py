@@ -122,7 +122,7 @@ def no_kernel(distances, coefficients, kernel):
 
 @pytest.mark.parametrize('broken', [wrong_value, wrong_gradient, no_number, no_kernel])
 def test_a_broken_form_is_out_of_tolerance_or_says_why(broken, monkeypatch):
-  monkeypatch.setitem(hbf.ops.hyperbf.FORMS, 'blocks', broken)
+  monkeypatch.setitem(hbf.ops.hyperbf.FORMS, 'blocks', hbf.ops.hyperbf.Form(broken))
   case = next(iter(correctness.stage2_cases('blocks', 8, [5], [6])))
   rows = correctness.check([case])
   assert [row['dtype'] for row in rows] == ['float32', 'bfloat16']

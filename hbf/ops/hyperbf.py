@@ -13,7 +13,7 @@ from hbf.ops.attention import gaussian_attention, is_attention
 from hbf.ops.distances import Distances, distances, keeping_short, products, squared_distances
 from hbf.ops.kernels import KERNELS
 from hbf.ops.parts import join, split
-from hbf.ops.sums import Moments, Sums, blocks_in_memory, kernel_sums
+from hbf.ops.sums import Moments, Sums, blocks_in_memory, kernel_sums, unnormalised_sums
 
 
 def hyperbf(
@@ -63,7 +63,7 @@ def hyperbf(
   """
   choose('kernel', kernel, KERNELS)
   normal = choose('normalisation', normalisation, NORMALISATIONS)
-  sums_form = choose('form', form, FORMS)
+  of_centres = choose('form', form, FORMS)
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     scale = 2 * precision(width)
@@ -88,8 +88,11 @@ def hyperbf(
       jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centres, coefficients)
     )
   scaled = distances(points, centres, metric, weights, precision(width), null)
-  sums = sums_form(scaled, coefficients, kernel)
-  out = _finish(sums, coefficients, normal, log_gain).astype(coefficients.dtype)
+  if normalisation == 'none' and of_centres.unnormalised:
+    out = of_centres.unnormalised(scaled, coefficients, kernel, log_gain)
+  else:
+    sums = of_centres.sums(scaled, coefficients, kernel)
+    out = _finish(sums, coefficients, normal, log_gain).astype(coefficients.dtype)
   return out.reshape(*leading, *out.shape[-2:])
 
 
@@ -222,7 +225,19 @@ def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums
   return pallas_sums(terms, coefficients, kernel)
 
 
-FORMS = {'blocks': kernel_sums, 'pallas': _pallas_sums}
+class Form(NamedTuple):
+  """A way to sum over the centres.
+
+  Attributes:
+    sums: as `hbf.ops.sums.kernel_sums`; every normalisation follows from them.
+    unnormalised: as `hbf.ops.sums.unnormalised_sums`, if there is a shorter way without normalisation.
+  """
+
+  sums: Callable[..., Sums]
+  unnormalised: Callable[..., jax.Array] | None = None
+
+
+FORMS = {'blocks': Form(kernel_sums, unnormalised_sums), 'pallas': Form(_pallas_sums)}
 
 
 def _last_axes(z: jax.Array | None, count: int) -> Any:

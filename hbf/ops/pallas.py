@@ -95,7 +95,9 @@ def _forward(kernel: str, distances: Distances, coefficients: jax.Array) -> Any:
 
 def _backward(kernel: str, residuals: Any, cotangents: Sums) -> Any:
   distances, coefficients, moments = residuals
-  inputs = (kernel, distances, coefficients, pull_back(cotangents, moments, coefficients))
+  pull = pull_back(cotangents, moments, coefficients)
+  assert pull.of_moments is not None
+  inputs = (kernel, distances, coefficients, (pull.given, *pull.of_moments, pull.log_peak))
   of_points, of_norms = _run(_OF_POINTS, *inputs)
   of_centres, of_centre_norms, of_scale, of_coefficients = _run(_OF_CENTRES, *inputs)
   gradient = Distances(of_points, of_norms, of_centres, of_centre_norms.mT, of_scale.mT)
@@ -111,7 +113,7 @@ class _Block(NamedTuple):
   Attributes:
     distances: with centre_norms and scale as rows [1, A].
     coefficients: [A, V].
-    given: a `hbf.ops.sums.Pull`, or () when the sums are computed.
+    given: the arrays of a `hbf.ops.sums.Pull`, log_peak last, or () when the sums are computed.
     points: rows of the points.
     centres: rows of the centres.
     d: columns of D that the program sums.

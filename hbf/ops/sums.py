@@ -5,12 +5,15 @@ responses hardly differ, sums of k would hide what they differ by. So a form sum
 the mean of the first centres' k. As they are among those that the variance is of, |k̄ − p| is at most √(A / first)
 standard deviations: what is taken away at the end is never large.
 
+Without normalisation nothing is relative, and the sums need no moments: `unnormalised_sums`.
+
 The gradient is written by hand: it keeps one array of [points, centres] where automatic differentiation keeps
 several. Where even that is too large a block of points at a time is computed, so that memory grows with the block.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -70,22 +73,26 @@ class Pivoted(NamedTuple):
   log_peak: jax.Array
 
 
-class Pull(NamedTuple):
-  """What a form needs for the gradient: the cotangent of k_a is given·c_a + constant + slope (k_a − mean).
+class OfMoments(NamedTuple):
+  """What the moments add to the cotangent of k_a: constant + slope (k_a − mean); float32 [..., N, 1] each."""
 
-  Attributes:
-    given: the cotangent of the values, [..., N, V] in the coefficients' type.
-    constant: float32 [..., N, 1].
-    slope: float32 [..., N, 1].
-    mean: of k, float32 [..., N, 1].
-    log_peak: log max_a K_a, float32 [..., N, 1].
-  """
-
-  given: jax.Array
   constant: jax.Array
   slope: jax.Array
   mean: jax.Array
+
+
+class Pull(NamedTuple):
+  """What a form needs for the gradient: the cotangent of k_a is given·c_a and what the moments add.
+
+  Attributes:
+    given: the cotangent of the values, [..., N, V] in the coefficients' type.
+    log_peak: what k = exp(log K − log_peak) are relative to, float32 [..., N, 1].
+    of_moments: None of sums without moments.
+  """
+
+  given: jax.Array
   log_peak: jax.Array
+  of_moments: OfMoments | None
 
 
 def centre(pivoted: Pivoted, coefficients: jax.Array) -> Sums:
@@ -103,14 +110,13 @@ def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> Pu
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=jnp.float32)
   given = cotangents.values.astype(coefficients.dtype)
-  return Pull(
-    given=given,
+  of_moments = OfMoments(
     # Of what is given as it is rounded: what all coefficients have in common must cancel.
     constant=cotangents.moments.mean / count - products(given.astype(jnp.float32), mean_coefficients),
     slope=2 * cotangents.moments.variance / count,
     mean=moments.mean,
-    log_peak=moments.log_peak,
   )
+  return Pull(given, moments.log_peak, of_moments)
 
 
 def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
@@ -122,6 +128,18 @@ def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> S
     kernel: a name in `hbf.ops.kernels.KERNELS`.
   """
   return _sums(kernel, _blocks(distances, coefficients), distances, coefficients)
+
+
+def unnormalised_sums(
+  distances: Distances, coefficients: jax.Array, kernel: str, log_gain: jax.Array | float
+) -> jax.Array:
+  """Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the coefficients' type.
+
+  The moments would cost more passes over all responses. The log-gain is broadcastable to [..., 1, 1], the others are
+  as for `kernel_sums`.
+  """
+  log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
+  return _unnormalised(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
 
 
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
@@ -148,24 +166,68 @@ def blocks_in_memory(points: tuple[int, ...], centres: int) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _sums(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Sums:
-  return _forward(kernel, count, distances, coefficients)[0]
+  return _sums_forward(kernel, count, distances, coefficients)[0]
 
 
-def _forward(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Any:
-  def block(points: tuple[jax.Array, jax.Array]) -> tuple[Pivoted, Any]:
-    scaled = _of(distances, *points)()
-    kept = _shortened(scaled, coefficients.dtype) if count == 1 else None
-    return _block_sums(kernel, scaled, coefficients), kept
+def _sums_forward(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Any:
+  def of_block(scaled: jax.Array) -> Pivoted:
+    return _block_sums(KERNELS[kernel](scaled), coefficients)
 
-  blocks, kept = jax.lax.map(block, tuple(split(z, count) for z in (distances.points, distances.norms)))
-  pivoted = jax.tree.map(lambda z: join(z, distances.points.shape[-2]), blocks)
+  pivoted, kept = _forward(of_block, count, distances, coefficients.dtype)
   sums = centre(pivoted, coefficients)
   return sums, (distances, coefficients, sums.moments, kept)
 
 
-def _backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
+def _sums_backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
   distances, coefficients, moments, kept = residuals
-  pull = pull_back(cotangents, moments, coefficients)
+  return _backward(kernel, count, distances, coefficients, kept, pull_back(cotangents, moments, coefficients))
+
+
+_sums.defvjp(_sums_forward, _sums_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _unnormalised(
+  kernel: str, count: int, distances: Distances, coefficients: jax.Array, log_peak: jax.Array
+) -> jax.Array:
+  return _unnormalised_forward(kernel, count, distances, coefficients, log_peak)[0]
+
+
+def _unnormalised_forward(
+  kernel: str, count: int, distances: Distances, coefficients: jax.Array, log_peak: jax.Array
+) -> Any:
+  def of_block(scaled: jax.Array) -> jax.Array:
+    # As the gradient writes it, so that XLA computes it once.
+    return _values(jnp.exp(KERNELS[kernel](scaled) - log_peak), coefficients)
+
+  values, kept = _forward(of_block, count, distances, coefficients.dtype)
+  values = values.astype(coefficients.dtype)
+  return values, (distances, coefficients, log_peak, values, kept)
+
+
+def _unnormalised_backward(kernel: str, count: int, residuals: Any, given: jax.Array) -> Any:
+  distances, coefficients, log_peak, values, kept = residuals
+  pull = Pull(given, jnp.broadcast_to(log_peak, distances.norms.shape), None)
+  of_log_gain = jnp.sum(given.astype(jnp.float32) * values.astype(jnp.float32), axis=(-2, -1), keepdims=True)
+  return (*_backward(kernel, count, distances, coefficients, kept, pull), -of_log_gain)
+
+
+_unnormalised.defvjp(_unnormalised_forward, _unnormalised_backward)
+
+
+def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
+  """What `of_block` makes of a block's distances, for all points; and what of them is kept for the gradient."""
+
+  def block(points: tuple[jax.Array, jax.Array]) -> Any:
+    scaled = _of(distances, *points)()
+    return of_block(scaled), _shortened(scaled, dtype) if count == 1 else None
+
+  blocks, kept = jax.lax.map(block, tuple(split(z, count) for z in (distances.points, distances.norms)))
+  return jax.tree.map(lambda z: join(z, distances.points.shape[-2]), blocks), kept
+
+
+def _backward(kernel: str, count: int, distances: Distances, coefficients: jax.Array, kept: Any, pull: Pull) -> Any:
+  """Cotangents of distances and coefficients."""
 
   def block(totals: Any, inputs: Any) -> Any:
     (points, norms), pull, kept = inputs
@@ -177,16 +239,13 @@ def _backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
 
   zeros = tuple(jnp.zeros(z.shape, jnp.float32) for z in (*distances[2:], coefficients))
   points = tuple(split(z, count) for z in (distances.points, distances.norms))
-  pulls = Pull(*(split(z, count) for z in pull))
+  pulls = jax.tree.map(lambda z: split(z, count), pull)
   # Rows that only fill up have no responses, whatever a free metric makes of them.
   pulls = pulls._replace(log_peak=split(pull.log_peak, count, fill=math.inf))
   (*of_centres, of_coefficients), of_points = jax.lax.scan(block, zeros, (points, pulls, kept))
   of_points = (join(z, distances.points.shape[-2]) for z in of_points)
   gradient = (Distances(*of_points, *of_centres), of_coefficients)
   return jax.tree.map(lambda d, z: d.astype(z.dtype), gradient, (distances, coefficients))
-
-
-_sums.defvjp(_forward, _backward)
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
@@ -202,14 +261,13 @@ def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
   return jax.lax.optimization_barrier((least, (scaled - least).astype(dtype)))
 
 
-def _block_sums(kernel: str, scaled: jax.Array, coefficients: jax.Array) -> Pivoted:
-  """The sums from all distances at once, [..., N, A]."""
-  log_k = KERNELS[kernel](scaled)
+def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> Pivoted:
+  """The sums from all log K at once, [..., N, A]."""
   log_peak = jnp.max(log_k, axis=-1, keepdims=True)
   pivot = jnp.mean(jnp.exp(log_k[..., :_FIRST] - log_peak), axis=-1, keepdims=True)
   u = jnp.exp(log_k - log_peak) - pivot
-  values = _product('...na,...av->...nv', u.astype(coefficients.dtype), coefficients)
-  return Pivoted(values, u.sum(axis=-1, keepdims=True), (u * u).sum(axis=-1, keepdims=True), pivot, log_peak)
+  total, squares = (z.sum(axis=-1, keepdims=True) for z in (u, u * u))
+  return Pivoted(_values(u, coefficients), total, squares, pivot, log_peak)
 
 
 def _block_gradient(
@@ -218,16 +276,24 @@ def _block_gradient(
   """Cotangents, float32, of the distances' parts and the coefficients."""
   log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
   k = jnp.exp(log_k - pull.log_peak)
-  deviations = k - pull.mean
-  of_k = products(pull.given, coefficients) + pull.constant + pull.slope * deviations
+  of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros(())
+  if pull.of_moments is not None:
+    constant, slope, mean = pull.of_moments
+    deviations = k - mean
+    of_k += constant + slope * deviations
+    of_mean = products(mean.mT, pull.given.mT)
   (of_scaled,) = pull_kernel(of_k * k)
   if coefficients.dtype == jnp.float32:
     # k has the digits; and XLA's CPU backend, which keeps k from the forward pass, would keep the deviations too.
-    of_mean = products(pull.mean.mT, pull.given.mT)
     of_coefficients = products(k.mT, pull.given.mT) - of_mean
   else:
     of_coefficients = _product('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
   return distances.gradient(of_scaled), of_coefficients
+
+
+def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
+  """Σ_a k_a c_a, float32 [..., N, V]."""
+  return _product('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

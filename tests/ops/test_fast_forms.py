@@ -154,11 +154,13 @@ def test_distances_kept_for_the_gradient_equal_the_plain_form(kernel, metric, no
   assert_equal(result, expected, 2e-4)
 
 
-def test_a_free_metric_that_is_no_distance_spoils_no_padding(monkeypatch):
-  """bilinear responses may be huge: those of points that only fill a block must not turn into NaN."""
+@pytest.mark.parametrize('normalisation', ['layer', 'none'])
+def test_a_free_metric_that_is_no_distance_spoils_no_padding(normalisation, monkeypatch):
+  """bilinear responses may be huge: those of points that only fill a block, at 0, must not turn into NaN."""
   use_blocks(monkeypatch, 8 * A)
   arrays = make('bilinear', seed=3) | {'weights': -40 * jnp.eye(D)}
-  unit = {'kernel': 'gaussian', 'normalisation': 'layer', 'metric': 'bilinear'}
+  arrays |= {name: 3 + 0.1 * arrays[name] for name in ('points', 'centres')}
+  unit = {'kernel': 'gaussian', 'normalisation': normalisation, 'metric': 'bilinear'}
   value, gradient = value_and_gradients(hyperbf, arrays, **unit)
   assert jnp.isfinite(value)
   assert all(jnp.isfinite(z).all() for z in gradient.values())
