@@ -32,7 +32,7 @@ class Comparison:
     published: the test figure that others report, accuracy in percent of images, by 'data/label'.
     match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
       that come as close with the units they have keep them.
-    like: an arm, as in arms, whose parameters all get where there is no other yet; '': the first of arms.
+    like: an arm, as in arms, whose parameters all get instead of their group's first's; '': none.
   """
 
   configs: tuple[str, ...] = ()
@@ -150,7 +150,8 @@ def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
 
   Args:
     asked: what it shall be.
-    before: what the same folder holds already: a group's first arm there is the one whose parameters others get.
+    before: what the same folder holds already: a group's first arm there is the one whose parameters others get,
+      unless asked.like names another.
 
   Raises:
     UserError: something of it is wrong, or a data set isn't there.
@@ -166,9 +167,8 @@ def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
     arms = [_parse_arm(arm, config, asked.overrides) for arm in asked.arms]
     _refuse_twice('arm', [arm.label for arm in arms])
     known = Grid(tuple(arm for arm in before.arms if arm.group == group))
-    if known.arms or not asked.like:
-      first = known.union(Grid(tuple(arms))).arms[0]
-    else:
+    first = known.union(Grid(tuple(arms))).arms[0]
+    if asked.like:
       first = _parse_arm(asked.like, config, asked.overrides)
     for arm in _checked(arms, first, asked.match):
       stored = next((other.published for other in known.arms if other.label == arm.label), None)
