@@ -17,6 +17,9 @@ TEXT = {
 }
 TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
+PLACES = 'model.stage1.places=offsets'
+LEADERS = {'hyperbf-places': f'hyperbf {PLACES}', 'gated-places': f'gated {PLACES}', 'gmlp': 'gmlp'}
+RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 LAPTOPS_UNIT = (
   'model.stage2.norm=unit model.stage2.norm_affine=False model.stage2.normalisation=none model.stage2.widths=layer'
 )
@@ -109,6 +112,14 @@ PRESETS = {
     seeds=(0,),
     overrides=('--config.task=masked_token',),
   ),
+  # The leaders of 'rivals' at three rates each, on held-out images.
+  'rivals-rates': Comparison(
+    configs=('configs/cifar10.py:recipe=small',),
+    arms=_at_rates(LEADERS),
+    seeds=(0,),
+    overrides=(*RIVALS, '--config.data.validation=0.1'),
+    like='vit',
+  ),
   # Every model, its means read out, as some have no class token. Two hours on two cores.
   'rivals': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
@@ -131,10 +142,10 @@ PRESETS = {
       'hyperbf+mlp',
       'hyperbf-heads: hyperbf model.stage2.heads=4',
       'hyperbf-nested: hyperbf model.stage2.nested=True',
-      *(f'{model}-places: {model} model.stage1.places=offsets' for model in ('vit', 'hyperbf', 'gated')),
-      f'hyperbf-laptop: hyperbf model.stage1.places=offsets {LAPTOPS_UNIT}',
+      *(f'{model}-places: {model} {PLACES}' for model in ('vit', 'hyperbf', 'gated')),
+      f'hyperbf-laptop: hyperbf {PLACES} {LAPTOPS_UNIT}',
     ),
     seeds=(0, 1),
-    overrides=('--config.model.pool=mean', '--config.train.epochs=2.0'),
+    overrides=RIVALS,
   ),
 }
