@@ -124,6 +124,8 @@ def _plain_errors() -> Iterator[None]:
     where = 'configs/common.py has all keys, hbf/nn the options that each stage has'
     raise UserError(f'unknown config key {key and key[0]!r}: {hint}{where}') from error
   except (flags.Error, UserError, TypeError, OSError) as error:
+    if missing := re.search(r"No such file or directory: '(.+?)'", str(error)):
+      raise UserError(f'{missing[1]} is not there: give a config file such as configs/cifar10.py') from error
     # A mistake inside a config file arrives as text that ends in its own message.
     raise UserError(str(error).rpartition('UserError: ')[2]) from error
 

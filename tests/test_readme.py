@@ -75,8 +75,7 @@ def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
   if module in ('train', 'hbf.compile'):
     read_config(overrides or ['--config=configs/digits.py'])  # refuses unknown keys
     flags = [flag for flag in flags if flag not in overrides]
-  path = ROOT / module.replace('.', '/')
-  source = (path / '__main__.py' if path.is_dir() else path.with_suffix('.py')).read_text()
+  source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
   if 'cli.define_processes' in source:
     source += (ROOT / 'hbf' / 'cli.py').read_text()
   unknown = [flag for flag in flags if not re.search(rf"'(--)?{re.split('=', flag[2:])[0]}'", source)]

@@ -1,17 +1,24 @@
 """Given parameters as a run's workdir."""
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
 
 from hbf.errors import UserError
+from hbf.interop import authors
+from hbf.interop.authors.positions import interpolate
+from hbf.interop.network import read_file
+from hbf.models.matching import units_of
 from hbf.training.average import with_average
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.experiment import Experiment
+from hbf.training.experiment import Experiment, prepare
 from hbf.training.state import Totals, TrainState
 from hbf.training.workdir import claim, locked
 
@@ -30,3 +37,41 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
     claim(workdir, experiment.config, experiment.task.identity())
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
       checkpoints.save(0, with_average(state, experiment.config.train.average))
+
+
+def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, heads: int | None = None) -> str:
+  """Makes a workdir that eval.py reads from a network of the memo's authors' code.
+
+  Args:
+    path: as in `hbf.interop.authors.load`.
+    workdir: must not exist.
+    config: of a data set the network was made for; its model is replaced.
+    heads: as in there.
+
+  Returns:
+    A line that says what was read.
+
+  Raises:
+    UserError: the file, the data set or the workdir can't be used.
+  """
+  network = read_file(path, functools.partial(authors.read, heads=heads))
+  config = ConfigDict(config)
+  config.model, config.recipe, config.init_from = ConfigDict(network.config), 'authors', ''
+  if not config.data.mean and network.channels == 3:
+    config.data.mean, config.data.std = authors.STATISTICS.get(config.data.name, authors.IMAGENET)
+  experiment = prepare(config.lock())
+  rows, columns, channels = experiment.task.dataset.image_shape
+  classes, model = len(experiment.task.dataset.classes), config.model
+  if (channels, classes) != (network.channels, network.classes):
+    raise UserError(
+      f'{path} is for images of {network.channels} channels and {network.classes} classes, '
+      f'{config.data.name} has {channels} and {classes}: give its data set with --config'
+    )
+  positions = interpolate(network.params['positions'], rows // model.patch, columns // model.patch)
+  write(workdir, experiment, network.params | {'positions': np.asarray(positions)})
+  units = ''.join(f', {option} {count}' for option, count in units_of(model).items())
+  unused = f'; unused: {", ".join(network.unused)}' if network.unused else ''
+  return (
+    f'{network.origin}: width {model.width}, {model.depth} blocks, {model.heads} heads{units}, patch {model.patch}, '
+    f'{network.grid}×{network.grid} positions{unused}'
+  )

@@ -10,14 +10,15 @@ from interop import published
 from interop.checks import assert_logits
 
 from configs import cifar10
+from hbf import authors as command
 from hbf.data.datasets import Dataset, load
 from hbf.errors import UserError
 from hbf.interop import authors, tensors
-from hbf.interop.authors import __main__ as command
 from hbf.interop.authors.positions import interpolate
 from hbf.models.build import build_model
 from hbf.tasks.classification import Classification
 from hbf.training.evaluate import evaluate_workdir
+from hbf.training.imported import of_authors
 
 HEADS, SIDE = 3, 6
 ONE = jax.devices()[:1]
@@ -239,7 +240,7 @@ def for_digits(random_state_dict):
 def digits_config(tmp_path, digits_dir):
   path = tmp_path / 'config.py'
   path.write_text(
-    'from configs import digits\n\n\ndef get_config(arguments):\n  config = digits.get_config(arguments)\n'
+    'from configs import digits\n\n\ndef get_config(arguments=""):\n  config = digits.get_config(arguments)\n'
     f'  config.data.update(dir={str(digits_dir)!r}, mean=(0.5,), std=(0.25,))\n  config.train.average = 0.9\n'
     '  return config\n'
   )
@@ -289,11 +290,11 @@ def test_images_are_normalised_as_theirs_were(tmp_path, monkeypatch, name, given
   config.data.update(name=name, mean=given, std=given)
   config.train.batch_size = 8
   theirs = write(tmp_path / 'theirs.npz', published.random_state_dict('vit'))
-  assert '3 heads' in command.import_workdir(theirs, tmp_path / 'run', config)
+  assert '3 heads' in of_authors(theirs, tmp_path / 'run', config)
   data = json.loads((tmp_path / 'run' / 'config.json').read_text())['data']
   assert data['mean'][0] == mean and len(data['std']) == 3
   with pytest.raises(UserError, match='run exists'):
-    command.import_workdir(theirs, tmp_path / 'run', config)
+    of_authors(theirs, tmp_path / 'run', config)
 
 
 def test_mistakes_of_the_command_end_in_one_line(tmp_path, digits_config, capsys):
