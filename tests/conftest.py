@@ -14,6 +14,7 @@ os.environ['XLA_FLAGS'] = ' '.join(
     '--xla_backend_optimization_level=0',
     '--xla_llvm_disable_expensive_passes=true',
     '--xla_cpu_use_fusion_emitters=false',
+    '--xla_cpu_parallel_codegen_split_count=1',  # two workers have the two cores
   )
 )
 # Most of a test is compilation, and tests share programs, small ones too.
@@ -25,6 +26,9 @@ import pytest
 from configs import digits
 from hbf.data.prepare import prepare
 from hbf.models.matching import units_of
+
+# Tracing makes objects by the million, few of them garbage; a file's tests end with a search of everything.
+gc.set_threshold(200_000, 50, 100)
 
 
 @pytest.fixture(scope='module', autouse=True)

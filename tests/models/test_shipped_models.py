@@ -75,7 +75,7 @@ def test_sizes_keep_the_parameters_matched(size):
 
 def test_count_is_that_of_the_parameters_made():
   model = build_model(toy('vit'), 10)
-  params = model.init(jax.random.key(0), jnp.ones((1, 8, 8, 1)), train=False)['params']
+  params = jax.jit(functools.partial(model.init, train=False))(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
   assert count_parameters(model, (8, 8, 1)) == sum(np.size(z) for z in jax.tree.leaves(params))
 
 

@@ -125,7 +125,7 @@ def test_its_gradients_are_the_formulas(name):
   places, rng = grid(2, 3), np.random.default_rng(1)
   tokens, params = drawn(module, places)
   total = lambda p: jnp.sum(jnp.sin(module.apply({'params': p}, tokens, context(places))))  # noqa: E731
-  gradients = jax.grad(total)(params)
+  gradients = jax.jit(jax.grad(total))(params)
   assert {'place_offset', 'place_log_width'} < set(gradients)
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
   for chosen in paths:
@@ -279,7 +279,8 @@ def test_a_narrow_head_is_its_neighbours_mean_at_any_size_of_image():
 @pytest.mark.parametrize('heads', [1, 2, 4, 8])
 def test_heads_start_each_on_another_one_of_the_nearest_neighbours(heads):
   module, tokens = HyperBFAttention(heads, places='offsets'), jnp.ones((1, 4, D))
-  params = module.init(jax.random.key(0), tokens, context(grid(2, 2, class_token=False)))['params']
+  init = jax.jit(lambda key: module.init(key, tokens, context(grid(2, 2, class_token=False))))
+  params = init(jax.random.key(0))['params']
   offsets = [tuple(map(int, offset)) for offset in np.asarray(params['place_offset'][:, 0])]
   around = sorted(itertools.product(range(-3, 4), repeat=2), key=lambda offset: np.hypot(*offset))[1:]
   np.testing.assert_array_equal(np.hypot(*np.transpose(offsets)), [np.hypot(*offset) for offset in around[:heads]])
