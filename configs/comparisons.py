@@ -18,11 +18,16 @@ TEXT = {
 TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
 PLACES = 'model.stage1.places=offsets'
-LEADERS = {'hyperbf-places': f'hyperbf {PLACES}', 'gated-places': f'gated {PLACES}', 'gmlp': 'gmlp'}
-RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 LAPTOPS_UNIT = (
   'model.stage2.norm=unit model.stage2.norm_affine=False model.stage2.normalisation=none model.stage2.widths=layer'
 )
+LEADERS = {
+  'hyperbf-places': f'hyperbf {PLACES}',
+  'gated-places': f'gated {PLACES}',
+  'gmlp': 'gmlp',
+  'hyperbf-laptop': f'hyperbf {PLACES} {LAPTOPS_UNIT}',
+}
+RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
 def _arms(models: Mapping[str, str]) -> tuple[str, ...]:
@@ -142,8 +147,8 @@ PRESETS = {
       'hyperbf+mlp',
       'hyperbf-heads: hyperbf model.stage2.heads=4',
       'hyperbf-nested: hyperbf model.stage2.nested=True',
-      *(f'{model}-places: {model} {PLACES}' for model in ('vit', 'hyperbf', 'gated')),
-      f'hyperbf-laptop: hyperbf {PLACES} {LAPTOPS_UNIT}',
+      f'vit-places: vit {PLACES}',
+      *_arms({label: model for label, model in LEADERS.items() if label != 'gmlp'}),
     ),
     seeds=(0, 1),
     overrides=RIVALS,
