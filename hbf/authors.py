@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from absl import logging
 
 from hbf import cli
-from hbf.errors import UserError
+from hbf.errors import UserError, in_one_line
 from hbf.interop import authors, tensors
 from hbf.models.classifier import ImageClassifier
 from hbf.training.evaluate import restore
@@ -20,6 +20,7 @@ from hbf.training.imported import of_authors
 from hbf.training.machine import keep_freed_memory
 
 
+@in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(
@@ -39,11 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   keep_freed_memory()
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
   moved = {key: value for key, value in (('dir', flags.data_dir), ('root', flags.data_root)) if value}
-  try:
-    print(_export(flags, moved) if flags.export else _import(flags, moved))
-  except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+  print(_export(flags, moved) if flags.export else _import(flags, moved))
   return 0
 
 

@@ -11,7 +11,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import is_config_flag
 
-from hbf.errors import UserError
+from hbf.errors import UserError, fail, in_one_line
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -53,15 +53,13 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
     arguments: whether it takes any.
   """
 
+  @in_one_line
   def guarded(argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.FATAL)  # Orbax warns of what is meant, and prints what it raises
     sys.unraisablehook = _report_unraisable
-    try:
-      if len(argv) > 1 and not arguments:
-        raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
-      return main(argv)
-    except UserError as error:
-      return _fail(str(error))
+    if len(argv) > 1 and not arguments:
+      raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
+    return main(argv)
 
   app.run(guarded, flags_parser=_parse)
 
@@ -82,14 +80,14 @@ def _parse(argv: Sequence[str]) -> list[str]:
         flags.FLAGS.config.to_dict()  # raises if the file could not be read
       return rest
   except UserError as error:
-    sys.exit(_fail(str(error)))
+    sys.exit(fail(str(error)))
 
 
 def take_overrides() -> list[str]:
   """Takes the flags --config.KEY=VALUE out of the command line, for scripts that hand them on."""
   overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
   if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
-    sys.exit(_fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
+    sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
   sys.argv[:] = [argument for argument in sys.argv if argument not in overrides]
   return overrides
 
@@ -128,8 +126,3 @@ def _plain_errors() -> Iterator[None]:
       raise UserError(f'{missing[1]} is not there: give a config file such as configs/cifar10.py') from error
     # A mistake inside a config file arrives as text that ends in its own message.
     raise UserError(str(error).rpartition('UserError: ')[2]) from error
-
-
-def _fail(message: str) -> int:
-  print('error:', ' '.join(message.split()), file=sys.stderr)
-  return 1

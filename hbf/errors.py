@@ -1,14 +1,35 @@
 """What a user did wrong, in one line that says what was expected and what to do."""
 
 import difflib
-from collections.abc import Mapping
-from typing import TypeVar
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 Value = TypeVar('Value')
 
 
 class UserError(ValueError):
   """A mistake in a config, a path or a file; the scripts print its message without a traceback."""
+
+
+def fail(message: str) -> int:
+  """Prints a line 'error: …' on stderr; returns the exit status that goes with it."""
+  print('error:', ' '.join(message.split()), file=sys.stderr)
+  return 1
+
+
+def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
+  """Of a command that returns its exit status: one that for a UserError prints a line and returns 1."""
+
+  @functools.wraps(main)
+  def guarded(*args: Any, **kwargs: Any) -> int:
+    try:
+      return main(*args, **kwargs)
+    except UserError as error:
+      return fail(str(error))
+
+  return guarded
 
 
 def choose(what: str, name: str, known: Mapping[str, Value]) -> Value:

@@ -26,7 +26,7 @@ from configs import digits
 from hbf.analysis.dead_units_report import draw, table
 from hbf.analysis.units import Units, observe
 from hbf.data.augment import normalise
-from hbf.errors import UserError
+from hbf.errors import UserError, in_one_line
 from hbf.models.classifier import ImageClassifier
 from hbf.training.evaluate import restore
 from hbf.training.experiment import Experiment, prepare
@@ -131,6 +131,7 @@ def _figures(units: Units) -> dict[str, Any]:
   return {'mean': mean.tolist(), 'spread': units.spread().tolist(), 'learning': units.learning().tolist()}
 
 
+@in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(prog='python -m hbf.analysis.dead_units', description=__doc__.split('\n')[0])
@@ -143,16 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
   path = flags.out / 'dead-units.json'
   if flags.report and not path.is_file():
-    print(f'error: {path} is missing: measure it without --report', file=sys.stderr)
-    return 1
+    raise UserError(f'{path} is missing: measure it without --report')
   if not flags.report:
     keep_freed_memory()
     keep_compiled_programs()
-    try:
-      rows = [measure(setting, flags.data_dir) for setting in settings()]
-    except UserError as error:
-      print(f'error: {error}', file=sys.stderr)
-      return 1
+    rows = [measure(setting, flags.data_dir) for setting in settings()]
     flags.out.mkdir(parents=True, exist_ok=True)
     about = {'data': 'digits', 'seed': 0, 'device': device_name(), 'commit': commit(), 'versions': versions()}
     write_json(path, about | {'config': SIZES | TRAINING, 'rows': rows})

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 
 from hbf import markdown
 from hbf.analysis.weights import attention_weights
-from hbf.errors import UserError
+from hbf.errors import UserError, in_one_line
 from hbf.models.language import LanguageModel
 from hbf.training.evaluate import restore
 from hbf.training.machine import keep_freed_memory
@@ -136,6 +136,7 @@ def draw(matrices: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
   plt.close(figure)
 
 
+@in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(prog='python -m hbf.analysis.mixing', description=__doc__.split('\n')[0])
@@ -146,11 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   flags = parser.parse_args(arguments)
   keep_freed_memory()
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
-  try:
-    found, matrices = figures(flags.workdir, flags.checkpoint, dir=flags.data_dir, root=flags.data_root)
-  except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+  found, matrices = figures(flags.workdir, flags.checkpoint, dir=flags.data_dir, root=flags.data_root)
   write_json(flags.workdir / 'mixing.json', found)
   if matrices:
     draw(matrices, flags.workdir / 'mixing.png')

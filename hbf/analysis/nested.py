@@ -16,7 +16,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
-from hbf.errors import UserError
+from hbf.errors import UserError, in_one_line
 from hbf.evaluation.figures import ACCURACY
 from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.nested import first_centres
@@ -88,6 +88,7 @@ def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
   plt.close(figure)
 
 
+@in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(prog='python -m hbf.analysis.nested', description=__doc__.split('\n')[0])
@@ -100,13 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   flags = parser.parse_args(arguments)
   keep_freed_memory()
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
-  try:
-    counts = [_count(text) for text in filter(None, flags.counts.split(','))]
-    moved = {'dir': flags.data_dir, 'root': flags.data_root}
-    rows = curve(flags.workdir, flags.checkpoint, counts, flags.average, **moved)
-  except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+  counts = [_count(text) for text in filter(None, flags.counts.split(','))]
+  moved = {'dir': flags.data_dir, 'root': flags.data_root}
+  rows = curve(flags.workdir, flags.checkpoint, counts, flags.average, **moved)
   about = {'checkpoint': flags.checkpoint, 'average': flags.average, 'split': 'test'}
   write_json(flags.workdir / 'nested.json', {**about, 'rows': rows})
   draw(rows, flags.workdir / 'nested.png')

@@ -15,7 +15,7 @@ from etils import epath
 from hbf.data import archives, prepared
 from hbf.data.archives import Published
 from hbf.data.builders import cifar, digits, tiny_imagenet, tiny_shakespeare
-from hbf.errors import UserError, choose
+from hbf.errors import UserError, choose, in_one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +192,7 @@ def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
   return builder.data_path
 
 
+@in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = argparse.ArgumentParser(prog='python -m hbf.data.prepare', description='Prepares a data set.')
@@ -200,13 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument('--dir', metavar='DIR', default='~/tensorflow_datasets', help='default: %(default)s')
   flags = parser.parse_args(arguments)
   directory = os.path.expanduser(flags.dir)
-  try:
-    done = prepared.find(flags.name, directory)
-    folder = done or prepare(flags.name, directory, flags.archive)
-    counts = prepared.count(prepared.open_builder(folder))
-  except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+  done = prepared.find(flags.name, directory)
+  folder = done or prepare(flags.name, directory, flags.archive)
+  counts = prepared.count(prepared.open_builder(folder))
   sizes = ', '.join(f'{count:,} {split}' for split, count in counts.items())
   print(f'{flags.name} is already prepared' if done else f'prepared {flags.name}', f'in {folder}: {sizes}')
   return 0

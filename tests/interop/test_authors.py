@@ -303,9 +303,11 @@ def test_mistakes_of_the_command_end_in_one_line(tmp_path, digits_config, capsys
   for arguments, message in (
     ([theirs, f'--config={digits_config}'], 'is for images of 3 channels and 4 classes, digits has 1 and 10'),
     ([theirs, '--config=configs/cifar11.py'], 'configs/cifar11.py is not there'),
+    ([theirs, '--config=configs/cifar10.py:modl=vit'], "did you mean 'model'?"),
     ([tmp_path / 'none.pth', f'--config={digits_config}'], 'none.pth is not there'),
     ([tmp_path / 'ours.npz', '--export'], 'is not the workdir of a run'),
   ):
     assert command.main([*map(str, arguments), f'--workdir={workdir}']) == 1
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said and said.count('\n') == 1
     assert not workdir.exists()
