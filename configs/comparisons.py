@@ -27,6 +27,7 @@ LEADERS = {
   'gmlp': 'gmlp',
   'hyperbf-laptop': f'hyperbf {PLACES} {LAPTOPS_UNIT}',
 }
+BEST = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -123,6 +124,14 @@ PRESETS = {
     arms=_at_rates(LEADERS),
     seeds=(0,),
     overrides=(*RIVALS, '--config.data.validation=0.1'),
+    like='vit',
+  ),
+  # The leaders of 'rivals' on all of train, each at the rate that was best in 'rivals-rates'.
+  'rivals-best': Comparison(
+    configs=('configs/cifar10.py:recipe=small',),
+    arms=_arms({label: f'{LEADERS[label]} optimizer.learning_rate={rate}' for label, rate in BEST.items()}),
+    seeds=(0, 1, 2),
+    overrides=RIVALS,
     like='vit',
   ),
   # Every model, its means read out, as some have no class token. Two hours on two cores.
