@@ -22,7 +22,7 @@ from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'laptop', 'rivals', 'text', 'text-long', 'text-masked')
-RATES = ('rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
+RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 # Whether each block is told of.
 EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
