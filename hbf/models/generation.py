@@ -57,7 +57,7 @@ def generate(
   prompts: Sequence[Sequence[int]],
   count: int,
   sampling: Sampling = Sampling(),
-  seed: int | jax.Array = 0,
+  seed: int = 0,
   stop: int | None = None,
 ) -> list[np.ndarray]:
   """Goes on with each prompt; prompts may be of different lengths.
@@ -70,7 +70,7 @@ def generate(
     prompts: tokens, at least one each.
     count: most tokens to write.
     sampling: how they are drawn.
-    seed: of what is drawn, or a key of JAX.
+    seed: of what is drawn.
     stop: a token that ends a text, and isn't part of it; None: none does.
 
   Returns:
@@ -81,15 +81,7 @@ def generate(
       tokens that the vocabulary lacks.
   """
   _check(model, prompts, count)
-  lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-  filled = np.zeros((len(prompts), lengths.max()), np.int32)
-  for row, prompt in zip(filled, prompts, strict=True):
-    row[: len(prompt)] = prompt
-  # Neither changes the parameters, and loops have no cache.
-  model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
-  key = jax.random.key(seed) if isinstance(seed, int) else seed
-  written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, key))
-  return [row[: np.argmax(row < 0)] if np.any(row < 0) else row for row in written]
+  return _generate(model, variables, prompts, count, sampling, jax.random.key(seed), stop)
 
 
 def generate_on(
@@ -101,26 +93,28 @@ def generate_on(
   seed: int = 0,
   stop: int | None = None,
 ) -> list[np.ndarray]:
-  """As `generate`, but texts may become longer than the model: where it is full, it forgets their first half.
+  """As `generate`, but texts may become longer than the model: one that fills it forgets its first half.
 
-  It then reads their last `length // 2` tokens anew, at the places where a text begins.
+  The model then reads the text's last `length // 2` tokens anew, at the places where a text begins.
 
   Raises:
-    UserError: as `generate`; prompts must fit.
+    UserError: as `generate`; a prompt must leave room for a token.
   """
-  kept = model.length // 2
-  written = [np.zeros(0, np.int32) for _ in prompts]
-  going, part, room = True, 0, min(count, max(1, model.length - max(map(len, prompts), default=0)))
-  ended = [False] * len(prompts)
-  while going:
-    read = [[*prompt, *text][-kept if part else 0 :] for prompt, text in zip(prompts, written, strict=True)]
+  _check(model, prompts, 1)
+  texts, ended, part = [list(prompt) for prompt in prompts], [False] * len(prompts), 0
+  while not all(ended):
+    # At first the prompts; then all texts that go on have filled the model.
+    read = [text[-(model.length // 2) :] if part else text for text in texts]
+    rooms = [model.length - len(text) for text in read]
     key = jax.random.fold_in(jax.random.key(seed), part)
-    new = generate(model, variables, read, room, sampling, key, stop)
-    written = [text if end else np.append(text, more) for text, more, end in zip(written, new, ended, strict=True)]
-    ended = [end or len(more) < room for end, more in zip(ended, new, strict=True)]
-    going = not all(end or len(text) >= count for text, end in zip(written, ended, strict=True))
-    part, room = part + 1, model.length - kept
-  return [text[:count] for text in written]
+    room = max(room for room, end in zip(rooms, ended, strict=True) if not end)
+    new = _generate(model, variables, read, min(count, room), sampling, key, stop)
+    for i, more in enumerate(new):
+      if not ended[i]:
+        texts[i] += more.tolist()
+        ended[i] = len(more) < rooms[i] or len(texts[i]) >= len(prompts[i]) + count
+    part += 1
+  return [np.array(text[len(p) :][:count], np.int32) for text, p in zip(texts, prompts, strict=True)]
 
 
 def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], count: int) -> None:
@@ -142,6 +136,26 @@ def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], count: int) -
       )
 
 
+def _generate(
+  model: LanguageModel,
+  variables: Any,
+  prompts: Sequence[Sequence[int]],
+  count: int,
+  sampling: Sampling,
+  key: jax.Array,
+  stop: int | None,
+) -> list[np.ndarray]:
+  """As `generate`, up to where the model is full."""
+  lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+  filled = np.zeros((len(prompts), lengths.max()), np.int32)
+  for row, prompt in zip(filled, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  # Neither changes the parameters, and loops have no cache.
+  model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
+  written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, key))
+  return [row[: np.argmax(row < 0)] if np.any(row < 0) else row for row in written]
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _write(
   model: LanguageModel,
@@ -153,7 +167,7 @@ def _write(
   lengths: jax.Array,
   key: jax.Array,
 ) -> jax.Array:
-  """Tokens int32 [B, count] behind prompts [B, P] of these lengths; −1 from the one that ends a text on."""
+  """Tokens int32 [B, count] behind prompts [B, P] of these lengths; −1 from a text's end, or the model's."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
     """The logits [V] behind the first `length` of a text's next tokens [T], and what is remembered of these."""
@@ -167,7 +181,7 @@ def _write(
     i, cache, logits, written, going = state
     of_step = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
     tokens = jax.vmap(sampling.draw)(of_step, logits)
-    going &= tokens != (-1 if stop is None else stop)
+    going &= (lengths + i < model.length) & (tokens != (-1 if stop is None else stop))
     written = written.at[:, i].set(jnp.where(going, tokens, -1))
     logits, cache = jax.vmap(read, (0, 0, 0, None))(cache, tokens[:, None], lengths + i, one)
     return i + 1, cache, logits, written, going

@@ -10,7 +10,7 @@ import pytest
 from models.test_language import CAUSAL, LENGTH, V, make, make_texts, with_params
 
 from hbf.errors import UserError
-from hbf.models.generation import Sampling, generate
+from hbf.models.generation import Sampling, generate, generate_on
 from hbf.nn.context import Context, Continued
 from hbf.nn.registry import make_stages, stage_options
 from hbf.ops.linear import MAPS
@@ -120,6 +120,39 @@ def test_what_is_drawn_for_a_prompt_does_not_depend_on_the_others():
   np.testing.assert_array_equal(together[0], other[0])
   np.testing.assert_array_equal(together[0], generate(model, params, PROMPTS[:1], 8, seed=3)[0])
   assert any(not np.array_equal(a, b) for a, b in zip(together, again, strict=True))
+
+
+def test_a_text_that_outgrows_the_model_does_not_depend_on_the_others_either():
+  """Neither on how soon they are full, nor on how much is asked for."""
+  model = make().clone(length=12)
+  params = with_params(model, make_texts())
+  long, short, alone, fewer = (
+    generate_on(model, params, prompts, count, seed=3)[0].tolist()
+    for prompts, count in (
+      ([[1, 2, 3], [5] * 11], 30),
+      ([[1, 2, 3], [4], [6, 7]], 30),
+      ([[1, 2, 3]], 30),
+      ([[1, 2, 3], [5] * 11], 17),
+    )
+  )
+  assert len(alone) == 30 and long == short == alone
+  assert fewer == alone[:17]
+
+
+def test_a_text_that_outgrows_the_model_goes_on_from_its_last_half():
+  model = make('gated_hyperbf').clone(length=12)
+  params = with_params(model, make_texts())
+  found = generate_on(model, params, PROMPTS, 20, GREEDY)
+  for text, prompt in zip(found, PROMPTS, strict=True):
+    expected = list(prompt)
+    while len(expected) < len(prompt) + 20:
+      read = expected[-6:] if len(expected) >= 12 else expected
+      expected += by_whole_texts(model, params, read, 12 - len(read))
+    assert text.tolist() == expected[len(prompt) :][:20]
+  stop = int(found[1][8])
+  for text, ended in zip(found, generate_on(model, params, PROMPTS, 20, GREEDY, stop=stop), strict=True):
+    whole = text.tolist()
+    assert ended.tolist() == (whole[: whole.index(stop)] if stop in whole else whole)
 
 
 def test_a_text_ends_before_the_token_that_stops_it():
