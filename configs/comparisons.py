@@ -126,7 +126,7 @@ PRESETS = {
     overrides=(*RIVALS, '--config.data.validation=0.1'),
     like='vit',
   ),
-  # The leaders of 'rivals' on all of train, each at the rate that was best in 'rivals-rates'.
+  # The leaders of 'rivals', each at the rate that was best in 'rivals-rates'.
   'rivals-best': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_arms({label: f'{LEADERS[label]} optimizer.learning_rate={rate}' for label, rate in BEST.items()}),

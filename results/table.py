@@ -21,7 +21,7 @@ from hbf.training.workdir import flatten, load_config
 from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parent
-COMPARISONS = ('small', 'laptop', 'rivals', 'text', 'text-long', 'text-masked')
+COMPARISONS = ('small', 'laptop', 'rivals', 'rivals-best', 'text', 'text-long', 'text-masked')
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 # Whether each block is told of.
