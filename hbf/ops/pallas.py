@@ -34,7 +34,7 @@ class _Tiling(NamedTuple):
     centres: in a block; a power of two.
     features: most that a program holds of what it sums, a power of two; None for all. Programs for other features
       compute the same responses again, so narrow tokens gain more than wide ones.
-    depth: features multiplied at a time, a divisor of `features`; None for all.
+    depth: most features multiplied at a time, a divisor of `features`; None for all.
     ordered: the grid's last axis runs in order, and blocks summed over come along it while the sums stay in fast
       memory; else programs run in parallel, and each has a loop over the blocks.
     options: of `pallas_call`.
@@ -203,11 +203,14 @@ def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax
   if depth is None:
     return _dot(a[rows, :], b[columns, :], 1, 1)
 
+  features = a.shape[-1]
+  at_once = min(depth, features)  # a GPU doesn't check what it reads: beyond a row lies the next
+
   def add(i: jax.Array | int, total: jax.Array | float) -> jax.Array:
-    part = pl.ds(i * depth, depth)
+    part = pl.ds(i * at_once, at_once)
     return total + _dot(a[rows, part], b[columns, part], 1, 1)
 
-  return jax.lax.fori_loop(1, a.shape[-1] // depth, add, add(0, 0.0))
+  return jax.lax.fori_loop(1, features // at_once, add, add(0, 0.0))
 
 
 def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:

@@ -82,6 +82,16 @@ def test_every_kernel_and_normalisation_equals_the_plain_form_in_float32(kernel,
   assert_equal(*forms, arrays, tolerance, {name: z.astype(jnp.float32) for name, z in arrays.items()})
 
 
+@pytest.mark.parametrize('platform', ['cuda', 'tpu'])
+def test_the_blocks_of_the_hardware_suit_tokens_narrower_than_they(platform, monkeypatch):
+  blocks = pallas._TILINGS[platform]._replace(options={'interpret': True})
+  monkeypatch.setitem(pallas._TILINGS, 'cpu', blocks)
+  unit = {'kernel': 'gaussian', 'normalisation': 'layer', 'metric': 'diagonal'}
+  arrays = make()
+  forms = (functools.partial(hyperbf, form='pallas', **unit), functools.partial(hyperbf_plain, **unit))
+  assert_equal(*forms, arrays, 1e-4, arrays)
+
+
 def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
   """bilinear responses may be huge: those of points that only fill a block must not turn into NaN."""
   arrays = make(seed=3)
@@ -103,7 +113,11 @@ def test_forward_and_gradient_lower_without_the_hardware(platform, call, d, dtyp
   def loss(*z):
     return hyperbf(*z, kernel=kernel, width=2.0, normalisation='layer', form='pallas').astype(jnp.float32).sum()
 
-  lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes).lower(lowering_platforms=(platform,))
+  # Triton asks what GPU it is for, from JAX 0.11 on.
+  device = jax.sharding.AbstractDevice(device_kind='NVIDIA H200', num_cores=132, platform='gpu')
+  mesh = jax.sharding.AbstractMesh((1,), ('data',), abstract_device=device if platform == 'cuda' else None)
+  with jax.sharding.use_abstract_mesh(mesh):
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes).lower(lowering_platforms=(platform,))
   assert lowered.as_text().count(call) == 3  # the sums, and both kernels of the gradient
 
 
