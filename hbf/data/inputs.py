@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hbf.data import host, sources
+from hbf.data import host, levels, sources
 from hbf.data.host import HostBatch
 from hbf.data.order import evenly_spaced
 from hbf.data.sources import Source
@@ -30,7 +30,6 @@ from hbf.errors import choose
 Batch = dict[str, jax.Array]
 
 _TRANSFERS_AHEAD = 2
-_BLOCK = 2**16  # Images of which squared levels add up to less than 2³².
 _STATISTICS_EXAMPLES = 4096  # Of a stream. For CIFAR-10 the mean's standard error is then 0.9% of the deviation.
 
 
@@ -151,7 +150,8 @@ class DeviceInput(ResidentInput, ImageInput):
   def sums(self) -> tuple[int, np.ndarray]:
     """Returns those of all pixels, as the devices add them up."""
     whole = NamedSharding(self._sharding.mesh, PartitionSpec())
-    sums = np.asarray(jax.jit(_column_sums, out_shardings=whole)(self.resident.image))
+    add = jax.jit(levels.column_sums, static_argnums=1, out_shardings=whole)
+    sums = np.asarray(add(self.resident.image, self._sharding))
     height, width, channels = self.resident.image_shape
     per_channel = sums.astype(np.int64).reshape(2, -1, height * width, channels).sum(axis=(1, 2))
     return self._count * height * width, per_channel
@@ -182,10 +182,10 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Returns those of evenly spaced examples."""
+    """Returns those of evenly spaced examples: all would take an epoch to read."""
     images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
-    levels = images.reshape(-1, images.shape[-1]).astype(np.int64)
-    return len(levels), np.stack([levels.sum(axis=0), np.square(levels).sum(axis=0)])
+    pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
+    return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
 
   def _host_batches(
     self, order: host.Order, start: int, stop: int, rows: np.ndarray
@@ -314,33 +314,6 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jax.shard_map(of_share, mesh=resident.sharding.mesh, in_specs=split, out_specs=split)(
     resident.image, resident.label, rows
   )
-
-
-def channel_statistics(data: ImageInput) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Returns the mean and the standard deviation of each channel, in units of 1 = white.
-
-  They are exact over all pixels of the device-resident input, and of 4,096 evenly spaced examples of a stream, which
-  would take an epoch to read; so any number of devices gives the same. A channel that hardly varies has the deviation
-  of one grey level, 1/255, so that one can divide by it.
-
-  Args:
-    data: the images.
-  """
-  pixels, sums = data.sums()
-  mean, std = zip(*(_moments(pixels, *channel) for channel in sums.T.tolist()), strict=True)
-  return mean, std
-
-
-def _column_sums(image: jax.Array) -> jax.Array:
-  """The sums over M of uint8 [M, K] and of their squares, uint32 [2, G, K], in G blocks that can't overflow."""
-  blocks = [image[start : start + _BLOCK].astype(jnp.uint32) for start in range(0, len(image), _BLOCK)]
-  return jnp.stack([jnp.stack([(z**power).sum(axis=0) for z in blocks]) for power in (1, 2)])
-
-
-def _moments(pixels: int, first: int, second: int) -> tuple[float, float]:
-  """Returns mean and standard deviation of a channel from its sums over pixels; Python's integers can't overflow."""
-  variance = (pixels * second - first**2) / pixels**2
-  return first / pixels / 255, max(math.sqrt(variance), 1) / 255
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import optax
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
+from hbf.data import levels
 from hbf.data.arguments import Entry
 from hbf.data.augment import augment, normalise
 from hbf.data.datasets import Dataset, load
@@ -23,7 +24,6 @@ from hbf.data.inputs import (
   Resident,
   abstract_batch,
   abstract_resident,
-  channel_statistics,
   gather,
   make_input,
 )
@@ -164,7 +164,7 @@ class Classification(Task):
       resolved.data.update(mean=(0.5,) * channels, std=(0.25,) * channels)
     elif not config.data.mean:
       assert isinstance(train, ImageInput)
-      resolved.data.mean, resolved.data.std = channel_statistics(train)
+      resolved.data.mean, resolved.data.std = levels.statistics(*train.sums())
     return resolved
 
   def see(self, resident: Resident, batch: Batch) -> Seen:

@@ -12,7 +12,7 @@ import pytest
 from in_memory import ArraySource
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hbf.data.inputs import DeviceInput, StreamInput, channel_statistics, gather, make_input
+from hbf.data.inputs import DeviceInput, StreamInput, gather, make_input
 from hbf.data.order import EvalOrder, TrainOrder
 from hbf.data.sources import Subset
 from hbf.errors import UserError
@@ -181,47 +181,3 @@ def test_unknown_kind_and_empty_source(make_source, sharding):
     make_input('devise', make_source(), sharding, workers=0, resident_bytes=0)
   with pytest.raises(UserError, match='no example'):
     make_input('auto', Subset(make_source(), np.zeros(0, int)), sharding, workers=0, resident_bytes=0)
-
-
-@pytest.mark.parametrize('shape', [(4, 6, 3), (8, 8, 1)])
-def test_channel_statistics_are_exact(make_source, sharding, shape):
-  source = make_source(130, shape)
-  statistics = channel_statistics(DeviceInput(source, sharding))
-  assert channel_statistics(StreamInput(source, sharding, 0)) == statistics
-  np.testing.assert_allclose(statistics, _moments(source.images), rtol=1e-12)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Counted(ArraySource):
-  """A source that knows which examples were asked for."""
-
-  asked: list[int] = dataclasses.field(default_factory=list)
-
-  def __getitem__(self, index):
-    self.asked.append(index)
-    return super().__getitem__(index)
-
-
-def _moments(images):
-  pixels = images.astype(np.float64).reshape(-1, images.shape[-1]) / 255
-  return [pixels.mean(0), pixels.std(0)]
-
-
-def test_channel_statistics_of_a_stream_read_evenly_spaced_examples_only(make_source, sharding):
-  whole = make_source(3 * 4096 + 1, (1, 1, 3))
-  source = _Counted(whole.images, whole.labels)
-  data = StreamInput(source, sharding, 0)
-  source.asked.clear()
-  statistics = channel_statistics(data)
-  asked = sorted(source.asked)
-  assert len(asked) == 4096 and set(np.diff(asked)) <= {3, 4} and asked[-1] >= len(whole) - 4
-  np.testing.assert_allclose(statistics, _moments(whole.images[asked]), rtol=1e-12)
-  exact = channel_statistics(DeviceInput(whole, sharding))
-  np.testing.assert_allclose(exact, _moments(whole.images), rtol=1e-12)
-
-
-def test_a_constant_channel_can_be_divided_by(make_source, sharding):
-  source = make_source(10)
-  source.images[..., 1] = 7
-  mean, std = channel_statistics(DeviceInput(source, sharding))
-  assert mean[1] == 7 / 255 and std[1] == 1 / 255

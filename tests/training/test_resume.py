@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 from toy_runs import ONE, QUIET, assert_same_run, assert_timed, damage, params_of, stop_at, timeless
 
+from hbf.data import levels
 from hbf.data.inputs import Input
 from hbf.data.order import EvalOrder
 from hbf.errors import UserError
-from hbf.tasks import classification
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.loop import train
 from hbf.training.reporter import Reporter
@@ -78,7 +78,7 @@ def goes_on(finished, workdir):
 
 def test_sigterm_saves_and_the_same_call_goes_on_exactly(finished, parts, monkeypatch):
   """Also if the parts cut the steps into other calls; and nothing is measured again."""
-  monkeypatch.setattr(classification, 'channel_statistics', None)
+  monkeypatch.setattr(levels, 'statistics', None)
   assert 'goes on after step 14' in goes_on(finished, parts)
 
 
