@@ -5,13 +5,13 @@ python -m hbf.authors ours.pth --workdir runs/ours --export                     
 """
 
 import argparse
-import pathlib
 import sys
 from collections.abc import Sequence
 
 from absl import logging
 
 from hbf import cli
+from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
 from hbf.interop import authors, tensors
 from hbf.models.classifier import ImageClassifier
@@ -23,18 +23,14 @@ from hbf.training.machine import keep_freed_memory
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  parser = argparse.ArgumentParser(
-    prog='python -m hbf.authors',
-    description="Reads a state_dict of the authors' public code into a workdir for eval.py, or writes one.",
+  parser = Parser(
+    'hbf.authors', "Reads a state_dict of the authors' public code into a workdir for eval.py, or writes one."
   )
-  parser.add_argument('file', type=pathlib.Path, metavar='FILE', help=', '.join(tensors.READERS))
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='made here; with --export: read')
+  parser.add_path('file', metavar='FILE', help=', '.join(tensors.READERS))
+  parser.add_run('made here; with --export: read')
   parser.add_argument('--config', default='configs/cifar10.py', help='of the data set; default: %(default)s')
   parser.add_argument('--heads', type=int, help="of ViT's attention; default: 4")
-  parser.add_argument('--data_dir', default='', help='where prepared TFDS data lie, if not where the config says')
-  parser.add_argument('--data_root', default='', help='the image folder')
   parser.add_argument('--export', action='store_true', help="write the workdir's network to FILE")
-  parser.add_argument('--checkpoint', default='latest', help='to export: latest, best or a step')
   parser.add_argument('--average', action='store_true', help='to export: the moving average of its parameters')
   flags = parser.parse_args(arguments)
   keep_freed_memory()

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-# What a package may import of the others, beside itself, hbf.errors and hbf.markdown.
+# What a package may import of the others, beside itself, hbf.errors, hbf.markdown and hbf.arguments.
 LAYERS = {
   'ops': set(),
   'nn': {'ops'},
@@ -27,7 +27,7 @@ LAYERS = {
   'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'cli'},
 }
 # Modules beside the packages; every other one is a command, which may use all and which nothing imports.
-SHARED = {'errors': set(), 'markdown': set(), 'cli': {'errors'}}
+SHARED = {'errors': set(), 'markdown': set(), 'arguments': {'errors'}, 'cli': {'errors'}}
 
 
 def imported(path):
@@ -41,7 +41,7 @@ def imported(path):
 
 @pytest.mark.parametrize('package', LAYERS)
 def test_imports_run_one_way(package):
-  allowed = {package, 'errors', 'markdown'} | LAYERS[package]
+  allowed = {package, 'errors', 'markdown', 'arguments'} | LAYERS[package]
   for path in (ROOT / 'hbf' / package).rglob('*.py'):
     parts = [name.split('.') for name in imported(path) if name.startswith('hbf.')]
     assert {part[1] for part in parts} <= allowed, path

@@ -6,7 +6,6 @@ python -m hbf.analysis.dead_units --report         # the table and the figure ag
 Each model differs only in its stage 2; docs/dead-units.md tells what it shows.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -25,6 +24,7 @@ from rich.console import Console
 from configs import digits
 from hbf.analysis.dead_units_report import draw, table
 from hbf.analysis.units import Units, observe
+from hbf.arguments import Parser
 from hbf.data.augment import normalise
 from hbf.errors import UserError, in_one_line
 from hbf.models.classifier import ImageClassifier
@@ -134,10 +134,8 @@ def _figures(units: Units) -> dict[str, Any]:
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  parser = argparse.ArgumentParser(prog='python -m hbf.analysis.dead_units', description=__doc__.split('\n')[0])
-  parser.add_argument(
-    '--out', type=pathlib.Path, default=pathlib.Path('runs/dead-units'), help='folder; default: %(default)s'
-  )
+  parser = Parser('hbf.analysis.dead_units', __doc__.split('\n')[0])
+  parser.add_path('--out', default='runs/dead-units', help='folder; default: %(default)s')
   parser.add_argument('--data_dir', default='~/tensorflow_datasets', help='of the digits, prepared there if need be')
   parser.add_argument('--report', action='store_true', help='draw what was measured before')
   flags = parser.parse_args(arguments)

@@ -5,7 +5,6 @@ depend on the distance of two tokens alone, which nothing asks of them (Liu et a
 and, of such weights, mixing.png.
 """
 
-import argparse
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import matplotlib.pyplot as plt
 
 from hbf import markdown
 from hbf.analysis.weights import attention_weights
+from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
 from hbf.models.language import LanguageModel
 from hbf.training.evaluate import restore
@@ -139,11 +139,8 @@ def draw(matrices: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  parser = argparse.ArgumentParser(prog='python -m hbf.analysis.mixing', description=__doc__.split('\n')[0])
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of a run on texts')
-  parser.add_argument('--checkpoint', default='latest', help='latest, best or a step')
-  parser.add_argument('--data_dir', default='', help='where prepared TFDS data lie, if not where they were')
-  parser.add_argument('--data_root', default='', help='the text, if not where it was')
+  parser = Parser('hbf.analysis.mixing', __doc__.split('\n')[0])
+  parser.add_run('of a run on texts')
   flags = parser.parse_args(arguments)
   keep_freed_memory()
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant

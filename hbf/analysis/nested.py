@@ -3,7 +3,6 @@
 The first centres of every block are taken by themselves, as training with stage2.nested lets any number of them work.
 """
 
-import argparse
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
+from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.figures import ACCURACY
 from hbf.models.build import count_parameters, flops_per_example
@@ -91,13 +91,10 @@ def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  parser = argparse.ArgumentParser(prog='python -m hbf.analysis.nested', description=__doc__.split('\n')[0])
-  parser.add_argument('--workdir', type=pathlib.Path, required=True, help='of a run with stage 2 hyperbf')
-  parser.add_argument('--checkpoint', default='latest', help='latest, best or a step')
+  parser = Parser('hbf.analysis.nested', __doc__.split('\n')[0])
+  parser.add_run('of a run with stage 2 hyperbf')
   parser.add_argument('--average', action='store_true', help='take the moving average of the parameters')
   parser.add_argument('--counts', default='', help='of centres, such as 16,64,256; default: powers of two and all')
-  parser.add_argument('--data_dir', default='', help='where prepared TFDS data lie, if not where the config says')
-  parser.add_argument('--data_root', default='', help='the image folder')
   flags = parser.parse_args(arguments)
   keep_freed_memory()
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant

@@ -1,6 +1,5 @@
 """Prepares data sets: `python -m hbf.data.prepare NAME [--archive FILE] [--dir DIR]`."""
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow_datasets as tfds
 from etils import epath
 
+from hbf.arguments import Parser
 from hbf.data import archives, prepared
 from hbf.data.archives import Published
 from hbf.data.builders import cifar, digits, tiny_imagenet, tiny_shakespeare
@@ -195,7 +195,7 @@ def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
-  parser = argparse.ArgumentParser(prog='python -m hbf.data.prepare', description='Prepares a data set.')
+  parser = Parser('hbf.data.prepare', 'Prepares a data set.')
   parser.add_argument('name', metavar='NAME', help=', '.join(PREPARATIONS))
   parser.add_argument('--archive', metavar='FILE', help='local archive; without it the official one is downloaded')
   parser.add_argument('--dir', metavar='DIR', default='~/tensorflow_datasets', help='default: %(default)s')

@@ -1,0 +1,35 @@
+"""Commands whose modules are imported too: a wrong flag is a line, and ~ the home folder."""
+
+import importlib
+import pathlib
+
+import pytest
+
+from hbf.arguments import Parser
+from hbf.errors import UserError
+
+COMMANDS = ['authors', 'data.prepare', 'analysis.mixing', 'analysis.nested', 'analysis.dead_units']
+
+
+@pytest.mark.parametrize('command', COMMANDS)
+def test_a_wrong_flag_ends_in_one_line(command, capsys):
+  main = importlib.import_module(f'hbf.{command}').main
+  required = {'data.prepare': ['digits'], 'authors': ['FILE', '--workdir=W'], 'analysis.dead_units': []}
+  assert main([*required.get(command, ['--workdir=W']), '--wrong=1']) == 1
+  said = capsys.readouterr()
+  line = f'error: unrecognized arguments: --wrong=1: `python -m hbf.{command} --help` has the flags\n'
+  assert (said.out, said.err) == ('', line)
+
+
+def test_paths_may_be_in_the_home_folder(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/her')
+  parser = Parser('hbf.some', 'Does it.')
+  parser.add_run('of a run')
+  assert parser.parse_args(['--workdir=~/runs/text']).workdir == pathlib.Path('/home/her/runs/text')
+
+
+def test_flags_are_written_in_full():
+  parser = Parser('hbf.some', 'Does it.')
+  parser.add_run('of a run')
+  with pytest.raises(UserError, match='--workdir'):
+    parser.parse_args(['--work=runs'])
