@@ -76,8 +76,9 @@ def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
     read_config(overrides or ['--config=configs/digits.py'])  # refuses unknown keys
     flags = [flag for flag in flags if flag not in overrides]
   source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
-  if 'cli.define_processes' in source:
-    source += (ROOT / 'hbf' / 'cli.py').read_text()
+  for call, shared in (('cli.define_processes(', 'cli'), ('.add_run(', 'arguments')):
+    if call in source:
+      source += (ROOT / 'hbf' / f'{shared}.py').read_text()
   unknown = [flag for flag in flags if not re.search(rf"'(--)?{re.split('=', flag[2:])[0]}'", source)]
   assert unknown == []
 
