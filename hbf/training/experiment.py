@@ -104,7 +104,10 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   splits = make_splits(task, config.data.validation)
   examples = len(splits['train'])
   if examples < config.train.batch_size:
-    raise UserError(f'train.batch_size {config.train.batch_size} is more than the {examples} examples of train')
+    size = config.train.batch_size
+    raise UserError(
+      f'train.batch_size {size} is more than the {examples} examples of train: set it to {examples} or less'
+    )
   clock = Clock(examples, config.train.batch_size, config.train.epochs)
   due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
   schedule = make_schedule(config.optimizer, clock)

@@ -183,7 +183,7 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
   ('changes', 'message'),
   [
     ({'train.batch_size': 60}, r'train.batch_size 60 cannot be shared by 8 devices: use a multiple of 8, such as 56'),
-    ({'train.batch_size': 4096}, r'more than the 1298 examples'),
+    ({'train.batch_size': 4096}, r'more than the 1298 examples of train: set it to 1298 or less'),
     ({'mesh.data': 3}, r'mesh.data 3 × mesh.fsdp 1 × mesh.tensor 1 cannot be formed of 8 devices'),
     ({'mesh.tensor': 4}, r'mesh.tensor 4 does not divide model.heads 2, .*: use a multiple of 4, such as 4'),
     (
