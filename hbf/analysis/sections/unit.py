@@ -16,6 +16,7 @@ from hbf.training.writers import read_metrics
 IMAGES = 20
 STAGES = ('stage1', 'stage2')
 STYLES = ('-', '--', '-.', ':')  # of blocks, which colours alone don't tell apart
+Curves = dict[str, dict[str, Any]]  # numbers of a stage's blocks
 
 
 def section(subject: Subject) -> Section:
@@ -33,13 +34,13 @@ def section(subject: Subject) -> Section:
   ]
   header = ('block', 'stage', 'kernel', 'σ', 'σ at init', 'distance', 'σ / distance', '‖WᵀW − 1‖ / ‖1‖')
   table = Table(header, rows, 'Widths, and the root mean square of the distances that they are for.')
-  parts: list[Any] = [_drawing(found), table, *map(Text, _claims(found))]
+  parts: list[Any] = [*_kernels(found), table, *map(Text, _claims(found))]
   if lines := [line for line in read_metrics(subject.workdir) if 'widths' in line]:
     for block, stages in found.items():
       for stage, w in stages.items():
         if len(w.width):
           numbers[block][stage]['in_training'] = [line['widths'][block][stage] for line in lines]
-    parts.append(_history([line['epoch'] for line in lines], numbers))
+    parts += _history([line['epoch'] for line in lines], numbers)
     numbers['epochs'] = [line['epoch'] for line in lines]
   command = f'hbf.analysis.widths.widths(subject, subject.test.images[:{IMAGES}])'
   return Section('unit', 'The unit', parts, numbers, command)
@@ -71,31 +72,43 @@ def _metric(w: Widths) -> str:
   return 'identity' if w.metric is None else f'{w.metric:.2f}'
 
 
-def _drawing(found: dict[str, dict[str, Widths]]) -> Drawing:
-  figures, axes = zip(*(panel() for _ in STAGES), strict=True)
+def _kernels(found: dict[str, dict[str, Widths]]) -> list[Drawing]:
   distance = np.linspace(0, 2, 200)
-  for axis, stage in zip(axes, STAGES, strict=True):
-    for (block, stages), style in zip(found.items(), itertools.cycle(STYLES)):
-      if stage in stages and np.isfinite(stages[stage].relative):
-        scaled = np.square(distance / stages[stage].relative) / 2
-        kernel = np.exp(np.asarray(KERNELS[stages[stage].kernel](jnp.asarray(scaled))))
-        axis.plot(distance, kernel, label=block, ls=style)
-    axis.set(xlabel='distance, over its root mean square', ylabel='K', ylim=(0, 1.05), title=stage)
-    if axis.has_data():
-      legend(axis)
-  return Drawing(figures, 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.')
+  curves: Curves = {stage: {} for stage in STAGES}
+  for block, stages in found.items():
+    for stage, w in stages.items():
+      if np.isfinite(w.relative):
+        scaled = np.square(distance / w.relative) / 2
+        curves[stage][block] = np.exp(np.asarray(KERNELS[w.kernel](jnp.asarray(scaled))))
+  caption = 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.'
+  about = {'xlabel': 'distance, over its root mean square', 'ylabel': 'K', 'ylim': (0, 1.05)}
+  return _drawings(distance, curves, caption, **about)
 
 
-def _history(epochs: list[float], numbers: dict[str, Any]) -> Drawing:
-  figures, axes = zip(*(panel() for _ in STAGES), strict=True)
-  for axis, stage in zip(axes, STAGES, strict=True):
-    for (block, stages), style in zip(numbers.items(), itertools.cycle(STYLES)):
-      if 'in_training' in stages.get(stage, {}):
-        axis.plot(epochs, stages[stage]['in_training'], label=block, ls=style)
-    axis.set(xlabel='epoch', ylabel='mean σ', title=stage)
-    if axis.has_data():
-      legend(axis)
-  return Drawing(figures, 'The mean of the learned widths in training.')
+def _history(epochs: list[float], numbers: dict[str, Any]) -> list[Drawing]:
+  curves: Curves = {
+    stage: {
+      block: stages[stage]['in_training']
+      for block, stages in numbers.items()
+      if 'in_training' in stages.get(stage, {})
+    }
+    for stage in STAGES
+  }
+  caption = 'The mean of the learned widths in training.'
+  return _drawings(epochs, curves, caption, xlabel='epoch', ylabel='mean σ')
+
+
+def _drawings(x: Any, curves: Curves, caption: str, **about: Any) -> list[Drawing]:
+  """One of a panel for each stage that has curves over x, those of its blocks; none if no stage has."""
+  figures = []
+  for stage in filter(curves.get, STAGES):
+    figure, axis = panel()
+    for (block, y), style in zip(curves[stage].items(), itertools.cycle(STYLES)):
+      axis.plot(x, y, label=block, ls=style)
+    axis.set(**about, title=stage)
+    legend(axis)
+    figures.append(figure)
+  return [Drawing(figures, caption)] if figures else []
 
 
 def _claims(found: dict[str, dict[str, Widths]]) -> list[str]:

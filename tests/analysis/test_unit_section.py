@@ -1,0 +1,32 @@
+"""The section on the unit draws what there is."""
+
+import dataclasses
+import json
+
+import pytest
+
+from hbf.analysis.page import Drawing
+from hbf.analysis.sections import unit
+
+
+def titles(subject, tmp_path, stages):
+  """Of the panels of each drawing, for a run that logged the widths of these stages twice."""
+  widths = {f'block{i}': dict.fromkeys(stages, 1.5) for i in range(2)}
+  lines = [{'step': step, 'epoch': step / 2, 'split': 'train', 'widths': widths} for step in (1, 2)]
+  (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  section = unit.section(dataclasses.replace(subject, workdir=tmp_path))
+  drawings = [part for part in section.parts if isinstance(part, Drawing)]
+  return [[figure.axes[0].get_title() for figure in drawing.figures] for drawing in drawings]
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'stages'), [('model=hyperbf', ['stage1', 'stage2']), ('model=gated', ['stage1'])]
+)
+def test_a_stage_without_a_kernel_has_no_panel(made, tmp_path, arguments, stages):
+  assert titles(made(arguments), tmp_path, stages) == [stages, stages]
+
+
+def test_fixed_widths_have_a_table_and_no_drawing(made, tmp_path):
+  fixed = made(**{'model.stage1.widths': 'fixed', 'model.stage2.widths': 'fixed'})
+  section = unit.section(dataclasses.replace(fixed, workdir=tmp_path))
+  assert not any(isinstance(part, Drawing) for part in section.parts)
