@@ -25,18 +25,21 @@ def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def _block_sums(image: jax.Array) -> jax.Array:
-  sums = [_sums(image[start : start + BLOCK].astype(jnp.uint32)) for start in range(0, len(image), BLOCK)]
-  return jnp.stack([jnp.stack(part) for part in zip(*sums, strict=True)])
+  starts = range(0, len(image), BLOCK)
+  return jnp.stack([_sums(image[start : start + BLOCK].astype(jnp.uint32)) for start in starts], axis=1)
 
 
-def _sums(z: jax.Array) -> list[jax.Array]:
-  """Both sums in one reduction: for two XLA's CPU backend would keep `z`, four times the images, and its squares."""
+def _sums(z: jax.Array) -> jax.Array:
+  """Both sums, [2, K], in one reduction.
+
+  For two XLA's CPU backend would keep `z`, four times the images, and its squares.
+  """
 
   def add(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
     return [one + other for one, other in zip(sums, more, strict=True)]
 
   zero = np.uint32(0)
-  return jax.lax.reduce([z, z * z], [zero, zero], add, dimensions=(0,))
+  return jnp.stack(jax.lax.reduce([z, z * z], [zero, zero], add, dimensions=(0,)))
 
 
 def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

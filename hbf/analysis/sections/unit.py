@@ -16,7 +16,6 @@ from hbf.training.writers import read_metrics
 IMAGES = 20
 STAGES = ('stage1', 'stage2')
 STYLES = ('-', '--', '-.', ':')  # of blocks, which colours alone don't tell apart
-Curves = dict[str, dict[str, Any]]  # numbers of a stage's blocks
 
 
 def section(subject: Subject) -> Section:
@@ -74,40 +73,39 @@ def _metric(w: Widths) -> str:
 
 def _kernels(found: dict[str, dict[str, Widths]]) -> list[Drawing]:
   distance = np.linspace(0, 2, 200)
-  curves: Curves = {stage: {} for stage in STAGES}
-  for block, stages in found.items():
-    for stage, w in stages.items():
-      if np.isfinite(w.relative):
-        scaled = np.square(distance / w.relative) / 2
-        curves[stage][block] = np.exp(np.asarray(KERNELS[w.kernel](jnp.asarray(scaled))))
+
+  def kernel(w: Widths) -> np.ndarray:
+    return np.exp(np.asarray(KERNELS[w.kernel](jnp.asarray(np.square(distance / w.relative) / 2))))
+
+  curves = {
+    block: {stage: kernel(w) for stage, w in stages.items() if np.isfinite(w.relative)}
+    for block, stages in found.items()
+  }
   caption = 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.'
   about = {'xlabel': 'distance, over its root mean square', 'ylabel': 'K', 'ylim': (0, 1.05)}
   return _drawings(distance, curves, caption, **about)
 
 
 def _history(epochs: list[float], numbers: dict[str, Any]) -> list[Drawing]:
-  curves: Curves = {
-    stage: {
-      block: stages[stage]['in_training']
-      for block, stages in numbers.items()
-      if 'in_training' in stages.get(stage, {})
-    }
-    for stage in STAGES
+  curves = {
+    block: {stage: z['in_training'] for stage, z in stages.items() if 'in_training' in z}
+    for block, stages in numbers.items()
   }
-  caption = 'The mean of the learned widths in training.'
-  return _drawings(epochs, curves, caption, xlabel='epoch', ylabel='mean σ')
+  return _drawings(epochs, curves, 'The mean of the learned widths in training.', xlabel='epoch', ylabel='mean σ')
 
 
-def _drawings(x: Any, curves: Curves, caption: str, **about: Any) -> list[Drawing]:
-  """One of a panel for each stage that has curves over x, those of its blocks; none if no stage has."""
+def _drawings(x: Any, curves: dict[str, dict[str, Any]], caption: str, **about: Any) -> list[Drawing]:
+  """One with a panel for each stage that has curves over x, by block and stage; none if no stage has any."""
   figures = []
-  for stage in filter(curves.get, STAGES):
-    figure, axis = panel()
-    for (block, y), style in zip(curves[stage].items(), itertools.cycle(STYLES)):
-      axis.plot(x, y, label=block, ls=style)
-    axis.set(**about, title=stage)
-    legend(axis)
-    figures.append(figure)
+  for stage in STAGES:
+    of_blocks = {block: stages[stage] for block, stages in curves.items() if stage in stages}
+    if of_blocks:
+      figure, axis = panel()
+      for (block, y), style in zip(of_blocks.items(), itertools.cycle(STYLES)):
+        axis.plot(x, y, label=block, ls=style)
+      axis.set(**about, title=stage)
+      legend(axis)
+      figures.append(figure)
   return [Drawing(figures, caption)] if figures else []
 
 
