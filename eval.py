@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
   console = Console(file=sys.stdout)
   print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}', console)
   if 'confusion' in evaluation.result:
-    print_classes(evaluation.result, evaluation.task.dataset.classes, console)
+    print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
   return 0
 
 

@@ -74,7 +74,7 @@ class Subject:
   @property
   def classes(self) -> tuple[str, ...]:
     """Names of the classes."""
-    return tuple(map(str, self.task.dataset.classes))
+    return tuple(map(str, self.task.dataset.class_names))
 
   @property
   def model(self) -> ImageClassifier:

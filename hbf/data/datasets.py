@@ -20,12 +20,19 @@ class Dataset:
     classes: name of each label.
     image_shape: height, width, channels of every image.
     splits: `train` and `test`, whatever the data set calls the latter.
+    names: what readers are told in the place of a class whose name is an id, by class.
   """
 
   name: str
   classes: tuple[str, ...]
   image_shape: tuple[int, int, int]
   splits: Mapping[str, Source]
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @property
+  def class_names(self) -> tuple[str, ...]:
+    """What readers are told of each label."""
+    return tuple(self.names.get(name, name) for name in self.classes)
 
 
 def load(
@@ -92,4 +99,4 @@ def _open_prepared(name: str, path: epath.Path, test_split: str, image_size: int
     'train': prepared.open_split(builder, 'train', image_size),
     'test': prepared.open_split(builder, test_split, image_size),
   }
-  return Dataset(name, tuple(features['label'].names), shape, splits)
+  return Dataset(name, tuple(features['label'].names), shape, splits, prepared.names(builder))

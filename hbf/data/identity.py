@@ -20,8 +20,9 @@ def identity(dataset: Dataset) -> dict[str, Any]:
     dataset: as `hbf.data.datasets.load` returns it.
 
   Returns:
-    name; classes: their names; image_shape: height, width, channels; splits: the number of examples of each;
-    fingerprint: SHA-256 of names, labels and images, in hexadecimal.
+    name; classes: as they are stored; names: what readers are told in their place, by class, which tells no data set
+    from others; image_shape: height, width, channels; splits: the number of examples of each; fingerprint: SHA-256 of
+    classes, labels and images, in hexadecimal.
 
   Raises:
     UserError: an image can't be read.
@@ -29,6 +30,7 @@ def identity(dataset: Dataset) -> dict[str, Any]:
   return {
     'name': dataset.name,
     'classes': list(dataset.classes),
+    'names': dict(dataset.names),
     'image_shape': list(dataset.image_shape),
     'splits': {split: len(source) for split, source in dataset.splits.items()},
     'fingerprint': _fingerprint(dataset),

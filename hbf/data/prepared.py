@@ -197,6 +197,11 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
   return builder.as_data_source(split, deserialize_method=raw, file_format='array_record')
 
 
+def names(builder: tfds.core.DatasetBuilder) -> dict[str, str]:
+  """Returns what the classes are in words, by class, where the data set's metadata say so."""
+  return dict((builder.info.metadata or {}).get('names', {}))
+
+
 def count(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
   """Returns the number of examples of each split."""
   return {name: split.num_examples for name, split in builder.info.splits.items()}

@@ -79,13 +79,13 @@ def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = 
   if not path.is_file():
     raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
   data = json.loads(path.read_text())
-  dataset = Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {})
+  dataset = Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
   restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
   said = json.loads(restored.config.to_json())
   about = {
     'task': said['task'],
     'dataset': dataset.name,
-    'classes': [*dataset.classes],
+    'classes': [*dataset.class_names],
     'image_shape': [*dataset.image_shape],
     'mean': said['data']['mean'],
     'std': said['data']['std'],

@@ -176,12 +176,17 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
   path = workdir / 'data.json'
   if not path.exists():
     return
-  stored, found = json.loads(path.read_text()), json.loads(json.dumps(data))
+  stored, found = (_without_names(json.loads(text)) for text in (path.read_text(), json.dumps(data)))
   if stored != found:
     raise UserError(
       f'{workdir} was trained on other data ({_other_data(stored, found)}): set data.root or data.dir to those '
       '(eval.py: --data_root, --data_dir), or choose another --workdir'
     )
+
+
+def _without_names(data: dict[str, Any]) -> dict[str, Any]:
+  """What tells data from others; readers may be told more of the same data by now."""
+  return {key: value for key, value in data.items() if key != 'names'}
 
 
 def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

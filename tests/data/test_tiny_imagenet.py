@@ -7,6 +7,7 @@ from conftest import encode, write_zip
 from PIL import Image
 
 from hbf.data.datasets import load
+from hbf.data.identity import identity
 from hbf.data.prepare import prepare
 from hbf.errors import UserError
 
@@ -31,10 +32,28 @@ def test_images_labels_and_splits(tiny_members, tmp_path, offline):
         assert (record['image'] == tiny_members[member]) == (original.mode == 'RGB')
 
 
+def test_readers_are_told_words_and_the_data_stay_the_same(tiny_members, tmp_path, offline):
+  words = 'n00000003\tbullfrog, Rana catesbeiana\nn00000004\tcrane, derrick\nn00000005\tcrane\nn99\tentity\n'
+  found = []
+  for text in ('', words):
+    members = {**tiny_members, 'tiny-imagenet-200/words.txt': text.encode()}
+    prepare('tiny_imagenet', str(tmp_path / f'tfds{len(text)}'), write_zip(tmp_path / 'a.zip', members))
+    directory = str(tmp_path / f'tfds{len(text)}')
+    found.append(load(name='tiny_imagenet', dir=directory, root='', image_size=0, download=False))
+  without, told = found
+  assert without.class_names == without.classes == told.classes
+  assert told.class_names[:3] == told.classes[:3] and told.class_names[6:] == told.classes[6:]
+  assert told.class_names[3:6] == ('bullfrog', 'crane (n00000004)', 'crane (n00000005)')
+  said = identity(told)
+  assert said.pop('names') == dict(zip(told.classes[3:6], told.class_names[3:6], strict=True))
+  assert said | {'names': {}} == identity(without)
+
+
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
     ('wnids.txt', None, 'lacks tiny-imagenet-200/wnids.txt'),
+    ('words.txt', None, 'lacks tiny-imagenet-200/words.txt'),
     ('wnids.txt', b'n1\nn2', 'lists 2 classes in wnids.txt, not 200'),
     ('val_annotations.txt', b'val_0.JPEG\tn00000000\t0', 'lacks val images of n00000001'),
     ('train/n00000007/images/n00000007_0.JPEG', None, 'lacks train images of n00000007'),

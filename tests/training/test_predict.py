@@ -275,6 +275,14 @@ def test_what_is_no_run_of_a_classifier_is_refused(finished, tmp_path, data, sai
     from_run(workdir)
 
 
+def test_answers_bear_the_names_that_the_data_have_for_readers(finished, tmp_path):
+  shutil.copytree(finished[0], tmp_path / 'run')
+  path = tmp_path / 'run' / 'data.json'
+  data = json.loads(path.read_text())
+  path.write_text(json.dumps(data | {'names': {'3': 'three'}}))
+  assert from_run(tmp_path / 'run').about['classes'] == ['three' if name == '3' else name for name in data['classes']]
+
+
 def command(*arguments):
   return subprocess.run([sys.executable, '-m', 'hbf.predict', *arguments], capture_output=True, text=True)
 

@@ -112,6 +112,11 @@ def test_other_data_are_refused_with_what_differs(tmp_path, toy, change, message
   assert (tmp_path / 'data.json').read_text() == before
 
 
+def test_what_readers_are_told_of_classes_may_differ(tmp_path, toy):
+  claim(tmp_path, toy(), DATA)
+  claim(tmp_path, toy(), DATA | {'names': {'cat': 'house cat'}})
+
+
 def test_an_old_run_learns_what_its_data_are_when_it_goes_on_and_not_when_it_is_finished(tmp_path, toy):
   for name in ('running', 'finished'):
     (tmp_path / name).mkdir()

@@ -3,6 +3,7 @@
 The labels of the official test images aren't public, so the validation images, as everywhere, are the test split.
 """
 
+import collections
 import io
 import posixpath
 import zipfile
@@ -20,7 +21,7 @@ _SIZE = 64
 
 
 class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Tiny ImageNet; the classes are WordNet ids, sorted."""
+  """Tiny ImageNet; the classes are WordNet ids, sorted, and `names` of the metadata says what they are in words."""
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -36,6 +37,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
         }
       ),
       supervised_keys=('image', 'label'),
+      metadata=tfds.core.MetadataDict(),
       homepage='https://cs231n.stanford.edu/tiny-imagenet-200.zip',
     )
 
@@ -45,9 +47,11 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
       classes = sorted(self._read(archive, f'{_ROOT}/wnids.txt').decode().split())
       annotations = self._read(archive, f'{_ROOT}/val/val_annotations.txt').decode()
       members = archive.namelist()
+      words = self._read(archive, f'{_ROOT}/words.txt').decode()
     if len(classes) != self.info.features['label'].num_classes:
       raise self._archive.error(f'lists {len(classes)} classes in wnids.txt, not 200')
     self.info.features['label'].names = classes
+    self.info.metadata['names'] = _names(classes, words)
     train, test = _train_labels(members), _test_labels(annotations)
     self._require_complete(classes, set(members), train, test)
     return {'train': self._generate_examples(train), 'test': self._generate_examples(test)}
@@ -106,3 +110,11 @@ def _test_labels(annotations: str) -> dict[str, str]:
   """Returns the class of each validation image, by member, from lines `FILE CLASS ...` parted by tabs."""
   rows = [line.split('\t') for line in annotations.splitlines() if '\t' in line]
   return {f'{_ROOT}/val/images/{name}': label for name, label, *_ in rows}
+
+
+def _names(classes: list[str], words: str) -> dict[str, str]:
+  """Returns the first of its synonyms by class, from lines `ID SYNONYM, ...`; two of one name bear their ids, too."""
+  synonyms = dict(line.split('\t', 1) for line in words.splitlines() if '\t' in line)
+  first = {name: synonyms[name].partition(',')[0] for name in classes if name in synonyms}
+  count = collections.Counter(first.values())
+  return {name: word if count[word] == 1 else f'{word} ({name})' for name, word in first.items()}
