@@ -27,6 +27,12 @@ LEADERS = {
   'gmlp': 'gmlp',
   'hyperbf-laptop': f'hyperbf {PLACES} {LAPTOPS_UNIT}',
 }
+# Of three of them another form each, at the rate that is best for them.
+FORMS = {
+  'hyperbf-places-8-heads': f'hyperbf {PLACES} model.heads=8 optimizer.learning_rate=4e-3',
+  'gated-places-8-heads': f'gated {PLACES} model.heads=8 optimizer.learning_rate=8e-3',
+  'gmlp-multiplicative': 'gmlp model.stage1.gate=multiplicative optimizer.learning_rate=4e-3',
+}
 BEST = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
@@ -118,10 +124,11 @@ PRESETS = {
     seeds=(0,),
     overrides=('--config.task=masked_token',),
   ),
-  # The leaders of 'rivals' at four rates each, on held-out images: one is best at the greatest of the usual three.
+  # The leaders of 'rivals' at four rates each, one being best at the greatest of the usual three, on held-out
+  # images; and another form of some.
   'rivals-rates': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
-    arms=_at_rates(LEADERS, (*RATES, '16e-3')),
+    arms=(*_at_rates(LEADERS, (*RATES, '16e-3')), *_arms(FORMS)),
     seeds=(0,),
     overrides=(*RIVALS, '--config.data.validation=0.1'),
     like='vit',
