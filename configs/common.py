@@ -67,7 +67,7 @@ def laptop() -> ConfigDict:
 
 
 def strong() -> ConfigDict:
-  """A GPU's: 300 passes of a model of 2.7 M parameters, of the sizes and with the tricks of Lee et al. 2021.
+  """A GPU's: 300 passes of a model of 2.8 M parameters, of the sizes and with the tricks of Lee et al. 2021.
 
   Their 100 epochs show every image three times. RandAugment stands for their AutoAugment.
   """

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from hbf.comparison.grid import Comparison
 
+DATA = ('cifar10', 'cifar100', 'tiny_imagenet')
 RATES = ('2e-3', '4e-3', '8e-3')
 SMALL = {
   'vit': 'vit',
@@ -17,6 +18,7 @@ TEXT = {
 }
 TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
+STRONG = {label: LAPTOP[label] for label in ('vit-gelu', 'hyperbf', 'gated')}
 PLACES = 'model.stage1.places=offsets'
 LAPTOPS_UNIT = (
   'model.stage2.norm=unit model.stage2.norm_affine=False model.stage2.normalisation=none model.stage2.widths=layer'
@@ -50,7 +52,7 @@ def _at_rates(models: Mapping[str, str], rates: Sequence[str] = RATES) -> tuple[
 PRESETS = {
   # CBMM Memo 143, Table 2: one seed, 100 epochs, the best test epoch.
   'memo': Comparison(
-    configs=tuple(f'configs/{data}.py:recipe=memo' for data in ('cifar10', 'cifar100', 'tiny_imagenet')),
+    configs=tuple(f'configs/{data}.py:recipe=memo' for data in DATA),
     arms=('vit', 'hyperbf'),
     seeds=(0, 1, 2),
     published={
@@ -83,6 +85,13 @@ PRESETS = {
     arms=_arms(LAPTOP),
     seeds=(0, 1, 2),
     overrides=('--config.model.pool=sequence',),
+  ),
+  # A GPU's. Published: the ViT of Lee et al. 2021, whose sizes, passes and tricks these are.
+  'strong': Comparison(
+    configs=tuple(f'configs/{data}.py:recipe=strong' for data in DATA),
+    arms=_arms(STRONG),
+    seeds=(0, 1, 2),
+    published={'cifar10/vit-gelu': 93.58, 'cifar100/vit-gelu': 73.81, 'tiny_imagenet/vit-gelu': 57.07},
   ),
   # Of the arms of 'laptop', the learning rate: as many trials for each, on held-out images. After two epochs of it
   # the greatest rate was best for all; what learns fast need not be what is best in the end.
