@@ -162,6 +162,9 @@ def _note(rows: list[Row]) -> str:
     f'One such interval in {round(1 / (1 - LEVEL))} misses by chance, of these {intervals} so about {misses}.'
     if misses
     else '',
+    'A difference counts the seeds that both arms have, a mean all of its own.'
+    if any(row.results.keys() != rows[0].results.keys() for row in compared)
+    else '',
     'Where there is one seed, there is no interval over the seeds, and nothing is said of others.'
     if any(not _bounds(row, row.seeds_difference) for row in compared)
     else '',

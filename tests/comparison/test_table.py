@@ -74,6 +74,17 @@ def test_of_one_seed_nothing_is_said_about_others(finish, tmp_path):
   assert 'nothing is said of others' not in markdown(read_rows(grid, tmp_path))
 
 
+def test_a_difference_over_fewer_seeds_than_a_mean_says_so(finish, tmp_path):
+  grid = grid_of('vit', 'hyperbf')
+  first, second = grid.arms
+  for arm, seed in [(first, 0), (second, 0), (second, 1)]:
+    finish(arm, seed)
+  said = 'A difference counts the seeds that both arms have'
+  assert said in markdown(read_rows(grid, tmp_path))
+  finish(first, 1)
+  assert said not in markdown(read_rows(grid, tmp_path))
+
+
 def test_the_report_of_held_out_images_has_the_last_figures_of_finished_runs(finish, tmp_path, capsys):
   grid = grid_of('slow', 'fast', 'idle')
   random = np.random.default_rng(0)
