@@ -29,13 +29,14 @@ LEADERS = {
   'gmlp': 'gmlp',
   'hyperbf-laptop': f'hyperbf {PLACES} {LAPTOPS_UNIT}',
 }
-# Of three of them another form each, at the rate that is best for them.
+BEST_RATES = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}  # of 'rivals-rates'
+BEST = {label: f'{LEADERS[label]} optimizer.learning_rate={rate}' for label, rate in BEST_RATES.items()}
+# Another form of each.
 FORMS = {
-  'hyperbf-places-8-heads': f'hyperbf {PLACES} model.heads=8 optimizer.learning_rate=4e-3',
-  'gated-places-8-heads': f'gated {PLACES} model.heads=8 optimizer.learning_rate=8e-3',
-  'gmlp-multiplicative': 'gmlp model.stage1.gate=multiplicative optimizer.learning_rate=4e-3',
+  'hyperbf-places-8-heads': f'{BEST["hyperbf-places"]} model.heads=8',
+  'gated-places-8-heads': f'{BEST["gated-places"]} model.heads=8',
+  'gmlp-multiplicative': f'{BEST["gmlp"]} model.stage1.gate=multiplicative',
 }
-BEST = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -145,7 +146,7 @@ PRESETS = {
   # The leaders of 'rivals', each at the rate that was best in 'rivals-rates'.
   'rivals-best': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
-    arms=_arms({label: f'{LEADERS[label]} optimizer.learning_rate={rate}' for label, rate in BEST.items()}),
+    arms=_arms(BEST),
     seeds=(0, 1, 2),
     overrides=RIVALS,
     like='vit',
