@@ -193,7 +193,7 @@ def defaults() -> ConfigDict:
   config.train.average = 0.0  # decay of a moving average of the parameters, evaluated beside them; 0: none
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = 'adamw'  # adamw, sgd, lion
+  config.optimizer.name = 'adamw'  # adamw, muon (matrices of the blocks; adamw for the rest), sgd, lion
   config.optimizer.learning_rate = 1e-3  # at the peak
   config.optimizer.schedule = 'cosine'  # cosine, linear, constant
   config.optimizer.minimum_rate = 0.0  # learning rate at the end of cosine and linear, over that at the peak
@@ -201,6 +201,7 @@ def defaults() -> ConfigDict:
   config.optimizer.weight_decay = 0.05  # of kernels, centres and coefficients
   config.optimizer.momentum = 0.9  # first moment
   config.optimizer.second_momentum = 0.999  # second moment of adamw
+  config.optimizer.matrix_momentum = 0.95  # of muon's matrices
   config.optimizer.clip = 1.0  # global norm of the gradient; 0: off
   config.optimizer.width_rate = 1.0  # learning rate of the widths, σ or 1/2σ², over that of the rest
   config.optimizer.centre_rate = 1.0  # likewise of learned centres; set to √D in make_config

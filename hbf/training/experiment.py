@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hbf.data.inputs import Input
 from hbf.data.order import TrainOrder
 from hbf.errors import UserError
-from hbf.models.build import count_parameters, flops_per_example
+from hbf.models.build import abstract_params, count_parameters, flops_per_example
 from hbf.tasks.evaluator import Evaluator
 from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task
@@ -22,6 +22,7 @@ from hbf.training import processes
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
 from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.rules import rules_of
 from hbf.training.sharding import (
   batch_sharding,
   batch_shares,
@@ -101,6 +102,7 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   task = make_task(config, dataset)
   model = task.network(config.model)
   parameters = count_parameters(model, task.shape)
+  rules_of(abstract_params(model, task.shape))  # raises if the optimizer doesn't know how to treat one
   splits = make_splits(task, config.data.validation)
   examples = len(splits['train'])
   if examples < config.train.batch_size:

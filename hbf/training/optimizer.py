@@ -4,13 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
+import optax.contrib
 from ml_collections import ConfigDict
 
 from hbf.errors import UserError, choose
 from hbf.training.durations import Clock
-from hbf.training.rules import Rule, heights_of, rules_of
+from hbf.training.rules import Rule, heights_of, matrices_of, rules_of
 
+_MUON_SIZE = 0.2  # root mean square of a matrix's update over the learning rate, like Adam's (Liu et al. 2025, eq. 4)
 _LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's would be far too slow
 
 
@@ -52,6 +55,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
       'adamw': optax.scale_by_adam(config.momentum, config.second_momentum),
       'sgd': optax.trace(config.momentum),
       'lion': optax.scale_by_lion(config.momentum, _LION_SECOND),
+      'muon': _scale_by_muon(config),
     },
   )
   return optax.chain(
@@ -64,6 +68,49 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     *([_scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []),
     optax.scale_by_learning_rate(schedule),
   )
+
+
+def _scale_by_muon(config: ConfigDict) -> optax.GradientTransformation:
+  """Scale matrices of the blocks by Muon, everything else by Adam."""
+
+  def matrices(params: Any) -> Any:
+    return jax.tree.map(bool, matrices_of(params))
+
+  def others(params: Any) -> Any:
+    return jax.tree.map(lambda count: not count, matrices_of(params))
+
+  return optax.chain(
+    optax.masked(optax.trace(config.matrix_momentum, nesterov=True), matrices),
+    optax.masked(optax.stateless(lambda updates, _: orthogonalize(updates)), matrices),
+    optax.masked(optax.scale_by_adam(config.momentum, config.second_momentum), others),
+  )
+
+
+def orthogonalize(updates: optax.Updates) -> optax.Updates:
+  """Replace each matrix G = U S Vᵀ by about U Vᵀ, by five Newton–Schulz steps, with a root mean square of 0.2.
+
+  Layers side by side in one parameter (queries, keys and values; the halves of a gate) and heads are matrices of
+  their own. The steps bring singular values to between 0.7 and 1.2, not to 1.
+
+  Args:
+    updates: momentum of the blocks' matrices, [..., rows, columns] each.
+
+  References: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
+    scalable for LLM training", for the size.
+  """
+  counts = matrices_of(updates)
+  # Rows, matrices, columns; the axes before them and the matrices are a batch.
+  views = jax.tree.map(lambda z, count: z.reshape(*z.shape[:-1], count, z.shape[-1] // count), updates, counts)
+  axes = jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-3, -1), views)
+  # Optax offers the iteration as a part of its transformation only: without momentum that is all of it.
+  iteration = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=axes)
+  results, _ = iteration.update(views, iteration.init(views))
+
+  def sized(z: jax.Array, result: jax.Array) -> jax.Array:
+    size = _MUON_SIZE * jnp.sqrt(max(result.shape[-3], result.shape[-1]))
+    return (size * result).reshape(z.shape).astype(z.dtype)
+
+  return jax.tree.map(sized, updates, results)
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:

@@ -92,6 +92,8 @@ CHANGES = (
   ),
   # To version 7.
   Change(added={'': {'task': 'classification'}}),
+  # To version 8.
+  Change(added={'optimizer': {'matrix_momentum': 0.95}}),
 )
 VERSION = len(CHANGES)
 

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -67,7 +68,8 @@ def every_parameter():
 
 def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
   """Centres are centres, and coefficients coefficients, whichever stage has them; β is a width."""
-  rules = {path[-1].key: dataclasses.replace(rule_of(path), names='', tensor=None) for path, _ in every_parameter()}
+  rest = {'names': '', 'tensor': None, 'matrices': 0}
+  rules = {path[-1].key: dataclasses.replace(rule_of(path), **rest) for path, _ in every_parameter()}
   assert rules['centres'] == rules['memory_centres'] != rules['kernel']
   assert rules['coefficients'] == rules['memory_coefficients'] == rules['kernel']
   assert rules['embedding'] == rules['kernel']
@@ -84,7 +86,7 @@ def test_every_parameter_has_a_layer():
 
 
 def test_a_parameter_without_a_rule_or_a_layer_is_an_error(toy):
-  with pytest.raises(LookupError, match=r"\['block0'\]\['novelty'\]"):
+  with pytest.raises(UserError, match=r"\['block0'\]\['novelty'\]"):
     rules_of({'block0': {'novelty': jnp.zeros(1)}})
   config, params = toy(**{'optimizer.layer_decay': 0.5}), {'novelty': {'kernel': jnp.zeros(1)}}
   optimizer = make_optimizer(config.optimizer, optax.constant_schedule(1.0))
@@ -124,6 +126,61 @@ def test_lion_has_its_own_second_moment(toy):
   _, state = optimizer.update(ones, optimizer.init(PARAMS), PARAMS)
   momentum = next(leaf for leaf in jax.tree.leaves(state) if leaf.shape == (2, 2))
   np.testing.assert_allclose(momentum, 0.01, rtol=1e-5)
+
+
+# Queries, keys and values in one kernel; centers of two heads; and what Muon leaves to Adam.
+SHAPES = {
+  'block0': {
+    'stage1': {'qkv': {'kernel': (6, 18), 'bias': (18,)}, 'out': {'kernel': (6, 6)}},
+    'stage2': {'centres': (2, 5, 3), 'coefficients': (2, 5, 6), 'metric': (2, 3)},
+  },
+  'block1': {'stage1': {'hidden': {'kernel': (6, 16)}, 'out': {'kernel': (8, 6)}}},
+  'head': {'kernel': (6, 4)},
+}
+
+
+def muon_in_float64(gradients, momentum=0.95):
+  """Return Muon's update of one matrix after the gradients, by its definition (Jordan et al. 2024)."""
+  moment = np.zeros(gradients[0].shape)
+  for gradient in gradients:
+    moment = momentum * moment + gradient
+  x = gradients[-1] + momentum * moment
+  x = x / np.linalg.norm(x)
+  for _ in range(5):
+    a = x @ x.T
+    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+  return 0.2 * max(x.shape) ** 0.5 * x
+
+
+def split(name, z):
+  """Return the matrices that a parameter of SHAPES is made of."""
+  z = np.asarray(z, np.float64)
+  count = {'qkv': 3, 'hidden': 2}.get(name, 1)
+  return [part for matrix in z.reshape(-1, *z.shape[-2:]) for part in np.split(matrix, count, axis=1)]
+
+
+def test_muon_is_its_definition_for_each_matrix_of_the_blocks_and_adam_for_the_rest(toy):
+  rng = np.random.default_rng(0)
+  draw = functools.partial(jax.tree.map, lambda shape: jnp.asarray(rng.normal(size=shape)), SHAPES)
+  draws = [draw(is_leaf=lambda z: isinstance(z, tuple)) for _ in range(3)]
+  updates = {}
+  for name in ('muon', 'adamw'):
+    changes = {'name': name, 'clip': 0.0, 'weight_decay': 0.0, 'centre_rate': 1.0, 'learning_rate': 1.0}
+    config = toy(**{f'optimizer.{key}': value for key, value in changes.items()})
+    optimizer = make_optimizer(config.optimizer, optax.constant_schedule(-1.0))
+    state = optimizer.init(draws[0])
+    for gradients in draws:
+      updates[name], state = optimizer.update(gradients, state, draws[0])
+  for path, update in jax.tree_util.tree_leaves_with_path(updates['muon']):
+    keys = [key.key for key in path]
+    given = [functools.reduce(lambda tree, key: tree[key], keys, draw) for draw in draws]
+    if keys[0] == 'head' or keys[-1] in ('bias', 'metric'):
+      adam = functools.reduce(lambda tree, key: tree[key], keys, updates['adamw'])
+      np.testing.assert_array_equal(update, adam)
+      continue
+    matrices = zip(*(split(keys[-2], z) for z in given), strict=True)
+    for matrix, gradients in zip(split(keys[-2], update), matrices, strict=True):
+      np.testing.assert_allclose(matrix, muon_in_float64(gradients), rtol=1e-4, atol=1e-4)
 
 
 def test_clipping_bounds_the_norm_of_the_gradient(toy):
