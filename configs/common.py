@@ -164,6 +164,7 @@ def defaults() -> ConfigDict:
   config.model.parallel = False  # both stages read the block's input
   config.model.layer_scale = 0.0  # start of a learned factor on each channel of each stage's output; 0: none
   config.model.drop_path = 0.0  # stochastic depth: rate in the last block, linear from 0 in the first
+  config.model.merge = 0  # block before which 2×2 tokens become one of twice the width; 0: one resolution
   config.model.remat = False  # compute blocks again in the backward pass: less memory; on a CPU only if scanned
 
   config.data = ConfigDict()
@@ -225,7 +226,7 @@ def text_defaults() -> ConfigDict:
   """What the recipes for texts have in common: `defaults`, less what images alone have, and what texts alone have."""
   config = defaults()
   config.task = 'next_token'  # or masked_token
-  for key in ('patch', 'stem', 'pool'):
+  for key in ('patch', 'stem', 'pool', 'merge'):
     del config.model[key]
   config.model.positions = 'learned'  # learned, sincos, none
   config.model.tied = True  # the head's weights are the vectors of the tokens

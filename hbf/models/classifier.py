@@ -40,7 +40,8 @@ class ImageClassifier(nn.Module):
     for part in (self.embed, self.trunk):
       nn.share_scope(self, part)  # parameters are `embedding` and `block0`, not `embed/embedding` and `trunk/block0`
     tokens, places = self.embed(images, train)
-    tokens = self.trunk(tokens, Context(train=train, places=places), self.embed.read)
+    grid = (images.shape[1] // self.embed.patch, images.shape[2] // self.embed.patch)
+    tokens = self.trunk(tokens, Context(train=train, places=places), self.embed.read, grid)
     return nn.Dense(self.classes, name='head')(self._pooled(tokens).astype(jnp.float32))
 
   def _pooled(self, tokens: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from hbf.nn.cache import remember, so_far, these
 from hbf.nn.context import EVALUATION, Context, of_pairs
 from hbf.nn.parameters import width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
-from hbf.nn.projections import Projections
+from hbf.nn.projections import Projections, of_norm_1
 from hbf.ops.attention import attention
 
 NORMS = {'none': False, 'unit': True}
@@ -94,14 +94,6 @@ def visible(context: Context, count: int) -> dict[str, Any]:
   if context.continued is not None:  # what a mask may hide then comes later than all that count
     return {'mask': so_far(context.continued, count), 'causal': False}
   return {'mask': None if context.mask is None else of_pairs(context.mask)[:, None], 'causal': context.causal}
-
-
-def of_norm_1(z: jax.Array) -> jax.Array:
-  """Rows of norm 1, computed in float32."""
-  rows = z.astype(jnp.float32)
-  if z.shape[0] == 1:  # XLA's CPU backend takes 15 times as long for gradients of row sums below an axis of one
-    rows = rows[0]
-  return (rows * jax.lax.rsqrt(jnp.sum(rows * rows, axis=-1, keepdims=True) + 1e-12)).reshape(z.shape).astype(z.dtype)
 
 
 def check_heads(width: int, heads: int) -> None:

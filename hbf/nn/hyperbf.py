@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import UserError, choose
-from hbf.nn.attention import NORMS, check_heads, of_norm_1, project_out, project_qkv, visible
+from hbf.nn.attention import NORMS, check_heads, project_out, project_qkv, visible
 from hbf.nn.cache import remember, these
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
-from hbf.ops.hyperbf import hyperbf, log_responses, normalise
+from hbf.nn.projections import of_norm_1
+from hbf.ops.hyperbf import ball_depths, direct_responses, hyperbf, log_responses, normalise
+from hbf.ops.kernels import DIRECT
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, gathered
 
@@ -118,13 +120,16 @@ class HyperBFUnit(nn.Module):
   With several heads each is a HyperBF on its own subspace of d = D/H dimensions that writes to all D outputs.
   At init the unit is alive whatever the kernel, metric and width: a gain makes the mean response to the tokens
   seen at initialisation 1 (normalisation none), and coefficients are drawn so that the output's scale is
-  `coefficients_scale`. With the collection 'responses' mutable it hands out R and log K, [H, B N, A]. A token costs
+  `coefficients_scale`. With the collection 'responses' mutable it hands out R and log K, [H, B N, A], or the depth in
+  the ball where K has no logarithm. A token costs
   4 A D operations (with one head and a diagonal metric).
 
   Attributes:
     centres: A, for every head.
     heads: H; the tokens' width D must be divisible by it. 1 is the memo's unit.
-    kernel: a name in `hbf.ops.kernels.KERNELS`.
+    kernel: a name in `hbf.ops.kernels.KERNELS`; or with normalisation 'none' in `DIRECT`, φ(b_a − r²/2σ²) with a
+      learned radius ρ_a of each center, b_a = ρ_a²/2σ². b_a starts as the mean r²/2σ² of the tokens seen at
+      initialization, so that half of them lie in its ball.
     metric: of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank, unused by the others.
     widths: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own; 'signed': every centre has a free
@@ -187,15 +192,29 @@ class HyperBFUnit(nn.Module):
       'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
     }
 
-    def init_log_gain(_: jax.Array) -> jax.Array:
-      log_k = log_responses(points, centres, **how)
-      return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
-
-    log_gain = self.param('log_gain', init_log_gain) if self.normalisation == 'none' else 0.0
     mask = self._first_centres(*tokens.shape[:2]) if self.nested and context.train else None
+    balls = self.kernel in DIRECT
+    if balls:
+      how['squared_radius'] = self.param(
+        'squared_radius', lambda _: -ball_depths(points, centres, **_ball(how)).mean(-2, keepdims=True)
+      )
+    log_gain: jax.Array | float = 0.0
+    if self.normalisation == 'none' and not balls:  # coefficients alone give balls their scale
+
+      def init_log_gain(_: jax.Array) -> jax.Array:
+        log_k = log_responses(points, centres, **how)
+        return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
+
+      log_gain = self.param('log_gain', init_log_gain)
+
+    def nearness() -> jax.Array:
+      return ball_depths(points, centres, **_ball(how)) if balls else log_responses(points, centres, **how)
 
     def responses() -> jax.Array:
-      return normalise(log_responses(points, centres, **how), self.normalisation, log_gain, mask)
+      if balls:
+        values = direct_responses(points, centres, **how, normalisation=self.normalisation)
+        return values if mask is None else jnp.where(mask, values, 0)
+      return normalise(nearness(), self.normalisation, log_gain, mask)
 
     def init_coefficients(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(responses() ** 2, axis=(0, 2)))
@@ -207,7 +226,7 @@ class HyperBFUnit(nn.Module):
     bias = self.param('bias', nn.initializers.zeros_init(), (dimensions,)).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
       self.sow('responses', 'responses', responses())
-      self.sow('responses', 'log_kernels', log_responses(points, centres, **how))
+      self.sow('responses', 'log_kernels', nearness())
     how |= {'normalisation': self.normalisation, 'log_gain': log_gain}
     out = hyperbf(points, centres, coefficients, **how, form=self.form, mask=mask)
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
@@ -224,6 +243,11 @@ class HyperBFUnit(nn.Module):
     # An exponent from 1/2 to 1 counts as 1, all centres.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centres) < self.centres**exponent, length, axis=0)
+
+
+def _ball(how: dict[str, Any]) -> dict[str, Any]:
+  """Return the arguments of the operator that a depth depends on."""
+  return {name: value for name, value in how.items() if name != 'kernel'}
 
 
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:

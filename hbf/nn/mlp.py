@@ -31,12 +31,16 @@ class MLP(nn.Module):
     activation: 'relu' (the memo's), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu', 'geglu',
       'swiglu'.
     output_scale: of the output at init: a factor on the second layer's usual start.
+    normalize: tokens, and each unit's weights, of norm 1, with one learned scale for all units that starts at 2√D:
+      act(s x·w + b). As ‖x − w‖² = 2 − 2 x·w, it is a HyperBF of kernel φ(b' − r²/2σ²) with φ = act, σ² = 1/s and
+      b' = b + s. So it is the control of every claim for such kernels.
     dtype: of the products; parameters are float32.
   """
 
   hidden: int
   activation: str = 'relu'
   output_scale: float = 1.0
+  normalize: bool = False
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
 
@@ -46,7 +50,8 @@ class MLP(nn.Module):
     width = tokens.shape[-1]
     activation = choose('activation', self.activation, ACTIVATIONS | GATED)
     parts = 2 if self.activation in GATED else 1
-    gates, *values = Projections(parts, self.hidden, dtype=self.dtype, name='hidden')(tokens.reshape(-1, width))
+    hidden_layer = Projections(parts, self.hidden, normalize=self.normalize, dtype=self.dtype, name='hidden')
+    gates, *values = hidden_layer(tokens.reshape(-1, width))
     hidden = activation(gates) * values[0] if values else activation(gates)
     usual = nn.initializers.variance_scaling(self.output_scale**2, 'fan_in', 'truncated_normal')
     return nn.Dense(width, dtype=self.dtype, kernel_init=usual, name='out')(hidden).reshape(tokens.shape)

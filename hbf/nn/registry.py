@@ -109,6 +109,19 @@ def size_option(model: str) -> tuple[str, str] | None:
   return (stage, size) if size else None
 
 
+def with_units(stage: Stage | None, factor: int) -> Any:
+  """Return a stage of `make_stages` with so many times the units, if it has units."""
+  if not isinstance(stage, functools.partial):
+    return stage
+  sizes = {option: stage.keywords[option] for option in _size(stage.func) if option in stage.keywords}
+  return functools.partial(stage, **{option: factor * size for option, size in sizes.items()})
+
+
+def _size(module: Any) -> list[str]:
+  """Return the option that counts a stage's units, if it has units."""
+  return [module.size] if hasattr(module, 'size') else []
+
+
 def takes_heads(model: str) -> bool:
   """Whether a model's stage 1 has heads."""
   return bool(_shared(STAGE1[stage_names(model)[0]], 0))

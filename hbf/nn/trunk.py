@@ -1,16 +1,18 @@
 """The trunk of a network: homogeneous blocks one after another, and a norm. What tokens stand for doesn't matter."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.errors import UserError
 from hbf.nn.block import Block
 from hbf.nn.context import Context
-from hbf.nn.registry import Stage
+from hbf.nn.registry import Stage, with_units
 from hbf.ops.layout import BATCH, laid
 
 
@@ -30,6 +32,9 @@ class Trunk(nn.Module):
     parallel: both stages of a block read its input, see `hbf.nn.block.Block`.
     layer_scale: where the factors on the stages' outputs start; 0: there are none.
     drop_path: stochastic depth: rate of the last block, growing linearly from 0 in the first.
+    merge: two resolutions: before block `merge` every 2×2 tokens become one token of twice the width, by a LayerNorm
+      and a dense layer (patch merging, Liu et al. 2021, "Swin Transformer"). Heads stay as many, units of the stages
+      double. 0: one resolution.
   """
 
   depth: int
@@ -43,33 +48,74 @@ class Trunk(nn.Module):
   parallel: bool = False
   layer_scale: float = 0.0
   drop_path: float = 0.0
+  merge: int = 0
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context, read: slice = slice(None)) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, M, D].
+  def __call__(
+    self, tokens: jax.Array, context: Context, read: slice = slice(None), grid: tuple[int, int] | None = None
+  ) -> jax.Array:
+    """Map tokens [B, N, D] to [B, M, D], or with two resolutions to [B, N/4, 2D].
 
     Args:
       tokens: embedded.
       context: of the call; every stage gets it.
       read: which M of the N tokens come out. A norm works on each token alone, so only these are normed.
+      grid: rows and columns of tokens of an image, all N of them row by row; None for others.
 
     Raises:
       UserError: an option's value can't be.
     """
     if not 0 <= self.drop_path < 1:
       raise UserError(f'model.drop_path is a rate from 0 to below 1: it is {self.drop_path}')
-    tokens = self._blocks(laid(tokens, BATCH, None, None), context)[:, read]
+    self._check_merge(tokens.shape[1], grid)
+    tokens = self._blocks(laid(tokens, BATCH, None, None), context, grid)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
-  def _blocks(self, tokens: jax.Array, context: Context) -> jax.Array:
+  def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
+    """Raise UserError if two resolutions are asked for and can't be."""
+    if not self.merge:
+      return
+    if not 0 < self.merge < self.depth:
+      raise UserError(
+        f'model.merge={self.merge} is the block before which tokens are merged: use 1 to {self.depth - 1} with '
+        f'model.depth={self.depth}, or 0 for one resolution'
+      )
+    if self.scan_layers:
+      raise UserError(
+        'model.merge has blocks of two widths, and model.scan_layers loops over one: set one of them off'
+      )
+    if grid is None or length != grid[0] * grid[1]:
+      raise UserError(
+        f'model.merge={self.merge} needs tokens that are patches only: set model.pool to mean or sequence'
+      )
+    if grid[0] % 2 or grid[1] % 2:
+      raise UserError(
+        f'model.merge={self.merge} halves the grid of tokens, and {grid[0]}×{grid[1]} tokens have no half: change '
+        'model.patch or data.image_size'
+      )
+
+  def _merged(self, tokens: jax.Array, context: Context, grid: tuple[int, int]) -> tuple[jax.Array, Context]:
+    """Return tokens [B, N/4, 2D] of tokens [B, N, D], and their context."""
+    (rows, columns), (batch, _, width) = (grid[0] // 2, grid[1] // 2), tokens.shape
+    squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
+    normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{self.merge}')(squares)
+    merged = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name=f'merge{self.merge}')(normed)
+    places = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
+    context = dataclasses.replace(context, places=jnp.asarray(places))
+    return laid(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
+
+  def _blocks(self, tokens: jax.Array, context: Context, grid: tuple[int, int] | None) -> jax.Array:
     kind = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
-    make = functools.partial(
-      kind, self.stage1, self.stage2, self.dropout, self.dtype, self.norm_epsilon, self.parallel, self.layer_scale
-    )
+    options = (self.dropout, self.dtype, self.norm_epsilon, self.parallel, self.layer_scale)
+    make: Any = functools.partial(kind, self.stage1, self.stage2, *options)
+    larger = functools.partial(kind, with_units(self.stage1, 2), with_units(self.stage2, 2), *options)
     rates = jnp.linspace(0, self.drop_path, self.depth) if self.drop_path else [None] * self.depth
     # At init, parameters depend on the tokens that reach their block.
     if self.is_initializing() or not self.scan_layers:
       for i in range(self.depth):
+        if i == self.merge > 0:
+          assert grid is not None
+          (tokens, context), make = self._merged(tokens, context, grid), larger
         tokens = make(name=f'block{i}')(tokens, context, rates[i])
       return tokens
 

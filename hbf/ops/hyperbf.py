@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import choose
+from hbf.errors import UserError, choose
 from hbf.ops.attention import gaussian_attention, is_attention
 from hbf.ops.distances import Distances, distances, keeping_short, products, squared_distances
-from hbf.ops.kernels import KERNELS
+from hbf.ops.kernels import DIRECT, KERNELS
 from hbf.ops.parts import join, split
 from hbf.ops.sums import Moments, Sums, blocks_in_memory, kernel_sums, unnormalised_sums
 
@@ -27,6 +27,7 @@ def hyperbf(
   weights: jax.Array | None = None,
   normalisation: str = 'sum',
   log_gain: jax.Array | float = 0.0,
+  squared_radius: jax.Array | float = 0.0,
   null: int = 0,
   form: str = 'blocks',
   mask: jax.Array | None = None,
@@ -42,13 +43,14 @@ def hyperbf(
     points: x [..., N, D], the tokens or queries.
     centres: t [..., A, D].
     coefficients: c [..., A, V].
-    kernel: a name in `hbf.ops.kernels.KERNELS`.
+    kernel: a name in `hbf.ops.kernels.KERNELS`, or with normalisation 'none' in `DIRECT`.
     width: σ, broadcastable to [..., 1, A]; with metric bilinear a negative one stands for a negative 1/2σ², see
       `precision`.
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
     log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., 1, 1].
+    squared_radius: b = ρ²/2σ² of a direct kernel φ(b − r²/2σ²), broadcastable to [..., 1, A]; others don't have it.
     null: how many of the last coordinates have a product and no norms, see `hbf.ops.distances.distances`.
     form: of the sums, 'blocks' (of points, `hbf.ops.sums`) or 'pallas' (fused kernels, `hbf.ops.pallas`).
     mask: as in `hyperbf_plain`; whatever the form, other sums than attention's then are that.
@@ -59,11 +61,17 @@ def hyperbf(
     [..., N, V] in the coefficients' type.
 
   Raises:
-    UserError: the kernel, metric, normalisation or form isn't known.
+    UserError: the kernel, metric, normalisation or form isn't known, or a direct kernel is to be normalized.
   """
-  choose('kernel', kernel, KERNELS)
+  choose('kernel', kernel, KERNELS | DIRECT)
   normal = choose('normalisation', normalisation, NORMALISATIONS)
   of_centres = choose('form', form, FORMS)
+  if kernel in DIRECT:
+    # XLA keeps one array [N, A] for the gradient, as of an MLP's hidden units: there is nothing to gain by hand.
+    responses = direct_responses(points, centres, kernel, width, metric, weights, normalisation, squared_radius, null)
+    seen = _seen(mask, causal, points.shape[-2], centres.shape[-2])
+    responses = (responses if seen is None else jnp.where(seen, responses, 0)).astype(coefficients.dtype)
+    return jnp.einsum('...na,...av->...nv', responses, coefficients)
   width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
     scale = 2 * precision(width)
@@ -74,7 +82,7 @@ def hyperbf(
     how |= {'normalisation': normalisation, 'log_gain': log_gain}
     if mask is None:
       return _causal_sums(points, centres, coefficients, **how)
-    seen = mask & (np.tri(points.shape[-2], centres.shape[-2]) > 0) if causal else mask
+    seen = _seen(mask, causal, points.shape[-2], centres.shape[-2])
     return hyperbf_plain(points, centres, coefficients, **how, mask=seen)
   leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
   if math.prod(leading) == 1:
@@ -119,6 +127,55 @@ def hyperbf_plain(
   log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights, null=null)
   responses = normalise(log_k, normalisation, log_gain, mask)
   return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
+
+
+def _seen(mask: jax.Array | None, causal: bool, points: int, centres: int) -> jax.Array | None:
+  """Return one mask of what a mask and causality leave; None if all points see all centers."""
+  if not causal:
+    return mask
+  triangle = jnp.asarray(np.tri(points, centres, dtype=bool))
+  return triangle if mask is None else mask & triangle
+
+
+def direct_responses(
+  points: jax.Array,
+  centres: jax.Array,
+  kernel: str,
+  width: jax.Array | float,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+  normalisation: str = 'none',
+  squared_radius: jax.Array | float = 0.0,
+  null: int = 0,
+) -> jax.Array:
+  """Return φ(b − r²/2σ²), float32 [..., N, A], of a kernel in `hbf.ops.kernels.DIRECT`. Arguments as in `hyperbf`.
+
+  Raises:
+    UserError: the responses are to be normalized.
+  """
+  kernel_of = choose('kernel', kernel, DIRECT)
+  if normalisation != 'none':
+    raise UserError(
+      f'kernel {kernel} can change sign or be 0, so its responses have no sum to divide by: '
+      f'set normalisation to none, not {normalisation}'
+    )
+  return kernel_of(ball_depths(points, centres, width, metric, weights, squared_radius, null))
+
+
+def ball_depths(
+  points: jax.Array,
+  centres: jax.Array,
+  width: jax.Array | float,
+  metric: str = 'identity',
+  weights: jax.Array | None = None,
+  squared_radius: jax.Array | float = 0.0,
+  null: int = 0,
+) -> jax.Array:
+  """Return b − r²/2σ², float32 [..., N, A]: how deep points lie in the balls of the centers. As in `hyperbf`."""
+  terms = distances(points, centres, metric, weights, precision(width), null)
+  # As a part of the centers' norms b costs no pass over [N, A].
+  b = jnp.broadcast_to(jnp.asarray(squared_radius, jnp.float32), (*centres.shape[:-2], 1, centres.shape[-2])).mT
+  return -terms._replace(centre_norms=terms.centre_norms - b / terms.scale)()
 
 
 def _causal_sums(points: jax.Array, centres: jax.Array, coefficients: jax.Array, **how: Any) -> jax.Array:

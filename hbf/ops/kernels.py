@@ -1,11 +1,16 @@
-"""Radial kernels, each stated by its logarithm.
+"""Radial kernels of the scaled squared distance s = r² / 2σ².
 
-A kernel maps the scaled squared distance s = r² / 2σ² to log K(s). In this form the normalised operator is a
-softmax of log K, stable for every kernel, and the unnormalised one is exp(log K + log-gain).
+Positive kernels are stated by log K(s), in `KERNELS`. The normalized operator is then a softmax of log K, stable for
+every kernel, and the unnormalized one is exp(log K + log-gain).
+
+Kernels that change sign or reach 0 have no logarithm. They are stated by K itself, in `DIRECT`, as a function of the
+depth b − s at which a point lies in a center's ball. With b = ρ²/2σ² the ball has the radius ρ: the depth is
+(ρ² − r²)/2σ², positive inside and negative outside. Every center learns its own b.
 """
 
 from collections.abc import Callable
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -36,4 +41,14 @@ KERNELS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'laplacian': laplacian,
   'rational_quadratic': rational_quadratic,
   'inverse_multiquadric': inverse_multiquadric,
+}
+# All of them decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' the biweight one:
+# both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with normalized weights
+# and the activation φ (Maruyama, Girosi & Poggio 1992): see `hbf.nn.mlp.MLP.normalize`.
+DIRECT: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'ball_relu': nn.relu,
+  'ball_relu2': lambda depth: jnp.square(nn.relu(depth)),
+  'ball_gelu': nn.gelu,
+  'ball_softplus': nn.softplus,
+  'ball_sigmoid': nn.sigmoid,
 }

@@ -48,10 +48,14 @@ RULES = (
   Rule('out/kernel', decay=True, tensor=0, matrices=1),  # [units, width]
   Rule('kernel|embedding/embedding', decay=True, matrices=1),  # tied, vectors of tokens are the head's kernel
   Rule('(qkv|qk|in|hidden)/bias', tensor=0),
-  Rule('bias|scale|scale_stage[12]|metric|log_gain|class_token|positions|place_offset'),
+  Rule('bias|scale|scale_stage[12]|metric|log_gain|squared_radius|class_token|positions|place_offset'),
 )
 # First names: before the blocks, of a block, and behind them.
-BEFORE, BLOCK, BEHIND = r'(norm_)?stem\d+|embedding|class_token|positions', r'block(\d+)', 'norm|pool|head'
+BEFORE, BLOCK, BEHIND = (
+  r'(norm_)?stem\d+|embedding|class_token|positions',
+  r'(?:block|(?:norm_)?merge)(\d+)',
+  'norm|pool|head',
+)
 
 
 def rule_of(path: tuple[Any, ...]) -> Rule:
@@ -105,5 +109,5 @@ def height_of(path: tuple[Any, ...], depth: int) -> int:
 
 def heights_of(params: Any) -> Any:
   """A tree of heights like the parameters."""
-  depth = sum(re.fullmatch(BLOCK, name) is not None for name in params)
+  depth = sum(name.startswith('block') for name in params)
   return jax.tree_util.tree_map_with_path(lambda path, _: height_of(path, depth), params)

@@ -93,7 +93,13 @@ CHANGES = (
   # To version 7.
   Change(added={'': {'task': 'classification'}}),
   # To version 8.
-  Change(added={'optimizer': {'matrix_momentum': 0.95}}),
+  Change(
+    added={
+      'model': {'merge': 0},
+      'model.stage2:mlp': {'normalize': False},
+      'optimizer': {'matrix_momentum': 0.95},
+    }
+  ),
 )
 VERSION = len(CHANGES)
 

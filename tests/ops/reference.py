@@ -8,6 +8,14 @@ KERNELS = {
   'rational_quadratic': lambda s: 1 / (1 + max(s, 0)),
   'inverse_multiquadric': lambda s: 1 / np.sqrt(1 + 2 * max(s, 0)),
 }
+# K itself of the depth b − s.
+DIRECT = {
+  'ball_relu': lambda z: max(z, 0.0),
+  'ball_relu2': lambda z: max(z, 0.0) ** 2,
+  'ball_gelu': lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
+  'ball_softplus': lambda z: np.logaddexp(0, z),
+  'ball_sigmoid': lambda z: 1 / (1 + np.exp(-z)),
+}
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 NORMALISATIONS = ('none', 'sum', 'rms', 'layer')
 

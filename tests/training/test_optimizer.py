@@ -53,7 +53,8 @@ def every_parameter():
     ('linear', {'stage1.features': 'gaussian', 'stage1.normaliser': 'none'}),
     ('gmlp', {'stage1.attention': 4}),
     ('vit', {'stage1.places': 'offsets'}),
-    ('vit', {'stem': 'conv', 'pool': 'sequence'}),
+    ('vit', {'stem': 'conv', 'pool': 'sequence', 'depth': 2, 'merge': 1, 'stage2.normalize': True}),
+    ('hyperbf', {'stage2.normalisation': 'none', 'stage2.kernel': 'ball_gelu'}),
   ]
   for model, changes in pairs:
     config = make_config(f'model={model}', {'name': 'cifar10'}).model
@@ -80,9 +81,10 @@ def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
 
 
 def test_every_parameter_has_a_layer():
-  heights = {path[0].key: height_of(path, depth=1) for path, _ in every_parameter()}
+  heights = {path[0].key: height_of(path, depth=2) for path, _ in every_parameter()}
   before = ('stem0', 'norm_stem0', 'embedding', 'class_token', 'positions')
-  assert heights == {**dict.fromkeys(before, 2), 'block0': 1, 'norm': 0, 'pool': 0, 'head': 0}
+  blocks = {'block0': 2, 'norm_merge1': 1, 'merge1': 1, 'block1': 1}
+  assert heights == {**dict.fromkeys(before, 3), **blocks, 'norm': 0, 'pool': 0, 'head': 0}
 
 
 def test_a_parameter_without_a_rule_or_a_layer_is_an_error(toy):

@@ -1,0 +1,64 @@
+"""A trunk of two resolutions: 2×2 tokens become one of twice the width."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hbf.errors import UserError
+from hbf.nn.context import Context
+from hbf.nn.registry import make_stages
+from hbf.nn.trunk import Trunk
+
+WIDTH, GRID = 4, (4, 6)
+UNITS = {'hyperbf': ({}, {'centres': 6}), 'vit': ({}, {'hidden': 6})}
+TOKENS = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, WIDTH)), jnp.float32)
+PLACES = jnp.asarray(np.mgrid[:4, :6].reshape(2, -1).T, jnp.float32)
+
+
+def make(name='vit', **changes):
+  stage1, stage2 = make_stages(name, 2, *UNITS[name])
+  return Trunk(**{'depth': 3, 'stage1': stage1, 'stage2': stage2, 'merge': 2, **changes})
+
+
+def run(trunk, tokens=TOKENS, grid=GRID):
+  params = trunk.init(jax.random.key(0), tokens, Context(places=PLACES), grid=grid)
+  return params['params'], trunk.apply(params, tokens, Context(places=PLACES), grid=grid)
+
+
+@pytest.mark.parametrize(('name', 'units'), [('vit', 'hidden'), ('hyperbf', 'centres')])
+def test_blocks_from_the_merge_on_have_twice_the_width_and_units(name, units):
+  params, out = run(make(name))
+  assert out.shape == (2, 6, 2 * WIDTH)
+  sizes = {block: params[block]['stage2'] for block in ('block0', 'block1', 'block2')}
+  if units == 'hidden':
+    assert [stage['hidden']['kernel'].shape for stage in sizes.values()] == [(4, 6), (4, 6), (8, 12)]
+  else:
+    assert [stage['centres'].shape for stage in sizes.values()] == [(1, 6, 4), (1, 6, 4), (1, 12, 8)]
+
+
+def test_a_merged_token_is_made_of_its_square():
+  """A change of one token, before blocks that mix none, changes the token of its square alone."""
+  stage1, stage2 = make_stages('identity', 2, {}, {'hidden': 6})
+  trunk = make(stage1=stage1, stage2=stage2)
+  row, column = 3, 2
+  changed = TOKENS.at[:, row * GRID[1] + column].add(1.0)
+  params, out = run(trunk)
+  other = trunk.apply({'params': params}, changed, Context(places=PLACES), grid=GRID)
+  differs = np.abs(out - other).max(axis=(0, 2)).reshape(2, 3) > 1e-6
+  assert differs[row // 2, column // 2]
+  assert differs.sum() == 1
+
+
+@pytest.mark.parametrize(
+  ('changes', 'grid', 'message'),
+  [
+    ({'merge': 3}, GRID, r'model.merge=3 .* use 1 to 2 with model.depth=3'),
+    ({}, (3, 8), '3×8 tokens have no half: change model.patch or data.image_size'),
+    ({}, None, 'patches only: set model.pool to mean or sequence'),
+    ({'scan_layers': True}, GRID, 'model.scan_layers'),
+  ],
+)
+def test_two_resolutions_that_can_not_be_are_refused(changes, grid, message):
+  with pytest.raises(UserError, match=message):
+    run(make(**changes), grid=grid)

@@ -1,0 +1,72 @@
+"""On tokens of norm 1 a HyperBF of soft-edged balls is an MLP with normalized weights, so that MLP is its control."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hbf.nn.hyperbf import HyperBFUnit
+from hbf.nn.mlp import MLP
+
+D, UNITS = 6, 9
+RNG = np.random.default_rng(0)
+TOKENS = jnp.asarray(RNG.normal(size=(2, 5, D)), jnp.float32)
+
+
+def normalized(z):
+  return z / np.linalg.norm(z, axis=-1, keepdims=True)
+
+
+def gelu(z):
+  return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+
+
+PHI = {'ball_relu': ('relu', lambda z: np.maximum(z, 0)), 'ball_gelu': ('gelu', gelu)}
+
+
+@pytest.mark.parametrize('kernel', PHI)
+def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
+  """φ(b − ‖x − t‖²/2σ²) is φ(s x·t + b − s) with s = 1/σ², in float64 and in both modules."""
+  activation, phi = PHI[kernel]
+  weights, bias = RNG.normal(size=(UNITS, D)), RNG.normal(size=UNITS)
+  coefficients, out_bias, scale = RNG.normal(size=(UNITS, D)), RNG.normal(size=D), 3.0
+  x, t = normalized(np.asarray(TOKENS, np.float64)), normalized(weights)
+  r2 = ((x[..., None, :] - t) ** 2).sum(-1)
+  balls = phi(bias + scale - scale * r2 / 2) @ coefficients + out_bias
+  hidden = phi(scale * x @ t.T + bias) @ coefficients + out_bias
+  np.testing.assert_allclose(balls, hidden, rtol=1e-12, atol=1e-12)
+
+  mlp = MLP(UNITS, activation=activation, normalize=True)
+  params = {
+    'hidden': {'kernel': weights.T, 'bias': bias, 'scale': scale},
+    'out': {'kernel': coefficients, 'bias': out_bias},
+  }
+  params = jax.tree.map(lambda z: jnp.asarray(z, jnp.float32), params)
+  np.testing.assert_allclose(mlp.apply({'params': params}, TOKENS), hidden, rtol=1e-4, atol=1e-4)
+
+  unit = HyperBFUnit(UNITS, kernel=kernel, metric='identity', widths='layer', norm='unit', normalisation='none')
+  params = {
+    'centres': weights[None],
+    'squared_radius': (bias + scale)[None, None],
+    'log_width': np.full((1, 1, 1), -0.5 * np.log(scale)),
+    'coefficients': coefficients[None],
+    'bias': out_bias,
+  }
+  params = jax.tree.map(lambda z: jnp.asarray(z, jnp.float32), params)
+  np.testing.assert_allclose(unit.apply({'params': params}, TOKENS), hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_a_ball_starts_with_about_half_of_the_tokens_in_it():
+  tokens = jnp.asarray(RNG.normal(size=(8, 64, D)), jnp.float32)
+  unit = HyperBFUnit(UNITS, kernel='ball_relu', norm='unit', normalisation='none')
+  params = unit.init(jax.random.key(0), tokens)
+  _, sown = unit.apply(params, tokens, mutable=['responses'])
+  inside = (sown['responses']['log_kernels'][0] > 0).mean(axis=(0, 1))
+  assert np.all((inside > 0.25) & (inside < 0.75))
+  np.testing.assert_array_equal(inside, (sown['responses']['responses'][0] > 0).mean(axis=(0, 1)))
+
+
+def test_the_scale_of_normalized_weights_starts_at_that_of_a_hyperbf():
+  params = MLP(UNITS, normalize=True).init(jax.random.key(0), TOKENS)['params']
+  unit = HyperBFUnit(UNITS, norm='unit', metric='identity').init(jax.random.key(0), TOKENS)['params']
+  np.testing.assert_allclose(params['hidden']['scale'], np.exp(-2 * unit['log_width'][0, 0, 0]), rtol=1e-5)

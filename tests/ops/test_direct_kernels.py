@@ -1,0 +1,72 @@
+"""Kernels stated by K itself: soft-edged balls φ(b − r²/2σ²)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops import reference
+
+from hbf.errors import UserError
+from hbf.ops.hyperbf import hyperbf
+from hbf.ops.kernels import DIRECT, KERNELS
+
+N, A, D, V, HEADS = 4, 5, 6, 3, 2
+RNG = np.random.default_rng(0)
+POINTS, CENTERS, COEFFICIENTS = (RNG.normal(size=(HEADS, *shape)) for shape in ((N, D), (A, D), (A, V)))
+METRIC, SIGMA, DEPTH = (
+  RNG.normal(size=(HEADS, D, D)),
+  RNG.uniform(1, 2, (HEADS, 1, A)),
+  RNG.normal(size=(HEADS, 1, A)),
+)
+NAMES = ('points', 'centres', 'coefficients', 'weights', 'width', 'squared_radius')
+ARRAYS = {
+  name: jnp.asarray(z, jnp.float32)
+  for name, z in zip(NAMES, (POINTS, CENTERS, COEFFICIENTS, METRIC, SIGMA, DEPTH), strict=True)
+}
+
+
+def in_float64(kernel, mask):
+  """Return the sums by their definition, one center at a time."""
+  out = np.zeros((HEADS, N, V))
+  for h in range(HEADS):
+    r2 = reference.squared_distances(POINTS[h], CENTERS[h], 'full', METRIC[h])
+    for a in range(A):
+      depth = DEPTH[h, 0, a] - r2[:, a] / (2 * SIGMA[h, 0, a] ** 2)
+      responses = mask[:, a] * np.array([reference.DIRECT[kernel](z) for z in depth])
+      out[h] += responses[:, None] * COEFFICIENTS[h, a]
+  return out
+
+
+@pytest.mark.parametrize('seen', ['all', 'causal', 'mask'])
+@pytest.mark.parametrize('kernel', reference.DIRECT)
+def test_equals_the_sum_over_centers(kernel, seen):
+  mask = {'all': np.ones((N, A)), 'causal': np.tri(N, A), 'mask': RNG.random((N, A)) < 0.5}[seen]
+  given = {'all': {}, 'causal': {'causal': True}, 'mask': {'mask': jnp.asarray(mask, bool)}}[seen]
+  result = hyperbf(**ARRAYS, kernel=kernel, metric='full', normalisation='none', **given)
+  np.testing.assert_allclose(result, in_float64(kernel, mask), rtol=1e-4, atol=1e-4)
+
+
+def test_every_kernel_has_a_reference_and_decays_to_0():
+  assert set(DIRECT) == set(reference.DIRECT)
+  assert not set(DIRECT) & set(KERNELS)
+  for kernel in DIRECT.values():
+    np.testing.assert_allclose(kernel(jnp.asarray([-30.0, -100.0])), 0, atol=1e-12)
+
+
+def test_the_gradient_of_the_radius_is_that_of_a_difference():
+  """A larger b makes a larger ball: db enters where −d(r²/2σ²) does."""
+
+  def out(b):
+    return hyperbf(
+      **ARRAYS | {'squared_radius': b}, kernel='ball_softplus', metric='full', normalisation='none'
+    ).sum()
+
+  step = 1e-2 * jnp.zeros((HEADS, 1, A)).at[1, 0, 2].set(1.0)
+  difference = (out(ARRAYS['squared_radius'] + step) - out(ARRAYS['squared_radius'] - step)) / 2e-2
+  np.testing.assert_allclose(jax.grad(out)(ARRAYS['squared_radius'])[1, 0, 2], difference, rtol=1e-2)
+
+
+@pytest.mark.parametrize('normalisation', ['sum', 'rms', 'layer'])
+def test_a_kernel_that_changes_sign_is_not_normalized(normalisation):
+  with pytest.raises(UserError, match=f'kernel ball_gelu .* set normalisation to none, not {normalisation}'):
+    hyperbf(**ARRAYS, kernel='ball_gelu', metric='full', normalisation=normalisation)
