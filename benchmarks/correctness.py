@@ -189,7 +189,7 @@ def stage2_cases(form: str, d: int, tokens: Sequence[int], centres: Sequence[int
 
 def fast_attention(z: Arrays) -> jax.Array:
   """Attention of arrays by name."""
-  return attention(*(z[name] for name in ROUNDED))
+  return attention(*(z[name].swapaxes(1, 2) for name in ROUNDED)).swapaxes(1, 2)
 
 
 def fast_hyperbf(z: Arrays, **options: Any) -> jax.Array:

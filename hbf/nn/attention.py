@@ -26,7 +26,7 @@ class SoftmaxAttention(nn.Module):
       starts at 1/√d. It is HyperBF attention of unit-norm queries and keys with σ² = τ (fact 1 of docs/design.md).
     qkv_bias: whether queries, keys and values have a bias.
     places: 'none', or 'offsets': −‖(p_q − p_k − o)/s‖²/2 is added to a head's logits, with a learned offset o and
-      width s, as in HyperBF attention (`hbf.nn.places`). A token costs 4 C N H operations more, C as there.
+      width s, as in HyperBF attention (`hbf.nn.places`). A token costs 2 C N H operations more, C as there.
       'rotary': queries and keys are turned by their places.
     dtype: of the products; parameters are float32.
   """
@@ -48,21 +48,21 @@ class SoftmaxAttention(nn.Module):
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
     """Means of values [B, N, H, e], for queries and keys [B, N, H, d]: [B, N, H, e]; makes its parameters."""
-    placed, scale = choose('places', self.places, PLACES), None
+    q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
+    placed, scale = choose('places', self.places, PLACES), q.shape[-1] ** -0.5
     if placed == 'rotary':
-      q, k = (turned(z.swapaxes(1, 2), context).swapaxes(1, 2) for z in (q, k))
+      q, k = turned(q, context), turned(k, context)
     if choose('qk_norm', self.qk_norm, NORMS):
-      width = width_parameter(self, 'head', q.shape[-1] ** -0.5, self.heads)  # √τ [H, 1, 1]
-      q, k, scale = (of_norm_1(q) / jnp.square(width[:, 0])).astype(q.dtype), of_norm_1(k), 1.0
-    k, v = remember(self, 'keys', k, context, 1), remember(self, 'values', v, context, 1)
-    how: dict[str, Any] = visible(context, q.shape[1])
+      scale = jnp.square(1 / width_parameter(self, 'head', scale, self.heads))  # 1/τ [H, 1, 1]
+      q, k = of_norm_1(q), of_norm_1(k)
+    k, v = remember(self, 'keys', k, context, 2), remember(self, 'values', v, context, 2)
+    how: dict[str, Any] = visible(context, q.shape[2])
     if placed != 'offsets':
-      return attention(q, k, v, scale, **how)
-    x, t = (z.swapaxes(0, 1) for z in place_coordinates(self, self.heads, context, q.dtype))
-    x = these(x, context, q.shape[1], 0)
-    q = (q * (q.shape[-1] ** -0.5 if scale is None else scale)).astype(q.dtype)
+      return attention(q, k, v, scale, **how).swapaxes(1, 2)
+    x, t = place_coordinates(self, self.heads, context, q.dtype)
+    q = append((q * scale).astype(q.dtype), these(x, context, q.shape[2], 1))
     with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
-      return attention(append(q, x), append(k, t), v, 1.0, **how)
+      return attention(q, append(k, t), v, 1.0, **how).swapaxes(1, 2)
 
 
 def project_qkv(

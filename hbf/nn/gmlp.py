@@ -89,7 +89,7 @@ class GatedMLP(nn.Module):
   def _tiny_attention(self, tokens: jax.Array, context: Context) -> jax.Array:
     """Attention of a single head: [B, N, hidden]."""
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
-    q, k, v = (z[:, :, None] for z in jnp.split(qkv, 3, axis=-1))
-    k, v = remember(self, 'keys', k, context, 1), remember(self, 'values', v, context, 1)
-    attended = attention(q, k, v, **visible(context, q.shape[1]))[:, :, 0]
+    q, k, v = (z[:, None] for z in jnp.split(qkv, 3, axis=-1))
+    k, v = remember(self, 'keys', k, context, 2), remember(self, 'values', v, context, 2)
+    attended = attention(q, k, v, **visible(context, q.shape[2]))[:, 0]
     return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

@@ -4,14 +4,14 @@
 """
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.ops.distances import apart, metric_product, products, row_dots
+from hbf.ops.distances import apart, keeping_short, metric_product, products, row_dots
 
 # Responses of a head that may lie in memory; beyond about a thousand tokens blocks of them are better.
 _MOST_PAIRS = 2**20
@@ -25,43 +25,124 @@ def attention(
   queries: jax.Array,
   keys: jax.Array,
   values: jax.Array,
-  scale: float | None = None,
+  scale: jax.Array | float | None = None,
+  centres: jax.Array | None = None,
   mask: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
-  """softmax(scale q·k) v over the keys, by cuDNN's fused kernel where it applies, else by XLA.
+  """Compute softmax(scale (q·k − t·k/2)) v over the keys; without centres t it is softmax(scale q·k) v.
+
+  Softmax attention and the normalised Gaussian both call this function. cuDNN's fused kernel does the work where it
+  applies, else XLA does.
 
   Args:
-    queries: [B, N, H, d].
-    keys: [B, A, H, d].
-    values: [B, A, H, v], v up to d.
-    scale: default 1/√d.
-    mask: booleans broadcastable to [B, H, N, A], which queries see which keys; with one XLA does the work.
+    queries: q [..., N, d].
+    keys: k [..., A, d].
+    values: v [..., A, V].
+    scale: a number, or an array broadcastable to [..., 1, 1]; default 1/√d.
+    centres: t [..., A, D], D up to d; products t·k are over the first D dimensions.
+    mask: booleans broadcastable to [..., N, A], which queries see which keys; with one XLA does the work.
     causal: whether query i sees keys 0 to i only (of those that the mask lets it see).
+
+  Returns:
+    [..., N, V] in the values' type.
   """
-  if (v := values.shape[3]) < (d := queries.shape[3]):  # JAX takes heads of one size
-    return attention(queries, keys, _fill(values, 3, d - v), scale, mask, causal)[..., :v]
-  how: dict[str, Any] = {'scale': scale, 'is_causal': causal}
-  default = functools.partial(jax.nn.dot_product_attention, mask=mask, **how)
-  if mask is not None or _any_batch(queries) or not cudnn_applies(queries.dtype, queries.shape[-1]):
+  scale = queries.shape[-1] ** -0.5 if scale is None else scale
+  default = functools.partial(_xla_attention, scale=scale, centres=centres, mask=mask, causal=causal)
+  if mask is not None or not _cudnn_takes(queries, keys, values, 0 if centres is None else _PARTS):
     return default(queries, keys, values)
-  return jax.lax.platform_dependent(
-    queries, keys, values, cuda=functools.partial(padded_attention, **how), default=default
-  )
+  fused = functools.partial(fused_attention, scale=scale, centres=centres, causal=causal)
+  return jax.lax.platform_dependent(queries, keys, values, cuda=fused, default=default)
+
+
+def _xla_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  *,
+  scale: jax.Array | float,
+  centres: jax.Array | None,
+  mask: jax.Array | None,
+  causal: bool,
+) -> jax.Array:
+  """Compute `attention` with all logits in memory."""
+  dtype = values.dtype
+  if queries.dtype != jnp.float32 and isinstance(scale, jax.Array):
+    # A factor of 1 carries the scale's gradient: that of a factor of the logits would keep all of them.
+    fixed = jax.lax.stop_gradient(scale)
+    scale, factor = fixed, scale / jnp.where(fixed == 0, 1, fixed)
+    keys = (factor * keys).astype(keys.dtype)
+  norms = None if centres is None else 0.5 * row_dots(centres, keys[..., : centres.shape[-1]])
+  multiply = _logits if centres is None else products  # a distance is a difference of larger numbers
+  if queries.dtype == jnp.float32:  # one pass over the keys is cheaper than one over all logits
+    logits = multiply(queries, scale * keys)
+    logits = logits if norms is None else logits - (scale * norms).mT
+  else:  # a scaled key would be rounded, and no longer be the one that the norm is of
+    logits = multiply(queries, keys)
+    logits = scale * (logits if norms is None else logits - norms.mT)
+  if causal:
+    seen = np.tri(logits.shape[-2], logits.shape[-1]) > 0
+    mask = jnp.asarray(seen if mask is None else mask & seen)
+  if mask is not None:
+    logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+  return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
+
+
+def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
+  """Compute q·k as precisely as `jax.default_matmul_precision` says."""
+  return jnp.einsum('...nd,...ad->...na', queries, keys, preferred_element_type=jnp.float32)
+
+
+def fused_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  *,
+  scale: jax.Array | float,
+  centres: jax.Array | None = None,
+  causal: bool = False,
+  implementation: Literal['xla', 'cudnn'] = 'cudnn',
+) -> jax.Array:
+  """Compute `attention` of arrays [B, H, N, d] by one call of cuDNN's kernel.
+
+  The kernel takes one scale for all heads, and no bias of the keys. So scale and bias become coordinates: keys are
+  [scale k, bias] and queries [q, 1]. A bias in bfloat16 would be too coarse (it is of order √D), so it takes three
+  coordinates: its rounding, the rounding of the rest, and so on. Filling up to a multiple of 8 leaves room for them.
+  """
+  dtype = queries.dtype
+  if centres is None and isinstance(scale, float):
+    return padded_attention(queries, keys, values, scale, causal, implementation)
+  if centres is not None:
+    parts = short_parts(keeping_short(_bias, dtype)(centres, keys, scale), dtype, _PARTS)
+    queries = jnp.concatenate([queries, jnp.ones((*queries.shape[:-1], _PARTS), dtype)], axis=-1)
+    keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
+  else:
+    keys = (scale * keys).astype(dtype)
+  return padded_attention(queries, keys, values, 1.0, causal, implementation)
+
+
+def _bias(centres: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.Array:
+  """Compute −scale t·k/2, float32 [..., A, 1], plus what rounding scale k to the type of k takes away from t·k.
+
+  A query near a centre has nearly that centre's products. There the plus makes up for the rounding of the key.
+  """
+  kind, scaled = jnp.finfo(keys.dtype), scale * keys[..., : centres.shape[-1]].astype(jnp.float32)
+  error = jax.lax.stop_gradient(scaled - jax.lax.reduce_precision(scaled, kind.nexp, kind.nmant))
+  return row_dots(centres, error - 0.5 * scaled)
 
 
 def padded_attention(
   queries: jax.Array,
   keys: jax.Array,
   values: jax.Array,
-  scale: float | None = None,
-  is_causal: bool = False,
+  scale: float,
+  causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> jax.Array:
-  """`attention` in the shapes that cuDNN takes: zeros fill up tokens and dimensions, and padded keys are masked."""
-  (_, length, _, d), (batch, keys_length, _, v) = queries.shape, values.shape
-  scale = d**-0.5 if scale is None else scale
+  """Compute attention in the shapes that cuDNN takes: zeros fill up tokens and dimensions, and are masked as keys."""
+  (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   width = max(d, v)
+  queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
   queries, keys, values = (_fill(z, 3, -(-width // _TILE) * _TILE - z.shape[3]) for z in (queries, keys, values))
   queries, keys, values = (_fill(z, 1, -z.shape[1] % _EVEN) for z in (queries, keys, values))
   masked = keys.shape[1] != keys_length
@@ -70,11 +151,11 @@ def padded_attention(
     keys,
     values,
     scale=scale,
-    is_causal=is_causal,
-    key_value_seq_lengths=jnp.full(batch, keys_length, jnp.int32) if masked else None,
+    is_causal=causal,
+    key_value_seq_lengths=jnp.full(len(keys), keys_length, jnp.int32) if masked else None,
     implementation=implementation,
   )
-  return out[:, :length, :, :v]
+  return out[:, :length, :, :v].swapaxes(1, 2)
 
 
 def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
@@ -87,8 +168,8 @@ def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
   """
   if dtype not in (jnp.bfloat16, jnp.float16) or any(c < _CAPABILITY for c in _capabilities()):
     return False
-  head = jax.ShapeDtypeStruct((1, _EVEN, 1, d), dtype)
-  training = jax.grad(lambda *qkv: padded_attention(*qkv).astype(jnp.float32).sum(), (0, 1, 2))
+  head = jax.ShapeDtypeStruct((1, 1, _EVEN, d), dtype)
+  training = jax.grad(lambda q, k, v: padded_attention(q, k, v, 1.0).astype(jnp.float32).sum(), (0, 1, 2))
   try:
     jax.eval_shape(training, head, head, head)
   except (NotImplementedError, RuntimeError):  # heads that are too large; no CUDA, or no cuDNN
@@ -115,12 +196,19 @@ def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
   return jnp.pad(z, [(0, count if i == axis else 0) for i in range(z.ndim)])
 
 
+def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: int) -> bool:
+  """Whether cuDNN takes these arrays, with so many coordinates added to queries and keys."""
+  heads = queries.ndim == 4 and queries.shape[:2] == keys.shape[:2] == values.shape[:2]
+  width = max(queries.shape[-1] + extra, values.shape[-1])
+  return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, width)
+
+
 def is_attention(points: jax.Array, centres: jax.Array, coefficients: jax.Array, width: jax.Array) -> bool:
   """Whether `gaussian_attention` is the way to a normalised Gaussian: one width a head, not too many responses."""
   shared_width = width.ndim == 0 or width.shape[-1] == 1
   pairs = points.shape[-2] * centres.shape[-2]
   few = not jax.export.is_symbolic_dim(pairs) and pairs <= _MOST_PAIRS  # all points of a batch may be of one head
-  return shared_width and (few or _cudnn_takes(points, centres, coefficients))
+  return shared_width and (few or _cudnn_takes(points, centres, coefficients, _PARTS))
 
 
 def gaussian_attention(
@@ -135,10 +223,10 @@ def gaussian_attention(
   mask: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
-  """Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head: the softmax of scale (xᵀMt − tᵀMt/2 + x'·t').
+  """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head, as attention.
 
-  The norm of the points cancels, and the metric is needed on the centres' side only, so it costs what attention
-  costs. Where cuDNN's fused attention applies, it does the work.
+  It is the softmax of scale (xᵀMt − tᵀMt/2 + x'·t'). The norm of the points cancels, and the metric is needed on the
+  centres' side only, so it costs what attention costs.
 
   Args:
     points: x [..., N, D].
@@ -148,8 +236,8 @@ def gaussian_attention(
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     null: how many of the last coordinates are x' and t', see `hbf.ops.distances.distances`.
-    mask: booleans broadcastable to [..., N, A], which points see which centres; with one XLA does the work.
-    causal: whether point i sees centres 0 to i only (of those that the mask lets it see).
+    mask: as in `attention`.
+    causal: as in `attention`.
 
   Returns:
     [..., N, V] in the coefficients' type.
@@ -158,71 +246,10 @@ def gaussian_attention(
     # The gradient needs the centres: by themselves, or XLA would keep queries and values with them.
     centres = jax.lax.optimization_barrier(centres)
   centres, beside = apart(centres, null)
-  mapped = metric_product(centres, metric, weights)
-  norms = 0.5 * row_dots(centres, mapped)
+  keys = metric_product(centres, metric, weights)
   if null:
-    mapped = jnp.concatenate([mapped, beside], axis=-1)
-  arrays = (points, mapped, norms, coefficients, scale)
-  fused = functools.partial(augmented_attention, is_causal=causal)
-  default = functools.partial(_biased_attention, mask=mask, is_causal=causal)
-  if mask is not None or not _cudnn_takes(points, mapped, coefficients):
-    return default(*arrays)
-  return jax.lax.platform_dependent(*arrays, cuda=fused, default=default)
-
-
-def _cudnn_takes(points: jax.Array, centres: jax.Array, coefficients: jax.Array) -> bool:
-  heads = points.ndim == 4 and points.shape[:2] == centres.shape[:2] == coefficients.shape[:2]
-  width = max(points.shape[-1] + _PARTS, coefficients.shape[-1])
-  return heads and not _any_batch(points) and cudnn_applies(points.dtype, width)
-
-
-def _biased_attention(
-  points: jax.Array,
-  keys: jax.Array,
-  norms: jax.Array,
-  coefficients: jax.Array,
-  scale: jax.Array,
-  mask: jax.Array | None,
-  is_causal: bool,
-) -> jax.Array:
-  """The softmax of scale (x·k − norm), all of it in memory."""
-  log_k = products(points, (scale * keys).astype(points.dtype)) - (scale * norms).mT
-  if mask is not None:
-    log_k = jnp.where(mask, log_k, -jnp.inf)
-  if is_causal:
-    log_k = jnp.where(np.tri(log_k.shape[-2], log_k.shape[-1]) > 0, log_k, -jnp.inf)
-  return jnp.einsum('...na,...av->...nv', jax.nn.softmax(log_k, axis=-1).astype(coefficients.dtype), coefficients)
-
-
-def augmented_attention(
-  points: jax.Array,
-  keys: jax.Array,
-  norms: jax.Array,
-  coefficients: jax.Array,
-  scale: jax.Array,
-  is_causal: bool = False,
-  implementation: Literal['xla', 'cudnn'] = 'cudnn',
-) -> jax.Array:
-  """The softmax of scale (x·k − norm) as plain attention: keys [scale k, −scale norm], queries [x, 1].
-
-  A bias in bfloat16 would be too coarse (it is of order √D), so it takes three coordinates: its rounding, the
-  rounding of the rest, and so on. Filling up to a multiple of 8 leaves room for them.
-
-  Args:
-    points: x [B, H, N, D].
-    keys: k [B, H, A, D].
-    norms: float32 [B, H, A, 1].
-    coefficients: c [B, H, A, V].
-    scale: broadcastable to [B, H, 1, 1].
-    is_causal: whether point i sees keys 0 to i only.
-    implementation: of `jax.nn.dot_product_attention`.
-  """
-  dtype = points.dtype
-  parts = short_parts(-scale * norms, dtype, _PARTS)
-  queries = jnp.concatenate([points, jnp.ones((*points.shape[:-1], _PARTS), dtype)], axis=-1)
-  keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
-  q, k, v = (z.swapaxes(1, 2) for z in (queries, keys, coefficients))
-  return padded_attention(q, k, v, 1.0, is_causal, implementation).swapaxes(1, 2)
+    keys = jnp.concatenate([keys, beside], axis=-1)
+  return attention(points, keys, coefficients, scale, centres, mask, causal)
 
 
 def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:

@@ -19,7 +19,7 @@ CASES = {
   'unified': ('unified', 1, {'memory': MEMORY}, 8 * D**2 + 4 * (N + MEMORY) * D, 0.05),
   'gated': ('gated', 1, {'hidden': HIDDEN}, 4 * D**2 + 6 * HIDDEN * D + 2 * (D + HIDDEN) * N, 0.05),
   'gmlp': ('gmlp', 1, {}, GMLP, 0.0),
-  'softmax places': ('vit', 1, {'places': 'offsets'}, ATTENTION + 4 * 4 * N * H, 0.0),
+  'softmax places': ('vit', 1, {'places': 'offsets'}, ATTENTION + 2 * 4 * N * H, 0.0),
   'hyperbf places': ('hyperbf', 1, {'places': 'offsets'}, ATTENTION + 2 * 4 * N * H, 0.05),
   'amlp': ('gmlp', 1, {'attention': TINY}, GMLP + 6 * D * TINY + 4 * N * TINY + 2 * TINY * HIDDEN, 0.0),
   'token_mlp': ('mixer', 1, {'hidden': HIDDEN}, 4 * HIDDEN * D, 0.0),
