@@ -1,4 +1,4 @@
-"""The gated HyperBF: one unit that mixes tokens and channels, in place of both stages."""
+"""The gated HyperBF: one unit that mixes tokens and channels, in place of both stages. Softmax is its control."""
 
 from typing import ClassVar
 
@@ -7,32 +7,25 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import choose
-from hbf.nn.attention import check_heads
+from hbf.nn.attention import SoftmaxAttention, check_heads
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.mlp import ACTIVATIONS
 from hbf.nn.projections import Projections
 
 
-class GatedHyperBF(HyperBFAttention, kw_only=True):
-  """out(act(gate(x)) ⊙ f(act(values(x)))), f a HyperBF over the tokens of as many values as the gate has.
+class _Gated(nn.Module):
+  """out(act(gate(x)) ⊙ f(act(values(x)))), f an attention of as many values as the gate has.
 
-  It is the Gated Attention Unit (Hua et al. 2022, section 3.1) with a HyperBF of several heads as its attention. A
-  token costs 4 D² + 6 hidden D + 2 (D + hidden) N operations with metric identity.
+  It is the Gated Attention Unit (Hua et al. 2022, section 3.1) with several heads. A token costs
+  4 D² + 6 hidden D + 2 (D + hidden) N operations.
 
-  Attributes:
-    hidden: channels of values and gate; the heads share them, the last one may have fewer.
-    activation: of both, a name in `hbf.nn.mlp.ACTIVATIONS`.
+  The class goes before an attention among the bases, whose `_over_tokens` is f.
   """
-
-  hidden: int
-  activation: str = 'gelu'
-  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
-  share: ClassVar[float] = 5 / 6  # of a recipe's hidden units: with 4D of them it is as large as two stages
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to [B, N, D]."""
     batch, length, width = tokens.shape
     check_heads(width, self.heads)
     activation = choose('activation', self.activation, ACTIVATIONS)
@@ -44,3 +37,31 @@ class GatedHyperBF(HyperBFAttention, kw_only=True):
     v = filled.reshape(batch, length, self.heads, -1)
     mixed = self._over_tokens(q, k, v, context).reshape(filled.shape)[:, : self.hidden]
     return nn.Dense(width, dtype=self.dtype, name='out')(gate * mixed).reshape(tokens.shape)
+
+
+class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
+  """A gated unit whose attention is a HyperBF over the tokens, with metric identity at the cost of `_Gated`.
+
+  Attributes:
+    hidden: channels of values and gate; the heads share them, the last one may have fewer.
+    activation: of both, a name in `hbf.nn.mlp.ACTIVATIONS`.
+  """
+
+  hidden: int
+  activation: str = 'gelu'
+  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
+  share: ClassVar[float] = 5 / 6  # of a recipe's hidden units: with 4D of them it is as large as two stages
+
+
+class GatedSoftmax(_Gated, SoftmaxAttention, kw_only=True):
+  """A gated unit whose attention is softmax: the control that tells the gate from the kernel.
+
+  Attributes:
+    hidden: as of `GatedHyperBF`.
+    activation: likewise.
+  """
+
+  hidden: int
+  activation: str = 'gelu'
+  size: ClassVar[str] = 'hidden'
+  share: ClassVar[float] = GatedHyperBF.share

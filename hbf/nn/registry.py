@@ -9,7 +9,7 @@ import flax.linen as nn
 
 from hbf.errors import UserError, choose
 from hbf.nn.attention import SoftmaxAttention
-from hbf.nn.gated import GatedHyperBF
+from hbf.nn.gated import GatedHyperBF, GatedSoftmax
 from hbf.nn.gmlp import GatedMLP
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.nn.linear_attention import LinearAttention
@@ -21,6 +21,7 @@ from hbf.nn.mlp import MLP
 STAGE1: dict[str, type[nn.Module]] = {
   'hyperbf': HyperBFAttention,
   'gated_hyperbf': GatedHyperBF,
+  'gated_softmax': GatedSoftmax,
   'softmax': SoftmaxAttention,
   'linear': LinearAttention,
   'gmlp': GatedMLP,

@@ -55,6 +55,7 @@ def every_parameter():
     ('vit', {'stage1.places': 'offsets'}),
     ('vit', {'stem': 'conv', 'pool': 'sequence', 'depth': 2, 'merge': 1, 'stage2.normalize': True}),
     ('hyperbf', {'stage2.normalisation': 'none', 'stage2.kernel': 'ball_gelu'}),
+    ('gated_softmax+none', {}),
   ]
   for model, changes in pairs:
     config = make_config(f'model={model}', {'name': 'cifar10'}).model
