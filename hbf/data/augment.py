@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hbf.data.arguments import Entry
-from hbf.data.transforms import transform
+from hbf.data.transforms import Facts, transform
 
 
 def normalise(images: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
@@ -21,8 +22,10 @@ def normalise(images: jax.Array, mean: Sequence[float], std: Sequence[float]) ->
   return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
 
 
-def augment(key: jax.Array, images: jax.Array, index: jax.Array, transforms: Sequence[Entry]) -> jax.Array:
-  """Transforms images at random, see `hbf.data.transforms.transform`.
+def augment(
+  key: jax.Array, images: jax.Array, index: jax.Array, transforms: Sequence[Entry], mean: Sequence[float] = ()
+) -> jax.Array:
+  """Transform images at random, see `hbf.data.transforms.transform`.
 
   Example i draws from `fold_in(key, index[i])`, so with a key made from (seed, step) its augmentation is a function
   of (seed, step, index): neither its row in the batch nor the number of devices matters.
@@ -32,12 +35,15 @@ def augment(key: jax.Array, images: jax.Array, index: jax.Array, transforms: Seq
     images: uint8 [B, H, W, C].
     index: int32 [B], which example of the data set each image is.
     transforms: as `hbf.data.transforms.read_transforms` gives them.
+    mean: of each channel, in units of 1 = white; () is middle gray.
 
   Returns:
     uint8 [B, H, W, C].
   """
 
+  facts = Facts(np.round(255 * np.asarray(mean)).astype(np.uint8)) if mean else Facts()
+
   def augment_one(image: jax.Array, number: jax.Array) -> jax.Array:
-    return transform(jax.random.fold_in(key, number), image, transforms)
+    return transform(jax.random.fold_in(key, number), image, transforms, facts)
 
   return jax.vmap(augment_one)(images, index)

@@ -15,20 +15,32 @@ KEY = 'data.transforms'
 ERASED_AREAS, ERASED_ASPECTS = (0.02, 0.33), (0.3, 3.3)  # torchvision's; Zhong et al. 2020 go up to 0.4
 
 
+class Facts(NamedTuple):
+  """Facts beside the key of a step that some transforms need.
+
+  Attributes:
+    mean: gray levels of the channels, uint8 [C] or a number for all of them.
+  """
+
+  mean: Any = 128
+
+
 class Transform(NamedTuple):
   """A kind of transform; its functions take their arguments by position.
 
   Attributes:
-    arguments: of its functions.
-    geometry: (key, (H, W), *arguments) → the map by which it moves the image, see `hbf.data.geometry`.
-    exact: (key, image, *arguments) → what a warp by that map alone gives, without mixing pixels.
-    pixels: (key, image, *arguments) → the image, uint8 [H, W, C], with other colours.
+    arguments: numbers that follow its name.
+    geometry: (key, (H, W), *needs, *arguments) → the map by which it moves the image, see `hbf.data.geometry`.
+    exact: (key, image, *needs, *arguments) → the result of a warp by that map alone, without mixing pixels.
+    pixels: (key, image, *needs, *arguments) → the image, uint8 [H, W, C], with other colors.
+    needs: names of `Facts`.
   """
 
   arguments: tuple[Argument, ...] = ()
   geometry: Callable[..., jax.Array] | None = None
   exact: Callable[..., jax.Array] | None = None
   pixels: Callable[..., jax.Array] | None = None
+  needs: tuple[str, ...] = ()
 
 
 def _rand_move(key: jax.Array, size: geometry.Size, count: int, magnitude: int) -> jax.Array:
@@ -58,6 +70,16 @@ def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
   return jnp.where((erased & jax.random.bernoulli(rate_key, rate))[..., None], noise, image)
 
 
+def cutout(key: jax.Array, image: jax.Array, mean: jax.Array, side: int) -> jax.Array:
+  """Fill a square around a random pixel with the channels' mean; the square is clipped at the image's edges."""
+  center = jax.random.randint(key, (2,), 0, jnp.array(image.shape[:2]))
+  rows, columns = (
+    (jnp.arange(length) >= start) & (jnp.arange(length) < start + side)
+    for length, start in zip(image.shape, center - side // 2, strict=False)
+  )
+  return jnp.where((rows[:, None] & columns)[..., None], jnp.asarray(mean, jnp.uint8), image)
+
+
 _AREAS = (Argument('least area', 0.01), Argument('most area', 0.01, default=1.0))
 _STRENGTHS = tuple(Argument(name) for name in ('brightness', 'contrast', 'saturation'))
 # A transform's key is that of its place here: it draws the same whatever else a run names. New ones go to the end.
@@ -73,6 +95,7 @@ TRANSFORMS = {
   ),
   'trivial_augment': Transform((), _trivial_move, pixels=_trivial_recolour),
   'erase': Transform((Argument('rate'),), pixels=erase),
+  'cutout': Transform((Argument('side', 1, math.inf, whole=True),), pixels=cutout, needs=('mean',)),
 }
 
 
@@ -100,23 +123,26 @@ def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
       raise UserError(f"{KEY}: shift must be less than an image's side of {side} pixels: it is {arguments[0]}")
 
 
-def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry]) -> jax.Array:
-  """Transforms an image.
+def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry], facts: Facts = Facts()) -> jax.Array:
+  """Transform an image.
 
-  First it is moved, by all that moves: the maps are composed in the order of the entries, and the image is resampled
-  once (or not at all, if each is a flip or a shift). Then come the transforms of colours and the erasing, in their
-  order.
+  Moves come first. Their maps are composed in the order of the entries, and the image is resampled once. Flips and
+  shifts alone need no resampling. Then come the transforms of colors and the erasing, in their order.
 
   Args:
     key: of this image.
     image: uint8 [H, W, C].
     entries: as `read_transforms` gives them.
+    facts: about this image.
 
   Returns:
     uint8 [H, W, C].
   """
   keys = dict(zip(TRANSFORMS, jax.random.split(key, len(TRANSFORMS)), strict=True))
-  drawn = [(TRANSFORMS[name], (keys[name], *arguments)) for name, *arguments in entries]
+  drawn = []
+  for name, *arguments in entries:
+    needed = (getattr(facts, need) for need in TRANSFORMS[name].needs)
+    drawn.append((TRANSFORMS[name], (keys[name], *needed, *arguments)))
   if all(kind.exact or not kind.geometry for kind, _ in drawn):
     for kind, (key, *arguments) in drawn:
       image = kind.exact(key, image, *arguments) if kind.exact else image

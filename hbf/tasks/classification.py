@@ -176,7 +176,7 @@ class Classification(Task):
     """Images augmented with the first key, and mixed with the second."""
     examples = gather(resident, batch)
     index, labels = examples['index'], examples['label']
-    images = augment(keys[0], examples['image'], index, self.transforms)
+    images = augment(keys[0], examples['image'], index, self.transforms, self.mean)
     targets = jax.nn.one_hot(labels, len(self.dataset.classes))
     images, targets = mix(keys[1], images, targets, index, self.mix)
     return Seen(normalise(images, self.mean, self.std), (labels, targets))

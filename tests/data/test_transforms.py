@@ -186,6 +186,23 @@ def test_erasing_fills_a_box_with_noise_at_its_rate():
   assert stats.chisquare(np.bincount(noise.ravel(), minlength=256)[8:]).pvalue > 1e-3
 
 
+@pytest.mark.parametrize('side', [4, 5])
+def test_cutout_fills_a_clipped_square_around_any_pixel_with_the_mean(side):
+  image, entries = smooth_image(), read_transforms((('cutout', side),))
+  (found,) = drawn(transform, image, entries, transforms.Facts(jnp.array([1, 2, 3], jnp.uint8)))
+  rows, columns = np.mgrid[: SIZE[0], : SIZE[1]]
+  possible = {}
+  for center in np.ndindex(SIZE):
+    inside = [
+      (0 <= z - c + side // 2) & (z - c + side // 2 < side) for z, c in zip((rows, columns), center, strict=True)
+    ]
+    possible[np.where((inside[0] & inside[1])[..., None], [1, 2, 3], image).astype(np.uint8).tobytes()] = center
+  counts = np.zeros(SIZE)
+  for result in found:
+    counts[possible[result.tobytes()]] += 1
+  assert len(possible) == 80 and stats.chisquare(counts.ravel()).pvalue > 1e-3
+
+
 @pytest.mark.parametrize(
   ('value', 'message'),
   [
