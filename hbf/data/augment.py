@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.data.arguments import Entry
-from hbf.data.transforms import Facts, transform
+from hbf.data.transforms import NO_FACTS, Facts, transform
 
 
 def normalise(images: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
@@ -23,7 +23,13 @@ def normalise(images: jax.Array, mean: Sequence[float], std: Sequence[float]) ->
 
 
 def augment(
-  key: jax.Array, images: jax.Array, index: jax.Array, transforms: Sequence[Entry], mean: Sequence[float] = ()
+  key: jax.Array,
+  images: jax.Array,
+  index: jax.Array,
+  transforms: Sequence[Entry],
+  mean: Sequence[float] = (),
+  fixed_key: jax.Array | None = None,
+  epochs: jax.Array | None = None,
 ) -> jax.Array:
   """Transform images at random, see `hbf.data.transforms.transform`.
 
@@ -36,14 +42,17 @@ def augment(
     index: int32 [B], which example of the data set each image is.
     transforms: as `hbf.data.transforms.read_transforms` gives them.
     mean: of each channel, in units of 1 = white; () is middle gray.
+    fixed_key: the key of the run, the same in every step; alternate_flip alone needs it.
+    epochs: int32 [B], the epoch that shows each image; likewise.
 
   Returns:
     uint8 [B, H, W, C].
   """
 
-  facts = Facts(np.round(255 * np.asarray(mean)).astype(np.uint8)) if mean else Facts()
+  gray = np.round(255 * np.asarray(mean)).astype(np.uint8) if mean else NO_FACTS.mean
 
-  def augment_one(image: jax.Array, number: jax.Array) -> jax.Array:
-    return transform(jax.random.fold_in(key, number), image, transforms, facts)
+  def augment_one(image: jax.Array, number: jax.Array, epoch: jax.Array | None) -> jax.Array:
+    fixed = None if fixed_key is None else jax.random.fold_in(fixed_key, number)
+    return transform(jax.random.fold_in(key, number), image, transforms, Facts(gray, fixed, epoch))
 
-  return jax.vmap(augment_one)(images, index)
+  return jax.vmap(augment_one)(images, index, epochs)

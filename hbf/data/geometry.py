@@ -30,13 +30,33 @@ def affine(linear: jax.Array, offset: jax.Array) -> jax.Array:
 
 def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
   """Mirrors left to right with probability `rate`."""
-  mirror = jnp.array([[-1.0, 0.0, size[1]], [0.0, 1.0, 0.0]])
-  return jnp.where(jax.random.bernoulli(key, rate), mirror, jnp.eye(2, 3))
+  return _mirror_if(jax.random.bernoulli(key, rate), size)
 
 
 def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
   """What a warp by `flip` gives."""
   return jnp.where(jax.random.bernoulli(key, rate), image[:, ::-1], image)
+
+
+def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
+  """Mirror left to right in every other epoch; the fixed key decides about the first one (Jordan 2024)."""
+  del key
+  return _mirror_if(_turn(fixed_key, epoch), size)
+
+
+def flip_alternately_exactly(key: jax.Array, image: jax.Array, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
+  """Return the result of a warp by `flip_alternately`."""
+  del key
+  return jnp.where(_turn(fixed_key, epoch), image[:, ::-1], image)
+
+
+def _turn(fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
+  return jax.random.bernoulli(fixed_key) ^ (epoch % 2 == 1)
+
+
+def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
+  mirror = jnp.array([[-1.0, 0.0, size[1]], [0.0, 1.0, 0.0]])
+  return jnp.where(condition, mirror, jnp.eye(2, 3))
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:

@@ -5,6 +5,7 @@ The step is then the whole state of the input, so a resumed run sees exactly the
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,20 @@ class TrainOrder:
       rows = epochs == epoch
       indices[rows] = permutation(self.seed, epoch, self.examples)[offsets[rows]]
     return indices
+
+  def epochs(self, step: Any) -> Any:
+    """Return the epoch of each row of `step`, int32 [batch_size].
+
+    Args:
+      step: number of the step, from 0; it may be a traced int32.
+    """
+    # step · batch_size is computed bit by bit as epochs and a remainder: the product itself may exceed 32 bits.
+    whole, rest = step // self.examples, step % self.examples
+    epoch, offset = 0, 0
+    for bit in map(int, f'{self.batch_size:b}'):
+      epoch, offset = 2 * epoch + bit * whole, 2 * offset + bit * rest
+      epoch, offset = epoch + offset // self.examples, offset % self.examples
+    return epoch + (offset + np.arange(self.batch_size, dtype=np.int32)) // self.examples
 
 
 @dataclasses.dataclass(frozen=True)

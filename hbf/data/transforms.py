@@ -20,9 +20,16 @@ class Facts(NamedTuple):
 
   Attributes:
     mean: gray levels of the channels, uint8 [C] or a number for all of them.
+    fixed_key: the key of this example, the same in every epoch.
+    epoch: number of the epoch that shows the example, int32 [].
   """
 
   mean: Any = 128
+  fixed_key: Any = None
+  epoch: Any = None
+
+
+NO_FACTS = Facts()
 
 
 class Transform(NamedTuple):
@@ -96,6 +103,9 @@ TRANSFORMS = {
   'trivial_augment': Transform((), _trivial_move, pixels=_trivial_recolour),
   'erase': Transform((Argument('rate'),), pixels=erase),
   'cutout': Transform((Argument('side', 1, math.inf, whole=True),), pixels=cutout, needs=('mean',)),
+  'alternate_flip': Transform(
+    (), geometry.flip_alternately, geometry.flip_alternately_exactly, needs=('fixed_key', 'epoch')
+  ),
 }
 
 
@@ -107,6 +117,8 @@ def read_transforms(value: Any) -> tuple[Entry, ...]:
   """
   entries = read_entries(KEY, value, {name: kind.arguments for name, kind in TRANSFORMS.items()})
   names = [name for name, *_ in entries]
+  if {'flip', 'alternate_flip'} <= {*names}:
+    raise UserError(f'{KEY} has flip and alternate_flip: both mirror images; name one of them')
   for name, *arguments in entries:
     if names.count(name) > 1:
       raise UserError(f'{KEY} has {name} {names.count(name)} times: name each transform once')
@@ -123,7 +135,7 @@ def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
       raise UserError(f"{KEY}: shift must be less than an image's side of {side} pixels: it is {arguments[0]}")
 
 
-def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry], facts: Facts = Facts()) -> jax.Array:
+def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry], facts: Facts = NO_FACTS) -> jax.Array:
   """Transform an image.
 
   Moves come first. Their maps are composed in the order of the entries, and the image is resampled once. Flips and

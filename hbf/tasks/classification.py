@@ -28,8 +28,9 @@ from hbf.data.inputs import (
   make_input,
 )
 from hbf.data.mixing import mix, read_mix
+from hbf.data.order import TrainOrder
 from hbf.data.sources import Source, hold_out
-from hbf.data.transforms import check_size, read_transforms
+from hbf.data.transforms import TRANSFORMS, check_size, read_transforms
 from hbf.errors import UserError
 from hbf.evaluation.figures import ACCURACY, CLASSIFICATION, Figure
 from hbf.evaluation.metrics import Counts, summarise
@@ -67,6 +68,8 @@ class Classification(Task):
     transforms: of each image in training, as `hbf.data.transforms.read_transforms` gives them.
     mix: of pairs of images, as `hbf.data.mixing.read_mix` gives it.
     label_smoothing: probability given to all classes alike.
+    seed: picks the order of the examples.
+    validation: part of train held out.
   """
 
   figures: ClassVar[tuple[Figure, ...]] = CLASSIFICATION
@@ -82,6 +85,8 @@ class Classification(Task):
   transforms: Sequence[Entry]
   mix: Sequence[Entry]
   label_smoothing: float
+  seed: int
+  validation: float
 
   @classmethod
   def of(cls, config: ConfigDict, dataset: Dataset) -> Self:
@@ -96,7 +101,8 @@ class Classification(Task):
       raise UserError('give both data.mean and data.std, or neither to have them measured')
     reading = Reading(data.input, data.workers, data.resident_bytes)
     mean, std = tuple(data.mean), tuple(data.std)
-    return cls(dataset, reading, mean, std, transforms, pairs, config.train.label_smoothing)
+    smoothing = config.train.label_smoothing
+    return cls(dataset, reading, mean, std, transforms, pairs, smoothing, config.seed, data.validation)
 
   @classmethod
   def load(cls, config: ConfigDict) -> Dataset:
@@ -176,10 +182,20 @@ class Classification(Task):
     """Images augmented with the first key, and mixed with the second."""
     examples = gather(resident, batch)
     index, labels = examples['index'], examples['label']
-    images = augment(keys[0], examples['image'], index, self.transforms, self.mean)
+    images = augment(
+      keys[0], examples['image'], index, self.transforms, self.mean, *self._time(batch['step'], len(index))
+    )
     targets = jax.nn.one_hot(labels, len(self.dataset.classes))
     images, targets = mix(keys[1], images, targets, index, self.mix)
     return Seen(normalise(images, self.mean, self.std), (labels, targets))
+
+  def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
+    """Return the key of the run and the epoch of each row of a step, if a transform needs them."""
+    if 'epoch' not in {need for name, *_ in self.transforms for need in TRANSFORMS[name].needs}:
+      return ()
+    order = TrainOrder(self.seed, len(self.splits(self.validation)['train']), batch_size)
+    # Steps fold in their number, which never gets so large.
+    return jax.random.fold_in(jax.random.key(self.seed), 2**32 - 1), order.epochs(step)
 
   def loss(self, logits: jax.Array, goal: Any) -> tuple[jax.Array, jax.Array]:
     """Cross-entropy."""

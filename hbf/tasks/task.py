@@ -138,7 +138,7 @@ class Task(abc.ABC):
     Args:
       keys: of what is drawn of examples by themselves, and of what is drawn of them together.
       resident: as `hbf.data.inputs` has it.
-      batch: likewise.
+      batch: likewise, with the number of the step, from 0, as 'step'.
     """
 
   @abc.abstractmethod

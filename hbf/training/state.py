@@ -87,7 +87,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
   def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
     key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
     own_key, dropout_key, common_key = jax.random.split(key, 3)
-    seen = objective.task.see_in_training((own_key, common_key), resident, batch)
+    seen = objective.task.see_in_training((own_key, common_key), resident, batch | {'step': state.step})
     gradient = _accumulated(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
     (value, correct), grads = gradient(state.params, seen, dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -7,6 +7,7 @@ import pytest
 
 from hbf.data import geometry
 from hbf.data.augment import augment, normalise
+from hbf.data.order import TrainOrder
 from hbf.data.transforms import read_transforms
 
 KEY = jax.random.key(5)
@@ -136,3 +137,22 @@ def test_for_a_tpu_nothing_loops_over_the_images():
     name: 'stablehlo.gather' in traced.lower(lowering_platforms=(name,)).as_text() for name in ('tpu', 'cpu')
   }
   assert gathers == {'tpu': False, 'cpu': True}
+
+
+@pytest.mark.parametrize('others', [(), (('resized_crop', 1.0),)], ids=['slices', 'warp'])
+def test_two_epochs_of_alternate_flip_show_each_image_once_on_each_side(others):
+  """Whatever the step's key; batches of 5 of 8 images straddle the epochs."""
+  images, order = _images(8, size=4), TrainOrder(3, 8, 5)
+  entries = read_transforms((('alternate_flip',), *others))
+  run = jax.jit(
+    lambda key, index, step: augment(key, jnp.asarray(images)[index], index, entries, (), KEY, order.epochs(step))
+  )
+  shown = {}
+  for step in range(8):  # 40 images, 5 epochs
+    index = order(step)
+    sides = np.asarray(run(jax.random.fold_in(KEY, step), index, step))
+    for number, image in zip(index, sides, strict=True):
+      assert (image == images[number]).all() or (image == images[number, :, ::-1]).all()
+      shown.setdefault(int(number), []).append(bool((image == images[number]).all()))
+  assert all(len(sides) == 5 and sides == [sides[0] ^ bool(i % 2) for i in range(5)] for sides in shown.values())
+  assert {sides[0] for sides in shown.values()} == {False, True}

@@ -1,5 +1,6 @@
 import pickle
 
+import jax
 import numpy as np
 import pytest
 
@@ -47,3 +48,15 @@ def test_eval_order_has_every_example_once_and_pads(examples, batches):
   stream = np.concatenate([np.zeros(0, int), *(order(step) for step in range(batches))])
   np.testing.assert_array_equal(stream[:examples], np.arange(examples))
   assert (stream[examples:] == -1).all()
+
+
+@pytest.mark.parametrize(('examples', 'batch_size', 'step'), [(20, 8, 0), (20, 8, 7), (1_281_167, 4096, 100_003)])
+def test_epochs_of_rows_are_those_of_their_positions(examples, batch_size, step):
+  """Inside jit too, where the position of the last would be beyond 32 bits."""
+  order = TrainOrder(0, examples, batch_size)
+  expected = (step * batch_size + np.arange(batch_size)) // examples
+  np.testing.assert_array_equal(order.epochs(step), expected)
+  found = jax.jit(order.epochs)(step)
+  assert found.dtype == np.int32
+  np.testing.assert_array_equal(found, expected)
+  assert len({*expected}) == 2 or examples > 20 or step == 0

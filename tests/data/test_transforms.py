@@ -194,7 +194,7 @@ def test_cutout_fills_a_clipped_square_around_any_pixel_with_the_mean(side):
   possible = {}
   for center in np.ndindex(SIZE):
     inside = [
-      (0 <= z - c + side // 2) & (z - c + side // 2 < side) for z, c in zip((rows, columns), center, strict=True)
+      (z - c + side // 2 >= 0) & (z - c + side // 2 < side) for z, c in zip((rows, columns), center, strict=True)
     ]
     possible[np.where((inside[0] & inside[1])[..., None], [1, 2, 3], image).astype(np.uint8).tobytes()] = center
   counts = np.zeros(SIZE)
@@ -219,6 +219,7 @@ def test_cutout_fills_a_clipped_square_around_any_pixel_with_the_mean(side):
     ((('rand_augment', 2, 'strong'),), "it is 'strong'"),
     ((('erase', -0.1),), 'rate of erase must be a number from 0 to 1'),
     ((('flip',), ('flip',)), 'has flip 2 times: name each transform once'),
+    ((('flip',), ('alternate_flip',)), 'both mirror images; name one of them'),
     ((('resized_crop', 0.9, 0.5),), r'must be the least, then the most: they are \[0.9, 0.5\]'),
     ((('shift', 8),), "shift must be less than an image's side of 8 pixels: it is 8"),
   ],

@@ -65,7 +65,7 @@ def test_devices_inputs_and_parts_of_a_batch_do_not_matter(params_after, expecte
 def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mixes(toy, monkeypatch):
   """With one key for both, whether an image is flipped would say how it is mixed."""
 
-  def augment(key, images, index, entries):
+  def augment(key, images, index, *_):
     keys['augment'] = key
     return images
 
@@ -90,3 +90,16 @@ def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mix
   before = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))[0]
   assert jnp.array_equal(found['augment'], jax.random.key_data(before))
   assert (found['augment'] != found['mix']).any()
+
+
+def test_alternate_flip_follows_the_epochs_of_the_runs_own_order(toy):
+  made = prepare(toy('model=vit', **{'data.transforms': (('alternate_flip',),)}), devices=jax.devices()[:1])
+  data, order, task = made.inputs['train'], made.order, made.task
+  keys = jax.random.split(jax.random.key(1))
+  index = order(0)
+  see = jax.jit(lambda step: task.see_in_training(keys, data.resident, {'index': index, 'step': step}).inputs)
+  straddling = order.examples // order.batch_size
+  first, later = see(0), see(straddling)
+  turned = order.epochs(straddling) == 1
+  assert 0 < turned.sum() < len(turned)
+  np.testing.assert_array_equal(later, np.where(turned[:, None, None, None], first[:, :, ::-1], first))
