@@ -196,8 +196,9 @@ def defaults() -> ConfigDict:
   config.optimizer = ConfigDict()
   config.optimizer.name = 'adamw'  # adamw, muon (matrices of the blocks; adamw for the rest), sgd, lion
   config.optimizer.learning_rate = 1e-3  # at the peak
-  config.optimizer.schedule = 'cosine'  # cosine, linear, constant
-  config.optimizer.minimum_rate = 0.0  # learning rate at the end of cosine and linear, over that at the peak
+  config.optimizer.schedule = 'cosine'  # cosine, linear, constant, wsd (constant, then linear over the last `decay`)
+  config.optimizer.minimum_rate = 0.0  # learning rate at the end of all but constant, over that at the peak
+  config.optimizer.decay = '20%'  # length of wsd's decay at the end of the run; the other schedules ignore it
   config.optimizer.warmup = '5%'
   config.optimizer.weight_decay = 0.05  # of kernels, centres and coefficients
   config.optimizer.momentum = 0.9  # first moment

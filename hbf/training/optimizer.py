@@ -18,26 +18,35 @@ _LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's would be far too sl
 
 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
-  """Learning rate by step: linear warm-up from 0, then cosine or linear decay to the minimum, or constant.
+  """Return the learning rate by step: a linear warm-up from 0, then the named schedule.
+
+  Schedule wsd stays at the peak and then decays linearly to the minimum over the run's last `decay`.
 
   Raises:
-    UserError: unknown schedule, or a minimum that it never comes to.
+    UserError: the schedule is unknown, never comes to its minimum, or is longer than the run.
   """
-  warmup = clock.to_steps('optimizer.warmup', config.warmup)
+  warmup, last = (clock.to_steps(f'optimizer.{key}', config[key]) for key in ('warmup', 'decay'))
   peak, rest = config.learning_rate, max(clock.steps - warmup, 1)
+  if config.schedule == 'wsd' and not 1 <= last <= rest:
+    raise UserError(
+      f'optimizer.decay={config.decay} is {last} steps of the {rest} after the warm-up: '
+      f'expected 1 to {rest}; change optimizer.decay or optimizer.warmup'
+    )
+  falling = optax.linear_schedule(peak, peak * config.minimum_rate, max(last, 1))
   decay = choose(
     'optimizer.schedule',
     config.schedule,
     {
       'cosine': optax.cosine_decay_schedule(peak, rest, config.minimum_rate),
       'linear': optax.linear_schedule(peak, peak * config.minimum_rate, rest),
+      'wsd': optax.join_schedules([optax.constant_schedule(peak), falling], [rest - last]),
       'constant': optax.constant_schedule(peak),
     },
   )
   if config.schedule == 'constant' and config.minimum_rate:
     raise UserError(
       f'optimizer.minimum_rate is {config.minimum_rate}, but a constant schedule stays at the peak: '
-      'set it to 0, or optimizer.schedule to cosine or linear'
+      'set it to 0, or optimizer.schedule to cosine, linear or wsd'
     )
   return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup]) if warmup else decay
 

@@ -100,6 +100,8 @@ CHANGES = (
       'optimizer': {'matrix_momentum': 0.95},
     }
   ),
+  # To version 9.
+  Change(added={'optimizer': {'decay': '20%'}}),
 )
 VERSION = len(CHANGES)
 

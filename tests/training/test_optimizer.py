@@ -207,6 +207,7 @@ def test_clipping_bounds_the_norm_of_the_gradient(toy):
     ('linear', 0.0, 0.0),
     ('linear', 0.25, 0.025),
     ('constant', 0.0, 0.1),
+    ('wsd', 0.25, 0.025),
   ],
 )
 def test_schedule_warms_up_to_the_peak_and_ends_where_it_says(toy, name, minimum, end):
@@ -219,6 +220,17 @@ def test_schedule_warms_up_to_the_peak_and_ends_where_it_says(toy, name, minimum
   assert rates[10] == pytest.approx(0.1) == pytest.approx(max(rates))
   assert rates[-1] == pytest.approx(end, abs=1e-6)
   assert all(later <= before for before, later in itertools.pairwise(rates[10:]))
+
+
+def test_wsd_is_flat_until_its_linear_decay(toy):
+  changes = {'optimizer.schedule': 'wsd', 'optimizer.decay': '40%', 'optimizer.minimum_rate': 0.5}
+  config = toy(**changes, **{'optimizer.warmup': '10%', 'optimizer.learning_rate': 0.1})
+  schedule = make_schedule(config.optimizer, CLOCK)
+  found = [float(schedule(step)) for step in (10, 35, 60, 80, 100)]
+  np.testing.assert_allclose(found, [0.1, 0.1, 0.1, 0.075, 0.05], rtol=1e-6)
+  config.optimizer.decay = '95%'
+  with pytest.raises(UserError, match=r'optimizer\.decay=95% is 95 steps of the 90 after the warm-up'):
+    make_schedule(config.optimizer, CLOCK)
 
 
 def test_no_warmup_starts_at_the_peak(toy):
