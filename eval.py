@@ -20,6 +20,9 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=Tr
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
+COPIES = flags.DEFINE_string(
+  'copies', '', 'none, mirror or mirror_shift: average over copies of each image, reported beside.'
+)
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
@@ -39,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     CHECKPOINT.value,
     SPLIT.value,
     average=AVERAGE.value,
+    copies=COPIES.value,
     dir=DATA_DIR.value,
     root=DATA_ROOT.value,
   )
@@ -48,7 +52,10 @@ def main(argv: Sequence[str]) -> int:
     print(json.dumps(evaluation.result))
     return 0
   console = Console(file=sys.stdout)
-  print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}', console)
+  title = f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}'
+  print_result(evaluation.result, title, console)
+  if 'copies' in evaluation.result:
+    print_result(evaluation.result['copies'], f'{title}, averaged over copies of each image', console)
   if 'confusion' in evaluation.result:
     print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
   return 0

@@ -212,6 +212,7 @@ def defaults() -> ConfigDict:
   config.evaluate = ConfigDict()
   config.evaluate.every = '1epoch'  # on the held-out part of train
   config.evaluate.batch_size = 500
+  config.evaluate.copies = 'none'  # mirror, mirror_shift: figures of outputs averaged over copies of images, beside
 
   config.checkpoint = ConfigDict()
   config.checkpoint.every = '1epoch'
@@ -237,6 +238,7 @@ def text_defaults() -> ConfigDict:
   config.data.vocabulary = 4096  # tokens that bpe learns
   config.data.length = 256  # tokens of a window: what the model sees at once
   config.evaluate.batch_size = 100
+  del config.evaluate.copies
   return config
 
 

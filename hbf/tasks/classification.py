@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from hbf.data import levels
 from hbf.data.arguments import Entry
 from hbf.data.augment import augment, normalise
+from hbf.data.copies import COPIES, Copies
 from hbf.data.datasets import Dataset, load
 from hbf.data.identity import identity
 from hbf.data.inputs import (
@@ -31,7 +32,7 @@ from hbf.data.mixing import mix, read_mix
 from hbf.data.order import TrainOrder
 from hbf.data.sources import Source, hold_out
 from hbf.data.transforms import TRANSFORMS, check_size, read_transforms
-from hbf.errors import UserError
+from hbf.errors import UserError, choose
 from hbf.evaluation.figures import ACCURACY, CLASSIFICATION, Figure
 from hbf.evaluation.metrics import Counts, summarise
 from hbf.models.build import build_model
@@ -70,6 +71,7 @@ class Classification(Task):
     label_smoothing: probability given to all classes alike.
     seed: picks the order of the examples.
     validation: part of train held out.
+    copies: see `Task`.
   """
 
   figures: ClassVar[tuple[Figure, ...]] = CLASSIFICATION
@@ -87,6 +89,7 @@ class Classification(Task):
   label_smoothing: float
   seed: int
   validation: float
+  copies: Copies | None
 
   @classmethod
   def of(cls, config: ConfigDict, dataset: Dataset) -> Self:
@@ -102,7 +105,8 @@ class Classification(Task):
     reading = Reading(data.input, data.workers, data.resident_bytes)
     mean, std = tuple(data.mean), tuple(data.std)
     smoothing = config.train.label_smoothing
-    return cls(dataset, reading, mean, std, transforms, pairs, smoothing, config.seed, data.validation)
+    copies = choose('evaluate.copies', config.evaluate.copies, COPIES)
+    return cls(dataset, reading, mean, std, transforms, pairs, smoothing, config.seed, data.validation, copies)
 
   @classmethod
   def load(cls, config: ConfigDict) -> Dataset:

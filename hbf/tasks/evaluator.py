@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from hbf.data.copies import Copies
 from hbf.data.inputs import Batch, Input, Resident
 from hbf.data.order import EvalOrder
 from hbf.tasks.task import Task
@@ -41,24 +42,37 @@ class Evaluator:
     step: (counts, variables, resident, batch) → (counts, what is kept of each row), jitted.
   """
 
-  def __init__(self, task: Task, model: nn.Module, batch_size: int, replicated: NamedSharding):
-    """Makes the step.
+  def __init__(
+    self, task: Task, model: nn.Module, batch_size: int, replicated: NamedSharding, copies: Copies | None = None
+  ):
+    """Make the step.
 
     Args:
       task: with all that is measured.
       model: a network of it.
       batch_size: divisible by the number of devices; the last batch is padded and masked.
       replicated: sharding of arrays that every device holds.
+      copies: of the inputs, whose outputs are averaged; None: the inputs alone are evaluated.
     """
     self.batch_size = batch_size
     self._task = task
     self._mesh = replicated.mesh
     self._zeros = jax.jit(task.zeros, out_shardings=replicated)
 
+    def outputs(variables: Any, inputs: jax.Array) -> jax.Array:
+      return jnp.asarray(model.apply(variables, inputs, train=False))
+
+    def averaged(variables: Any, inputs: jax.Array) -> jax.Array:
+      if copies is None:
+        return outputs(variables, inputs)
+      variants, weights = copies(inputs)
+      # One after another: a batch takes no more memory, and the network is compiled once.
+      found = jax.lax.map(lambda z: outputs(variables, z), variants)
+      return jnp.sum(weights.reshape(-1, *[1] * (found.ndim - 1)) * found, axis=0)
+
     def step(counts: Any, variables: Any, resident: Resident, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
       seen = task.see(resident, batch)
-      logits = jnp.asarray(model.apply(variables, seen.inputs, train=False))
-      counts, kept = task.count(counts, logits, seen.goal)
+      counts, kept = task.count(counts, averaged(variables, seen.inputs), seen.goal)
       return counts, {**kept, _REAL: batch['index'] >= 0}
 
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)

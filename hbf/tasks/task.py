@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
+from hbf.data.copies import Copies
 from hbf.data.inputs import Batch, Input, Resident
 from hbf.evaluation.figures import Figure
 
@@ -38,6 +39,7 @@ class Task(abc.ABC):
     shows: the command that shows what a trained run does, given its --workdir; '' if there is none.
     examples: names of what `count` keeps that is of the examples alone, whatever the network.
     dataset: where examples come from; it has a name.
+    copies: makes the copies of a batch's inputs whose outputs are averaged (`hbf.data.copies`), or None.
   """
 
   figures: ClassVar[tuple[Figure, ...]]
@@ -46,6 +48,7 @@ class Task(abc.ABC):
   shows: ClassVar[str]
   examples: ClassVar[tuple[str, ...]]
   dataset: Any
+  copies: Copies | None = None
 
   @classmethod
   @abc.abstractmethod

@@ -10,8 +10,10 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from hbf.data.copies import COPIES
 from hbf.errors import UserError, choose
 from hbf.models.build import abstract_params, count_parameters
+from hbf.tasks.classification import Classification
 from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task
 from hbf.training import processes
@@ -100,6 +102,15 @@ def _find(workdir: pathlib.Path, checkpoint: str) -> int:
   return _checkpoints(workdir).find(checkpoint)
 
 
+def _with_copies(task: Task, copies: str) -> Task:
+  """Return the task with other copies of its images; if none are named, the task itself."""
+  if not copies:
+    return task
+  if not isinstance(task, Classification):
+    raise UserError(f'copies={copies} is for images; the run is on texts: expected no copies, leave the flag out')
+  return dataclasses.replace(task, copies=choose('copies', copies, COPIES))
+
+
 @processes.ended_by_loss()
 def evaluate_workdir(
   workdir: pathlib.Path,
@@ -107,9 +118,10 @@ def evaluate_workdir(
   split: str,
   devices: Sequence[jax.Device] | None = None,
   average: bool = False,
+  copies: str = '',
   **moved: str,
 ) -> Evaluation:
-  """Evaluates a checkpoint and writes eval-<split>-<step>.json, or …-average.json, into the workdir.
+  """Evaluate a checkpoint and write eval-<split>-<step>.json, or …-average.json, into the workdir.
 
   Args:
     workdir: of a run, made by `hbf.training.loop.train`.
@@ -117,6 +129,7 @@ def evaluate_workdir(
     split: 'train', 'validation' (the held-out part of train) or 'test'.
     devices: to evaluate on; None: all.
     average: evaluates the moving average of the parameters in their place.
+    copies: of the images, as `evaluate.copies`, whose figures become an entry `copies`; '': those of the run.
     **moved: keys of `data` that differ from those of the training run (dir, root); '' keeps what the run had.
 
   Raises:
@@ -126,7 +139,7 @@ def evaluate_workdir(
   step = processes.from_first(lambda: _find(workdir, checkpoint))
   with processes.agreed():
     restored = restore(workdir, str(step), devices, average, **moved)
-    config, task, mesh = restored.config, restored.task, restored.mesh
+    config, task, mesh = restored.config, _with_copies(restored.task, copies), restored.mesh
     source = choose('split', split, make_splits(task, config.data.validation))
     examples = task.open(source, batch_sharding(mesh))
   processes.meet(mesh)
@@ -143,6 +156,9 @@ def evaluate_workdir(
     'evaluated': 'average' if average else 'parameters',
     'device': device_name(mesh.devices.flat),
   }
+  if task.copies:
+    of_copies = make_evaluator(config, task, restored.model, mesh, task.copies)(restored.params, examples).summary
+    summary |= {'copies': {name: of_copies[name] for name in task.shown}}
   result = about | summary
   path = workdir / f'eval-{split}-{restored.step}{"-average" if average else ""}.json'
   processes.from_first(lambda: write_json(path, result))

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from hbf.data.copies import Copies
 from hbf.data.inputs import Input
 from hbf.data.order import TrainOrder
 from hbf.errors import UserError
@@ -74,6 +75,7 @@ class Experiment(Plan):
     order: which examples form which step.
     objective: what a step minimises.
     evaluator: exact figures of a split.
+    copies_evaluator: the same of copies of the examples (`evaluate.copies`); None if there are none.
     steps_per_call: most steps that the devices are asked for at once.
     flops: of a forward pass of one of the task's units: an image, a token.
   """
@@ -83,6 +85,7 @@ class Experiment(Plan):
   order: TrainOrder
   objective: Objective
   evaluator: Evaluator
+  copies_evaluator: Evaluator | None
   steps_per_call: int
   flops: int
 
@@ -159,6 +162,7 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
     order=TrainOrder(config.seed, len(inputs['train']), config.train.batch_size),
     objective=make_objective(config, task),
     evaluator=make_evaluator(config, task, plan.model, mesh),
+    copies_evaluator=make_evaluator(config, task, plan.model, mesh, task.copies) if task.copies else None,
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
     flops=flops_per_example(plan.model, task.shape) // task.units,
   )
@@ -190,10 +194,12 @@ def make_objective(config: ConfigDict, task: Task) -> Objective:
   return Objective(task, config.train.accumulate, config.seed)
 
 
-def make_evaluator(config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh) -> Evaluator:
-  """The evaluator; its batches are rounded up to what the devices can share."""
+def make_evaluator(
+  config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
+) -> Evaluator:
+  """Return the evaluator, of copies if given; it rounds its batches up to what the devices can share."""
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
-  return Evaluator(task, model, size, replicated(mesh))
+  return Evaluator(task, model, size, replicated(mesh), copies)
 
 
 def with_sharding(shapes: Any, mesh: Mesh) -> Any:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from hbf.data.inputs import Batch, Resident
 from hbf.models.matching import units_of
-from hbf.tasks.evaluator import Evaluated, Interrupted
+from hbf.tasks.evaluator import Evaluated, Evaluator, Interrupted
 from hbf.tasks.registry import make_task
 from hbf.training import processes
 from hbf.training.checkpoints import Checkpoints, has_checkpoint
@@ -225,12 +225,15 @@ class _Run:
     return state, step
 
   def evaluate(self, state: TrainState, split: str) -> Evaluations | None:
-    """The parameters on a split, and their average; None if a signal came."""
-    evaluator, examples = self.experiment.evaluator, self.experiment.inputs[split]
-    with contextlib.suppress(Interrupted):
+    """Evaluate the parameters and their average on a split, and on copies of it; return None if a signal came."""
+    examples, copies = self.experiment.inputs[split], self.experiment.copies_evaluator
+
+    def evaluated(evaluator: Evaluator) -> Evaluations:
       params = evaluator(state.params, examples, self.stopped)
-      average = None if state.average is None else evaluator(state.average, examples, self.stopped)
-      return Evaluations(params, average)
+      return Evaluations(params, None if state.average is None else evaluator(state.average, examples, self.stopped))
+
+    with contextlib.suppress(Interrupted):
+      return evaluated(self.experiment.evaluator)._replace(copies=evaluated(copies) if copies else None)
     return None
 
   def _call(self, state: TrainState, resident: Resident, stack: Batch, count: int) -> TrainState:

@@ -27,16 +27,19 @@ class Diverged(UserError):
 
 
 class Evaluations(NamedTuple):
-  """A split evaluated with the parameters, and with their average where there is one."""
+  """Evaluations of a split with the parameters, with their average if any, and of its copies if any."""
 
   params: Evaluated
   average: Evaluated | None
+  copies: 'Evaluations | None' = None
 
   def figures(self, *names: str) -> dict[str, Any]:
-    """The named figures of the parameters, and beside them those of the average as an entry `average`."""
+    """Return the named figures of the parameters; entries `average` and `copies` beside them hold the others'."""
     values = {name: self.params.summary[name] for name in names}
     if self.average is not None:
       values['average'] = {name: self.average.summary[name] for name in names}
+    if self.copies is not None:
+      values['copies'] = self.copies.figures(*names)
     return values
 
 
@@ -104,8 +107,9 @@ class Reporter:
     values = found.figures(*(figure.name for figure in self._experiment.task.figures))
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
     self._show(step, 'validation', values)
-    if 'average' in values:
-      self._show(step, 'average', values['average'])
+    for entry in ('average', 'copies'):
+      if entry in values:
+        self._show(step, entry, values[entry])
 
   def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
     shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMS.items() if name in values)

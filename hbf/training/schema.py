@@ -42,6 +42,12 @@ def _name_transforms(data: dict[str, Any]) -> None:
   data.setdefault('transforms', [['flip']] * flip + [['shift', crop]] * bool(crop))
 
 
+def _add_keys_of_images(config: dict[str, Any]) -> None:
+  """Add the keys of images alone."""
+  if config.get('task', 'classification') == 'classification':
+    config.setdefault('evaluate', {}).setdefault('copies', 'none')
+
+
 CHANGES = (
   # To version 1, from all that was written before configs carried a version.
   Change(
@@ -101,7 +107,10 @@ CHANGES = (
     }
   ),
   # To version 9.
-  Change(added={'optimizer': {'decay': '20%'}}),
+  Change(
+    added={'optimizer': {'decay': '20%'}},
+    rewritten={'': _add_keys_of_images},
+  ),
 )
 VERSION = len(CHANGES)
 

@@ -40,3 +40,26 @@ def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
   for summary in others:
     assert (summary['n'], summary['correct'], summary['confusion']) == (203, loop, first['confusion'])
     assert summary['nll'] == pytest.approx(first['nll'], rel=1e-5)
+
+
+def test_the_outputs_of_copies_are_averaged_on_any_number_of_devices(toy):
+  config = toy('model=vit', **{'data.mean': (0.3,), 'data.std': (0.4,), 'evaluate.copies': 'mirror_shift'})
+  task = make_task(config)
+  source = Subset(task.dataset.splits['test'], np.arange(203))
+  model = task.network(config.model)
+  params = jax.jit(functools.partial(model.init, train=False))(jax.random.key(3), jnp.zeros((1, *task.shape)))[
+    'params'
+  ]
+  images = (np.stack([source[i][0] for i in range(len(source))]) / 255 - 0.3) / 0.4
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  copies, weights = task.copies(jnp.asarray(images, jnp.float32))
+  logits = sum(weight * np.asarray(apply({'params': params}, z)) for weight, z in zip(weights, copies, strict=True))
+  labels = np.array([source[i][1] for i in range(len(source))])
+  nll = -float(jax.nn.log_softmax(logits)[np.arange(203), labels].mean())
+  for devices in (1, 8):
+    mesh = Mesh(np.asarray(jax.devices()[:devices]), ('data',))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    split = make_input('device', source, NamedSharding(mesh, PartitionSpec('data')), workers=0, resident_bytes=0)
+    found = Evaluator(task, model, 40, replicated, task.copies)(jax.device_put(params, replicated), split)
+    assert found.summary['nll'] == pytest.approx(nll, rel=1e-5)
+    assert found.summary['correct'] == (logits.argmax(axis=1) == labels).sum()

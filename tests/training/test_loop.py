@@ -28,7 +28,7 @@ def files_in(workdir):
 def test_a_run_leaves_what_the_contract_says(finished):
   workdir, _, result = finished
   keys = 'task dataset model recipe seed params flops_per_image steps epochs split n correct accuracy top5 nll ece '
-  keys += 'average train_seconds compile_seconds images_per_second peak_memory_bytes device commit versions'
+  keys += 'average copies train_seconds compile_seconds images_per_second peak_memory_bytes device commit versions'
   assert list(result) == keys.split()
   assert json.loads((workdir / 'result.json').read_text()) == result
   assert result['accuracy'] == pytest.approx(100 * result['correct'] / result['n'])
@@ -100,6 +100,11 @@ def test_evaluation_repeats_the_runs_own_figures(finished):
     assert {name: evaluation[name] for name in names} == reported[average]
     assert json.loads((workdir / file).read_text()) == evaluation
     assert evaluation['evaluated'] == ('average' if average else 'parameters')
+  assert result['copies'].keys() == result['average'].keys() | {'average'}
+  for average, reported in ((False, result['copies']), (True, result['copies']['average'])):
+    found = evaluate_workdir(workdir, 'latest', 'test', ONE, average).result['copies']
+    assert found == {name: reported[name] for name in names} and found['nll'] != result['nll']
+  assert 'copies' not in evaluate_workdir(workdir, 'latest', 'test', ONE, copies='none').result
   labels, predictions = read_predictions(workdir).values()
   assert (labels == predictions).sum() == result['correct']
   assert files_in(workdir / 'checkpoints') == before
@@ -111,7 +116,7 @@ def test_held_out_images_are_reported_for_the_average_beside_the_parameters(fini
   names = [figure.name for figure in CLASSIFICATION]
   assert [line['step'] for line in lines] == [21, 41]
   for line in lines:
-    assert list(line) == ['step', 'epoch', 'split', *names, 'average']
+    assert list(line) == ['step', 'epoch', 'split', *names, 'average', 'copies']
     for average, reported in ((False, line), (True, line['average'])):
       found = evaluate_workdir(workdir, str(line['step']), 'validation', ONE, average).result
       assert {name: reported[name] for name in names} == {name: found[name] for name in names}

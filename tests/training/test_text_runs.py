@@ -156,3 +156,8 @@ def test_another_text_is_not_the_runs(finished, sentences, tmp_path):
   with pytest.raises(UserError, match=r'trained on other data \(other tokens'):
     evaluate_workdir(finished[0], 'latest', 'test', ONE, root=str(other))
   assert json.loads((finished[0] / 'data.json').read_text())['tokenizer']['kind'] == 'characters'
+
+
+def test_texts_have_no_copies(finished):
+  with pytest.raises(UserError, match='copies=mirror is for images; the run is on texts'):
+    evaluate_workdir(finished[0], 'latest', 'test', ONE, copies='mirror')
