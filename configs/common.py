@@ -155,6 +155,7 @@ def defaults() -> ConfigDict:
   config.model.heads = 0  # of stage 1, if it has heads
   config.model.patch = 4  # pixels
   config.model.stem = 'patch'  # patch: a linear map of its pixels; conv: convolutions of 3×3 down to it
+  config.model.whiten = False  # fix the first convolution of stem conv to what makes the first batch's patches white
   config.model.pool = 'cls'  # cls, mean, sequence: mean weighted by a learned score
   config.model.positions = 'learned'  # learned, sincos2d, none
   config.model.dropout = 0.0
@@ -228,7 +229,7 @@ def text_defaults() -> ConfigDict:
   """What the recipes for texts have in common: `defaults`, less what images alone have, and what texts alone have."""
   config = defaults()
   config.task = 'next_token'  # or masked_token
-  for key in ('patch', 'stem', 'pool', 'merge'):
+  for key in ('patch', 'stem', 'whiten', 'pool', 'merge'):
     del config.model[key]
   config.model.positions = 'learned'  # learned, sincos, none
   config.model.tied = True  # the head's weights are the vectors of the tokens

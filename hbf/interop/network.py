@@ -114,6 +114,7 @@ def model_config(
     'patch': sizes['patch'],
     'pool': pool,
     'stem': 'patch',
+    'whiten': False,
     'positions': positions,
     'dropout': 0.0,
     'dtype': 'float32',

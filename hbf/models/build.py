@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hbf.errors import choose
 from hbf.models.classifier import ImageClassifier
-from hbf.models.embedding import PatchEmbedding
+from hbf.models.embedding import FROZEN, PatchEmbedding
 from hbf.models.flops import count_flops
 from hbf.models.language import LanguageModel
 from hbf.nn.registry import make_stages
@@ -30,6 +30,7 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
     pool=config.pool,
     positions=config.positions,
     stem=config.stem,
+    whiten=config.whiten,
     **_shared(config),
   )
   return ImageClassifier(embed, _build_trunk(config), classes)
@@ -91,8 +92,9 @@ def abstract_params(model: nn.Module, shape: tuple[int, ...]) -> Any:
 
 
 def count_parameters(model: nn.Module, shape: tuple[int, ...]) -> int:
-  """Learned numbers of the model."""
-  return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model, shape)))
+  """Return the number of learned numbers of the model; those of `FROZEN` parameters aren't."""
+  leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model, shape))
+  return sum(leaf.size for path, leaf in leaves if path[-1].key not in FROZEN)
 
 
 def flops_per_example(model: nn.Module, shape: tuple[int, ...]) -> int:

@@ -12,6 +12,9 @@ from hbf.errors import UserError, choose
 
 # How the tokens become one for the head: whether a class token is read, or all are.
 POOLS = {'cls': True, 'mean': False, 'sequence': False}
+# Last names of parameters that never change: no gradient reaches them, and no number of them is learned.
+FROZEN = ('whitening',)
+_LEAST_VARIANCE = 5e-4  # added to the variances that whitening divides by, as in airbench
 
 
 class PatchEmbedding(nn.Module):
@@ -24,6 +27,7 @@ class PatchEmbedding(nn.Module):
     stem: what a token is of its patch: 'patch', a linear map of its pixels, or 'conv', log₂(patch) convolutions of
       3×3 with a stride of 2 and channels that double up to D, LayerNorm and GELU between them (after Xiao et al.
       2021, whose stem has BatchNorm and ReLU, and a convolution of 1×1 behind it).
+    whiten: freeze the first convolution of stem 'conv' as `Whitening`, with GELU but no LayerNorm behind it.
     positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
     dropout: rate.
     dtype: of the products; parameters are float32.
@@ -36,6 +40,7 @@ class PatchEmbedding(nn.Module):
   dropout: float = 0.0
   dtype: Any = jnp.float32
   stem: str = 'patch'
+  whiten: bool = False
 
   @property
   def read(self) -> slice:
@@ -51,6 +56,11 @@ class PatchEmbedding(nn.Module):
     Raises:
       UserError: the patch doesn't divide the image, or an option's value isn't known.
     """
+    if self.whiten and (self.stem != 'conv' or self.patch < 4):
+      raise UserError(
+        'model.whiten fixes the first of two convolutions or more: it needs model.stem=conv and model.patch of 4 or '
+        f'more; they are {self.stem} and {self.patch}'
+      )
     stems = {'patch': lambda: to_patches(images, self.patch), 'conv': lambda: self._convolved(images)}
     inputs = choose('model.stem', self.stem, stems)()
     batch, rows, columns, numbers = inputs.shape
@@ -76,6 +86,9 @@ class PatchEmbedding(nn.Module):
     channels, z = 2 * self.width // self.patch, images
     for i in range(halvings - 1):
       around = neighbourhoods(z)
+      if self.whiten and i == 0:
+        z = nn.gelu(Whitening(dtype=self.dtype, name='stem0')(around))
+        continue
       z = nn.Dense(channels << i, dtype=self.dtype, name=f'stem{i}')(around.reshape(-1, around.shape[-1]))
       z = nn.gelu(nn.LayerNorm(dtype=self.dtype, name=f'norm_stem{i}')(z)).reshape(*around.shape[:3], -1)
     return neighbourhoods(z)
@@ -89,6 +102,45 @@ class PatchEmbedding(nn.Module):
       'none': lambda: np.zeros(shape),
     }
     return jnp.asarray(choose('positions', self.positions, makers)(), self.dtype)
+
+
+class Whitening(nn.Module):
+  """A frozen map of patches to uncorrelated channels of variance 1 and their negatives, and a learned bias.
+
+  The map is measured on the images seen at initialization (Jordan 2024, section 3.2).
+
+  Attributes:
+    dtype: of the product; parameters are float32.
+  """
+
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, patches: jax.Array) -> jax.Array:
+    """Map patches [B, rows, columns, K] to [B, rows, columns, 2 K]."""
+    # Once the parameter is there, Flax asks for its shape only: a program of any number of images has no number here.
+    seen = patches if self.is_initializing() else patches[:1]
+    kernel = jax.lax.stop_gradient(self.param('whitening', lambda _: whitening(seen)))
+    bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
+    flat = patches.reshape(-1, patches.shape[-1]).astype(self.dtype)
+    z = flat @ kernel.astype(self.dtype) + bias.astype(self.dtype)
+    return z.reshape(*patches.shape[:-1], -1)
+
+
+def whitening(patches: jax.Array) -> jax.Array:
+  """Return eigenvectors of the patches' second moments over the root of their eigenvalues, and the negatives.
+
+  Args:
+    patches: [B, rows, columns, K]; the first row and column hold zeros from outside the image, and are left out.
+
+  Returns:
+    [K, 2 K], float32.
+  """
+  flat = patches[:, 1:, 1:].reshape(-1, patches.shape[-1]).astype(jnp.float32)
+  moments = jnp.matmul(flat.T, flat, precision='highest') / flat.shape[0]
+  variances, vectors = jnp.linalg.eigh(moments)
+  scaled = vectors * jax.lax.rsqrt(jnp.maximum(variances, 0) + _LEAST_VARIANCE)
+  return jnp.concatenate([scaled, -scaled], axis=1)
 
 
 def to_patches(images: jax.Array, patch: int) -> jax.Array:

@@ -49,6 +49,7 @@ RULES = (
   Rule('kernel|embedding/embedding', decay=True, matrices=1),  # tied, vectors of tokens are the head's kernel
   Rule('(qkv|qk|in|hidden)/bias', tensor=0),
   Rule('bias|scale|scale_stage[12]|metric|log_gain|squared_radius|class_token|positions|place_offset'),
+  Rule('whitening'),  # frozen: its gradient is 0, and nothing shrinks it
 )
 # First names: before the blocks, of a block, and behind them.
 BEFORE, BLOCK, BEHIND = (

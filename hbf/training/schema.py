@@ -46,6 +46,7 @@ def _add_keys_of_images(config: dict[str, Any]) -> None:
   """Add the keys of images alone."""
   if config.get('task', 'classification') == 'classification':
     config.setdefault('evaluate', {}).setdefault('copies', 'none')
+    config['model'].setdefault('whiten', False)
 
 
 CHANGES = (

@@ -16,7 +16,7 @@ OPTIONS = [
   ('hyperbf', {'stage2.normalisation': 'sum'}),
   ('hyperbf', {'stage2.centres_init': 'kmeans', 'stage2.nested': True, 'stage1.kernel': 'laplacian'}),
   ('hyperbf', {'stage1.places': 'offsets', 'pool': 'cls', 'scan_layers': True, 'remat': True}),
-  ('vit', {'stage1.places': 'rotary', 'pool': 'sequence', 'stem': 'conv'}),
+  ('vit', {'stage1.places': 'rotary', 'pool': 'sequence', 'stem': 'conv', 'whiten': True, 'patch': 4}),
 ]
 
 

@@ -117,6 +117,35 @@ def test_a_stem_that_can_not_be_is_a_user_error(options, message):
     )
 
 
+@pytest.mark.parametrize(('stem', 'patch'), [('patch', 4), ('conv', 2)])
+def test_whitening_needs_two_convolutions(stem, patch):
+  model = make_model(stem=stem, patch=patch, whiten=True)
+  with pytest.raises(UserError, match=f'needs model.stem=conv and .* 4 or more; they are {stem} and {patch}'):
+    jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), make_images((1, 48, 48, 3)))
+
+
+def test_a_whitened_stem_starts_with_uncorrelated_channels_of_variance_1_and_their_negatives():
+  """Over windows that lie inside the images, whose neighbors and channels are alike."""
+  model = PatchEmbedding(width=WIDTH, patch=4, pool='mean', positions='none', stem='conv', whiten=True)
+  noise = np.random.default_rng(0).normal(size=(64, 17, 17, 3))
+  noise[..., 1:] += 2 * noise[..., :1]
+  images = (noise[:, 1:, 1:] + noise[:, :-1, 1:] + noise[:, 1:, :-1]).astype(np.float32)
+  params = model.init(jax.random.key(0), images, train=False)['params']
+  assert jax.tree.map(jnp.shape, params) == {
+    'stem0': {'whitening': (27, 54), 'bias': (54,)},
+    'embedding': {'kernel': (9 * 54, WIDTH), 'bias': (WIDTH,)},
+  }
+  channels = convolution(images, np.asarray(params['stem0']['whitening']), 0.0)
+  inside = channels[:, 1:, 1:].reshape(-1, 54)
+  np.testing.assert_array_equal(params['stem0']['whitening'][:, 27:], -params['stem0']['whitening'][:, :27])
+  np.testing.assert_allclose(inside[:, :27].T @ inside[:, :27] / len(inside), np.eye(27), atol=0.01)
+  bias = np.random.default_rng(1).normal(size=54).astype(np.float32)
+  params['stem0']['bias'] = bias
+  expected = convolution(jax.nn.gelu(channels + bias), **jax.tree.map(np.asarray, params['embedding']))
+  tokens, _ = model.apply({'params': params}, images, train=False)
+  np.testing.assert_allclose(tokens, expected.reshape(64, -1, WIDTH), rtol=1e-4, atol=1e-4)
+
+
 def grid(rows, columns):
   return np.array([(i, j) for i in range(rows) for j in range(columns)])
 

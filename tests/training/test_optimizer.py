@@ -54,6 +54,7 @@ def every_parameter():
     ('gmlp', {'stage1.attention': 4}),
     ('vit', {'stage1.places': 'offsets'}),
     ('vit', {'stem': 'conv', 'pool': 'sequence', 'depth': 2, 'merge': 1, 'stage2.normalize': True}),
+    ('vit', {'stem': 'conv', 'whiten': True}),
     ('hyperbf', {'stage2.normalisation': 'none', 'stage2.kernel': 'ball_gelu'}),
     ('gated_softmax+none', {}),
   ]

@@ -103,3 +103,21 @@ def test_alternate_flip_follows_the_epochs_of_the_runs_own_order(toy):
   turned = order.epochs(straddling) == 1
   assert 0 < turned.sum() < len(turned)
   np.testing.assert_array_equal(later, np.where(turned[:, None, None, None], first[:, :, ::-1], first))
+
+
+@pytest.mark.parametrize('name', ['adamw', 'sgd', 'lion', 'muon'])
+def test_whitening_is_not_trained_nor_counted(toy, name):
+  changes = {'model.stem': 'conv', 'model.patch': 4, 'model.whiten': True, 'optimizer.weight_decay': 0.5}
+  made = prepare(toy('model=identity', **changes, **{'optimizer.name': name}), devices=jax.devices()[:1])
+  data = made.inputs['train']
+
+  @jax.jit
+  def run(resident, batch):
+    state = init_state(made.model, made.optimizer, made.objective, resident, batch)
+    step = make_train_step(made.model, made.optimizer, made.objective)
+    return state.params, jax.lax.fori_loop(0, 20, lambda _, state: step(state, resident, batch), state).params
+
+  before, after = run(data.resident, next(data.batches(made.order, 0, 1)))
+  np.testing.assert_array_equal(after['stem0']['whitening'], before['stem0']['whitening'])
+  assert (after['stem0']['bias'] != before['stem0']['bias']).all()
+  assert made.parameters == sum(leaf.size for leaf in jax.tree.leaves(before)) - 9 * 18
