@@ -11,7 +11,7 @@ from hbf.nn.cache import remember, so_far, these
 from hbf.nn.context import EVALUATION, Context, of_pairs
 from hbf.nn.parameters import width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
-from hbf.nn.projections import Projections, of_norm_1
+from hbf.nn.projections import Projections, mimetic_init, of_norm_1
 from hbf.ops.attention import attention
 
 NORMS = {'none': False, 'unit': True}
@@ -28,6 +28,8 @@ class SoftmaxAttention(nn.Module):
     places: 'none', or 'offsets': −‖(p_q − p_k − o)/s‖²/2 is added to a head's logits, with a learned offset o and
       width s, as in HyperBF attention (`hbf.nn.places`). A token costs 2 C N H operations more, C as there.
       'rotary': queries and keys are turned by their places.
+    mimetic: start of queries and keys with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`;
+      0: as other projections.
     dtype: of the products; parameters are float32.
   """
 
@@ -35,6 +37,7 @@ class SoftmaxAttention(nn.Module):
   qk_norm: str = 'none'
   qkv_bias: bool = False
   places: str = 'none'
+  mimetic: float = 0.0
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'any'
   causal: ClassVar[bool] = True
@@ -43,7 +46,7 @@ class SoftmaxAttention(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias)
+    q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, self.mimetic)
     return project_out(self._over_tokens(q, k, v, context), self.dtype)
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
@@ -66,9 +69,9 @@ class SoftmaxAttention(nn.Module):
 
 
 def project_qkv(
-  tokens: jax.Array, heads: int, dtype: Any, bias: bool = False
+  tokens: jax.Array, heads: int, dtype: Any, bias: bool = False, mimetic: float = 0.0
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Queries, keys and values [B, N, heads, D/heads] from tokens [B, N, D], by one product.
+  """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one product.
 
   Call it from a compact method: it makes the layer `qkv` there.
 
@@ -77,7 +80,8 @@ def project_qkv(
   """
   batch, length, width = tokens.shape
   check_heads(width, heads)
-  qkv = Projections(3, width, use_bias=bias, dtype=dtype, name='qkv')(tokens.reshape(-1, width))
+  init = mimetic_init(heads, mimetic)
+  qkv = Projections(3, width, use_bias=bias, dtype=dtype, kernel_init=init, name='qkv')(tokens.reshape(-1, width))
   q, k, v = (z.reshape(batch, length, heads, width // heads) for z in qkv)
   return q, k, v
 

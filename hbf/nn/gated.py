@@ -11,7 +11,7 @@ from hbf.nn.attention import SoftmaxAttention, check_heads
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.mlp import ACTIVATIONS
-from hbf.nn.projections import Projections
+from hbf.nn.projections import Projections, mimetic_init
 
 
 class _Gated(nn.Module):
@@ -30,7 +30,8 @@ class _Gated(nn.Module):
     check_heads(width, self.heads)
     activation = choose('activation', self.activation, ACTIVATIONS)
     flat = tokens.reshape(-1, width)
-    qk = Projections(2, width, use_bias=False, dtype=self.dtype, name='qk')(flat)
+    init = mimetic_init(self.heads, self.mimetic)
+    qk = Projections(2, width, use_bias=False, dtype=self.dtype, kernel_init=init, name='qk')(flat)
     q, k = (z.reshape(batch, length, self.heads, -1) for z in qk)
     gate, values = map(activation, Projections(2, self.hidden, dtype=self.dtype, name='in')(flat))
     filled = jnp.pad(values, ((0, 0), (0, -self.hidden % self.heads)))

@@ -40,6 +40,8 @@ class HyperBFAttention(nn.Module):
       or a learned centre, is at no distance in place from any. A token costs 2 C (N + m) H operations more, of
       C = 4 coordinates, over a text 3, in short types thrice as many. 'rotary': queries and keys are turned by their
       places; with metric identity, whose distances a turn leaves alone.
+    mimetic: start of queries and keys with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`;
+      0: as other projections. Near 0.7 their norms, and so σ at init, fit as they do without.
     dtype: of the products; parameters are float32.
   """
 
@@ -52,6 +54,7 @@ class HyperBFAttention(nn.Module):
   qk_norm: str = 'none'
   memory: int = 0
   places: str = 'none'
+  mimetic: float = 0.0
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'memory'  # the option that says how large the stage is
   masked: ClassVar[str] = 'any'
@@ -61,7 +64,7 @@ class HyperBFAttention(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    q, k, v = project_qkv(tokens, self.heads, self.dtype)
+    q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic)
     return project_out(self._over_tokens(q, k, v, context), self.dtype)
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:

@@ -20,6 +20,7 @@ class Projections(nn.Module):
     use_bias: whether they have a bias.
     normalize: points, and the weights of each output, have norm 1; one learned scale of all products starts at 2√D.
     dtype: of the product; parameters are float32.
+    kernel_init: of the kernel [D, parts · W].
   """
 
   parts: int
@@ -27,12 +28,13 @@ class Projections(nn.Module):
   use_bias: bool = True
   normalize: bool = False
   dtype: Any = jnp.float32
+  kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
 
   @nn.compact
   def __call__(self, points: jax.Array) -> list[jax.Array]:
     """Maps points [T, D] to [T, W] by each of the layers."""
     outputs = self.parts * self.width
-    kernel = self.param('kernel', nn.initializers.lecun_normal(), (points.shape[-1], outputs))
+    kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
     if self.normalize:
       # So σ² = 1/scale starts where that of a HyperBF on points of norm 1 does, at 0.5/√D.
       scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
@@ -51,3 +53,42 @@ def of_norm_1(z: jax.Array) -> jax.Array:
   if z.shape[0] == 1:  # XLA's CPU backend takes 15 times as long for gradients of row sums below an axis of one
     rows = rows[0]
   return (rows * jax.lax.rsqrt(jnp.sum(rows * rows, axis=-1, keepdims=True) + 1e-12)).reshape(z.shape).astype(z.dtype)
+
+
+def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
+  """Return an initializer of a kernel [D, parts · D] that begins with queries and keys.
+
+  With a strength they start as in `mimetic`, with α = β = strength, and the other parts as without; with 0 all parts
+  start by LeCun's rule.
+
+  Args:
+    heads: number of heads, which divide the D columns of each part.
+    strength: of the noise and the identity; Trockman & Kolter 2023 take 0.7.
+  """
+  plain = nn.initializers.lecun_normal()
+  if not strength:
+    return plain
+
+  def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    pair = mimetic(jax.random.fold_in(key, 1), shape[0], heads, strength, strength)
+    return jnp.concatenate([*pair, plain(key, shape, dtype)[:, 2 * shape[0] :]], axis=1)
+
+  return init
+
+
+def mimetic(key: jax.Array, width: int, heads: int, alpha: float, beta: float) -> tuple[jax.Array, jax.Array]:
+  """Draw queries and keys whose products Wq Wkᵀ are about αZ + βI (Trockman & Kolter 2023, section 4).
+
+  Z is normal with variance 1/D, and every head has its own. A head's product has rank d = D/heads: it is the best
+  approximation of that rank, from the singular value decomposition, whose values queries and keys share evenly.
+
+  Returns:
+    Wq and Wk, [D, D] each, with the columns of one head after those of another.
+  """
+  d = width // heads
+  z = jax.random.normal(key, (heads, width, width)) / width**0.5
+  u, s, v = jnp.linalg.svd(alpha * z + beta * jnp.eye(width))
+  root = jnp.sqrt(s[:, None, :d])
+  parts = (u[:, :, :d] * root, v.swapaxes(1, 2)[:, :, :d] * root)  # [heads, D, d]
+  q, k = (part.swapaxes(0, 1).reshape(width, heads * d) for part in parts)
+  return q, k

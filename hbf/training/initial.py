@@ -27,6 +27,7 @@ FREE = (
   'remat',
   'drop_path',
   'stage1.width_scale',
+  'stage1.mimetic',
   'stage2.width_scale',
   'stage2.centres_init',
   'stage2.coefficients_scale',

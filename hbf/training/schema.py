@@ -109,7 +109,10 @@ CHANGES = (
   ),
   # To version 9.
   Change(
-    added={'optimizer': {'decay': '20%'}},
+    added={
+      'optimizer': {'decay': '20%'},
+      **{f'model.stage1:{stage}': {'mimetic': 0.0} for stage in ('hyperbf', 'gated_hyperbf', 'softmax', 'gated_softmax')},
+    },
     rewritten={'': _add_keys_of_images},
   ),
 )
