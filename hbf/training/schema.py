@@ -27,12 +27,14 @@ class Change:
     renamed: new name by old name.
     removed: by option, the value with which it did nothing.
     added: by option, the value that does what was done before there was a choice.
+    added_to_images: likewise, by options that runs on images alone have.
     rewritten: by part, what changes its options in place where none of these will do.
   """
 
   renamed: Keys = dataclasses.field(default_factory=dict)
   removed: Keys = dataclasses.field(default_factory=dict)
   added: Keys = dataclasses.field(default_factory=dict)
+  added_to_images: Keys = dataclasses.field(default_factory=dict)
   rewritten: Mapping[str, Callable[[dict[str, Any]], None]] = dataclasses.field(default_factory=dict)
 
 
@@ -40,13 +42,6 @@ def _name_transforms(data: dict[str, Any]) -> None:
   """Flip and crop had a key each."""
   flip, crop = data.pop('flip', False), data.pop('crop', 0)
   data.setdefault('transforms', [['flip']] * flip + [['shift', crop]] * bool(crop))
-
-
-def _add_keys_of_images(config: dict[str, Any]) -> None:
-  """Add the keys of images alone."""
-  if config.get('task', 'classification') == 'classification':
-    config.setdefault('evaluate', {}).setdefault('copies', 'none')
-    config['model'].setdefault('whiten', False)
 
 
 CHANGES = (
@@ -102,18 +97,21 @@ CHANGES = (
   # To version 8.
   Change(
     added={
-      'model': {'merge': 0},
       'model.stage2:mlp': {'normalize': False},
       'optimizer': {'matrix_momentum': 0.95},
-    }
+    },
+    added_to_images={'model': {'merge': 0}},
   ),
   # To version 9.
   Change(
     added={
       'optimizer': {'decay': '20%'},
-      **{f'model.stage1:{stage}': {'mimetic': 0.0} for stage in ('hyperbf', 'gated_hyperbf', 'softmax', 'gated_softmax')},
+      **{
+        f'model.stage1:{stage}': {'mimetic': 0.0}
+        for stage in ('hyperbf', 'gated_hyperbf', 'softmax', 'gated_softmax')
+      },
     },
-    rewritten={'': _add_keys_of_images},
+    added_to_images={'model': {'whiten': False}, 'evaluate': {'copies': 'none'}},
   ),
 )
 VERSION = len(CHANGES)
@@ -157,7 +155,8 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
       if (found := options.pop(key, value)) != value:
         name = f'{part.partition(":")[0]}.{key}'.lstrip('.')
         raise UserError(f'its config has {name}={found!r}, an option that is gone: use the code that trained it')
-  for part, values in change.added.items():
+  images = change.added_to_images if config.get('task') == 'classification' else {}
+  for part, values in (*change.added.items(), *images.items()):
     options = _options(config, part)
     for key, value in values.items():
       options.setdefault(key, value)
