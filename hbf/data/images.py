@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import itertools
+import math
 import os
 import warnings
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, NamedTuple, Self
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -18,6 +20,10 @@ TFDS_FORMATS = ('PNG', 'JPEG', 'GIF', 'BMP')
 MOST_PIXELS = 89_478_485  # Pillow's limit: 256 MiB as RGB, in each of the threads that decode.
 
 _MODES = {1: 'L', 3: 'RGB'}
+_TILE = 1024  # Pixels of a side. A conversion makes several copies of what it converts.
+# An image that is longer is cropped before it is resized. An image that isn't is resized as a whole: a crop's
+# position is rounded, which changes some pixels by a level.
+_MOST_ASPECT = 16
 _ENDS = {'JPEG': b'\xff\xd9', 'MPO': b'\xff\xd9', 'PNG': b'IEND\xae\x42\x60\x82'}
 
 # Pillow warns of an image beyond its limit and takes it up to twice that; here it's an error.
@@ -27,7 +33,9 @@ warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)
 def decode(
   file: str | IO[bytes], *, channels: int, size: int | None, formats: tuple[str, ...] = FORMATS
 ) -> np.ndarray:
-  """Decodes an image as it is stored, with no regard to EXIF's orientation, as TFDS does.
+  """Decode an image as it is stored, with no regard to EXIF's orientation, as TFDS does.
+
+  Memory beyond that of the stored pixels and of one converted copy grows with `size` alone.
 
   Args:
     file: a path, or a file open for reading.
@@ -48,13 +56,26 @@ def decode(
 
 
 def _to_array(image: Image.Image, channels: int, size: int | None) -> np.ndarray:
-  converted = _convert(image, _MODES[channels])
-  fitted = converted if size is None else _fit(converted, size)
+  mode = _MODES[channels]
+  fitted = _convert(image, mode) if size is None else _fit(image, mode, size)
   return np.asarray(fitted, dtype=np.uint8).reshape(fitted.height, fitted.width, channels)
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-  """Converts an image to L or RGB, 8 bits a sample."""
+  """Convert an image to L or RGB, 8 bits a sample, a tile at a time."""
+  if image.mode == mode and not image.has_transparency_data:
+    return image
+  width, height = image.size
+  if max(width, height) <= _TILE:
+    return _convert_tile(image, mode)
+  converted = Image.new(mode, image.size)
+  for top, left in itertools.product(range(0, height, _TILE), range(0, width, _TILE)):
+    box = left, top, min(left + _TILE, width), min(top + _TILE, height)
+    converted.paste(_convert_tile(_crop(image, box), mode), box)
+  return converted
+
+
+def _convert_tile(image: Image.Image, mode: str) -> Image.Image:
   if image.mode.startswith('I;16') or (image.mode == 'I' and image.format == 'PPM'):
     # Pillow would cut off at 255. 65535 / 255 = 257; PPM's samples Pillow has brought to 0 … 65535.
     return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8)).convert(mode)
@@ -63,18 +84,54 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
   if image.has_transparency_data:
     rgba = image.convert('RGBA')  # What lies under transparent pixels is anything.
     return Image.alpha_composite(Image.new('RGBA', rgba.size, 'white'), rgba).convert(mode)
-  return image if image.mode == mode else image.convert(mode)
+  return image.convert(mode)
 
 
-def _fit(image: Image.Image, size: int) -> Image.Image:
-  """Resizes the shorter side to `size` and cuts out the centre."""
+def _crop(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+  """Crop an image, and keep its format, which a conversion asks for."""
+  part = image.crop(box)
+  part.format = image.format
+  return part
+
+
+def _fit(image: Image.Image, mode: str, size: int) -> Image.Image:
+  """Convert an image, resize its shorter side to `size` and cut out the center."""
   if image.size == (size, size):
-    return image
-  scale = size / min(image.size)
-  width, height = (max(size, round(side * scale)) for side in image.size)
-  resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return _convert(image, mode)
+  short, long = sorted(image.size)
+  width, height = (max(size, round(side * (size / short))) for side in image.size)
   left, top = (width - size) // 2, (height - size) // 2
-  return resized.crop((left, top, left + size, top + size))
+  if long <= _MOST_ASPECT * short:
+    resized = _convert(image, mode).resize((width, height), Image.Resampling.BILINEAR)
+    return resized.crop((left, top, left + size, top + size))
+  x, y = _Span.of(left, size, width, image.width), _Span.of(top, size, height, image.height)
+  middle = _convert(_crop(image, (x.first, y.first, x.last, y.last)), mode)
+  return middle.resize((size, size), Image.Resampling.BILINEAR, box=(x.start, y.start, x.stop, y.stop))
+
+
+class _Span(NamedTuple):
+  """A side of the box that becomes the center of a resized image.
+
+  Attributes:
+    first: the first pixel that the center is made of.
+    last: the pixel behind the last one.
+    start: where the box begins, in pixels from `first`.
+    stop: where it ends.
+  """
+
+  first: int
+  last: int
+  start: float
+  stop: float
+
+  @classmethod
+  def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
+    """Return the span that becomes `size` pixels from `offset` on when `side` pixels become `resized`."""
+    scale = side / resized
+    start, stop = offset * side / resized, (offset + size) * side / resized
+    reach = math.ceil(max(scale, 1)) + 1  # Bilinear weights reach so far beyond the box.
+    first, last = max(0, math.floor(start) - reach), min(side, math.ceil(stop) + reach)
+    return cls(first, last, start - first, stop - first)
 
 
 def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:

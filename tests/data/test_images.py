@@ -137,3 +137,34 @@ def test_what_follows_the_end_of_an_image_does_no_harm(kind, tmp_path):
   Image.new('RGB', (64, 64)).save(tmp_path / 'a', format=kind)
   (tmp_path / 'a').write_bytes((tmp_path / 'a').read_bytes() + bytes(1000))
   images.check_file(str(tmp_path / 'a'))
+
+
+@pytest.mark.parametrize('sides', [(60_000, 1), (1, 60_000)])
+def test_a_thin_image_takes_no_more_memory_than_its_own(sides, tmp_path, monkeypatch):
+  Image.new('L', sides, 7).save(tmp_path / 'thin.png')
+  made, new = [], Image.Image._new
+  monkeypatch.setattr(Image.Image, '_new', lambda self, core: made.append(core.size) or new(self, core))
+  assert (_decode(tmp_path / 'thin.png', size=64) == 7).all()
+  assert max(width * height for width, height in made) <= 60_000
+
+
+@pytest.mark.parametrize('sides', [(300, 10), (10, 331), (2000, 100), (61, 3)])
+@pytest.mark.parametrize('size', [8, 13, 64])
+def test_a_long_image_is_cropped_to_what_a_resized_whole_would_show(sides, size):
+  noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, sides[::-1], np.uint8))
+  width, height = (round(side * size / min(sides)) for side in sides)
+  left, top = (width - size) // 2, (height - size) // 2
+  whole = noise.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+  found = images._to_array(noise, 1, size)[..., 0].astype(int)
+  assert abs(found - np.asarray(whole)).max() <= 1
+
+
+@pytest.mark.parametrize('mode', ['1', 'P', 'LA', 'RGBA', 'CMYK', 'I;16'])
+def test_tiles_are_converted_as_the_whole(mode, monkeypatch):
+  noise = np.random.default_rng(0).integers(0, 256, (9, 14, 4), np.uint8)
+  image = Image.fromarray(noise.view(np.uint16)[..., 0]) if mode == 'I;16' else Image.fromarray(noise).convert(mode)
+  if mode == 'P':
+    image.info['transparency'] = 3
+  whole = np.asarray(images._convert(image, 'RGB'))
+  monkeypatch.setattr(images, '_TILE', 4)
+  np.testing.assert_array_equal(images._convert(image, 'RGB'), whole)
