@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import is_config_flag
 
-from hbf.errors import UserError, fail, in_one_line
+from hbf.errors import Notice, UserError, fail, in_one_line
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -57,11 +58,24 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
   def guarded(argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.FATAL)  # Orbax warns of what is meant, and prints what it raises
     sys.unraisablehook = _report_unraisable
+    warnings.formatwarning = _format_warning
     if len(argv) > 1 and not arguments:
       raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
     return main(argv)
 
   app.run(guarded, flags_parser=_parse)
+
+
+_FORMAT_WARNING = warnings.formatwarning
+
+
+def _format_warning(
+  message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+  """Format a notice to the user as one line, any other warning as Python does."""
+  if issubclass(category, Notice):
+    return f'warning: {" ".join(str(message).split())}\n'
+  return _FORMAT_WARNING(message, category, filename, lineno, line)
 
 
 def _report_unraisable(said: Any) -> None:

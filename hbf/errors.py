@@ -3,6 +3,7 @@
 import difflib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,15 @@ def fail(message: str) -> int:
   """Prints a line 'error: …' on stderr; returns the exit status that goes with it."""
   print('error:', ' '.join(message.split()), file=sys.stderr)
   return 1
+
+
+class Notice(UserWarning):
+  """A warning that a user should read; the scripts print its message as a line 'warning: …'."""
+
+
+def warn(message: str) -> None:
+  """Warn the user, once in a process for each message."""
+  warnings.warn(Notice(message), stacklevel=2)
 
 
 def in_one_line(main: Callable[..., int]) -> Callable[..., int]:

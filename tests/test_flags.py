@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
+from hbf import cli
 from hbf.arguments import Parser
-from hbf.errors import UserError
+from hbf.errors import Notice, UserError, warn
 
 COMMANDS = ['authors', 'data.prepare', 'analysis.mixing', 'analysis.nested', 'analysis.dead_units']
 
@@ -33,3 +34,12 @@ def test_flags_are_written_in_full():
   parser.add_run('of a run')
   with pytest.raises(UserError, match='--workdir'):
     parser.parse_args(['--work=runs'])
+
+
+def test_a_notice_is_one_line():
+  with pytest.warns(Notice) as caught:
+    warn('images/val is\nnot used')
+  (found,) = caught
+  line = cli._format_warning(found.message, found.category, found.filename, found.lineno)
+  assert line == 'warning: images/val is not used\n'
+  assert 'a.py:3: UserWarning' in cli._format_warning(UserWarning('other'), UserWarning, 'a.py', 3)

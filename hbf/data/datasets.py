@@ -38,7 +38,7 @@ class Dataset:
 def load(
   *, name: str, dir: str, root: str, image_size: int | None, download: bool, test_split: str = 'test'
 ) -> Dataset:
-  """Opens a data set.
+  """Open a data set.
 
   Args:
     name: one of `prepare.PREPARATIONS`, any data set of labelled images that TFDS has prepared in `dir`, or
@@ -54,12 +54,27 @@ def load(
   Raises:
     UserError: the data set is unknown, not prepared, damaged or unfit; the message says what to do.
   """
+  refuse_test_on_train(test_split)
   if name == 'image_folder':
     classes, splits = folder.open_folder(root, image_size, test_split)
-    return Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
-  directory = os.path.expanduser(dir)
-  found = prepare.found_or_prepared(name, directory, download)
-  return _open_prepared(name, found, test_split, image_size or None)
+    opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
+  else:
+    directory = os.path.expanduser(dir)
+    found = prepare.found_or_prepared(name, directory, download)
+    opened = _open_prepared(name, found, test_split, image_size or None)
+  if len(opened.classes) < 2:
+    raise UserError(
+      f'{root or name} has no other class than {opened.classes[0]}; expected two or more: every answer would be right'
+    )
+  return opened
+
+
+def refuse_test_on_train(test_split: str) -> None:
+  """Raise UserError if what is trained on would be tested on, alone or among others, as in 'train+test'."""
+  if 'train' in test_split.split('+'):
+    raise UserError(
+      f'data.test_split is {test_split!r}; expected examples that the run is not trained on: set it to another split'
+    )
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:

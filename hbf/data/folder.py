@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from hbf.data import images
-from hbf.errors import UserError
+from hbf.data.files import list_folder
+from hbf.errors import UserError, warn
 
 _THREADS = 16
 _PART = 1024  # files that a thread asks the system about at a time
@@ -58,7 +59,9 @@ class FolderSource:
 
 
 def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
-  """Lists ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*, hidden files and folders left out.
+  """List ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*; hidden files and folders are left out.
+
+  Warn of other folders in ROOT, and of files beside the class folders: nobody reads them.
 
   Args:
     root: the folder; `~` is the home directory.
@@ -69,7 +72,8 @@ def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str
     The names of the classes, sorted, and the sources of `train` and `test`.
 
   Raises:
-    UserError: the size isn't given, a folder is missing, empty or not expected, or a class has no image.
+    UserError: the size isn't given; a folder is missing, empty or not expected; a class has no image or holds a
+      folder; both splits are one folder.
   """
   if not size:
     raise UserError('image_folder needs the size of its images; expected pixels: set data.image_size, say to 64')
@@ -78,6 +82,8 @@ def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str
     raise UserError(f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root')
   _require_splits(folder, ('train', test_split))
   train, test = folder / 'train', folder / test_split
+  if train.samefile(test):
+    raise UserError(f'{test} is the folder of {train}; expected other images to test on: link it to another folder')
   classes = _classes(train)
   unknown = sorted(set(_classes(test)) - set(classes))
   if unknown:
@@ -89,20 +95,27 @@ def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str
 
 
 def _require_splits(folder: Path, splits: tuple[str, str]) -> None:
-  found = _folders(folder)
+  found, _ = list_folder(folder)
   for split in splits:
     if split not in found:
       raise UserError(
         f'{folder}/{split} does not exist; expected train/ and a folder to test on, each of class folders, and there '
         f'is {", ".join(found) or "no folder"}: rename one, or set data.test_split to the name of the one to test on'
       )
+  for name in sorted(set(found) - set(splits)):
+    warn(
+      f'{folder / name} is not used: the run trains on {splits[0]}/, of which it holds data.validation out, and '
+      f'tests on {splits[1]}/; set data.test_split to test on another, or call it .{name} to be told no more'
+    )
 
 
 def _classes(split: Path) -> tuple[str, ...]:
-  classes = _folders(split)
+  classes, loose = list_folder(split)
   if not classes:
     raise UserError(f'{split} has no folder in it; expected one for each class: make {split}/CLASS/ with images')
-  return classes
+  if loose:
+    warn(f'{split} has files in no class folder, which are not used: {len(loose)}, such as {loose[0]}')
+  return tuple(classes)
 
 
 def _open_split(split: Path, classes: tuple[str, ...], size: int) -> FolderSource:
@@ -112,21 +125,18 @@ def _open_split(split: Path, classes: tuple[str, ...], size: int) -> FolderSourc
     folder = split / name
     if not folder.is_dir():  # A class of train that nobody tests.
       continue
-    files = sorted(str(path) for path in _visible(folder) if path.is_file())
+    nested, files = list_folder(folder)
+    if nested:
+      raise UserError(
+        f'{folder / nested[0]} is a folder within a class; expected images only: move its images to {folder}, or '
+        f'call it .{nested[0]} to leave it out'
+      )
     if not files:
       raise UserError(f'{folder} has no image in it; expected at least one: add images or remove the folder')
-    paths += files
+    paths += (f'{folder}/{file}' for file in files)
     labels += [label] * len(files)
   return FolderSource(tuple(paths), tuple(labels), size)
 
 
 def _sizes(paths: tuple[str, ...]) -> list[int]:
   return [os.path.getsize(path) for path in paths]
-
-
-def _folders(folder: Path) -> tuple[str, ...]:
-  return tuple(sorted(path.name for path in _visible(folder) if path.is_dir()))
-
-
-def _visible(folder: Path) -> list[Path]:
-  return [path for path in folder.iterdir() if not path.name.startswith('.')]

@@ -1,3 +1,7 @@
+import os
+import re
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -5,7 +9,7 @@ from PIL import Image
 from hbf.data.datasets import load
 from hbf.data.inputs import make_input
 from hbf.data.sources import hold_out
-from hbf.errors import UserError
+from hbf.errors import Notice, UserError
 
 
 def _save(path, pixels):
@@ -51,7 +55,7 @@ def test_the_centre_is_kept(tmp_path):
   pixels[:, 15:25] = 255
   for split in ('train', 'test'):
     _save(tmp_path / split / 'a' / 'wide.png', pixels)
-    _save(tmp_path / split / 'a' / 'tall.png', pixels.swapaxes(0, 1))
+    _save(tmp_path / split / 'b' / 'tall.png', pixels.swapaxes(0, 1))
   source = _load(tmp_path, 10).splits['train']
   assert all((source[index][0] == 255).all() for index in (0, 1))
   small = _load(tmp_path, 5).splits['train'][0][0]
@@ -76,6 +80,19 @@ def _empty(folder):
     (lambda root: _empty(root / 'train/fish'), 'train/fish has no image in it'),
     (lambda root: _empty(root / 'test/cat'), 'test/cat has no image in it'),
     (lambda root: (root / 'test/bird').mkdir(), 'test/bird is a class that train/ lacks'),
+    (lambda root: (root / 'train/dog/puppy').mkdir(), 'train/dog/puppy is a folder within a class'),
+    (lambda root: (root / 'train/dog/x').symlink_to('nowhere'), 'train/dog/x is neither a file nor a folder'),
+    (lambda root: (root / 'train/x').symlink_to('nowhere'), 'train/x is neither a file nor a folder'),
+    (lambda root: (root / 'train/dog' / os.fsdecode(b'\xff')).touch(), r'train/dog/\\xff has a name that is'),
+    (lambda root: (root / 'train' / os.fsdecode(b'\xff')).mkdir(), r'train/\\xff has a name that is not UTF-8'),
+    (
+      lambda root: shutil.rmtree(root / 'test') or (root / 'test').symlink_to('train'),
+      r'images/test is the folder of \S+train;',
+    ),
+    (
+      lambda root: [shutil.rmtree(root / name) for name in ('train/cat', 'train/fish', 'test/cat')],
+      'images has no other class than dog;',
+    ),
   ],
 )
 def test_a_wrong_layout_is_refused(root, damage, message):
@@ -83,6 +100,21 @@ def test_a_wrong_layout_is_refused(root, damage, message):
   with pytest.raises(UserError, match=message) as caught:
     _load(root)
   assert '; expected' in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_what_is_trained_on_is_not_tested_on(root):
+  with pytest.raises(UserError, match=r"data\.test_split is 'train'; expected"):
+    load(name='image_folder', dir='', root=str(root), image_size=8, download=False, test_split='train')
+
+
+def test_what_is_not_used_is_said(root):
+  (root / 'val').mkdir()
+  (root / 'train/labels.csv').touch()
+  with pytest.warns(Notice) as caught:
+    _load(root)
+  first, second = (str(warning.message) for warning in caught)
+  assert re.search(r'images/val is not used: the run trains on train/.* and tests on test/', first)
+  assert re.search(r'images/train has files in no class folder, which are not used: 1, such as labels\.csv', second)
 
 
 def test_the_folder_to_test_on_can_have_another_name(root):

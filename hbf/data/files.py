@@ -1,0 +1,44 @@
+"""Entries of folders that a user filled: none is dropped without a word, but hidden ones."""
+
+import os
+from pathlib import Path
+
+from hbf.errors import UserError
+
+
+def list_folder(folder: Path) -> tuple[list[str], list[str]]:
+  """List the names of the folders and of the files in a folder, each sorted; hidden ones are left out.
+
+  Raises:
+    UserError: the folder can't be read, a name isn't UTF-8, or an entry is neither folder nor file.
+  """
+  try:
+    with os.scandir(folder) as entries:
+      visible = sorted((entry for entry in entries if not entry.name.startswith('.')), key=lambda entry: entry.name)
+  except OSError as error:
+    raise UserError(
+      f'{folder} can not be read ({error.strerror}); expected a folder that can: change its permissions'
+    ) from None
+  folders, files = [], []
+  for entry in visible:
+    if not _is_utf8(entry.name):
+      shown = os.fsencode(entry.name).decode(errors='backslashreplace')
+      raise UserError(f'{folder}/{shown} has a name that is not UTF-8; expected one that is: rename it')
+    if entry.is_dir():
+      folders.append(entry.name)
+    elif entry.is_file():
+      files.append(entry.name)
+    else:
+      raise UserError(
+        f'{entry.path} is neither a file nor a folder, a link to nothing say; expected one of them: repair it, or '
+        'remove it'
+      )
+  return folders, files
+
+
+def _is_utf8(name: str) -> bool:
+  try:
+    name.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
