@@ -5,12 +5,14 @@ import hashlib
 import os
 import pathlib
 import pydoc_data.topics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from hbf.data import prepare, prepared
+from hbf.data.datasets import refuse_test_on_train
+from hbf.data.files import list_folder
 from hbf.data.tokenizers import Tokenizer, learn_tokenizer
 from hbf.errors import UserError
 
@@ -35,13 +37,14 @@ class Texts:
 def load_texts(
   *, name: str, dir: str, root: str, download: bool, test_split: str, tokenizer: str, vocabulary: int
 ) -> Texts:
-  """Opens a data set of texts.
+  """Open a data set of texts.
 
   Args:
     name: 'python' (the language's reference, which comes with Python), 'text_file', 'tiny_shakespeare', or any data
       set with a feature `text` that TFDS has prepared in `dir`.
     dir: the TFDS data directory; `~` is the home directory.
-    root: of a `text_file`: a file, or a folder whose files, in the order of their paths, are one text.
+    root: of a `text_file`: a file, or a folder whose files, in the order of their paths, are one text; hidden files
+      and folders are left out.
     download: fetch and prepare the data set if it isn't in `dir`.
     test_split: what a data set of TFDS calls the split to test on; several are joined, as in 'validation+test'.
     tokenizer: 'bytes', 'characters' or 'bpe'.
@@ -50,12 +53,16 @@ def load_texts(
   Raises:
     UserError: the data set is unknown, not prepared, damaged or unfit; the message says what to do.
   """
+  refuse_test_on_train(test_split)
   if name == 'python':
     found = _cut(_python())
   elif name == 'text_file':
     found = _cut(_read(root))
   else:
     found = _prepared(name, os.path.expanduser(dir), test_split, download)
+  for split, text in found.items():
+    if not text:
+      raise UserError(f'{root or name} has no text to {split} on; expected some: take a longer text')
   made = learn_tokenizer(tokenizer, list(found.values()), vocabulary)
   kind = np.min_scalar_type(made.vocabulary - 1)
   return Texts(name, made, {split: made.encode(text).astype(kind) for split, text in found.items()})
@@ -86,11 +93,21 @@ def _read(root: str) -> bytes:
   if not root or not path.exists():
     said = f'{root} is not there' if root else 'data.root names no text'
     raise UserError(f'{said}: set data.root to a text file, or to a folder of such')
-  files = sorted(file for file in path.rglob('*') if file.is_file()) if path.is_dir() else [path]
+  files = sorted(_files(path)) if path.is_dir() else [path]
   try:
     return b'\n'.join(file.read_bytes() for file in files)
   except OSError as error:
     raise UserError(f'{root} can not be read ({error}): set data.root to a text file, or a folder of such') from None
+
+
+def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yield the files of a folder and of the folders in it, but hidden ones."""
+  folders, files = list_folder(folder)
+  yield from (folder / name for name in files)
+  for name in folders:
+    if (folder / name).is_symlink():  # A circle of links would have no end.
+      raise UserError(f'{folder / name} is a link to a folder; expected files and folders: replace or remove it')
+    yield from _files(folder / name)
 
 
 def _cut(text: bytes) -> dict[str, bytes]:

@@ -26,6 +26,15 @@ class Text:
   tokens: np.ndarray
   length: int
 
+  def __post_init__(self) -> None:
+    """Raise UserError if 32 bits can't number the tokens, and the window that begins behind the last one."""
+    most = 2**31 - 1 - self.length
+    if len(self.tokens) > most:
+      raise UserError(
+        f'a text has {len(self.tokens):,} tokens; expected at most {most:,}: take a shorter text, or one token for '
+        'more characters (data.tokenizer=bpe)'
+      )
+
   def __len__(self) -> int:
     return -(-(len(self.tokens) - 1) // self.length)
 
@@ -82,17 +91,21 @@ def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
-  """Windows with the token behind each, every one moved at random: int32 [B, T + 1], none beyond the text's end.
+  """Take windows with the token behind each, every one moved at random: int32 [B, T + 1], none beyond the text's end.
 
   So texts are never cut at the same places. Window i draws from `fold_in(key, index[i])`, as images do
-  (`hbf.data.augment`): neither its row in the batch nor the number of devices matters. All places are equally likely.
+  (`hbf.data.augment`): neither its row in the batch nor the number of devices matters. Of the L − T places where a
+  window can begin, every one is equally likely in an epoch. Window i begins within its own T places. If it drew one
+  beyond the last place, it begins anywhere.
   """
+  places, count = len(text.tokens) - text.length, -(-(len(text.tokens) - 1) // text.length)
 
   def draw(number: jax.Array) -> jax.Array:
-    return jax.random.randint(jax.random.fold_in(key, number), (), 0, text.length)
+    own = number * text.length + jax.random.randint(jax.random.fold_in(key, number), (), 0, text.length)
+    anywhere = jax.random.randint(jax.random.fold_in(key, number + count), (), 0, places)
+    return jnp.where(own < places, own, anywhere)
 
-  start = (index * text.length + jax.vmap(draw)(index)) % (len(text.tokens) - text.length)
-  return _taken(text, start)[0]
+  return _taken(text, jax.vmap(draw)(index))[0]
 
 
 def _taken(text: Tokens, start: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -48,6 +48,37 @@ def test_a_file_and_a_folder_are_read_and_cut_at_a_character(tmp_path):
   assert whole.decode() == 'xyz\n' + 'ä' * 500
 
 
+def test_hidden_files_are_no_text(tmp_path):
+  for name in ('.git/index', '.hidden', 'a/.git/index'):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b'\xff')
+  (tmp_path / 'a/b.txt').write_text('xyz' * 10)
+  found = load(name='text_file', root=str(tmp_path))
+  assert sum(map(len, found.splits.values())) == 30
+
+
+@pytest.mark.parametrize(
+  ('entry', 'said'),
+  [
+    ('/nowhere', 'notes/x is neither a file nor a folder, a link to nothing say'),
+    ('.', 'notes/x is a link to a folder'),
+  ],
+)
+def test_links_in_a_folder_of_texts_are_not_dropped(entry, said, tmp_path):
+  (tmp_path / 'notes').mkdir()
+  (tmp_path / 'notes/x').symlink_to(entry)
+  with pytest.raises(UserError, match=said):
+    load(name='text_file', root=str(tmp_path / 'notes'))
+
+
+@pytest.mark.parametrize('text', ['', 'x'])
+@pytest.mark.parametrize('tokenizer', ['bytes', 'characters', 'bpe'])
+def test_an_empty_text_is_refused(text, tokenizer, tmp_path):
+  (tmp_path / 'x.txt').write_text(text)
+  with pytest.raises(UserError, match=r'x\.txt has no text to train on'):
+    load(name='text_file', root=str(tmp_path / 'x.txt'), tokenizer=tokenizer)
+
+
 def test_tiny_shakespeare_is_tfdss_own(plays, tmp_path):
   prepare('tiny_shakespeare', str(tmp_path / 'tfds'), str(plays))
   builder = prepared.open_texts(prepared.find('tiny_shakespeare', str(tmp_path / 'tfds')))
@@ -79,6 +110,7 @@ def test_another_file_is_refused(plays, tmp_path, capsys):
     ({'name': 'text_file'}, 'data.root names no text: set data.root'),
     ({'name': 'text_file', 'root': '/nowhere/x.txt'}, '/nowhere/x.txt is not there: set data.root'),
     ({'name': 'tiny_shakespeare'}, 'python -m hbf.data.prepare tiny_shakespeare --dir /nowhere'),
+    ({'test_split': 'train+test'}, "data.test_split is 'train.test'; expected examples that the run is not"),
     ({'name': 'tiny_shakespear'}, "unknown data set 'tiny_shakespear': did you mean 'tiny_shakespeare'"),
   ],
 )
@@ -127,12 +159,19 @@ def test_shifted_windows_are_of_the_text_and_each_a_function_of_key_and_number()
 
 
 def test_every_place_is_where_a_window_begins_as_often_as_another():
-  tokens = np.arange(40, dtype=np.uint8)
-  draw = jax.jit(lambda key: shifted_windows(key, Tokens(jnp.asarray(tokens), 8), jnp.arange(4))[:, 0])
-  starts = np.concatenate([np.asarray(draw(jax.random.key(seed))) for seed in range(800)])
-  counts = np.bincount(starts, minlength=40)
-  # 3,200 windows over 32 places, of standard deviation 10.
-  assert counts[:32].min() > 55 and counts[:32].max() < 145 and not counts[32:].any()
+  tokens = np.arange(40, dtype=np.uint8)  # 31 places; the last two of five windows draw beyond them
+  text, keys = Tokens(jnp.asarray(tokens), 9), jax.random.split(jax.random.key(0), 3100)
+  starts = jax.jit(jax.vmap(lambda key: shifted_windows(key, text, jnp.arange(5))[:, 0]))(keys)
+  counts = np.bincount(np.asarray(starts).ravel(), minlength=40)
+  # 500 at each place, of standard deviation 22 at most.
+  assert counts[:31].min() > 410 and counts[:31].max() < 590 and not counts[31:].any()
+
+
+def test_a_text_that_32_bits_can_not_number_is_refused():
+  tokens = np.broadcast_to(np.uint8(0), 2**31)
+  assert len(Text(tokens[: 2**31 - 65], 64)) == 2**25 - 1
+  with pytest.raises(UserError, match=r'2,147,483,648 tokens; expected at most 2,147,483,583: .*bpe'):
+    Text(tokens, 64)
 
 
 def test_batches_are_the_same_on_any_number_of_devices():
