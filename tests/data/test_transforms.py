@@ -1,5 +1,7 @@
 """Moves, policies and erasing against what they say, and what a config may not ask for."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
+import hbf
 from hbf.data import colour, geometry, policies, transforms
 from hbf.data.mixing import read_mix
 from hbf.data.transforms import TRANSFORMS, check_size, read_transforms, transform
@@ -246,3 +249,10 @@ def test_wrong_mixes_are_named(value, message):
 
 def test_what_json_made_of_a_config_is_read_alike():
   assert read_transforms([['flip'], ['shift', 4]]) == read_transforms((('flip', 0.5), ('shift', 4)))
+
+
+def test_a_new_transform_leaves_the_keys_of_the_others_whatever_jax_was_told():
+  jax.config.update('jax_threefry_partitionable', False)  # as JAX_THREEFRY_PARTITIONABLE=0 does
+  importlib.reload(hbf)
+  now, later = (jax.random.key_data(jax.random.split(jax.random.key(1), count)) for count in (7, 8))
+  np.testing.assert_array_equal(later[:7], now)
