@@ -179,6 +179,7 @@ def defaults() -> ConfigDict:
   config.data.resident_bytes = 2_000_000_000  # auto: larger sets are streamed
   config.data.workers = 2  # processes that decode images for the stream
   config.data.validation = 0.02  # part of train held out to select checkpoints
+  config.data.stratify = False  # hold out the same part of every class; TFDS data are read once more for it
   config.data.transforms = (('flip',), ('shift', 4))  # of training images, in order; docs/options.md has all
   config.data.mix = ()  # of pairs of images: (('mixup', alpha, share of the images), ('cutmix', alpha, share))
   config.data.mean = ()  # of the channels, in 0..1; empty: measured on train

@@ -7,4 +7,5 @@ from configs.common import make_config
 
 def get_config(arguments: str = '') -> ConfigDict:
   """Arguments: model, recipe and size, as in configs/common.py."""
-  return make_config(arguments, {'name': 'image_folder', 'image_size': 64, 'validation': 0.1}, model={'patch': 8})
+  data = {'name': 'image_folder', 'image_size': 64, 'validation': 0.1, 'stratify': True}
+  return make_config(arguments, data, model={'patch': 8})

@@ -37,6 +37,10 @@ class FolderSource:
   def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
     return images.decode_file(self.paths[index], channels=3, size=self.size), self.labels[index]
 
+  def read_labels(self) -> np.ndarray:
+    """Return the classes that the files lie in; see `Labelled`."""
+    return np.array(self.labels, np.int64)
+
   def check(self, indices: np.ndarray) -> None:
     """Decodes the examples `indices`, int [n], at the least cost.
 

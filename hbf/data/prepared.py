@@ -1,6 +1,7 @@
 """Data sets that TFDS has prepared, read from their ArrayRecord files without TensorFlow."""
 
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from hbf.data import images
 from hbf.errors import UserError
+
+_PART = 1024  # records in memory at a time while labels are read
 
 
 class TfdsSource:
@@ -37,6 +40,12 @@ class TfdsSource:
   def read(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
     """Yields the examples `indices`, int [n]. ArrayRecord takes longer to find a record than to read some more."""
     yield from map(self._parse, self._records.__getitems__(indices.tolist()))
+
+  def read_labels(self) -> np.ndarray:
+    """Read the records, whose labels lie beside the images; see `Labelled`."""
+    parts = (range(i, min(i + _PART, len(self))) for i in range(0, len(self), _PART))
+    records = itertools.chain.from_iterable(self._records.__getitems__([*part]) for part in parts)
+    return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
     """Yields labels and images of the examples `sample`, int [n], as they are stored; see `Stored`."""

@@ -44,6 +44,14 @@ class Batched(Protocol):
 
 
 @runtime_checkable
+class Labelled(Protocol):
+  """A source that knows labels without decoding images."""
+
+  def read_labels(self) -> np.ndarray:
+    """Return the class of every example, int [n]."""
+
+
+@runtime_checkable
 class Stored(Protocol):
   """A source of encoded images, which knows them whatever it brings them to."""
 
@@ -67,6 +75,10 @@ class Blank:
 
   def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
     return np.zeros(self.image_shape, np.uint8), 0
+
+  def read_labels(self) -> np.ndarray:
+    """Return zeros; see `Labelled`."""
+    return np.zeros(self.count, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +125,23 @@ def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
   return (part for image, label in read(source, sample) for part in (str(label).encode(), image.tobytes()))
 
 
-def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
-  """Splits a source into a part to train on and a part to validate on.
+def labels(source: Source) -> np.ndarray:
+  """Return the class of every example, int [n], the cheapest way that the source has."""
+  if isinstance(source, Labelled):
+    return source.read_labels()
+  return np.array([label for _, label in read(source, np.arange(len(source)))], np.int64)
 
-  The split is pseudo-random but fixed: it depends on the number of examples and `fraction`, not on a run's seed.
+
+def hold_out(source: Source, fraction: float, stratify: bool) -> tuple[Subset, Subset]:
+  """Split a source into a part to train on and a part to validate on.
+
+  The split is pseudo-random but fixed: it depends on the number of examples, `fraction` and, if stratified, the
+  labels, not on a run's seed. Both ways hold out the same number of examples.
 
   Args:
-    source: what to split.
+    source: to be split.
     fraction: of the examples that go to validation, in [0, 1); with 0 that part is empty.
+    stratify: hold out the same fraction of every class, rounded up or down to whole examples.
 
   Returns:
     (train, validation), each in the order of `source`.
@@ -132,4 +153,9 @@ def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
     raise UserError(f'validation fraction {fraction}: expected 0 (none) or more, and below 1; set one in that range')
   shuffled = order.permutation(_HOLD_OUT_SEED, 0, len(source))
   held = round(fraction * len(source))
-  return Subset(source, np.sort(shuffled[held:])), Subset(source, np.sort(shuffled[:held]))
+  is_held = np.arange(len(source)) < held
+  if stratify and held:
+    shuffled = shuffled[np.argsort(labels(source)[shuffled], kind='stable')]
+    # Of examples in the order of their classes every (n / held)th is taken.
+    is_held = np.diff(np.arange(len(source) + 1) * held // len(source)) > 0
+  return Subset(source, np.sort(shuffled[~is_held])), Subset(source, np.sort(shuffled[is_held]))

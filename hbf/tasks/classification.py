@@ -72,6 +72,7 @@ class Classification(Task):
     seed: picks the order of the examples.
     validation: part of train held out.
     copies: see `Task`.
+    stratify: whether every class has the same part of its images held out.
   """
 
   figures: ClassVar[tuple[Figure, ...]] = CLASSIFICATION
@@ -90,6 +91,7 @@ class Classification(Task):
   seed: int
   validation: float
   copies: Copies | None
+  stratify: bool
 
   @classmethod
   def of(cls, config: ConfigDict, dataset: Dataset) -> Self:
@@ -106,7 +108,8 @@ class Classification(Task):
     mean, std = tuple(data.mean), tuple(data.std)
     smoothing = config.train.label_smoothing
     copies = choose('evaluate.copies', config.evaluate.copies, COPIES)
-    return cls(dataset, reading, mean, std, transforms, pairs, smoothing, config.seed, data.validation, copies)
+    drawn = (config.seed, data.validation, copies, data.stratify)
+    return cls(dataset, reading, mean, std, transforms, pairs, smoothing, *drawn)
 
   @classmethod
   def load(cls, config: ConfigDict) -> Dataset:
@@ -151,7 +154,7 @@ class Classification(Task):
 
   def splits(self, validation: float) -> dict[str, Source]:
     """See `Task.splits`; held out are images from all over train."""
-    train, held_out = hold_out(self.dataset.splits['train'], validation)
+    train, held_out = hold_out(self.dataset.splits['train'], validation, self.stratify)
     splits = {'train': train, 'validation': held_out, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
 

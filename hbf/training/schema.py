@@ -113,6 +113,8 @@ CHANGES = (
     },
     added_to_images={'model': {'whiten': False}, 'evaluate': {'copies': 'none'}},
   ),
+  # To version 10.
+  Change(added_to_images={'data': {'stratify': False}}),
 )
 VERSION = len(CHANGES)
 

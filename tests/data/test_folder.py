@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hbf.data import sources
 from hbf.data.datasets import load
 from hbf.data.inputs import make_input
 from hbf.data.sources import hold_out
@@ -44,6 +45,11 @@ def test_classes_labels_and_shapes(root, offline):
       assert source[index][0].shape == (8, 8, 3) and source[index][0].dtype == np.uint8
 
 
+def test_labels_are_known_without_reading_images(root):
+  _empty_files(root / 'train/dog')
+  assert sources.labels(_load(root).splits['train']).tolist() == [0, 1, 1, 2]
+
+
 def test_an_image_of_the_right_size_is_exact_and_grey_becomes_rgb(root):
   image, _ = _load(root).splits['test'][1]
   with Image.open(root / 'test/dog/grey.png') as original:
@@ -65,6 +71,11 @@ def test_the_centre_is_kept(tmp_path):
 def _empty(folder):
   for path in folder.iterdir():
     path.unlink()
+
+
+def _empty_files(folder):
+  for path in folder.iterdir():
+    path.write_bytes(b'')
 
 
 @pytest.mark.parametrize(
@@ -139,5 +150,5 @@ def test_a_damaged_image_is_found_before_the_first_batch(root, sharding, kind, n
   for damaged in (b'', b'no image', content[: len(content) * 3 // 4]):
     (root / name).write_bytes(damaged)
     with pytest.raises(UserError, match=rf'{name} is not an image that can be read.*remove it') as caught:
-      make_input(kind, hold_out(_load(root).splits['train'], 0)[0], sharding, workers=0, resident_bytes=0)
+      make_input(kind, hold_out(_load(root).splits['train'], 0, False)[0], sharding, workers=0, resident_bytes=0)
     assert '\n' not in str(caught.value)
