@@ -234,7 +234,7 @@ def text_defaults() -> ConfigDict:
     del config.model[key]
   config.model.positions = 'learned'  # learned, sincos, none
   config.model.tied = True  # the head's weights are the vectors of the tokens
-  for key in ('image_size', 'input', 'resident_bytes', 'workers', 'transforms', 'mix', 'mean', 'std'):
+  for key in ('image_size', 'input', 'resident_bytes', 'workers', 'transforms', 'mix', 'mean', 'std', 'stratify'):
     del config.data[key]
   config.data.tokenizer = 'bytes'  # bytes, characters, bpe
   config.data.vocabulary = 4096  # tokens that bpe learns

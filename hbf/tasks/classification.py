@@ -90,8 +90,8 @@ class Classification(Task):
   label_smoothing: float
   seed: int
   validation: float
-  copies: Copies | None
   stratify: bool
+  copies: Copies | None
 
   @classmethod
   def of(cls, config: ConfigDict, dataset: Dataset) -> Self:
@@ -108,7 +108,7 @@ class Classification(Task):
     mean, std = tuple(data.mean), tuple(data.std)
     smoothing = config.train.label_smoothing
     copies = choose('evaluate.copies', config.evaluate.copies, COPIES)
-    drawn = (config.seed, data.validation, copies, data.stratify)
+    drawn = (config.seed, data.validation, data.stratify, copies)
     return cls(dataset, reading, mean, std, transforms, pairs, smoothing, *drawn)
 
   @classmethod
