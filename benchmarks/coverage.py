@@ -3,13 +3,13 @@
 python -m benchmarks.coverage
 
 Images: an answer is right where a sum of normal effects is positive. The effects are those of the arm, the image, the
-arm's image, the seed, and the seed's image. Arms differ by up to two points. Texts: outcomes are white noise and a slow
-part, which is alike in windows near each other. The means of their arms are equal.
+arm's image, the seed, and the seed's image. Arms differ by up to two points. Texts: outcomes are white noise and a
+slow part, which is alike in windows near each other. The means of their arms are equal.
 """
 
 import argparse
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ ARMS = 0.05  # greatest shift of an arm, in the units of these
 SLOW = 0.3  # share of a text's variance that is slow
 
 
-def images(random: np.random.Generator, arms: int, seeds: int, n: int, deviation: float) -> tuple[list, np.ndarray]:
+def images(
+  random: np.random.Generator, arms: int, seeds: int, n: int, deviation: float, first: float | None = None
+) -> tuple[list, np.ndarray]:
   """Draw outcomes [S, n] of arms in percent, and return them with the true differences to the first.
 
   Args:
@@ -33,16 +35,18 @@ def images(random: np.random.Generator, arms: int, seeds: int, n: int, deviation
     seeds: of each arm.
     n: images.
     deviation: of an arm's accuracy over seeds, in points, on infinitely many images.
+    first: deviation of the first arm; None: the same.
   """
   shifts = 0.25 + ARMS * np.linspace(0, 1, arms)
   total = np.sqrt(IMAGE**2 + OWN**2 + BOTH**2)
-  seed = deviation / 100 / norm.pdf(0.25 / total) * total
+  deviations = np.array([deviation if first is None else first] + [deviation] * (arms - 1))
+  effects = deviations / 100 / norm.pdf(0.25 / total) * total
   image = IMAGE * random.standard_normal(n)
   outcomes = []
-  for shift in shifts:
-    own = shift + image + OWN * random.standard_normal(n) + seed * random.standard_normal((seeds, 1))
+  for shift, effect in zip(shifts, effects, strict=True):
+    own = shift + image + OWN * random.standard_normal(n) + effect * random.standard_normal((seeds, 1))
     outcomes.append(100.0 * (own + BOTH * random.standard_normal((seeds, n)) > 0))
-  true = 100 * norm.cdf(shifts / np.sqrt(total**2 + seed**2))
+  true = 100 * norm.cdf(shifts / np.sqrt(total**2 + effects**2))
   return outcomes, true[1:] - true[0]
 
 
@@ -90,14 +94,17 @@ def _holds(difference: Difference, true: float) -> bool:
 
 def rows(times: int) -> Iterator[dict[str, Any]]:
   """Yield the row of every case."""
-  cases: Sequence[tuple[int, int, float]] = [(2, 3, 0.0), (2, 3, 0.5), (3, 3, 0.0), (3, 3, 0.5), (3, 3, 1.0)]
-  for arms, seeds, deviation in (*cases, (6, 3, 0.0), (6, 3, 0.5), (6, 3, 1.0), (6, 5, 0.5)):
+  cases = [(arms, 3, deviation, None) for arms in (2, 3, 6) for deviation in (0.0, 0.5, 1.0)]
+  for arms, seeds, deviation, first in (*cases, (6, 5, 0.5, None), (3, 3, 0.25, 1.0)):
 
-    def draw(random: np.random.Generator, case: tuple = (arms, seeds, 2000, deviation)) -> tuple[list, np.ndarray]:
+    def draw(
+      random: np.random.Generator, case: tuple = (arms, seeds, 2000, deviation, first)
+    ) -> tuple[list, np.ndarray]:
       return images(random, *case)
 
+    spread = f'{deviation} points' + (f', of the first {first}' if first else '')
     for over_seeds in (True, False):
-      about = {'examples': '2,000 images', 'arms': arms, 'seeds': seeds, 'sd of seeds': f'{deviation} points'}
+      about = {'examples': '2,000 images', 'arms': arms, 'seeds': seeds, 'sd of seeds': spread}
       how = 'images and seeds' if over_seeds else 'images alone'
       yield about | {'interval': how} | share(times, draw, over_seeds=over_seeds)
   for n, memory in ((436, 0.0), (436, 0.9), (436, 0.98), (1743, 0.98)):
