@@ -23,10 +23,12 @@ IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # deviations of an image's effect, of an arm's
 ARMS = 0.05  # greatest shift of an arm, in the units of these
 SLOW = 0.3  # share of a text's variance that is slow
 
+Drawn = tuple[list[np.ndarray], np.ndarray]  # outcomes of arms, true differences to the first
+
 
 def images(
   random: np.random.Generator, arms: int, seeds: int, n: int, deviation: float, first: float | None = None
-) -> tuple[list, np.ndarray]:
+) -> Drawn:
   """Draw outcomes [S, n] of arms in percent, and return them with the true differences to the first.
 
   Args:
@@ -50,7 +52,7 @@ def images(
   return outcomes, true[1:] - true[0]
 
 
-def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> tuple[list, np.ndarray]:
+def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> Drawn:
   """Draw outcomes [1, n] of windows that follow one another, and return them with the true differences.
 
   Args:
@@ -67,10 +69,9 @@ def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> tupl
   return list(outcomes[:, None]), np.zeros(arms - 1)
 
 
-Draw = Callable[[np.random.Generator], tuple[list, np.ndarray]]
-
-
-def share(times: int, draw: Draw, length: int = 1, over_seeds: bool = True) -> dict[str, float]:
+def share(
+  times: int, draw: Callable[[np.random.Generator], Drawn], length: int = 1, over_seeds: bool = True
+) -> dict[str, float]:
   """Return how often single intervals and all intervals of a comparison hold the truth, in percent.
 
   Args:
@@ -97,9 +98,7 @@ def rows(times: int) -> Iterator[dict[str, Any]]:
   cases = [(arms, 3, deviation, None) for arms in (2, 3, 6) for deviation in (0.0, 0.5, 1.0)]
   for arms, seeds, deviation, first in (*cases, (6, 5, 0.5, None), (3, 3, 0.25, 1.0)):
 
-    def draw(
-      random: np.random.Generator, case: tuple = (arms, seeds, 2000, deviation, first)
-    ) -> tuple[list, np.ndarray]:
+    def draw(random: np.random.Generator, case: tuple = (arms, seeds, 2000, deviation, first)) -> Drawn:
       return images(random, *case)
 
     spread = f'{deviation} points' + (f', of the first {first}' if first else '')
@@ -109,7 +108,7 @@ def rows(times: int) -> Iterator[dict[str, Any]]:
       yield about | {'interval': how} | share(times, draw, over_seeds=over_seeds)
   for n, memory in ((436, 0.0), (436, 0.9), (436, 0.98), (1743, 0.98)):
 
-    def draw_text(random: np.random.Generator, case: tuple = (3, n, memory)) -> tuple[list, np.ndarray]:
+    def draw_text(random: np.random.Generator, case: tuple = (3, n, memory)) -> Drawn:
       return texts(random, *case)
 
     for length in (block_length(n), 1):

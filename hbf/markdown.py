@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   """Return a Markdown table of a header and rows of cells, without a line's end after the last row.
 
-  Cells are padded, so that columns stand in line on a terminal too. They are never cut: a number without its last digits
-  is another number. Bars are escaped and line ends become spaces, because both would end a cell.
+  Cells are padded, so that columns stand in line on a terminal too. They are never cut: a number without its last
+  digits is another number. Bars are escaped and line ends become spaces, because both would end a cell.
   """
   lines = [[' '.join(cell.replace('|', r'\|').splitlines()) for cell in line] for line in (header, *rows)]
   widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
