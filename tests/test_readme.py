@@ -17,7 +17,6 @@ from hbf.models.build import build_model, count_parameters
 from hbf.models.matching import match_parameters
 from hbf.nn import registry
 from hbf.training.loop import train
-from results.table import BENCHMARKS, COMPARISONS, benchmark, comparison
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {path: path.read_text() for path in (ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md')))}
@@ -39,20 +38,6 @@ def test_every_link_leads_somewhere(page):
     if not target.exists() or (anchor and anchor not in anchors(PAGES[target])):
       broken.append(f'{path}#{anchor}')
   assert broken == []
-
-
-@pytest.mark.parametrize('name', COMPARISONS)
-def test_tables_of_comparisons_are_those_that_the_results_give(name):
-  """A table is a title, rows and a note, and names its groups apart; what has no result yet needs no page."""
-  pages = '\n'.join(PAGES.values())
-  shown = comparison(name).partition('\n\nWithout a result:')[0]
-  assert [part for part in shown.split('\n\n') if part not in pages] == []
-
-
-def test_the_table_of_coverage_is_the_simulations():
-  rows = [row for row in benchmark('coverage', BENCHMARKS['coverage']).splitlines() if row.startswith('|')]
-  page = PAGES[ROOT / 'docs' / 'comparing.md']
-  assert [row for row in rows if row not in page] == []
 
 
 def anchors(text):
