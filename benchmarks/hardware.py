@@ -79,7 +79,7 @@ def rows(folder: pathlib.Path) -> str:
   """The table of all records in a folder."""
   header = (
     ('topology', 'model', 'recipe', 'type', 'train: GFLOP', 'traffic, GB', 'temporaries, MB', 'peak, MB')
-    + ('at least, ms', 'limit', 'images/s at most', 'evaluation: peak, MB', 'images/s at most', 'kernels')
+    + ('estimate, ms', 'limit', 'images/s', 'evaluation: peak, MB', 'images/s', 'kernels')
   )  # fmt: skip
   lines = []
   for platform in TOPOLOGIES:

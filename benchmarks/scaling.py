@@ -87,7 +87,7 @@ def rows(folder: pathlib.Path, size: str) -> str:
   """The table of a folder's records of models of a size."""
   header = (
     ('topology', 'model', 'batch', 'data × fsdp × tensor', 'parameters and optimiser, GB', 'peak, GB')
-    + ('all-reduce, GB', 'all-gather, GB', 'compute, ms', 'memory, ms', 'network, ms', 'images/s at most')
+    + ('all-reduce, GB', 'all-gather, GB', 'compute, ms', 'memory, ms', 'network, ms', 'images/s')
   )  # fmt: skip
   found = [case for platform in MESHES for case in cases(platform) if case.size == size]
   lines = [

@@ -1,4 +1,4 @@
-"""Compiles a config's steps for hardware that isn't there, and says what they need and how fast they can be.
+"""Compiles a config's steps for hardware that isn't there, and says what they need, with an estimate of their speed.
 
 python -m hbf.compile --config=configs/cifar10.py:model=hyperbf,recipe=memo --topology=v5e-16
 python -m hbf.compile --config=configs/cifar10.py:recipe=memo --config.model.dtype=bfloat16 --topology=h200-1 --json

@@ -1,14 +1,15 @@
-"""Tables in Markdown: the one form in which tables are printed, written and put on pages."""
+"""Tables in Markdown, for consoles, files and pages."""
 
 from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """A Markdown table of a header and rows of cells, without a line's end after the last row.
+  """Return a Markdown table of a header and rows of cells, without a line's end after the last row.
 
-  Columns are filled up, so that a terminal shows them in line, and never cut: a number without its end is another.
+  Cells are padded, so that columns stand in line on a terminal too. They are never cut: a number without its last
+  digits is another number. Bars are escaped and line ends become spaces, because both would end a cell.
   """
-  lines = [tuple(header), *map(tuple, rows)]
+  lines = [[' '.join(cell.replace('|', r'\|').splitlines()) for cell in line] for line in (header, *rows)]
   widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
   filled = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
   filled.insert(1, ['-' * width for width in widths])

@@ -35,6 +35,7 @@ BENCHMARKS = {
   'linear-convergence': (),
   'linear-time': (),
   'bound': (),
+  'coverage': (),
   'augmentation': (),
   'chaos': (),
   'nanogpt-loss': (),

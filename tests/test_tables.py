@@ -20,6 +20,15 @@ def test_columns_stand_in_line_and_cells_are_whole():
   assert re.fullmatch(r'\|( -{3,} \|)+', lines[1])
 
 
+def test_a_bar_in_a_cell_is_no_end_of_it():
+  text = table(('a|b', 'n'), [('|x − t|', '1\n2')])
+  assert [re.split(r'(?<!\\)\|', line)[1:-1] for line in text.splitlines()] == [
+    [r' a\|b      ', ' n   '],
+    [' --------- ', ' --- '],
+    [r' \|x − t\| ', ' 1 2 '],
+  ]
+
+
 @pytest.mark.parametrize(
   ('value', 'shown'),
   [(1234567, '1,234,567'), (0.98765, '0.988'), (40.0, '40'), (4321.6, '4,322'), ('1.0 (0.9)', '1.0 (0.9)')],

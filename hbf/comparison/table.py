@@ -4,13 +4,14 @@ import dataclasses
 import json
 import pathlib
 import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hbf.comparison.grid import Arm, Grid
 from hbf.comparison.runs import failure
-from hbf.comparison.statistics import LEVEL, Interval, over_examples, over_seeds
+from hbf.comparison.statistics import LEVEL, SEEDS, Difference, block_length, differences
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
@@ -31,9 +32,8 @@ class Row:
     failed: by seed, why there is no result.
     mean: of the compared figure, over the seeds; None without a result.
     sd: standard deviation over the seeds; None with fewer than two.
-    seeds_difference: to the group's first arm, over the seeds that both have; None for the first.
-    examples_difference: likewise, over the test split's examples.
-    published: what others report of the figure.
+    difference: from the group's first arm; None for the first, and where the runs kept no examples or others.
+    published: the figure that others report.
   """
 
   group: str
@@ -43,8 +43,7 @@ class Row:
   failed: dict[int, str]
   mean: float | None
   sd: float | None
-  seeds_difference: Interval | None
-  examples_difference: Interval | None
+  difference: Difference | None
   published: float | None
 
   @property
@@ -58,15 +57,14 @@ class Row:
 
 
 def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
-  """A row for each arm of the grid."""
+  """Return a row for each arm of the grid."""
   results = {arm: _results(arm, grid, workdir) for arm in grid.arms}
+  compared: dict[Arm, Difference] = {}
+  for group in dict.fromkeys(arm.group for arm in grid.arms):
+    compared |= _differences({arm: list(results[arm]) for arm in grid.arms if arm.group == group}, workdir)
   rows = []
   for arm in grid.arms:
-    first = next(other for other in grid.arms if other.group == arm.group)
-    name = arm.kind.figures[0].name
-    values = [result[name] for result in results[arm].values()]
-    common = [seed for seed in results[arm] if seed in results[first]] if arm != first else []
-    of_seeds = [[results[a][seed][name] for seed in common] for a in (arm, first)]
+    values = [result[arm.kind.figures[0].name] for result in results[arm].values()]
     rows.append(
       Row(
         group=arm.group,
@@ -76,8 +74,7 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
         failed={seed: failure(workdir, arm.run(seed)) or '' for seed in grid.seeds if seed not in results[arm]},
         mean=statistics.fmean(values) if values else None,
         sd=statistics.stdev(values) if len(values) > 1 else None,
-        seeds_difference=over_seeds(*of_seeds) if common else None,
-        examples_difference=_over_examples(arm, first, common, workdir),
+        difference=compared.get(arm),
         published=arm.published,
       )
     )
@@ -85,13 +82,15 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
 
 
 def markdown(rows: list[Row]) -> str:
-  """Of each group a title, a table and how to read it; then the runs that have no result."""
+  """Return for each group a title, a table and how to read it; then the runs that have no result."""
   parts = []
   for group in dict.fromkeys(row.group for row in rows):
     of_group = [row for row in rows if row.group == group]
     names = _header(of_group[0].kind)
     columns = [i for i, name in enumerate(names) if name != 'published' or any(row.published for row in of_group)]
-    header, *cells = (tuple(line[i] for i in columns) for line in (names, *map(_cells, of_group)))
+    over = {row.difference.seeds for row in of_group if row.difference}
+    lines = (names, *(_cells(row, mixed=len(over) > 1) for row in of_group))
+    header, *cells = (tuple(line[i] for i in columns) for line in lines)
     parts += [_title(group, of_group), table(header, cells), _note(of_group)]
   missing = [f'- {row.group} {row.label}, seed {seed}: {why}' for row in rows for seed, why in row.failed.items()]
   parts += ['Without a result:', '\n'.join(missing)] if missing else []
@@ -108,17 +107,27 @@ def _results(arm: Arm, grid: Grid, workdir: pathlib.Path) -> Results:
   return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
 
 
-def _over_examples(arm: Arm, first: Arm, seeds: list[int], workdir: pathlib.Path) -> Interval | None:
-  """None if a run kept nothing of its examples, or they are others."""
-  found = [[read_predictions(workdir / a.run(seed)) for seed in seeds] for a in (arm, first)]
-  kept = [of_run for of_arm in found for of_run in of_arm if of_run is not None]
-  if not kept or len(kept) < 2 * len(seeds):
-    return None
-  names = [name for name in kept[0] if name in arm.kind.examples]
-  if any(not np.array_equal(of_run[name], kept[0][name]) for of_run in kept for name in names):
-    return None
-  outcomes = np.array([arm.kind.outcomes(of_run) for of_run in kept])
-  return over_examples(outcomes[: len(seeds)], outcomes[len(seeds) :])
+def _differences(seeds: Mapping[Arm, Sequence[int]], workdir: pathlib.Path) -> dict[Arm, Difference]:
+  """Compare the arms of a group with its first, by the outcomes of their test examples.
+
+  Arms are left out if they have no runs yet, if a run kept nothing of its examples, or if the examples differ from
+  those of the first arm's first run.
+  """
+  outcomes: dict[Arm, np.ndarray] = {}
+  examples: list[np.ndarray] = []
+  for arm, of_arm in seeds.items():
+    kept = [read_predictions(workdir / arm.run(seed)) for seed in of_arm]
+    read = [run for run in kept if run is not None]
+    names = arm.kind.examples
+    examples = examples or [run[name] for run in read[:1] for name in names]
+    alike = all(np.array_equal(run[name], these) for run in read for name, these in zip(names, examples, strict=True))
+    if read and len(read) == len(kept) and alike:
+      outcomes[arm] = np.array([arm.kind.outcomes(run) for run in read])
+    elif not outcomes:
+      return {}  # without the first there is nothing to compare with
+  arms = list(outcomes)
+  length = block_length(outcomes[arms[0]].shape[1]) if arms[0].kind.consecutive else 1
+  return dict(zip(arms[1:], differences(list(outcomes.values()), length), strict=True))
 
 
 def _header(kind: type[Task]) -> tuple[str, ...]:
@@ -129,12 +138,8 @@ def _header(kind: type[Task]) -> tuple[str, ...]:
     'seeds',
     f'{kind.figures[0].label} (sd)',
     'difference',
-    '95%, seeds',
-    f'95%, {kind.example}s',
+    f'{LEVEL:.0%} interval',
     'published',
-    'minutes',
-    f'{kind.unit}s/s',
-    'memory, MB',
   )
 
 
@@ -149,54 +154,45 @@ def _title(group: str, rows: list[Row]) -> str:
 
 
 def _note(rows: list[Row]) -> str:
-  """How the differences are to be read; '' if there are none."""
-  compared = [row for row in rows if row.seeds_difference]
-  if not compared:
+  """Return how to read the differences; '' if there are none."""
+  found = [row.difference for row in rows if row.difference]
+  if not found:
     return ''
-  found = [(row, interval) for row in compared for interval in (row.seeds_difference, row.examples_difference)]
-  intervals = sum(bool(_bounds(*pair)) for pair in found)
-  example, misses = rows[0].kind.example, round((1 - LEVEL) * intervals)
+  example, alone = rows[0].kind.example, sum(not difference.seeds for difference in found)
+  over = f'over test {example}s alone' if alone == len(found) else f'over test {example}s and seeds'
+  several = f', wide enough for all {len(found)} to hold together' if len(found) > 1 else ''
   sentences = [
-    f'Differences are to {rows[0].label}, paired by seed, with {LEVEL:.0%} intervals: over the seeds (would other '
-    f'seeds show it?) and over the test {example}s (would other {example}s?).',
-    f'One such interval in {round(1 / (1 - LEVEL))} misses by chance, of these {intervals} so about {misses}.'
-    if misses
+    f'Differences are from {rows[0].label}. Intervals are {LEVEL:.0%} confidence intervals {over}{several}.',
+    'Windows of a text are resampled in blocks of a tenth of it.' if rows[0].kind.consecutive else '',
+    f'Where a model has fewer than {SEEDS} seeds, its interval is over the {example}s alone and says nothing about '
+    'other seeds.'
+    if 0 < alone < len(found)
     else '',
-    'A difference counts the seeds that both arms have, a mean all of its own.'
-    if any(row.results.keys() != rows[0].results.keys() for row in compared)
-    else '',
-    'Where there is one seed, there is no interval over the seeds, and nothing is said of others.'
-    if any(not _bounds(row, row.seeds_difference) for row in compared)
-    else '',
+    f'Models have fewer than {SEEDS} seeds, so nothing is said about other seeds.' if alone == len(found) else '',
   ]
   return ' '.join(filter(None, sentences))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
   some, unit = next(iter(row.results.values()), None), row.kind.unit
   if some is None or row.mean is None:
     return (row.label, *('–',) * (len(_header(row.kind)) - 1))
-  mean = {
-    key: statistics.fmean(result[key] for result in row.results.values())
-    for key in ('train_seconds', f'{unit}s_per_second', 'peak_memory_bytes')
-  }
   return (
     row.label,
     f'{some["params"]:,}',
     f'{some[f"flops_per_{unit}"] / 1e6:,.1f}',
     str(len(row.results)),
     f'**{row.shown(row.mean)}**' + (f' ({row.shown(row.sd)})' if row.sd is not None else ''),
-    row.shown(row.seeds_difference.estimate, '+') if row.seeds_difference else '',
-    _bounds(row, row.seeds_difference),
-    _bounds(row, row.examples_difference),
+    row.shown(row.difference.estimate, '+') if row.difference else '',
+    _bounds(row, mixed),
     row.shown(row.published) if row.published is not None else '',
-    f'{mean["train_seconds"] / 60:.1f}',
-    f'{mean[f"{unit}s_per_second"]:,.0f}',
-    f'{mean["peak_memory_bytes"] / 1e6:,.0f}',
   )
 
 
-def _bounds(row: Row, interval: Interval | None) -> str:
-  if interval is None or interval.low is None or interval.high is None:
+def _bounds(row: Row, mixed: bool) -> str:
+  """Return the interval; if the table has both kinds, with a mark where it is over the examples alone."""
+  difference = row.difference
+  if difference is None or difference.low is None or difference.high is None:
     return ''
-  return f'{row.shown(interval.low, "+")} … {row.shown(interval.high, "+")}'
+  over = f' ({row.kind.example}s)' if mixed and not difference.seeds else ''
+  return f'{row.shown(difference.low, "+")} … {row.shown(difference.high, "+")}{over}'

@@ -1,4 +1,8 @@
-"""The least time that a program can take: what it computes and moves, over the device's rates (roofline)."""
+"""An estimate of a program's time: its operations and traffic over the device's rates.
+
+This is the roofline model (Williams et al. 2009). It is no bound: traffic is what instructions read and write, and a
+cache may keep a part of it from the memory.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,11 +16,11 @@ _SENT = dict.fromkeys(COLLECTIVES, 1.0) | {'all-reduce': 2.0}
 
 
 class Bound(NamedTuple):
-  """Seconds that a program takes at least, for each of three reasons; no two of them have to overlap fully.
+  """Seconds that a program would take for each of three reasons alone.
 
   Attributes:
     compute: its matrix products at the full rate of their type.
-    memory: what it reads and writes at the memory's full rate.
+    memory: what it reads and writes at the memory's full rate, as if nothing stayed in a cache.
     network: what its collectives send at the full rate of the slowest links on the way.
   """
 
@@ -26,12 +30,12 @@ class Bound(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """The greatest of the three."""
+    """The greatest of the three, the estimate."""
     return max(self)
 
   @property
   def limit(self) -> str:
-    """Which of them it is."""
+    """The name of the greatest."""
     return max(self._fields, key=lambda name: getattr(self, name))
 
 
@@ -41,7 +45,7 @@ def bound(
   memory: float,
   network: Mapping[Collective, float] | None = None,
 ) -> Bound:
-  """The bound of a program.
+  """Return the estimate for a program.
 
   Args:
     chip: what it runs on.

@@ -1,4 +1,4 @@
-"""Programs compiled for a topology, and what that says of them: memory, operations, traffic, and a bound on time."""
+"""Programs compiled for a topology, and what that says of them: memory, operations, traffic, estimated time."""
 
 import hashlib
 import pathlib
@@ -162,14 +162,14 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 def _follows(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Whether a program fits, and the least time that it takes."""
+  """Return whether a program fits, and the estimate of its time."""
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
     return fit
-  least = bound(topology.chip, products, facts['traffic_bytes'], collectives(facts))
-  speed = program.units / least.seconds
-  return fit | {'bound_seconds': least._asdict(), 'limit': least.limit, f'{unit}s_per_second': speed}
+  estimate = bound(topology.chip, products, facts['traffic_bytes'], collectives(facts))
+  speed = program.units / estimate.seconds
+  return fit | {'bound_seconds': estimate._asdict(), 'limit': estimate.limit, f'{unit}s_per_second': speed}
 
 
 def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
@@ -229,8 +229,8 @@ def markdown(report: dict[str, Any]) -> str:
     add(f'{label}, MB', lambda row, among=among: f'{collectives(row).get(among, 0) / 1e6:,.1f}')
   add('kernels', lambda row: ', '.join(f'{count} × {name}' for name, count in row['kernels'].items()) or 'XLA')
   for reason in ('compute', 'memory', 'network'):
-    add(f'{reason}, ms at least', lambda row, reason=reason: f'{1e3 * row["bound_seconds"][reason]:.2f}')
+    add(f'{reason}, ms (estimate)', lambda row, reason=reason: f'{1e3 * row["bound_seconds"][reason]:.2f}')
   add('limit', lambda row: row['limit'])
-  add(f'{units}/s at most', lambda row: f'{row[f"{units}_per_second"]:,.0f}')
+  add(f'{units}/s (estimate)', lambda row: f'{row[f"{units}_per_second"]:,.0f}')
   lines.append(('compiled in, s', *(f'{row["compile_seconds"]:.0f}' for row in programs)))
   return table(('a device', *(row['name'] for row in programs)), lines)

@@ -39,6 +39,7 @@ class Language(Task):
   example: ClassVar[str] = 'text'
   unit: ClassVar[str] = 'token'
   examples: ClassVar[tuple[str, ...]] = ('tokens',)
+  consecutive: ClassVar[bool] = True
 
   dataset: Texts
   length: int

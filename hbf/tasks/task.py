@@ -38,6 +38,7 @@ class Task(abc.ABC):
     unit: what speed and cost are told of: 'image' or 'token'.
     shows: the command that shows what a trained run does, given its --workdir; '' if there is none.
     examples: names of what `count` keeps that is of the examples alone, whatever the network.
+    consecutive: True if test examples follow one another in a text, so that neighbors are alike.
     dataset: where examples come from; it has a name.
     copies: makes the copies of a batch's inputs whose outputs are averaged (`hbf.data.copies`), or None.
   """
@@ -47,6 +48,7 @@ class Task(abc.ABC):
   unit: ClassVar[str]
   shows: ClassVar[str]
   examples: ClassVar[tuple[str, ...]]
+  consecutive: ClassVar[bool] = False
   dataset: Any
   copies: Copies | None = None
 

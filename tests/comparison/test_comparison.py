@@ -88,12 +88,10 @@ def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
     assert row['sd'] == pytest.approx(np.std(accuracies, ddof=1))
     assert re.search(rf'^\| {row["label"]} +\|', shown, re.MULTILINE)
     assert f'**{row["mean"]:.2f}** ({row["sd"]:.2f})' in shown
-  assert rows[0]['seeds_difference'] is None
-  difference = rows[1]['mean'] - rows[0]['mean']
-  for kind in ('seeds_difference', 'examples_difference'):
-    interval = rows[1][kind]
-    assert interval['estimate'] == pytest.approx(difference)
-    assert interval['low'] <= difference <= interval['high']
+  assert rows[0]['difference'] is None
+  difference = rows[1]['difference']
+  assert difference['estimate'] == pytest.approx(rows[1]['mean'] - rows[0]['mean'])
+  assert difference['low'] <= difference['estimate'] <= difference['high']
   assert (workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert (workdir / 'comparison.md').read_text().strip() == shown.strip()
 
@@ -132,7 +130,7 @@ def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finis
   vit, fast, last = figures(copied)
   assert [vit, fast] == figures(finished[0])
   assert (last['label'], last['mean'], last['results']) == ('bad', None, {})
-  assert last['seeds_difference'] is None  # it has nothing to differ with
+  assert last['difference'] is None  # it has nothing to differ with
 
 
 TRAIN = """

@@ -1,63 +1,105 @@
-"""Intervals against scipy's own and against their meaning."""
+"""Intervals against scipy's own where theirs is known, and against their meaning."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from hbf.comparison.statistics import over_examples, over_seeds
+from benchmarks.coverage import images, share, texts
+from hbf.comparison.statistics import block_length, differences
 
 
-def test_interval_over_seeds_is_students():
-  ours, reference = [57.1, 56.2, 58.0, 56.9], [56.0, 56.4, 57.1, 56.2]
-  interval = over_seeds(ours, reference)
-  expected = stats.ttest_rel(ours, reference).confidence_interval(0.95)
-  assert interval.estimate == pytest.approx(0.625)
-  assert (interval.low, interval.high) == pytest.approx(tuple(expected))
+def normal(*shape, seed=0):
+  return np.random.default_rng(seed).normal(size=shape)
 
 
-def test_one_seed_gives_a_difference_without_bounds():
-  interval = over_seeds([57.0], [56.5])
-  assert (interval.estimate, interval.low, interval.high) == (0.5, None, None)
+def bounds(difference):
+  return difference.low, difference.high
 
 
-def paired_outcomes(rng, n, seeds=2):
-  """Two models that agree on most examples: the first right where the second is, but for a few of each kind."""
-  reference = rng.random((seeds, n)) < 0.6
-  flipped = rng.random((seeds, n)) < 0.1
-  return np.where(flipped, ~reference, reference), reference
+def test_of_two_models_with_a_seed_each_the_interval_is_students_over_paired_examples():
+  reference, ours = normal(1, 30), normal(1, 30, seed=1)
+  (found,) = differences([reference, ours])
+  expected = stats.ttest_rel(ours[0], reference[0])
+  width = np.ptp(expected.confidence_interval())
+  assert found.estimate == pytest.approx((ours - reference).mean())
+  assert bounds(found) == pytest.approx(tuple(expected.confidence_interval()), abs=0.01 * width)
+  assert not found.seeds
 
 
-def test_bootstrap_over_examples_is_that_of_scipy():
-  ours, reference = paired_outcomes(np.random.default_rng(0), 4000)
-  interval = over_examples(100 * ours, 100 * reference)
-  of_example = 100 * (ours.mean(axis=0) - reference.mean(axis=0))
-  expected = stats.bootstrap((of_example,), np.mean, n_resamples=4000, method='percentile', rng=1, batch=100)
-  assert interval.estimate == pytest.approx(100 * (ours.mean() - reference.mean()))
-  width = interval.high - interval.low
-  assert interval.low == pytest.approx(expected.confidence_interval.low, abs=0.05 * width)
-  assert interval.high == pytest.approx(expected.confidence_interval.high, abs=0.05 * width)
+def test_where_seeds_are_all_that_varies_the_intervals_are_dunnetts():
+  arms = [normal(4, 1, seed=seed) * np.ones((1, 20)) for seed in range(4)]
+  found = differences(arms)
+  expected = stats.dunnett(*(arm[:, 0] for arm in arms[1:]), control=arms[0][:, 0]).confidence_interval()
+  for difference, low, high in zip(found, expected.low, expected.high, strict=True):
+    assert bounds(difference) == pytest.approx((low, high), abs=0.01 * (high - low))
+    assert difference.seeds
 
 
-def test_intervals_over_examples_cover_the_truth_as_often_as_they_say():
-  rng = np.random.default_rng(2)
-  covered = 0
-  for _ in range(200):
-    ours, reference = rng.random((1, 500)) < 0.65, rng.random((1, 500)) < 0.6
-    interval = over_examples(100 * ours, 100 * reference)
-    covered += interval.low <= 5.0 <= interval.high
-  assert 180 <= covered <= 198  # 190 expected, of standard deviation 3
+def test_noise_that_the_examples_cause_is_counted_once():
+  """Of models that differ by the noise of seed and example alone, other seeds add nothing to other examples."""
+  random = np.random.default_rng(0)
+  widths = []
+  for _ in range(40):
+    (found,) = differences([random.normal(size=(20, 100)) for _ in range(2)], draws=2000)
+    widths.append((found.high - found.low) / 2)
+  assert np.mean(widths) == pytest.approx(1.96 * np.sqrt(2 / (20 * 100)), rel=0.15)  # twice the noise: 1.41 times
 
 
-def test_pairing_narrows_the_interval():
-  rng = np.random.default_rng(3)
-  ours, reference = paired_outcomes(rng, 4000, seeds=1)
-  paired, shuffled = (
-    over_examples(100 * ours, 100 * other) for other in (reference, rng.permuted(reference, axis=1))
-  )
-  assert paired.high - paired.low < 0.7 * (shuffled.high - shuffled.low)
+def test_seeds_widen_the_interval_and_below_three_are_left_out():
+  arms = [normal(2, 200, seed=seed) + normal(2, 1, seed=9 + seed) for seed in range(2)]
+  (few,) = differences(arms)
+  (alone,) = differences([arm.mean(axis=0, keepdims=True) for arm in arms])
+  assert (few.seeds, bounds(few)) == (False, pytest.approx(bounds(alone)))
+  more = [np.concatenate([arm, arm[:1] + 0.1 * normal(1, 200)]) for arm in arms]
+  (found,) = differences(more)
+  (alone,) = differences([arm.mean(axis=0, keepdims=True) for arm in more])
+  assert found.seeds
+  assert found.high - found.low > 1.5 * (alone.high - alone.low)
+
+
+def test_pairing_over_examples_narrows_the_interval():
+  reference = normal(1, 400)
+  ours = reference + 0.3 * normal(1, 400, seed=1)
+  (paired,), (shuffled,) = (differences([other, ours]) for other in (reference, reference[:, ::-1]))
+  assert paired.high - paired.low < 0.5 * (shuffled.high - shuffled.low)
 
 
 def test_equal_models_differ_by_nothing():
-  ours, _ = paired_outcomes(np.random.default_rng(4), 100)
-  interval = over_examples(ours, ours)
-  assert (interval.estimate, interval.low, interval.high) == (0, 0, 0)
+  ours = normal(3, 100)
+  (found,) = differences([ours, ours - ours.mean(axis=1, keepdims=True) + ours.mean()], draws=100)
+  assert found.low < found.estimate < found.high
+  assert bounds(differences([ours[:1], ours[:1]])[0]) == (0, 0)
+
+
+@pytest.mark.parametrize('length', [1, 7])
+def test_the_closed_form_is_the_variance_that_drawing_blocks_gives(length):
+  ours, reference = np.cumsum(normal(1, 70)) % 3, normal(1, 70, seed=1)
+  (found,) = differences([reference, ours[None]], length)
+  blocks = 70 // length
+  starts = np.random.default_rng(2).integers(70, size=(20_000, blocks, 1))
+  drawn = (ours - reference[0])[(starts + np.arange(length)) % 70].mean(axis=(1, 2))
+  half = stats.t.ppf(0.975, blocks - 1) * drawn.std() * np.sqrt(blocks / (blocks - 1))
+  assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.03)
+
+
+@pytest.mark.parametrize(('examples', 'expected'), [(1, 1), (9, 1), (436, 44), (1743, 175)])
+def test_a_block_is_a_tenth_of_a_text(examples, expected):
+  assert block_length(examples) == expected
+
+
+def test_a_text_of_one_window_has_no_interval():
+  (found,) = differences([normal(1, 1), normal(1, 1, seed=1)], block_length(1))
+  assert bounds(found) == (None, None)
+  assert differences([normal(1, 5)]) == []
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+  held = share(150, lambda random: images(random, arms=3, seeds=3, n=300, deviation=2.0))['all, %']
+  assert 90 <= held <= 99  # 95 expected, of standard deviation 1.8
+  alone = share(150, lambda random: images(random, arms=3, seeds=3, n=300, deviation=2.0), over_seeds=False)['all, %']
+  assert alone < held - 5
+
+
+def test_blocks_hold_what_single_windows_miss():
+  blocks, single = (share(100, lambda random: texts(random, 2, 400, 0.9), length)['one, %'] for length in (40, 1))
+  assert single < 80 < 87 <= blocks

@@ -44,45 +44,64 @@ def grid_of(*labels, seeds=(0, 1)):
   return Grid(tuple(Arm('cifar10', label, ()) for label in labels), seeds)
 
 
-@pytest.mark.parametrize('arms', [2, 6, 18])
-def test_with_many_intervals_the_table_says_how_many_miss_by_chance(finish, tmp_path, arms):
-  grid = grid_of(*(f'{"a" * i}' for i in range(1, 1 + arms)))
-  for arm, seed in grid.runs():
+def shown_by(grid, workdir):
+  """The printed text, and the cells of its rows by label and column."""
+  text = markdown(read_rows(grid, workdir))
+  lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
+  return text, {cells[0]: dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]}
+
+
+def test_a_table_says_what_its_intervals_cover(finish, tmp_path):
+  grid = grid_of('one', 'three', 'other', seeds=(0, 1, 2))
+  for arm, seed in grid.runs()[:6]:
     finish(arm, seed)
-  text = markdown(read_rows(grid, tmp_path))
-  shown = len(re.findall(r'[+-]\d+\.\d\d … [+-]\d', text))
-  assert shown == 2 * (arms - 1)
-  expected = re.search(r'One such interval in 20 misses by chance, of these (\d+) so about (\d+)\.', text)
-  assert (expected is not None) == (shown >= 10)
-  if expected:
-    assert int(expected[1]) == shown
-    assert abs(int(expected[2]) - 0.05 * shown) <= 0.5
+  text, cells = shown_by(grid, tmp_path)
+  assert 'over test images alone, wide enough for all 2' in text and 'nothing is said about other seeds' in text
+  assert re.fullmatch(r'[+-].* … [+-][\d.]+', cells['three']['95% interval'])
+  for arm in grid.arms[:2]:
+    finish(arm, 2)
+  text, cells = shown_by(grid, tmp_path)
+  assert 'over test images and seeds' in text and 'its interval is over the images alone' in text
+  assert cells['other']['95% interval'].endswith(' (images)')
+  assert not cells['three']['95% interval'].endswith(')')
+  finish(grid.arms[2], 2)
+  text, cells = shown_by(grid, tmp_path)
+  assert 'alone' not in text and not cells['other']['95% interval'].endswith(')')
 
 
-def test_of_one_seed_nothing_is_said_about_others(finish, tmp_path):
-  grid = grid_of('one', 'three', 'other')
-  for arm, seed in grid.runs():
-    if (arm.label, seed) != ('three', 1):
-      finish(arm, seed)
-  text = markdown(read_rows(grid, tmp_path))
-  (row,) = [line for line in text.splitlines() if line.startswith('| three')]
-  cells = [cell.strip() for cell in row.strip('|').split('|')]
-  assert (cells[3], cells[6]) == ('1', '')
-  assert re.fullmatch(r'\*\*\d+\.\d\d\*\*', cells[4])  # no deviation
-  assert 'nothing is said of others' in text
-  finish(grid.arms[1], 1)
-  assert 'nothing is said of others' not in markdown(read_rows(grid, tmp_path))
-
-
-def test_a_difference_over_fewer_seeds_than_a_mean_says_so(finish, tmp_path):
+def test_a_difference_is_that_of_the_means_whatever_their_seeds(finish, tmp_path):
   grid = grid_of('vit', 'hyperbf')
   first, second = grid.arms
   for arm, seed in [(first, 0), (second, 0), (second, 1)]:
     finish(arm, seed)
-  said = 'A difference counts the seeds that both arms have'
-  assert said in markdown(read_rows(grid, tmp_path))
-  finish(first, 1)
-  assert said not in markdown(read_rows(grid, tmp_path))
+  vit, hyperbf = read_rows(grid, tmp_path)
+  assert hyperbf.difference.estimate == pytest.approx(hyperbf.mean - vit.mean)
+  _, cells = shown_by(grid, tmp_path)
+  assert (cells['vit']['seeds'], cells['hyperbf']['seeds']) == ('1', '2')
+  assert re.fullmatch(r'\*\*\d+\.\d\d\*\*', cells['vit']['accuracy, % (sd)'])  # no deviation
+
+
+def test_tables_of_accuracy_have_no_times(finish, tmp_path):
+  grid = grid_of('vit', 'hyperbf')
+  for arm, seed in grid.runs():
+    finish(arm, seed)
+  _, cells = shown_by(grid, tmp_path)
+  expected = ['model', 'parameters', 'MFLOP', 'seeds', 'accuracy, % (sd)', 'difference', '95% interval']
+  assert list(cells['vit']) == expected  # runs share their machine with other work
+
+
+def test_runs_on_other_images_are_not_compared(finish, tmp_path):
+  grid = grid_of('vit', 'hyperbf', 'gone', 'late')
+  for arm, seed in grid.runs():
+    if arm.label != 'late':
+      finish(arm, seed)
+  labels = np.arange(EXAMPLES) % 5
+  write_predictions(tmp_path / grid.arms[1].run(1), {'labels': labels, 'predictions': labels})
+  (tmp_path / grid.arms[2].run(0) / 'predictions.npz').unlink()
+  assert [row.difference for row in read_rows(grid, tmp_path)] == [None] * 4
+  finish_again = grid_of('vit', 'gone', 'hyperbf')
+  write_predictions(tmp_path / grid.arms[2].run(0), {'labels': np.arange(EXAMPLES) % 10, 'predictions': labels})
+  assert [row.difference is None for row in read_rows(finish_again, tmp_path)] == [True, False, True]
 
 
 def test_the_report_of_held_out_images_has_the_last_figures_of_finished_runs(finish, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The least time of a program, against its parts by hand."""
+"""The estimate of a program's time, against its parts by hand."""
 
 import pytest
 

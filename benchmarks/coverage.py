@@ -1,0 +1,131 @@
+"""The share of simulated comparisons whose 95% intervals hold the true differences.
+
+python -m benchmarks.coverage
+
+Images: an answer is right where a sum of normal effects is positive. The effects are those of the arm, the image, the
+arm's image, the seed, and the seed's image. Arms differ by up to two points. Texts: outcomes are white noise and a
+slow part, which is alike in windows near each other. The means of their arms are equal.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from scipy.signal import lfilter
+from scipy.stats import norm
+
+from benchmarks.common import report
+from hbf.comparison.statistics import Difference, block_length, differences
+
+IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # deviations of an image's effect, of an arm's image, of a seed's image
+ARMS = 0.05  # greatest shift of an arm, in the units of these
+SLOW = 0.3  # share of a text's variance that is slow
+
+Drawn = tuple[list[np.ndarray], np.ndarray]  # outcomes of arms, true differences to the first
+
+
+def images(
+  random: np.random.Generator, arms: int, seeds: int, n: int, deviation: float, first: float | None = None
+) -> Drawn:
+  """Draw outcomes [S, n] of arms in percent, and return them with the true differences to the first.
+
+  Args:
+    random: generator.
+    arms: number.
+    seeds: of each arm.
+    n: images.
+    deviation: of an arm's accuracy over seeds, in points, on infinitely many images.
+    first: deviation of the first arm; None: the same.
+  """
+  shifts = 0.25 + ARMS * np.linspace(0, 1, arms)
+  total = np.sqrt(IMAGE**2 + OWN**2 + BOTH**2)
+  deviations = np.array([deviation if first is None else first] + [deviation] * (arms - 1))
+  effects = deviations / 100 / norm.pdf(0.25 / total) * total
+  image = IMAGE * random.standard_normal(n)
+  outcomes = []
+  for shift, effect in zip(shifts, effects, strict=True):
+    own = shift + image + OWN * random.standard_normal(n) + effect * random.standard_normal((seeds, 1))
+    outcomes.append(100.0 * (own + BOTH * random.standard_normal((seeds, n)) > 0))
+  true = 100 * norm.cdf(shifts / np.sqrt(total**2 + effects**2))
+  return outcomes, true[1:] - true[0]
+
+
+def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> Drawn:
+  """Draw outcomes [1, n] of windows that follow one another, and return them with the true differences.
+
+  Args:
+    random: generator.
+    arms: number.
+    n: windows.
+    memory: correlation of the slow part with that of the next window.
+  """
+  before = 500  # windows until the slow part has forgotten its start
+  drawn = random.standard_normal((arms, before + n))
+  slow = lfilter([np.sqrt(1 - memory**2)], [1, -memory], drawn)[:, before:]
+  fast = random.standard_normal((arms, n))
+  outcomes = np.sqrt(SLOW) * slow + np.sqrt(1 - SLOW) * fast
+  return list(outcomes[:, None]), np.zeros(arms - 1)
+
+
+def share(
+  times: int, draw: Callable[[np.random.Generator], Drawn], length: int = 1, over_seeds: bool = True
+) -> dict[str, float]:
+  """Return how often single intervals and all intervals of a comparison hold the truth, in percent.
+
+  Args:
+    times: comparisons.
+    draw: function of a generator that gives outcomes and true differences.
+    length: of a block.
+    over_seeds: False: the interval takes the mean over the seeds as one seed's.
+  """
+  held = []
+  for time in range(times):
+    outcomes, true = draw(np.random.default_rng(time))
+    if not over_seeds:
+      outcomes = [arm.mean(axis=0, keepdims=True) for arm in outcomes]
+    held.append(list(map(_holds, differences(outcomes, length, draws=4000), true)))
+  return {'one, %': 100 * float(np.mean(held)), 'all, %': 100 * float(np.mean(np.all(held, axis=1)))}
+
+
+def _holds(difference: Difference, true: float) -> bool:
+  return difference.low is not None and difference.high is not None and difference.low <= true <= difference.high
+
+
+def rows(times: int) -> Iterator[dict[str, Any]]:
+  """Yield the row of every case."""
+  cases = [(arms, 3, deviation, None) for arms in (2, 3, 6) for deviation in (0.0, 0.5, 1.0)]
+  for arms, seeds, deviation, first in (*cases, (6, 5, 0.5, None), (3, 3, 0.25, 1.0)):
+
+    def draw(random: np.random.Generator, case: tuple = (arms, seeds, 2000, deviation, first)) -> Drawn:
+      return images(random, *case)
+
+    spread = f'{deviation} points' + (f', of the first {first}' if first else '')
+    for over_seeds in (True, False):
+      about = {'examples': '2,000 images', 'arms': arms, 'seeds': seeds, 'sd of seeds': spread}
+      how = 'images and seeds' if over_seeds else 'images alone'
+      yield about | {'interval': how} | share(times, draw, over_seeds=over_seeds)
+  for n, memory in ((436, 0.0), (436, 0.9), (436, 0.98), (1743, 0.98)):
+
+    def draw_text(random: np.random.Generator, case: tuple = (3, n, memory)) -> Drawn:
+      return texts(random, *case)
+
+    for length in (block_length(n), 1):
+      about = {'examples': f'{n:,} windows', 'arms': 3, 'seeds': 1, 'sd of seeds': ''}
+      how = f'blocks of {length}, slow part {memory}'
+      yield about | {'interval': how} | share(times, draw_text, length)
+
+
+def main() -> None:
+  """Print a row for every case."""
+  flags = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
+  flags.add_argument('--times', type=int, default=2000, help='comparisons of every case')
+  flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/coverage.json')
+  options = flags.parse_args()
+  title = f'95% intervals that hold the true differences, of {options.times:,} simulated comparisons'
+  report('coverage', title, list(rows(options.times)), options.out)
+
+
+if __name__ == '__main__':
+  main()
