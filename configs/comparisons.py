@@ -72,6 +72,7 @@ PRESETS = {
     seeds=(0, 1, 2),
     # The best of each arm in 'rates'.
     overrides=('--config.train.epochs=5.0', '--config.optimizer.learning_rate=4e-3'),
+    operations='match',
   ),
   # Of the arms of 'small', the learning rate: chosen on held-out images, `--report --split=validation`.
   'rates': Comparison(
@@ -86,6 +87,8 @@ PRESETS = {
     arms=_arms(LAPTOP),
     seeds=(0, 1, 2),
     overrides=('--config.model.pool=sequence',),
+    operations='match',
+    parameters=300_000,
   ),
   # A GPU's. Published: the ViT of Lee et al. 2021, whose sizes, passes and tricks these are.
   'strong': Comparison(
@@ -93,6 +96,7 @@ PRESETS = {
     arms=_arms(STRONG),
     seeds=(0, 1, 2),
     published={'cifar10/vit-gelu': 93.58, 'cifar100/vit-gelu': 73.81, 'tiny_imagenet/vit-gelu': 57.07},
+    operations='match',
   ),
   # Of the arms of 'laptop', the learning rate: as many trials for each, on held-out images. After two epochs of it
   # the greatest rate was best for all; what learns fast need not be what is best in the end.
@@ -112,6 +116,7 @@ PRESETS = {
     arms=_arms(TEXT),
     seeds=(0, 1, 2),
     published={'shakespeare/gpt': 1.88},
+    operations='match',
   ),
   # Of the arms of 'text', the learning rate, on the held-out end of train.
   'text-rates': Comparison(
@@ -150,6 +155,7 @@ PRESETS = {
     seeds=(0, 1, 2),
     overrides=RIVALS,
     like='vit',
+    operations='match',
   ),
   # Every model, its means read out, as some have no class token. Two hours on two cores.
   'rivals': Comparison(

@@ -5,8 +5,9 @@ python -m hbf.compare --config=configs/cifar10.py:recipe=small --config.train.ep
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.width_scale=2.0' --workdir=runs/widths
 python -m hbf.compare --workdir=runs/small --report                  # the table again, from the logs
 
-Each run is an ordinary workdir of train.py. The same command goes on where it was stopped or killed; seeds and arms
-of a later one join those that are there. Keys given as --config.KEY=VALUE hold for all arms.
+Each run is an ordinary workdir of train.py. The same command goes on where it
+was stopped or killed; seeds and arms of a later one join those that are there. Keys given as --config.KEY=VALUE hold
+for all arms.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from hbf import cli
 from hbf.comparison.compare import compare, report
 from hbf.comparison.devices import parse_devices
 from hbf.comparison.grid import Comparison, parse_seeds, with_arms
-from hbf.errors import choose
+from hbf.errors import UserError, choose
 
 CONFIGS = flags.DEFINE_multi_string(
   'config', [], 'FILE[:recipe=…,size=…]; give several to compare on several data sets.'
@@ -44,6 +45,12 @@ DEVICES = flags.DEFINE_string(
 MATCH = flags.DEFINE_boolean(
   'match', True, "Give every arm the first's parameters, within 1%, by its centres or hidden units."
 )
+OPERATIONS = flags.DEFINE_string(
+  'operations',
+  '',
+  "Training operations of each arm, through its epochs: match (the first arm's), a number such as 1.8e14, or none "
+  "(leave the epochs alone). Default: the preset's choice; without a preset none.",
+)
 REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')
 SPLIT = flags.DEFINE_enum(
   'split', 'test', ['test', 'validation'], 'With --report: validation prints the figures of held-out images instead.'
@@ -52,7 +59,7 @@ OVERRIDES = cli.take_overrides()
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs what is missing and reports; exit status 1 if a run failed, 0 also if a signal stopped it."""
+  """Run what is missing and report; exit status 1 if a run failed, 0 also if a signal stopped it."""
   del argv
   jax.config.update('jax_platforms', 'cpu')  # the accelerators are the runs'
   workdir = pathlib.Path(WORKDIR.value).expanduser()
@@ -63,11 +70,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def asked() -> Comparison:
-  """What the flags ask for.
+  """Return what the flags ask for.
 
   Raises:
-    UserError: there is no such preset, or the seeds are no list.
+    UserError: there is no such preset, the seeds are no list, or a budget of operations comes with epochs.
   """
+  if OPERATIONS.value not in ('', 'match', 'none'):
+    for override in OVERRIDES:
+      if override.startswith('--config.train.epochs='):
+        raise UserError(f'--operations={OPERATIONS.value} and {override} both set the length: give one of them')
   preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison()
   return dataclasses.replace(
     with_arms(preset, ARMS.value),
@@ -75,6 +86,7 @@ def asked() -> Comparison:
     seeds=parse_seeds(SEEDS.value) or preset.seeds,
     overrides=(*preset.overrides, *OVERRIDES),
     match=MATCH.value,
+    operations='' if OPERATIONS.value == 'none' else OPERATIONS.value or preset.operations,
   )
 
 

@@ -88,6 +88,10 @@ def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
     assert row['sd'] == pytest.approx(np.std(accuracies, ddof=1))
     assert re.search(rf'^\| {row["label"]} +\|', shown, re.MULTILINE)
     assert f'**{row["mean"]:.2f}** ({row["sd"]:.2f})' in shown
+  for row in json.loads((workdir / 'comparison.json').read_text()):
+    result = row['results']['0']
+    assert result['train_operations'] == 3 * result['flops_per_image'] * 64 * result['steps']
+    assert f'| {result["train_operations"]:.2e} '.replace('e+', 'e') in shown
   assert rows[0]['seeds_difference'] is None
   difference = rows[1]['mean'] - rows[0]['mean']
   for kind in ('seeds_difference', 'examples_difference'):
