@@ -37,6 +37,22 @@ FORMS = {
   'gated-places-8-heads': f'{BEST["gated-places"]} model.heads=8',
   'gmlp-multiplicative': f'{BEST["gmlp"]} model.stage1.gate=multiplicative',
 }
+# Trials of six epochs, one image in ten held out.
+SIX_EPOCHS = ('--config.model.pool=sequence', '--config.train.epochs=6.0', '--config.data.validation=0.1')
+# The space of `--tune`, the same for every arm; 'LABEL: KEY=…' adds an arm's own options.
+SPACE = (
+  'optimizer.learning_rate=4e-3..3e-2',
+  'optimizer.weight_decay=0.01..0.3',
+  'train.label_smoothing=0.0|0.1',
+)
+# One change of recipe laptop each.
+TRICKS = {
+  'plain': '',
+  'smooth': 'train.label_smoothing=0.1',
+  'erase': "data.transforms=(('flip',),('shift',4),('erase',0.5))",
+  'average': 'train.average=0.99',
+  'linear': 'optimizer.schedule=linear',
+}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -90,6 +106,22 @@ PRESETS = {
     operations='match',
     parameters=300_000,
   ),
+  # The search for the arms of 'laptop', `--tune=12`; `--preset=laptop --tuned=…` goes on with the best.
+  'laptop-tune': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=_arms(LAPTOP),
+    overrides=SIX_EPOCHS,
+    operations='match',
+    parameters=300_000,
+    space=SPACE,
+  ),
+  # Tricks of training, each against the recipe without it, on held-out images: `--report --split=validation`.
+  'screen': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=_arms({label: f'hyperbf {options}' for label, options in TRICKS.items()}),
+    seeds=(0, 1),
+    overrides=SIX_EPOCHS,
+  ),
   # A GPU's. Published: the ViT of Lee et al. 2021, whose sizes, passes and tricks these are.
   'strong': Comparison(
     configs=tuple(f'configs/{data}.py:recipe=strong' for data in DATA),
@@ -104,11 +136,7 @@ PRESETS = {
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_at_rates(LAPTOP),
     seeds=(0,),
-    overrides=(
-      '--config.model.pool=sequence',
-      '--config.train.epochs=6.0',
-      '--config.data.validation=0.1',
-    ),
+    overrides=SIX_EPOCHS,
   ),
   # Texts by characters: nanoGPT's run on a CPU, whose published figure is an estimate from random batches.
   'text': Comparison(

@@ -4,8 +4,10 @@ python -m hbf.compare --preset=small --workdir=runs/small            # or memo, 
 python -m hbf.compare --config=configs/cifar10.py:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \\
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.width_scale=2.0' --workdir=runs/widths
 python -m hbf.compare --workdir=runs/small --report                  # the table again, from the logs
+python -m hbf.compare --preset=laptop-tune --tune=12 --workdir=runs/tune   # twelve trials of each arm
+python -m hbf.compare --preset=laptop --tuned=runs/tune/tuning.json --workdir=runs/tuned   # each at its best options
 
-Each run is an ordinary workdir of train.py. The same command goes on where it
+Trials are chosen on held-out images. Each run is an ordinary workdir of train.py. The same command goes on where it
 was stopped or killed; seeds and arms of a later one join those that are there. Keys given as --config.KEY=VALUE hold
 for all arms.
 """
@@ -19,6 +21,7 @@ from absl import flags
 
 from configs.comparisons import PRESETS
 from hbf import cli
+from hbf.comparison import tune
 from hbf.comparison.compare import compare, report
 from hbf.comparison.devices import parse_devices
 from hbf.comparison.grid import Comparison, parse_seeds, with_arms
@@ -51,6 +54,13 @@ OPERATIONS = flags.DEFINE_string(
   "Training operations of each arm, through its epochs: match (the first arm's), a number such as 1.8e14, or none "
   "(leave the epochs alone). Default: the preset's choice; without a preset none.",
 )
+TUNE = flags.DEFINE_integer(
+  'tune', 0, 'Trials of each arm with options drawn from the space, instead of a comparison.'
+)
+SPACE = flags.DEFINE_multi_string(
+  'space', [], "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm; beside the preset's."
+)
+TUNED = flags.DEFINE_string('tuned', '', "The tuning.json of a search: each arm gets its best trial's options.")
 REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')
 SPLIT = flags.DEFINE_enum(
   'split', 'test', ['test', 'validation'], 'With --report: validation prints the figures of held-out images instead.'
@@ -64,9 +74,17 @@ def main(argv: Sequence[str]) -> int:
   jax.config.update('jax_platforms', 'cpu')  # the accelerators are the runs'
   workdir = pathlib.Path(WORKDIR.value).expanduser()
   if REPORT.value:
-    report(workdir, SPLIT.value)
+    if (workdir / tune.TUNING).exists():
+      tune.report(workdir)
+    else:
+      report(workdir, SPLIT.value)
     return 0
-  return 0 if compare(asked(), workdir, parse_devices(DEVICES.value)) else 1
+  devices = parse_devices(DEVICES.value)
+  if TUNE.present:
+    if SEEDS.value:
+      raise UserError(f'--tune gives each trial a seed of its own, from {tune.FIRST_SEED} on: leave out --seeds')
+    return 0 if tune.tune(asked(), TUNE.value, workdir, devices) else 1
+  return 0 if compare(asked(), workdir, devices) else 1
 
 
 def asked() -> Comparison:
@@ -80,7 +98,7 @@ def asked() -> Comparison:
       if override.startswith('--config.train.epochs='):
         raise UserError(f'--operations={OPERATIONS.value} and {override} both set the length: give one of them')
   preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison()
-  return dataclasses.replace(
+  comparison = dataclasses.replace(
     with_arms(preset, ARMS.value),
     configs=tuple(CONFIGS.value) or preset.configs,
     seeds=parse_seeds(SEEDS.value) or preset.seeds,
@@ -88,6 +106,8 @@ def asked() -> Comparison:
     match=MATCH.value,
     operations='' if OPERATIONS.value == 'none' else OPERATIONS.value or preset.operations,
   )
+  comparison = dataclasses.replace(comparison, space=(*comparison.space, *SPACE.value))
+  return tune.with_best(comparison, pathlib.Path(TUNED.value).expanduser()) if TUNED.value else comparison
 
 
 if __name__ == '__main__':
