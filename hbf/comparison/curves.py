@@ -84,6 +84,7 @@ def draw_expected(expected: Mapping[str, Sequence[float]], shown: Figure, path: 
       colours = _colours(list(curves), Panel('validation', shown, curves))
       _draw(axis, curves, colours)
       _name(axis, curves, colours, LABEL / (height - 1))
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     figure.savefig(path, dpi=120, metadata={'Software': None})
     plt.close(figure)
 
