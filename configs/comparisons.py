@@ -37,6 +37,22 @@ FORMS = {
   'gated-places-8-heads': f'{BEST["gated-places"]} model.heads=8',
   'gmlp-multiplicative': f'{BEST["gmlp"]} model.stage1.gate=multiplicative',
 }
+# Trials of six epochs, one image in ten held out.
+SIX_EPOCHS = ('--config.model.pool=sequence', '--config.train.epochs=6.0', '--config.data.validation=0.1')
+# The space of `--tune`, the same for every arm; 'LABEL: KEY=…' adds an arm's own options.
+SPACE = (
+  'optimizer.learning_rate=4e-3..3e-2',
+  'optimizer.weight_decay=0.01..0.3',
+  'train.label_smoothing=0.0|0.1',
+)
+# One change of recipe laptop each.
+TRICKS = {
+  'plain': '',
+  'smooth': 'train.label_smoothing=0.1',
+  'erase': "data.transforms=(('flip',),('shift',4),('erase',0.5))",
+  'average': 'train.average=0.99',
+  'linear': 'optimizer.schedule=linear',
+}
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
 
@@ -72,6 +88,7 @@ PRESETS = {
     seeds=(0, 1, 2),
     # The best of each arm in 'rates'.
     overrides=('--config.train.epochs=5.0', '--config.optimizer.learning_rate=4e-3'),
+    operations='match',
   ),
   # Of the arms of 'small', the learning rate: chosen on held-out images, `--report --split=validation`.
   'rates': Comparison(
@@ -86,6 +103,24 @@ PRESETS = {
     arms=_arms(LAPTOP),
     seeds=(0, 1, 2),
     overrides=('--config.model.pool=sequence',),
+    operations='match',
+    parameters=300_000,
+  ),
+  # The search for the arms of 'laptop', `--tune=12`; `--preset=laptop --tuned=…` goes on with the best.
+  'laptop-tune': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=_arms(LAPTOP),
+    overrides=SIX_EPOCHS,
+    operations='match',
+    parameters=300_000,
+    space=SPACE,
+  ),
+  # Tricks of training, each against the recipe without it, on held-out images: `--report --split=validation`.
+  'screen': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=_arms({label: f'hyperbf {options}' for label, options in TRICKS.items()}),
+    seeds=(0, 1),
+    overrides=SIX_EPOCHS,
   ),
   # A GPU's. Published: the ViT of Lee et al. 2021, whose sizes, passes and tricks these are.
   'strong': Comparison(
@@ -93,6 +128,7 @@ PRESETS = {
     arms=_arms(STRONG),
     seeds=(0, 1, 2),
     published={'cifar10/vit-gelu': 93.58, 'cifar100/vit-gelu': 73.81, 'tiny_imagenet/vit-gelu': 57.07},
+    operations='match',
   ),
   # Of the arms of 'laptop', the learning rate: as many trials for each, on held-out images. After two epochs of it
   # the greatest rate was best for all; what learns fast need not be what is best in the end.
@@ -100,11 +136,7 @@ PRESETS = {
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_at_rates(LAPTOP),
     seeds=(0,),
-    overrides=(
-      '--config.model.pool=sequence',
-      '--config.train.epochs=6.0',
-      '--config.data.validation=0.1',
-    ),
+    overrides=SIX_EPOCHS,
   ),
   # Texts by characters: nanoGPT's run on a CPU, whose published figure is an estimate from random batches.
   'text': Comparison(
@@ -112,6 +144,7 @@ PRESETS = {
     arms=_arms(TEXT),
     seeds=(0, 1, 2),
     published={'shakespeare/gpt': 1.88},
+    operations='match',
   ),
   # Of the arms of 'text', the learning rate, on the held-out end of train.
   'text-rates': Comparison(
@@ -150,6 +183,7 @@ PRESETS = {
     seeds=(0, 1, 2),
     overrides=RIVALS,
     like='vit',
+    operations='match',
   ),
   # Every model, its means read out, as some have no class token. Two hours on two cores.
   'rivals': Comparison(

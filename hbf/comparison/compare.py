@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hbf.comparison.curves import draw_curves
 from hbf.comparison.devices import Device
-from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid
+from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, with_own_epochs
 from hbf.comparison.held_out import held_out
 from hbf.comparison.runs import complete, run_all
 from hbf.comparison.table import as_json, markdown, read_rows
@@ -27,10 +27,13 @@ def compare(asked: Comparison, workdir: pathlib.Path, devices: Sequence[Device])
   before = Grid.stored(workdir)
   grid = make_grid(asked, before)
   check_runs(Grid(grid.arms, before.union(grid).seeds), workdir)
+  console = Console(stderr=True)
+  for label in with_own_epochs(asked):
+    console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)
   with held(workdir):
     union = Grid.stored(workdir).union(grid)  # once more, now that nobody else writes
     union.save(workdir)
-    stopped = not run_all(grid, workdir, devices, Console(stderr=True))
+    stopped = not run_all(grid, workdir, devices, console)
     write_report(union, workdir)
   return stopped or complete(grid, workdir)
 

@@ -71,6 +71,24 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
     plt.close(figure)
 
 
+def draw_expected(expected: Mapping[str, Sequence[float]], shown: Figure, path: pathlib.Path) -> None:
+  """Write a PNG: each arm's expected best held-out figure, by label, against the number of trials."""
+  curves = {
+    label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
+  }
+  height = max(HEIGHT, 1 + LABEL * len(curves))
+  with plt.rc_context({'font.size': 11}):
+    figure, axis = plt.subplots(figsize=(0.65 * WIDTH, height), layout='constrained')
+    axis.set(xlabel='trials', ylabel=f'expected best held-out {shown.label}')
+    if curves:
+      colours = _colours(list(curves), Panel('validation', shown, curves))
+      _draw(axis, curves, colours)
+      _name(axis, curves, colours, LABEL / (height - 1))
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    figure.savefig(path, dpi=120, metadata={'Software': None})
+    plt.close(figure)
+
+
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
   """Places [n] at least a gap apart, in the order of those wanted, within bounds, and as near as can be.
 

@@ -11,11 +11,11 @@ from ml_collections import ConfigDict
 
 from hbf.cli import read_config
 from hbf.errors import UserError
-from hbf.models.build import count_parameters
-from hbf.models.matching import TOLERANCE, match_parameters, units_of
+from hbf.models.build import count_parameters, flops_per_example
+from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_of
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
-from hbf.training.experiment import Plan, make_plan
+from hbf.training.experiment import Plan, make_plan, training_operations
 from hbf.training.workdir import differences, write_json
 
 
@@ -32,7 +32,13 @@ class Comparison:
     published: the test figure that others report, accuracy in percent of images, by 'data/label'.
     match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
       that come as close with the units they have keep them.
-    like: an arm, as in arms, whose parameters all get instead of their group's first's; '': none.
+    like: an arm, as in arms, whose parameters and operations all get instead of their group's first's; '': none.
+    operations: of the training of each arm. 'match' gives each arm those of its group's first, and a number such as
+      '1.8e14' gives each arm that many, through train.epochs, to within 0.5%. '' leaves the epochs alone. An arm that
+      sets train.epochs itself keeps its own.
+    parameters: most parameters that an arm may have; 0: no limit.
+    space: what `tune` draws for each arm: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm alone; see
+      `hbf.comparison.space`.
   """
 
   configs: tuple[str, ...] = ()
@@ -42,6 +48,9 @@ class Comparison:
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
   match: bool = True
   like: str = ''
+  operations: str = ''
+  parameters: int = 0
+  space: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +150,11 @@ def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   """
   if not arms or not preset.arms:
     return dataclasses.replace(preset, arms=tuple(arms) or preset.arms)
-  own = {arm.partition(':')[0].strip(): arm for arm in preset.arms}
-  return dataclasses.replace(preset, arms=tuple(own.get(arm, arm) for arm in arms), like=preset.arms[0])
+  own = {label_of(arm): arm for arm in preset.arms}
+  chosen = tuple(own.get(arm, arm) for arm in arms)
+  others = own.keys() - {label_of(arm) for arm in chosen}
+  space = tuple(line for line in preset.space if line.partition(':')[0] not in others)
+  return dataclasses.replace(preset, arms=chosen, like=preset.arms[0], space=space)
 
 
 def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
@@ -170,11 +182,22 @@ def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
     first = known.union(Grid(tuple(arms))).arms[0]
     if asked.like:
       first = _parse_arm(asked.like, config, asked.overrides)
-    for arm in _checked(arms, first, asked.match):
+    for arm in _checked(arms, first, asked):
       stored = next((other.published for other in known.arms if other.label == arm.label), None)
       published = asked.published.get(f'{group}/{arm.label}', stored)
       result.append(dataclasses.replace(arm, published=published))
   return Grid(tuple(result), tuple(asked.seeds))
+
+
+def with_own_epochs(asked: Comparison) -> list[str]:
+  """Return the labels of the arms that set train.epochs, whose operations are therefore not matched."""
+  own = [arm for arm in asked.arms if asked.operations and re.search(r'\strain\.epochs=', arm)]
+  return [label_of(arm) for arm in own]
+
+
+def label_of(arm: str) -> str:
+  """Return the label of an arm in words, 'LABEL: MODEL key=value …' or 'MODEL'."""
+  return arm.partition(':')[0].strip()
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -217,13 +240,24 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
   return Arm(pathlib.Path(path).stem, label, (given, *overrides, *(f'--config.{option}' for option in options)))
 
 
-def _checked(arms: Sequence[Arm], first: Arm, match: bool) -> list[Arm]:
-  """The arms, all of whose configs are sound, with the parameters of the first of their group if they shall match."""
+def _checked(arms: Sequence[Arm], first: Arm, asked: Comparison) -> list[Arm]:
+  """Return the arms with the parameters and the operations that were asked for; all their configs are sound."""
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
-  far = [arm for arm in arms if match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
-  sound = [_matched(arm, plans[arm], budget) if arm in far else arm for arm in arms]
-  return [dataclasses.replace(arm, task=plans[first].config.task) for arm in sound]
+  far = [arm for arm in arms if asked.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
+  sized = [_matched(arm, plans[arm], budget) if arm in far else arm for arm in arms]
+  plans |= {arm: make_plan(arm.config(0)) for arm in sized if arm not in plans}
+  for arm in sized:
+    if 0 < asked.parameters < (count := plans[arm].parameters):
+      raise UserError(
+        f'{arm.group} {arm.label} has {count:,} parameters, and the comparison allows {asked.parameters:,}: choose '
+        'a smaller width or depth'
+      )
+  if asked.operations:
+    operations = _operations(asked.operations, plans[first])
+    own = with_own_epochs(asked)
+    sized = [arm if arm.label in own else _lengthened(arm, plans[arm], operations) for arm in sized]
+  return [dataclasses.replace(arm, task=plans[first].config.task) for arm in sized]
 
 
 def _matched(arm: Arm, plan: Plan, budget: int) -> Arm:
@@ -231,6 +265,28 @@ def _matched(arm: Arm, plan: Plan, budget: int) -> Arm:
   model = match_parameters(plan.config.model, budget, lambda part: count_parameters(task.network(part), task.shape))
   units = (f'--config.model.{option}={count}' for option, count in units_of(model).items())
   return dataclasses.replace(arm, arguments=(*arm.arguments, *units))
+
+
+def _operations(asked: str, first: Plan) -> float:
+  """Return the operations that each arm's training takes."""
+  if asked == 'match':
+    return training_operations(flops_per_example(first.model, first.task.shape), first.clock)
+  if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', asked) or not float(asked):
+    raise UserError(f"operations {asked!r} are no number: expected 'match' or a number such as 1.8e14")
+  return float(asked)
+
+
+def _lengthened(arm: Arm, plan: Plan, operations: float) -> Arm:
+  """Return the arm with the epochs that take so many operations."""
+  clock = plan.clock
+  step = training_operations(flops_per_example(plan.model, plan.task.shape), clock) / clock.steps
+  try:
+    steps = match_steps(step, operations)
+  except UserError as error:
+    raise UserError(f'{arm.group} {arm.label}: {error}') from None
+  if steps == clock.steps:
+    return arm
+  return dataclasses.replace(arm, arguments=(*arm.arguments, f'--config.train.epochs={clock.epochs_of(steps)}'))
 
 
 def _refuse_twice(what: str, names: Sequence[Any]) -> None:

@@ -40,7 +40,7 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
   waiting = collections.deque(_unfinished(grid, workdir))
   total, free = len(waiting), collections.deque(devices)
   running: list[_Process] = []
-  console.print(f'{len(grid.arms) * len(grid.seeds) - total} runs finished, {total} to do in {workdir}')
+  console.print(f'{len(grid.runs()) - total} runs finished, {total} to do in {workdir}')
   with signals() as stopped:
     while (waiting and not stopped()) or running:
       if stopped():

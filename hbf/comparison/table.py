@@ -17,6 +17,7 @@ from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.workdir import read_predictions
 
+OPTIONAL = ('training operations', 'published')  # columns that are left out where they would be empty
 Results = dict[int, dict[str, Any]]  # result.json by seed
 
 
@@ -87,10 +88,10 @@ def markdown(rows: list[Row]) -> str:
   for group in dict.fromkeys(row.group for row in rows):
     of_group = [row for row in rows if row.group == group]
     names = _header(of_group[0].kind)
-    columns = [i for i, name in enumerate(names) if name != 'published' or any(row.published for row in of_group)]
     over = {row.difference.seeds for row in of_group if row.difference}
-    lines = (names, *(_cells(row, mixed=len(over) > 1) for row in of_group))
-    header, *cells = (tuple(line[i] for i in columns) for line in lines)
+    lines = [_cells(row, mixed=len(over) > 1) for row in of_group]
+    columns = [i for i, name in enumerate(names) if name not in OPTIONAL or any(line[i].strip('–') for line in lines)]
+    header, *cells = (tuple(line[i] for i in columns) for line in (names, *lines))
     parts += [_title(group, of_group), table(header, cells), _note(of_group)]
   missing = [f'- {row.group} {row.label}, seed {seed}: {why}' for row in rows for seed, why in row.failed.items()]
   parts += ['Without a result:', '\n'.join(missing)] if missing else []
@@ -135,6 +136,7 @@ def _header(kind: type[Task]) -> tuple[str, ...]:
     'model',
     'parameters',
     'MFLOP',
+    'training operations',
     'seeds',
     f'{kind.figures[0].label} (sd)',
     'difference',
@@ -181,6 +183,7 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
     row.label,
     f'{some["params"]:,}',
     f'{some[f"flops_per_{unit}"] / 1e6:,.1f}',
+    f'{some["train_operations"]:.2e}'.replace('e+', 'e') if 'train_operations' in some else '',
     str(len(row.results)),
     f'**{row.shown(row.mean)}**' + (f' ({row.shown(row.sd)})' if row.sd is not None else ''),
     row.shown(row.difference.estimate, '+') if row.difference else '',

@@ -10,7 +10,7 @@ from hbf.markdown import table
 
 # How a value is written, and its unit; others as they are.
 FORMS = {figure.name: (figure.form, figure.unit) for figure in FIGURES}
-FORMS |= {'train_seconds': ('.2f', 's'), 'compile_seconds': ('.2f', 's')}
+FORMS |= {'train_operations': ('.3g', ''), 'train_seconds': ('.2f', 's'), 'compile_seconds': ('.2f', 's')}
 MOST_CLASSES = 20  # that are all shown
 
 

@@ -1,4 +1,4 @@
-"""Models of equal size: how many centres or hidden units a model needs to have a given number of parameters."""
+"""Models of equal size and runs of equal cost: the units that match parameters, the steps that match operations."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,7 @@ from hbf.errors import UserError
 from hbf.nn.registry import size_option
 
 TOLERANCE = 0.01  # of the budget
+OPERATIONS_TOLERANCE = 0.005  # likewise, of training operations
 
 
 def match_parameters(
@@ -41,6 +42,26 @@ def match_parameters(
       f'{stage}.{option}={units}; choose another width, depth or number of parameters'
     )
   return _with_units(config, stage, option, units)
+
+
+def match_steps(step: float, budget: float) -> int:
+  """Return the number of steps whose operations are closest to a budget.
+
+  Args:
+    step: operations of one step.
+    budget: operations of the whole training.
+
+  Raises:
+    UserError: no number of steps is within 0.5% of the budget; the message has the nearest.
+  """
+  steps = max(1, round(budget / step))
+  if abs(steps * step - budget) > OPERATIONS_TOLERANCE * budget:
+    raise UserError(
+      f'{budget:.3g} training operations are no whole number of steps, to within {OPERATIONS_TOLERANCE:.1%}: a step '
+      f'takes {step:.3g}, and {steps} of them {steps * step:.3g}. Take more operations, smaller batches or another '
+      'size'
+    )
+  return steps
 
 
 def units_of(config: ConfigDict) -> dict[str, int]:

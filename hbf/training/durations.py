@@ -29,6 +29,12 @@ class Clock:
     total = Fraction(str(self.epochs)) * self.examples  # 0.1 is meant, not the nearest binary number
     return -(-total.numerator // (total.denominator * self.batch_size))
 
+  def epochs_of(self, steps: int) -> float:
+    """Return a length in epochs, with few decimals, for which a run has so many steps."""
+    # Rounded down, by less than a tenth of a step: a run completes its last step.
+    scale = 10 ** (len(str(self.examples // self.batch_size)) + 1)
+    return (steps * self.batch_size * scale // self.examples) / scale
+
   def epoch(self, step: int) -> float:
     """Epochs seen after `step` steps."""
     return step * self.batch_size / self.examples

@@ -121,6 +121,14 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   return Plan(config, task, splits, model, parameters, clock, due, schedule, optimizer, initial)
 
 
+def training_operations(flops: int, clock: Clock) -> float:
+  """Return the floating-point operations of a run, from those of one example's forward pass.
+
+  A backward pass counts as two forward passes.
+  """
+  return 3.0 * flops * clock.batch_size * clock.steps
+
+
 def _check_ranges(config: ConfigDict) -> None:
   for section, key in (('train', 'accumulate'), ('evaluate', 'batch_size'), ('checkpoint', 'keep')):
     if config[section][key] < 1:

@@ -20,7 +20,7 @@ from hbf.tasks.evaluator import Evaluated, Evaluator, Interrupted
 from hbf.tasks.registry import make_task
 from hbf.training import processes
 from hbf.training.checkpoints import Checkpoints, has_checkpoint
-from hbf.training.experiment import Experiment, prepare, with_sharding
+from hbf.training.experiment import Experiment, prepare, training_operations, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Evaluations, Reporter, check_finite
@@ -300,6 +300,7 @@ def _result(
     f'flops_per_{task.unit}': experiment.flops,
     'steps': clock.steps,
     'epochs': config.train.epochs,
+    'train_operations': training_operations(experiment.flops * task.units, clock),
     'split': 'test',
     **figures,
     'train_seconds': round(stopwatch.seconds, 2),

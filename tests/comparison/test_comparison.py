@@ -20,6 +20,7 @@ from hbf.comparison.compare import compare, report
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid
 from hbf.comparison.table import read_rows
+from hbf.comparison.tune import Trial
 from hbf.errors import UserError
 from hbf.training.workdir import load_config, read_predictions
 
@@ -88,12 +89,33 @@ def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
     assert row['sd'] == pytest.approx(np.std(accuracies, ddof=1))
     assert re.search(rf'^\| {row["label"]} +\|', shown, re.MULTILINE)
     assert f'**{row["mean"]:.2f}** ({row["sd"]:.2f})' in shown
+  for row in json.loads((workdir / 'comparison.json').read_text()):
+    result = row['results']['0']
+    assert result['train_operations'] == 3 * result['flops_per_image'] * 64 * result['steps']
+    assert f'| {result["train_operations"]:.2e} '.replace('e+', 'e') in shown
   assert rows[0]['difference'] is None
   difference = rows[1]['difference']
   assert difference['estimate'] == pytest.approx(rows[1]['mean'] - rows[0]['mean'])
   assert difference['low'] <= difference['estimate'] <= difference['high']
   assert (workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert (workdir / 'comparison.md').read_text().strip() == shown.strip()
+
+
+def test_a_trial_is_measured_on_held_out_images_at_the_end(finished):
+  log = [json.loads(line) for line in (finished[0] / 'digits-fast-1' / 'metrics.jsonl').read_text().splitlines()]
+  last = {split: [line for line in log if line['split'] == split][-1] for split in ('train', 'validation')}
+  about = {'label': 'fast', 'number': 0, 'seed': 1, 'options': {}, 'arm': 'fast: vit', 'like': 'vit', 'arguments': ()}
+  trial = Trial(
+    held_out=None,
+    loss=None,
+    failed='not run yet',
+    group='digits',
+    task='classification',
+    run='digits-fast-1',
+    **about,
+  )
+  trial = trial.measured(finished[0])
+  assert (trial.held_out, trial.loss, trial.failed) == (last['validation']['accuracy'], last['train']['loss'], '')
 
 
 def test_the_report_comes_from_the_logs_alone(finished, copied, capsys):

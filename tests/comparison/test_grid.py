@@ -9,9 +9,10 @@ import pytest
 from configs.comparisons import PRESETS
 from hbf.comparison.compare import compare
 from hbf.comparison.devices import ALLOTMENTS, Device, parse_devices
-from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, parse_seeds, with_arms
+from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, parse_seeds, with_arms, with_own_epochs
 from hbf.errors import UserError
-from hbf.training.experiment import make_plan
+from hbf.models.build import flops_per_example
+from hbf.training.experiment import make_plan, training_operations
 from hbf.training.workdir import write_json
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -35,6 +36,12 @@ def grid_of(digits_dir):
   return make
 
 
+@pytest.fixture
+def asked_of(digits_dir):
+  """Makes comparisons of one config and one seed."""
+  return lambda *arms, **changes: Comparison((CONFIG,), arms, (0,), (f'--config.data.dir={digits_dir}',), **changes)
+
+
 def test_an_arm_is_a_train_command(grid_of):
   grid = grid_of(
     'vit', 'wide-gelu: vit model.stage2.activation=gelu model.dropout=0.1', overrides=['--config.seed=7']
@@ -54,6 +61,41 @@ def test_arms_have_the_parameters_of_the_first(grid_of):
   assert matched.arms[1] == given.arms[1]  # close enough as it is
   unmatched = [make_plan(arm.config(0)).parameters for arm in given.arms]
   assert max(unmatched) > 1.01 * first
+
+
+def operations(arm):
+  """Training operations of an arm."""
+  plan = make_plan(arm.config(0))
+  return training_operations(flops_per_example(plan.model, plan.task.shape), plan.clock)
+
+
+def test_arms_have_the_operations_of_the_first_in_whole_steps(asked_of):
+  arms = ('vit', 'gated', 'half: vit train.batch_size=32', 'own: vit train.epochs=3.0')
+  first, gated, half, own = make_grid(asked_of(*arms, operations='match')).arms
+  plain = make_grid(asked_of(*arms)).arms
+  assert (first, own) == (plain[0], plain[3])
+  assert operations(plain[1]) > 1.03 * operations(first)  # or this would test nothing
+  assert all(abs(operations(arm) / operations(first) - 1) < 0.005 for arm in (gated, half))
+  assert make_grid(with_arms(asked_of(*arms, operations='match'), ['gated'])).arms == (gated,)
+  assert with_own_epochs(asked_of(*arms, operations='match')) == ['own']
+
+
+def test_a_budget_in_operations_sets_the_epochs_of_every_arm(asked_of):
+  arms = make_grid(asked_of('vit', 'gated', operations='2e12')).arms
+  assert all(abs(operations(arm) / 2e12 - 1) < 0.005 for arm in arms)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'operations': '1e8'}, r'digits vit: 1e\+08 training operations are no whole number of steps.*a step takes'),
+    ({'operations': 'much'}, "operations 'much' are no number: expected 'match' or a number"),
+    ({'parameters': 1000}, r'digits vit has [\d,]+ parameters, and the comparison allows 1,000'),
+  ],
+)
+def test_a_budget_that_no_size_meets_names_both_sides(asked_of, changes, message):
+  with pytest.raises(UserError, match=message):
+    make_grid(asked_of('vit', **changes))
 
 
 def test_a_grid_comes_back_as_it_was(grid_of, tmp_path):

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 from configs.common import make_config
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
-from hbf.models.matching import match_parameters, units_of
+from hbf.models.matching import match_parameters, match_steps, units_of
 from hbf.nn.registry import MODELS, STAGE1, STAGE2, size_option
 
 SHAPE, CLASSES = (32, 32, 3), 10
@@ -77,3 +77,10 @@ def test_a_budget_below_the_rest_of_the_model_is_refused():
 def test_a_budget_between_two_numbers_of_units_is_refused():
   with pytest.raises(UserError, match='choose another width, depth or number of parameters'):
     match_parameters(model_config('vit'), 54_322, parameters, tolerance=0.0)
+
+
+def test_steps_are_whole_and_within_half_a_percent_of_the_operations():
+  assert [match_steps(3.0, budget) for budget in (600.0, 601.4, 602.9)] == [200, 200, 201]
+  assert match_steps(600.0, 600.0) == 1
+  with pytest.raises(UserError, match=r'600 training operations are no whole .* a step takes 70, and 9 of them 630'):
+    match_steps(70.0, 600.0)

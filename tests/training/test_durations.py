@@ -55,3 +55,10 @@ def test_calls_end_wherever_an_event_is_due(start, most):
 def test_what_is_no_period_is_refused_by_name(duration):
   with pytest.raises(UserError, match=r'log\.every'):
     CLOCK.every('log.every', duration)
+
+
+@pytest.mark.parametrize(('examples', 'batch_size'), [(45_000, 256), (1_797, 64), (1_003_854, 12), (7, 7)])
+def test_a_number_of_steps_as_epochs_is_as_many_steps(examples, batch_size):
+  clock = Clock(examples, batch_size, 1.0)
+  for steps in (1, 2, 99, 3519, 123_457):
+    assert Clock(examples, batch_size, clock.epochs_of(steps)).steps == steps

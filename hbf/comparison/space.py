@@ -1,0 +1,74 @@
+"""Options drawn at random for the trials of a search."""
+
+import dataclasses
+import re
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from hbf.errors import UserError
+
+FORM = "expected 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+  """A config key with its distribution.
+
+  Attributes:
+    label: the one arm that has the option; '': all arms.
+    key: as after --config.
+    choices: equally likely values; () if the value comes from a range.
+    low: least value of the range, which is uniform in the logarithm.
+    high: greatest value of the range.
+  """
+
+  label: str
+  key: str
+  choices: tuple[str, ...] = ()
+  low: float = 1.0
+  high: float = 1.0
+
+  def at(self, quantile: float) -> str:
+    """Return the value at a quantile, from 0 to below 1."""
+    if self.choices:
+      return self.choices[int(quantile * len(self.choices))]
+    return f'{self.low * (self.high / self.low) ** quantile:.3g}'
+
+
+def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
+  """Parse lines such as 'optimizer.learning_rate=4e-3..3e-2' or 'vit: model.heads=4|8'.
+
+  Raises:
+    UserError: a line has another form, or a range has no logarithm.
+  """
+  return tuple(map(_parse, lines))
+
+
+def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str]]:
+  """Draw an arm's options, by key, for each trial.
+
+  Draws depend on the key and the trial's number alone: all arms that share a key get the same values, and more trials
+  begin with the values of fewer. Trials are independent, as `hbf.comparison.tune.expected_best` assumes.
+  """
+  own = {option.key: option for wanted in ('', label) for option in space if option.label == wanted}
+  quantiles = {key: np.random.default_rng(zlib.crc32(key.encode())).random(trials) for key in own}
+  return [{key: option.at(quantiles[key][trial]) for key, option in own.items()} for trial in range(trials)]
+
+
+def _parse(line: str) -> Option:
+  match = re.fullmatch(r'(?:([^\s:=]+):\s*)?([\w.]+)=(\S+)', line.strip())
+  if not match:
+    raise UserError(f'space {line!r} is no distribution of a key: {FORM}')
+  label, key, values = match[1] or '', match[2], match[3]
+  bounds = re.fullmatch(r'([\d.]+(?:e-?\d+)?)\.\.([\d.]+(?:e-?\d+)?)', values)
+  if not bounds:
+    return Option(label, key, tuple(values.split('|')))
+  try:
+    low, high = map(float, bounds.groups())
+  except ValueError:
+    raise UserError(f'space {line!r} has a range without two numbers: {FORM}') from None
+  if not 0 < low < high:
+    raise UserError(f'space {line!r}: a range is uniform in the logarithm, so it needs 0 < LOW < HIGH')
+  return Option(label, key, low=low, high=high)

@@ -1,0 +1,311 @@
+"""A search that is equal for all arms: as many trials each, drawn from one space, chosen on held-out images.
+
+References: Dodge et al. 2019, "Show Your Work" (the expected best result against the number of trials); Tang et al.
+2020, "Showing Your Work Doesn't Always Work" (its estimate without bias).
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+
+from hbf.comparison.curves import draw_expected
+from hbf.comparison.devices import Device
+from hbf.comparison.grid import Arm, Comparison, Grid, check_runs, label_of, make_grid, with_own_epochs
+from hbf.comparison.runs import failure, run_all
+from hbf.comparison.space import draw, parse_space
+from hbf.errors import UserError, choose
+from hbf.evaluation.figures import Figure
+from hbf.markdown import table
+from hbf.tasks.registry import TASKS
+from hbf.training.workdir import held, write_json
+from hbf.training.writers import read_metrics
+
+FIRST_SEED = 1000  # of trial 0; a comparison's own seeds start at 0
+HELD_OUT = '--config.data.validation='
+TUNING = pathlib.PurePath('tuning.json')
+LEFT = {'.lock', 'tuning.json.tmp'}  # by a call that was killed at its start
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A run of an arm with drawn options.
+
+  Attributes:
+    label: the arm's label.
+    number: from 0; arms share the draws and the seed of a number.
+    seed: of the run; no other number has it.
+    options: the drawn values by key.
+    held_out: the task's first figure on held-out examples at the end of training; None without a result.
+    loss: the training loss at the end; None without a result.
+    failed: why there is no result; '' if there is one.
+    arm: the arm as it was asked for, 'LABEL: MODEL key=value …'.
+    like: the arm whose parameters, and operations if they match, the trial has.
+    group: the config's name.
+    task: the config's task, by name.
+    run: name of the run's folder.
+    arguments: of train.py, all but the seed and the workdir.
+  """
+
+  label: str
+  number: int
+  seed: int
+  options: dict[str, str]
+  held_out: float | None
+  loss: float | None
+  failed: str
+  arm: str
+  like: str
+  group: str
+  task: str
+  run: str
+  arguments: tuple[str, ...]
+
+  @property
+  def ranks(self) -> Figure:
+    """The figure that ranks trials."""
+    return TASKS[self.task].figures[0]
+
+  @property
+  def diverged(self) -> bool:
+    """Whether training diverged; such a trial counts, because it would diverge again."""
+    return 'training diverged' in self.failed
+
+  @property
+  def settled(self) -> bool:
+    """Whether nothing is left to run."""
+    return not self.failed or self.diverged
+
+  def measured(self, workdir: pathlib.Path) -> 'Trial':
+    """Return the trial with the figures of its logs."""
+    if failed := failure(workdir, self.run):
+      return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
+    last = {line['split']: line for line in read_metrics(workdir / self.run)}
+    figures = last['validation'][self.ranks.name], last['train']['loss']
+    return dataclasses.replace(self, held_out=figures[0], loss=figures[1], failed='')
+
+
+class _Trials(Grid):
+  """Arms that have one run each, with a seed of their own."""
+
+  def runs(self) -> list[tuple[Arm, int]]:
+    return list(zip(self.arms, self.seeds, strict=True))
+
+
+def tune(asked: Comparison, count: int, workdir: pathlib.Path, devices: Sequence[Device]) -> bool:
+  """Run the missing trials of every arm, and report all trials of the folder.
+
+  Returns:
+    False if a trial failed without diverging; True also if a signal stopped the search.
+
+  Raises:
+    UserError: something of the request is wrong, or it doesn't fit the folder.
+  """
+  before = _read(workdir)
+  trials, grid = _make_trials(asked, count, before)
+  check_runs(grid, workdir)
+  console = Console(stderr=True)
+  for label in with_own_epochs(asked):
+    console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)
+  with held(workdir):
+    by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
+    _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
+    settled = {trial.run for trial in _read(workdir) if trial.settled}
+    left = [(arm, seed) for arm, seed in grid.runs() if arm.run(seed) not in settled]
+    todo = _Trials(tuple(arm for arm, _ in left), tuple(seed for _, seed in left))
+    stopped = not run_all(todo, workdir, devices, console)
+    report(workdir)
+  ours = {trial.run for trial in trials}
+  return stopped or all(trial.settled for trial in _read(workdir) if trial.run in ours)
+
+
+def report(workdir: pathlib.Path) -> None:
+  """Write tuning.json and tuning.png again, from the logs, and print each arm's best trial."""
+  trials = _write(_read(workdir), workdir)
+  ranks = trials[0].ranks
+  draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'))
+  rows = []
+  for label, of_arm in _by_label(trials).items():
+    best = _best(of_arm)
+    figures = (f'{best.held_out:{ranks.form}}', f'{best.loss:.3f}', _joined(best.options)) if best else ('–',) * 3
+    counts = sum(trial.settled for trial in of_arm), sum(trial.diverged for trial in of_arm)
+    rows.append((label, *map(str, counts), *figures))
+  header = ('model', 'trials', 'diverged', f'held-out {ranks.label}', 'training loss', 'options')
+  missing = [f'- {trial.run}: {trial.failed}' for trial in trials if not trial.settled]
+  parts = [f'{trials[0].group}, the best trial of each arm:', table(header, rows)]
+  parts += ['Without a result:', '\n'.join(missing)] if missing else []
+  sys.stdout.write('\n\n'.join(parts) + '\n')
+
+
+def with_best(asked: Comparison, path: pathlib.Path) -> Comparison:
+  """Give each arm the options of its best trial.
+
+  Args:
+    asked: arms of the search, and seeds that no trial used.
+    path: tuning.json.
+
+  Raises:
+    UserError: an arm was not searched, has fewer trials than another, or a seed was used.
+  """
+  if not path.is_file():
+    raise UserError(f'{path} is not there: give the tuning.json that --tune wrote')
+  arms = _by_label(_load(path))
+  if used := {trial.seed for trials in arms.values() for trial in trials} & {*asked.seeds}:
+    raise UserError(f'seed {min(used)} was used by a trial of {path}: give --seeds that no trial used')
+  texts = {}
+  for text in dict.fromkeys((*asked.arms, *filter(None, [asked.like]))):
+    label = label_of(text)
+    trials = choose(f'arm of {path}', label, arms)
+    if trials[0].arm != text:
+      raise UserError(f'arm {label} is {text!r} here and {trials[0].arm!r} in {path}: run --tune with the new arm')
+    best = _best(trials)
+    if best is None:
+      raise UserError(f'arm {label} has no finished trial in {path}: run --tune again')
+    texts[text] = _with_options(text, label, best.options)
+  settled = {label: sum(trial.settled for trial in arms[label]) for label in map(label_of, texts)}
+  if len({*settled.values()}) > 1:
+    counts = ', '.join(f'{label} {count}' for label, count in settled.items())
+    raise UserError(f'the search of {path} is not equal, finished are {counts}: run --tune again with all arms')
+  return dataclasses.replace(
+    asked, arms=tuple(texts[text] for text in asked.arms), like=texts[asked.like] if asked.like else ''
+  )
+
+
+def expected_best(values: Sequence[float], figure: Figure) -> list[float]:
+  """Return the expected best result of 1, 2, … trials: its mean over all subsets of so many.
+
+  Args:
+    values: of independent trials.
+    figure: says which of several values is the best.
+  """
+  ordered, n = sorted(values, reverse=figure.better is min), len(values)
+  return [
+    sum(math.comb(rank, size - 1) * value for rank, value in enumerate(ordered)) / math.comb(n, size)
+    for size in range(1, n + 1)
+  ]
+
+
+def _make_trials(asked: Comparison, count: int, before: Sequence[Trial]) -> tuple[list[Trial], _Trials]:
+  """Return the trials of all arms, number by number, and their runs."""
+  if count < 1 or not asked.arms:
+    raise UserError('a search needs an arm and a trial at least: give --arm, and --tune=1 or more')
+  space = parse_space(asked.space)
+  if not space:
+    raise UserError('a search needs a space: give --space=KEY=LOW..HIGH or --space=KEY=A|B, or a preset that has one')
+  if len(asked.configs) != 1:
+    raise UserError(f'a search is on one config, not on {len(asked.configs)}: give one --config')
+  labels = [*map(label_of, asked.arms)]
+  if unknown := [option.label for option in space if option.label and option.label not in labels]:
+    raise UserError(f'the space has an option of arm {unknown[0]}: the arms are {", ".join(labels)}')
+  options = {label: draw(space, label, count) for label in labels}
+  drawn = [
+    (text, label, number, options[label][number])
+    for number in range(count)
+    for text, label in zip(asked.arms, labels, strict=True)
+  ]
+  like = asked.like or (before[0].like if before else asked.arms[0])
+  given = any(override.startswith(HELD_OUT) for override in asked.overrides)
+  grid = make_grid(
+    dataclasses.replace(
+      asked,
+      like=like,
+      arms=tuple(_with_options(text, f'{label}-t{number:02}', of_arm) for text, label, number, of_arm in drawn),
+      overrides=asked.overrides if given else (*asked.overrides, f'{HELD_OUT}0.1'),
+      seeds=(FIRST_SEED,),
+    )
+  )
+  if any(not arm.config(0).data.validation for arm in grid.arms):
+    raise UserError('a search chooses on held-out examples: set data.validation to more than 0')
+  if before and before[0].group != grid.arms[0].group:
+    raise UserError(
+      f'the folder has a search on {before[0].group}, not on {grid.arms[0].group}: choose another --workdir'
+    )
+  seeds = tuple(FIRST_SEED + number for _, _, number, _ in drawn)
+  trials = [
+    Trial(
+      label=label,
+      number=number,
+      seed=seed,
+      options=of_arm,
+      held_out=None,
+      loss=None,
+      failed='not run yet',
+      arm=text,
+      like=like,
+      group=arm.group,
+      task=arm.task,
+      run=arm.run(seed),
+      arguments=arm.arguments,
+    )
+    for (text, label, number, of_arm), arm, seed in zip(drawn, grid.arms, seeds, strict=True)
+  ]
+  return trials, _Trials(grid.arms, seeds)
+
+
+def _with_options(text: str, label: str, options: Mapping[str, str]) -> str:
+  """Return an arm with another label and more options."""
+  head, _, rest = text.partition(':')
+  return f'{label}: {(rest or head).strip()} {_joined(options)}'
+
+
+def _joined(options: Mapping[str, str]) -> str:
+  return ' '.join(f'{key}={value}' for key, value in options.items())
+
+
+def _by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+  labels = dict.fromkeys(trial.label for trial in trials)
+  return {label: [trial for trial in trials if trial.label == label] for label in labels}
+
+
+def _best(trials: Sequence[Trial]) -> Trial | None:
+  """Return the finished trial with the best figure; of several the first."""
+  finished = [trial for trial in trials if trial.held_out is not None]
+  best = trials[0].ranks.better((trial.held_out for trial in finished), default=None)
+  return next((trial for trial in finished if trial.held_out == best), None)
+
+
+def _expected(trials: Sequence[Trial]) -> dict[str, list[float]]:
+  """Return each arm's expected best; a trial that diverged counts as the arm's worst."""
+  expected = {}
+  for label, of_arm in _by_label(trials).items():
+    ranks = of_arm[0].ranks
+    if values := [trial.held_out for trial in of_arm if trial.held_out is not None]:
+      worst = min(values) if ranks.better is max else max(values)
+      expected[label] = expected_best([*values, *(worst for trial in of_arm if trial.diverged)], ranks)
+  return expected
+
+
+def _write(trials: Sequence[Trial], workdir: pathlib.Path) -> list[Trial]:
+  """Write tuning.json from the logs, and return the trials with their figures."""
+  measured = [trial.measured(workdir) for trial in trials]
+  best = {label: found for label, of_arm in _by_label(measured).items() if (found := _best(of_arm))}
+  stored = {
+    'figure': measured[0].ranks.name,
+    'best': {label: {'trial': trial.number, 'options': trial.options} for label, trial in best.items()},
+    'expected_best': _expected(measured),
+    'trials': [dataclasses.asdict(trial) for trial in measured],
+  }
+  write_json(workdir / TUNING, stored)
+  return measured
+
+
+def _read(workdir: pathlib.Path) -> list[Trial]:
+  """Return the trials of a folder; none if there is nothing yet.
+
+  Raises:
+    UserError: something else is there.
+  """
+  if (workdir / TUNING).is_file():
+    return _load(workdir / TUNING)
+  if workdir.exists() and (not workdir.is_dir() or {path.name for path in workdir.iterdir()} - LEFT):
+    raise UserError(f'{workdir} exists and is not a search: choose another --workdir, or remove it')
+  return []
+
+
+def _load(path: pathlib.Path) -> list[Trial]:
+  trials = json.loads(path.read_text())['trials']
+  return [Trial(**{**trial, 'arguments': tuple(trial['arguments'])}) for trial in trials]

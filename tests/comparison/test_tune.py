@@ -1,0 +1,205 @@
+"""Searches: every arm has the same draws and as many trials, and its best options go on with fresh seeds."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from configs.comparisons import PRESETS
+from hbf.comparison import runs, tune
+from hbf.comparison.devices import Device
+from hbf.comparison.grid import Comparison, label_of, make_grid, with_arms
+from hbf.comparison.space import draw, parse_space
+from hbf.errors import UserError
+from hbf.evaluation.figures import ACCURACY, NLL
+
+RATE, DECAY = 'optimizer.learning_rate', 'optimizer.weight_decay'
+SPACE = (f'{RATE}=1e-3..1e-1', 'train.label_smoothing=0.0|0.1', f'gelu: {DECAY}=0.01..0.3')
+ARMS = ('relu: identity', 'gelu: identity model.stage2.activation=gelu')
+
+# Stands for train.py: the best rate is 1e-2, and some rates diverge or end the process.
+TRAIN = """
+import json, math, pathlib, sys
+flags = dict(argument[2:].split('=', 1) for argument in sys.argv[1:])
+rate, workdir = float(flags['config.optimizer.learning_rate']), pathlib.Path(flags['workdir'])
+with open(workdir.parent / 'started', 'a') as file:
+  print(workdir.name, file=file)
+if rate > 0.05:
+  sys.exit('error: training diverged: the loss is not finite')
+if (workdir.parent / 'out-of-memory').exists():
+  sys.exit('error: out of memory')
+workdir.mkdir(exist_ok=True)
+accuracy = 90 - 10 * abs(math.log10(rate) + 2)
+lines = [
+  {'step': 1, 'split': 'validation', 'accuracy': 99.0},
+  {'step': 2, 'split': 'train', 'loss': rate},
+  {'step': 2, 'split': 'validation', 'accuracy': accuracy},
+  {'step': 2, 'split': 'test', 'accuracy': 12.34},
+]
+(workdir / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
+(workdir / 'result.json').write_text('{}')
+"""
+
+
+@pytest.fixture
+def asked(digits_dir):
+  overrides = (f'--config.data.dir={digits_dir}', '--config.model.depth=1')  # what is deep is traced for long
+  return Comparison(('configs/digits.py:recipe=small',), ARMS, (0, 1), overrides, space=SPACE)
+
+
+@pytest.fixture
+def search(tmp_path, monkeypatch):
+  """Runs a search with the stand-in for train.py; returns what it returns, and the names of the runs it started."""
+  script = tmp_path / 'train.py'
+  script.write_text(TRAIN)
+  monkeypatch.setattr(runs, 'TRAIN', script)
+  monkeypatch.setattr(runs, 'POLL_SECONDS', 0.01)
+
+  def run(asked, count, workdir=tmp_path / 'search'):
+    started = workdir / 'started'
+    started.unlink(missing_ok=True)
+    done = tune.tune(asked, count, workdir, [Device()])
+    return done, started.read_text().split() if started.exists() else []
+
+  return run
+
+
+def stored(tmp_path):
+  return json.loads((tmp_path / 'search' / 'tuning.json').read_text())
+
+
+def test_all_arms_have_the_same_draws_of_the_options_that_they_share():
+  space = parse_space(SPACE)
+  plain, own = draw(space, 'relu', 64), draw(space, 'gelu', 64)
+  assert [{key: options[key] for key in plain[0]} for options in own] == plain
+  assert DECAY not in plain[0]
+  assert plain[:7] == draw(space, 'relu', 7) == draw(space[::-1], 'other', 7)
+  rates = np.log10([float(options[RATE]) for options in plain])
+  assert -3 <= rates.min() < -2.8
+  assert -1.2 < rates.max() <= -1
+  assert abs(rates.mean() + 2) < 0.25
+  smoothing = [options['train.label_smoothing'] for options in plain]
+  assert 20 < smoothing.count('0.1') < 44
+  assert abs(np.corrcoef(rates, np.asarray(smoothing, float))[0, 1]) < 0.3
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('optimizer.learning_rate', 'no distribution of a key'),
+    (f'{RATE}=0..1', 'needs 0 < LOW < HIGH'),
+    (f'{RATE}=1e-2..1e-3', 'needs 0 < LOW < HIGH'),
+    (f'{RATE}=1.2.3..4', 'without two numbers'),
+    ('a b=1|2', 'no distribution of a key'),
+  ],
+)
+def test_what_is_no_distribution_is_refused(line, message):
+  with pytest.raises(UserError, match=message):
+    parse_space([line])
+
+
+def test_the_expected_best_is_the_mean_over_all_subsets():
+  values = [70.0, 90.0, 60.0, 80.0]
+  pairs = [max(a, b) for i, a in enumerate(values) for b in values[:i]]
+  assert tune.expected_best(values, ACCURACY) == pytest.approx([75, np.mean(pairs), 87.5, 90])
+  assert tune.expected_best([3.0, 1.0, 2.0], NLL) == pytest.approx([2, 4 / 3, 1])
+
+
+def test_a_search_is_equal_and_its_best_goes_on_with_fresh_seeds(asked, search, tmp_path, capsys):
+  done, started = search(asked, 4)
+  shown, found = capsys.readouterr().out, stored(tmp_path)
+  assert done
+  assert started == [f'digits-{label}-t0{n}-{1000 + n}' for n in range(4) for label in ('relu', 'gelu')]
+  by_label = {label: [trial for trial in found['trials'] if trial['label'] == label] for label in ('relu', 'gelu')}
+  assert [t['options'][RATE] for t in by_label['relu']] == [t['options'][RATE] for t in by_label['gelu']]
+  for trial in found['trials']:
+    rate = float(trial['options'][RATE])
+    if rate > 0.05:
+      assert (trial['held_out'], trial['failed'][:24]) == (None, 'error: training diverged')
+    else:
+      assert (trial['held_out'], trial['loss']) == (pytest.approx(90 - 10 * abs(np.log10(rate) + 2)), rate)
+  best = max((t for t in by_label['gelu'] if t['held_out']), key=lambda trial: trial['held_out'])
+  assert found['best']['gelu'] == {'trial': best['number'], 'options': best['options']}
+  assert len(found['expected_best']['gelu']) == 4
+  assert found['expected_best']['gelu'][-1] == pytest.approx(best['held_out'])
+  assert (tmp_path / 'search' / 'tuning.png').read_bytes().startswith(b'\x89PNG')
+  assert re.search(rf'^\| gelu +\| 4 .*{best["held_out"]:.2f}.*{RATE}={best["options"][RATE]}', shown, re.MULTILINE)
+  assert '12.34' not in shown + json.dumps(found)  # nothing of the test split
+
+  tune.report(tmp_path / 'search')
+  assert (capsys.readouterr().out, stored(tmp_path)) == (shown, found)
+  tuned = tune.with_best(asked, tmp_path / 'search' / 'tuning.json')
+  assert [label_of(arm) for arm in tuned.arms] == ['relu', 'gelu']
+  config = make_grid(tuned).arms[1].config(0)
+  assert (config.optimizer.learning_rate, config.optimizer.weight_decay) == (
+    float(best['options'][RATE]),
+    float(best['options'][DECAY]),
+  )
+  assert config.model.stage2.activation == 'gelu'
+  alone = tune.with_best(with_arms(asked, ['gelu']), tmp_path / 'search' / 'tuning.json')
+  assert (alone.arms, alone.like) == (tuned.arms[1:], tuned.arms[0])
+
+
+def test_a_search_goes_on_with_what_is_missing(asked, search, tmp_path):
+  workdir = tmp_path / 'search'
+  workdir.mkdir()
+  (workdir / '.lock').touch()  # of a call that was killed at its start
+  assert search(with_arms(asked, ['relu']), 1) == (True, ['digits-relu-t00-1000'])
+  (workdir / 'out-of-memory').touch()
+  done, started = search(asked, 2)
+  assert (done, len(started)) == (False, 3)
+  with pytest.raises(UserError, match=r'finished are relu 1, gelu 0|gelu has no finished trial'):
+    tune.with_best(asked, workdir / 'tuning.json')
+  (workdir / 'out-of-memory').unlink()
+  assert search(asked, 2) == (True, started)
+  assert search(asked, 2) == (True, [])  # what diverged is not tried again
+  with pytest.raises(UserError, match='digits, not on cifar'):
+    search(Comparison(('configs/cifar10.py',), ARMS, space=SPACE), 1)
+
+
+def test_tuned_arms_are_those_that_were_searched_with_seeds_that_were_not(asked, search, tmp_path):
+  search(with_arms(asked, ['relu']), 1)
+  path = tmp_path / 'search' / 'tuning.json'
+  for changed, message in (
+    ({'seeds': (0, 1000)}, r'seed 1000 was used by a trial of .*tuning\.json: give --seeds'),
+    ({'arms': ('gelu',)}, "unknown arm of .*tuning.json 'gelu'"),
+    ({'arms': ('relu: mixer',)}, "arm relu is 'relu: mixer' here and 'relu: identity' in"),
+  ):
+    with pytest.raises(UserError, match=message):
+      tune.with_best(Comparison(asked.configs, **{'arms': ARMS[:1], **changed}), path)
+  with pytest.raises(UserError, match='is not there'):
+    tune.with_best(asked, tmp_path / 'nothing.json')
+
+
+@pytest.mark.parametrize(
+  ('changes', 'count', 'message'),
+  [
+    ({'space': ()}, 1, 'a search needs a space'),
+    ({'arms': ()}, 1, 'needs an arm and a trial'),
+    ({}, 0, 'needs an arm and a trial'),
+    ({'configs': ('configs/digits.py', 'configs/cifar10.py')}, 1, 'one config, not on 2'),
+    ({'space': ('rleu: model.heads=2|4',)}, 1, 'option of arm rleu: the arms are relu, gelu'),
+    ({'space': ('model.haeds=2|4',)}, 1, "unknown config key 'haeds'"),
+    ({'overrides': ('--config.data.validation=0.0',)}, 1, 'set data.validation to more than 0'),
+  ],
+)
+def test_what_can_not_be_searched_is_refused(asked, search, tmp_path, changes, count, message):
+  changes = {**changes, 'overrides': (*asked.overrides, *changes.get('overrides', ()))}
+  with pytest.raises(UserError, match=message):
+    search(dataclasses.replace(asked, **changes), count)
+  assert not (tmp_path / 'search').exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(asked, search, tmp_path):
+  (tmp_path / 'search').mkdir()
+  (tmp_path / 'search' / 'grid.json').write_text('{}')
+  with pytest.raises(UserError, match='is not a search'):
+    search(asked, 1)
+
+
+@pytest.mark.parametrize('name', [name for name, preset in PRESETS.items() if preset.space])
+def test_the_spaces_of_presets_are_distributions_of_their_arms_options(name):
+  preset = PRESETS[name]
+  assert {option.label for option in parse_space(preset.space)} <= {'', *map(label_of, preset.arms)}
