@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from hbf.analysis import relevance
 from hbf.analysis.centres import census
@@ -132,6 +133,7 @@ def test_the_picture_has_a_row_an_image(subject, images):
   answers = subject.logits(images[:3]).argmax(axis=1)
   labels = [axis.get_ylabel().split('\n')[0] for axis in drawn.axes[::2]]
   assert labels == [subject.classes[answer] for answer in answers]
+  assert not any(text.get_parse_math() for text in drawn.findobj(Text))
 
 
 def test_mistakes():

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from hbf.analysis import relevance
 from hbf.analysis.centres import Census
-from hbf.analysis.drawing import coloured, enlarged, legend, panel, png
+from hbf.analysis.drawing import coloured, enlarged, legend, panel, plain, png
 from hbf.analysis.page import Drawing, Section, Shown, Table, Text
 from hbf.analysis.sections.centres import marked, patches
 from hbf.analysis.sections.errors import SIDE, address
@@ -146,4 +146,4 @@ def picture(subject: Subject, training: Labelled, found: Census, images: np.ndar
       axis.set(xticks=[], yticks=[], frame_on=False)
   axes[0, 0].set_title('this patch', fontsize=10)
   axes[0, 1].set_title('looks like these training patches', fontsize=10)
-  return figure
+  return plain(figure)
