@@ -17,7 +17,7 @@ from hbf.analysis.explain import TITLES, about, explain, numbers
 from hbf.analysis.others import others
 from hbf.analysis.own import write_page
 from hbf.analysis.page import Beside, Folded, Section, Shown, Table, Text, render
-from hbf.analysis.sections import centres, corrupted, outliers
+from hbf.analysis.sections import centres, corrupted, outliers, run
 from hbf.analysis.subject import Subject
 from hbf.errors import UserError
 from hbf.training.labelling import read_image
@@ -62,6 +62,18 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   trained = found['unit']['block0']['stage1']['in_training']
   assert len(trained) == len(found['unit']['epochs']) == 6
   assert trained[-1] == pytest.approx(np.mean(found['unit']['block0']['stage1']['width']), rel=1e-5)
+
+
+def test_the_average_is_explained_by_its_own_figures(finished):
+  subject = Subject.of(finished[0], average=True)
+  found, expected = run.section(subject).numbers, finished[2]['average']
+  assert (found['evaluated'], found['correct'], found['accuracy']) == (
+    'average',
+    expected['correct'],
+    expected['accuracy'],
+  )
+  assert found['correct'] == (subject.test_logits.argmax(1) == subject.test.labels).sum()
+  assert about(subject).endswith(', average')
 
 
 def test_the_page_is_whole_by_itself(page):
@@ -138,7 +150,7 @@ def test_parts_are_written_as_text():
 
 
 @pytest.mark.parametrize(
-  ('flags', 'said'), [(['--workdir=nowhere'], 'nowhere'), (['--workdir={run}', '--ood=birds'], 'birds')]
+  ('flags', 'said'), [(['--workdir=nowhere'], 'nowhere'), (['--workdir={run}', '--average', '--ood=birds'], 'birds')]
 )
 def test_what_cannot_be_is_a_line(finished, tmp_path, flags, said):
   run = tmp_path / 'run'
