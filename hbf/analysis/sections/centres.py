@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 
 from hbf.analysis import centres
-from hbf.analysis.centres import NEAREST, Census
+from hbf.analysis.centres import DOUBLED, NEAREST, Census
 from hbf.analysis.drawing import enlarged, framed, in_rows, legend, panel, png, rgb
 from hbf.analysis.page import Drawing, Folded, Lacks, Section, Shown, Table, Text
 from hbf.analysis.subject import Labelled, Subject
+from hbf.evaluation.unit_health import CONSTANT, LOW_SHARE
 
 TRAINING = 2_000  # most images whose patches are looked through
 SHOWN = 12  # centres of a block, of those that are awake most
 NOISE = 8  # standard deviation, of 255
 ROW = 48  # pixels, the height of a row's images
+FAULTS = {'dead': 'dead', 'constant': 'constant', 'low_share': 'low share', 'doubled': 'doubled'}
 EVEN = 1_000  # centres of random images, for the purity that chance gives
 
 
@@ -25,7 +27,7 @@ def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Ce
     subject: the run.
     training: images to look for patches in.
   """
-  found = centres.census(subject, training.images)
+  found = centres.census(subject, training.images, labels=training.labels)
   if not found:
     raise Lacks('This model’s stage 2 has no centres.')
   noise = np.random.default_rng(0).normal(0, NOISE, training.images.shape)
@@ -55,8 +57,9 @@ def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Ce
 def _numbers(training: Labelled, found: Census, moved: Census) -> dict[str, Any]:
   return {
     'centres': len(found.rate),
-    'dead': int(found.dead.sum()),
-    'constant': int(found.constant.sum()),
+    'dead': int(found.health.dead.sum()),
+    'constant': int(found.health.constant.sum()),
+    'low_share': int(found.low_share.sum()),
     'doubled': int(found.doubled.sum()),
     'awake': found.awake,
     'rate': found.rate.round(6).tolist(),
@@ -79,17 +82,20 @@ def _projection(subject: Subject, training: Labelled, found: Mapping[str, Census
 
 
 def _table(found: Mapping[str, Census], numbers: Mapping[str, Any]) -> Table:
-  header = ('block', 'centres', 'awake a token', 'dead', 'constant', 'doubled', 'purity, %', 'kept under noise, %')
+  header = ('block', 'centres', 'awake a token', *FAULTS.values(), 'purity, %', 'kept under noise, %')
   rows = []
   for block in found:
     n = numbers[block]
-    counts = [f'{n[name]:,}' for name in ('dead', 'constant', 'doubled')]
+    counts = [f'{n[name]:,}' for name in FAULTS]
     shares = [f'{100 * n[name]:.0f}' for name in ('purity', 'overlap_under_noise')]
     rows.append((block, f'{n["centres"]:,}', f'{n["awake"]:.1f}', *counts, *shares))
   caption = (
-    'Dead: awake for fewer than one token in a thousand. Constant: its response differs from token to token by less '
-    f'than 5% of its mean. Doubled: its responses are those of another centre (correlation above 0.99). Purity: how '
-    f'many of the {NEAREST} nearest images are of their commonest class. Kept: how many of them stay so with noise.'
+    'Dead: the greatest |response| is 0 to rounding, or no gradient reaches the coefficients; the center adds '
+    f'nothing. Constant: the deviation of the response over the tokens is below {100 * CONSTANT:.0f}% of its root '
+    f'mean square; the center adds a bias. Low share: awake for fewer than {100 * LOW_SHARE:.1f}% of the '
+    f'tokens; the center may be alive. Doubled: it responds as another center does (correlation above {DOUBLED}). '
+    f'Purity: the share of the commonest class among the {NEAREST} nearest images. Kept: how many of the nearest '
+    'images stay so with noise.'
   )
   return Table(header, rows, caption)
 
