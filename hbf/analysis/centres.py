@@ -157,9 +157,39 @@ def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: n
 
 
 def purity(labels: np.ndarray, found: Census) -> np.ndarray:
-  """Of each centre, how many of the nearest images are of their commonest class, as a part of them: [U]."""
+  """Return for each center the share of the commonest class among its nearest images, [U]."""
   classes = labels[found.images]
   return np.array([np.bincount(row).max() / len(row) for row in classes])
+
+
+def random_tokens(
+  subject: Subject, images: np.ndarray, found: Mapping[str, Census], nearest: int = NEAREST
+) -> dict[str, Census]:
+  """Take the census with random tokens in the place of the centers: a null for what training made of them.
+
+  The centers of one block at a time are replaced, so that the tokens that reach it are those of the network. The
+  image that a token is from isn't counted among the nearest.
+
+  Args:
+    subject: the run.
+    images: those that the census is of.
+    found: of all blocks.
+    nearest: k, of which images are found for each token.
+  """
+  random = np.random.default_rng(0)
+  rows, columns = subject.grid
+  nulls = {}
+  for block, of_block in found.items():
+    own = random.integers(len(images), size=len(of_block.rate))
+    token = random.integers(subject.first_patch + rows * columns, size=len(own))
+    params = _placed(subject, images, {block: (own, token)})
+    null = census(subject.with_params(params), images, nearest + 1)[block]
+    kept = np.argsort(null.images == own[:, None], axis=1, kind='stable')[:, :nearest]
+    near: dict[str, Any] = {
+      name: np.take_along_axis(getattr(null, name), kept, axis=1) for name in ('images', 'tokens', 'log_kernels')
+    }
+    nulls[block] = dataclasses.replace(null, **near)
+  return nulls
 
 
 def overlap(one: Census, other: Census) -> np.ndarray:
@@ -169,22 +199,31 @@ def overlap(one: Census, other: Census) -> np.ndarray:
 
 
 def projected(subject: Subject, images: np.ndarray, found: Mapping[str, Census]) -> Any:
-  """Parameters in which every centre is the training token nearest to it (after Chen et al. 2019, ProtoPNet).
+  """Move every center onto the training token nearest to it (after Chen et al. 2019, ProtoPNet).
 
   Args:
     subject: the run.
     images: those that the census is of.
     found: of all blocks.
+
+  Returns:
+    The changed parameters.
   """
-  wanted = np.unique(np.concatenate([of_block.images[:, 0] for of_block in found.values()]))
+  nearest = {block: (of_block.images[:, 0], of_block.tokens[:, 0]) for block, of_block in found.items()}
+  return _placed(subject, images, nearest)
+
+
+def _placed(subject: Subject, images: np.ndarray, chosen: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
+  """Return parameters with the centers of blocks at tokens: of each center which image and which token, int [U]."""
+  wanted = np.unique(np.concatenate([image for image, _ in chosen.values()]))
   parts = [(number >= 0, seen.points) for number, seen in subject.looks(images[wanted])]
   params = dict(subject.params)
-  for block, of_block in found.items():
+  for block, (image, token) in chosen.items():
     points = np.concatenate([np.asarray(part[block])[real] for real, part in parts])
-    nearest = points[np.searchsorted(wanted, of_block.images[:, 0]), of_block.tokens[:, 0]]
+    tokens = points[np.searchsorted(wanted, image), token]
     unit = params[block]['stage2']
     heads, centres, dimensions = unit['centres'].shape
-    of_heads = nearest.reshape(heads, centres, heads, dimensions)  # a head sees its own dimensions
+    of_heads = tokens.reshape(heads, centres, heads, dimensions)  # a head sees its own dimensions
     moved = jnp.asarray(of_heads[np.arange(heads), :, np.arange(heads)])
     params[block] = params[block] | {'stage2': unit | {'centres': moved}}
   return params

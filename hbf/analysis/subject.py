@@ -71,8 +71,11 @@ class Subject:
     """Return the same network at initialization: a control for what training has made."""
     inputs = self.normalised(self.read('train', BATCH).images)  # centers may start as their tokens
     init = jax.jit(functools.partial(self.model.init, train=False))
-    restored = dataclasses.replace(self.restored, params=init(jax.random.key(seed), inputs)['params'])
-    return dataclasses.replace(self, restored=restored)
+    return self.with_params(init(jax.random.key(seed), inputs)['params'])
+
+  def with_params(self, params: Any) -> 'Subject':
+    """Return the same network with other parameters."""
+    return dataclasses.replace(self, restored=dataclasses.replace(self.restored, params=params))
 
   @property
   def task(self) -> Classification:

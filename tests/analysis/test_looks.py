@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.analysis.centres import census, coefficient_gradients, crops, overlap, projected, purity, written
+from hbf.analysis.centres import (
+  census,
+  coefficient_gradients,
+  crops,
+  overlap,
+  projected,
+  purity,
+  random_tokens,
+  written,
+)
 from hbf.analysis.heads import between_patches, differing, heads, maps
 from hbf.analysis.nearness import nearness
 from hbf.analysis.weights import attention_weights
@@ -130,6 +139,24 @@ def test_purity_and_overlap(subject, images):
   mirrored = 15 - other['block0'].images
   shared = [len({*a} & {*b}) / 4 for a, b in zip(one['block0'].images, mirrored, strict=True)]
   assert min(shared) >= 0.75  # rounding may exchange the last
+
+
+def test_random_tokens_have_their_own_image_left_out(subject, images):
+  """Of images that are there twice, the nearest to a token is its image's twin, at no distance; no other is."""
+  twice = np.concatenate([images[:8], images[:8]])
+  found = census(subject, twice, nearest=4)
+  nulls = random_tokens(subject, twice, found, nearest=4)
+  for block, null in nulls.items():
+    np.testing.assert_allclose(null.log_kernels[:, 0], 0, atol=1e-4)
+    assert (null.log_kernels[:, 1] < -1e-3).all() and null.images.shape == found[block].images.shape
+  assert len(set(nulls['block0'].images[:, 0])) > 1
+
+
+def test_an_untrained_network_is_one_of_its_shape(subject, images):
+  start, other = subject.untrained(0), subject.untrained(1)
+  assert jax.tree.map(jnp.shape, start.params) == jax.tree.map(jnp.shape, subject.params)
+  assert not np.allclose(start.logits(images), other.logits(images))
+  assert not np.asarray(start.params['head']['bias']).any() and np.asarray(subject.params['head']['bias']).any()
 
 
 def test_what_a_centre_writes_is_what_the_head_reads(subject):

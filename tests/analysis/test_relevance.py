@@ -9,7 +9,7 @@ from hbf.analysis.centres import census
 from hbf.analysis.drawing import FRAME
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
 from hbf.analysis.sections.centres import marked
-from hbf.analysis.sections.relevance import picture, strongest
+from hbf.analysis.sections.relevance import median_share, picture, strongest
 from hbf.analysis.subject import Labelled
 from hbf.errors import UserError
 
@@ -108,6 +108,22 @@ def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(subje
     assert [first.adds, second.adds] == pytest.approx(adds[:2])
     assert sum(cast[i, :, first.centre]) == pytest.approx(first.adds)
     assert cast[i, first.token, first.centre] == max(cast[i, :, first.centre])
+
+
+def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, images):
+  """A vote freezes the last norm and the pooling's weights; without the center they are others."""
+  subject = made(**{'model.pool': 'sequence', 'model.stage2.heads': 2})
+  classes, images = np.zeros(3, int), images[:3]
+  votes = strongest(subject, images, classes, 1)
+  unit = subject.params['block1']['stage2']
+  flat = unit['coefficients'].reshape(-1, unit['coefficients'].shape[-1])
+  for i, (vote,) in enumerate(votes):
+    silent = unit | {'coefficients': flat.at[vote.centre].set(0).reshape(unit['coefficients'].shape)}
+    params = subject.params | {'block1': subject.params['block1'] | {'stage2': silent}}
+    whole, left = (excess(subject.logits(images[i : i + 1], p)[0])[0] for p in (subject.params, params))
+    assert vote.lost == pytest.approx(whole - left, abs=1e-4)
+    assert abs(vote.lost - vote.adds) > 1e-3 * abs(vote.adds)
+  assert median_share(votes) == pytest.approx(np.median([vote.lost / vote.adds for (vote,) in votes]))
 
 
 @pytest.mark.parametrize('pool', ['mean', 'cls'])

@@ -57,6 +57,8 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   assert found['errors']['ece'] == pytest.approx(result['ece'], abs=1e-3)
   assert np.trace(found['errors']['confusion']) == result['correct']
   assert found['centres']['block0']['centres'] == subject.params['block0']['stage2']['centres'].shape[1]
+  assert {'purity', 'purity_of_random_tokens', 'purity_untrained'} < set(found['centres']['block0'])
+  assert found['relevance']['votes'][0][0]['lost'] != found['relevance']['votes'][0][0]['adds']
   low, high = found['run']['interval']
   assert low < result['accuracy'] < high
   trained = found['unit']['block0']['stage1']['in_training']
@@ -136,7 +138,7 @@ def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
   image = np.asarray(read_image(paths[2], subject.task.shape))
   likeliest = subject.classes[subject.logits(image[None])[0].argmax()]
   assert f'<td>{likeliest}</td>' in html[html.index('id="image2"') :]
-  assert [path for path in paths if path not in html] == [] and html.count('adds to its logit') == 3
+  assert [path for path in paths if path not in html] == [] and html.count('logit lost without it') == 3
   with pytest.raises(UserError, match='1 to 100 images, and here are 0'):
     write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'))
   assert not (tmp_path / 'page.html').exists()

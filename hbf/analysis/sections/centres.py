@@ -17,6 +17,12 @@ SHOWN = 12  # centres of a block, of those that are awake most
 NOISE = 8  # standard deviation, of 255
 ROW = 48  # pixels, the height of a row's images
 FAULTS = {'dead': 'dead', 'constant': 'constant', 'low_share': 'low share', 'doubled': 'doubled'}
+SHARES = {
+  'purity': 'purity, %',
+  'purity_of_random_tokens': 'purity of random tokens, %',
+  'purity_untrained': 'purity untrained, %',
+  'overlap_under_noise': 'kept under noise, %',
+}
 EVEN = 1_000  # centres of random images, for the purity that chance gives
 
 
@@ -34,6 +40,13 @@ def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Ce
   noisy = np.clip(np.rint(training.images + noise), 0, 255).astype(np.uint8)
   moved = centres.census(subject, noisy)
   numbers: dict[str, Any] = {block: _numbers(training, found[block], moved[block]) for block in found}
+  nulls = {
+    'purity_of_random_tokens': centres.random_tokens(subject, training.images, found),
+    'purity_untrained': centres.census(subject.untrained(0), training.images),
+  }
+  for name, null in nulls.items():
+    for block, of_block in null.items():
+      numbers[block][name] = float(centres.purity(training.labels, of_block).mean())
   accuracy, projected = _projection(subject, training, found)
   numbers |= {'accuracy': accuracy, 'accuracy_projected': projected, 'images': len(training.labels)}
   numbers |= {'purity_of_random_images': _chance(training)}
@@ -41,8 +54,10 @@ def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Ce
     _table(found, numbers),
     Text(
       f'Nearest are sought among the patches of {len(training.labels):,} training images; a centre is awake for a '
-      f'token if its part of ΣK is at least twice the even one. {NEAREST} random images have a purity of '
-      f'{100 * numbers["purity_of_random_images"]:.0f}%. Noise has a standard deviation of {NOISE} of 255. With '
+      f'token if its part of ΣK is at least twice the even one. Purity is worth something where it is above that of '
+      'random training tokens in the place of the centers (their own images left out), and of the network at '
+      f'initialization; {NEAREST} random images have {100 * numbers["purity_of_random_images"]:.0f}%. '
+      f'Noise has a standard deviation of {NOISE} of 255. With '
       f'every centre moved onto its nearest training token the accuracy is {projected:.2f}%, instead of '
       f'{accuracy:.2f}%.'
     ),
@@ -82,12 +97,12 @@ def _projection(subject: Subject, training: Labelled, found: Mapping[str, Census
 
 
 def _table(found: Mapping[str, Census], numbers: Mapping[str, Any]) -> Table:
-  header = ('block', 'centres', 'awake a token', *FAULTS.values(), 'purity, %', 'kept under noise, %')
+  header = ('block', 'centres', 'awake a token', *FAULTS.values(), *SHARES.values())
   rows = []
   for block in found:
     n = numbers[block]
     counts = [f'{n[name]:,}' for name in FAULTS]
-    shares = [f'{100 * n[name]:.0f}' for name in ('purity', 'overlap_under_noise')]
+    shares = [f'{100 * n[name]:.0f}' for name in SHARES]
     rows.append((block, f'{n["centres"]:,}', f'{n["awake"]:.1f}', *counts, *shares))
   caption = (
     'Dead: the greatest |response| is 0 to rounding, or no gradient reaches the coefficients; the center adds '
