@@ -19,6 +19,7 @@ OOD = flags.DEFINE_multi_string(
   'ood', [], 'A data set, or a folder of images, of other kinds; give several for several.'
 )
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Explain the moving average of the parameters (train.average).')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
 
@@ -34,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.workdir import replace_text, write_json
 
   def opened(folder: str) -> Subject:
-    return Subject.of(pathlib.Path(folder).expanduser(), CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value)
+    path = pathlib.Path(folder).expanduser()
+    return Subject.of(path, CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
 
   subject, against = opened(WORKDIR.value), opened(AGAINST.value) if AGAINST.value else None
   count, sections = explain(subject, against, OOD.value)

@@ -22,7 +22,7 @@ LAYERS = {
   'interop': {'models', 'nn'},
   'tasks': {'evaluation', 'models', 'nn', 'ops', 'data'},
   'training': {'tasks', 'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
-  'analysis': {'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
+  'analysis': {'comparison', 'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'hardware': {'training', 'tasks', 'evaluation', 'models', 'data'},
   'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'cli'},
 }

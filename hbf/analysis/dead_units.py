@@ -128,7 +128,9 @@ def _observe(experiment: Experiment, params: Any) -> Units:
 def _figures(units: Units) -> dict[str, Any]:
   mean = units.mean()
   mean = np.where(np.abs(mean) < ROUNDING * units.spread(), 0, mean)
-  return {'mean': mean.tolist(), 'spread': units.spread().tolist(), 'learning': units.learning().tolist()}
+  figures = {'mean': mean, 'spread': units.spread(), 'learning': units.learning()}
+  figures |= {name: 100 * faulty.mean(axis=1) for name, faulty in units.health()._asdict().items()}
+  return {name: of_blocks.tolist() for name, of_blocks in figures.items()}
 
 
 @in_one_line

@@ -18,20 +18,21 @@ FIGURES = (
   ('spread', 'spread of a response over the tokens'),
   ('learning', "rms gradient of the centres' coordinates"),
 )
+SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # of the centers, not drawn
 
 
 def table(measured: dict[str, Any]) -> str:
   """Markdown; of each figure the range over the blocks, at init → after training."""
-  header = ('stage 2', *(name for _, name in FIGURES), f'test {ACCURACY.label}')
+  header = ('stage 2', *(label for _, label in (*FIGURES, *SHARES)), f'test {ACCURACY.label}')
   rows = []
   for row in measured['rows']:
-    figures = [f'{_range(row["init"][name])} → {_range(row["trained"][name])}' for name, _ in FIGURES]
+    figures = [f'{_range(row["init"][name])} → {_range(row["trained"][name])}' for name, _ in (*FIGURES, *SHARES)]
     rows.append((row['setting'], *figures, f'{row["accuracy"]:.1f}'))
   return markdown.table(header, rows)
 
 
 def _range(values: Sequence[float]) -> str:
-  shown = [f'{value:.2g}' for value in (min(values), max(values))]
+  shown = [f'{value:.3g}' if value >= 99.5 else f'{value:.2g}' for value in (min(values), max(values))]
   return shown[0] if shown[0] == shown[1] else ' … '.join(shown)
 
 

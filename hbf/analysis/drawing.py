@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 from cycler import cycler
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from hbf.data.images import encode_png
@@ -54,9 +55,20 @@ def legend(axis: Any) -> None:
   axis.legend(frameon=False, fontsize=8, labelcolor=INK)
 
 
+def plain(figure: Figure) -> Figure:
+  """Show the text of a figure as it is; Matplotlib would take a class called $5_to_$10 for a formula.
+
+  Axes are linear here: the powers on a logarithmic axis would need formulas.
+  """
+  for text in figure.findobj(Text):
+    text.set_parse_math(False)
+  return figure
+
+
 def svg(figure: Figure) -> str:
-  """A figure as an SVG element to put into a page, whose text colour its text and axes take."""
+  """Return a figure as an SVG element, whose text and axes take the text color of the page."""
   buffer = io.StringIO()
+  plain(figure)
   with matplotlib.rc_context(STYLE):
     figure.savefig(buffer, format='svg', transparent=True, metadata={'Date': None, 'Creator': None})
   text = buffer.getvalue()

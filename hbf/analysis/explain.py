@@ -101,9 +101,10 @@ def explain(subject: Subject, against: Subject | None, ood: Sequence[str]) -> tu
 
 
 def about(subject: Subject) -> str:
-  """What a run is of, in a line."""
+  """Describe a run in a line."""
   config = subject.restored.config
-  return f'{config.model.name} on {config.data.name}, recipe {config.recipe}, seed {config.seed}'
+  about = f'{config.model.name} on {config.data.name}, recipe {config.recipe}, seed {config.seed}'
+  return f'{about}, average' if subject.average else about
 
 
 def numbers(made: Sequence[Section]) -> dict[str, Any]:

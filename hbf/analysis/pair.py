@@ -7,13 +7,42 @@ from hbf.analysis.subject import Subject
 
 
 def cka(x: np.ndarray, y: np.ndarray) -> float:
-  """Linear centred kernel alignment of features [n, p] and [n, q] of the same examples (Kornblith et al. 2019).
+  """Compute the debiased linear CKA of features [n, p] and [n, q] of the same n ≥ 4 examples.
 
-  1 if one is a rotation of the other, but for a factor; towards 0 if they have nothing in common, for n well above p
-  and q.
+  CKA is HSIC(x, y) / √(HSIC(x, x) HSIC(y, y)) (Kornblith et al. 2019, "Similarity of Neural Network Representations
+  Revisited"). Here HSIC is the unbiased estimator (Song et al. 2012, "Feature Selection via Dependence
+  Maximization"), as in Nguyen et al. 2021, "Do Wide and Deep Networks Learn the Same Things?". The estimator of 2019
+  is biased upwards: features with nothing in common come to 1 if p and q are well above n. Debiased they come to
+  about 0 on average, and may lie below. A rotation, a shift and a factor of the features change nothing.
   """
-  x, y = (z.astype(np.float64) - z.mean(axis=0, dtype=np.float64) for z in (x, y))
-  return float(np.sum((y.T @ x) ** 2) / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)))
+  return float(alignment(x[None], y[None])[0, 0])
+
+
+def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+  """Compute the CKA of every layer of one run with every layer of another, [K, L].
+
+  Args:
+    one: features of the layers, [K, n, p], as `layers` gives them.
+    other: [L, n, q], of the same examples.
+  """
+  x, y = (np.stack([_u_centred(features).ravel() for features in run]) for run in (one, other))
+  scale = np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1))
+  return np.divide(x @ y.T, scale, out=np.zeros_like(scale), where=scale > 0)
+
+
+def _u_centred(features: np.ndarray) -> np.ndarray:
+  """Center a Gram matrix so that Σ K_ij L_ij of two of them is n(n − 3) times the unbiased HSIC, [n, n].
+
+  This is U-centering (Székely & Rizzo 2014): the diagonal, which makes HSIC biased, is left out.
+  """
+  n = len(features)
+  centred = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
+  gram = centred @ centred.T
+  np.fill_diagonal(gram, 0)
+  means = gram.sum(axis=0) / (n - 2)
+  gram += means.sum() / (n - 1) - means - means[:, None]
+  np.fill_diagonal(gram, 0)
+  return gram
 
 
 def layers(subject: Subject, images: np.ndarray) -> np.ndarray:
@@ -25,11 +54,6 @@ def layers(subject: Subject, images: np.ndarray) -> np.ndarray:
   """
   parts = [np.asarray(seen.tokens, np.float64)[:, number >= 0].mean(axis=2) for number, seen in subject.looks(images)]
   return np.concatenate(parts, axis=1)
-
-
-def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-  """CKA of every layer of one run with every one of the other, [layers, layers], of what `layers` gives."""
-  return np.array([[cka(x, y) for y in other] for x in one])
 
 
 def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -97,11 +97,12 @@ def colour(subject: Subject) -> list[int]:
 
 
 def votes(subject: Subject, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """What every centre of the last block adds to a class's logit through each token, [n, N, U].
+  """Compute what every center of the last block adds to a class's logit through each token, [n, N, U].
 
-  The head is linear in the last tokens but for the last norm, whose division is taken as it is: so what the centres
-  add, what their bias does, and what came before the unit sum up to the logit. It is told as its excess over the mean
-  of all classes.
+  The division of the last norm and the weights of the pooling are frozen: they are taken as the whole network has
+  them. Then the head is linear in the last tokens, and the votes of the centers, their bias and what came before the
+  unit sum up to the logit. It is told as its excess over the mean of all classes. Without a center the norm and the
+  weights would be others, so a vote is no effect: see `effects`.
 
   Args:
     subject: the run.
@@ -111,7 +112,7 @@ def votes(subject: Subject, images: np.ndarray, classes: np.ndarray) -> np.ndarr
   Raises:
     UserError: the last block's stage 2 isn't a HyperBF.
   """
-  block = f'block{subject.model.trunk.depth - 1}'
+  block = _last_block(subject)
   tokens, responses = _last(subject, images, block)
   unit = subject.params[block]['stage2']
   coefficients = np.asarray(unit['coefficients'], np.float64)
@@ -119,6 +120,41 @@ def votes(subject: Subject, images: np.ndarray, classes: np.ndarray) -> np.ndarr
     subject.params[block].get('scale_stage2', 1.0)
   )
   return responses * (reading(subject, tokens, classes) @ coefficients.T)
+
+
+def effects(subject: Subject, images: np.ndarray, classes: np.ndarray, centres: np.ndarray) -> np.ndarray:
+  """Compute by how much a class's logit falls without a center of the last block, [n, k].
+
+  The network is run again with the center's coefficients at 0. The other centers respond as before. Logits are told
+  as their excess over the mean of all classes, as votes are.
+
+  Args:
+    subject: the run.
+    images: uint8 [n, height, width, channels].
+    classes: int [n].
+    centres: numbers of the centers to leave out, one at a time, int [n, k].
+  """
+  block = _last_block(subject)
+  unit = subject.params[block]['stage2']
+  whole = _excess(subject.logits(images), classes)
+  fallen = np.empty(centres.shape)
+  for centre in np.unique(centres):
+    image, place = np.nonzero(centres == centre)
+    head, number = divmod(int(centre), unit['coefficients'].shape[1])
+    silent = unit | {'coefficients': unit['coefficients'].at[head, number].set(0)}
+    params = subject.params | {block: subject.params[block] | {'stage2': silent}}
+    fallen[image, place] = whole[image] - _excess(subject.logits(images[image], params), classes[image])
+  return fallen
+
+
+def _excess(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
+  """Return the logit of each image's class over the mean of all classes, float64 [n]."""
+  logits = logits.astype(np.float64)
+  return np.take_along_axis(logits, classes[:, None], axis=1)[:, 0] - logits.mean(axis=1)
+
+
+def _last_block(subject: Subject) -> str:
+  return f'block{subject.model.trunk.depth - 1}'
 
 
 def _last(subject: Subject, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:

@@ -40,10 +40,12 @@ class Subject:
   Attributes:
     workdir: of the run.
     restored: its network.
+    average: whether its parameters are their moving average.
   """
 
   workdir: pathlib.Path
   restored: Restored
+  average: bool = False
 
   @classmethod
   def of(
@@ -63,7 +65,17 @@ class Subject:
     """
     if (task := load_config(workdir).task) != 'classification':
       raise UserError(f'{workdir} holds a run of task {task}: give one of classification')
-    return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root))
+    return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root), average)
+
+  def untrained(self, seed: int) -> 'Subject':
+    """Return the same network at initialization: a control for what training has made."""
+    inputs = self.normalised(self.read('train', BATCH).images)  # centers may start as their tokens
+    init = jax.jit(functools.partial(self.model.init, train=False))
+    return self.with_params(init(jax.random.key(seed), inputs)['params'])
+
+  def with_params(self, params: Any) -> 'Subject':
+    """Return the same network with other parameters."""
+    return dataclasses.replace(self, restored=dataclasses.replace(self.restored, params=params))
 
   @property
   def task(self) -> Classification:
@@ -150,10 +162,19 @@ class Subject:
     Yields:
       Numbers of the images of a batch, int [B], −1 for what only fills the last one up, and what passes.
     """
+    for number, inputs in self.batches(images):
+      yield number, look(self.model, self.params, inputs)
+
+  def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, jax.Array]]:
+    """Yield images in batches of one size: their numbers, −1 for what only fills the last batch up, and themselves.
+
+    Args:
+      images: uint8 [n, height, width, channels].
+    """
     for start in range(0, len(images), self._batch):
       number = np.arange(start, start + self._batch)
       shown = images[np.minimum(number, len(images) - 1)]
-      yield np.where(number < len(images), number, -1), look(self.model, self.params, self.normalised(shown))
+      yield np.where(number < len(images), number, -1), self.normalised(shown)
 
   @functools.cached_property
   def _batch(self) -> int:

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from hbf.analysis.look import unrolled
+from hbf.evaluation.unit_health import Health, unit_health
 from hbf.models.classifier import ImageClassifier
 
 
@@ -19,10 +19,16 @@ class Units:
   Attributes:
     responses: float32 [depth, B · N, heads · A], of every centre to every token, as they go into the output.
     gradients: float32 [depth, heads · A], root mean square of the loss's gradient by a centre's coordinates.
+    of_coefficients: float32 [depth, heads · A], greatest |gradient| of the loss by a center's coefficients.
   """
 
   responses: np.ndarray
   gradients: np.ndarray
+  of_coefficients: np.ndarray
+
+  def health(self) -> Health:
+    """Tell which centers are dead and which constant, bool [depth, heads · A]."""
+    return Health(*jax.device_get(unit_health(self.responses, self.of_coefficients)))
 
   def mean(self) -> np.ndarray:
     """Mean response of each block, [depth]."""
@@ -58,11 +64,12 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
 
   gradient, responses = compute(params)
   blocks = [f'block{i}' for i in range(model.trunk.depth)]
-  of_centres = [gradient[block]['stage2']['centres'] for block in blocks]
+  units = [gradient[block]['stage2'] for block in blocks]
   return Units(
     # [heads, tokens, A] to [tokens, heads · A]
     responses=np.stack([_by_token(responses[block]['stage2']['responses'][0]) for block in blocks]),
-    gradients=np.stack([np.asarray(jnp.sqrt(jnp.mean(g * g, axis=-1))).reshape(-1) for g in of_centres]),
+    gradients=np.stack([np.sqrt(np.mean(np.square(u['centres']), axis=-1)).reshape(-1) for u in units]),
+    of_coefficients=np.stack([np.abs(u['coefficients']).max(axis=-1).reshape(-1) for u in units]),
   )
 
 

@@ -23,6 +23,18 @@ def test_text_and_axes_take_the_pages_colour():
   assert drawing.COLOURS[0].lower() in svg
 
 
+def test_a_name_is_no_formula():
+  """Two dollars are a formula to Matplotlib, and this one has an error in it."""
+  names = ('$5_to_$10', r'$\\frac$')
+  figure, axis = drawing.panel()
+  axis.plot([0, 1], [0, 1], label=names[0])
+  axis.set_xticks([0, 1], names)
+  axis.set_title(names[1])
+  drawing.legend(axis)
+  texts = re.findall(r'<text[^>]*>([^<]*)</text>', drawing.svg(figure))
+  assert sorted(text for text in texts if '$' in text) == sorted(2 * names)
+
+
 def test_the_same_picture_is_the_same_file():
   def drawn():
     figure, axis = drawing.panel()

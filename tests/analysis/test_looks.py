@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.analysis.centres import census, crops, overlap, projected, purity, written
+from hbf.analysis.centres import (
+  census,
+  coefficient_gradients,
+  crops,
+  overlap,
+  projected,
+  purity,
+  random_tokens,
+  written,
+)
 from hbf.analysis.heads import between_patches, differing, heads, maps
 from hbf.analysis.nearness import nearness
 from hbf.analysis.weights import attention_weights
@@ -86,8 +95,39 @@ def test_dead_constant_and_doubled_centres_are_found(made, images):
   width[..., 3] = 8  # sees no difference
   subject.params['block0']['stage2'] |= {'centres': jnp.asarray(centres), 'log_width': jnp.asarray(width)}
   found = census(subject, images)['block0']
-  assert found.dead[0] and found.constant[3] and found.doubled[2]
-  assert not found.doubled[1] and not found.constant[1] and not found.dead[3]
+  assert np.flatnonzero(found.health.dead).tolist() == [0] and found.low_share[0] and found.doubled[2]
+  assert found.health.constant[3] and not found.doubled[1] and not found.health.constant[:3].any()
+
+
+def test_a_share_says_nothing_of_life(made, images):
+  """Responses that are all 0 have shares; a unit beside a wider one has none, and is alive."""
+  subject = made(**{'model.stage2.normalisation': 'none', 'model.stage2.widths': 'centre'})
+  last, first = subject.params['block1']['stage2'], subject.params['block0']['stage2']
+  last['log_gain'] -= 1e4
+  first['log_width'] = jnp.asarray(first['log_width']).at[..., :6].set(8.0)  # half of them wide: K = 1
+  first['log_gain'] += 5
+  found = census(subject, images)
+  assert found['block1'].health.dead.all() and not found['block1'].low_share.all()
+  assert not found['block0'].health.dead.any() and found['block0'].low_share[6:].all()
+
+
+def test_a_center_whose_coefficients_learn_nothing_is_dead(made, images):
+  subject = made(**{'model.layer_scale': 1.0})
+  subject.params['block1']['scale_stage2'] *= 0
+  labels = np.arange(len(images)) % 10
+  found = census(subject, images, labels=labels)
+  assert found['block1'].health.dead.all() and not found['block0'].health.dead.any()
+  assert not census(subject, images)['block1'].health.dead.any()  # the responses are those of a live unit
+  gradient = coefficient_gradients(subject, images, labels)['block0']
+
+  def loss(coefficients):
+    unit = subject.params['block0']['stage2'] | {'coefficients': coefficients}
+    params = subject.params | {'block0': subject.params['block0'] | {'stage2': unit}}
+    log_p = jax.nn.log_softmax(subject.model.apply({'params': params}, subject.normalised(images), train=False))
+    return -log_p[np.arange(16), labels].mean()
+
+  expected = jax.jit(jax.grad(loss))(subject.params['block0']['stage2']['coefficients'])
+  np.testing.assert_allclose(gradient, np.abs(expected).max(-1).ravel(), rtol=1e-3, atol=1e-7)
 
 
 def test_purity_and_overlap(subject, images):
@@ -99,6 +139,24 @@ def test_purity_and_overlap(subject, images):
   mirrored = 15 - other['block0'].images
   shared = [len({*a} & {*b}) / 4 for a, b in zip(one['block0'].images, mirrored, strict=True)]
   assert min(shared) >= 0.75  # rounding may exchange the last
+
+
+def test_random_tokens_have_their_own_image_left_out(subject, images):
+  """Of images that are there twice, the nearest to a token is its image's twin, at no distance; no other is."""
+  twice = np.concatenate([images[:8], images[:8]])
+  found = census(subject, twice, nearest=4)
+  nulls = random_tokens(subject, twice, found, nearest=4)
+  for block, null in nulls.items():
+    np.testing.assert_allclose(null.log_kernels[:, 0], 0, atol=1e-4)
+    assert (null.log_kernels[:, 1] < -1e-3).all() and null.images.shape == found[block].images.shape
+  assert len(set(nulls['block0'].images[:, 0])) > 1
+
+
+def test_an_untrained_network_is_one_of_its_shape(subject, images):
+  start, other = subject.untrained(0), subject.untrained(1)
+  assert jax.tree.map(jnp.shape, start.params) == jax.tree.map(jnp.shape, subject.params)
+  assert not np.allclose(start.logits(images), other.logits(images))
+  assert not np.asarray(start.params['head']['bias']).any() and np.asarray(subject.params['head']['bias']).any()
 
 
 def test_what_a_centre_writes_is_what_the_head_reads(subject):

@@ -3,19 +3,26 @@
 import numpy as np
 import pytest
 
-from hbf.analysis.page import Lacks
+from hbf.analysis.page import Drawing, Lacks, Table
 from hbf.analysis.pair import alignment, cka, layers, matched, responses
 from hbf.analysis.sections import pair
 
 RANDOM = np.random.default_rng(0)
 
 
-def test_cka_is_that_of_centred_kernels():
-  x, y = RANDOM.normal(size=(40, 6)), RANDOM.normal(size=(40, 9)) + 3
+def test_cka_is_made_of_the_unbiased_hsic_of_song():
+  n = 40
+  x, y = RANDOM.normal(size=(n, 6)), RANDOM.normal(size=(n, 9)) + 3
   y[:, :6] += x
-  h = np.eye(40) - 1 / 40
-  k, m = h @ x @ x.T @ h, h @ y @ y.T @ h
-  expected = np.trace(k @ m) / np.sqrt(np.trace(k @ k) * np.trace(m @ m))
+
+  def hsic(x, y):
+    k, m, ones = x @ x.T, y @ y.T, np.ones(n)
+    np.fill_diagonal(k, 0)
+    np.fill_diagonal(m, 0)
+    sums = (ones @ k @ ones) * (ones @ m @ ones) / ((n - 1) * (n - 2))
+    return (np.trace(k @ m) + sums - 2 / (n - 2) * (ones @ k @ m @ ones)) / (n * (n - 3))
+
+  expected = hsic(x, y) / np.sqrt(hsic(x, x) * hsic(y, y))
   assert cka(x.astype(np.float32), y) == pytest.approx(expected, rel=1e-5)
 
 
@@ -23,7 +30,12 @@ def test_cka_knows_no_rotation_and_no_factor():
   x = RANDOM.normal(size=(50, 5))
   rotation = np.linalg.qr(RANDOM.normal(size=(5, 5)))[0]
   assert cka(x, 7 * x @ rotation + 2) == pytest.approx(1)
-  assert cka(RANDOM.normal(size=(4000, 5)), RANDOM.normal(size=(4000, 5))) < 0.02
+  assert cka(x, np.ones((50, 3))) == 0
+
+
+def test_cka_of_what_has_nothing_in_common_is_0_even_with_few_examples():
+  found = [cka(RANDOM.normal(size=(30, 300)), RANDOM.normal(size=(30, 300))) for _ in range(20)]
+  assert abs(np.mean(found)) < 0.05 and np.std(found) < 0.1
 
 
 def test_units_find_their_counterparts():
@@ -47,10 +59,19 @@ def test_layers_of_a_run_are_those_of_itself(subject, images, made):
 def test_runs_of_other_images_cannot_be_paired(subject, made):
   other = made(**{'data.name': 'digits'}, seed=3)
   found = pair.section(subject, other)
-  assert found.numbers['agree'] <= 100 and len(found.numbers['cka']) == 3
+  assert found.numbers['agree'] <= 100 and found.numbers['cka_images'] == len(subject.test.labels) < pair.IMAGES
+  captions = [part.caption for part in found.parts if isinstance(part, Drawing)]
+  assert f'of {len(subject.test.labels)} test images' in captions[0]
+  cka = [np.array(found.numbers[name]) for name in pair.CONTROLS]
+  assert [z.shape for z in cka] == [(3, 3)] * 4 and found.numbers['kind'] == 'seeds'
+  assert len({z[2, 2] for z in cka}) == 4
+  rows = next(part.rows for part in found.parts if isinstance(part, Table))
+  assert rows[2] == ('block1', *(f'{z[2, 2]:.2f}' for z in cka))
   total = sum(found.numbers[key] for key in ('both_wrong', 'only_first_right', 'only_other_right'))
   right = [(s.test_logits.argmax(1) == s.test.labels).mean() * 100 for s in (subject, other)]
+  ahead = found.numbers['ahead']
   assert right[0] - right[1] == pytest.approx(found.numbers['only_first_right'] - found.numbers['only_other_right'])
+  assert right[0] - right[1] == pytest.approx(ahead['estimate']) and ahead['low'] < ahead['estimate'] < ahead['high']
   assert total <= 100
   other.test.labels[:] = 0
   object.__setattr__(other, 'test', other.test._replace(images=other.test.images[:5]))

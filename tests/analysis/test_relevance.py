@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from hbf.analysis import relevance
 from hbf.analysis.centres import census
 from hbf.analysis.drawing import FRAME
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
 from hbf.analysis.sections.centres import marked
-from hbf.analysis.sections.relevance import picture, strongest
+from hbf.analysis.sections.relevance import median_share, picture, strongest
 from hbf.analysis.subject import Labelled
 from hbf.errors import UserError
 
@@ -109,6 +110,22 @@ def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(subje
     assert cast[i, first.token, first.centre] == max(cast[i, :, first.centre])
 
 
+def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, images):
+  """A vote freezes the last norm and the pooling's weights; without the center they are others."""
+  subject = made(**{'model.pool': 'sequence', 'model.stage2.heads': 2})
+  classes, images = np.zeros(3, int), images[:3]
+  votes = strongest(subject, images, classes, 1)
+  unit = subject.params['block1']['stage2']
+  flat = unit['coefficients'].reshape(-1, unit['coefficients'].shape[-1])
+  for i, (vote,) in enumerate(votes):
+    silent = unit | {'coefficients': flat.at[vote.centre].set(0).reshape(unit['coefficients'].shape)}
+    params = subject.params | {'block1': subject.params['block1'] | {'stage2': silent}}
+    whole, left = (excess(subject.logits(images[i : i + 1], p)[0])[0] for p in (subject.params, params))
+    assert vote.lost == pytest.approx(whole - left, abs=1e-4)
+    assert abs(vote.lost - vote.adds) > 1e-3 * abs(vote.adds)
+  assert median_share(votes) == pytest.approx(np.median([vote.lost / vote.adds for (vote,) in votes]))
+
+
 @pytest.mark.parametrize('pool', ['mean', 'cls'])
 def test_a_token_is_marked_at_its_patch(made, images, pool):
   subject = made(**{'model.pool': pool})
@@ -132,6 +149,7 @@ def test_the_picture_has_a_row_an_image(subject, images):
   answers = subject.logits(images[:3]).argmax(axis=1)
   labels = [axis.get_ylabel().split('\n')[0] for axis in drawn.axes[::2]]
   assert labels == [subject.classes[answer] for answer in answers]
+  assert not any(text.get_parse_math() for text in drawn.findobj(Text))
 
 
 def test_mistakes():

@@ -10,7 +10,9 @@ import pytest
 from configs import digits
 from hbf.analysis import dead_units
 from hbf.analysis.units import observe
+from hbf.evaluation.unit_health import awake, low_share, unit_health
 from hbf.models.build import build_model
+from hbf.nn.hyperbf import HyperBFUnit
 from hbf.ops.hyperbf import log_responses, normalise
 
 BATCH, CLASSES = 6, 10
@@ -81,6 +83,7 @@ def test_constant_and_dead_units_are_seen(images):
   assert min(*alive.mean(), *alive.spread(), *alive.learning()) > 1e-4
   assert not dead.responses.any()
   assert not dead.gradients.any()
+  assert dead.health().dead.all() and constant.health().constant.all() and not np.any(alive.health())
   np.testing.assert_allclose(constant.mean(), 1, rtol=1e-3)
   assert max(*constant.spread()) < 1e-5
 
@@ -90,6 +93,35 @@ def test_a_scanned_model_is_observed_too(images):
   scanned, _ = make(images, scan_layers=True)
   one, other = observe(model, params, images, LABELS), observe(scanned, params, images, LABELS)
   np.testing.assert_allclose(one.responses, other.responses, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(('number', 'dead', 'constant'), [(0, True, False), (1, False, True), (3, False, False)])
+def test_the_authors_published_units_are_dead_and_constant_and_ours_alive(number, dead, constant):
+  """β = 0.1 with 11 centers and β = 0.001 with 1,500, of tokens that a LayerNorm of 768 coordinates gives."""
+  setting = dead_units.settings()[number]
+  unit = HyperBFUnit(**({'centres': 64} | setting.stage2))
+  tokens = jax.random.normal(jax.random.key(0), (2, 20, dead_units.WIDTH))
+  tokens = (tokens - tokens.mean(-1, keepdims=True)) / tokens.std(-1, keepdims=True)
+
+  @jax.jit
+  def found(key):
+    params = unit.init(key, tokens)['params']
+    if setting.as_published:
+      params['log_gain'] = jnp.zeros_like(params['log_gain'])
+
+    def loss(coefficients):
+      out, seen = unit.apply({'params': params | {'coefficients': coefficients}}, tokens, mutable=['responses'])
+      return jnp.sum(out * tokens), seen['responses']
+
+    gradient, seen = jax.grad(loss, has_aux=True)(params['coefficients'])
+    rate = awake(seen['log_kernels'][0]).mean(axis=-2)
+    return unit_health(seen['responses'][0], jnp.abs(gradient).max(-1)), low_share(rate)
+
+  found_health, rare = found(jax.random.key(1))
+  assert np.asarray(found_health.dead == dead).all()
+  assert np.asarray(found_health.constant == constant).all()
+  if dead:
+    assert not np.all(rare)  # shares of responses that are all 0
 
 
 @pytest.mark.slow

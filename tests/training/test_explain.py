@@ -17,7 +17,7 @@ from hbf.analysis.explain import TITLES, about, explain, numbers
 from hbf.analysis.others import others
 from hbf.analysis.own import write_page
 from hbf.analysis.page import Beside, Folded, Section, Shown, Table, Text, render
-from hbf.analysis.sections import centres, corrupted, outliers
+from hbf.analysis.sections import centres, corrupted, outliers, run
 from hbf.analysis.subject import Subject
 from hbf.errors import UserError
 from hbf.training.labelling import read_image
@@ -57,11 +57,25 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   assert found['errors']['ece'] == pytest.approx(result['ece'], abs=1e-3)
   assert np.trace(found['errors']['confusion']) == result['correct']
   assert found['centres']['block0']['centres'] == subject.params['block0']['stage2']['centres'].shape[1]
+  assert {'purity', 'purity_of_random_tokens', 'purity_untrained'} < set(found['centres']['block0'])
+  assert found['relevance']['votes'][0][0]['lost'] != found['relevance']['votes'][0][0]['adds']
   low, high = found['run']['interval']
   assert low < result['accuracy'] < high
   trained = found['unit']['block0']['stage1']['in_training']
   assert len(trained) == len(found['unit']['epochs']) == 6
   assert trained[-1] == pytest.approx(np.mean(found['unit']['block0']['stage1']['width']), rel=1e-5)
+
+
+def test_the_average_is_explained_by_its_own_figures(finished):
+  subject = Subject.of(finished[0], average=True)
+  found, expected = run.section(subject).numbers, finished[2]['average']
+  assert (found['evaluated'], found['correct'], found['accuracy']) == (
+    'average',
+    expected['correct'],
+    expected['accuracy'],
+  )
+  assert found['correct'] == (subject.test_logits.argmax(1) == subject.test.labels).sum()
+  assert about(subject).endswith(', average')
 
 
 def test_the_page_is_whole_by_itself(page):
@@ -124,7 +138,7 @@ def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
   image = np.asarray(read_image(paths[2], subject.task.shape))
   likeliest = subject.classes[subject.logits(image[None])[0].argmax()]
   assert f'<td>{likeliest}</td>' in html[html.index('id="image2"') :]
-  assert [path for path in paths if path not in html] == [] and html.count('adds to its logit') == 3
+  assert [path for path in paths if path not in html] == [] and html.count('logit lost without it') == 3
   with pytest.raises(UserError, match='1 to 100 images, and here are 0'):
     write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'))
   assert not (tmp_path / 'page.html').exists()
@@ -138,7 +152,7 @@ def test_parts_are_written_as_text():
 
 
 @pytest.mark.parametrize(
-  ('flags', 'said'), [(['--workdir=nowhere'], 'nowhere'), (['--workdir={run}', '--ood=birds'], 'birds')]
+  ('flags', 'said'), [(['--workdir=nowhere'], 'nowhere'), (['--workdir={run}', '--average', '--ood=birds'], 'birds')]
 )
 def test_what_cannot_be_is_a_line(finished, tmp_path, flags, said):
   run = tmp_path / 'run'

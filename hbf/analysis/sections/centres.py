@@ -6,15 +6,23 @@ from typing import Any
 import numpy as np
 
 from hbf.analysis import centres
-from hbf.analysis.centres import NEAREST, Census
+from hbf.analysis.centres import DOUBLED, NEAREST, Census
 from hbf.analysis.drawing import enlarged, framed, in_rows, legend, panel, png, rgb
 from hbf.analysis.page import Drawing, Folded, Lacks, Section, Shown, Table, Text
 from hbf.analysis.subject import Labelled, Subject
+from hbf.evaluation.unit_health import CONSTANT, LOW_SHARE
 
 TRAINING = 2_000  # most images whose patches are looked through
 SHOWN = 12  # centres of a block, of those that are awake most
 NOISE = 8  # standard deviation, of 255
 ROW = 48  # pixels, the height of a row's images
+FAULTS = {'dead': 'dead', 'constant': 'constant', 'low_share': 'low share', 'doubled': 'doubled'}
+SHARES = {
+  'purity': 'purity, %',
+  'purity_of_random_tokens': 'purity of random tokens, %',
+  'purity_untrained': 'purity untrained, %',
+  'overlap_under_noise': 'kept under noise, %',
+}
 EVEN = 1_000  # centres of random images, for the purity that chance gives
 
 
@@ -25,13 +33,20 @@ def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Ce
     subject: the run.
     training: images to look for patches in.
   """
-  found = centres.census(subject, training.images)
+  found = centres.census(subject, training.images, labels=training.labels)
   if not found:
     raise Lacks('This model’s stage 2 has no centres.')
   noise = np.random.default_rng(0).normal(0, NOISE, training.images.shape)
   noisy = np.clip(np.rint(training.images + noise), 0, 255).astype(np.uint8)
   moved = centres.census(subject, noisy)
   numbers: dict[str, Any] = {block: _numbers(training, found[block], moved[block]) for block in found}
+  nulls = {
+    'purity_of_random_tokens': centres.random_tokens(subject, training.images, found),
+    'purity_untrained': centres.census(subject.untrained(0), training.images),
+  }
+  for name, null in nulls.items():
+    for block, of_block in null.items():
+      numbers[block][name] = float(centres.purity(training.labels, of_block).mean())
   accuracy, projected = _projection(subject, training, found)
   numbers |= {'accuracy': accuracy, 'accuracy_projected': projected, 'images': len(training.labels)}
   numbers |= {'purity_of_random_images': _chance(training)}
@@ -39,8 +54,10 @@ def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Ce
     _table(found, numbers),
     Text(
       f'Nearest are sought among the patches of {len(training.labels):,} training images; a centre is awake for a '
-      f'token if its part of ΣK is at least twice the even one. {NEAREST} random images have a purity of '
-      f'{100 * numbers["purity_of_random_images"]:.0f}%. Noise has a standard deviation of {NOISE} of 255. With '
+      f'token if its part of ΣK is at least twice the even one. Purity is worth something where it is above that of '
+      'random training tokens in the place of the centers (their own images left out), and of the network at '
+      f'initialization; {NEAREST} random images have {100 * numbers["purity_of_random_images"]:.0f}%. '
+      f'Noise has a standard deviation of {NOISE} of 255. With '
       f'every centre moved onto its nearest training token the accuracy is {projected:.2f}%, instead of '
       f'{accuracy:.2f}%.'
     ),
@@ -55,8 +72,9 @@ def section(subject: Subject, training: Labelled) -> tuple[Section, dict[str, Ce
 def _numbers(training: Labelled, found: Census, moved: Census) -> dict[str, Any]:
   return {
     'centres': len(found.rate),
-    'dead': int(found.dead.sum()),
-    'constant': int(found.constant.sum()),
+    'dead': int(found.health.dead.sum()),
+    'constant': int(found.health.constant.sum()),
+    'low_share': int(found.low_share.sum()),
     'doubled': int(found.doubled.sum()),
     'awake': found.awake,
     'rate': found.rate.round(6).tolist(),
@@ -79,17 +97,20 @@ def _projection(subject: Subject, training: Labelled, found: Mapping[str, Census
 
 
 def _table(found: Mapping[str, Census], numbers: Mapping[str, Any]) -> Table:
-  header = ('block', 'centres', 'awake a token', 'dead', 'constant', 'doubled', 'purity, %', 'kept under noise, %')
+  header = ('block', 'centres', 'awake a token', *FAULTS.values(), *SHARES.values())
   rows = []
   for block in found:
     n = numbers[block]
-    counts = [f'{n[name]:,}' for name in ('dead', 'constant', 'doubled')]
-    shares = [f'{100 * n[name]:.0f}' for name in ('purity', 'overlap_under_noise')]
+    counts = [f'{n[name]:,}' for name in FAULTS]
+    shares = [f'{100 * n[name]:.0f}' for name in SHARES]
     rows.append((block, f'{n["centres"]:,}', f'{n["awake"]:.1f}', *counts, *shares))
   caption = (
-    'Dead: awake for fewer than one token in a thousand. Constant: its response differs from token to token by less '
-    f'than 5% of its mean. Doubled: its responses are those of another centre (correlation above 0.99). Purity: how '
-    f'many of the {NEAREST} nearest images are of their commonest class. Kept: how many of them stay so with noise.'
+    'Dead: the greatest |response| is 0 to rounding, or no gradient reaches the coefficients; the center adds '
+    f'nothing. Constant: the deviation of the response over the tokens is below {100 * CONSTANT:.0f}% of its root '
+    f'mean square; the center adds a bias. Low share: awake for fewer than {100 * LOW_SHARE:.1f}% of the '
+    f'tokens; the center may be alive. Doubled: it responds as another center does (correlation above {DOUBLED}). '
+    f'Purity: the share of the commonest class among the {NEAREST} nearest images. Kept: how many of the nearest '
+    'images stay so with noise.'
   )
   return Table(header, rows, caption)
 

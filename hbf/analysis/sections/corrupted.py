@@ -36,7 +36,7 @@ def section(subject: Subject) -> Section:
   groups = {group: float(np.mean([accuracy[name] for name in names])) for group, names in GROUPS.items()}
   numbers |= {'accuracy_of_groups': groups}
   said = (
-    f'Mean error over all corruptions and strengths: {mean:.2f}% (95% for other test images: {low:.2f} to '
+    f'Mean error over all corruptions and strengths: {mean:.2f}% (95% confidence interval: {low:.2f} to '
     f'{high:.2f}), of {len(labels)} test images; {100 - clean.mean():.2f}% without corruption. '
     f'Accuracy with {", ".join(f"{group} {z:.1f}%" for group, z in groups.items())}.'
   )

@@ -10,7 +10,7 @@ from hbf.analysis.drawing import png
 from hbf.analysis.page import Part, Section, Shown, Table, Text
 from hbf.analysis.sections.centres import TRAINING
 from hbf.analysis.sections.errors import address
-from hbf.analysis.sections.relevance import map_of, voters
+from hbf.analysis.sections.relevance import VOTERS, map_of, strongest, voters
 from hbf.analysis.subject import Subject
 from hbf.errors import UserError
 
@@ -51,6 +51,7 @@ def sections(subject: Subject, named: Mapping[str, np.ndarray]) -> list[Section]
     if of_block is None:
       parts.append(Text('The last block has no centres that could have voted.'))
     else:
-      parts.append(voters(subject, training, of_block, images[i : i + 1]))
+      cast = strongest(subject, images[i : i + 1], p.argmax(keepdims=True), VOTERS)
+      parts.append(voters(subject, training, of_block, images[i : i + 1], cast))
     made.append(Section(f'image{i}', name, parts))
   return made

@@ -1,6 +1,6 @@
 """What decides an image."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from hbf.analysis import relevance
 from hbf.analysis.centres import Census
-from hbf.analysis.drawing import coloured, enlarged, legend, panel, png
+from hbf.analysis.drawing import coloured, enlarged, legend, panel, plain, png
 from hbf.analysis.page import Drawing, Section, Shown, Table, Text
 from hbf.analysis.sections.centres import marked, patches
 from hbf.analysis.sections.errors import SIDE, address
@@ -43,7 +43,11 @@ def section(subject: Subject, training: Labelled, found: Mapping[str, Census]) -
     ],
     axis=0,
   )
-  numbers = {'images': len(images), 'gone': gone.tolist(), 'probability': most_first.mean(axis=0).tolist()}
+  numbers: dict[str, Any] = {
+    'images': len(images),
+    'gone': gone.tolist(),
+    'probability': most_first.mean(axis=0).tolist(),
+  }
   numbers |= {'probability_random': random.mean(axis=0).tolist()}
   numbers |= {'area': float(most_first.mean()), 'area_random': float(random.mean())}
   parts: list[Any] = [
@@ -57,7 +61,10 @@ def section(subject: Subject, training: Labelled, found: Mapping[str, Census]) -
   ]
   block = f'block{subject.model.trunk.depth - 1}'
   if block in found:
-    parts.append(voters(subject, training, found[block], images[:SHOWN]))
+    cast = strongest(subject, images[:SHOWN], subject.logits(images[:SHOWN]).argmax(axis=1), VOTERS)
+    numbers['votes'] = [[vote._asdict() for vote in of_image] for of_image in cast]
+    numbers['lost_over_vote'] = median_share(cast)
+    parts.append(voters(subject, training, found[block], images[:SHOWN], cast))
   else:
     parts.append(Text('The last block has no centres that could have voted.'))
   command = 'hbf.analysis.relevance.relevance(answers, images, subject.patch, fill)'
@@ -92,58 +99,77 @@ def map_of(subject: Subject, of_patches: np.ndarray) -> np.ndarray:
 
 
 class Vote(NamedTuple):
-  """What a centre of the last block adds to an answer.
+  """The part of a center of the last block in an answer.
 
   Attributes:
+    answer: the class.
     centre: its number.
     token: through which it adds most.
-    adds: to the answer's logit through all tokens, over the mean of all classes.
+    adds: to the answer's logit through all tokens, over the mean of all classes; last norm and pooling are frozen.
+    lost: by how much that logit falls when the network is run without the center.
   """
 
+  answer: int
   centre: int
   token: int
   adds: float
+  lost: float
 
 
 def strongest(subject: Subject, images: np.ndarray, answers: np.ndarray, count: int) -> list[list[Vote]]:
-  """Of each image the centres that add most to its answer, int [n]."""
-  found = []
-  for cast in relevance.votes(subject, images, answers):  # [N, U]
-    sums = cast.sum(axis=0)
-    best = np.argsort(-sums, kind='stable')[:count]
-    found.append([Vote(int(a), int(cast[:, a].argmax()), float(sums[a])) for a in best])
-  return found
+  """Find for each image the centers that add most to its answer, int [n], and what is lost without each."""
+  cast = relevance.votes(subject, images, answers)  # [n, N, U]
+  sums = cast.sum(axis=1)
+  best = np.argsort(-sums, axis=1, kind='stable')[:, :count]
+  lost = relevance.effects(subject, images, answers, best)
+  return [
+    [
+      Vote(int(answers[i]), int(a), int(cast[i, :, a].argmax()), float(sums[i, a]), float(without))
+      for a, without in zip(best[i], lost[i], strict=True)
+    ]
+    for i in range(len(images))
+  ]
 
 
-def voters(subject: Subject, training: Labelled, found: Census, images: np.ndarray) -> Table:
-  """The centres of the last block that add most to the answer's logit: this patch looks like these."""
-  answers = subject.logits(images).argmax(axis=1)
+def median_share(cast: Sequence[Sequence[Vote]]) -> float:
+  """Return the median, over the images, of what is lost without the center that votes most, over its vote."""
+  return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
+
+
+def voters(
+  subject: Subject, training: Labelled, found: Census, images: np.ndarray, cast: Sequence[Sequence[Vote]]
+) -> Table:
+  """Show the centers of the last block that vote most for the answers: this patch looks like these."""
   rows = []
-  for image, answer, votes in zip(images, answers, strongest(subject, images, answers, VOTERS), strict=True):
+  for image, votes in zip(images, cast, strict=True):
     for place, vote in enumerate(votes):
       seen, near = marked(subject, image, vote.token), patches(subject, training, found, vote.centre)
-      name = subject.classes[answer] if place == 0 else ''
-      rows.append((name, png(seen), str(vote.centre), f'{vote.adds:+.2f}', png(near)))
-  header = ('answer', 'this patch', 'centre', 'adds to its logit', 'looks like these training patches')
+      name = subject.classes[vote.answer] if place == 0 else ''
+      rows.append((name, png(seen), str(vote.centre), f'{vote.adds:+.2f}', f'{vote.lost:+.2f}', png(near)))
+  header = ('answer', 'this patch', 'center', 'vote', 'logit lost without it', 'looks like these training patches')
   caption = (
-    'The centres of the last block that add most to the answer’s logit, over the mean of all classes; framed the '
-    'patch through which each adds most, beside it the training patches nearest to the centre.'
+    'The centers of the last block that vote most for the answer. Framed: the patch through which each votes most, '
+    'beside it the training patches nearest to the center. Vote: what the center adds to the logit of the answer, '
+    'over the mean of all classes, while the division of the last norm and the weights of the pooling are frozen. '
+    'Lost: the network is run again with the coefficients of this center at 0, and nothing is frozen. What is lost '
+    f'without the center that votes most is {100 * median_share(cast):.0f}% of its vote (median over the images).'
   )
   return Table(header, rows, caption)
 
 
 def picture(subject: Subject, training: Labelled, found: Census, images: np.ndarray) -> Figure:
-  """What `voters` tells of the first centre of each image, as a figure for paper."""
+  """Draw the first row of `voters` for each image, as a figure for paper."""
   answers = subject.logits(images).argmax(axis=1)
   votes = [first for (first,) in strongest(subject, images, answers, 1)]
   figure = Figure((7.2, 0.3 + 0.62 * len(images)), layout='constrained')
   axes = figure.subplots(len(images), 2, squeeze=False, width_ratios=(1, 10))
-  for (left, right), image, answer, vote in zip(axes, images, answers, votes, strict=True):
+  for (left, right), image, vote in zip(axes, images, votes, strict=True):
     left.imshow(marked(subject, image, vote.token))
-    left.set_ylabel(f'{subject.classes[answer]}\n{vote.adds:+.2f}', rotation=0, ha='right', va='center')
+    said = f'{subject.classes[vote.answer]}\nvote {vote.adds:+.2f}\nlost {vote.lost:+.2f}'
+    left.set_ylabel(said, rotation=0, ha='right', va='center')
     right.imshow(patches(subject, training, found, vote.centre), aspect='equal')
     for axis in (left, right):
       axis.set(xticks=[], yticks=[], frame_on=False)
   axes[0, 0].set_title('this patch', fontsize=10)
   axes[0, 1].set_title('looks like these training patches', fontsize=10)
-  return figure
+  return plain(figure)

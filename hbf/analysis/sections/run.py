@@ -22,18 +22,21 @@ def section(subject: Subject) -> Section:
     about.append(
       ('training', f'{result["train_seconds"] / 60:,.1f} minutes, {result["images_per_second"]:,.0f} images/s')
     )
-  numbers = {key: result[key] for key in (*SHOWN, 'n', 'correct', ACCURACY.name, 'interval') if key in result}
+  numbers = {'evaluated': 'average' if subject.average else 'parameters'}
+  numbers |= {key: result[key] for key in (*SHOWN, 'n', 'correct', ACCURACY.name, 'interval') if key in result}
   parts: list[Any] = [Table(('', ''), about, f'Checkpoint of step {subject.restored.step}.')]
   if 'accuracy' in result:
     low, high = result['interval']
     shown = [(figure.label, f'{result[figure.name]:{figure.form}}') for figure in (ACCURACY, TOP5, NLL, ECE)]
-    shown[0] = (shown[0][0], f'{shown[0][1]} (95%: {low:.2f} to {high:.2f}, of other test images)')
-    parts.append(Table(('figure', f'of {result["n"]:,} test images, at the end'), shown))
+    shown[0] = (shown[0][0], f'{shown[0][1]} (95% confidence interval: {low:.2f} to {high:.2f})')
+    whose = 'average of the parameters at' if subject.average else 'at'
+    parts.append(Table(('figure', f'of {result["n"]:,} test images, {whose} the end'), shown))
   else:
     parts.append(Text('The run has no result yet: it is not finished.'))
   if (curves := _curves(subject)) is not None:
     parts.append(curves)
-  return Section('run', 'The run', parts, numbers, f'python eval.py --workdir={subject.workdir}')
+  command = f'python eval.py --workdir={subject.workdir}{" --average" if subject.average else ""}'
+  return Section('run', 'The run', parts, numbers, command)
 
 
 def _result(subject: Subject) -> dict[str, Any]:
@@ -41,6 +44,8 @@ def _result(subject: Subject) -> dict[str, Any]:
   if not path.exists():
     return {'model': config.model.name, 'recipe': config.recipe, 'dataset': config.data.name, 'seed': config.seed}
   result = json.loads(path.read_text())
+  if subject.average:
+    result |= result['average']
   interval = stats.binomtest(result['correct'], result['n']).proportion_ci(method='wilson')
   return result | {'interval': [100 * interval.low, 100 * interval.high]}
 
