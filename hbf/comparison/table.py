@@ -14,7 +14,7 @@ from hbf.comparison.statistics import LEVEL, Interval, over_examples, over_seeds
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
-from hbf.training.workdir import read_predictions
+from hbf.training.workdir import read_predictions, read_result
 
 Results = dict[int, dict[str, Any]]  # result.json by seed
 
@@ -104,8 +104,8 @@ def as_json(rows: list[Row]) -> str:
 
 
 def _results(arm: Arm, grid: Grid, workdir: pathlib.Path) -> Results:
-  paths = {seed: workdir / arm.run(seed) / 'result.json' for seed in grid.seeds}
-  return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
+  found = {seed: read_result(workdir / arm.run(seed), arm.kind.figures[0].name) for seed in grid.seeds}
+  return {seed: result for seed, result in found.items() if result is not None}
 
 
 def _over_examples(arm: Arm, first: Arm, seeds: list[int], workdir: pathlib.Path) -> Interval | None:
