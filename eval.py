@@ -21,12 +21,13 @@ CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the h
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
+OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
 
 
 def main(argv: Sequence[str]) -> int:
-  """Evaluates and prints."""
+  """Evaluate, print, and then write the figures: what cannot be written is on the screen all the same."""
   del argv
   processes.start(**PROCESSES())
   keep_freed_memory()
@@ -34,8 +35,9 @@ def main(argv: Sequence[str]) -> int:
   from hbf.evaluation.report import print_classes, print_result
   from hbf.training.evaluate import evaluate_workdir
 
+  workdir = pathlib.Path(WORKDIR.value).expanduser()
   evaluation = evaluate_workdir(
-    pathlib.Path(WORKDIR.value).expanduser(),
+    workdir,
     CHECKPOINT.value,
     SPLIT.value,
     average=AVERAGE.value,
@@ -46,11 +48,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
   if JSON.value:
     print(json.dumps(evaluation.result))
-    return 0
-  console = Console(file=sys.stdout)
-  print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}', console)
-  if 'confusion' in evaluation.result:
-    print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
+  else:
+    console = Console(file=sys.stdout)
+    print_result(evaluation.result, f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}', console)
+    if 'confusion' in evaluation.result:
+      print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
+  sys.stdout.flush()
+  evaluation.save(pathlib.Path(OUTPUT.value).expanduser() if OUTPUT.value else workdir)
   return 0
 
 
