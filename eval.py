@@ -24,12 +24,13 @@ COPIES = flags.DEFINE_string(
   'copies', '', 'none, mirror or mirror_shift: average over copies of each image, reported beside.'
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
+OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
 
 
 def main(argv: Sequence[str]) -> int:
-  """Evaluates and prints."""
+  """Evaluate, print, and then write the figures: what cannot be written is on the screen all the same."""
   del argv
   processes.start(**PROCESSES())
   keep_freed_memory()
@@ -37,8 +38,9 @@ def main(argv: Sequence[str]) -> int:
   from hbf.evaluation.report import print_classes, print_result
   from hbf.training.evaluate import evaluate_workdir
 
+  workdir = pathlib.Path(WORKDIR.value).expanduser()
   evaluation = evaluate_workdir(
-    pathlib.Path(WORKDIR.value).expanduser(),
+    workdir,
     CHECKPOINT.value,
     SPLIT.value,
     average=AVERAGE.value,
@@ -50,14 +52,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
   if JSON.value:
     print(json.dumps(evaluation.result))
-    return 0
-  console = Console(file=sys.stdout)
-  title = f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}'
-  print_result(evaluation.result, title, console)
-  if 'copies' in evaluation.result:
-    print_result(evaluation.result['copies'], f'{title}, averaged over copies of each image', console)
-  if 'confusion' in evaluation.result:
-    print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
+  else:
+    console = Console(file=sys.stdout)
+    title = f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}'
+    print_result(evaluation.result, title, console)
+    if 'copies' in evaluation.result:
+      print_result(evaluation.result['copies'], f'{title}, averaged over copies of each image', console)
+    if 'confusion' in evaluation.result:
+      print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
+  sys.stdout.flush()
+  evaluation.save(pathlib.Path(OUTPUT.value).expanduser() if OUTPUT.value else workdir)
   return 0
 
 

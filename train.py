@@ -13,20 +13,26 @@ from rich.console import Console
 
 from hbf import cli
 from hbf.training import processes
-from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+from hbf.training.machine import compute_deterministically, keep_compiled_programs, keep_freed_memory
 
 CONFIG = cli.define_config('configs/digits.py')
 PROCESSES = cli.define_processes()
 WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
 
+DETERMINISTIC = flags.DEFINE_boolean(
+  'deterministic', False, 'Compute the same bits in every run on a GPU, more slowly; on a CPU it is so anyway.'
+)
+
 
 def main(argv: Sequence[str]) -> int:
-  """Trains; exit status 0 also if a signal stopped the run, which the same command then continues."""
+  """Train; exit status 0 also if a signal stopped the run, which the same command then continues."""
   del argv
+  if DETERMINISTIC.value:
+    compute_deterministically()
   processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
-  from hbf.evaluation.report import print_result
+  from hbf.evaluation.report import print_result, say
   from hbf.tasks.registry import TASKS
   from hbf.training.loop import train
   from hbf.training.workdir import default_workdir
@@ -39,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     if 'average' in result:
       print_result(result['average'], 'average of the parameters', console)
     if shows := TASKS[CONFIG.value.task].shows:
-      console.print(f'What it does: {shows} --workdir={workdir}', highlight=False, markup=False, soft_wrap=True)
+      say(console, f'What it does: {shows} --workdir={workdir}')
   return 0
 
 

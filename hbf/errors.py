@@ -30,7 +30,7 @@ def warn(message: str) -> None:
 
 
 def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
-  """Of a command that returns its exit status: one that for a UserError prints a line and returns 1."""
+  """Wrap a command that returns its exit status: a UserError and Ctrl-C end in a line and a status other than 0."""
 
   @functools.wraps(main)
   def guarded(*args: Any, **kwargs: Any) -> int:
@@ -38,6 +38,9 @@ def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
       return main(*args, **kwargs)
     except UserError as error:
       return fail(str(error))
+    except KeyboardInterrupt:
+      fail('interrupted')
+      return 130  # as shells have it: 128 and the number of SIGINT
 
   return guarded
 

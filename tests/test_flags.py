@@ -7,7 +7,7 @@ import pytest
 
 from hbf import cli
 from hbf.arguments import Parser
-from hbf.errors import Notice, UserError, warn
+from hbf.errors import Notice, UserError, in_one_line, warn
 
 COMMANDS = ['authors', 'data.prepare', 'analysis.mixing', 'analysis.nested', 'analysis.dead_units']
 
@@ -20,6 +20,15 @@ def test_a_wrong_flag_ends_in_one_line(command, capsys):
   said = capsys.readouterr()
   line = f'error: unrecognized arguments: --wrong=1: `python -m hbf.{command} --help` has the flags\n'
   assert (said.out, said.err) == ('', line)
+
+
+def test_ctrl_c_ends_in_one_line(capsys):
+  @in_one_line
+  def interrupted():
+    raise KeyboardInterrupt
+
+  assert interrupted() == 130
+  assert capsys.readouterr().err == 'error: interrupted\n'
 
 
 def test_paths_may_be_in_the_home_folder(monkeypatch):

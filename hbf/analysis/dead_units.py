@@ -7,7 +7,6 @@ Each model differs only in its stage 2; docs/dead-units.md tells what it shows.
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from hbf.training.imported import write
 from hbf.training.loop import train
 from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
 from hbf.training.state import init_state
-from hbf.training.workdir import write_json
+from hbf.training.workdir import read_json, write_json
 
 WIDTH = 768  # the memo's
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
@@ -143,8 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
   flags = parser.parse_args(arguments)
   logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
   path = flags.out / 'dead-units.json'
-  if flags.report and not path.is_file():
-    raise UserError(f'{path} is missing: measure it without --report')
   if not flags.report:
     keep_freed_memory()
     keep_compiled_programs()
@@ -152,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags.out.mkdir(parents=True, exist_ok=True)
     about = {'data': 'digits', 'seed': 0, 'device': device_name(), 'commit': commit(), 'versions': versions()}
     write_json(path, about | {'config': SIZES | TRAINING, 'rows': rows})
-  measured = json.loads(path.read_text())
+  measured = read_json(path, 'measure it again, without --report')
+  if measured is None:
+    raise UserError(f'{path} is missing: measure it without --report')
   draw(measured, flags.out / 'dead-units.png')
   print(table(measured))
   return 0

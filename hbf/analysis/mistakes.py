@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.evaluation.metrics import Counts, summarise
+from hbf.evaluation.metrics import Counts, detail, summarise
 
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
-  """Figures of logits float32 [n, classes] and labels int32 [n], as `hbf.evaluation.metrics.summarise` has them."""
+  """Return figures and details of logits float32 [n, classes] and labels int32 [n]; see `hbf.evaluation.metrics`."""
   count = jax.jit(
     lambda logits, labels: Counts.zeros(logits.shape[1]).add(logits, labels, jnp.ones(len(labels), bool))
   )
-  return summarise(count(logits, labels))
+  counts = count(logits, labels)
+  return summarise(counts) | detail(counts)
 
 
 def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,6 @@
 """What is compared: arms (a model with its options on a data set) times seeds, and where their runs lie."""
 
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.experiment import Plan, make_plan, training_operations
-from hbf.training.workdir import differences, write_json
+from hbf.training.workdir import damaged, differences, read_json, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,17 +115,20 @@ class Grid:
 
   @classmethod
   def load(cls, workdir: pathlib.Path) -> 'Grid':
-    """Reads grid.json.
+    """Read grid.json.
 
     Raises:
-      UserError: there is none.
+      UserError: there is none, or it is damaged.
     """
-    path = workdir / 'grid.json'
-    if not path.is_file():
+    path, cure = workdir / 'grid.json', 'restore it from a copy, or choose another --workdir'
+    stored = read_json(path, cure, 'arms', 'seeds')
+    if stored is None:
       raise UserError(f'{workdir} is not a comparison (no grid.json): give the --workdir you compared with')
-    stored = json.loads(path.read_text())
-    arms = tuple(Arm(**{**arm, 'arguments': tuple(arm['arguments'])}) for arm in stored['arms'])
-    return cls(arms, tuple(stored['seeds']))
+    try:
+      arms = tuple(Arm(**{**arm, 'arguments': tuple(arm['arguments'])}) for arm in stored['arms'])
+      return cls(arms, tuple(stored['seeds']))
+    except (KeyError, TypeError) as error:
+      raise damaged(path, str(error), cure) from error
 
   @classmethod
   def stored(cls, workdir: pathlib.Path) -> 'Grid':

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,8 @@ from rich.console import Console
 
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Grid
-from hbf.training.loop import signals
+from hbf.evaluation.report import say
+from hbf.training.signals import signals
 from hbf.training.workdir import in_use
 
 TRAIN = pathlib.Path(__file__).parents[2] / 'train.py'
@@ -40,7 +42,7 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
   waiting = collections.deque(_unfinished(grid, workdir))
   total, free = len(waiting), collections.deque(devices)
   running: list[_Process] = []
-  console.print(f'{len(grid.runs()) - total} runs finished, {total} to do in {workdir}')
+  say(console, f'{len(grid.runs()) - total} runs finished, {total} to do in {workdir}')
   with signals() as stopped:
     while (waiting and not stopped()) or running:
       if stopped():
@@ -52,11 +54,11 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
           waiting.append(run)
         else:
           running.append(_Process(run, workdir, free.popleft()))
-          console.print(f'{run.name}: started on {running[-1].device}, {len(waiting)} more to do', highlight=False)
+          say(console, f'{run.name}: started on {running[-1].device}, {len(waiting)} more to do')
       for process in [process for process in running if process.ended()]:
         running.remove(process)
         free.append(process.device)
-        console.print(f'{process.run.name}: {process.outcome()}', highlight=False, markup=False, soft_wrap=True)
+        say(console, f'{process.run.name}: {process.outcome()}')
       waiting = collections.deque(run for run in waiting if not _finished(workdir / run.name))
       time.sleep(POLL_SECONDS)
     return not stopped()
@@ -83,8 +85,7 @@ class _Process:
   def __init__(self, run: Run, workdir: pathlib.Path, device: Device):
     self.run, self.device = run, device
     self._workdir, self._begin, self._told = workdir, time.monotonic(), False
-    _log(workdir, run.name).parent.mkdir(exist_ok=True)
-    with open(_log(workdir, run.name), 'w') as log:
+    with open(_new_log(workdir, run.name), 'x') as log:
       self._process = subprocess.Popen(
         [sys.executable, str(TRAIN), *run.arguments, f'--workdir={workdir / run.name}'],
         stdin=subprocess.DEVNULL,
@@ -125,6 +126,16 @@ def _unfinished(grid: Grid, workdir: pathlib.Path) -> Iterator[Run]:
 
 def _finished(run: pathlib.Path) -> bool:
   return (run / 'result.json').exists()
+
+
+def _new_log(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Return where a run's next attempt logs; the log of the attempt before stays, as NAME.1.log, NAME.2.log, …"""
+  log = _log(workdir, name)
+  log.parent.mkdir(exist_ok=True)
+  if log.exists():
+    numbers = itertools.count(1)
+    log.rename(next(path for n in numbers if not (path := log.with_name(f'{name}.{n}.log')).exists()))
+  return log
 
 
 def _log(workdir: pathlib.Path, name: str) -> pathlib.Path:

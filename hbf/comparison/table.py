@@ -15,7 +15,7 @@ from hbf.comparison.statistics import LEVEL, SEEDS, Difference, block_length, di
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
-from hbf.training.workdir import read_predictions
+from hbf.training.workdir import read_predictions, read_result
 
 OPTIONAL = ('training operations', 'published')  # columns that are left out where they would be empty
 Results = dict[int, dict[str, Any]]  # result.json by seed
@@ -104,8 +104,8 @@ def as_json(rows: list[Row]) -> str:
 
 
 def _results(arm: Arm, grid: Grid, workdir: pathlib.Path) -> Results:
-  paths = {seed: workdir / arm.run(seed) / 'result.json' for seed in grid.seeds}
-  return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
+  found = {seed: read_result(workdir / arm.run(seed), arm.kind.figures[0].name) for seed in grid.seeds}
+  return {seed: result for seed, result in found.items() if result is not None}
 
 
 def _differences(seeds: Mapping[Arm, Sequence[int]], workdir: pathlib.Path) -> dict[Arm, Difference]:

@@ -10,6 +10,7 @@ import numpy as np
 from hbf.evaluation import exact
 from hbf.evaluation.figures import ACCURACY, ECE, NLL, TOP5
 
+CONFUSION_CLASSES = 1000  # whose matrix has a million numbers, at most, when it is written
 BINS = 15  # of confidence, for the calibration error; the usual number (Guo et al. 2017)
 
 
@@ -60,18 +61,10 @@ class Counts(flax.struct.PyTreeNode):
 
 
 def summarise(counts: Counts) -> dict[str, Any]:
-  """Figures of a split from its counts.
-
-  Returns:
-    n and correct (integers); the figures of `hbf.evaluation.figures.CLASSIFICATION`, nll an example; per_class, the
-    accuracy of each class in percent (None without examples); confusion [label][prediction]; reliability, for each
-    bin of confidence its examples, accuracy and mean confidence in percent.
-  """
+  """Return the figures of a split: n and correct (integers), and those of `CLASSIFICATION`, nll an example."""
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, bin_confidence = exact.value(c.nll), exact.value(c.bin_confidence)
   n, correct = int(c.confusion.sum()), int(np.trace(c.confusion))
-  of_class = c.confusion.sum(axis=1)
-  per_class = [100 * int(hit) / int(m) if m else None for hit, m in zip(np.diag(c.confusion), of_class, strict=True)]
   gaps = np.abs(c.bin_correct - bin_confidence)
   return {
     'n': n,
@@ -80,8 +73,24 @@ def summarise(counts: Counts) -> dict[str, Any]:
     TOP5.name: 100 * int(c.top5) / n,
     NLL.name: float(nll) / n,
     ECE.name: 100 * float(gaps.sum()) / n,
+  }
+
+
+def detail(counts: Counts) -> dict[str, Any]:
+  """Return what a report of a split says beside its figures.
+
+  Returns:
+    per_class, the accuracy of each class in percent (None without examples); confusion [label][prediction], unless
+    there are more than CONFUSION_CLASSES; reliability, for each bin of confidence its examples, accuracy and mean
+    confidence in percent.
+  """
+  c = jax.tree.map(np.asarray, jax.device_get(counts))
+  of_class, bin_confidence = c.confusion.sum(axis=1), exact.value(c.bin_confidence)
+  per_class = [100 * int(hit) / int(m) if m else None for hit, m in zip(np.diag(c.confusion), of_class, strict=True)]
+  confusion = {'confusion': c.confusion.tolist()} if len(c.confusion) <= CONFUSION_CLASSES else {}
+  return {
     'per_class': per_class,
-    'confusion': c.confusion.tolist(),
+    **confusion,
     'reliability': [
       {'n': int(m), 'accuracy': 100 * int(hit) / int(m), 'confidence': 100 * float(p) / int(m)}
       for m, hit, p in zip(c.bin_examples, c.bin_correct, bin_confidence, strict=True)

@@ -43,4 +43,9 @@ def _shown(key: str, value: str | int | float) -> str:
 
 
 def _print(title: str, shown: str, console: Console) -> None:
-  console.print(f'{title}:\n\n{shown}\n', highlight=False, markup=False, soft_wrap=True)
+  say(console, f'{title}:\n\n{shown}\n')
+
+
+def say(console: Console, text: str) -> None:
+  """Print a text as it is. Rich would take a folder called `[/` for markup, and break long lines."""
+  console.print(text, highlight=False, markup=False, soft_wrap=True)

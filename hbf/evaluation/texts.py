@@ -43,12 +43,7 @@ class TextCounts(flax.struct.PyTreeNode):
 
 
 def summarise_text(counts: TextCounts) -> dict[str, Any]:
-  """Figures of a text from its counts.
-
-  Returns:
-    n, correct (tokens) and bytes; the figures of `hbf.evaluation.figures.NEXT_TOKEN`; by_position, for each place of
-    a window that has tokens their number, token_nll and accuracy.
-  """
+  """Return the figures of a text: n, correct (tokens), bytes, and those of `hbf.evaluation.figures.NEXT_TOKEN`."""
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, n = exact.value(c.nll), int(c.tokens.sum(dtype=np.int64))
   total, correct, size = float(nll.sum()), int(c.correct.sum(dtype=np.int64)), int(c.bytes)
@@ -60,6 +55,14 @@ def summarise_text(counts: TextCounts) -> dict[str, Any]:
     PERPLEXITY.name: float(np.exp(total / n)),
     BITS_PER_BYTE.name: total / size / float(np.log(2)),
     ACCURACY.name: 100 * correct / n,
+  }
+
+
+def detail_text(counts: TextCounts) -> dict[str, Any]:
+  """Return by_position: for each place of a window that has tokens their number, token_nll and accuracy."""
+  c = jax.tree.map(np.asarray, jax.device_get(counts))
+  nll = exact.value(c.nll)
+  return {
     'by_position': [
       {'position': i, 'n': int(m), TOKEN_NLL.name: float(of_place) / int(m), ACCURACY.name: 100 * int(hit) / int(m)}
       for i, (of_place, hit, m) in enumerate(zip(nll, c.correct, c.tokens, strict=True))

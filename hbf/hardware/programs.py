@@ -83,7 +83,8 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   residents = {split: task.shapes(source, sharding, 1)[0] for split, source in splits.items()}
   steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)
   resident, stack = task.shapes(splits['train'], sharding, steps, config.train.batch_size)
-  tested, batch = task.shapes(splits['test'], sharding, evaluator.batch_size)
+  rows = evaluator.rows(len(splits['test']))
+  tested, batch = task.shapes(splits['test'], sharding, rows)
   state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
   counts = with_sharding(jax.eval_shape(task.zeros), mesh)
   with jax.set_mesh(mesh):  # type: ignore[arg-type]  # not an abstract one
@@ -92,7 +93,7 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   examples, optimizer = _bytes(residents), _bytes((state.opt_state, state.average))
   each = (
     Program('train step', config.train.batch_size * task.units, train, examples - _bytes(resident)),
-    Program('evaluation step', evaluator.batch_size * task.units, evaluate, examples - _bytes(tested) + optimizer),
+    Program('evaluation step', rows * task.units, evaluate, examples - _bytes(tested) + optimizer),
   )
   return Programs(plan, mesh, _bytes(state.params), optimizer, each)
 

@@ -34,7 +34,7 @@ from hbf.data.sources import Source, hold_out
 from hbf.data.transforms import TRANSFORMS, check_size, read_transforms
 from hbf.errors import UserError, choose
 from hbf.evaluation.figures import ACCURACY, CLASSIFICATION, Figure
-from hbf.evaluation.metrics import Counts, summarise
+from hbf.evaluation.metrics import Counts, detail, summarise
 from hbf.models.build import build_model
 from hbf.tasks.task import Seen, Task
 
@@ -223,6 +223,10 @@ class Classification(Task):
   def summarise(self, counts: Counts) -> dict[str, Any]:
     """See `hbf.evaluation.metrics.summarise`."""
     return summarise(counts)
+
+  def detail(self, counts: Counts) -> dict[str, Any]:
+    """See `hbf.evaluation.metrics.detail`."""
+    return detail(counts)
 
   @staticmethod
   def outcomes(kept: Mapping[str, np.ndarray]) -> np.ndarray:

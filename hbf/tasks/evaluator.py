@@ -24,10 +24,12 @@ class Evaluated(NamedTuple):
   Attributes:
     summary: figures, see `hbf.tasks.task.Task.summarise`.
     kept: what the task keeps of every example of the split, in its order, by name [n].
+    counts: that the summary is of; `hbf.tasks.task.Task.detail` says more of them.
   """
 
   summary: dict[str, Any]
   kept: dict[str, np.ndarray]
+  counts: Any
 
 
 class Interrupted(Exception):
@@ -38,7 +40,7 @@ class Evaluator:
   """Evaluates parameters on splits; compiles once for all splits of a kind.
 
   Attributes:
-    batch_size: of a step.
+    batch_size: of a step, at most.
     step: (counts, variables, resident, batch) → (counts, what is kept of each row), jitted.
   """
 
@@ -77,8 +79,13 @@ class Evaluator:
 
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
+  def rows(self, examples: int) -> int:
+    """Return the batch size for a split of so many examples; a larger batch would hold padding alone."""
+    devices = self._mesh.size
+    return min(self.batch_size, -(-examples // devices) * devices)
+
   def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> Evaluated:
-    """Figures and predictions of the split.
+    """Return figures and predictions of the split.
 
     Args:
       params: of the model.
@@ -88,7 +95,7 @@ class Evaluator:
     Raises:
       Interrupted: it was true.
     """
-    order = EvalOrder(len(split), self.batch_size)
+    order = EvalOrder(len(split), self.rows(len(split)))
     counts, rows = self._zeros(), list[dict[str, jax.Array]]()
     with contextlib.closing(split.batches(order, 0, len(order))) as batches:
       for batch in batches:
@@ -100,7 +107,7 @@ class Evaluator:
         rows.append(of_batch)
     found = {name: np.concatenate(of_batches) for name, of_batches in _by_name(jax.device_get(rows)).items()}
     real = found.pop(_REAL)
-    return Evaluated(self._task.summarise(counts), {name: kept[real] for name, kept in found.items()})
+    return Evaluated(self._task.summarise(counts), {name: kept[real] for name, kept in found.items()}, counts)
 
 
 def _by_name(rows: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:

@@ -18,7 +18,7 @@ from hbf.data.texts import Texts, identity_of, load_texts
 from hbf.data.windows import Text, TextInput, Tokens, check_length, shifted_windows, windows
 from hbf.errors import UserError
 from hbf.evaluation.figures import MASKED_TOKEN, NEXT_TOKEN, Figure
-from hbf.evaluation.texts import TextCounts, summarise_text
+from hbf.evaluation.texts import TextCounts, detail_text, summarise_text
 from hbf.models.build import build_language_model
 from hbf.tasks.task import Seen, Task
 
@@ -145,6 +145,10 @@ class Language(Task):
   def summarise(self, counts: TextCounts) -> dict[str, Any]:
     """See `hbf.evaluation.texts.summarise_text`."""
     return summarise_text(counts)
+
+  def detail(self, counts: TextCounts) -> dict[str, Any]:
+    """See `hbf.evaluation.texts.detail_text`."""
+    return detail_text(counts)
 
   @staticmethod
   def outcomes(kept: Mapping[str, np.ndarray]) -> np.ndarray:

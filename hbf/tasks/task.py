@@ -160,7 +160,11 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def summarise(self, counts: Any) -> dict[str, Any]:
-    """The figures of a split from its counts, with n and correct, for JSON, and whatever else is worth knowing."""
+    """Return the figures of a split from its counts, with n and correct, for JSON."""
+
+  @abc.abstractmethod
+  def detail(self, counts: Any) -> dict[str, Any]:
+    """Return what else a report says of a split, from its counts, for JSON; it may be long."""
 
   @property
   def shown(self) -> tuple[str, ...]:

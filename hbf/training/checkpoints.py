@@ -22,6 +22,7 @@ from hbf.evaluation.figures import Figure
 from hbf.training import processes
 from hbf.training.checksum import checksum
 from hbf.training.state import TrainState
+from hbf.training.workdir import reason_of
 
 ITEMS = ('params', 'training', 'average')  # of a checkpoint
 UNCHECKED = {'seconds', 'steps'}  # what a checkpoint may say of itself that has no checksums, being older
@@ -163,6 +164,7 @@ class Checkpoints:
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
+        _check_readable(self._folder / str(step))
         reason = _first_line(error)
       # All must have read it before they add up their checksums together.
       if not (reason := max(processes.exchange(reason)) or _wrong(items, sums)):
@@ -289,10 +291,31 @@ def _leaving_no_reads() -> Iterator[None]:
 
 
 def _is_the_machines(error: Exception) -> bool:
-  """Whether a checkpoint can't be read for want of memory, or of a disk that answers: it may be sound."""
+  """Return whether memory, permission or a disk that answers is missing: the checkpoint may be sound."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   not_there = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # or another kind of thing is in its place
-  return wants_memory or (isinstance(error, OSError) and error.errno not in not_there)
+  return wants_memory or (isinstance(error, OSError) and error.errno not in not_there) or reason_of(error) is not None
+
+
+def _check_readable(folder: pathlib.Path) -> None:
+  """Read every byte of a checkpoint. Orbax takes some files and folders that it may not read for missing ones.
+
+  Raises:
+    OSError: the system refuses one.
+  """
+  folders = [folder]
+  while folders:
+    path = folders.pop()
+    try:
+      if path.is_dir():
+        folders += path.iterdir()
+      else:
+        with open(path, 'rb') as file:
+          while file.read(2**24):
+            pass
+    except OSError as error:
+      if _is_the_machines(error):
+        raise
 
 
 def _first_line(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """Figures of a finished or running run's checkpoint, on any split."""
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Sequence
@@ -30,12 +31,27 @@ class Evaluation:
   """Figures of one checkpoint on one split.
 
   Attributes:
-    result: what was evaluated, and what `hbf.tasks.task.Task.summarise` says of it.
+    result: what was evaluated, and what `hbf.tasks.task.Task` summarises and details of it.
     task: of the run.
   """
 
   result: dict[str, Any]
   task: Task
+
+  def save(self, folder: pathlib.Path) -> None:
+    """Write eval-<split>-<step>.json, or …-average.json, into a folder, which is made if it is missing.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    result, average = self.result, '-average' if self.result['evaluated'] == 'average' else ''
+    path = folder / f'eval-{result["split"]}-{result["checkpoint"]}{average}.json'
+    try:
+      with contextlib.suppress(OSError):  # whatever is wrong with the folder, writing tells
+        folder.mkdir(parents=True, exist_ok=True)
+      write_json(path, result)
+    except UserError as error:
+      raise UserError(f'{error}, or give another folder as --output') from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +137,7 @@ def evaluate_workdir(
   copies: str = '',
   **moved: str,
 ) -> Evaluation:
-  """Evaluate a checkpoint and write eval-<split>-<step>.json, or …-average.json, into the workdir.
+  """Evaluate a checkpoint. Nothing is written; see `Evaluation.save`.
 
   Args:
     workdir: of a run, made by `hbf.training.loop.train`.
@@ -144,7 +160,7 @@ def evaluate_workdir(
     examples = task.open(source, batch_sharding(mesh))
   processes.meet(mesh)
   evaluator = make_evaluator(config, task, restored.model, mesh)
-  summary = evaluator(restored.params, examples).summary
+  found = evaluator(restored.params, examples)
   about = {
     'dataset': config.data.name,
     'model': config.model.name,
@@ -156,10 +172,9 @@ def evaluate_workdir(
     'evaluated': 'average' if average else 'parameters',
     'device': device_name(mesh.devices.flat),
   }
+  summary = found.summary
   if task.copies:
-    of_copies = make_evaluator(config, task, restored.model, mesh, task.copies)(restored.params, examples).summary
-    summary |= {'copies': {name: of_copies[name] for name in task.shown}}
-  result = about | summary
-  path = workdir / f'eval-{split}-{restored.step}{"-average" if average else ""}.json'
-  processes.from_first(lambda: write_json(path, result))
-  return Evaluation(result, task)
+    of_copies = make_evaluator(config, task, restored.model, mesh, task.copies)
+    copied = of_copies(restored.params, examples).summary
+    summary = summary | {'copies': {name: copied[name] for name in task.shown}}
+  return Evaluation(about | summary | task.detail(found.counts), task)

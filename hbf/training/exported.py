@@ -29,7 +29,7 @@ from hbf.models.build import abstract_params, build_model
 from hbf.training.evaluate import restore
 from hbf.training.schema import VERSION as SCHEMA
 from hbf.training.schema import current
-from hbf.training.workdir import load_config, write_json
+from hbf.training.workdir import damaged, load_config, read_data, read_json, write_json
 
 FORMAT, VERSION = 'hbf classifier', 1
 CONFIG, TENSORS, PROGRAM = 'config.json', 'model.safetensors', 'program.jax'
@@ -75,10 +75,9 @@ def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = 
   config = load_config(workdir)
   if config.task != 'classification':
     raise UserError(f'{workdir} holds a run of task {config.task}: give one of classification, which answers images')
-  path = workdir / 'data.json'
-  if not path.is_file():
+  data = read_data(workdir, 'name', 'classes', 'image_shape')
+  if data is None:
     raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
-  data = json.loads(path.read_text())
   dataset = Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
   restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
   said = json.loads(restored.config.to_json())
@@ -161,19 +160,17 @@ def _program(model: Trained) -> jax.export.Exported:
 
 
 def read_about(folder: pathlib.Path) -> dict[str, Any]:
-  """What an exported folder's config.json says, see `Trained`.
+  """Return what an exported folder's config.json says, see `Trained`.
 
   Raises:
     UserError: the folder is no export, or one of a version that this code doesn't know.
   """
   path, expected = folder / CONFIG, 'expected a folder that hbf.predict --export has written'
-  try:
-    said = json.loads(path.read_text())
-  except OSError as error:
-    raise UserError(f'{path} can not be read ({error.strerror}): {expected}') from error
-  except ValueError as error:
-    raise UserError(f'{path} is damaged ({error}): export it again') from error
-  if not isinstance(said, dict) or said.get('format') != FORMAT:
+  again = 'export it again'
+  said = read_json(path, again)
+  if said is None:
+    raise UserError(f'{path} is missing: {expected}')
+  if said.get('format') != FORMAT:
     cure = ', or the folder of a run as --workdir' if (folder / 'checkpoints').exists() else ''
     raise UserError(f'{path} is not that of an exported model: {expected}{cure}')
   if said.get('version') != VERSION:
@@ -182,7 +179,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
       'export it again by this code, or read it by the code that wrote it'
     )
   if missing := sorted(_SAID - said.keys()):
-    raise UserError(f'{path} is damaged (it lacks {", ".join(missing)}): export it again')
+    raise damaged(path, f'it lacks {", ".join(missing)}', again)
   return said
 
 

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.data.inputs import Batch, Resident
+from hbf.evaluation.report import say
 from hbf.models.matching import units_of
 from hbf.tasks.evaluator import Evaluated, Evaluator, Interrupted
 from hbf.tasks.registry import make_task
@@ -25,13 +25,15 @@ from hbf.training.machine import commit, device_name, peak_memory_bytes, version
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Evaluations, Reporter, check_finite
 from hbf.training.sharding import state_sharding
+from hbf.training.signals import signals
 from hbf.training.state import TrainState, all_finite
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.workdir import (
+  check_place,
   claim,
   flatten,
   locked,
-  naming_full_disk,
+  naming_trouble,
   read_result,
   with_measured,
   write_json,
@@ -65,10 +67,23 @@ def train(
   """
   if not processes.is_first():
     console = Console(quiet=True)
+  with signals() as heard:
+    return _train(config, workdir, console, devices, heard)
+
+
+def _train(
+  config: ConfigDict,
+  workdir: pathlib.Path,
+  console: Console,
+  devices: Sequence[jax.Device] | None,
+  heard: Callable[[], bool],
+) -> dict[str, Any] | None:
+  """Train as `train` does, until `heard` says that a signal came."""
   experiment, data = _prepare(config, workdir, devices)
-  with naming_full_disk(workdir), _claimed(workdir, experiment.config, data):
-    if result := processes.from_first(lambda: read_result(workdir)):
-      console.print(f'{workdir} is finished; this is its result')
+  stopped = processes.Heard(heard, experiment.mesh)
+  with naming_trouble(workdir), _claimed(workdir, experiment.config, data):
+    if (result := processes.from_first(lambda: read_result(workdir, 'n', 'correct'))) is not None:
+      say(console, f'{workdir} is finished; this is its result')
       return result
     _introduce(experiment, workdir, console)
     ranks = experiment.task.figures[0]
@@ -78,16 +93,19 @@ def train(
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
       with jax.set_mesh(experiment.mesh):
         state, start, stopwatch = _start(experiment, first, checkpoints, console)
-        steps_fn, compile_seconds = _compile(experiment, state, first)
-      with _writer(config, workdir, start) as writer, signals() as heard:
-        stopped = processes.Heard(heard, experiment.mesh)
+        compiled = None if stopped() else _compile(experiment, state, first)
+      if compiled is None or stopped():
+        say(console, f'stopped before step {start + 1}; the same command goes on from there')
+        return None
+      steps_fn, compile_seconds = compiled
+      with _writer(config, workdir, start) as writer:
         with Reporter(experiment, writer, stopwatch, start, console) as reporter:
           run = _Run(experiment, steps_fn, reporter, checkpoints, stopwatch, stopped)
           state, done = run.steps(state, start)
         test = None if stopped() else run.evaluate(state, 'test')
         if test is None:
           checkpoints.wait()  # while signals are still heard: another one must not end the save
-          console.print(f'stopped after step {done}, saved; the same command goes on from there')
+          say(console, f'stopped after step {done}, saved; the same command goes on from there')
           return None
         figures = test.figures(*experiment.task.shown)
         writer.write(done, experiment.clock.epoch(done), 'test', **figures)
@@ -98,8 +116,9 @@ def train(
 def _prepare(
   config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None
 ) -> tuple[Experiment, dict[str, Any]]:
-  """Everything a run needs, checked by every process and the same in all; and what tells its data from others."""
+  """Return all that a run needs, checked and the same in all processes, and what tells its data from others."""
   with processes.agreed():
+    check_place(workdir)
     config = with_measured(config, workdir)
   resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
   if jax.process_count() > 1:
@@ -154,7 +173,7 @@ def _introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) 
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {_devices(experiment)}; workdir {workdir}',
   )
   for line in lines:
-    console.print(line, highlight=False, soft_wrap=True)
+    say(console, line)
 
 
 def _start(
@@ -168,11 +187,11 @@ def _start(
   if processes.from_first(lambda: checkpoints.latest) is not None:
     found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh))
     for step, path in found.damaged.items():
-      console.print(f'checkpoint {step} cannot be read; set aside as {path}', highlight=False, soft_wrap=True)
-    console.print(f'goes on after step {found.step}')
+      say(console, f'checkpoint {step} cannot be read; set aside as {path}')
+    say(console, f'goes on after step {found.step}')
     return found.state, found.step, Stopwatch(**found.about)
   if initial:
-    console.print(f'starts from {initial.source}', highlight=False)
+    say(console, f'starts from {initial.source}')
   shardings = state_sharding(experiment.mesh, shapes)
   compiled = jax.jit(init, out_shardings=shardings).lower(resident, first, given).compile()
   processes.meet(experiment.mesh)
@@ -265,19 +284,6 @@ class _Run:
       finite = bool(all_finite((state.params, state.average)))
       check_finite(step, float(state.totals.loss), 0.0 if finite else float('nan'))
       self.checkpoints.save(step, state, {'seconds': self.stopwatch.seconds, 'steps': self.stopwatch.steps})
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[Callable[[], bool]]:
-  """Turns SIGTERM and SIGINT into an answer to 'shall I stop?'."""
-  received: list[int] = []
-  kinds = (signal.SIGTERM, signal.SIGINT)
-  before = [signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds]
-  try:
-    yield lambda: bool(received)
-  finally:
-    for kind, handler in zip(kinds, before, strict=True):
-      signal.signal(kind, handler)
 
 
 def _devices(experiment: Experiment) -> str:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hbf.errors import UserError
 from hbf.evaluation.figures import ACCURACY, FIGURES
+from hbf.evaluation.report import say
 from hbf.nn.parameters import mean_widths
 from hbf.tasks.evaluator import Evaluated
 from hbf.training.experiment import Experiment
@@ -116,9 +117,7 @@ class Reporter:
     self._bar.update(self._task, completed=step, shown=shown)
     if split != 'train' or not self._console.is_terminal:
       epoch = self._experiment.clock.epoch(step)
-      self._console.print(
-        f'step {step:>6}  epoch {epoch:7.2f}  {split:<10}  {shown}', highlight=False, soft_wrap=True
-      )
+      say(self._console, f'step {step:>6}  epoch {epoch:7.2f}  {split:<10}  {shown}')
 
   def __enter__(self) -> 'Reporter':
     self._bar.start()

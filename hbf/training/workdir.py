@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+import re
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from typing import IO, Any, TextIO
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -37,6 +39,10 @@ FREE = (
   'checkpoint.keep',
   'log.tensorboard',
 )
+_SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
+PATH_ROOM = 300  # bytes that the longest path inside a run adds to that of its folder, with a margin
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE)
 
 
 def default_workdir(config: ConfigDict) -> pathlib.Path:
@@ -46,41 +52,83 @@ def default_workdir(config: ConfigDict) -> pathlib.Path:
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Makes the folder and holds it; the lock goes with the process, however it ends.
+  """Make the folder and hold it; the lock goes with the process, however it ends.
 
   Raises:
-    UserError: another run holds it, or something that isn't a run is there.
+    UserError: the folder cannot be, another run holds it, or something that isn't a run is there.
   """
+  check_place(workdir)
   if workdir.exists() and (not workdir.is_dir() or (any(workdir.iterdir()) and not _is_run(workdir))):
     raise UserError(f'{workdir} exists and is not a run: choose another --workdir, or remove it')
   with held(workdir):
     yield
 
 
-@contextlib.contextmanager
-def naming_full_disk(workdir: pathlib.Path) -> Iterator[None]:
-  """Turns whatever is raised for want of room on the disk into a line.
+def check_place(folder: pathlib.Path) -> None:
+  """Check that a run can be looked for in a folder, which need not exist.
 
   Raises:
-    UserError: there was none; the message names the folder.
+    UserError: the folder is a URL, or the system refuses its path.
+  """
+  if re.match(r'[A-Za-z][\w+.-]+:/', str(folder)):
+    url = str(folder).replace(':/', '://', 1)  # as it was before it became a path
+    raise UserError(f'{url} is a URL, and runs are written to local folders only: choose a local --workdir')
+  # Otherwise a run would end at its first checkpoint, whose paths are longer.
+  if len(os.fsencode(folder.absolute())) + PATH_ROOM > os.pathconf('/', 'PC_PATH_MAX'):
+    raise UserError(f'{folder} is too long for the paths of files inside it: choose a shorter --workdir')
+  try:
+    folder.stat()
+  except FileNotFoundError:
+    pass
+  except OSError as error:
+    raise _unusable(folder, error) from None
+
+
+def _unusable(folder: pathlib.Path, error: OSError) -> UserError:
+  return UserError(f'{folder} cannot be used as a folder ({_words(error)}): choose another --workdir')
+
+
+def _words(error: OSError) -> str:
+  return (error.strerror or str(error)).lower()
+
+
+@contextlib.contextmanager
+def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
+  """Turn a full disk, missing permissions and I/O errors into one line.
+
+  Raises:
+    UserError: one of these happened; the message names the folder.
   """
   try:
     yield
   except UserError:
     raise
-  except Exception as error:  # Orbax and TensorStore say it in words
-    words = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-    found = next((said for said in words if any(said in str(cause) for cause in _causes(error))), None)
-    if found is None:
-      raise
-    raise UserError(
-      f'{workdir} could not be written: {found.lower()}. Make room and give the same command again; '
-      'it goes on from the newest checkpoint, and those that are complete are intact'
-    ) from error
+  except Exception as error:
+    again = 'give the same command again; it goes on from the newest checkpoint'
+    if found := reason_of(error, _FULL):
+      raise UserError(
+        f'{workdir} could not be written: {found}. Make room and {again}, and those that are complete are intact'
+      ) from error
+    if found := reason_of(error):
+      first = (str(error).splitlines() or [''])[0][:300]
+      raise UserError(f'the run in {workdir} met trouble: {found} ({first}). Mend that and {again}') from error
+    raise
+
+
+def reason_of(error: BaseException, codes: Collection[int] = _FULL + _REFUSED) -> str | None:
+  """Return the system's reason for an error, in words, if it is one of `codes`.
+
+  Orbax and TensorStore keep the words alone, and often only in a cause.
+  """
+  for cause in _causes(error):
+    for code in codes:
+      if getattr(cause, 'errno', None) == code or os.strerror(code) in str(cause):
+        return os.strerror(code).lower()
+  return None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-  """An error, and those that it arose from."""
+  """Yield an error, and those that it arose from."""
   while error is not None:
     yield error
     error = error.__cause__ or error.__context__
@@ -88,13 +136,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
-  """Makes a folder and holds it against other processes that ask for it; see `locked` for a run's.
+  """Make a folder and hold it against other processes that ask for it; see `locked` for a run's.
 
   Raises:
-    UserError: another process holds it, or its file system has no locks.
+    UserError: nothing can be written there, another process holds it, or its file system has no locks.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
-  with open(workdir / '.lock', 'a') as file:
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = open(workdir / '.lock', 'a')  # noqa: SIM115 (closed below)
+  except OSError as error:
+    raise _unusable(workdir, error) from None
+  with lock as file:
     if not _lock(file, workdir):
       raise UserError(f'{workdir} is in use by another process: wait for it, or choose another --workdir')
     yield
@@ -173,10 +225,10 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
   Raises:
     UserError: they aren't; the message names what differs.
   """
-  path = workdir / 'data.json'
-  if not path.exists():
+  read = read_data(workdir, 'fingerprint')
+  if read is None:
     return
-  stored, found = (_without_names(json.loads(text)) for text in (path.read_text(), json.dumps(data)))
+  stored, found = (_without_names(of_data) for of_data in (read, json.loads(json.dumps(data))))
   if stored != found:
     raise UserError(
       f'{workdir} was trained on other data ({_other_data(stored, found)}): set data.root or data.dir to those '
@@ -215,13 +267,16 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   Raises:
     UserError: the folder isn't a run's, or the run's config can't be said any more.
   """
-  path = workdir / 'config.json'
-  if not path.is_file():
+  path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
+  stored = read_json(path, cure, *_SECTIONS)
+  if stored is None:
     raise UserError(f'{workdir} is not the workdir of a run (no config.json): give the --workdir you trained with')
   try:
-    return ConfigDict(current(json.loads(path.read_text()))).lock()
+    return ConfigDict(current(stored)).lock()
   except UserError as error:
     raise UserError(f'{workdir}: {error}') from None
+  except (AttributeError, KeyError, TypeError, ValueError) as error:  # a section that is none, say
+    raise damaged(path, f'{type(error).__name__}: {error}', cure) from error
 
 
 def kind_of(workdir: pathlib.Path) -> type[Task]:
@@ -243,39 +298,109 @@ def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
   return resolved
 
 
+def read_json(path: pathlib.Path, cure: str, *keys: str) -> dict[str, Any] | None:
+  """Read the JSON object in a file; return None if there is no such file.
+
+  Args:
+    path: of the file.
+    cure: what the user can do if the file is damaged.
+    *keys: that the object must have.
+
+  Raises:
+    UserError: the file cannot be read, or is damaged.
+  """
+  try:
+    text = path.read_bytes()
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  except OSError as error:
+    raise UserError(f'{path} cannot be read ({_words(error)}): see who may read it') from None
+  return parse_json(text, path, cure, *keys)
+
+
+def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, Any]:
+  """Return the JSON object that a text from `source` holds; see `read_json`."""
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError) as error:  # also what is not UTF-8
+    raise damaged(source, str(error) if text.strip() else 'it is empty', cure) from error
+  if not isinstance(value, dict):
+    raise damaged(source, f'expected a JSON object, found {type(value).__name__}', cure)
+  if missing := [key for key in keys if key not in value]:
+    raise damaged(source, f'it lacks {", ".join(missing)}', cure)
+  return value
+
+
+def damaged(source: object, what: str, cure: str) -> UserError:
+  """Return the error of a file whose content is wrong."""
+  return UserError(f'{source} is damaged ({what}): {cure}')
+
+
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  """Replaces a JSON file in one step."""
+  """Replace a JSON file in one step."""
   replace_text(path, json.dumps(value, indent=2) + '\n')
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:
-  """Replaces a file in one step, so that a crash leaves the old one or the new one."""
+  """Replace a text file in one step."""
+  with replacing(path) as file:
+    file.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
+  """Open a file that takes the place of `path` once it is written and on disk.
+
+  A crash, of the machine too, leaves the old file or the new one.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
   temporary = path.with_name(path.name + '.tmp')
-  temporary.write_text(text)
-  os.replace(temporary, path)
+  try:
+    with open(temporary, 'wb') as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except OSError as error:
+    raise UserError(
+      f'{path} could not be written ({_words(error)}): make room, or see who may write there'
+    ) from error
 
 
-def read_result(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """What result.json holds; None if the run isn't finished."""
-  path = workdir / 'result.json'
-  return json.loads(path.read_text()) if path.exists() else None
+def read_data(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
+  """Read data.json of a run; return None if the run is too old to have one. See `read_json`."""
+  cure = 'restore it from a copy, or remove it; the data of the run are then not checked'
+  return read_json(workdir / 'data.json', cure, *keys)
+
+
+def read_result(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
+  """Read result.json of a run; return None if the run isn't finished. See `read_json`."""
+  cure = 'remove it, and give the command that trained the run again; it goes on from the newest checkpoint'
+  return read_json(workdir / 'result.json', cure, *keys)
 
 
 def write_predictions(workdir: pathlib.Path, kept: Mapping[str, np.ndarray]) -> None:
-  """Writes predictions.npz: what a task keeps of each example of the test split, by name [n], in its order."""
-  temporary = workdir / 'predictions.npz.tmp'
-  with open(temporary, 'wb') as file:
+  """Write predictions.npz: what a task keeps of each example of the test split, by name [n], in its order."""
+  with replacing(workdir / 'predictions.npz') as file:
     np.savez_compressed(file, **kept)  # type: ignore[arg-type]  # its other argument has a default
-  os.replace(temporary, workdir / 'predictions.npz')
 
 
 def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
-  """What a finished run kept of its test split, by name [n]; None if the workdir has none."""
+  """Return what a finished run kept of its test split, by name [n]; None if the workdir has none.
+
+  Raises:
+    UserError: the file cannot be read.
+  """
   path = workdir / 'predictions.npz'
   if not path.exists():
     return None
-  with np.load(path) as arrays:
-    return dict(arrays)
+  try:
+    with np.load(path) as arrays:
+      return dict(arrays)
+  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    raise damaged(path, str(error), 'remove it; intervals over the examples are then left out') from error
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

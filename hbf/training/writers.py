@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from hbf.evaluation.figures import Figure
-from hbf.training.workdir import flatten, replace_text
+from hbf.training.workdir import flatten, parse_json, replace_text
 
 
 class MetricsWriter:
@@ -60,12 +60,16 @@ class NoWriter(MetricsWriter):
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """The lines of a run's metrics.jsonl; a last line cut short by a crash is left out."""
-  path = workdir / 'metrics.jsonl'
+  """Read the lines of a run's metrics.jsonl; a last line cut short by a crash is left out.
+
+  Raises:
+    UserError: another line is damaged.
+  """
+  path, cure = workdir / 'metrics.jsonl', 'delete this line; the run logs its steps anew where it takes them again'
   if not path.exists():
     return []
-  lines = path.read_text().split('\n')[:-1]  # what follows the last newline isn't complete
-  return [json.loads(line) for line in lines]
+  lines = path.read_bytes().split(b'\n')[:-1]  # what follows the last newline isn't complete
+  return [parse_json(line, f'line {number} of {path}', cure, 'step', 'split') for number, line in enumerate(lines, 1)]
 
 
 def validation_scores(workdir: pathlib.Path, figure: Figure) -> dict[int, float]:

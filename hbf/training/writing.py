@@ -1,6 +1,5 @@
 """Texts that a run's model writes."""
 
-import json
 import pathlib
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from hbf.errors import UserError
 from hbf.models.generation import Sampling, generate_on
 from hbf.models.language import LanguageModel
 from hbf.training.evaluate import restore
-from hbf.training.workdir import load_config
+from hbf.training.workdir import load_config, read_data
 
 
 def write_texts(
@@ -44,7 +43,9 @@ def write_texts(
   """
   if (task := load_config(workdir).task) != 'next_token':
     raise UserError(f'{workdir} holds a run of task {task}: give one of next_token, which can go on with a text')
-  about = json.loads((workdir / 'data.json').read_text())
+  about = read_data(workdir, 'name', 'tokenizer')
+  if about is None:
+    raise UserError(f'{workdir} has no data.json, which says what the tokens are: restore it from a copy')
   tokenizer = read_tokenizer(about['tokenizer'])
   restored = restore(workdir, checkpoint, average=average, dataset=Texts(about['name'], tokenizer, {}))
   assert isinstance(restored.model, LanguageModel)

@@ -183,6 +183,8 @@ def test_runs_that_fail_or_are_killed_are_reported_and_the_others_go_on(tmp_path
       {},
     ]
   assert runs.complete(Grid(grid.arms[2:], (0,)), tmp_path)
+  logs = {path.name: path.read_text() for path in (tmp_path / 'logs').glob('digits-failing-0.*')}
+  assert logs == dict.fromkeys(('digits-failing-0.1.log', 'digits-failing-0.log'), 'error: it can not be\n')
 
 
 def test_another_config_is_refused_before_anything_runs(copied, asked):

@@ -31,7 +31,13 @@ def drawn(tmp_path, monkeypatch):
       for seed in seeds:
         (tmp_path / arm.run(seed)).mkdir()
         lines = [
-          {'epoch': e, 'split': split, 'loss': 2.5 - e * end / 50 + seed / 20, 'accuracy': e * end / 2 + seed}
+          {
+            'step': e,
+            'epoch': e,
+            'split': split,
+            'loss': 2.5 - e * end / 50 + seed / 20,
+            'accuracy': e * end / 2 + seed,
+          }
           for e in (1, 2)
           for split in ('train', 'validation')
         ]
@@ -90,8 +96,8 @@ def test_a_comparison_without_a_line_is_drawn_empty(tmp_path):
 def test_runs_on_texts_of_which_nothing_is_held_out_show_what_training_reports(tmp_path):
   arm = Arm('shakespeare', 'gpt', (), task='next_token')
   (tmp_path / arm.run(0)).mkdir()
-  lines = [{'epoch': e, 'split': 'train', 'loss': 2.5 - e, 'accuracy': 40.0 + e} for e in (1, 2)]
-  lines += [{'epoch': 2, 'split': 'test', 'token_nll': 1.7}]
+  lines = [{'step': e, 'epoch': e, 'split': 'train', 'loss': 2.5 - e, 'accuracy': 40.0 + e} for e in (1, 2)]
+  lines += [{'step': 2, 'epoch': 2, 'split': 'test', 'token_nll': 1.7}]
   (tmp_path / arm.run(0) / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
   draw_curves(Grid((arm,), (0,)), tmp_path, tmp_path / 'curves.png')
   assert (tmp_path / 'curves.png').stat().st_size > 0

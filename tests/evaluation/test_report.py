@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hbf.evaluation.metrics import BINS, Counts, summarise
+from hbf.evaluation.metrics import BINS, Counts, detail
 from hbf.evaluation.report import MOST_CLASSES, print_classes, print_result
 
 
@@ -19,7 +19,7 @@ def printed(function, *arguments, width=20):
 def summary_of(confusion):
   """Of a model that took examples of class i so often for class j."""
   counts = Counts.zeros(len(confusion))
-  return summarise(counts.replace(confusion=confusion, top5=np.int32(0), bin_examples=np.zeros(BINS, np.int32)))
+  return detail(counts.replace(confusion=confusion, bin_examples=np.zeros(BINS, np.int32)))
 
 
 def test_nothing_is_cut_off_on_a_narrow_terminal():

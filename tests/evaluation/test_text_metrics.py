@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.evaluation.texts import TextCounts, summarise_text
+from hbf.evaluation.texts import TextCounts, detail_text, summarise_text
 
 
 def test_figures_are_those_of_float64_written_the_naive_way():
@@ -24,7 +24,7 @@ def test_figures_are_those_of_float64_written_the_naive_way():
   assert found['token_nll'] == pytest.approx(total / counted.sum(), rel=1e-6)
   assert found['perplexity'] == pytest.approx(np.exp(total / counted.sum()), rel=1e-6)
   assert found['bits_per_byte'] == pytest.approx(total / sizes[counted].sum() / np.log(2), rel=1e-6)
-  for place in found['by_position']:
+  for place in detail_text(counts)['by_position']:
     of_place = counted[:, :, place['position']]
     assert place['n'] == of_place.sum()
     expected = nll[:, :, place['position']][of_place].mean(dtype=np.float64)

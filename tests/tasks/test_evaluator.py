@@ -22,11 +22,11 @@ def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(3), jnp.zeros((1, *task.shape)))['params']
   found = []
-  for devices, kind in ((1, 'device'), (8, 'device'), (8, 'stream')):
+  for devices, kind, batch_size in ((1, 'device', 40), (8, 'device', 40), (8, 'stream', 10**9)):
     mesh = Mesh(np.asarray(jax.devices()[:devices]), ('data',))
     replicated = NamedSharding(mesh, PartitionSpec())
     split = make_input(kind, source, NamedSharding(mesh, PartitionSpec('data')), workers=0, resident_bytes=0)
-    evaluator = Evaluator(task, model, 40, replicated)
+    evaluator = Evaluator(task, model, batch_size, replicated)
     found.append(evaluator(jax.device_put(params, replicated), split))
   images = np.stack([source[i][0] for i in range(len(source))])
   labels = np.array([source[i][1] for i in range(len(source))])
@@ -35,7 +35,8 @@ def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
   for evaluated in found:
     np.testing.assert_array_equal(evaluated.kept['labels'], labels)
     np.testing.assert_array_equal(evaluated.kept['predictions'], np.argmax(logits, axis=1))
-  first, *others = [evaluated.summary for evaluated in found]
+  assert evaluator.rows(len(source)) == 208  # not more padding than the devices need
+  first, *others = [evaluated.summary | task.detail(evaluated.counts) for evaluated in found]
   assert (first['n'], first['correct']) == (203, loop)
   for summary in others:
     assert (summary['n'], summary['correct'], summary['confusion']) == (203, loop, first['confusion'])

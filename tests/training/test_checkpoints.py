@@ -16,6 +16,7 @@ from toy_runs import damage
 from benchmarks.damages import DAMAGES
 from hbf.errors import UserError
 from hbf.evaluation.figures import ACCURACY
+from hbf.training import checkpoints as checkpoints_module
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.sharding import IN_A_ROW, make_mesh, state_sharding
 from hbf.training.state import Totals, TrainState
@@ -223,7 +224,12 @@ def test_a_checkpoint_of_before_checksums_is_read(tmp_path):
 
 @pytest.mark.parametrize(
   'error',
-  [MemoryError(), OSError(errno.EIO, 'no answer'), jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED')],
+  [
+    MemoryError(),
+    OSError(errno.EIO, 'no answer'),
+    jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED'),
+    ValueError('PERMISSION_DENIED: Error opening "zarr" driver: Permission denied'),  # as TensorStore says it
+  ],
   ids=repr,
 )
 def test_what_is_the_machines_fault_sets_no_checkpoint_aside(tmp_path, monkeypatch, error):
@@ -238,6 +244,24 @@ def test_what_is_the_machines_fault_sets_no_checkpoint_aside(tmp_path, monkeypat
 
   monkeypatch.setattr(Checkpoints, '_read', refuse)
   with contextlib.closing(Checkpoints(tmp_path)) as checkpoints, pytest.raises(type(error)):
+    checkpoints.restore_newest(state(0))
+  assert names(tmp_path) == ['1', '2']
+
+
+def test_what_may_not_be_read_is_not_missing(tmp_path, monkeypatch):
+  """Orbax looks for the files of a folder, and finds none where it may not look."""
+  with saved(tmp_path, dict.fromkeys((1, 2)), keep=2):
+    pass
+
+  def overlook(self, step, items):
+    raise FileNotFoundError('Individual parameter subdirectory not found')
+
+  def refuse(*_):
+    raise PermissionError(errno.EACCES, 'no')
+
+  monkeypatch.setattr(Checkpoints, '_read', overlook)
+  monkeypatch.setattr(checkpoints_module, 'open', refuse, raising=False)
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints, pytest.raises(PermissionError):
     checkpoints.restore_newest(state(0))
   assert names(tmp_path) == ['1', '2']
 

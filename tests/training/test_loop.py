@@ -1,12 +1,18 @@
 """Real runs of a toy model on the digits."""
 
+import io
 import itertools
 import json
+import os
+import pathlib
+import shutil
+import signal
 import time
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 from toy_runs import ONE, QUIET, assert_timed, params_of
 
 from hbf.errors import UserError
@@ -14,7 +20,7 @@ from hbf.evaluation.figures import ACCURACY, CLASSIFICATION
 from hbf.tasks import classification
 from hbf.training import loop
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.evaluate import evaluate_workdir
+from hbf.training.evaluate import Evaluation, evaluate_workdir
 from hbf.training.loop import train
 from hbf.training.reporter import Diverged
 from hbf.training.workdir import read_predictions
@@ -88,7 +94,7 @@ def test_a_finished_run_is_not_touched_again(finished, monkeypatch):
   assert files_in(workdir) == before
 
 
-def test_evaluation_repeats_the_runs_own_figures(finished):
+def test_evaluation_repeats_the_runs_own_figures(finished, tmp_path):
   """Those of its parameters and those of their average, which are others."""
   workdir, _, result = finished
   before = files_in(workdir / 'checkpoints')
@@ -96,9 +102,11 @@ def test_evaluation_repeats_the_runs_own_figures(finished):
   reported = {False: {name: result[name] for name in names}, True: result['average']}
   assert reported[False] != reported[True] and reported[False].keys() == reported[True].keys()
   for average, file in ((False, 'eval-test-41.json'), (True, 'eval-test-41-average.json')):
-    evaluation = evaluate_workdir(workdir, 'latest', 'test', ONE, average).result
+    found = evaluate_workdir(workdir, 'latest', 'test', ONE, average)
+    evaluation = found.result
     assert {name: evaluation[name] for name in names} == reported[average]
-    assert json.loads((workdir / file).read_text()) == evaluation
+    found.save(tmp_path / 'new')
+    assert json.loads((tmp_path / 'new' / file).read_text()) == evaluation
     assert evaluation['evaluated'] == ('average' if average else 'parameters')
   assert result['copies'].keys() == result['average'].keys() | {'average'}
   for average, reported in ((False, result['copies']), (True, result['copies']['average'])):
@@ -121,6 +129,32 @@ def test_held_out_images_are_reported_for_the_average_beside_the_parameters(fini
       found = evaluate_workdir(workdir, str(line['step']), 'validation', ONE, average).result
       assert {name: reported[name] for name in names} == {name: found[name] for name in names}
   assert validation_scores(workdir, ACCURACY) == {line['step']: line['accuracy'] for line in lines}
+
+
+def test_figures_that_cannot_be_saved_say_what_else_to_do(tmp_path):
+  (tmp_path / 'file').touch()
+  found = Evaluation({'split': 'test', 'checkpoint': 1, 'evaluated': 'parameters'}, None)
+  with pytest.raises(UserError, match=r'file/eval-test-1\.json could not be written .* or give another .* --output'):
+    found.save(tmp_path / 'file')
+
+
+def test_a_folder_whose_name_looks_like_markup_is_named_as_it_is(finished, tmp_path):
+  workdir, said = shutil.copytree(finished[0], tmp_path / 'a[' / 'b]'), io.StringIO()
+  assert train(finished[1], workdir, Console(file=said, width=20), ONE) == finished[2]
+  assert said.getvalue() == f'{workdir} is finished; this is its result\n'
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_prepared(toy, monkeypatch):
+  monkeypatch.setattr(loop, 'prepare', None)
+  with pytest.raises(UserError, match=r'gs://b/run is a URL'):
+    train(toy(), pathlib.Path('gs://b/run'), QUIET, ONE)
+
+
+def test_ctrl_c_during_compilation_ends_before_the_first_step(finished, tmp_path, monkeypatch):
+  said = io.StringIO()
+  monkeypatch.setattr(loop, '_compile', lambda *_: (os.kill(os.getpid(), signal.SIGINT), 0.0))
+  assert train(finished[1], tmp_path / 'run', Console(file=said, width=20), ONE) is None
+  assert said.getvalue().endswith('\nstopped before step 1; the same command goes on from there\n')
 
 
 @pytest.mark.parametrize(

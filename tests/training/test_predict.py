@@ -220,7 +220,7 @@ def change(folder, **values):
   [
     (lambda folder: change(folder, version=2), 'config.json is of version 2, this code reads version 1'),
     (lambda folder: change(folder, format='other'), 'config.json is not that of an exported model'),
-    (lambda folder: (folder / 'config.json').unlink(), r'config.json can not be read \(No such file'),
+    (lambda folder: (folder / 'config.json').unlink(), 'config.json is missing: expected'),
     (lambda folder: (folder / 'config.json').write_text('{"format": '), 'config.json is damaged'),
     (lambda folder: (folder / 'config.json').write_text('{"format": "hbf classifier", "version": 1}'), 'it lacks av'),
     (lambda folder: (folder / 'model.safetensors').unlink(), 'model.safetensors can not be read'),

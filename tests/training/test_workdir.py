@@ -2,6 +2,7 @@ import contextlib
 import errno
 import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -9,14 +10,20 @@ import pytest
 from hbf.errors import UserError
 from hbf.training import workdir
 from hbf.training.workdir import (
+  check_data,
   claim,
   load_config,
   locked,
-  naming_full_disk,
+  naming_trouble,
   read_predictions,
   write_predictions,
 )
 from hbf.training.writers import MetricsWriter, read_metrics
+
+
+def read_finished(folder):
+  return workdir.read_result(folder, 'n', 'correct')
+
 
 DATA = {
   'name': 'pets',
@@ -36,12 +43,14 @@ def test_a_second_run_is_refused_until_the_first_ends(tmp_path):
 
 def test_a_full_disk_is_named_whoever_says_so(tmp_path):
   full = ValueError('RESOURCE_EXHAUSTED: Failed to write 5 bytes: No space left on device')  # as TensorStore does
-  with pytest.raises(UserError, match='no space left'), naming_full_disk(tmp_path):
+  with pytest.raises(UserError, match='no space left'), naming_trouble(tmp_path):
     raise full
-  with pytest.raises(UserError, match='quota exceeded'), naming_full_disk(tmp_path):
+  with pytest.raises(UserError, match='quota exceeded'), naming_trouble(tmp_path):
     raise RuntimeError('could not save') from OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+  with pytest.raises(UserError, match=r"permission denied \(.*'/run/a'\)\. Mend"), naming_trouble(tmp_path):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), '/run/a')
   for other in (ValueError('no'), UserError('no')):
-    with pytest.raises(type(other), match=r'^no$'), naming_full_disk(tmp_path):
+    with pytest.raises(type(other), match=r'^no$'), naming_trouble(tmp_path):
       raise other from full if isinstance(other, UserError) else None
 
 
@@ -63,6 +72,74 @@ def test_a_folder_is_in_use_as_long_as_it_is_held(tmp_path):
   with locked(tmp_path / 'run'):
     assert workdir.in_use(tmp_path / 'run')
   assert not workdir.in_use(tmp_path / 'run')
+
+
+@pytest.mark.parametrize(
+  ('path', 'message'),
+  [
+    ('gs://bucket/run', 'gs://bucket/run is a URL'),
+    ('/proc/x', r'/proc/x cannot be used as a folder \(no such file'),
+    ('a' * 300, r'cannot be used as a folder \(file name too long\)'),
+    ('/'.join(['a' * 190] * 20), 'too long for the paths of files inside it'),
+    (f'{__file__}/run', r'cannot be used as a folder \(not a directory\)'),
+  ],
+  ids=['url', 'proc', 'name', 'path', 'file'],
+)
+def test_a_folder_that_cannot_be_is_refused_in_a_line(tmp_path, monkeypatch, path, message):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=message), locked(pathlib.Path(path)):
+    pass
+  assert not any(tmp_path.iterdir())
+
+
+def test_a_new_folder_is_no_trouble(tmp_path):
+  workdir.check_place(tmp_path / 'new' / 'run')
+
+
+READERS = {'config': load_config, 'data': lambda folder: check_data(folder, DATA), 'result': read_finished}
+DAMAGES = {'empty': b'', 'cut': b'{"versi', 'list': b'[]', 'lacking': b'{}', 'nul': bytes(9), 'not UTF-8': b'{"\xff'}
+
+
+@pytest.mark.parametrize('name', READERS)
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path, name):
+  for content in DAMAGES.values():
+    (tmp_path / f'{name}.json').write_bytes(content)
+    with pytest.raises(UserError, match=rf'{name}\.json is damaged \(.+\): (restore|remove) it'):
+      READERS[name](tmp_path)
+
+
+def test_a_config_whose_sections_are_none_is_damaged(tmp_path, toy):
+  claim(tmp_path, toy(), DATA)
+  stored = json.loads((tmp_path / 'config.json').read_text())
+  (tmp_path / 'config.json').write_text(json.dumps(stored | {'version': 0, 'model': 7}))
+  with pytest.raises(UserError, match=r'config\.json is damaged'):
+    load_config(tmp_path)
+
+
+def test_a_file_that_may_not_be_read_is_not_damaged(tmp_path, monkeypatch):
+  def refuse(self):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+  monkeypatch.setattr(pathlib.Path, 'read_bytes', refuse)
+  with pytest.raises(UserError, match=r'config\.json cannot be read \(permission denied\)'):
+    load_config(tmp_path)
+
+
+def test_a_damaged_line_of_the_log_is_named(tmp_path):
+  good = b'{"step": 1, "split": "train"}\n'
+  for bad in (bytes(9), b'', b'{"step": 1}', b'{"step": '):
+    (tmp_path / 'metrics.jsonl').write_bytes(good + bad + b'\n' + good)
+    with pytest.raises(UserError, match=r'line 2 of .*metrics\.jsonl is damaged \(.+\): delete this line'):
+      read_metrics(tmp_path)
+
+
+def test_files_are_on_disk_before_they_replace_others(tmp_path, monkeypatch):
+  did = []
+  for name in ('fsync', 'replace'):
+    monkeypatch.setattr(workdir.os, name, lambda *_, do=os.__dict__[name], name=name: (did.append(name), do(*_)))
+  workdir.write_json(tmp_path / 'a.json', {})
+  write_predictions(tmp_path, {'labels': np.zeros(1)})
+  assert did == ['fsync', 'replace'] * 2
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):

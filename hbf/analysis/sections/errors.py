@@ -20,7 +20,8 @@ def section(subject: Subject) -> Section:
   labels, p = subject.test.labels, probabilities(subject.test_logits)
   found = summary(subject.test_logits, labels)
   coverage, risk = risk_coverage(p.max(axis=1), p.argmax(axis=1) == labels)
-  confusion = np.array(found['confusion'])
+  confusion = np.zeros((len(subject.classes), len(subject.classes)), int)
+  np.add.at(confusion, (labels, p.argmax(axis=1)), 1)
   parts: list[Any] = [
     _by_class(subject, found) if len(subject.classes) <= MOST_CLASSES else _pairs(subject, confusion),
     _calibration(found, coverage, risk),
@@ -33,7 +34,8 @@ def section(subject: Subject) -> Section:
     parts.insert(
       1, Drawing([_matrix(subject, confusion)], 'Test images by class and by answer; the colour is the share.')
     )
-  numbers = {key: found[key] for key in ('n', 'accuracy', 'ece', 'nll', 'per_class', 'confusion', 'reliability')}
+  told = ('n', 'accuracy', 'ece', 'nll', 'per_class', 'confusion', 'reliability')
+  numbers = {key: found[key] for key in told if key in found}  # of very many classes there is no confusion
   numbers |= {'area_under_risk_coverage': float(risk.mean())}
   numbers |= {f'error_at_{part}_percent': float(risk[len(risk) * part // 100 - 1]) for part in (50, 80, 90)}
   command = 'hbf.analysis.mistakes.summary(subject.test_logits, subject.test.labels)'

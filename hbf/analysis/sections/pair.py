@@ -11,7 +11,7 @@ from hbf.analysis.pair import alignment, layers, matched, responses
 from hbf.analysis.relevance import probabilities
 from hbf.analysis.sections.errors import address
 from hbf.analysis.subject import Subject
-from hbf.comparison.statistics import over_examples
+from hbf.comparison.statistics import differences
 
 IMAGES = 1_000  # that layers are compared by
 RESPONDED = 100  # images whose tokens centres are matched by
@@ -36,9 +36,10 @@ def section(one: Subject, other: Subject) -> Section:
   labels, answers = one.test.labels, [subject.test_logits.argmax(axis=1) for subject in (one, other)]
   right = [answer == labels for answer in answers]
   images = one.read('test', IMAGES).images
-  ahead = over_examples(*(100.0 * of_run[None] for of_run in right))
+  first, reference = (100.0 * of_run[None] for of_run in right)
+  (ahead,) = differences([reference, first])
   numbers: dict[str, Any] = {
-    'ahead': vars(ahead),
+    'ahead': {'estimate': ahead.estimate, 'low': ahead.low, 'high': ahead.high},
     'agree': 100 * float((answers[0] == answers[1]).mean()),
     'both_wrong': 100 * float((~right[0] & ~right[1]).mean()),
     'only_first_right': 100 * float((right[0] & ~right[1]).mean()),

@@ -1,6 +1,5 @@
 """What was run, and how it went."""
 
-import json
 from typing import Any
 
 from scipy import stats
@@ -9,6 +8,7 @@ from hbf.analysis.drawing import legend, panel
 from hbf.analysis.page import Drawing, Section, Table, Text
 from hbf.analysis.subject import Subject
 from hbf.evaluation.figures import ACCURACY, ECE, LOSS, NLL, TOP5
+from hbf.training.workdir import read_result
 from hbf.training.writers import read_metrics
 
 SHOWN = ('model', 'recipe', 'dataset', 'seed', 'params', 'flops_per_image', 'epochs', 'device', 'commit')
@@ -40,10 +40,9 @@ def section(subject: Subject) -> Section:
 
 
 def _result(subject: Subject) -> dict[str, Any]:
-  path, config = subject.workdir / 'result.json', subject.restored.config
-  if not path.exists():
+  result, config = read_result(subject.workdir, 'n', 'correct'), subject.restored.config
+  if result is None:
     return {'model': config.model.name, 'recipe': config.recipe, 'dataset': config.data.name, 'seed': config.seed}
-  result = json.loads(path.read_text())
   if subject.average:
     result |= result['average']
   interval = stats.binomtest(result['correct'], result['n']).proportion_ci(method='wilson')
