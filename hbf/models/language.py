@@ -54,7 +54,7 @@ class LanguageModel(nn.Module):
     """Logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
 
     Args:
-      tokens: of the texts. Others than those of the vocabulary have logits of NaN.
+      tokens: of the texts. A text with a token that the vocabulary doesn't have has logits of NaN.
       train: whether dropout drops; that needs a 'dropout' key.
       mask: booleans [B, N], False for what only fills a text up, which no token sees; None: all are seen.
       start: int32 [], how many tokens came before these, in the calls that left the collection 'cache' as it is given
@@ -79,7 +79,8 @@ class LanguageModel(nn.Module):
       continued=None if start is None else Continued(start, self.length),
     )
     positions = these(self._positions(places)[:known], context, length, 0)
-    embedded = (vectors(tokens) + positions).astype(self.dtype)
+    known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would read the last one's vector
+    embedded = (jnp.where(known_tokens, vectors(tokens), jnp.nan) + positions).astype(self.dtype)
     embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
     flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)
     head = vectors.attend if self.tied else nn.Dense(self.vocabulary, use_bias=False, name='head')

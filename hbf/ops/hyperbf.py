@@ -52,7 +52,8 @@ def hyperbf(
     log_gain: logarithm of a factor on unnormalised responses, broadcastable to [..., 1, 1].
     squared_radius: b = ρ²/2σ² of a direct kernel φ(b − r²/2σ²), broadcastable to [..., 1, A]; others don't have it.
     null: how many of the last coordinates have a product and no norms, see `hbf.ops.distances.distances`.
-    form: of the sums, 'blocks' (of points, `hbf.ops.sums`) or 'pallas' (fused kernels, `hbf.ops.pallas`).
+    form: of the sums, 'blocks' (of points, `hbf.ops.sums`), 'pallas' (fused kernels, `hbf.ops.pallas`) or 'plain'
+      (`hyperbf_plain`). Use 'plain' for forward mode, `jax.jvp`, in float32: the other two have reverse mode only.
     mask: as in `hyperbf_plain`; whatever the form, other sums than attention's then are that.
     causal: whether centres 0 to i only exist for point i (of those that the mask leaves). Other sums than attention's
       then are blocks of `hyperbf_plain`, computed again for the gradient.
@@ -77,9 +78,11 @@ def hyperbf(
     scale = 2 * precision(width)
     shared: dict[str, Any] = {'metric': metric, 'weights': weights, 'null': null, 'mask': mask, 'causal': causal}
     return gaussian_attention(points, centres, coefficients, scale=scale, **shared)
-  if causal or mask is not None:
+  if causal or mask is not None or form == 'plain':
     how: dict[str, Any] = {'kernel': kernel, 'width': width, 'metric': metric, 'weights': weights, 'null': null}
     how |= {'normalisation': normalisation, 'log_gain': log_gain}
+    if mask is None and not causal:
+      return hyperbf_plain(points, centres, coefficients, **how)
     if mask is None:
       return _causal_sums(points, centres, coefficients, **how)
     seen = _seen(mask, causal, points.shape[-2], centres.shape[-2])
@@ -294,7 +297,7 @@ class Form(NamedTuple):
   unnormalised: Callable[..., jax.Array] | None = None
 
 
-FORMS = {'blocks': Form(kernel_sums, unnormalised_sums), 'pallas': Form(_pallas_sums)}
+FORMS = {'blocks': Form(kernel_sums, unnormalised_sums), 'pallas': Form(_pallas_sums), 'plain': Form(kernel_sums)}
 
 
 def _last_axes(z: jax.Array | None, count: int) -> Any:

@@ -263,7 +263,8 @@ def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
 
 def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> Pivoted:
   """The sums from all log K at once, [..., N, A]."""
-  log_peak = jnp.max(log_k, axis=-1, keepdims=True)
+  # It cancels; and some compilations find no largest of those recomputed, and divide its gradient by 0.
+  log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
   pivot = jnp.mean(jnp.exp(log_k[..., :_FIRST] - log_peak), axis=-1, keepdims=True)
   u = jnp.exp(log_k - log_peak) - pivot
   total, squares = (z.sum(axis=-1, keepdims=True) for z in (u, u * u))

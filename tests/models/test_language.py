@@ -119,3 +119,11 @@ def test_dropout_drops_in_training_only():
 def test_what_can_not_be_is_refused(changes, length, message):
   with pytest.raises(UserError, match=message):
     make(**changes).init(jax.random.key(0), make_texts(length), train=False)
+
+
+@pytest.mark.parametrize('unknown', [-1, V])
+def test_an_unknown_token_has_logits_of_nan(unknown):
+  """A negative one would count from the end of the vocabulary."""
+  model, texts = make(), make_texts()
+  logits = model.apply(with_params(model, texts), texts.at[0, 1].set(unknown), train=False)
+  assert np.isnan(logits[0, 1]).all()

@@ -243,3 +243,20 @@ def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, nor
     shared |= {name: gradients[name][..., :D] for name in beside}
     wanted = {name: z[..., :D] if name in beside else z for name, z in expected[1].items()}
     assert_equal((value, shared), (expected[0], wanted), 2e-4)
+
+
+def test_the_plain_form_has_forward_mode():
+  """The other forms have a gradient by hand, which is reverse mode only. Both modes see one Jacobian."""
+  arrays = make()
+  points, how = arrays.pop('points'), {'kernel': 'gaussian', 'normalisation': 'layer'}
+  form, plain = (functools.partial(hyperbf, **arrays, **how, form=form) for form in ('blocks', 'plain'))
+  _, tangent = jax.jvp(plain, (points,), (direction := jnp.ones_like(points),))
+  (pulled,) = jax.vjp(form, points)[1](tangent)
+  np.testing.assert_allclose(jnp.vdot(pulled, direction), jnp.vdot(tangent, tangent), rtol=1e-4)
+
+
+def test_the_peak_of_the_responses_has_no_gradient():
+  """A compiler that computes responses twice may find none that equals the peak; its gradient then was NaN."""
+  s, c = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), jnp.float32), jnp.ones((7, 2))
+  of_peak = jax.grad(lambda s: sums._block_sums(s, c).log_peak.sum())(s)
+  np.testing.assert_array_equal(of_peak, 0)
