@@ -33,7 +33,8 @@ def files_in(workdir):
 
 def test_a_run_leaves_what_the_contract_says(finished):
   workdir, _, result = finished
-  keys = 'task dataset model recipe seed params flops_per_image steps epochs split n correct accuracy top5 nll ece '
+  keys = 'task dataset model recipe seed params flops_per_image steps epochs train_operations split '
+  keys += 'n correct accuracy top5 nll ece '
   keys += 'average copies train_seconds compile_seconds images_per_second peak_memory_bytes device commit versions'
   assert list(result) == keys.split()
   assert json.loads((workdir / 'result.json').read_text()) == result
