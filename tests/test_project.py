@@ -12,22 +12,29 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-# What a package may import of the others, beside itself, hbf.errors, hbf.markdown and hbf.arguments.
+# What a package may import of the others, beside itself, hbf.errors, hbf.options, hbf.markdown and hbf.arguments.
 LAYERS = {
   'ops': set(),
   'nn': {'ops'},
   'models': {'nn', 'ops'},
+  'config': {'models', 'nn'},
   'data': set(),
   'evaluation': set(),
   'interop': {'models', 'nn'},
   'tasks': {'evaluation', 'models', 'nn', 'ops', 'data'},
-  'training': {'tasks', 'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
+  'training': {'config', 'tasks', 'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'analysis': {'comparison', 'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'hardware': {'training', 'tasks', 'evaluation', 'models', 'data'},
   'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'cli'},
 }
 # Modules beside the packages; every other one is a command, which may use all and which nothing imports.
-SHARED = {'errors': set(), 'markdown': set(), 'arguments': {'errors'}, 'cli': {'errors'}}
+SHARED = {
+  'errors': set(),
+  'markdown': set(),
+  'arguments': {'errors'},
+  'options': {'errors'},
+  'cli': {'errors', 'config'},
+}
 
 
 def imported(path):
@@ -41,7 +48,7 @@ def imported(path):
 
 @pytest.mark.parametrize('package', LAYERS)
 def test_imports_run_one_way(package):
-  allowed = {package, 'errors', 'markdown', 'arguments'} | LAYERS[package]
+  allowed = {package, 'errors', 'options', 'markdown', 'arguments'} | LAYERS[package]
   for path in (ROOT / 'hbf' / package).rglob('*.py'):
     parts = [name.split('.') for name in imported(path) if name.startswith('hbf.')]
     assert {part[1] for part in parts} <= allowed, path

@@ -1,14 +1,15 @@
 """Images as tokens: patches, or what a few convolutions make of them, with their positions."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import UserError, choose
+from hbf.nn.checked import CheckedModule
+from hbf.options import FLAG, RATE, OptionError, one_of, whole
 
 # How the tokens become one for the head: whether a class token is read, or all are.
 POOLS = {'cls': True, 'mean': False, 'sequence': False}
@@ -17,7 +18,7 @@ FROZEN = ('whitening',)
 _LEAST_VARIANCE = 5e-4  # added to the variances that whitening divides by, as in airbench
 
 
-class PatchEmbedding(nn.Module):
+class PatchEmbedding(CheckedModule):
   """Patches of an image as tokens, with their positions (Dosovitskiy et al. 2021).
 
   Attributes:
@@ -33,19 +34,19 @@ class PatchEmbedding(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  width: int
-  patch: int
-  pool: str
-  positions: str
-  dropout: float = 0.0
+  width: Annotated[int, whole(1)]
+  patch: Annotated[int, whole(1)]
+  pool: Annotated[str, one_of(POOLS)]
+  positions: Annotated[str, one_of(('learned', 'sincos2d', 'none'))]
+  dropout: Annotated[float, RATE] = 0.0
   dtype: Any = jnp.float32
-  stem: str = 'patch'
-  whiten: bool = False
+  stem: Annotated[str, one_of(('patch', 'conv'))] = 'patch'
+  whiten: Annotated[bool, FLAG] = False
 
   @property
   def read(self) -> slice:
     """The tokens that the head is given."""
-    return slice(0, 1) if choose('pool', self.pool, POOLS) else slice(None)
+    return slice(0, 1) if POOLS[self.pool] else slice(None)
 
   @nn.compact
   def __call__(self, images: jax.Array, train: bool) -> tuple[jax.Array, jax.Array]:
@@ -57,17 +58,18 @@ class PatchEmbedding(nn.Module):
       UserError: the patch doesn't divide the image, or an option's value isn't known.
     """
     if self.whiten and (self.stem != 'conv' or self.patch < 4):
-      raise UserError(
-        'model.whiten fixes the first of two convolutions or more: it needs model.stem=conv and model.patch of 4 or '
-        f'more; they are {self.stem} and {self.patch}'
+      raise OptionError(
+        'whiten fixes the first of two convolutions or more: it needs stem conv and a patch of 4 or more; they are '
+        f'{self.stem} and {self.patch}',
+        stem=self.stem,
+        patch=self.patch,
       )
-    stems = {'patch': lambda: to_patches(images, self.patch), 'conv': lambda: self._convolved(images)}
-    inputs = choose('model.stem', self.stem, stems)()
+    inputs = self._convolved(images) if self.stem == 'conv' else to_patches(images, self.patch)
     batch, rows, columns, numbers = inputs.shape
     places = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
     tokens = nn.Dense(self.width, dtype=self.dtype, name='embedding')(inputs.reshape(-1, numbers))
     tokens = tokens.reshape(batch, -1, self.width) + self._positions(places)
-    if choose('pool', self.pool, POOLS):
+    if POOLS[self.pool]:
       token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
       first = jnp.broadcast_to(token, (batch, 1, self.width))
       tokens = jnp.concatenate([first.astype(self.dtype), tokens], axis=1)
@@ -79,9 +81,11 @@ class PatchEmbedding(nn.Module):
     _check_patch(images, self.patch)
     halvings = self.patch.bit_length() - 1
     if self.patch != 2**halvings or not halvings or self.width % self.patch:
-      raise UserError(
-        'model.stem=conv halves the image until a token is left of each patch, with channels that double up to the '
-        f'width: model.patch must be 2, 4, 8, … and divide model.width; they are {self.patch} and {self.width}'
+      raise OptionError(
+        'stem conv halves the image until a token is left of each patch, with channels that double up to the width: '
+        f'the patch must be 2, 4, 8, … and divide the width; they are {self.patch} and {self.width}',
+        patch=self.patch,
+        width=self.width,
       )
     channels, z = 2 * self.width // self.patch, images
     for i in range(halvings - 1):
@@ -101,7 +105,7 @@ class PatchEmbedding(nn.Module):
       'sincos2d': lambda: sincos(places, self.width),
       'none': lambda: np.zeros(shape),
     }
-    return jnp.asarray(choose('positions', self.positions, makers)(), self.dtype)
+    return jnp.asarray(makers[self.positions](), self.dtype)
 
 
 class Whitening(nn.Module):
@@ -170,7 +174,7 @@ def neighbourhoods(z: jax.Array) -> jax.Array:
 def _check_patch(images: jax.Array, patch: int) -> None:
   height, width = images.shape[1:3]
   if height % patch or width % patch:
-    raise UserError(f"patches of {patch} pixels don't divide images of {height}×{width}: change model.patch")
+    raise OptionError(f"patches of {patch} pixels don't divide images of {height}×{width}: change it", patch=patch)
 
 
 def sincos(places: np.ndarray, width: int) -> np.ndarray:
@@ -184,7 +188,7 @@ def sincos(places: np.ndarray, width: int) -> np.ndarray:
   """
   parts = 2 * places.shape[1]
   if width % parts:
-    raise UserError(f'positions of sines and cosines need a width divisible by {parts}: model.width is {width}')
+    raise OptionError(f'positions of sines and cosines need a width divisible by {parts}: it is {width}', width=width)
   frequencies = 10_000.0 ** -np.linspace(0, 1, width // parts)
   angles = [z[:, None] * frequencies for z in places.T[::-1]]
   return np.concatenate([wave(z) for z in angles for wave in (np.sin, np.cos)], axis=-1).astype(np.float32)

@@ -1,21 +1,23 @@
 """Language model: tokens of a text, homogeneous blocks, a head over the vocabulary."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import UserError, choose
+from hbf.errors import UserError
 from hbf.models.embedding import sincos
 from hbf.nn.cache import these
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context, Continued
 from hbf.nn.trunk import Trunk
+from hbf.options import FLAG, RATE, one_of, whole
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(CheckedModule):
   """Learned vectors of the tokens, their positions, a trunk of blocks, and a linear head without a bias.
 
   Causal, it tells for every token the next one (a GPT, Radford et al. 2019, if the stages are attention and MLP);
@@ -38,13 +40,13 @@ class LanguageModel(nn.Module):
   input_dtype: ClassVar[Any] = jnp.int32
 
   trunk: Trunk
-  vocabulary: int
-  length: int
-  width: int
-  positions: str = 'learned'
-  causal: bool = True
-  tied: bool = True
-  dropout: float = 0.0
+  vocabulary: Annotated[int, whole(1)]
+  length: Annotated[int, whole(1)]
+  width: Annotated[int, whole(1)]
+  positions: Annotated[str, one_of(('learned', 'sincos', 'none'))] = 'learned'
+  causal: Annotated[bool, FLAG] = True
+  tied: Annotated[bool, FLAG] = True
+  dropout: Annotated[float, RATE] = 0.0
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -95,4 +97,4 @@ class LanguageModel(nn.Module):
       'sincos': lambda: sincos(places, self.width),
       'none': lambda: np.zeros(shape, np.float32),
     }
-    return jnp.asarray(choose('positions', self.positions, makers)())
+    return jnp.asarray(makers[self.positions]())

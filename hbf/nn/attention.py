@@ -1,23 +1,24 @@
 """Softmax attention, the baseline stage 1, and the projections that every attention shares."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.errors import UserError, choose
 from hbf.nn.cache import remember, so_far, these
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, of_pairs
 from hbf.nn.parameters import width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
 from hbf.nn.projections import Projections, mimetic_init, of_norm_1
 from hbf.ops.attention import attention
+from hbf.options import FLAG, NOT_NEGATIVE, OptionError, one_of, whole
 
 NORMS = {'none': False, 'unit': True}
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(CheckedModule):
   """Multi-head softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1): 8D² + 4ND operations a token.
 
   Attributes:
@@ -33,11 +34,11 @@ class SoftmaxAttention(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  heads: int
-  qk_norm: str = 'none'
-  qkv_bias: bool = False
-  places: str = 'none'
-  mimetic: float = 0.0
+  heads: Annotated[int, whole(1)]
+  qk_norm: Annotated[str, one_of(NORMS)] = 'none'
+  qkv_bias: Annotated[bool, FLAG] = False
+  places: Annotated[str, one_of(PLACES)] = 'none'
+  mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'any'
   causal: ClassVar[bool] = True
@@ -52,15 +53,15 @@ class SoftmaxAttention(nn.Module):
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
     """Means of values [B, N, H, e], for queries and keys [B, N, H, d]: [B, N, H, e]; makes its parameters."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
-    placed, scale = choose('places', self.places, PLACES), q.shape[-1] ** -0.5
-    if placed == 'rotary':
+    scale = q.shape[-1] ** -0.5
+    if self.places == 'rotary':
       q, k = turned(q, context), turned(k, context)
-    if choose('qk_norm', self.qk_norm, NORMS):
+    if NORMS[self.qk_norm]:
       scale = jnp.square(1 / width_parameter(self, 'head', scale, self.heads))  # 1/τ [H, 1, 1]
       q, k = of_norm_1(q), of_norm_1(k)
     k, v = remember(self, 'keys', k, context, 2), remember(self, 'values', v, context, 2)
     how: dict[str, Any] = visible(context, q.shape[2])
-    if placed != 'offsets':
+    if self.places != 'offsets':
       return attention(q, k, v, scale, **how).swapaxes(1, 2)
     x, t = place_coordinates(self, self.heads, context, q.dtype)
     q = append((q * scale).astype(q.dtype), these(x, context, q.shape[2], 1))
@@ -76,7 +77,7 @@ def project_qkv(
   Call it from a compact method: it makes the layer `qkv` there.
 
   Raises:
-    UserError: D isn't divisible by the number of heads.
+    OptionError: D isn't divisible by the number of heads.
   """
   batch, length, width = tokens.shape
   check_heads(width, heads)
@@ -101,6 +102,8 @@ def visible(context: Context, count: int) -> dict[str, Any]:
 
 
 def check_heads(width: int, heads: int) -> None:
-  """Raises UserError unless `width` divides into `heads`."""
-  if heads < 1 or width % heads:
-    raise UserError(f'a width of {width} is not divisible by {heads} heads: change model.width or the heads')
+  """Raise OptionError unless `width` divides into `heads`."""
+  if width % heads:
+    raise OptionError(
+      f'a width of {width} is not divisible by {heads} heads: change one of them', width=width, heads=heads
+    )

@@ -1,17 +1,19 @@
 """The homogeneous block: any stage 1 with any stage 2, pre-norm and residual."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.registry import Stage
 from hbf.ops.layout import BATCH, laid
+from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE
 
 
-class Block(nn.Module):
+class Block(CheckedModule):
   """Y = X + stage1(LayerNorm(X)), Z = Y + stage2(LayerNorm(Y)) (memo eq. 1 and Figure 1).
 
   Attributes:
@@ -27,11 +29,11 @@ class Block(nn.Module):
 
   stage1: Stage
   stage2: Stage | None
-  dropout: float
+  dropout: Annotated[float, RATE]
   dtype: Any = jnp.float32
-  norm_epsilon: float = 1e-6
-  parallel: bool = False
-  layer_scale: float = 0.0
+  norm_epsilon: Annotated[float, POSITIVE] = 1e-6
+  parallel: Annotated[bool, FLAG] = False
+  layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
 
   @nn.compact
   def __call__(

@@ -1,17 +1,17 @@
 """The gated HyperBF: one unit that mixes tokens and channels, in place of both stages. Softmax is its control."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.errors import choose
 from hbf.nn.attention import SoftmaxAttention, check_heads
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.mlp import ACTIVATIONS
 from hbf.nn.projections import Projections, mimetic_init
+from hbf.options import one_of, whole
 
 
 class _Gated(nn.Module):
@@ -28,7 +28,7 @@ class _Gated(nn.Module):
     """Map tokens [B, N, D] to [B, N, D]."""
     batch, length, width = tokens.shape
     check_heads(width, self.heads)
-    activation = choose('activation', self.activation, ACTIVATIONS)
+    activation = ACTIVATIONS[self.activation]
     flat = tokens.reshape(-1, width)
     init = mimetic_init(self.heads, self.mimetic)
     qk = Projections(2, width, use_bias=False, dtype=self.dtype, kernel_init=init, name='qk')(flat)
@@ -48,8 +48,8 @@ class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
     activation: of both, a name in `hbf.nn.mlp.ACTIVATIONS`.
   """
 
-  hidden: int
-  activation: str = 'gelu'
+  hidden: Annotated[int, whole(1)]
+  activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
   share: ClassVar[float] = 5 / 6  # of a recipe's hidden units: with 4D of them it is as large as two stages
 
@@ -62,7 +62,7 @@ class GatedSoftmax(_Gated, SoftmaxAttention, kw_only=True):
     activation: likewise.
   """
 
-  hidden: int
-  activation: str = 'gelu'
+  hidden: Annotated[int, whole(1)]
+  activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
   size: ClassVar[str] = 'hidden'
   share: ClassVar[float] = GatedHyperBF.share

@@ -1,26 +1,27 @@
 """gMLP and aMLP: one gated unit that mixes tokens and channels, in place of both stages (Liu et al. 2021)."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import choose
 from hbf.nn.attention import visible
 from hbf.nn.cache import remember, these
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.mixing import TokenDense, check_length, room, shown
 from hbf.nn.mlp import ACTIVATIONS
 from hbf.nn.projections import Projections
 from hbf.ops.attention import attention
+from hbf.options import POSITIVE, one_of, whole
 
 # How the gate uses f(Z) = W Z + b over the tokens (Table 3 of the paper), and how wide Z is over what comes out.
 GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(CheckedModule):
   """out(s(GELU(in(x)))) with the Spatial Gating Unit s (Pay Attention to MLPs, eq. 1 to 3; aMLP: section 4.4).
 
   s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. It starts as
@@ -37,11 +38,11 @@ class GatedMLP(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  hidden: int
-  gate: str = 'split'
-  attention: int = 0
-  activation: str = 'gelu'
-  norm_epsilon: float = 1e-6
+  hidden: Annotated[int, whole(1)]
+  gate: Annotated[str, one_of(GATES)] = 'split'
+  attention: Annotated[int, whole(0)] = 0
+  activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
+  norm_epsilon: Annotated[float, POSITIVE] = 1e-6
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
   masked: ClassVar[str] = 'keys'
@@ -57,9 +58,8 @@ class GatedMLP(nn.Module):
     """
     batch, length, width = tokens.shape
     check_length(self, 'spatial', room(tokens, context))
-    parts = choose('gate', self.gate, GATES)
-    activation = choose('activation', self.activation, ACTIVATIONS)
-    rows = Projections(parts, self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
+    activation = ACTIVATIONS[self.activation]
+    rows = Projections(GATES[self.gate], self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
     z = [activation(part).reshape(batch, length, -1) for part in rows]
     kept, gating = z[0], z[-1]
     gating = shown(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating), context)

@@ -1,26 +1,27 @@
 """HyperBF units: stage 1 over the tokens themselves, stage 2 over learned centres. Both call `hbf.ops.hyperbf`."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import UserError, choose
 from hbf.nn.attention import NORMS, check_heads, project_out, project_qkv, visible
 from hbf.nn.cache import remember, these
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
-from hbf.nn.parameters import distance_scale, metric_parameter, width_parameter
+from hbf.nn.parameters import METRICS, WIDTHS, distance_scale, metric_parameter, width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
 from hbf.nn.projections import of_norm_1
-from hbf.ops.hyperbf import ball_depths, direct_responses, hyperbf, log_responses, normalise
-from hbf.ops.kernels import DIRECT
+from hbf.ops.hyperbf import FORMS, NORMALISATIONS, ball_depths, direct_responses, hyperbf, log_responses, normalise
+from hbf.ops.kernels import DIRECT, KERNELS
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, gathered
+from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
 
 
-class HyperBFAttention(nn.Module):
+class HyperBFAttention(CheckedModule):
   """Stage 1 (memo eq. 6): y = Σ K(‖W(q − k)‖² / 2σ²) v / Σ K, per head, keys and values computed from the tokens.
 
   With many memory tokens it is both stages in one: a HyperBF over the tokens and learned centres together (model
@@ -45,16 +46,16 @@ class HyperBFAttention(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  heads: int
-  kernel: str = 'gaussian'
-  metric: str = 'identity'  # the projections of queries and keys are a full metric already
-  rank: int = 0
-  widths: str = 'head'
-  width_scale: float = 1.0
-  qk_norm: str = 'none'
-  memory: int = 0
-  places: str = 'none'
-  mimetic: float = 0.0
+  heads: Annotated[int, whole(1)]
+  kernel: Annotated[str, one_of(KERNELS)] = 'gaussian'
+  metric: Annotated[str, one_of(METRICS)] = 'identity'  # queries' and keys' projections are a full metric already
+  rank: Annotated[int, whole(0)] = 0
+  widths: Annotated[str, one_of(('fixed', 'layer', 'head'))] = 'head'
+  width_scale: Annotated[float, POSITIVE] = 1.0
+  qk_norm: Annotated[str, one_of(NORMS)] = 'none'
+  memory: Annotated[int, whole(0)] = 0
+  places: Annotated[str, one_of(PLACES)] = 'none'
+  mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'memory'  # the option that says how large the stage is
   masked: ClassVar[str] = 'any'
@@ -70,17 +71,19 @@ class HyperBFAttention(nn.Module):
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
     """The unit, [B, N, H, e], of queries and keys [B, N, H, d] and values [B, N, H, e]; makes its parameters."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
-    if self.widths in ('centre', 'signed'):
-      raise UserError("stage 1 can't have a width for each centre, its centres are the tokens: use layer or head")
-    placed, d = choose('places', self.places, PLACES), q.shape[-1]
-    if placed == 'rotary':
+    d = q.shape[-1]
+    if self.places == 'rotary':
       if self.metric != 'identity':
-        raise UserError(f'stage1.places=rotary needs stage1.metric=identity, and it is {self.metric}')
+        raise OptionError(
+          f'places rotary needs metric identity, and it is {self.metric}: change one of them',
+          places=self.places,
+          metric=self.metric,
+        )
       q, k = turned(q, context), turned(k, context)
     k, v = remember(self, 'keys', k, context, 2), remember(self, 'values', v, context, 2)
     k, v = self._extended('memory_centres', k), self._extended('memory_coefficients', v)
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
-    if choose('qk_norm', self.qk_norm, NORMS):
+    if NORMS[self.qk_norm]:
       q, k = of_norm_1(q), of_norm_1(k)
       variance /= d  # norms are 1 instead of √d
     how: dict[str, Any] = {
@@ -89,7 +92,7 @@ class HyperBFAttention(nn.Module):
       'metric': self.metric,
       'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
     }
-    if placed == 'offsets':
+    if self.places == 'offsets':
       # Content over its width, as places are over theirs: σ = 1 then rounds no coordinate of a place.
       q, k = ((z / how['width']).astype(z.dtype) for z in (q, k))
       x, t = place_coordinates(self, self.heads, context, q.dtype)
@@ -117,7 +120,7 @@ class HyperBFAttention(nn.Module):
     return jnp.concatenate([z, jnp.broadcast_to(learned, z.shape[:1] + shape)], axis=2)
 
 
-class HyperBFUnit(nn.Module):
+class HyperBFUnit(CheckedModule):
   """Stage 2 (memo eq. 7): z = Σ_a R_a(y) c_a + b over learned centres.
 
   With several heads each is a HyperBF on its own subspace of d = D/H dimensions that writes to all D outputs.
@@ -153,20 +156,20 @@ class HyperBFUnit(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  centres: int
-  heads: int = 1
-  kernel: str = 'gaussian'
-  metric: str = 'diagonal'
-  rank: int = 0
-  widths: str = 'centre'
-  width_scale: float = 0.5
-  norm: str = 'none'
-  norm_affine: bool = True
-  normalisation: str = 'layer'
-  centres_init: str = 'tokens'
-  coefficients_scale: float = 0.1  # blocks start close to stage 1 alone, and learn faster
-  nested: bool = False
-  form: str = 'blocks'
+  centres: Annotated[int, whole(1)]
+  heads: Annotated[int, whole(1)] = 1
+  kernel: Annotated[str, one_of(KERNELS | DIRECT)] = 'gaussian'
+  metric: Annotated[str, one_of(METRICS)] = 'diagonal'
+  rank: Annotated[int, whole(0)] = 0
+  widths: Annotated[str, one_of(WIDTHS)] = 'centre'
+  width_scale: Annotated[float, POSITIVE] = 0.5
+  norm: Annotated[str, one_of(NORMS)] = 'none'
+  norm_affine: Annotated[bool, FLAG] = True
+  normalisation: Annotated[str, one_of(NORMALISATIONS)] = 'layer'
+  centres_init: Annotated[str, one_of(('normal', 'tokens', 'kmeans'))] = 'tokens'
+  coefficients_scale: Annotated[float, NOT_NEGATIVE] = 0.1  # blocks start close to stage 1 alone, and learn faster
+  nested: Annotated[bool, FLAG] = False
+  form: Annotated[str, one_of(FORMS)] = 'blocks'
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'centres'  # the option that says how large the stage is
 
@@ -178,13 +181,12 @@ class HyperBFUnit(nn.Module):
     check_heads(dimensions, self.heads)
     d = dimensions // self.heads
     points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
-    init = choose('centres_init', self.centres_init, CENTRES_INITS)
     # Where the parameters are there, Flax asks for the shapes of new ones only: for those a point does, and a program
     # of any number of images has no number of points to draw from.
     drawn_from = points if self.is_initializing() else points[:, :1]
-    centres = self.param('centres', init, drawn_from, self.centres).astype(points.dtype)
+    centres = self.param('centres', CENTRES_INITS[self.centres_init], drawn_from, self.centres).astype(points.dtype)
     variance = self.width_scale * distance_scale(self.metric, d, self.rank)
-    if choose('norm', self.norm, NORMS):
+    if NORMS[self.norm]:
       points, centres = of_norm_1(points), of_norm_1(centres)
       variance /= d  # norms are 1 instead of √d
     centres = gathered(centres, None, TENSOR, None)  # once: the sums read them several times
@@ -235,11 +237,18 @@ class HyperBFUnit(nn.Module):
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
   def _check(self) -> None:
-    """Raises UserError if the options contradict each other."""
+    """Raise OptionError if the options contradict each other."""
     if self.widths == 'signed' and (self.kernel, self.metric) != ('gaussian', 'bilinear'):
-      raise UserError(f'widths signed needs kernel gaussian and metric bilinear, not {self.kernel} and {self.metric}')
+      raise OptionError(
+        f'widths signed needs kernel gaussian and metric bilinear, not {self.kernel} and {self.metric}: change them',
+        widths=self.widths,
+        kernel=self.kernel,
+        metric=self.metric,
+      )
     if self.nested and self.form != 'blocks':
-      raise UserError(f'nested centres need all responses in memory: stage2.form must be blocks, not {self.form}')
+      raise OptionError(
+        f'nested centers need all responses in memory: form must be blocks, not {self.form}', form=self.form
+      )
 
   def _first_centres(self, images: int, length: int) -> jax.Array:
     """Which centres respond to which of the points, drawn for every image: booleans [B N, A]."""

@@ -1,18 +1,20 @@
 """Linear attention, a stage 1 whose time grows with the number of tokens and not with its square."""
 
 import functools
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import UserError
 from hbf.nn.attention import project_out, project_qkv
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, seen_by_all
 from hbf.nn.parameters import width_parameter
 from hbf.ops.linear import (
+  MAPS,
+  NORMALISERS,
   RANDOM_MAPS,
   Features,
   continued_linear_attention,
@@ -22,12 +24,13 @@ from hbf.ops.linear import (
   only,
   orthogonal_projections,
 )
+from hbf.options import one_of, whole
 
 # Of the squared outputs of a head. Weights of random features may be 1e-8 and less, and the norm must not see it.
 _EPSILON = 1e-18
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(CheckedModule):
   """Multi-head Σ_j φ(q)·φ(k_j) v_j, divided by the sum of the weights or by its own norm.
 
   Operations a token, forward, for N tokens of D channels, H heads and m features a head (two for a product and its
@@ -48,10 +51,10 @@ class LinearAttention(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  heads: int
-  features: str = 'elu'
-  random_features: int = 64
-  normaliser: str = 'sum'
+  heads: Annotated[int, whole(1)]
+  features: Annotated[str, one_of(MAPS)] = 'elu'
+  random_features: Annotated[int, whole(1)] = 64
+  normaliser: Annotated[str, one_of(NORMALISERS)] = 'sum'
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'keys'
   causal: ClassVar[bool] = True
@@ -86,12 +89,6 @@ class LinearAttention(nn.Module):
 
 @functools.cache
 def _projections(heads: int, count: int, d: int) -> np.ndarray:
-  """ω of every head, [H, count, d]: the same in all blocks, whether they are scanned or not, and no parameters.
-
-  Raises:
-    UserError: the count is below 1.
-  """
-  if count < 1:
-    raise UserError(f'stage1.random_features must be at least 1, it is {count}: {d} is a start')
+  """Return ω of every head, [H, count, d]: no parameters, and the same in all blocks, scanned or not."""
   rng = np.random.default_rng(0)
   return np.stack([orthogonal_projections(rng, count, d) for _ in range(heads)])

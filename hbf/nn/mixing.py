@@ -1,20 +1,22 @@
 """Stages that mix tokens without asking what is in them: MLP-Mixer's, PoolFormer's, and none."""
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import UserError, choose
+from hbf.errors import UserError
 from hbf.nn.cache import these
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, seen_by_all
 from hbf.nn.mlp import ACTIVATIONS
+from hbf.options import odd, one_of, whole
 
 
-class TokenMLP(nn.Module):
+class TokenMLP(CheckedModule):
   """Two dense layers over the tokens, the same for every channel (MLP-Mixer, Tolstikhin et al. 2021, eq. 1).
 
   A token costs 4 hidden D operations. N is fixed. Under a causal context units belong to the tokens, in order: a unit
@@ -26,8 +28,8 @@ class TokenMLP(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  hidden: int
-  activation: str = 'gelu'
+  hidden: Annotated[int, whole(1)]
+  activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
   dtype: Any = jnp.float32
   masked: ClassVar[str] = 'keys'
   causal: ClassVar[bool] = True
@@ -43,7 +45,7 @@ class TokenMLP(nn.Module):
     """
     (batch, count, width), length = tokens.shape, room(tokens, context)
     check_length(self, 'hidden', length)
-    activation = choose('activation', self.activation, ACTIVATIONS)
+    activation = ACTIVATIONS[self.activation]
     first = TokenDense(length, self.hidden, dtype=self.dtype, name='hidden')
     second = TokenDense(self.hidden, length, dtype=self.dtype, name='out')
     made_of, read_by = self._order(length) if context.causal else (None, None)
@@ -61,7 +63,7 @@ class TokenMLP(nn.Module):
     return tokens[:, None] <= owners, owners[:, None] <= tokens
 
 
-class AveragePooling(nn.Module):
+class AveragePooling(CheckedModule):
   """The mean of a square of patches around each, minus the patch (PoolFormer, Yu et al. 2022, eq. 4).
 
   Nothing is learned and what the patches show doesn't matter: the null control. A token costs window² D operations.
@@ -71,7 +73,7 @@ class AveragePooling(nn.Module):
     dtype: of the result.
   """
 
-  window: int = 3
+  window: Annotated[int, odd(1)] = 3
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -79,17 +81,15 @@ class AveragePooling(nn.Module):
     """Maps tokens [B, N, D], a square of patches row by row, to [B, N, D].
 
     Raises:
-      UserError: N isn't a square, or the window is even.
+      UserError: N isn't a square.
     """
     batch, length, width = tokens.shape
     side = math.isqrt(length)
     if side * side != length:
       raise UserError(
         f'pooling needs a square of patches, and here are {length} tokens: use square images without a class token '
-        '(model.pool=mean)'
+        '(pool mean or sequence)'
       )
-    if self.window < 1 or self.window % 2 == 0:
-      raise UserError(f'the window of pooling must be odd to have a middle: stage1.window is {self.window}')
     grid = tokens.reshape(batch, side, side, width).astype(self.dtype)
     # Sums of neighbours within the image over their number: at the edges they are fewer.
     mean = nn.avg_pool(grid, (self.window, self.window), padding='SAME', count_include_pad=False)
@@ -168,6 +168,6 @@ def check_length(module: nn.Module, layer: str, length: int) -> None:
     if learned != length:
       raise UserError(
         f'{type(module).__name__} has parameters for {learned} tokens, and here are {length}: its weights belong to '
-        'the tokens, so give it images (and model.patch, model.pool) of the size it was made for, or train it for '
+        'the tokens, so give it images (and a patch and pool) of the size it was made for, or train it for '
         'this size; attention and HyperBF take any number'
       )

@@ -2,15 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.errors import choose
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.projections import Projections
+from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
 
 # gelu is its tanh form, as in JAX and Google's networks; gelu_erf the exact one, as in PyTorch.
 Activation = Callable[[jax.Array], jax.Array]
@@ -23,7 +24,7 @@ ACTIVATIONS: dict[str, Activation] = {
 GATED: dict[str, Activation] = {'glu': nn.sigmoid, 'reglu': nn.relu, 'geglu': nn.gelu, 'swiglu': nn.silu}
 
 
-class MLP(nn.Module):
+class MLP(CheckedModule):
   """Two dense layers with a non-linearity between them, on every token: 4 hidden D operations (6 if gated).
 
   Attributes:
@@ -37,10 +38,10 @@ class MLP(nn.Module):
     dtype: of the products; parameters are float32.
   """
 
-  hidden: int
-  activation: str = 'relu'
-  output_scale: float = 1.0
-  normalize: bool = False
+  hidden: Annotated[int, whole(1)]
+  activation: Annotated[str, one_of(ACTIVATIONS | GATED)] = 'relu'
+  output_scale: Annotated[float, NOT_NEGATIVE] = 1.0
+  normalize: Annotated[bool, FLAG] = False
   dtype: Any = jnp.float32
   size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
 
@@ -48,7 +49,7 @@ class MLP(nn.Module):
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
     """Maps tokens [B, N, D] to [B, N, D]."""
     width = tokens.shape[-1]
-    activation = choose('activation', self.activation, ACTIVATIONS | GATED)
+    activation = (ACTIVATIONS | GATED)[self.activation]
     parts = 2 if self.activation in GATED else 1
     hidden_layer = Projections(parts, self.hidden, normalize=self.normalize, dtype=self.dtype, name='hidden')
     gates, *values = hidden_layer(tokens.reshape(-1, width))

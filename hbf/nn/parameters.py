@@ -7,10 +7,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.errors import UserError, choose
+from hbf.errors import choose
+from hbf.options import OptionError
 
 # Which axes of [heads, points, centres] have a width of their own.
-_WIDTH_AXES = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2), 'signed': (0, 2)}
+WIDTHS = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2), 'signed': (0, 2)}
+
+METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 
 
 def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, centres: int = 1) -> jax.Array:
@@ -24,7 +27,7 @@ def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, 
     heads: number of heads.
     centres: number of centres a head.
   """
-  axes = choose('widths', scope, _WIDTH_AXES)
+  axes = choose('widths', scope, WIDTHS)
   shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centres)))
   if scope == 'signed':
     return _of_beta(module.param('beta', lambda _: jnp.full(shape, 0.5 / variance, jnp.float32)))
@@ -74,10 +77,13 @@ def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: i
     None for identity, [heads, d] for diagonal, [heads, rank, d] for low_rank, else [heads, d, d].
 
   Raises:
-    UserError: the metric isn't known, or the rank isn't between 1 and d.
+    UserError: the metric isn't known.
+    OptionError: the rank isn't between 1 and d.
   """
   if metric == 'low_rank' and not 1 <= rank <= d:
-    raise UserError(f'the rank of a low_rank metric must be from 1 to {d}, the dimensions of a head: it is {rank}')
+    raise OptionError(
+      f'the rank of a low_rank metric must be from 1 to {d}, the dimensions of a head: it is {rank}', rank=rank
+    )
   inits = {
     'identity': None,
     'diagonal': lambda _: jnp.ones((heads, d)),

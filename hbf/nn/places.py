@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import UserError
 from hbf.nn.cache import these
 from hbf.nn.context import Context
 from hbf.ops.attention import short_parts
 from hbf.ops.distances import row_dots
+from hbf.options import OptionError
 
 PLACES = {name: name for name in ('none', 'offsets', 'rotary')}
 
@@ -43,12 +43,10 @@ def place_coordinates(
     dtype: of the coordinates.
 
   Raises:
-    UserError: the context has no places.
+    OptionError: the context has no places.
   """
   if context.places is None:
-    raise UserError(
-      'stage1.places=offsets needs tokens that have places, and these have none: use stage1.places=none'
-    )
+    raise _without_places('offsets')
   placed, keys = _from_the_middle(context.places)
   offsets, widths = _near(heads, context.places.shape[-1], context.causal)
   offset = module.param('place_offset', lambda _: jnp.asarray(offsets))
@@ -74,17 +72,18 @@ def turned(z: jax.Array, context: Context) -> jax.Array:
     context: of the call.
 
   Raises:
-    UserError: the context has no places, or d isn't divisible by twice their dimensions.
+    OptionError: the context has no places, or d isn't divisible by twice their dimensions.
   """
   if context.places is None:
-    raise UserError('stage1.places=rotary needs tokens that have places, and these have none: use stage1.places=none')
+    raise _without_places('rotary')
   places = these(context.places, context, z.shape[-2], 0)
   length, axes = places.shape
   d = z.shape[-1]
   if d % (2 * axes):
-    raise UserError(
-      f'stage1.places=rotary turns pairs of numbers, as many for each coordinate of a place: it needs heads of a '
-      f'multiple of {2 * axes} dimensions, and here are {d}; change model.width or model.heads'
+    raise OptionError(
+      f'places rotary turns pairs of numbers, as many for each coordinate of a place: it needs heads of a multiple '
+      f'of {2 * axes} dimensions, and here are {d}; change the width or the heads',
+      places='rotary',
     )
   pairs = d // (2 * axes)
   speeds = _SLOWEST[axes] ** -(np.arange(pairs, dtype=np.float32) / pairs)
@@ -92,6 +91,12 @@ def turned(z: jax.Array, context: Context) -> jax.Array:
   x, y = jnp.split(z.astype(jnp.float32), 2, axis=-1)
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   return jnp.concatenate([x * cos - y * sin, y * cos + x * sin], axis=-1).astype(z.dtype)
+
+
+def _without_places(places: str) -> OptionError:
+  return OptionError(
+    f'places {places} needs tokens that have places, and these have none: use places none', places=places
+  )
 
 
 def append(z: jax.Array, coordinates: jax.Array) -> jax.Array:

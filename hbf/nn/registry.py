@@ -15,6 +15,7 @@ from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.nn.linear_attention import LinearAttention
 from hbf.nn.mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.mlp import MLP
+from hbf.options import Values, declared
 
 # A stage's fields are its options, with their defaults. One that can have more or fewer units says in its class
 # attribute `size` which option counts them; what it honours of a context stands in `masked` and `causal`.
@@ -88,18 +89,30 @@ def make_stages(
   )
 
 
-def stage_options(model: str, hidden: int) -> tuple[dict[str, Any], dict[str, Any]]:
-  """All options of a model's two stages with their defaults, which stand on the fields of their classes.
-
-  What has no default is the number of units: that of the recipe, or a `share` of it.
+def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Return all options of a model's two stages with their defaults, which stand on the fields of their classes.
 
   Args:
     model: a name as in `stage_names`.
-    hidden: units of stage 2, by the recipe.
+    units: of a block. Its number of units is the one option of a stage that has no default: it is a `share` of
+      these. None leaves it None.
   """
+  first, second = _own_fields(model)
+  counts = (None, None) if units is None else stage_units(model, units)
+  return _defaults(first, counts[0]), _defaults(second, counts[1])
+
+
+def stage_units(model: str, units: int) -> tuple[int, int]:
+  """Return how many units each of a model's two stages has if its block has so many."""
   first, second = stage_names(model)
-  stage1, stage2 = (_defaults(module, hidden) for module in (STAGE1[first], STAGE2[second]))
-  return {option: value for option, value in stage1.items() if option not in _shared(STAGE1[first], 0)}, stage2
+  one, two = (int(units * getattr(module, 'share', 1)) for module in (STAGE1[first], STAGE2[second]))
+  return one, two
+
+
+def stage_values(model: str) -> tuple[dict[str, Values], dict[str, Values]]:
+  """Return the values that each option of a model's two stages may have."""
+  first, second = map(declared, _own_fields(model))
+  return first, second
 
 
 def size_option(model: str) -> tuple[str, str] | None:
@@ -140,10 +153,16 @@ def _fields(module: type[nn.Module] | None) -> dict[str, dataclasses.Field]:
   return {field.name: field for field in fields if field.name not in internal}
 
 
-def _defaults(module: type[nn.Module] | None, hidden: int) -> dict[str, Any]:
-  units = int(hidden * getattr(module, 'share', 1))
-  fields = _fields(module).items()
-  return {name: units if field.default is dataclasses.MISSING else field.default for name, field in fields}
+def _own_fields(model: str) -> tuple[dict[str, dataclasses.Field], dict[str, dataclasses.Field]]:
+  """Return the fields of a model's two stages that are options of theirs alone."""
+  first, second = stage_names(model)
+  shared = _shared(STAGE1[first], 0)
+  own = {name: field for name, field in _fields(STAGE1[first]).items() if name not in shared}
+  return own, _fields(STAGE2[second])
+
+
+def _defaults(fields: Mapping[str, dataclasses.Field], units: int | None) -> dict[str, Any]:
+  return {name: units if field.default is dataclasses.MISSING else field.default for name, field in fields.items()}
 
 
 def _bind(what: str, module: Any, options: Mapping[str, Any]) -> Any:

@@ -2,21 +2,22 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import UserError
 from hbf.nn.block import Block
+from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context
 from hbf.nn.registry import Stage, with_units
 from hbf.ops.layout import BATCH, laid
+from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
 
 
-class Trunk(nn.Module):
+class Trunk(CheckedModule):
   """Blocks block0, block1, … of any two stages, then a LayerNorm.
 
   Attributes:
@@ -37,18 +38,18 @@ class Trunk(nn.Module):
       double. 0: one resolution.
   """
 
-  depth: int
+  depth: Annotated[int, whole(1)]
   stage1: Stage
   stage2: Stage | None
-  dropout: float = 0.0
+  dropout: Annotated[float, RATE] = 0.0
   dtype: Any = jnp.float32
-  norm_epsilon: float = 1e-6
-  scan_layers: bool = False
-  remat: bool = False
-  parallel: bool = False
-  layer_scale: float = 0.0
-  drop_path: float = 0.0
-  merge: int = 0
+  norm_epsilon: Annotated[float, POSITIVE] = 1e-6
+  scan_layers: Annotated[bool, FLAG] = False
+  remat: Annotated[bool, FLAG] = False
+  parallel: Annotated[bool, FLAG] = False
+  layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
+  drop_path: Annotated[float, RATE] = 0.0
+  merge: Annotated[int, whole(0)] = 0
 
   @nn.compact
   def __call__(
@@ -63,36 +64,27 @@ class Trunk(nn.Module):
       grid: rows and columns of tokens of an image, all N of them row by row; None for others.
 
     Raises:
-      UserError: an option's value can't be.
+      OptionError: two resolutions are asked for and can't be.
     """
-    if not 0 <= self.drop_path < 1:
-      raise UserError(f'model.drop_path is a rate from 0 to below 1: it is {self.drop_path}')
     self._check_merge(tokens.shape[1], grid)
     tokens = self._blocks(laid(tokens, BATCH, None, None), context, grid)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
   def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
-    """Raise UserError if two resolutions are asked for and can't be."""
+    """Raise OptionError if two resolutions are asked for and can't be."""
     if not self.merge:
       return
-    if not 0 < self.merge < self.depth:
-      raise UserError(
-        f'model.merge={self.merge} is the block before which tokens are merged: use 1 to {self.depth - 1} with '
-        f'model.depth={self.depth}, or 0 for one resolution'
-      )
-    if self.scan_layers:
-      raise UserError(
-        'model.merge has blocks of two widths, and model.scan_layers loops over one: set one of them off'
-      )
-    if grid is None or length != grid[0] * grid[1]:
-      raise UserError(
-        f'model.merge={self.merge} needs tokens that are patches only: set model.pool to mean or sequence'
-      )
-    if grid[0] % 2 or grid[1] % 2:
-      raise UserError(
-        f'model.merge={self.merge} halves the grid of tokens, and {grid[0]}×{grid[1]} tokens have no half: change '
-        'model.patch or data.image_size'
-      )
+    wrong = ''
+    if self.merge >= self.depth:
+      wrong = f'is the block before which tokens are merged: use 1 to {self.depth - 1}, or 0 for one resolution'
+    elif self.scan_layers:
+      wrong = 'has blocks of two widths, and scan_layers loops over one: set one of them off'
+    elif grid is None or length != grid[0] * grid[1]:
+      wrong = 'needs tokens that are patches only: set pool to mean or sequence'
+    elif grid[0] % 2 or grid[1] % 2:
+      wrong = f'halves the grid of tokens, and {grid[0]}×{grid[1]} tokens have no half: change the patch or the image'
+    if wrong:
+      raise OptionError(f'merge={self.merge} {wrong}', merge=self.merge)
 
   def _merged(self, tokens: jax.Array, context: Context, grid: tuple[int, int]) -> tuple[jax.Array, Context]:
     """Return tokens [B, N/4, 2D] of tokens [B, N, D], and their context."""

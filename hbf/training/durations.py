@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable
 from fractions import Fraction
 
 from hbf.errors import UserError
+from hbf.options import DURATION_PATTERN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Clock:
     Raises:
       UserError: `duration` isn't one; the message names `what`.
     """
-    match = re.fullmatch(r'(\d+(?:\.\d+)?) ?(steps?|epochs?|examples?|%)', duration)
+    match = DURATION_PATTERN.fullmatch(duration)
     if not match:
       raise UserError(f"{what}: {duration!r} isn't a duration; write 500steps, 1epoch, 10000examples or 5%")
     unit = {

@@ -9,10 +9,10 @@ from ops import reference
 
 import hbf.nn.hyperbf
 import hbf.ops.hyperbf
-from hbf.errors import UserError
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.ops.hyperbf import log_responses, normalise
+from hbf.options import OptionError
 
 B, N, D = 2, 5, 8
 TRAIN = Context(train=True)
@@ -399,32 +399,32 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
 
 
 @pytest.mark.parametrize(
-  'module,message',
+  'kind,options,message',
   [
-    (HyperBFAttention(**ATTENTION | {'heads': 3}), 'a width of 8 is not divisible by 3 heads'),
-    (HyperBFUnit(**UNIT | {'heads': 3}), 'a width of 8 is not divisible by 3 heads'),
-    (HyperBFUnit(**UNIT | {'heads': 0}), 'not divisible by 0 heads'),
-    (HyperBFAttention(**ATTENTION | {'widths': 'centre'}), "stage 1 can't have a width for each centre"),
-    (HyperBFAttention(**ATTENTION | {'widths': 'signed'}), "stage 1 can't have a width for each centre"),
+    (HyperBFAttention, ATTENTION | {'heads': 3}, 'a width of 8 is not divisible by 3 heads'),
+    (HyperBFUnit, UNIT | {'heads': 3}, 'a width of 8 is not divisible by 3 heads'),
+    (HyperBFUnit, UNIT | {'heads': 0}, 'heads is 0: expected a whole number of 1 or more'),
+    (HyperBFUnit, UNIT | {'width_scale': -1.0}, 'width_scale is -1.0: expected a number above 0'),
+    (HyperBFAttention, ATTENTION | {'widths': 'centre'}, "unknown widths 'centre': known: fixed, head, layer"),
     (
-      HyperBFUnit(**UNIT | {'widths': 'signed'}),
+      HyperBFUnit,
+      UNIT | {'widths': 'signed'},
       'needs kernel gaussian and metric bilinear, not gaussian and diagonal',
     ),
-    (HyperBFAttention(**ATTENTION | {'kernel': 'gausian'}), "did you mean 'gaussian'"),
-    (HyperBFAttention(**ATTENTION | {'metric': 'ful'}), "did you mean 'full'"),
-    (HyperBFAttention(**ATTENTION | {'qk_norm': 'units'}), "did you mean 'unit'"),
-    (HyperBFAttention(**ATTENTION | {'metric': 'low_rank', 'rank': 5}), 'from 1 to 4'),
-    (HyperBFUnit(**UNIT | {'metric': 'low_rank', 'rank': 0}), 'from 1 to 8'),
-    (HyperBFUnit(**UNIT | {'widths': 'center'}), "did you mean 'centre'"),
-    (HyperBFUnit(**UNIT | {'normalisation': 'layr'}), "did you mean 'layer'"),
-    (HyperBFUnit(**UNIT | {'centres_init': 'token'}), "did you mean 'tokens'"),
-    (HyperBFUnit(**UNIT | {'nested': True, 'form': 'pallas'}), 'stage2.form must be blocks, not pallas'),
+    (HyperBFAttention, ATTENTION | {'kernel': 'gausian'}, "did you mean 'gaussian'"),
+    (HyperBFAttention, ATTENTION | {'metric': 'ful'}, "did you mean 'full'"),
+    (HyperBFAttention, ATTENTION | {'qk_norm': 'units'}, "did you mean 'unit'"),
+    (HyperBFAttention, ATTENTION | {'metric': 'low_rank', 'rank': 5}, 'from 1 to 4'),
+    (HyperBFUnit, UNIT | {'metric': 'low_rank', 'rank': 0}, 'from 1 to 8'),
+    (HyperBFUnit, UNIT | {'widths': 'center'}, "did you mean 'centre'"),
+    (HyperBFUnit, UNIT | {'normalisation': 'layr'}, "did you mean 'layer'"),
+    (HyperBFUnit, UNIT | {'centres_init': 'token'}, "did you mean 'tokens'"),
+    (HyperBFUnit, UNIT | {'nested': True, 'form': 'pallas'}, 'form must be blocks, not pallas'),
   ],
-  ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_impossible_options_are_user_errors(module, message):
-  with pytest.raises(UserError, match=message):
-    jax.eval_shape(module.init, jax.random.key(0), make_tokens())
+def test_impossible_options_are_errors(kind, options, message):
+  with pytest.raises(OptionError, match=message):
+    jax.eval_shape(kind(**options).init, jax.random.key(0), make_tokens())
 
 
 def nested_outputs(normalisation):

@@ -147,13 +147,6 @@ def test_operations_are_those_that_the_docstring_states(name, causal):
   assert matmul_flops(apply, params, tokens) == length * expected
 
 
-@pytest.mark.parametrize('rank', [0, -3])
-@pytest.mark.parametrize('name', RANDOM_MAPS)
-def test_there_is_at_least_one_random_feature(name, rank):
-  with pytest.raises(UserError, match=f'random_features must be at least 1, it is {rank}: 4 is a start'):
-    make(name, random_features=rank).init(jax.random.key(0), make_tokens())
-
-
 @pytest.mark.parametrize(
   'changes,message',
   [

@@ -319,7 +319,7 @@ def test_softmax_of_unit_norm_and_hyperbf_of_unit_norm_are_the_same_over_places_
 @pytest.mark.parametrize(
   ('places', 'option', 'message'),
   [
-    (None, 'offsets', 'stage1.places=offsets needs tokens that have places'),
+    (None, 'offsets', 'places offsets needs tokens that have places'),
     (grid(1, 3), 'offset', "unknown places 'offset': did you mean 'offsets'"),
   ],
 )
@@ -393,12 +393,12 @@ def test_tokens_that_are_nowhere_and_learned_centres_are_not_turned():
 @pytest.mark.parametrize(
   ('module', 'places', 'message'),
   [
-    (SoftmaxAttention(H, places='rotary'), None, 'places=rotary needs tokens that have places'),
+    (SoftmaxAttention(H, places='rotary'), None, 'places rotary needs tokens that have places'),
     (SoftmaxAttention(4, places='rotary'), grid(2, 2), 'a multiple of 4 dimensions, and here are 2'),
     (
       HyperBFAttention(H, places='rotary', metric='diagonal'),
       grid(2, 2),
-      'needs stage1.metric=identity, and it is diag',
+      'needs metric identity, and it is diag',
     ),
   ],
 )
