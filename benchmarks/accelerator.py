@@ -34,6 +34,7 @@ from benchmarks import input as input_benchmark
 from benchmarks.common import attempt, failure, filled, measured_on, parser, save, shown
 from configs import digits
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.errors import UserError, choose
 from hbf.models.build import DTYPES
 from hbf.training.checkpoints import Checkpoints
@@ -197,7 +198,7 @@ def recipe(configs: Sequence[ConfigDict], seconds: float) -> Rows:
 
 def training(recipe: str, dtype: str) -> ConfigDict:
   """The config of HyperBF on CIFAR-10."""
-  config = make_config(f'model=hyperbf,recipe={recipe}', {'name': 'cifar10'}).unlock()
+  config = resolve(make_config(f'model=hyperbf,recipe={recipe}', {'name': 'cifar10'})).unlock()
   config.model.dtype = dtype
   return config
 
@@ -223,7 +224,7 @@ def inputs(config: ConfigDict, seconds: float) -> Rows:
 def resume_parts(options: argparse.Namespace) -> Iterator[Part]:
   """Whether a run that is interrupted and goes on ends as one that isn't, on all devices."""
   name = options.recipes.split(',')[-1]
-  configs = [digits.get_config(f'model=hyperbf,recipe={name}') for _ in DTYPES]
+  configs = [resolve(digits.get_config(f'model=hyperbf,recipe={name}')) for _ in DTYPES]
   for config, dtype in zip(configs, DTYPES, strict=True):
     changes = {'train.epochs': 2.0, 'log.every': '5steps', 'evaluate.every': '1epoch', 'checkpoint.every': '1epoch'}
     config.update_from_flattened_dict({'model.dtype': dtype, **changes})

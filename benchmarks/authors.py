@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks import common
 from benchmarks.models import CLASSES, Trainer, compile_trainer, random_batch
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.training.machine import keep_freed_memory
 
 try:
@@ -128,7 +129,7 @@ class Authors(nn.Module):
 
 def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
   """Takes a step of HyperBF with these changes of its stages; images are normalised in it, but not augmented."""
-  config = make_config('model=hyperbf,recipe=memo', {'name': 'cifar10', 'transforms': ()})
+  config = resolve(make_config('model=hyperbf,recipe=memo', {'name': 'cifar10', 'transforms': ()}))
   config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
   config.model.stage2.centres = size.centres
   config.model.update(stages)

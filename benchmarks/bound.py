@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from benchmarks.common import Thunk, alternate, matmul, parser, ratios, report, spread
 from benchmarks.models import make_training, random_batch
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.hardware.bound import bound
 from hbf.hardware.chips import Chip
 from hbf.hardware.hlo import count_traffic
@@ -55,7 +56,7 @@ def forty_steps(numbers: jax.Array) -> jax.Array:
 
 def train_step(model: str) -> Measured:
   """The train step of recipe small, which keeps its state."""
-  config = make_config(f'model={model},recipe=small', {'name': 'cifar10'})
+  config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'}))
   _, init, step = make_training(config, image_size=32)
   batch = random_batch(config.train.batch_size, 32)
   return program(step, jax.jit(lambda: init(None, batch))(), None, batch)

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from benchmarks.common import parser, report
 from benchmarks.models import make_training, random_batch
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.training.machine import keep_freed_memory
 
 FORMS: dict[str, dict[str, bool]] = {
@@ -43,7 +44,7 @@ def main() -> None:
 
 def measure(model: str, depth: int, form: str) -> dict[str, Any]:
   """The row of a model: compiled twice, the second time loaded from the cache."""
-  config = make_config(f'model={model},recipe=small', {'name': 'cifar10'}).unlock()
+  config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'})).unlock()
   config.model.update(depth=depth, **FORMS[form])
   _, compiled, cold = lower_and_compile(config)
   jax.clear_caches()

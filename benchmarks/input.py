@@ -25,6 +25,7 @@ from benchmarks import photographs
 from benchmarks.common import filled, parser, ratios, report, spread
 from benchmarks.models import make_training
 from configs import imagenet
+from hbf.config.resolve import resolve
 from hbf.data import images
 from hbf.data.datasets import load
 from hbf.data.inputs import gather, make_input
@@ -82,7 +83,7 @@ def main() -> None:
     if name == 'imagenet':
       rows.append(measure_imagenet(options.dir, options.seconds))
     else:
-      config = importlib.import_module(f'configs.{name}').get_config(f'model={options.model}')
+      config = resolve(importlib.import_module(f'configs.{name}').get_config(f'model={options.model}'))
       rows += measure(config, open_source(name, options.dir), KINDS, options.seconds, options.rounds)
   origin = 'prepared' if options.dir else 'random'
   title = f'Input alone (batches/s, images/s) and in a step of {options.model}, recipe small, {origin} images'
@@ -119,7 +120,7 @@ def measure(
 
 def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
   """The row of ImageNet's stream, which nobody trains on here: two readers, batches of one device of many."""
-  config = imagenet.get_config()
+  config = resolve(imagenet.get_config())
   with tempfile.TemporaryDirectory() as made:
     if not directory:
       photographs.prepare(made)

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from benchmarks.common import matmul_flops
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset
 from hbf.data.inputs import Batch, Resident
 from hbf.tasks.classification import Classification
@@ -68,7 +69,7 @@ def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, ba
     batch: images a step.
     **keys: further keys of the config's model part, such as dtype; `image_size` is the images' side.
   """
-  config = make_config(f'model={model},recipe=memo', {'name': 'cifar10'}).unlock()
+  config = resolve(make_config(f'model={model},recipe=memo', {'name': 'cifar10'})).unlock()
   image_size = keys.pop('image_size', 32)
   config.model.update(width=width, depth=depth, heads=heads, **keys)
   for size in ('hidden', 'centres'):

@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks import common
 from configs import shakespeare
 from configs.common import make_text_config
+from hbf.config.resolve import resolve
 from hbf.data.texts import Texts
 from hbf.data.tokenizers import Characters
 from hbf.interop.nanogpt import load
@@ -120,7 +121,7 @@ def speed(nanogpt: pathlib.Path, rounds: int) -> list[dict[str, Any]]:
 def evaluate(checkpoint: pathlib.Path, heads: int, data_dir: str) -> dict[str, Any]:
   """Figures of a checkpoint of nanoGPT's on the last tenth of tiny Shakespeare, its held-out text."""
   model, variables = load(checkpoint, heads)
-  config = shakespeare.get_config()
+  config = resolve(shakespeare.get_config())
   config.update_from_flattened_dict({'data.dir': data_dir, 'data.length': model.length})
   task, mesh = make_task(config), make_mesh(jax.devices()[:1])
   test = task.open(make_splits(task, 0.0)['test'], batch_sharding(mesh))

@@ -12,6 +12,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import is_config_flag
 
+from hbf.config.resolve import resolve
 from hbf.errors import Notice, UserError, fail, in_one_line
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -30,7 +31,7 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
   # turn a mistake into a line.
   if not any(re.match(r'--?config(=|$)', argument) for argument in sys.argv):
     sys.argv.insert(1, f'--config={default}')
-  sys.argv[:] = map(_resolved, sys.argv)
+  sys.argv[:] = map(_found, sys.argv)
   return config_flags.DEFINE_config_file('config', None, f'FILE[:model=…,recipe=…,size=…]; {default} if not given.')
 
 
@@ -107,20 +108,20 @@ def take_overrides() -> list[str]:
 
 
 def read_config(arguments: Sequence[str]) -> ConfigDict:
-  """The config that train.py would have with these arguments, --config=FILE[:…] first.
+  """Return the config that train.py would run with these arguments, --config=FILE[:…] first.
 
   Raises:
     UserError: a file, key or value that can't be.
   """
-  argv, values = ['', *map(_resolved, arguments)], flags.FlagValues()
+  argv, values = ['', *map(_found, arguments)], flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
   with _plain_errors():
     values(argv)
     values.config.to_dict()
-  return values.config
+  return resolve(values.config)
 
 
-def _resolved(argument: str) -> str:
+def _found(argument: str) -> str:
   flag, equals, config = argument.partition('=')
   return f'{flag}={resolve_config_path(config)}' if equals and flag.strip('-') == 'config' else argument
 
@@ -133,7 +134,7 @@ def _plain_errors() -> Iterator[None]:
   except (KeyError, AttributeError) as error:
     key, near = re.search(r'\w+', str(error)), re.search(r'mean "(\w+)"', str(error))
     hint = f'did you mean {near[1]!r}? ' if near else ''
-    where = 'configs/common.py has all keys, hbf/nn the options that each stage has'
+    where = 'hbf/config/defaults.py has all keys, hbf/nn the options that each stage has'
     raise UserError(f'unknown config key {key and key[0]!r}: {hint}{where}') from error
   except (flags.Error, UserError, TypeError, OSError) as error:
     if missing := re.search(r"No such file or directory: '(.+?)'", str(error)):

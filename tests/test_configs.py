@@ -11,11 +11,14 @@ import pytest
 from in_memory import random_source
 from rich.console import Console
 
+from hbf.config.defaults import COMMON, Key
+from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset
 from hbf.errors import UserError
 from hbf.hardware.programs import trace_programs
 from hbf.models.matching import units_of
 from hbf.nn.registry import MODELS
+from hbf.options import whole
 from hbf.tasks.classification import Classification
 from hbf.training.loop import train
 
@@ -42,7 +45,7 @@ def fake_data(monkeypatch):
 
 
 def shipped(name, arguments):
-  return importlib.import_module(f'configs.{name}').get_config(arguments)
+  return resolve(importlib.import_module(f'configs.{name}').get_config(arguments))
 
 
 SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vit') for recipe in ('memo', 'small')]
@@ -124,9 +127,8 @@ def test_every_key_is_read(tmp_path, toy, monkeypatch):
 
 
 def test_a_key_that_nobody_reads_is_found(tmp_path, toy, monkeypatch):
+  monkeypatch.setitem(COMMON, 'train.lottery', Key(7, whole(0), 'a number'))
   config = toy()
-  with config.unlocked():
-    config.train.lottery = 7
   read = record_reads(monkeypatch)
   train(config, tmp_path / 'run', QUIET, ONE)
   assert [path for path, leaf in leaves(config) if leaf not in read and 'stage' not in path] == ['train.lottery']

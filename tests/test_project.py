@@ -17,7 +17,7 @@ LAYERS = {
   'ops': set(),
   'nn': {'ops'},
   'models': {'nn', 'ops'},
-  'config': {'models', 'nn'},
+  'config': {'data', 'models', 'nn'},
   'data': set(),
   'evaluation': set(),
   'interop': {'models', 'nn'},

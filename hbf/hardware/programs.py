@@ -74,6 +74,7 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
     UserError: something is wrong with the config, or the devices can't share its batch.
   """
   mesh, plan = make_mesh(devices, config.mesh), plan_of(config)
+  config = plan.config
   check_tensor(config.model, mesh)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   sharding, splits = batch_sharding(mesh), plan.splits

@@ -104,6 +104,13 @@ class Classification(Task):
       )
     if bool(data.mean) != bool(data.std):
       raise UserError('give both data.mean and data.std, or neither to have them measured')
+    channels = dataset.image_shape[-1]
+    for key in ('mean', 'std'):
+      if len(data[key]) not in (0, channels):
+        raise UserError(
+          f'data.{key} is {tuple(data[key])}: expected a number for each of the {channels} channels of '
+          f'{dataset.name}; give as many, or () to have it measured'
+        )
     reading = Reading(data.input, data.workers, data.resident_bytes)
     mean, std = tuple(data.mean), tuple(data.std)
     smoothing = config.train.label_smoothing

@@ -48,8 +48,6 @@ class Language(Task):
   @classmethod
   def of(cls, config: ConfigDict, dataset: Texts) -> Self:
     """See `Task.of`."""
-    if config.data.length < 2:
-      raise UserError(f'data.length is the tokens of a window, 2 or more: it is {config.data.length}')
     return cls(dataset, config.data.length, config.train.label_smoothing)
 
   @classmethod

@@ -1,7 +1,6 @@
 """From a config to everything a run needs; all that can be wrong is found here, before anything is written."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from hbf.config.resolve import check, naming_keys, resolve
 from hbf.data.copies import Copies
 from hbf.data.inputs import Input
 from hbf.data.order import TrainOrder
@@ -91,7 +91,7 @@ class Experiment(Plan):
 
 
 def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) -> Plan:
-  """Checks all of a config that can be checked without examples and devices.
+  """Resolve a config, and check all of it that can be checked without examples and devices.
 
   Args:
     config: of the run.
@@ -101,10 +101,12 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   Raises:
     UserError: something in the config is wrong, or the data set isn't there.
   """
-  _check_ranges(config)
+  config = resolve(config)
+  check(config)
   task = make_task(config, dataset)
-  model = task.network(config.model)
-  parameters = count_parameters(model, task.shape)
+  with naming_keys(config):
+    model = task.network(config.model)
+    parameters = count_parameters(model, task.shape)
   rules_of(abstract_params(model, task.shape))  # raises if the optimizer doesn't know how to treat one
   splits = make_splits(task, config.data.validation)
   examples = len(splits['train'])
@@ -129,21 +131,6 @@ def training_operations(flops: int, clock: Clock) -> float:
   return 3.0 * flops * clock.batch_size * clock.steps
 
 
-def _check_ranges(config: ConfigDict) -> None:
-  for section, key in (('train', 'accumulate'), ('evaluate', 'batch_size'), ('checkpoint', 'keep')):
-    if config[section][key] < 1:
-      raise UserError(f'{section}.{key} must be 1 or more: it is {config[section][key]}')
-  if not 0 < config.train.epochs < math.inf:
-    raise UserError(f'train.epochs must be more than 0, and finite: it is {config.train.epochs}')
-  for section, key in (('optimizer', 'layer_decay'), ('optimizer', 'minimum_rate'), ('train', 'label_smoothing')):
-    if not 0 <= config[section][key] <= 1:
-      raise UserError(f'{section}.{key} must be from 0 to 1: it is {config[section][key]}')
-  if not 0 <= config.train.average < 1:
-    raise UserError(
-      f'train.average is the decay of a moving average, from 0 (none) to below 1: it is {config.train.average}'
-    )
-
-
 def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Device] | None = None) -> Experiment:
   """Builds and checks everything.
 
@@ -158,6 +145,7 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
   with processes.agreed():  # before their devices work together
     mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
     plan = make_plan(config, resumed)
+    config = plan.config
     check_tensor(config.model, mesh)
     check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
     inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}
@@ -177,23 +165,28 @@ def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Dev
 
 
 def make_splits(task: Task, validation: float) -> dict[str, Any]:
-  """Sources of train, validation (if a part of train is held out) and test.
+  """Return the sources of train, validation (if a part of train is held out) and test.
+
+  Args:
+    task: on its data set.
+    validation: part of train that is held out, from 0 to below 1.
 
   Raises:
-    UserError: the part can't be, or leaves nothing to train on.
+    UserError: the part leaves nothing to train on, or holds nothing out.
   """
-  if not 0 <= validation < 1:
-    raise UserError(f'data.validation is the part of train held out, from 0 to below 1: it is {validation}')
   splits = task.splits(validation)
   if 'train' not in splits:
     raise UserError(f'data.validation {validation} leaves no example to train on: hold out less')
+  if validation and 'validation' not in splits:
+    raise UserError(
+      f'data.validation is {validation}, less than one of the {len(splits["train"])} examples of train: hold out '
+      'more, or set it to 0'
+    )
   return splits
 
 
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
-  """Steps that share a call: as many as asked for; if 0, ten where a step is short and its batch only indices."""
-  if asked < 0:
-    raise UserError(f'train.steps_per_call must be 1 or more, or 0 for a choice by device: it is {asked}')
+  """Return how many steps share a call: those asked for, or if 0, ten where a batch is only indices."""
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
 

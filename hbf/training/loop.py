@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
+from hbf.config.resolve import resolve
 from hbf.data.inputs import Batch, Resident
 from hbf.evaluation.report import say
 from hbf.models.matching import units_of
@@ -119,7 +120,7 @@ def _prepare(
   """Return all that a run needs, checked and the same in all processes, and what tells its data from others."""
   with processes.agreed():
     check_place(workdir)
-    config = with_measured(config, workdir)
+    config = with_measured(resolve(config), workdir)
   resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
   if jax.process_count() > 1:
     _check_same(config)

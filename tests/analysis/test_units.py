@@ -10,6 +10,7 @@ import pytest
 from configs import digits
 from hbf.analysis import dead_units
 from hbf.analysis.units import observe
+from hbf.config.resolve import resolve
 from hbf.evaluation.unit_health import awake, low_share, unit_health
 from hbf.models.build import build_model
 from hbf.nn.hyperbf import HyperBFUnit
@@ -27,7 +28,7 @@ LABELS = jnp.arange(BATCH) % CLASSES
 
 
 def make(images, scan_layers=False, **stage2):
-  config = digits.get_config('model=hyperbf').model
+  config = resolve(digits.get_config('model=hyperbf')).model
   config.update(width=16, depth=2, heads=2, scan_layers=scan_layers)
   config.stage2.update({'centres': 5, **stage2})
   model = build_model(config, CLASSES)

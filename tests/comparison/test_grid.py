@@ -123,7 +123,7 @@ def test_the_memos_table_is_six_arms_with_its_figures(monkeypatch):
     (['../up: vit'], 'needs a label of letters'),
     (['vit', 'a: vit model.heads=5'], 'heads'),
     (['vit', 'a: vit optimizer.name=adam'], "unknown optimizer.name 'adam': did you mean 'adamw'"),
-    (['vit', 'a: vit train.epochs=0.0'], 'train.epochs must be more than 0'),
+    (['vit', 'a: vit train.epochs=0.0'], 'train.epochs is 0.0: expected a number above 0'),
     ([], 'needs a config, an arm and a seed'),
   ],
 )

@@ -11,6 +11,7 @@ from interop.checks import assert_logits
 
 from configs import cifar10
 from hbf import authors as command
+from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset, load
 from hbf.errors import UserError
 from hbf.interop import authors, tensors
@@ -84,7 +85,7 @@ def test_interpolated_positions_are_those_of_pytorch():
 def test_the_model_is_one_that_a_config_can_say(model, optional):
   """And its part of a config has the keys that every config has."""
   config = authors.read(published.random_state_dict(model, optional)).config
-  shipped = cifar10.get_config(f'model={model}').model
+  shipped = resolve(cifar10.get_config(f'model={model}')).model
   assert set(config) == set(shipped)
   for stage in ('stage1', 'stage2'):
     assert set(config[stage]) == set(shipped[stage])
@@ -166,7 +167,7 @@ def test_what_an_older_version_lacks_is_left_out_if_it_does_nothing(tmp_path):
 
 
 def our_model(arguments='', **changes):
-  config = cifar10.get_config(arguments).model.unlock()
+  config = resolve(cifar10.get_config(arguments)).model.unlock()
   config.update(width=12, depth=2, heads=3, patch=2, positions='learned', norm_epsilon=1e-5)
   if 'hidden' in config.stage2:
     config.stage2.hidden = 5
@@ -222,7 +223,7 @@ def test_our_other_models_are_refused_with_what_stands_in_the_way(tmp_path, chan
 
 
 def test_other_pairs_of_stages_and_other_shapes_are_refused(tmp_path):
-  config = cifar10.get_config('model=softmax+hyperbf').model
+  config = resolve(cifar10.get_config('model=softmax+hyperbf')).model
   with pytest.raises(UserError, match='no other pair of stages'):
     authors.save(tmp_path / 'ours.npz', build_model(config, 4), {'params': {'positions': np.zeros((4, 3))}})
   model = our_model()

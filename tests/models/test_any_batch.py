@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import digits
+from hbf.config.resolve import resolve
 from hbf.models.build import abstract_params, build_model
 from hbf.nn.registry import MODELS
 
@@ -22,7 +23,7 @@ OPTIONS = [
 
 def exported(name, **changes):
   """The program of a small model, for all platforms."""
-  config = digits.get_config(f'model={name}').model.copy_and_resolve_references()
+  config = resolve(digits.get_config(f'model={name}')).model
   with config.unlocked():
     config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
   model = build_model(config, 10)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import build_model
 from hbf.models.nested import first_centres
@@ -12,7 +13,7 @@ IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), jnp.flo
 
 
 def make(**stage2):
-  config = make_config('', {'name': 'cifar10'}).model
+  config = resolve(make_config('', {'name': 'cifar10'})).model
   config.update(width=16, depth=2, heads=2)
   config.stage2.update(centres=6, **stage2)
   model = build_model(config, 3)
@@ -54,6 +55,6 @@ def test_a_number_of_centres_that_there_is_not_is_refused(count):
 
 
 def test_a_model_without_centres_is_refused():
-  config = make_config('model=vit', {'name': 'cifar10'}).model
+  config = resolve(make_config('model=vit', {'name': 'cifar10'})).model
   with pytest.raises(UserError, match='vit has no centres in its stage 2'):
     first_centres(config, {}, 1)

@@ -8,6 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.models.build import abstract_params, build_model, flops_per_example
 from hbf.models.flops import PRODUCTS, count_flops
 
@@ -67,7 +68,7 @@ def test_a_convolution_is_a_product_of_its_patches(groups):
 
 
 def config(model: str, recipe: str = 'small') -> ConfigDict:
-  return make_config(f'model={model},recipe={recipe}', {'name': 'cifar10'}).model.copy_and_resolve_references()
+  return resolve(make_config(f'model={model},recipe={recipe}', {'name': 'cifar10'})).model
 
 
 @pytest.mark.parametrize('model', ['hyperbf', 'vit', 'pooling', 'amlp'])

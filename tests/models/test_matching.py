@@ -4,6 +4,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
 from hbf.models.matching import match_parameters, match_steps, units_of
@@ -23,7 +24,7 @@ CASES += [(model, {}, n) for model in MODELS if size_option(model)[0] == 'stage1
 
 
 def model_config(model, **stage2) -> ConfigDict:
-  config = make_config(f'model={model}', {'name': 'cifar10'}).model
+  config = resolve(make_config(f'model={model}', {'name': 'cifar10'})).model
   config.update(pool='mean', depth=1)
   config.stage2.update(stage2)
   if stage2_has_units(model) and 'hidden' in config.stage1:
@@ -61,7 +62,7 @@ def test_every_stage_2_is_tried():
 
 
 def test_a_model_without_units_is_refused():
-  config = make_config('model=softmax+none', {'name': 'cifar10'}).model
+  config = resolve(make_config('model=softmax+none', {'name': 'cifar10'})).model
   assert units_of(config) == {}
   with pytest.raises(UserError, match='has no units to have more or fewer of'):
     match_parameters(config, 100_000, parameters)

@@ -10,6 +10,7 @@ import pytest
 from ops import reference
 
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.models.build import abstract_params, build_model
 from hbf.nn.attention import SoftmaxAttention
 from hbf.nn.context import Context
@@ -191,7 +192,7 @@ def test_without_cudnns_library_xla_computes_attention(monkeypatch):
 @pytest.mark.parametrize('model', ['hyperbf', 'vit', 'amlp'])
 def test_one_rule_chooses_for_every_attention(model, cudnn):
   """The program for an NVIDIA GPU has cuDNN's in bfloat16, those for others have XLA's."""
-  config = make_config(f'model={model},recipe=small', {'name': 'cifar10'}).model.copy_and_resolve_references()
+  config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'})).model
   with config.unlocked():
     config.dtype = 'bfloat16'
   network = build_model(config, 10)

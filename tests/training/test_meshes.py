@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from toy_runs import ONE
 
 from configs import cifar10
+from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.hardware.hlo import count_traffic
 from hbf.models.build import abstract_params, build_model
@@ -118,7 +119,9 @@ def test_gradients_are_summed_within_fsdp_before_they_cross_data():
 
 def test_a_device_of_sixteen_has_a_sixteenth_of_the_parameters():
   """Of every matrix: vectors are whole everywhere."""
-  params = abstract_params(build_model(cifar10.get_config('model=hyperbf,recipe=memo').model, 10), (32, 32, 3))
+  params = abstract_params(
+    build_model(resolve(cifar10.get_config('model=hyperbf,recipe=memo')).model, 10), (32, 32, 3)
+  )
   mesh = AbstractMesh((1, 16, 1), AXES)
   leaves = jax.tree_util.tree_leaves_with_path(params)
   specs = [parameter_spec(path, leaf.shape, mesh) for path, leaf in leaves]
@@ -150,13 +153,13 @@ def test_a_mesh_that_cannot_be_is_named(sizes, message):
   ],
 )
 def test_what_tensor_does_not_divide_is_named(model, changes, message):
-  config = cifar10.get_config(f'model={model}').model
+  config = resolve(cifar10.get_config(f'model={model}')).model
   config.update_from_flattened_dict(changes)
   with pytest.raises(UserError, match=message):
     check_tensor(config, make_mesh(jax.devices(), {'data': -1, 'fsdp': 1, 'tensor': 4}))
 
 
 def test_models_without_heads_need_none_that_tensor_divides():
-  config = cifar10.get_config('model=gmlp').model
+  config = resolve(cifar10.get_config('model=gmlp')).model
   config.heads = 3
   check_tensor(config, make_mesh(jax.devices(), {'data': -1, 'fsdp': 1, 'tensor': 4}))

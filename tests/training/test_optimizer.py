@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from configs.common import make_config
+from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model
 from hbf.models.language import LanguageModel
@@ -59,7 +60,7 @@ def every_parameter():
     ('gated_softmax+none', {}),
   ]
   for model, changes in pairs:
-    config = make_config(f'model={model}', {'name': 'cifar10'}).model
+    config = resolve(make_config(f'model={model}', {'name': 'cifar10'})).model
     config.update(width=16, depth=1, heads=2)
     config.update_from_flattened_dict(changes)
     yield from jax.tree_util.tree_leaves_with_path(abstract_params(build_model(config, 3), (8, 8, 3)))

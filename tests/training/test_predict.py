@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from configs import digits
+from hbf.config.resolve import resolve
 from hbf.data.augment import normalise
 from hbf.data.prepared import find, open_images, open_split
 from hbf.errors import UserError
@@ -29,7 +30,7 @@ PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'predict.md'
 
 def small(name, **changes):
   """A classifier of small random parameters, none of them special."""
-  config = digits.get_config(f'model={name}').model.copy_and_resolve_references()
+  config = resolve(digits.get_config(f'model={name}')).model
   with config.unlocked():
     config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
   rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from configs import cifar10, shakespeare
+from hbf.config.resolve import resolve
 from hbf.data.prepare import PREPARATIONS
 from hbf.data.texts import Texts
 from hbf.data.tokenizers import read_tokenizer
@@ -52,7 +53,7 @@ def test_there_are_runs():
 def test_every_committed_run_is_the_model_that_it_was(run):
   """Its config has exactly today's keys, and gives the model of as many parameters as it had."""
   config = load_config(RESULTS / run)
-  today = TODAY[config.task](f'model={config.model.name}')
+  today = resolve(TODAY[config.task](f'model={config.model.name}'))
   assert flatten(config.to_dict()).keys() == flatten(today.to_dict()).keys()
   assert differences(RESULTS / run, config) == ''
   result = RESULTS / run / 'result.json'
@@ -87,15 +88,15 @@ def test_flip_and_crop_became_transforms(flip, crop, transforms):
 
 
 def test_a_run_with_the_flip_and_crop_of_before_is_the_one_that_is_asked_for_today(tmp_path):
-  config = json.loads(cifar10.get_config().to_json())
+  config = json.loads(resolve(cifar10.get_config()).to_json())
   del config['data']['transforms'], config['data']['mix']
   config['data'].update(flip=True, crop=4)
   (tmp_path / 'config.json').write_text(json.dumps({'version': 2, **config}))
-  assert differences(tmp_path, cifar10.get_config()) == ''
+  assert differences(tmp_path, resolve(cifar10.get_config())) == ''
 
 
 def test_a_config_of_today_is_left_as_it_is():
-  config = cifar10.get_config().to_dict()
+  config = resolve(cifar10.get_config()).to_dict()
   assert current(stamp(config)) == config
 
 
