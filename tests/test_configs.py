@@ -163,6 +163,7 @@ def test_sizes_set_width_depth_heads_and_what_is_matched_to_them():
     (['--config.train.batch_size=many'], 'error: flag --config.train.batch_size=many'),
     (['--config=configs/cifar11.py'], 'configs/cifar11.py'),
     (['--config=configs/cifar10.py:model=vti'], "error: unknown model 'vti': did you mean 'vit'?"),
+    (['--config.model.width=-16'], 'error: model.width is -16: expected a whole number of 1 or more'),
     (['epochs=3'], "error: unexpected argument 'epochs=3'"),
   ],
 )

@@ -108,8 +108,8 @@ class Classification(Task):
     for key in ('mean', 'std'):
       if len(data[key]) not in (0, channels):
         raise UserError(
-          f'data.{key} is {tuple(data[key])}: expected a number for each of the {channels} channels of '
-          f'{dataset.name}; give as many, or () to have it measured'
+          f'data.{key} is {tuple(data[key])}: expected a number for each channel, and the images of {dataset.name} '
+          f'have {channels}; give as many, or () to have them measured'
         )
     reading = Reading(data.input, data.workers, data.resident_bytes)
     mean, std = tuple(data.mean), tuple(data.std)

@@ -53,6 +53,13 @@ def test_an_arm_is_a_train_command(grid_of):
   assert config.model.stage2.activation == 'gelu'
 
 
+def test_what_follows_from_the_width_follows_an_arms_own(grid_of):
+  arms = ('hyperbf', 'wide: hyperbf model.width=256')
+  narrow, wide = (arm.config(0) for arm in grid_of(*arms, match=False).arms)
+  assert (narrow.optimizer.centre_rate, wide.optimizer.centre_rate) == (8.0, 16.0)
+  assert (narrow.model.stage2.centres, wide.model.stage2.centres) == (256, 1024)
+
+
 def test_arms_have_the_parameters_of_the_first(grid_of):
   arms = ('hyperbf', 'vit', 'full: hyperbf model.stage2.metric=full', 'heads: hyperbf model.stage2.heads=4')
   matched, given = grid_of(*arms), grid_of(*arms, match=False)

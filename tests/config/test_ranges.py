@@ -100,7 +100,10 @@ def test_options_of_the_other_stages_have_their_ranges_too(toy, model, option, v
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'data.mean': (0.5, 0.5), 'data.std': (0.2, 0.2)}, r'data\.mean is \(0\.5, 0\.5\): .* each of the 1 channels'),
+    (
+      {'data.mean': (0.5, 0.5), 'data.std': (0.2, 0.2)},
+      r'data\.mean is \(0\.5, 0\.5\): .* for each channel, .* have 1;',
+    ),
     ({'data.validation': 0.0001}, r'data\.validation is 0\.0001, less than one of the 1442 examples of train'),
   ],
 )

@@ -45,6 +45,9 @@ def test_a_run_leaves_what_the_contract_says(finished):
   assert [line['step'] for line in lines if line['split'] == 'train'] == [7, 14, 21, 28, 35, 41]
   classes = json.loads((workdir / 'data.json').read_text())['classes']
   assert len(classes) == 10
+  config = json.loads((workdir / 'config.json').read_text())
+  assert config['optimizer']['centre_rate'] == config['model']['width'] ** 0.5  # resolved, as all of it is
+  assert 'expansion' not in config['model']
 
 
 def test_times_agree_with_each_other(finished):
