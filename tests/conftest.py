@@ -26,6 +26,7 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 import pytest
 
 from configs import digits
+from hbf.config.resolve import resolve
 from hbf.data.prepare import prepare
 from hbf.models.matching import units_of
 
@@ -75,6 +76,6 @@ def toy(digits_dir):
         **changes,
       }
     )
-    return config
+    return resolve(config)
 
   return make

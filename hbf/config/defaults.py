@@ -92,7 +92,7 @@ COMMON = {
   'optimizer.name': Key(
     'adamw', one_of(('adamw', 'muon', 'sgd', 'lion')), 'muon: for matrices of the blocks, adamw for the rest'
   ),
-  'optimizer.learning_rate': Key(1e-3, POSITIVE, 'at the peak'),
+  'optimizer.learning_rate': Key(1e-3, NOT_NEGATIVE, 'at the peak; 0: the parameters stay'),
   'optimizer.schedule': Key(
     'cosine', one_of(('cosine', 'linear', 'wsd', 'constant')), 'wsd: constant, then linear over `decay`'
   ),

@@ -78,5 +78,10 @@ def naming_keys(config: ConfigDict) -> Iterator[None]:
     yield
   except OptionError as error:
     model = flatten_dict({'model': config.model.to_dict()}, sep='.')
-    wrong = [key for key, value in model.items() if error.options.get(key.rpartition('.')[2], error) == value]
+    wrong = [
+      key
+      for option, value in error.options.items()
+      for key in model
+      if key.endswith(f'.{option}') and model[key] == value
+    ]
     raise UserError(f'{error} ({", ".join(wrong)})' if wrong else str(error)) from None

@@ -19,8 +19,8 @@ NEGATIVE = 'expected a number of 0 or more'
 NO_COUNT = 'expected a whole number of 1 or more'
 NO_NUMBER = 'expected a whole number of 0 or more'
 BAD = [
-  ('optimizer.learning_rate', -1.0, f'{NOT_POSITIVE}; set it to one, such as 0.001'),
-  ('optimizer.learning_rate', float('nan'), NOT_POSITIVE),
+  ('optimizer.learning_rate', -1.0, f'{NEGATIVE}; set it to one, such as 0.001'),
+  ('optimizer.learning_rate', float('nan'), NEGATIVE),
   ('optimizer.momentum', 2.0, NO_RATE),
   ('optimizer.second_momentum', 1.0, NO_RATE),
   ('optimizer.weight_decay', -5.0, NEGATIVE),
