@@ -53,10 +53,10 @@ def test_a_merged_token_is_made_of_its_square():
 @pytest.mark.parametrize(
   ('changes', 'grid', 'message'),
   [
-    ({'merge': 3}, GRID, r'model.merge=3 .* use 1 to 2 with model.depth=3'),
-    ({}, (3, 8), '3×8 tokens have no half: change model.patch or data.image_size'),
-    ({}, None, 'patches only: set model.pool to mean or sequence'),
-    ({'scan_layers': True}, GRID, 'model.scan_layers'),
+    ({'merge': 3}, GRID, 'merge=3 .* use 1 to 2'),
+    ({}, (3, 8), '3×8 tokens have no half: change the patch or the image'),
+    ({}, None, 'patches only: set pool to mean or sequence'),
+    ({'scan_layers': True}, GRID, 'scan_layers loops over one'),
   ],
 )
 def test_two_resolutions_that_can_not_be_are_refused(changes, grid, message):
