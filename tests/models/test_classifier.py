@@ -120,7 +120,7 @@ def test_a_stem_that_can_not_be_is_a_user_error(options, message):
 @pytest.mark.parametrize(('stem', 'patch'), [('patch', 4), ('conv', 2)])
 def test_whitening_needs_two_convolutions(stem, patch):
   model = make_model(stem=stem, patch=patch, whiten=True)
-  with pytest.raises(UserError, match=f'needs model.stem=conv and .* 4 or more; they are {stem} and {patch}'):
+  with pytest.raises(UserError, match=f'needs stem conv and .* 4 or more; they are {stem} and {patch}'):
     jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), make_images((1, 48, 48, 3)))
 
 

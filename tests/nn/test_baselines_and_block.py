@@ -199,7 +199,7 @@ def test_dropout_works_in_training_only():
 
 def test_dropout_is_on_the_updates_and_never_on_the_residual_path():
   """All but everything dropped, the tokens themselves remain."""
-  tokens, block = make_tokens(), make_block(1.0)
+  tokens, block = make_tokens(), make_block(0.9999999)
   variables = {'params': random_params(make_block(), tokens)}
   out = block.apply(variables, tokens, TRAIN, rngs={'dropout': jax.random.key(0)})
   np.testing.assert_array_equal(out, tokens)
