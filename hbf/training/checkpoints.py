@@ -77,9 +77,12 @@ class Checkpoints:
     self._open()
 
   def _open(self) -> None:
-    self._reader = self._manager = _manager(self._folder, read_only=True, multiprocessing_options=_alone())
-    if self._policy:  # what a killed run had begun to write goes
-      self._manager = _manager(self._folder, preservation_policy=self._policy, cleanup_tmp_directories=True)
+    try:
+      self._reader = self._manager = _manager(self._folder, read_only=True, multiprocessing_options=_alone())
+      if self._policy:  # what a killed run had begun to write goes
+        self._manager = _manager(self._folder, preservation_policy=self._policy, cleanup_tmp_directories=True)
+    except PermissionError as error:
+      raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
     """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
@@ -159,12 +162,11 @@ class Checkpoints:
     for step in steps:
       reason = ''
       try:
-        with _leaving_no_reads():
+        with _leaving_no_reads(), _raising_refusals(self._folder / str(step)):
           about, sums, items = self._read(step, _items(state))
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
-        _check_readable(self._folder / str(step))
         reason = _first_line(error)
       # All must have read it before they add up their checksums together.
       if not (reason := max(processes.exchange(reason)) or _wrong(items, sums)):
@@ -297,12 +299,19 @@ def _is_the_machines(error: Exception) -> bool:
   return wants_memory or (isinstance(error, OSError) and error.errno not in not_there) or reason_of(error) is not None
 
 
-def _check_readable(folder: pathlib.Path) -> None:
-  """Read every byte of a checkpoint. Orbax takes some files and folders that it may not read for missing ones.
+@contextlib.contextmanager
+def _raising_refusals(folder: pathlib.Path) -> Iterator[None]:
+  """Raise the system's refusal to read a checkpoint. Orbax takes some files that it may not read for missing ones."""
+  try:
+    yield
+  except Exception as error:
+    if not _is_the_machines(error):
+      _check_readable(folder)
+    raise
 
-  Raises:
-    OSError: the system refuses one.
-  """
+
+def _check_readable(folder: pathlib.Path) -> None:
+  """Read every byte of a checkpoint; raise OSError if the system refuses one."""
   folders = [folder]
   while folders:
     path = folders.pop()
