@@ -119,6 +119,7 @@ def model_config(
     'dropout': 0.0,
     'dtype': 'float32',
     'norm_epsilon': norm_epsilon,
+    'merge': 0,
     'scan_layers': False,
     'remat': False,
     'parallel': False,

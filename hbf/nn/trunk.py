@@ -96,7 +96,7 @@ class Trunk(CheckedModule):
     context = dataclasses.replace(context, places=jnp.asarray(places))
     return laid(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
 
-  def _blocks(self, tokens: jax.Array, context: Context, grid: tuple[int, int] | None) -> jax.Array:
+  def _blocks(self, tokens: jax.Array, context: Context, grid: tuple[int, int] | None = None) -> jax.Array:
     kind = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
     options = (self.dropout, self.dtype, self.norm_epsilon, self.parallel, self.layer_scale)
     make: Any = functools.partial(kind, self.stage1, self.stage2, *options)

@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
 import numpy as np
@@ -268,15 +268,17 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
     UserError: the folder isn't a run's, or the run's config can't be said any more.
   """
   path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
-  stored = read_json(path, cure, *_SECTIONS)
+  stored = read_json(path, cure)
   if stored is None:
     raise UserError(f'{workdir} is not the workdir of a run (no config.json): give the --workdir you trained with')
   try:
-    return ConfigDict(current(stored)).lock()
+    config = current(stored)
   except UserError as error:
     raise UserError(f'{workdir}: {error}') from None
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # a section that is none, say
     raise damaged(path, f'{type(error).__name__}: {error}', cure) from error
+  _check_keys(config, path, cure, _SECTIONS)  # now, as a newer version may have other sections
+  return ConfigDict(config).lock()
 
 
 def kind_of(workdir: pathlib.Path) -> type[Task]:
@@ -326,9 +328,13 @@ def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, 
     raise damaged(source, str(error) if text.strip() else 'it is empty', cure) from error
   if not isinstance(value, dict):
     raise damaged(source, f'expected a JSON object, found {type(value).__name__}', cure)
+  _check_keys(value, source, cure, keys)
+  return value
+
+
+def _check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequence[str]) -> None:
   if missing := [key for key in keys if key not in value]:
     raise damaged(source, f'it lacks {", ".join(missing)}', cure)
-  return value
 
 
 def damaged(source: object, what: str, cure: str) -> UserError:

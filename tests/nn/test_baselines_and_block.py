@@ -314,7 +314,7 @@ def make_stage1_block(name):
 
 def test_what_stages_honour():
   expected = {
-    **dict.fromkeys(('hyperbf', 'gated_hyperbf', 'softmax', 'identity'), 'any'),
+    **dict.fromkeys(('hyperbf', 'gated_hyperbf', 'gated_softmax', 'softmax', 'identity'), 'any'),
     **dict.fromkeys(('linear', 'gmlp', 'token_mlp'), 'keys'),
     'pooling': 'none',
   }
