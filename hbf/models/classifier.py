@@ -45,9 +45,9 @@ class ImageClassifier(nn.Module):
     return nn.Dense(self.classes, name='head')(self._pooled(tokens).astype(jnp.float32))
 
   def _pooled(self, tokens: jax.Array) -> jax.Array:
-    """One token [B, D] of those that are read, [B, M, D]."""
+    """Return one token [B, D] of those that are read, [B, M, D]."""
     if self.embed.pool != 'sequence':
       return tokens.mean(axis=1)
-    scores = nn.Dense(1, dtype=tokens.dtype, name='pool')(tokens)
+    scores = nn.Dense(1, use_bias=False, dtype=tokens.dtype, name='pool')(tokens)  # the softmax takes a bias away
     weights = jax.nn.softmax(scores.astype(jnp.float32), axis=1).astype(tokens.dtype)
     return jnp.sum(weights * tokens, axis=1)

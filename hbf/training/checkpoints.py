@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from hbf.errors import UserError
 from hbf.evaluation.figures import Figure
 from hbf.training import processes
 from hbf.training.checksum import checksum
+from hbf.training.schema import GONE
 from hbf.training.state import TrainState
 from hbf.training.workdir import reason_of
 
@@ -151,8 +153,20 @@ class Checkpoints:
       raise ValueError('_CHECKPOINT_METADATA is not what was saved')
     return about, sums
 
-  def restore_newest(self, state: TrainState) -> Restored:
-    """The newest checkpoint that all can read, placed like `state`; newer ones are set aside as <step>.damaged.
+  def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
+    """Return `former` if the checkpoint holds parameters that are gone, else `tree`."""
+    if former is None:
+      return tree
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+      held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
+    return former if GONE.keys() & flatten_dict(held, sep='/').keys() else tree
+
+  def restore_newest(self, state: TrainState, former: TrainState | None = None) -> Restored:
+    """Restore the newest checkpoint that all can read; newer ones are set aside as <step>.damaged.
+
+    Args:
+      state: arrays or shapes, placed as what is restored.
+      former: the state with the parameters that are gone, likewise; None if none are. They are read and dropped.
 
     Raises:
       UserError: none can be read; then all stay where they are.
@@ -163,14 +177,14 @@ class Checkpoints:
       reason = ''
       try:
         with _leaving_no_reads(), _raising_refusals(self._folder / str(step)):
-          about, sums, items = self._read(step, _items(state))
+          about, sums, items = self._read(step, _items(self._as_saved(step, state, former)))
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
         reason = _first_line(error)
       # All must have read it before they add up their checksums together.
       if not (reason := max(processes.exchange(reason)) or _wrong(items, sums)):
-        return Restored(step, _state(items), about, self._set_aside(reasons))
+        return Restored(step, _part(_state(items), state), about, self._set_aside(reasons))
       reasons[step] = reason
     raise UserError(
       f'no checkpoint in {self._folder} can be read ({reasons[steps[0]]}): '
@@ -185,8 +199,14 @@ class Checkpoints:
       self._open()  # Orbax's own reload reads the metadata of all
     return {step: pathlib.Path(path) for step, path in moved}
 
-  def restore_params(self, step: int, params: Any, average: bool = False) -> Any:
-    """The parameters, or their average, alone, placed like `params`; saved on any devices, restored on these.
+  def restore_params(self, step: int, params: Any, former: Any = None, *, average: bool = False) -> Any:
+    """Restore the parameters alone, or their average; saved on any devices, restored on these.
+
+    Args:
+      step: of the checkpoint.
+      params: arrays or shapes, placed as what is restored.
+      former: with the parameters that are gone, as for `restore_newest`.
+      average: whether to restore the average.
 
     Raises:
       UserError: they can't be read, or there is no average.
@@ -198,10 +218,10 @@ class Checkpoints:
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
       )
     try:
-      _, sums, read = self._read(step, {item: params})
+      _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
       if reason := _wrong(read, sums):
         raise ValueError(reason)
-      return read[item]
+      return _part(read[item], params)
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
@@ -344,6 +364,12 @@ def _checksum_of_json(value: Mapping[str, Any]) -> int:
 
 def _state(items: Mapping[str, Any]) -> TrainState:
   return TrainState(params=items['params'], average=items.get('average'), **items['training'])
+
+
+def _part(found: Any, tree: Any) -> Any:
+  """Return those leaves of `found` whose paths `tree` has, as that tree."""
+  leaves = dict(jax.tree_util.tree_leaves_with_path(found))
+  return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], tree)
 
 
 def _wrong(items: Mapping[str, Any], sums: Mapping[str, int]) -> str:

@@ -21,6 +21,7 @@ from hbf.training import processes
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import make_evaluator, make_splits, with_sharding
 from hbf.training.machine import device_name
+from hbf.training.schema import with_gone
 from hbf.training.sharding import batch_sharding, make_mesh
 from hbf.training.workdir import check_data, kind_of, load_config, write_json
 from hbf.training.writers import validation_scores
@@ -95,8 +96,10 @@ def restore(
   if dataset is None:
     check_data(workdir, task.identity())
   model = task.network(config.model)
-  abstract = with_sharding(abstract_params(model, task.shape), mesh)
-  params = checkpoints.restore_params(step, abstract, average)
+  abstract = abstract_params(model, task.shape)
+  former = with_gone(abstract)
+  former = former and with_sharding(former, mesh)
+  params = checkpoints.restore_params(step, with_sharding(abstract, mesh), former, average=average)
   return Restored(config, mesh, task, step, model, params)
 
 

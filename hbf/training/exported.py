@@ -27,8 +27,8 @@ from hbf.interop import tensors
 from hbf.interop.table import misfits
 from hbf.models.build import abstract_params, build_model
 from hbf.training.evaluate import restore
+from hbf.training.schema import GONE, current
 from hbf.training.schema import VERSION as SCHEMA
-from hbf.training.schema import current
 from hbf.training.workdir import damaged, load_config, read_data, read_json, write_json
 
 FORMAT, VERSION = 'hbf classifier', 1
@@ -220,7 +220,7 @@ def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[st
     model = _network(about)
   except UserError as error:
     raise UserError(f'{folder / CONFIG}: {error}') from None
-  params = _read_params(folder, about)
+  params = {name: param for name, param in _read_params(folder, about).items() if name not in GONE}
   wanted = flatten_dict(abstract_params(model, tuple(about['image_shape'])), sep='/')
   found, expected = ({name: param.shape for name, param in named.items()} for named in (params, wanted))
   if faults := misfits(found, expected, most=6):

@@ -27,7 +27,7 @@ from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Evaluations, Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.signals import signals
-from hbf.training.state import TrainState, all_finite
+from hbf.training.state import TrainState, all_finite, former_state
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.workdir import (
   check_place,
@@ -186,7 +186,9 @@ def _start(
   init = make_init(experiment, experiment.objective)
   shapes = jax.eval_shape(init, resident, first, given)
   if processes.from_first(lambda: checkpoints.latest) is not None:
-    found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh))
+    former = former_state(experiment.optimizer, shapes)
+    former = former and with_sharding(former, experiment.mesh)
+    found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh), former)
     for step, path in found.damaged.items():
       say(console, f'checkpoint {step} cannot be read; set aside as {path}')
     say(console, f'goes on after step {found.step}')

@@ -9,6 +9,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
 from hbf.errors import UserError
 from hbf.nn.registry import stage_names
 
@@ -118,6 +122,9 @@ CHANGES = (
 )
 VERSION = len(CHANGES)
 
+# Parameters that are gone, with their shapes: old checkpoints and exported models hold them. None changed an output.
+GONE = {'pool/bias': (1,)}  # the softmax over the tokens takes it away
+
 
 def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
   """What config.json holds for a nested config in today's words."""
@@ -143,6 +150,15 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
   for change in changes[version:]:
     _apply(change, config)
   return config
+
+
+def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
+  """Return shapes of a network's parameters as older code had them; if nothing is gone from it, return None."""
+  found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
+  if not found:
+    return None
+  gone = {tuple(name.split('/')): jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in found.items()}
+  return unflatten_dict(flatten_dict(params) | gone)
 
 
 def _apply(change: Change, config: dict[str, Any]) -> None:

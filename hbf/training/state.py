@@ -13,6 +13,7 @@ import optax
 from hbf.data.inputs import Batch, Resident
 from hbf.ops.parts import split
 from hbf.tasks.task import Seen, Task
+from hbf.training.schema import with_gone
 
 
 class Totals(flax.struct.PyTreeNode):
@@ -43,6 +44,15 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 Step = Callable[[TrainState, Resident, Batch], TrainState]
+
+
+def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
+  """Return shapes of the state as older code had it; if no parameter of the network is gone, return None."""
+  params = with_gone(state.params)
+  if params is None:
+    return None
+  average = None if state.average is None else params
+  return state.replace(params=params, opt_state=jax.eval_shape(optimizer.init, params), average=average)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ def trained(workdir, experiment, average=False):
   """Parameters of the newest checkpoint, or their average."""
   checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
   shapes = with_sharding(abstract_params(experiment.model, (8, 8, 1)), experiment.mesh)
-  return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.latest, shapes, average))
+  return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.latest, shapes, average=average))
 
 
 def fresh(experiment):

@@ -19,7 +19,7 @@ from hbf.evaluation.figures import ACCURACY
 from hbf.training import checkpoints as checkpoints_module
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.sharding import IN_A_ROW, make_mesh, state_sharding
-from hbf.training.state import Totals, TrainState
+from hbf.training.state import Totals, TrainState, former_state
 
 
 def state(value, devices=1, **sizes):
@@ -84,6 +84,27 @@ def test_a_checkpoint_without_an_average_is_what_it_was_and_says_what_it_lacks(t
   np.testing.assert_array_equal(found.params['layer']['kernel'], 1.0)
   items = [{path.name for path in (tmp_path / kind / '1').iterdir() if path.is_dir()} for kind in ('without', 'with')]
   assert items == [{'params', 'training'}, {'params', 'training', 'average'}]
+
+
+def test_parameters_that_are_gone_are_read_and_dropped(tmp_path):
+  """The optimizer's state holds them too. A run that is resumed saves checkpoints without them."""
+  optimizer = optax.adam(1e-3)
+
+  def made(value, pool):
+    tree = {'layer': {'kernel': jnp.full((8, 4), value)}, 'pool': {'kernel': jnp.full((8, 1), value)} | pool}
+    return TrainState(jnp.asarray(1), tree, optimizer.init(tree), Totals.zeros(), tree)
+
+  old, new = made(2.0, {'bias': jnp.full(1, 9.0)}), made(3.0, {})
+  asked, former = (jax.tree.map(jnp.zeros_like, tree) for tree in (new, former_state(optimizer, new)))
+  for saving, value in ((old, 2.0), (new, 3.0)):
+    folder = tmp_path / str(value)
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+      checkpoints.save(1, saving)
+      checkpoints.wait()
+      found = checkpoints.restore_newest(asked, former).state
+      alone = checkpoints.restore_params(1, asked.params, former.params, average=True)
+    assert jax.tree.structure(found) == jax.tree.structure(new)
+    assert {float(leaf.mean()) for leaf in jax.tree.leaves((found.params, found.average, alone))} == {value}
 
 
 def test_a_figure_that_comes_later_counts(tmp_path):
