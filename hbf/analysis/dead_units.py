@@ -27,6 +27,7 @@ from hbf.arguments import Parser
 from hbf.data.augment import normalise
 from hbf.errors import UserError, in_one_line
 from hbf.models.classifier import ImageClassifier
+from hbf.ops.kernels import SIGNED
 from hbf.training.evaluate import restore
 from hbf.training.experiment import Experiment, prepare
 from hbf.training.imported import write
@@ -64,7 +65,7 @@ def settings() -> list[Setting]:
 
   def memo(beta: float, centres: int) -> Setting:
     # β = 1/2σ², and at init σ² = width_scale · √D.
-    options = gained | {'metric': 'bilinear', 'widths': 'signed', 'centres': centres}
+    options = gained | {'kernel': SIGNED, 'metric': 'bilinear', 'centres': centres}
     return Setting(f'β = {beta:g}, {centres:,} centres', options | {'width_scale': 0.5 / beta / WIDTH**0.5}, True)
 
   ours = {'width_scale': 0.5, 'normalisation': 'layer', 'centres_init': 'tokens'}

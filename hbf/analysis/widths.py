@@ -24,9 +24,9 @@ class Widths:
   """Of the kernels of a block's stage.
 
   Attributes:
-    kernel: name in `hbf.ops.kernels.KERNELS`.
-    width: σ, each that is learned, [n]; negative for a free β below 0; [] if it is fixed.
-    start: σ at init, of all; NaN if it is fixed.
+    kernel: its name, see `hbf.ops.kernels`.
+    width: σ, each that is learned, [n]; [] if it is fixed, or the kernel has none, as `SIGNED`.
+    start: σ at init, of all; NaN where there is no learned σ.
     distance: root mean square of ‖W(x − t)‖ over the tokens and keys of an image, or tokens and centres.
     metric: ‖WᵀW − 1‖/‖1‖ (Frobenius), how far the metric is from the identity; None if it isn't learned.
   """
@@ -39,8 +39,8 @@ class Widths:
 
   @property
   def relative(self) -> float:
-    """The mean width over the distances; NaN if it is fixed."""
-    return float(np.abs(self.width).mean()) / self.distance if len(self.width) else float('nan')
+    """Return the mean width over the distances; NaN where there is no learned width."""
+    return float(self.width.mean()) / self.distance if len(self.width) else float('nan')
 
 
 def widths(subject: Subject, images: np.ndarray) -> dict[str, dict[str, Widths]]:
@@ -58,7 +58,7 @@ def widths(subject: Subject, images: np.ndarray) -> dict[str, dict[str, Widths]]
     params = subject.params[block][stage]
     options = subject.restored.config.model[stage]
     width = _width(params)
-    start = float(np.abs(_width(starts[block][stage])).mean()) if len(width) else float('nan')
+    start = float(_width(starts[block][stage]).mean()) if len(width) else float('nan')
     metric = _from_identity(options.metric, params.get('metric'))
     found.setdefault(block, {})[stage] = Widths(options.kernel, width, start, float(np.sqrt(square)), metric)
   return found
@@ -81,9 +81,8 @@ def _from_identity(metric: str, weights: Any) -> float | None:
 def _starts(model: ImageClassifier, images: jax.Array) -> dict[str, Any]:
   """The parameters of widths at init, which depend on nothing that is drawn."""
   params = model.init(jax.random.key(0), images, train=False)['params']
-  names = ('log_width', 'beta')
   return {
-    block: {stage: {n: z for n, z in of_stage.items() if n in names} for stage, of_stage in of_block.items()}
+    block: {stage: {n: z for n, z in of_stage.items() if n == 'log_width'} for stage, of_stage in of_block.items()}
     for block, of_block in params.items()
     if block.startswith('block')
   }

@@ -11,11 +11,11 @@ from hbf.nn.attention import NORMS, check_heads, project_out, project_qkv, visib
 from hbf.nn.cache import remember, these
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
-from hbf.nn.parameters import METRICS, WIDTHS, distance_scale, metric_parameter, width_parameter
+from hbf.nn.parameters import METRICS, WIDTHS, beta_parameter, distance_scale, metric_parameter, width_parameter
 from hbf.nn.places import PLACES, append, place_coordinates, turned
 from hbf.nn.projections import of_norm_1
 from hbf.ops.hyperbf import FORMS, NORMALISATIONS, ball_depths, direct_responses, hyperbf, log_responses, normalise
-from hbf.ops.kernels import DIRECT, KERNELS
+from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, gathered
 from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
@@ -135,11 +135,11 @@ class HyperBFUnit(CheckedModule):
     heads: H; the tokens' width D must be divisible by it. 1 is the memo's unit.
     kernel: a name in `hbf.ops.kernels.KERNELS`; or with normalisation 'none' in `DIRECT`, φ(b_a − r²/2σ²) with a
       learned radius ρ_a of each center, b_a = ρ_a²/2σ². b_a starts as the mean r²/2σ² of the tokens seen at
-      initialization, so that half of them lie in its ball.
+      initialization, so that half of them lie in its ball. Or `SIGNED`, the authors' exp(−β r²) with a learned β of
+      any sign; it needs metric bilinear.
     metric: of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank, unused by the others.
-    widths: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own; 'signed': every centre has a free
-      1/2σ² of any sign, as in the authors' code, which needs kernel gaussian and metric bilinear.
+    widths: 'fixed', 'layer', 'head' or 'centre': what has a learned σ of its own, or β of kernel `SIGNED`.
     width_scale: at init σ² is this times √d (√rank for low_rank), which keeps x·t/σ² of order 1.
     norm: 'none', or 'unit': points and centres of norm 1 (and σ² at init this times 1/d), so that a centre that
       moves at random gets no farther from all tokens at once.
@@ -158,7 +158,7 @@ class HyperBFUnit(CheckedModule):
 
   centres: Annotated[int, whole(1)]
   heads: Annotated[int, whole(1)] = 1
-  kernel: Annotated[str, one_of(KERNELS | DIRECT)] = 'gaussian'
+  kernel: Annotated[str, one_of((*KERNELS, *DIRECT, SIGNED))] = 'gaussian'
   metric: Annotated[str, one_of(METRICS)] = 'diagonal'
   rank: Annotated[int, whole(0)] = 0
   widths: Annotated[str, one_of(WIDTHS)] = 'centre'
@@ -190,9 +190,10 @@ class HyperBFUnit(CheckedModule):
       points, centres = of_norm_1(points), of_norm_1(centres)
       variance /= d  # norms are 1 instead of √d
     centres = gathered(centres, None, TENSOR, None)  # once: the sums read them several times
+    scale = ('beta', beta_parameter) if self.kernel == SIGNED else ('width', width_parameter)
     how: dict[str, Any] = {
       'kernel': self.kernel,
-      'width': width_parameter(self, self.widths, variance, self.heads, self.centres),
+      scale[0]: scale[1](self, self.widths, variance, self.heads, self.centres),
       'metric': self.metric,
       'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
     }
@@ -238,10 +239,9 @@ class HyperBFUnit(CheckedModule):
 
   def _check(self) -> None:
     """Raise OptionError if the options contradict each other."""
-    if self.widths == 'signed' and (self.kernel, self.metric) != ('gaussian', 'bilinear'):
+    if self.kernel == SIGNED and self.metric != 'bilinear':
       raise OptionError(
-        f'widths signed needs kernel gaussian and metric bilinear, not {self.kernel} and {self.metric}: change them',
-        widths=self.widths,
+        f'kernel {SIGNED} needs metric bilinear, not {self.metric}: change one of them',
         kernel=self.kernel,
         metric=self.metric,
       )

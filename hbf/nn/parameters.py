@@ -11,50 +11,48 @@ from hbf.errors import choose
 from hbf.options import OptionError
 
 # Which axes of [heads, points, centres] have a width of their own.
-WIDTHS = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2), 'signed': (0, 2)}
+WIDTHS = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2)}
 
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 
 
 def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, centres: int = 1) -> jax.Array:
-  """σ, broadcastable to [heads, points, centres], learned in log space from σ² = variance.
+  """Return σ, broadcastable to [heads, points, centres], learned in log space from σ² = variance.
 
   Args:
-    module: the module in whose scope `log_width` is made, or `beta` if the scope is 'signed'.
-    scope: 'fixed' (not learned), 'layer', 'head' or 'centre': what has a width of its own; or 'signed': every centre
-      has β = 1/2σ², learned as it is and free to become negative, as in the authors' code; then σ is negative too.
+    module: the module in whose scope `log_width` is made.
+    scope: 'fixed' (not learned), 'layer', 'head' or 'centre': what has a width of its own.
     variance: σ² at init.
     heads: number of heads.
     centres: number of centres a head.
   """
+  return jnp.exp(_parameter(module, 'log_width', scope, 0.5 * jnp.log(variance), heads, centres))
+
+
+def beta_parameter(module: nn.Module, scope: str, variance: float, heads: int, centres: int) -> jax.Array:
+  """Return β of kernel `SIGNED`, learned as it is from 1/2σ² of σ² = variance. Arguments as for `width_parameter`."""
+  return _parameter(module, 'beta', scope, 0.5 / variance, heads, centres)
+
+
+def _parameter(module: nn.Module, name: str, scope: str, start: Any, heads: int, centres: int) -> jax.Array:
   axes = choose('widths', scope, WIDTHS)
   shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centres)))
-  if scope == 'signed':
-    return _of_beta(module.param('beta', lambda _: jnp.full(shape, 0.5 / variance, jnp.float32)))
-  log_width = jnp.full(shape, 0.5 * jnp.log(variance), jnp.float32)
-  if scope != 'fixed':
-    log_width = module.param('log_width', lambda _: log_width)
-  return jnp.exp(log_width)
-
-
-def _of_beta(beta: jax.Array) -> jax.Array:
-  return jnp.where(beta < 0, -1, 1) * jax.lax.rsqrt(2 * jnp.abs(beta))
+  value = jnp.full(shape, start, jnp.float32)
+  return value if scope == 'fixed' else module.param(name, lambda _: value)
 
 
 def learned_width(params: Mapping[str, Any]) -> jax.Array | None:
-  """The σ that `width_parameter` makes of a module's parameters; None if they have none."""
-  if 'beta' in params:
-    return _of_beta(params['beta'])
+  """Return σ as `width_parameter` makes it of a module's parameters; None if they have none."""
   return jnp.exp(params['log_width']) if 'log_width' in params else None
 
 
 def mean_widths(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
-  """The mean |σ| of what is learned in a network, by block and stage; {} for one without a radial kernel."""
+  """Return the mean of the learned σ of a network, by block and stage; {} for a network without any."""
   found: dict[str, dict[str, jax.Array]] = {}
   for block, stages in params.items():
     for stage, of_stage in stages.items() if block.startswith('block') else ():
       if (width := learned_width(of_stage)) is not None:
-        found.setdefault(block, {})[stage] = jnp.abs(width).mean()
+        found.setdefault(block, {})[stage] = width.mean()
   return found
 
 

@@ -203,12 +203,12 @@ def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: 
   return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, width)
 
 
-def is_attention(points: jax.Array, centres: jax.Array, coefficients: jax.Array, width: jax.Array) -> bool:
-  """Whether `gaussian_attention` is the way to a normalised Gaussian: one width a head, not too many responses."""
-  shared_width = width.ndim == 0 or width.shape[-1] == 1
+def is_attention(points: jax.Array, centres: jax.Array, coefficients: jax.Array, scale: jax.Array) -> bool:
+  """Return whether `gaussian_attention` is the way to a normalized Gaussian: one scale a head, few responses."""
+  shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centres.shape[-2]
   few = not jax.export.is_symbolic_dim(pairs) and pairs <= _MOST_PAIRS  # all points of a batch may be of one head
-  return shared_width and (few or _cudnn_takes(points, centres, coefficients, _PARTS))
+  return shared_scale and (few or _cudnn_takes(points, centres, coefficients, _PARTS))
 
 
 def gaussian_attention(
@@ -232,7 +232,7 @@ def gaussian_attention(
     points: x [..., N, D].
     centres: t [..., A, D].
     coefficients: c [..., A, V].
-    scale: 1/σ², broadcastable to [..., 1, 1]; negative if K grows with the distance.
+    scale: 1/σ², broadcastable to [..., 1, 1].
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     null: how many of the last coordinates are x' and t', see `hbf.ops.distances.distances`.

@@ -84,7 +84,7 @@ def distances(
     metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full,
       and M [..., D, D] for bilinear.
-    scale: positive, broadcastable to [..., 1, A].
+    scale: broadcastable to [..., 1, A]; positive but for metric bilinear.
     null: how many of the last coordinates, x' and t', the metric leaves alone, and which have no norms: r² has
       −2 x'·t' of them and nothing else. Of null vectors that is a squared distance too (`hbf.nn.places`).
 

@@ -11,7 +11,7 @@ import numpy as np
 from hbf.errors import UserError, choose
 from hbf.ops.attention import gaussian_attention, is_attention
 from hbf.ops.distances import Distances, distances, keeping_short, products, squared_distances
-from hbf.ops.kernels import DIRECT, KERNELS
+from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
 from hbf.ops.parts import join, split
 from hbf.ops.sums import Moments, Sums, blocks_in_memory, kernel_sums, unnormalised_sums
 
@@ -22,7 +22,8 @@ def hyperbf(
   coefficients: jax.Array,
   *,
   kernel: str,
-  width: jax.Array | float,
+  width: jax.Array | float | None = None,
+  beta: jax.Array | float | None = None,
   metric: str = 'identity',
   weights: jax.Array | None = None,
   normalisation: str = 'sum',
@@ -33,7 +34,7 @@ def hyperbf(
   mask: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
-  """f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalised over the centres or not.
+  """Compute f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalized over the centers or not.
 
   Stage 1 of a block is this function with centres = keys and coefficients = values (memo eq. 2 and 6); stage 2 is
   this function with learned centres and coefficients (eq. 4 and 7). It equals `hyperbf_plain`, in value and gradient,
@@ -43,9 +44,9 @@ def hyperbf(
     points: x [..., N, D], the tokens or queries.
     centres: t [..., A, D].
     coefficients: c [..., A, V].
-    kernel: a name in `hbf.ops.kernels.KERNELS`, or with normalisation 'none' in `DIRECT`.
-    width: σ, broadcastable to [..., 1, A]; with metric bilinear a negative one stands for a negative 1/2σ², see
-      `precision`.
+    kernel: a name in `hbf.ops.kernels.KERNELS`, `SIGNED`, or with normalisation 'none' a name in `DIRECT`.
+    width: σ > 0, broadcastable to [..., 1, A]; every kernel but `SIGNED` needs it.
+    beta: β of kernel `SIGNED`, of any sign, likewise broadcastable; it takes the place of the width.
     metric: with `weights`, as in `hbf.ops.distances.distances`.
     weights: the metric's parameters.
     normalisation: 'none' (memo eq. 4), 'sum' (eq. 2, Nadaraya-Watson), 'rms' or 'layer' (see `normalise`).
@@ -62,47 +63,51 @@ def hyperbf(
     [..., N, V] in the coefficients' type.
 
   Raises:
-    UserError: the kernel, metric, normalisation or form isn't known, or a direct kernel is to be normalized.
+    UserError: the kernel, metric, normalisation or form isn't known, a direct kernel is to be normalized, or the
+      kernel's scale is missing (see `scale_of`).
   """
-  choose('kernel', kernel, KERNELS | DIRECT)
+  choose('kernel', kernel, KERNELS | DIRECT | {SIGNED: None})
   normal = choose('normalisation', normalisation, NORMALISATIONS)
   of_centres = choose('form', form, FORMS)
+  scale = scale_of(kernel, metric, width, beta)
   if kernel in DIRECT:
+    assert width is not None
     # XLA keeps one array [N, A] for the gradient, as of an MLP's hidden units: there is nothing to gain by hand.
-    responses = direct_responses(points, centres, kernel, width, metric, weights, normalisation, squared_radius, null)
+    radii: dict[str, Any] = {'width': width, 'squared_radius': squared_radius, 'null': null}
+    shape: dict[str, Any] = {'metric': metric, 'weights': weights, 'normalisation': normalisation}
+    responses = direct_responses(points, centres, kernel, **radii, **shape)
     seen = _seen(mask, causal, points.shape[-2], centres.shape[-2])
     responses = (responses if seen is None else jnp.where(seen, responses, 0)).astype(coefficients.dtype)
     return jnp.einsum('...na,...av->...nv', responses, coefficients)
-  width, log_gain = jnp.asarray(width, jnp.float32), jnp.asarray(log_gain, jnp.float32)
-  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, width):
-    scale = 2 * precision(width)
+  log_gain = jnp.asarray(log_gain, jnp.float32)
+  if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, scale):
     shared: dict[str, Any] = {'metric': metric, 'weights': weights, 'null': null, 'mask': mask, 'causal': causal}
-    return gaussian_attention(points, centres, coefficients, scale=scale, **shared)
+    return gaussian_attention(points, centres, coefficients, scale=2 * scale, **shared)
   if causal or mask is not None or form == 'plain':
-    how: dict[str, Any] = {'kernel': kernel, 'width': width, 'metric': metric, 'weights': weights, 'null': null}
-    how |= {'normalisation': normalisation, 'log_gain': log_gain}
+    how: dict[str, Any] = {'kernel': kernel, 'width': width, 'beta': beta, 'metric': metric, 'weights': weights}
+    how |= {'normalisation': normalisation, 'log_gain': log_gain, 'null': null}
     if mask is None and not causal:
       return hyperbf_plain(points, centres, coefficients, **how)
     if mask is None:
       return _causal_sums(points, centres, coefficients, **how)
     seen = _seen(mask, causal, points.shape[-2], centres.shape[-2])
     return hyperbf_plain(points, centres, coefficients, **how, mask=seen)
-  leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, width, log_gain)))
+  leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centres, coefficients, scale, log_gain)))
   if math.prod(leading) == 1:
     # XLA's CPU backend is slower with leading axes of length 1.
-    points, centres, coefficients, width, log_gain = (
-      z.reshape(z.shape[-2:]) for z in (points, centres, coefficients, width, log_gain)
+    points, centres, coefficients, scale, log_gain = (
+      z.reshape(z.shape[-2:]) for z in (points, centres, coefficients, scale, log_gain)
     )
     weights = _last_axes(weights, 1 if metric == 'diagonal' else 2)
   else:
     points, centres, coefficients = (
       jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centres, coefficients)
     )
-  scaled = distances(points, centres, metric, weights, precision(width), null)
+  scaled, log_kernel = distances(points, centres, metric, weights, scale, null), _log_kernel(kernel)
   if normalisation == 'none' and of_centres.unnormalised:
-    out = of_centres.unnormalised(scaled, coefficients, kernel, log_gain)
+    out = of_centres.unnormalised(scaled, coefficients, log_kernel, log_gain)
   else:
-    sums = of_centres.sums(scaled, coefficients, kernel)
+    sums = of_centres.sums(scaled, coefficients, log_kernel)
     out = _finish(sums, coefficients, normal, log_gain).astype(coefficients.dtype)
   return out.reshape(*leading, *out.shape[-2:])
 
@@ -113,7 +118,8 @@ def hyperbf_plain(
   coefficients: jax.Array,
   *,
   kernel: str,
-  width: jax.Array | float,
+  width: jax.Array | float | None = None,
+  beta: jax.Array | float | None = None,
   metric: str = 'identity',
   weights: jax.Array | None = None,
   normalisation: str = 'sum',
@@ -121,13 +127,14 @@ def hyperbf_plain(
   null: int = 0,
   mask: jax.Array | None = None,
 ) -> jax.Array:
-  """The operator as it is defined, with all responses in memory: what the fast forms must equal.
+  """Compute the operator as it is defined, with all responses in memory: the fast forms must equal it.
 
   Args and errors: as for `hyperbf`, log_gain broadcastable to [..., N, A], and
     mask: booleans broadcastable to [..., N, A]; a centre that is masked out doesn't exist for that point. Every
       point needs at least one centre.
   """
-  log_k = log_responses(points, centres, kernel=kernel, width=width, metric=metric, weights=weights, null=null)
+  scale: dict[str, Any] = {'width': width, 'beta': beta}
+  log_k = log_responses(points, centres, kernel=kernel, **scale, metric=metric, weights=weights, null=null)
   responses = normalise(log_k, normalisation, log_gain, mask)
   return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
 
@@ -200,24 +207,46 @@ def log_responses(
   centres: jax.Array,
   *,
   kernel: str,
-  width: jax.Array | float,
+  width: jax.Array | float | None = None,
+  beta: jax.Array | float | None = None,
   metric: str = 'identity',
   weights: jax.Array | None = None,
   null: int = 0,
 ) -> jax.Array:
-  """log K(‖W(x − t_a)‖² / 2σ²): float32 [..., N, A]. Arguments as in `hyperbf`."""
-  log_kernel = choose('kernel', kernel, KERNELS)
-  return log_kernel(squared_distances(points, centres, metric, weights, precision(width), null))
+  """Compute log K(‖W(x − t_a)‖² / 2σ²), float32 [..., N, A]. Arguments and errors as in `hyperbf`."""
+  log_kernel = choose('kernel', _log_kernel(kernel), KERNELS)
+  scale = scale_of(kernel, metric, width, beta)
+  return log_kernel(squared_distances(points, centres, metric, weights, scale, null))
+
+
+def _log_kernel(kernel: str) -> str:
+  """Return the name in `KERNELS` of log K as a function of scale · r²: exp(−β r²) is the Gaussian of β r²."""
+  return 'gaussian' if kernel == SIGNED else kernel
+
+
+def scale_of(
+  kernel: str, metric: str, width: jax.Array | float | None, beta: jax.Array | float | None = None
+) -> jax.Array:
+  """Return the factor of r² that a kernel is a function of: 1/2σ², or β of kernel `SIGNED`.
+
+  Raises:
+    UserError: the kernel has a width and none is given, or it has β and none is given, or β comes without metric
+      bilinear. Distances under the other metrics are clamped at 0, and β may be negative.
+  """
+  if kernel != SIGNED:
+    if width is None or beta is not None:
+      raise UserError(f'kernel {kernel} is stated by a width: expected width and no beta, or kernel {SIGNED}')
+    return precision(width)
+  if metric != 'bilinear':
+    raise UserError(f'kernel {SIGNED} needs metric bilinear, not {metric}: change one of them')
+  if beta is None or width is not None:
+    raise UserError(f'kernel {SIGNED} has no width: expected beta and no width')
+  return jnp.asarray(beta, jnp.float32)
 
 
 def precision(width: jax.Array | float) -> jax.Array:
-  """1/2σ² in float32, with the sign of σ.
-
-  A negative one makes a Gaussian's response grow with the distance. No radial kernel does that, but a free β does in
-  the authors' code, whose form this is with metric bilinear; distances under the other metrics are clamped at 0.
-  """
-  width = jnp.asarray(width, jnp.float32)
-  return 0.5 / (width * jnp.abs(width))
+  """Return 1/2σ², float32, of σ > 0."""
+  return 0.5 / jnp.square(jnp.asarray(width, jnp.float32))
 
 
 def normalise(

@@ -6,6 +6,9 @@ every kernel, and the unnormalized one is exp(log K + log-gain).
 Kernels that change sign or reach 0 have no logarithm. They are stated by K itself, in `DIRECT`, as a function of the
 depth b − s at which a point lies in a center's ball. With b = ρ²/2σ² the ball has the radius ρ: the depth is
 (ρ² − r²)/2σ², positive inside and negative outside. Every center learns its own b.
+
+`SIGNED` is the Gaussian of the authors' code. It has no width: it is stated by β itself, log K = −β r², and β may
+have any sign.
 """
 
 from collections.abc import Callable
@@ -42,6 +45,7 @@ KERNELS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'rational_quadratic': rational_quadratic,
   'inverse_multiquadric': inverse_multiquadric,
 }
+SIGNED = 'signed_gaussian'
 # All of them decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' the biweight one:
 # both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with normalized weights
 # and the activation φ (Maruyama, Girosi & Poggio 1992): see `hbf.nn.mlp.MLP.normalize`.

@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hbf.errors import UserError
 from hbf.nn.registry import stage_names
+from hbf.ops.kernels import SIGNED
 
 STAGES = ('model.stage1', 'model.stage2')
 Keys = Mapping[str, Mapping[str, Any]]
@@ -46,6 +47,12 @@ def _name_transforms(data: dict[str, Any]) -> None:
   """Flip and crop had a key each."""
   flip, crop = data.pop('flip', False), data.pop('crop', 0)
   data.setdefault('transforms', [['flip']] * flip + [['shift', crop]] * bool(crop))
+
+
+def _state_beta(stage2: dict[str, Any]) -> None:
+  """Name the kernel of a free β, which was a Gaussian of widths 'signed'."""
+  if stage2.get('widths') == 'signed':
+    stage2.update(kernel=SIGNED, widths='centre')
 
 
 CHANGES = (
@@ -119,6 +126,8 @@ CHANGES = (
   ),
   # To version 10.
   Change(added_to_images={'data': {'stratify': False}}),
+  # To version 11.
+  Change(rewritten={'model.stage2:hyperbf': _state_beta}),
 )
 VERSION = len(CHANGES)
 

@@ -190,7 +190,7 @@ def random_params(model):
   {'stage2.metric': 'identity', 'stage2.widths': 'layer'},
   {'stage2.metric': 'full'},
   {'stage2.metric': 'low_rank', 'stage2.rank': 3},
-  {'stage2.metric': 'bilinear', 'stage2.widths': 'signed'},
+  {'stage2.metric': 'bilinear', 'stage2.kernel': 'signed_gaussian'},
 ], ids=str)  # fmt: skip
 def test_our_models_of_their_form_are_written(tmp_path, changes):
   model = our_model(**changes)

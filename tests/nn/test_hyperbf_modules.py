@@ -365,9 +365,9 @@ def test_widths_are_shared_as_far_as_asked(width, shape):
   np.testing.assert_allclose(np.exp(2 * params['log_width']), (D / 2) ** 0.5, rtol=1e-5)
 
 
-def test_a_signed_width_is_a_free_precision_of_every_centre():
+def test_the_signed_gaussian_has_a_free_beta_of_every_centre():
   """Σ_a exp(−β_a r²) c_a + b, whatever the sign of β (the authors' code)."""
-  options = UNIT | {'widths': 'signed', 'metric': 'bilinear'}
+  options = UNIT | {'kernel': 'signed_gaussian', 'metric': 'bilinear'}
   module, tokens = HyperBFUnit(**options), make_tokens()
   start = module.init(jax.random.key(0), tokens)['params']['beta']
   np.testing.assert_allclose(start, np.full((1, 1, 6), 0.5 / D**0.5), rtol=1e-6)
@@ -408,8 +408,8 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFAttention, ATTENTION | {'widths': 'centre'}, "unknown widths 'centre': known: fixed, head, layer"),
     (
       HyperBFUnit,
-      UNIT | {'widths': 'signed'},
-      'needs kernel gaussian and metric bilinear, not gaussian and diagonal',
+      UNIT | {'kernel': 'signed_gaussian'},
+      'kernel signed_gaussian needs metric bilinear, not diagonal',
     ),
     (HyperBFAttention, ATTENTION | {'kernel': 'gausian'}, "did you mean 'gaussian'"),
     (HyperBFAttention, ATTENTION | {'metric': 'ful'}, "did you mean 'full'"),

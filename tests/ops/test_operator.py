@@ -9,7 +9,7 @@ from ops import reference
 
 from hbf.errors import UserError
 from hbf.ops.hyperbf import NORMALISATIONS, hyperbf, hyperbf_plain, log_responses, normalise
-from hbf.ops.kernels import KERNELS
+from hbf.ops.kernels import KERNELS, SIGNED
 
 N, A, D, V, RANK = 4, 5, 6, 3, 2
 EVERY = list(itertools.product(reference.KERNELS, reference.METRICS))
@@ -122,6 +122,37 @@ def test_gradient_equals_finite_differences_of_the_float64_sum(kernel, normalisa
   gradient = jax.grad(lambda p: value(hyperbf, jnp.exp, p))(at)
   slopes = [float((np.asarray(gradient[name], np.float64) * along[name]).sum()) for name in at]
   np.testing.assert_allclose(sum(slopes), expected, rtol=1e-3, atol=1e-3 * np.abs(slopes).max())
+
+
+@pytest.mark.parametrize('form', ['blocks', 'plain', 'pallas'])
+@pytest.mark.parametrize('normalisation', ['none', 'sum'])
+def test_the_gradient_of_beta_is_exact_at_0_and_beside_it(normalisation, form):
+  """A width would be infinite there; with one a head these would be attention, which β doesn't take."""
+  points, centres, coefficients, weights = make('bilinear', 9)
+  beta = np.array([[0.0, 1e-24, -1e-24, -0.05, 0.3]], 'f')
+  unit = {'kernel': SIGNED, 'metric': 'bilinear', 'weights': weights, 'normalisation': normalisation}
+  gradient = jax.grad(lambda beta: hyperbf(points, centres, coefficients, **unit, beta=beta, form=form).sum())(beta)
+  points, centres, coefficients, weights = (np.float64(z) for z in (points, centres, coefficients, weights))
+  r2 = reference.squared_distances(points, centres, 'bilinear', weights)
+  k, given = np.exp(-beta * r2), np.tile(coefficients.sum(axis=-1), (N, 1))
+  if normalisation == 'sum':
+    k /= k.sum(axis=-1, keepdims=True)
+    given = given - (k * given).sum(axis=-1, keepdims=True)
+  np.testing.assert_allclose(gradient, -(k * r2 * given).sum(axis=0, keepdims=True), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('scale', 'message'),
+  [
+    ({'kernel': 'gaussian'}, 'kernel gaussian is stated by a width'),
+    ({'kernel': 'ball_relu', 'beta': 1.0, 'width': 1.0}, 'kernel ball_relu is stated by a width'),
+    ({'kernel': SIGNED, 'metric': 'bilinear', 'width': 1.0}, 'has no width: expected beta'),
+    ({'kernel': SIGNED, 'beta': 1.0}, 'needs metric bilinear, not identity'),
+  ],
+)
+def test_a_kernel_has_a_width_or_beta(scale, message):
+  with pytest.raises(UserError, match=message):
+    hyperbf(*make('identity')[:3], **scale)
 
 
 def hostile_points():

@@ -49,7 +49,7 @@ def every_parameter():
   """A path of each parameter of every model, with the unusual options that make more of them."""
   pairs = [(name, {}) for name in (*MODELS, 'hyperbf+none')]
   pairs += [
-    ('hyperbf', {'stage2.normalisation': 'none', 'stage2.metric': 'bilinear', 'stage2.widths': 'signed'}),
+    ('hyperbf', {'stage2.normalisation': 'none', 'stage2.metric': 'bilinear', 'stage2.kernel': 'signed_gaussian'}),
     ('hyperbf', {'layer_scale': 0.1, 'positions': 'learned'}),
     ('linear', {'stage1.features': 'gaussian', 'stage1.normaliser': 'none'}),
     ('gmlp', {'stage1.attention': 4}),

@@ -103,6 +103,12 @@ def test_a_run_with_the_flip_and_crop_of_before_is_the_one_that_is_asked_for_tod
   assert differences(tmp_path, resolve(cifar10.get_config())) == ''
 
 
+def test_signed_widths_became_a_kernel():
+  stage2 = {'kernel': 'gaussian', 'widths': 'signed', 'metric': 'bilinear'}
+  found = current({'version': 10, 'model': {'name': 'hyperbf', 'stage1': {}, 'stage2': stage2}})['model']['stage2']
+  assert found == {'kernel': 'signed_gaussian', 'widths': 'centre', 'metric': 'bilinear'}
+
+
 def test_a_config_of_today_is_left_as_it_is():
   config = resolve(cifar10.get_config()).to_dict()
   assert current(stamp(config)) == config

@@ -10,7 +10,7 @@ from hbf.analysis.drawing import legend, panel
 from hbf.analysis.page import Drawing, Lacks, Section, Table, Text
 from hbf.analysis.subject import Subject
 from hbf.analysis.widths import Widths, widths
-from hbf.ops.kernels import KERNELS
+from hbf.ops.kernels import KERNELS, SIGNED
 from hbf.training.writers import read_metrics
 
 IMAGES = 20
@@ -60,6 +60,8 @@ def _number(z: float) -> str:
 
 
 def _spread(w: Widths) -> str:
+  if w.kernel == SIGNED:
+    return 'none, it has β'
   if not len(w.width):
     return 'fixed'
   if len(w.width) == 1:
@@ -78,7 +80,7 @@ def _kernels(found: dict[str, dict[str, Widths]]) -> list[Drawing]:
     return np.exp(np.asarray(KERNELS[w.kernel](jnp.asarray(np.square(distance / w.relative) / 2))))
 
   curves = {
-    block: {stage: kernel(w) for stage, w in stages.items() if np.isfinite(w.relative)}
+    block: {stage: kernel(w) for stage, w in stages.items() if w.kernel in KERNELS and np.isfinite(w.relative)}
     for block, stages in found.items()
   }
   caption = 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.'
@@ -116,9 +118,7 @@ def _claims(found: dict[str, dict[str, Widths]]) -> list[str]:
   if both:
     pairs = [(stages['stage1'], stages['stage2']) for stages in both]
     smaller = sum(
-      np.abs(one.width).mean() < np.abs(other.width).mean()
-      for one, other in pairs
-      if len(one.width) and len(other.width)
+      one.width.mean() < other.width.mean() for one, other in pairs if len(one.width) and len(other.width)
     )
     relative = sum(one.relative < other.relative for one, other in pairs)
     said.append(

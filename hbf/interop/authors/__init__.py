@@ -24,6 +24,7 @@ from hbf.interop.network import Network, model_config, read_file, to_module
 from hbf.interop.positions import square_side
 from hbf.interop.table import Params, Tensors
 from hbf.models.classifier import ImageClassifier
+from hbf.ops.kernels import SIGNED
 
 # Mean and standard deviation of the channels by which the authors normalise their images.
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -58,7 +59,7 @@ def read(tensors: Tensors, heads: int | None = None) -> Network:
   model = next(model for model, origin in ORIGINS.items() if origin == table.origin)
   stages: tuple[dict[str, Any], dict[str, Any]] = {}, {'hidden': sizes['hidden']}
   if model == 'hyperbf':
-    unit = {'metric': 'bilinear', 'widths': 'signed', 'norm': 'none', 'normalisation': 'none'}
+    unit = {'kernel': SIGNED, 'metric': 'bilinear', 'norm': 'none', 'normalisation': 'none'}
     stages = {'metric': 'bilinear', 'widths': 'layer'}, {'centres': sizes['hidden'], **unit}
   heads = heads_of(model, sizes['D'], sizes['d'], heads)
   return Network(

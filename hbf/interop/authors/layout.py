@@ -4,7 +4,7 @@ Read in main.py of github.com/sunrainyg/Unified_architecture, at its commits of 
 
 Theirs                                            Ours
 attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, widths layer: σ² = 1 / (2 scale)
-mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, metric bilinear, widths signed, normalisation none
+mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, signed_gaussian, bilinear, normalisation none
 ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
 
 A distance under a free M is meant as xᵀMx + tᵀMt − 2xᵀMt.

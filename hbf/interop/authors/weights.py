@@ -10,6 +10,7 @@ from hbf.models.classifier import ImageClassifier
 from hbf.nn.attention import SoftmaxAttention
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
 from hbf.nn.mlp import MLP
+from hbf.ops.kernels import SIGNED
 
 NORM_EPSILON = 1e-5  # PyTorch's
 
@@ -62,8 +63,8 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   }
   if kinds[0] is HyperBFAttention:
     needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': 'none', 'stage1.memory': 0}
-    needed |= {'stage2.kernel': 'gaussian', 'stage2.heads': 1, 'stage2.norm': 'none', 'stage2.norm_affine': True}
-    needed |= {'stage2.normalisation': 'none'}
+    needed |= {'stage2.kernel': SIGNED if stage2.kernel == SIGNED else 'gaussian', 'stage2.heads': 1}
+    needed |= {'stage2.norm': 'none', 'stage2.norm_affine': True, 'stage2.normalisation': 'none'}
   else:
     needed |= {'stage1.qk_norm': 'none', 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
   owners: dict[str, nn.Module] = {'embed': model.embed, 'trunk': model.trunk, 'stage1': stage1, 'stage2': stage2}
@@ -121,7 +122,7 @@ def _from_softmax(params: Params, stage: SoftmaxAttention) -> dict[str, np.ndarr
 
 
 def _from_unit(params: Params, stage: HyperBFUnit) -> dict[str, np.ndarray]:
-  beta = params['beta'] if stage.widths == 'signed' else 0.5 * np.exp(-2 * params['log_width'])
+  beta = params['beta'] if stage.kernel == SIGNED else 0.5 * np.exp(-2 * params['log_width'])
   return {
     'mlp.centers': params['centres'][0],
     'mlp.M_RBF': _matrix(stage.metric, params.get('metric'), params['centres'].shape[-1]),
