@@ -26,6 +26,19 @@ def test_a_stage_without_a_kernel_has_no_panel(made, tmp_path, arguments, stages
   assert titles(made(arguments), tmp_path, stages) == [stages, stages]
 
 
+@pytest.mark.parametrize(
+  ('options', 'history'),
+  [
+    ({'kernel': 'signed_gaussian', 'metric': 'bilinear'}, ['stage1']),  # it has no width
+    ({'kernel': 'ball_relu'}, ['stage1', 'stage2']),  # its response is not a function of r/σ alone
+  ],
+)
+def test_a_kernel_that_its_width_does_not_state_has_no_curve(made, tmp_path, options, history):
+  changes = options | {'normalisation': 'none'}
+  subject = made(**{f'model.stage2.{key}': value for key, value in changes.items()})
+  assert titles(subject, tmp_path, ['stage1', 'stage2']) == [['stage1'], history]
+
+
 def test_fixed_widths_have_a_table_and_no_drawing(made, tmp_path):
   fixed = made(**{'model.stage1.widths': 'fixed', 'model.stage2.widths': 'fixed'})
   section = unit.section(dataclasses.replace(fixed, workdir=tmp_path))
