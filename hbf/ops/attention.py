@@ -11,7 +11,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.ops.distances import apart, keeping_short, metric_product, products, row_dots
+from hbf.ops.distances import apart, is_short, keeping_short, metric_product, products, row_dots, wide
 
 # Responses of a head that may lie in memory; beyond about a thousand tokens blocks of them are better.
 _MOST_PAIRS = 2**20
@@ -47,6 +47,7 @@ def attention(
   Returns:
     [..., N, V] in the values' type.
   """
+  queries, keys, values = (jnp.asarray(z) for z in (queries, keys, values))  # NumPy's types may not be JAX's
   scale = queries.shape[-1] ** -0.5 if scale is None else scale
   default = functools.partial(_xla_attention, scale=scale, centres=centres, mask=mask, causal=causal)
   if mask is not None or not _cudnn_takes(queries, keys, values, 0 if centres is None else _PARTS):
@@ -67,14 +68,14 @@ def _xla_attention(
 ) -> jax.Array:
   """Compute `attention` with all logits in memory."""
   dtype = values.dtype
-  if queries.dtype != jnp.float32 and isinstance(scale, jax.Array):
+  if is_short(queries.dtype) and isinstance(scale, jax.Array):
     # A factor of 1 carries the scale's gradient: that of a factor of the logits would keep all of them.
     fixed = jax.lax.stop_gradient(scale)
     scale, factor = fixed, scale / jnp.where(fixed == 0, 1, fixed)
     keys = (factor * keys).astype(keys.dtype)
   norms = None if centres is None else 0.5 * row_dots(centres, keys[..., : centres.shape[-1]])
   multiply = _logits if centres is None else products  # a distance is a difference of larger numbers
-  if queries.dtype == jnp.float32:  # one pass over the keys is cheaper than one over all logits
+  if not is_short(queries.dtype):  # one pass over the keys is cheaper than one over all logits
     logits = multiply(queries, scale * keys)
     logits = logits if norms is None else logits - (scale * norms).mT
   else:  # a scaled key would be rounded, and no longer be the one that the norm is of
@@ -90,7 +91,8 @@ def _xla_attention(
 
 def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
   """Compute q·k as precisely as `jax.default_matmul_precision` says."""
-  return jnp.einsum('...nd,...ad->...na', queries, keys, preferred_element_type=jnp.float32)
+  sums = wide(queries.dtype, keys.dtype)
+  return jnp.einsum('...nd,...ad->...na', queries, keys, preferred_element_type=sums)
 
 
 def fused_attention(
@@ -242,7 +244,7 @@ def gaussian_attention(
   Returns:
     [..., N, V] in the coefficients' type.
   """
-  if centres.dtype != jnp.float32:
+  if is_short(centres.dtype):
     # The gradient needs the centres: by themselves, or XLA would keep queries and values with them.
     centres = jax.lax.optimization_barrier(centres)
   centres, beside = apart(centres, null)

@@ -12,10 +12,21 @@ from hbf.errors import choose
 _PRODUCTS = '...nd,...ad->...na'
 
 
-class Distances(NamedTuple):
-  """What scaled squared distances are made of: scale (norms + centre_norms − 2 points·centres).
+def wide(*dtypes: Any) -> jnp.dtype:
+  """Return the type that sums of numbers of these types are computed in: float64 of float64, else float32."""
+  return jnp.result_type(*dtypes, jnp.float32)
 
-  The metric is in the points and centres already. Nothing of size [N, A] is held.
+
+def is_short(dtype: jnp.dtype) -> bool:
+  """Return whether numbers of this type have fewer bits than their sums."""
+  return dtype != wide(dtype)
+
+
+class Distances(NamedTuple):
+  """The parts of scaled squared distances: scale (norms + centre_norms − 2 points·centres).
+
+  The metric is in the points and centers already. Nothing of size [N, A] is held. Where this module says float32, it
+  is float64 of float64 points (`wide`).
 
   Attributes:
     points: [..., N, D].
@@ -33,7 +44,7 @@ class Distances(NamedTuple):
 
   def __call__(self) -> jax.Array:
     """The distances, float32 [..., N, A]; not clamped, rounding may take them slightly below 0."""
-    if self.points.dtype != jnp.float32:
+    if is_short(self.points.dtype):
       squares = self.norms + self.centre_norms.mT - 2 * products(self.points, self.centres)
       return self.scale.mT * squares
     # One product of [x, ‖x‖², 1] and scale [−2t, 1, ‖t‖²]: no passes over [N, A] for the sums.
@@ -46,7 +57,7 @@ class Distances(NamedTuple):
 
     By hand, because summing over the points outside of a product costs more than the products do.
     """
-    if self.points.dtype == jnp.float32:
+    if not is_short(self.points.dtype):
       g = cotangent
       along_points = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
       sums = _product('...na,...nk->...ak', g, along_points)
@@ -96,7 +107,7 @@ def distances(
     others = distances(points, centres, metric, weights, scale)
     left, right = (jnp.concatenate(z, axis=-1) for z in ((others.points, x), (others.centres, t)))
     return others._replace(points=left, centres=right)
-  scale = jnp.atleast_2d(jnp.asarray(scale, jnp.float32)).mT
+  scale = jnp.atleast_2d(jnp.asarray(scale, wide(points.dtype))).mT
   scale = jnp.broadcast_to(scale, (*centres.shape[:-1], 1))
   if metric == 'bilinear':
     assert weights is not None
@@ -141,19 +152,19 @@ def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
   """Row by row a·b in float32: [..., N, 1]."""
 
   def dots(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=-1, keepdims=True)
+    return jnp.sum(a.astype(wide(a.dtype)) * b.astype(wide(b.dtype)), axis=-1, keepdims=True)
 
   return keeping_short(dots, a.dtype)(a, b)
 
 
 def keeping_short(function: Callable, dtype: jnp.dtype) -> Callable:
   """A function that computes in float32, whose gradient keeps arguments of a short type as they are."""
-  return function if dtype == jnp.float32 else jax.checkpoint(function)
+  return jax.checkpoint(function) if is_short(dtype) else function
 
 
 def products(a: jax.Array, b: jax.Array) -> jax.Array:
   """a bᵀ, accumulated in float32: [..., N, A]; its gradient, too, multiplies numbers of the inputs' type."""
-  both_short = a.dtype == b.dtype != jnp.float32
+  both_short = a.dtype == b.dtype and is_short(a.dtype)
   return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)
 
 
@@ -177,7 +188,8 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   float32 inputs are multiplied at full precision: the difference of large terms would magnify the rounding of
   TF32 or bfloat16 passes, which are the default on accelerators.
   """
-  return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+  sums = wide(a.dtype, b.dtype)
+  return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
 
 
 def metric_product(centres: jax.Array, metric: str, weights: jax.Array | None) -> jax.Array:

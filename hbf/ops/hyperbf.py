@@ -10,7 +10,7 @@ import numpy as np
 
 from hbf.errors import UserError, choose
 from hbf.ops.attention import gaussian_attention, is_attention
-from hbf.ops.distances import Distances, distances, keeping_short, products, squared_distances
+from hbf.ops.distances import Distances, distances, keeping_short, products, squared_distances, wide
 from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
 from hbf.ops.parts import join, split
 from hbf.ops.sums import Moments, Sums, blocks_in_memory, kernel_sums, unnormalised_sums
@@ -60,16 +60,20 @@ def hyperbf(
       then are blocks of `hyperbf_plain`, computed again for the gradient.
 
   Returns:
-    [..., N, V] in the coefficients' type.
+    [..., N, V] in the coefficients' type. If points, centers or coefficients are float64 (JAX has that type under
+    `jax_enable_x64`), all is computed in float64, else in float32.
 
   Raises:
-    UserError: the kernel, metric, normalisation or form isn't known, a direct kernel is to be normalized, or the
-      kernel's scale is missing (see `scale_of`).
+    UserError: the kernel, metric, normalisation or form isn't known; a direct kernel is to be normalized; the scale
+      of the kernel is missing (see `scale_of`); or form pallas has float64 arrays.
   """
   choose('kernel', kernel, KERNELS | DIRECT | {SIGNED: None})
   normal = choose('normalisation', normalisation, NORMALISATIONS)
   of_centres = choose('form', form, FORMS)
-  scale = scale_of(kernel, metric, width, beta)
+  points, centres, coefficients = _widened(points, centres, coefficients)
+  scale = scale_of(kernel, metric, width, beta, points.dtype)
+  if form == 'pallas' and points.dtype == jnp.float64:
+    raise UserError('form pallas computes in float32, and there are float64 arrays: use form blocks or plain')
   if kernel in DIRECT:
     assert width is not None
     # XLA keeps one array [N, A] for the gradient, as of an MLP's hidden units: there is nothing to gain by hand.
@@ -79,7 +83,7 @@ def hyperbf(
     seen = _seen(mask, causal, points.shape[-2], centres.shape[-2])
     responses = (responses if seen is None else jnp.where(seen, responses, 0)).astype(coefficients.dtype)
     return jnp.einsum('...na,...av->...nv', responses, coefficients)
-  log_gain = jnp.asarray(log_gain, jnp.float32)
+  log_gain = jnp.asarray(log_gain, scale.dtype)
   if (kernel, normalisation) == ('gaussian', 'sum') and is_attention(points, centres, coefficients, scale):
     shared: dict[str, Any] = {'metric': metric, 'weights': weights, 'null': null, 'mask': mask, 'causal': causal}
     return gaussian_attention(points, centres, coefficients, scale=2 * scale, **shared)
@@ -133,10 +137,19 @@ def hyperbf_plain(
     mask: booleans broadcastable to [..., N, A]; a centre that is masked out doesn't exist for that point. Every
       point needs at least one centre.
   """
+  points, centres, coefficients = _widened(points, centres, coefficients)
   scale: dict[str, Any] = {'width': width, 'beta': beta}
   log_k = log_responses(points, centres, kernel=kernel, **scale, metric=metric, weights=weights, null=null)
   responses = normalise(log_k, normalisation, log_gain, mask)
   return jnp.einsum('...na,...av->...nv', responses.astype(coefficients.dtype), coefficients)
+
+
+def _widened(points: jax.Array, centres: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, ...]:
+  """Return arrays of JAX's types; if any is float64, points and centers are."""
+  points, centres, coefficients = (jnp.asarray(z) for z in (points, centres, coefficients))
+  if jnp.float64 in (points.dtype, centres.dtype, coefficients.dtype):
+    points, centres = points.astype(jnp.float64), centres.astype(jnp.float64)
+  return points, centres, coefficients
 
 
 def _seen(mask: jax.Array | None, causal: bool, points: int, centres: int) -> jax.Array | None:
@@ -182,9 +195,9 @@ def ball_depths(
   null: int = 0,
 ) -> jax.Array:
   """Return b − r²/2σ², float32 [..., N, A]: how deep points lie in the balls of the centers. As in `hyperbf`."""
-  terms = distances(points, centres, metric, weights, precision(width), null)
+  terms = distances(points, centres, metric, weights, precision(width, points.dtype), null)
   # As a part of the centers' norms b costs no pass over [N, A].
-  b = jnp.broadcast_to(jnp.asarray(squared_radius, jnp.float32), (*centres.shape[:-2], 1, centres.shape[-2])).mT
+  b = jnp.broadcast_to(jnp.asarray(squared_radius, terms.scale.dtype), (*centres.shape[:-2], 1, centres.shape[-2])).mT
   return -terms._replace(centre_norms=terms.centre_norms - b / terms.scale)()
 
 
@@ -215,7 +228,7 @@ def log_responses(
 ) -> jax.Array:
   """Compute log K(‖W(x − t_a)‖² / 2σ²), float32 [..., N, A]. Arguments and errors as in `hyperbf`."""
   log_kernel = choose('kernel', _log_kernel(kernel), KERNELS)
-  scale = scale_of(kernel, metric, width, beta)
+  scale = scale_of(kernel, metric, width, beta, points.dtype)
   return log_kernel(squared_distances(points, centres, metric, weights, scale, null))
 
 
@@ -225,9 +238,9 @@ def _log_kernel(kernel: str) -> str:
 
 
 def scale_of(
-  kernel: str, metric: str, width: jax.Array | float | None, beta: jax.Array | float | None = None
+  kernel: str, metric: str, width: jax.Array | float | None, beta: jax.Array | float | None, dtype: jnp.dtype
 ) -> jax.Array:
-  """Return the factor of r² that a kernel is a function of: 1/2σ², or β of kernel `SIGNED`.
+  """Return the factor of r² that a kernel is a function of, for points of a type: 1/2σ², or β of kernel `SIGNED`.
 
   Raises:
     UserError: the kernel has a width and none is given, or it has β and none is given, or β comes without metric
@@ -236,17 +249,17 @@ def scale_of(
   if kernel != SIGNED:
     if width is None or beta is not None:
       raise UserError(f'kernel {kernel} is stated by a width: expected width and no beta, or kernel {SIGNED}')
-    return precision(width)
+    return precision(width, dtype)
   if metric != 'bilinear':
     raise UserError(f'kernel {SIGNED} needs metric bilinear, not {metric}: change one of them')
   if beta is None or width is not None:
     raise UserError(f'kernel {SIGNED} has no width: expected beta and no width')
-  return jnp.asarray(beta, jnp.float32)
+  return jnp.asarray(beta, wide(dtype))
 
 
-def precision(width: jax.Array | float) -> jax.Array:
-  """Return 1/2σ², float32, of σ > 0."""
-  return 0.5 / jnp.square(jnp.asarray(width, jnp.float32))
+def precision(width: jax.Array | float, dtype: jnp.dtype) -> jax.Array:
+  """Return 1/2σ² of σ > 0, as precise as sums over points of a type are."""
+  return 0.5 / jnp.square(jnp.asarray(width, wide(dtype)))
 
 
 def normalise(
@@ -301,10 +314,10 @@ def _finish(sums: Sums, coefficients: jax.Array, normalisation: Normalisation, l
   values, moments = sums
   if not normalisation.centred:
     # A product, not a broadcast: its gradient sums over the points, which XLA's CPU backend does best as a product.
-    values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32).mT)
+    values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=wide(coefficients.dtype)).mT)
   factor = normalisation.factor(moments, coefficients.shape[-2], log_gain)
   dtype = coefficients.dtype
-  return keeping_short(lambda z: z.astype(jnp.float32) * factor, dtype)(values.astype(dtype))
+  return keeping_short(lambda z: z.astype(wide(dtype)) * factor, dtype)(values.astype(dtype))
 
 
 def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:

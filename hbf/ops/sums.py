@@ -5,6 +5,8 @@ responses hardly differ, sums of k would hide what they differ by. So a form sum
 the mean of the first centres' k. As they are among those that the variance is of, |k̄ − p| is at most √(A / first)
 standard deviations: what is taken away at the end is never large.
 
+Where this module says float32, it is float64 of float64 arrays (`hbf.ops.distances.wide`).
+
 Without normalisation nothing is relative, and the sums need no moments: `unnormalised_sums`.
 
 The gradient is written by hand: it keeps one array of [points, centres] where automatic differentiation keeps
@@ -20,7 +22,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from hbf.ops.distances import Distances, products
+from hbf.ops.distances import Distances, is_short, products, wide
 from hbf.ops.kernels import KERNELS
 from hbf.ops.parts import join, split
 
@@ -100,7 +102,9 @@ def centre(pivoted: Pivoted, coefficients: jax.Array) -> Sums:
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast: XLA's CPU backend does it best so.
-  values = pivoted.values - products(offset, coefficients.sum(axis=-2, keepdims=True, dtype=jnp.float32).mT)
+  values = pivoted.values - products(
+    offset, coefficients.sum(axis=-2, keepdims=True, dtype=wide(coefficients.dtype)).mT
+  )
   variance = pivoted.squares / count - offset * offset
   return Sums(values, Moments(pivoted.pivot + offset, variance, pivoted.log_peak))
 
@@ -108,11 +112,11 @@ def centre(pivoted: Pivoted, coefficients: jax.Array) -> Sums:
 def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> Pull:
   """What a form needs for the gradient, from the sums' cotangents."""
   count = coefficients.shape[-2]
-  mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=jnp.float32)
+  mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=wide(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
   of_moments = OfMoments(
     # Of what is given as it is rounded: what all coefficients have in common must cancel.
-    constant=cotangents.moments.mean / count - products(given.astype(jnp.float32), mean_coefficients),
+    constant=cotangents.moments.mean / count - products(given.astype(wide(given.dtype)), mean_coefficients),
     slope=2 * cotangents.moments.variance / count,
     mean=moments.mean,
   )
@@ -208,7 +212,7 @@ def _unnormalised_forward(
 def _unnormalised_backward(kernel: str, count: int, residuals: Any, given: jax.Array) -> Any:
   distances, coefficients, log_peak, values, kept = residuals
   pull = Pull(given, jnp.broadcast_to(log_peak, distances.norms.shape), None)
-  of_log_gain = jnp.sum(given.astype(jnp.float32) * values.astype(jnp.float32), axis=(-2, -1), keepdims=True)
+  of_log_gain = jnp.sum(given.astype(log_peak.dtype) * values.astype(log_peak.dtype), axis=(-2, -1), keepdims=True)
   return (*_backward(kernel, count, distances, coefficients, kept, pull), -of_log_gain)
 
 
@@ -237,7 +241,8 @@ def _backward(kernel: str, count: int, distances: Distances, coefficients: jax.A
     of_centres = (*of_part[2:], of_coefficients)
     return jax.tree.map(jnp.add, totals, of_centres), of_part[:2]
 
-  zeros = tuple(jnp.zeros(z.shape, jnp.float32) for z in (*distances[2:], coefficients))
+  sums = wide(distances.points.dtype, coefficients.dtype)
+  zeros = tuple(jnp.zeros(z.shape, sums) for z in (*distances[2:], coefficients))
   points = tuple(split(z, count) for z in (distances.points, distances.norms))
   pulls = jax.tree.map(lambda z: split(z, count), pull)
   # Rows that only fill up have no responses, whatever a free metric makes of them.
@@ -254,7 +259,7 @@ def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
   A short type rounds what they are more than the least of a point by, so that those count most lose least: a
   response's logarithm is off by a rounding of how far it is below the greatest.
   """
-  if dtype == jnp.float32:
+  if not is_short(dtype):
     return (scaled,)
   least = scaled.min(axis=-1, keepdims=True)
   # Without the barrier XLA would keep the long distances, and round them when the gradient asks.
@@ -277,14 +282,14 @@ def _block_gradient(
   """Cotangents, float32, of the distances' parts and the coefficients."""
   log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
   k = jnp.exp(log_k - pull.log_peak)
-  of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros(())
+  of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros((), k.dtype)
   if pull.of_moments is not None:
     constant, slope, mean = pull.of_moments
     deviations = k - mean
     of_k += constant + slope * deviations
     of_mean = products(mean.mT, pull.given.mT)
   (of_scaled,) = pull_kernel(of_k * k)
-  if coefficients.dtype == jnp.float32:
+  if not is_short(coefficients.dtype):
     # k has the digits; and XLA's CPU backend, which keeps k from the forward pass, would keep the deviations too.
     of_coefficients = products(k.mT, pull.given.mT) - of_mean
   else:
@@ -298,7 +303,7 @@ def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+  return jnp.einsum(spec, a, b, preferred_element_type=wide(a.dtype, b.dtype))
 
 
 def _of(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
