@@ -243,12 +243,14 @@ def scale_of(
   """Return the factor of r² that a kernel is a function of, for points of a type: 1/2σ², or β of kernel `SIGNED`.
 
   Raises:
-    UserError: the kernel has a width and none is given, or it has β and none is given, or β comes without metric
-      bilinear. Distances under the other metrics are clamped at 0, and β may be negative.
+    UserError: the kernel has a width and none above 0 is given, or it has β and none is given, or β comes without
+      metric bilinear. Distances under the other metrics are clamped at 0, and β may be negative.
   """
   if kernel != SIGNED:
     if width is None or beta is not None:
       raise UserError(f'kernel {kernel} is stated by a width: expected width and no beta, or kernel {SIGNED}')
+    if isinstance(width, int | float) and width <= 0:
+      raise UserError(f'width is {width}: expected a number above 0. Kernel {SIGNED} takes a beta of any sign')
     return precision(width, dtype)
   if metric != 'bilinear':
     raise UserError(f'kernel {SIGNED} needs metric bilinear, not {metric}: change one of them')

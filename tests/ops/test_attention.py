@@ -207,18 +207,6 @@ def test_one_rule_chooses_for_every_attention(model, cudnn):
     assert ('digamma' in text) == (platform == 'cuda'), platform
 
 
-@pytest.mark.parametrize('sigma', [1.3, -1.3])
-def test_a_negative_width_makes_responses_grow_with_the_distance(sigma):
-  """In attention's form too: 1/2σ² has the sign of σ."""
-  rng = np.random.default_rng(0)
-  points, centres, coefficients = rng.normal(size=(5, 4)), rng.normal(size=(6, 4)), rng.normal(size=(6, 3))
-  r2 = np.square(points[:, None] - centres).sum(-1)
-  expected = reference.softmax(-r2 / (2 * sigma * abs(sigma))) @ coefficients
-  arrays = [jnp.asarray(z, jnp.float32) for z in (points, centres, coefficients)]
-  unit = {'kernel': 'gaussian', 'metric': 'bilinear', 'weights': jnp.eye(4)}
-  np.testing.assert_allclose(hyperbf(*arrays, width=sigma, **unit), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_causal_attention_goes_to_cudnn_too(cudnn):
   """By its own causal form: a mask would be an array of all pairs."""
   asked, traced = [], jax.nn.dot_product_attention

@@ -146,6 +146,7 @@ def test_the_gradient_of_beta_is_exact_at_0_and_beside_it(normalisation, form):
   [
     ({'kernel': 'gaussian'}, 'kernel gaussian is stated by a width'),
     ({'kernel': 'ball_relu', 'beta': 1.0, 'width': 1.0}, 'kernel ball_relu is stated by a width'),
+    ({'kernel': 'gaussian', 'width': -1.3}, 'width is -1.3: expected a number above 0'),
     ({'kernel': SIGNED, 'metric': 'bilinear', 'width': 1.0}, 'has no width: expected beta'),
     ({'kernel': SIGNED, 'beta': 1.0}, 'needs metric bilinear, not identity'),
   ],
