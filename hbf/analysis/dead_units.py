@@ -20,10 +20,10 @@ from absl import logging
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from configs import digits
 from hbf.analysis.dead_units_report import draw, table
 from hbf.analysis.units import Units, observe
 from hbf.arguments import Parser
+from hbf.config.datasets import digits
 from hbf.data.augment import normalise
 from hbf.errors import UserError, in_one_line
 from hbf.models.classifier import ImageClassifier

@@ -1,6 +1,6 @@
-"""Evaluates a checkpoint of a run.
+"""Evaluate a checkpoint of a run.
 
-python eval.py --workdir=runs/c10 --checkpoint=latest --split=test
+hbf eval --workdir=runs/c10 --checkpoint=latest --split=test
 """
 
 import json
@@ -9,11 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from absl import flags
-from rich.console import Console
 
 from hbf import cli
-from hbf.training import processes
-from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 PROCESSES = cli.define_processes()
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
@@ -30,8 +27,13 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where
 
 
 def main(argv: Sequence[str]) -> int:
-  """Evaluate, print, and then write the figures: what cannot be written is on the screen all the same."""
+  """Evaluate, print, then write the figures: they are on the screen even if the folder can't be written."""
   del argv
+  from rich.console import Console
+
+  from hbf.training import processes
+  from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+
   processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()

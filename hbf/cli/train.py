@@ -1,7 +1,7 @@
-"""Trains a network on images or texts, or goes on with a run that was interrupted.
+"""Train a network on images or texts, or continue a run that was interrupted.
 
-python train.py                                                                   # handwritten digits, HyperBF
-python train.py --config=configs/cifar10.py:model=vit,recipe=memo --workdir=runs/c10 --config.train.epochs=5
+hbf train                                                                   # handwritten digits, HyperBF
+hbf train --config=cifar10:model=vit,recipe=memo --workdir=runs/c10 --config.train.epochs=5
 """
 
 import pathlib
@@ -9,13 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from absl import flags
-from rich.console import Console
 
 from hbf import cli
-from hbf.training import processes
-from hbf.training.machine import compute_deterministically, keep_compiled_programs, keep_freed_memory
 
-CONFIG = cli.define_config('configs/digits.py')
+CONFIG = cli.define_config('digits')
 PROCESSES = cli.define_processes()
 WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
 
@@ -27,6 +24,11 @@ DETERMINISTIC = flags.DEFINE_boolean(
 def main(argv: Sequence[str]) -> int:
   """Train; exit status 0 also if a signal stopped the run, which the same command then continues."""
   del argv
+  from rich.console import Console
+
+  from hbf.training import processes
+  from hbf.training.machine import compute_deterministically, keep_compiled_programs, keep_freed_memory
+
   if DETERMINISTIC.value:
     compute_deterministically()
   processes.start(**PROCESSES())
