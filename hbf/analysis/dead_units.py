@@ -94,7 +94,7 @@ def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
 
 
 def _config(setting: Setting, data_dir: str) -> ConfigDict:
-  config = digits.get_config('model=hyperbf,recipe=memo')
+  config = digits('model=hyperbf,recipe=memo')
   changes = SIZES | TRAINING | {'data.dir': data_dir}
   config.update_from_flattened_dict(changes | {f'model.stage2.{key}': value for key, value in setting.stage2.items()})
   return config
