@@ -1,6 +1,7 @@
 """The command `hbf`: it helps at once, finds the command's module, and refuses others in one line."""
 
 import importlib.util
+import pathlib
 import subprocess
 import sys
 
@@ -57,3 +58,11 @@ def test_help_of_a_command_has_its_flags(command):
   assert (done.returncode, done.stderr) == (0, '')
   assert done.stdout.count('\n') <= 40 and '--workdir: Folder' in done.stdout and f'hbf {command}' in done.stdout
   assert ('--coordinator' in done.stdout) == (command != 'export')  # flags that commands share are listed too
+
+
+def test_versions_agree():
+  root = pathlib.Path(__file__).parents[1]
+  assert f'\nversion: {hbf.__version__}\n' in (root / 'CITATION.cff').read_text()
+  assert f'\n## [{hbf.__version__}]' in (root / 'CHANGELOG.md').read_text()
+  (ruff,) = (line for line in (root / 'requirements.txt').read_text().splitlines() if line.startswith('ruff=='))
+  assert f'rev: v{ruff.removeprefix("ruff==")} ' in (root / '.pre-commit-config.yaml').read_text()
