@@ -1,69 +1,7 @@
-"""Evaluates a checkpoint of a run.
-
-python eval.py --workdir=runs/c10 --checkpoint=latest --split=test
-"""
-
-import json
-import pathlib
-import sys
-from collections.abc import Sequence
-
-from absl import flags
-from rich.console import Console
+"""Evaluate a run: the same as `hbf eval`, from a checkout."""
 
 from hbf import cli
-from hbf.training import processes
-from hbf.training.machine import keep_compiled_programs, keep_freed_memory
-
-PROCESSES = cli.define_processes()
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
-SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
-COPIES = flags.DEFINE_string(
-  'copies', '', 'none, mirror or mirror_shift: average over copies of each image, reported beside.'
-)
-JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
-OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
-
-
-def main(argv: Sequence[str]) -> int:
-  """Evaluate, print, and then write the figures: what cannot be written is on the screen all the same."""
-  del argv
-  processes.start(**PROCESSES())
-  keep_freed_memory()
-  keep_compiled_programs()
-  from hbf.evaluation.report import print_classes, print_result
-  from hbf.training.evaluate import evaluate_workdir
-
-  workdir = pathlib.Path(WORKDIR.value).expanduser()
-  evaluation = evaluate_workdir(
-    workdir,
-    CHECKPOINT.value,
-    SPLIT.value,
-    average=AVERAGE.value,
-    copies=COPIES.value,
-    dir=DATA_DIR.value,
-    root=DATA_ROOT.value,
-  )
-  if not processes.is_first():
-    return 0
-  if JSON.value:
-    print(json.dumps(evaluation.result))
-  else:
-    console = Console(file=sys.stdout)
-    title = f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}'
-    print_result(evaluation.result, title, console)
-    if 'copies' in evaluation.result:
-      print_result(evaluation.result['copies'], f'{title}, averaged over copies of each image', console)
-    if 'confusion' in evaluation.result:
-      print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
-  sys.stdout.flush()
-  evaluation.save(pathlib.Path(OUTPUT.value).expanduser() if OUTPUT.value else workdir)
-  return 0
-
+from hbf.cli.evaluate import main
 
 if __name__ == '__main__':
   cli.run(main)

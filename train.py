@@ -1,53 +1,7 @@
-"""Trains a network on images or texts, or goes on with a run that was interrupted.
-
-python train.py                                                                   # handwritten digits, HyperBF
-python train.py --config=configs/cifar10.py:model=vit,recipe=memo --workdir=runs/c10 --config.train.epochs=5
-"""
-
-import pathlib
-import sys
-from collections.abc import Sequence
-
-from absl import flags
-from rich.console import Console
+"""Train a network: the same as `hbf train`, from a checkout."""
 
 from hbf import cli
-from hbf.training import processes
-from hbf.training.machine import compute_deterministically, keep_compiled_programs, keep_freed_memory
-
-CONFIG = cli.define_config('configs/digits.py')
-PROCESSES = cli.define_processes()
-WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
-
-DETERMINISTIC = flags.DEFINE_boolean(
-  'deterministic', False, 'Compute the same bits in every run on a GPU, more slowly; on a CPU it is so anyway.'
-)
-
-
-def main(argv: Sequence[str]) -> int:
-  """Train; exit status 0 also if a signal stopped the run, which the same command then continues."""
-  del argv
-  if DETERMINISTIC.value:
-    compute_deterministically()
-  processes.start(**PROCESSES())
-  keep_freed_memory()
-  keep_compiled_programs()
-  from hbf.evaluation.report import print_result, say
-  from hbf.tasks.registry import TASKS
-  from hbf.training.loop import train
-  from hbf.training.workdir import default_workdir
-
-  workdir = pathlib.Path(WORKDIR.value or default_workdir(CONFIG.value)).expanduser()
-  result = train(CONFIG.value, workdir, Console(stderr=True))
-  if result is not None and processes.is_first():
-    console = Console(file=sys.stdout)
-    print_result(result, str(workdir / 'result.json'), console)
-    if 'average' in result:
-      print_result(result['average'], 'average of the parameters', console)
-    if shows := TASKS[CONFIG.value.task].shows:
-      say(console, f'What it does: {shows} --workdir={workdir}')
-  return 0
-
+from hbf.cli.train import main
 
 if __name__ == '__main__':
   cli.run(main)

@@ -33,7 +33,7 @@ from benchmarks import correctness, step
 from benchmarks import input as input_benchmark
 from benchmarks.common import attempt, failure, filled, measured_on, parser, save, shown
 from configs import digits
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError, choose
 from hbf.models.build import DTYPES

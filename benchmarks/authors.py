@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.models import CLASSES, Trainer, compile_trainer, random_batch
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.training.machine import keep_freed_memory
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from benchmarks.common import Thunk, alternate, matmul, parser, ratios, report, spread
 from benchmarks.models import make_training, random_batch
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.hardware.bound import bound
 from hbf.hardware.chips import Chip

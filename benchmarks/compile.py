@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from benchmarks.common import parser, report
 from benchmarks.models import make_training, random_batch
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.training.machine import keep_freed_memory
 

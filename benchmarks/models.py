@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.common import matmul_flops
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset
 from hbf.data.inputs import Batch, Resident

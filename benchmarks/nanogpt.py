@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import common
 from configs import shakespeare
-from configs.common import make_text_config
+from hbf.config.recipes import make_text_config
 from hbf.config.resolve import resolve
 from hbf.data.texts import Texts
 from hbf.data.tokenizers import Characters

@@ -1,10 +1,5 @@
-"""CIFAR-100: 32×32 photographs, 100 classes, 50,000 + 10,000."""
+"""CIFAR-100."""
 
-from ml_collections import ConfigDict
+from hbf.config import datasets
 
-from configs.common import make_config
-
-
-def get_config(arguments: str = '') -> ConfigDict:
-  """Arguments: model, recipe and size, as in configs/common.py."""
-  return make_config(arguments, {'name': 'cifar100'})
+get_config = datasets.cifar100

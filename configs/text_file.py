@@ -1,10 +1,5 @@
-"""One's own text: a file, or a folder whose files are one text; --config.data.root=PATH. The last tenth tests."""
+"""Your own text: --config.data.root=FILE, or a folder whose files are one text."""
 
-from ml_collections import ConfigDict
+from hbf.config import datasets
 
-from configs.common import make_text_config
-
-
-def get_config(arguments: str = '') -> ConfigDict:
-  """Arguments: model, recipe and size, as in configs/common.py."""
-  return make_text_config(arguments, {'name': 'text_file'})
+get_config = datasets.text_file

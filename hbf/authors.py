@@ -1,6 +1,6 @@
 """The command for weights of the authors' code.
 
-python -m hbf.authors best.pth --workdir runs/theirs --config configs/cifar10.py     # then eval.py
+python -m hbf.authors best.pth --workdir runs/theirs --config cifar10                # then hbf eval
 python -m hbf.authors ours.pth --workdir runs/ours --export                          # the other way
 """
 
@@ -24,11 +24,11 @@ from hbf.training.machine import keep_freed_memory
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = Parser(
-    'hbf.authors', "Reads a state_dict of the authors' public code into a workdir for eval.py, or writes one."
+    'hbf.authors', "Reads a state_dict of the authors' public code into a workdir for `hbf eval`, or writes one."
   )
   parser.add_path('file', metavar='FILE', help=', '.join(tensors.READERS))
   parser.add_run('made here; with --export: read')
-  parser.add_argument('--config', default='configs/cifar10.py', help='of the data set; default: %(default)s')
+  parser.add_argument('--config', default='cifar10', help='name of the data set, or a file; default: %(default)s')
   parser.add_argument('--heads', type=int, help="of ViT's attention; default: 4")
   parser.add_argument('--export', action='store_true', help="write the workdir's network to FILE")
   parser.add_argument('--average', action='store_true', help='to export: the moving average of its parameters')
@@ -45,7 +45,7 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
     [f'--config={flags.config}', *(f'--config.data.{key}={value}' for key, value in moved.items())]
   )
   found = of_authors(flags.file, flags.workdir, config, flags.heads)
-  return f'{found}\nmade {flags.workdir}: python eval.py --workdir={flags.workdir}'
+  return f'{found}\nmade {flags.workdir}: python -m hbf eval --workdir={flags.workdir}'
 
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import jax
 from absl import flags
 
-from configs.comparisons import PRESETS
 from hbf import cli
 from hbf.comparison import tune
 from hbf.comparison.compare import compare, report
 from hbf.comparison.devices import parse_devices
 from hbf.comparison.grid import Comparison, parse_seeds, with_arms
+from hbf.comparison.presets import PRESETS
 from hbf.errors import UserError, choose
 
 CONFIGS = flags.DEFINE_multi_string(
@@ -39,7 +39,7 @@ SEEDS = flags.DEFINE_string('seeds', '', 'Such as 0,1,2 (the default).')
 PRESET = flags.DEFINE_string(
   'preset',
   '',
-  "A comparison of configs/comparisons.py; the other flags replace its parts, but parameters stay its first arm's.",
+  "A comparison of hbf.comparison.presets; other flags replace its parts, but parameters stay its first arm's.",
 )
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the comparison.', required=True)
 DEVICES = flags.DEFINE_string(

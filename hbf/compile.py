@@ -16,7 +16,7 @@ from absl import flags
 
 from hbf import cli
 
-CONFIG = cli.define_config('configs/digits.py')
+CONFIG = cli.define_config('digits')
 TOPOLOGY = flags.DEFINE_string('topology', None, 'Such as v5e-16 or h200-1: CHIP-NUMBER.', required=True)
 LARGEST = flags.DEFINE_boolean('largest_batch', False, 'Find the largest train.batch_size that fits, to 3%.')
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout.')

@@ -11,7 +11,7 @@ import hbf.ops.hyperbf
 from benchmarks import accelerator, correctness, step
 from benchmarks import input as input_benchmark
 from benchmarks.accelerator import Part
-from configs import common as configs
+from hbf.config import recipes as configs
 from hbf.errors import UserError
 from hbf.ops.sums import kernel_sums
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -11,6 +12,8 @@ import pytest
 from in_memory import random_source
 from rich.console import Console
 
+from hbf.cli import read_config
+from hbf.config.datasets import DATASETS
 from hbf.config.defaults import COMMON, Key
 from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset
@@ -156,12 +159,30 @@ def test_sizes_set_width_depth_heads_and_what_is_matched_to_them():
   assert config.model.stage2.hidden == shipped('cifar10', 'size=tiny').model.stage2.centres == 768
 
 
+def test_a_data_set_has_its_config_without_a_file(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  named, *others = (
+    read_config([f'--config={config}:model=vit']) for config in ('digits', 'configs/digits.py', './configs/digits.py')
+  )
+  assert named == shipped('digits', 'model=vit') and others == [named, named]
+  (tmp_path / 'configs').mkdir()
+  theirs = 'from hbf.config.datasets import digits\n\n\ndef get_config(arguments):\n  return digits("recipe=memo")\n'
+  (tmp_path / 'configs' / 'digits.py').write_text(theirs)
+  assert read_config(['--config=configs/digits.py:model=vit']).recipe == 'memo'  # a file of one's own comes first
+
+
+def test_every_file_of_configs_is_a_data_set_of_the_package():
+  folder = pathlib.Path(__file__).parents[1] / 'configs'
+  assert {path.stem for path in folder.glob('*.py')} == set(DATASETS)
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
     (['--config.optimzer.name=sgd'], "error: unknown config key 'optimzer': did you mean 'optimizer'?"),
     (['--config.train.batch_size=many'], 'error: flag --config.train.batch_size=many'),
     (['--config=configs/cifar11.py'], 'configs/cifar11.py'),
+    (['--config=cifar11'], "error: unknown data set 'cifar11': did you mean 'cifar10'?"),
     (['--config=configs/cifar10.py:model=vti'], "error: unknown model 'vti': did you mean 'vit'?"),
     (['--config.model.width=-16'], 'error: model.width is -16: expected a whole number of 1 or more'),
     (['epochs=3'], "error: unexpected argument 'epochs=3'"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hbf.__main__ import COMMANDS
 from hbf.cli import read_config
 from hbf.models.build import build_model, count_parameters
 from hbf.models.matching import match_parameters
@@ -22,7 +23,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {path: path.read_text() for path in (ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md')))}
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 # Up to the end of the line or of the code span; a line that ends in a backslash goes on.
-COMMAND = re.compile(r'\bpython (?:-m ((?:hbf|benchmarks|results)[\w.]*)|(\w+)\.py)((?:\\\n|[^`#\n])*)')
+MODULE, ARGUMENTS = r'(?:hbf|benchmarks|results)[\w.]*', r'(?:\\\n|[^`#\n])*'
+COMMAND = re.compile(rf'\b(?:hbf ({"|".join(COMMANDS)})\b|python (?:-m ({MODULE})|(train|eval)\.py))({ARGUMENTS})')
 
 
 def test_the_readme_is_short():
@@ -49,7 +51,12 @@ def anchors(text):
 def commands():
   """Module and arguments of every command in the pages."""
   found = [match.groups() for text in PAGES.values() for match in COMMAND.finditer(text)]
-  return sorted({(module or script, arguments.replace('\\\n', ' ').strip()) for module, script, arguments in found})
+  return sorted(
+    {
+      (module or COMMANDS[command or script][0], arguments.replace('\\\n', ' ').strip())
+      for command, module, script, arguments in found
+    }
+  )
 
 
 @pytest.fixture
@@ -72,11 +79,11 @@ def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
   monkeypatch.chdir(ROOT)
   flags = [argument for argument in shlex.split(arguments) if argument.startswith('--')]
   overrides = [flag for flag in flags if flag.startswith(('--config=', '--config.'))]
-  if module in ('train', 'hbf.compile'):
-    read_config(overrides or ['--config=configs/digits.py'])  # refuses unknown keys
+  if module in ('hbf.cli.train', 'hbf.compile'):
+    read_config(overrides or ['--config=digits'])  # refuses unknown keys
     flags = [flag for flag in flags if flag not in overrides]
   source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
-  for call, shared in (('cli.define_processes(', 'cli'), ('.add_run(', 'arguments')):
+  for call, shared in (('cli.define_processes(', 'cli/__init__'), ('.add_run(', 'arguments')):
     if call in source:
       source += (ROOT / 'hbf' / f'{shared}.py').read_text()
   unknown = [flag for flag in flags if not re.search(rf"'(--)?{re.split('=', flag[2:])[0]}'", source)]

@@ -20,10 +20,10 @@ from absl import logging
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from configs import digits
 from hbf.analysis.dead_units_report import draw, table
 from hbf.analysis.units import Units, observe
 from hbf.arguments import Parser
+from hbf.config.datasets import digits
 from hbf.data.augment import normalise
 from hbf.errors import UserError, in_one_line
 from hbf.models.classifier import ImageClassifier
@@ -95,7 +95,7 @@ def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
 
 
 def _config(setting: Setting, data_dir: str) -> ConfigDict:
-  config = digits.get_config('model=hyperbf,recipe=memo')
+  config = digits('model=hyperbf,recipe=memo')
   changes = SIZES | TRAINING | {'data.dir': data_dir}
   config.update_from_flattened_dict(changes | {f'model.stage2.{key}': value for key, value in setting.stage2.items()})
   return config

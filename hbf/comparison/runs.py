@@ -19,13 +19,13 @@ from hbf.evaluation.report import say
 from hbf.training.signals import signals
 from hbf.training.workdir import in_use
 
-TRAIN = pathlib.Path(__file__).parents[2] / 'train.py'
+TRAIN = (sys.executable, '-m', 'hbf', 'train')
 POLL_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run to do: its folder's name and the arguments of train.py, without the workdir."""
+  """A run to do: its folder's name and the arguments of `hbf train`, without the workdir."""
 
   name: str
   arguments: tuple[str, ...]
@@ -80,14 +80,14 @@ def failure(workdir: pathlib.Path, name: str) -> str | None:
 
 
 class _Process:
-  """A train.py at work."""
+  """An `hbf train` at work."""
 
   def __init__(self, run: Run, workdir: pathlib.Path, device: Device):
     self.run, self.device = run, device
     self._workdir, self._begin, self._told = workdir, time.monotonic(), False
     with open(_new_log(workdir, run.name), 'x') as log:
       self._process = subprocess.Popen(
-        [sys.executable, str(TRAIN), *run.arguments, f'--workdir={workdir / run.name}'],
+        [*TRAIN, *run.arguments, f'--workdir={workdir / run.name}'],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -101,7 +101,7 @@ class _Process:
     return self._process.poll() is not None
 
   def stop(self) -> None:
-    """Asks once for an end; train.py saves first."""
+    """Ask once for an end; the run saves first."""
     if not self._told:
       self._process.terminate()
       self._told = True

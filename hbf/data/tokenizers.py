@@ -3,11 +3,11 @@
 import abc
 import dataclasses
 import functools
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import tokenizers as library
 
 from hbf.errors import UserError, choose
 
@@ -151,6 +151,7 @@ class BytePairs(Tokenizer):
     """See `Tokenizer.learned`; of the first text, which is the one to train on."""
     if size < 257:
       raise UserError(f'data.vocabulary must be 257 or more, as 256 bytes are tokens already: it is {size}')
+    library = _import_library()
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()
@@ -160,8 +161,8 @@ class BytePairs(Tokenizer):
     return cls(made.to_str())
 
   @functools.cached_property
-  def _library(self) -> library.Tokenizer:
-    return library.Tokenizer.from_str(self.learned_pieces)
+  def _library(self) -> Any:
+    return _import_library().Tokenizer.from_str(self.learned_pieces)
 
   @property
   def vocabulary(self) -> int:
@@ -181,6 +182,21 @@ class BytePairs(Tokenizer):
   def to_json(self) -> dict[str, Any]:
     """See `Tokenizer.to_json`."""
     return {'kind': self.kind, 'learned_pieces': self.learned_pieces}
+
+
+def _import_library() -> types.ModuleType:
+  """Import the library `tokenizers`, which only the extra `text` installs.
+
+  Raises:
+    UserError: it isn't installed.
+  """
+  try:
+    import tokenizers
+  except ImportError as error:
+    raise UserError(
+      'data.tokenizer is bpe: expected the package tokenizers; install hbf[text], or set it to bytes or characters'
+    ) from error
+  return tokenizers
 
 
 def _byte_of() -> dict[str, int]:

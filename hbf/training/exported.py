@@ -146,9 +146,13 @@ def export(model: Trained, folder: pathlib.Path) -> None:
 
 
 def check_free(folder: pathlib.Path) -> None:
-  """Raises UserError if an export would write over something."""
+  """Check that an export writes over nothing.
+
+  Raises:
+    UserError: the folder holds something.
+  """
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-    raise UserError(f'{folder} exists and is not an empty folder: choose another --export, or remove it')
+    raise UserError(f'{folder} exists and is not an empty folder: choose another folder, or remove it')
 
 
 def _program(model: Trained) -> jax.export.Exported:

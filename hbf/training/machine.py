@@ -102,9 +102,14 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-  """Hash of the checkout this code runs from, with '-dirty' if files differ from it; None outside a checkout."""
-  git = ['git', '-C', str(pathlib.Path(__file__).parent)]
+  """Return the hash of the checkout that this code runs from, with '-dirty' if files differ from it.
+
+  None: the code is installed. An environment may lie within somebody's repository, which knows nothing of the code.
+  """
+  code = pathlib.Path(__file__)
+  git = ['git', '-C', str(code.parent)]
   try:
+    subprocess.run([*git, 'ls-files', '--error-unmatch', code.name], capture_output=True, check=True)
     head = subprocess.run([*git, 'rev-parse', 'HEAD'], capture_output=True, text=True, check=True).stdout.strip()
     changes = subprocess.run([*git, 'status', '--porcelain', '-uno'], capture_output=True, text=True, check=True)
   except (OSError, subprocess.CalledProcessError):

@@ -232,7 +232,7 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
   if stored != found:
     raise UserError(
       f'{workdir} was trained on other data ({_other_data(stored, found)}): set data.root or data.dir to those '
-      '(eval.py: --data_root, --data_dir), or choose another --workdir'
+      '(hbf eval: --data_root, --data_dir), or choose another --workdir'
     )
 
 

@@ -171,7 +171,7 @@ workdir.mkdir()
 def test_runs_that_fail_or_are_killed_are_reported_and_the_others_go_on(tmp_path, monkeypatch, capsys):
   script = tmp_path / 'train.py'
   script.write_text(TRAIN)
-  monkeypatch.setattr(runs, 'TRAIN', script)
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, str(script)))
   grid = Grid(tuple(Arm('digits', label, ()) for label in ('killed', 'failing', 'sound')), (0,))
   for done in (0, 1):  # the second call tries again what has no result
     assert runs.run_all(grid, tmp_path, [Device()], Console(file=sys.stdout))

@@ -6,10 +6,10 @@ import pathlib
 
 import pytest
 
-from configs.comparisons import PRESETS
 from hbf.comparison.compare import compare
 from hbf.comparison.devices import ALLOTMENTS, Device, parse_devices
 from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, parse_seeds, with_arms, with_own_epochs
+from hbf.comparison.presets import PRESETS
 from hbf.errors import UserError
 from hbf.models.build import flops_per_example
 from hbf.training.experiment import make_plan, training_operations

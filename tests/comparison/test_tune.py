@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
 
-from configs.comparisons import PRESETS
 from hbf.comparison import runs, tune
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Comparison, label_of, make_grid, with_arms
+from hbf.comparison.presets import PRESETS
 from hbf.comparison.space import draw, parse_space
 from hbf.errors import UserError
 from hbf.evaluation.figures import ACCURACY, NLL
@@ -54,7 +55,7 @@ def search(tmp_path, monkeypatch):
   """Runs a search with the stand-in for train.py; returns what it returns, and the names of the runs it started."""
   script = tmp_path / 'train.py'
   script.write_text(TRAIN)
-  monkeypatch.setattr(runs, 'TRAIN', script)
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, str(script)))
   monkeypatch.setattr(runs, 'POLL_SECONDS', 0.01)
 
   def run(asked, count, workdir=tmp_path / 'search'):

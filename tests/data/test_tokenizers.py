@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -71,3 +72,9 @@ def test_mistakes_say_what_to_do():
     learn_tokenizer('byte', [TEXT], 0)
   with pytest.raises(UserError, match=r'data\.vocabulary must be 257 or more'):
     learn_tokenizer('bpe', [TEXT], 256)
+
+
+def test_byte_pairs_name_the_extra_that_installs_their_library(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tokenizers', None)
+  with pytest.raises(UserError, match=r'install hbf\[text\]'):
+    learn_tokenizer('bpe', [TEXT], 300)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import build_model

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from ml_collections import ConfigDict
 
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.models.build import abstract_params, build_model, flops_per_example
 from hbf.models.flops import PRODUCTS, count_flops

@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters

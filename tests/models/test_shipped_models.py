@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 import hbf.models.build
 import hbf.nn.trunk
-from configs.common import RECIPES, SIZES
+from hbf.config.recipes import RECIPES, SIZES
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model, count_parameters, flops_per_example

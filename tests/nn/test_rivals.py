@@ -10,7 +10,7 @@ import pytest
 from nn.drawn import random_params
 from ops import reference
 
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ops import reference
 
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.models.build import abstract_params, build_model
 from hbf.nn.attention import SoftmaxAttention

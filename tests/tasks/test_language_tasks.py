@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from configs.common import make_text_config
+from hbf.config.recipes import make_text_config
 from hbf.data.texts import Texts
 from hbf.data.tokenizers import Characters
 from hbf.data.windows import Tokens

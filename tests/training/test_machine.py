@@ -1,6 +1,7 @@
 """Most tests have a process of their own, set up as the scripts set theirs up."""
 
 import os
+import re
 import subprocess
 import sys
 import types
@@ -88,3 +89,13 @@ def test_a_folder_given_to_jax_stays(tmp_path):
 def test_without_a_folder_for_it_a_run_compiles(tmp_path):
   (tmp_path / 'file').touch()
   assert run(CACHE, XDG_CACHE_HOME=str(tmp_path / 'file'), JAX_COMPILATION_CACHE_DIR=None) == ['0', 'None']
+
+
+def test_an_installed_package_takes_no_commit_from_the_repository_around_it(tmp_path, monkeypatch):
+  assert re.fullmatch('[0-9a-f]{40}(-dirty)?', machine.commit())
+  (tmp_path / 'machine.py').touch()
+  git = ['git', '-C', str(tmp_path), '-c', 'user.name=U', '-c', 'user.email=u@example.com']
+  for command in (['init', '-q'], ['commit', '-q', '--allow-empty', '-m', 'theirs']):
+    subprocess.run([*git, *command], check=True)
+  monkeypatch.setattr(machine, '__file__', str(tmp_path / 'machine.py'))
+  assert machine.commit() is None

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from configs.common import make_config
+from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model

@@ -35,7 +35,7 @@ def section(subject: Subject) -> Section:
     parts.append(Text('The run has no result yet: it is not finished.'))
   if (curves := _curves(subject)) is not None:
     parts.append(curves)
-  command = f'python eval.py --workdir={subject.workdir}{" --average" if subject.average else ""}'
+  command = f'python -m hbf eval --workdir={subject.workdir}{" --average" if subject.average else ""}'
   return Section('run', 'The run', parts, numbers, command)
 
 

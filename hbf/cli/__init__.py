@@ -1,4 +1,4 @@
-"""What the scripts share: a mistake of the user ends in one line on stderr, not in a traceback."""
+"""Shared parts of the commands: a mistake of the user ends in one line on stderr, not in a traceback."""
 
 import contextlib
 import pathlib
@@ -12,31 +12,40 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags.config_flags import is_config_flag
 
-from hbf.config.resolve import resolve
 from hbf.errors import Notice, UserError, fail, in_one_line
 
-ROOT = pathlib.Path(__file__).parents[1]
+# A flag that is defined here belongs to the command that asks for it, and stands in that command's help.
+flags.disclaim_key_flags()
 
 
 def resolve_config_path(config: str) -> str:
-  """FILE[:arguments], with the repository's FILE if there is none from here: configs/… works in any folder."""
+  """Return FILE[:arguments] for NAME[:arguments], where NAME is a data set's name.
+
+  `configs/NAME.py` stands for the name too if there is no such file: both work in every folder.
+  """
   path, colon, arguments = config.partition(':')
-  ours = ROOT / path
-  return f'{ours}{colon}{arguments}' if ours.is_file() and not pathlib.Path(path).is_file() else config
+  name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
+  if name is None or pathlib.Path(path).is_file():
+    return config
+  from hbf.config import datasets
+
+  if name[1] and name[1] not in datasets.DATASETS:
+    return config
+  return f'{datasets.__file__}:{name[1] or name[2]}{colon}{arguments}'
 
 
 def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
-  """The flag --config=FILE[:arguments], overridden by --config.KEY=VALUE."""
+  """Define the flag --config=DATA[:arguments] and its overrides --config.KEY=VALUE."""
   # A default given to the flag itself would be parsed, with the overrides, while it is defined: before `run` can
   # turn a mistake into a line.
   if not any(re.match(r'--?config(=|$)', argument) for argument in sys.argv):
     sys.argv.insert(1, f'--config={default}')
-  sys.argv[:] = map(_found, sys.argv)
-  return config_flags.DEFINE_config_file('config', None, f'FILE[:model=…,recipe=…,size=…]; {default} if not given.')
+  about = f'DATA[:model=…,recipe=…,size=…]: the name of a data set, or a file. Default: {default}.'
+  return config_flags.DEFINE_config_file('config', None, about)
 
 
 def define_processes() -> Callable[[], dict[str, Any]]:
-  """The flags of a run on several processes; returns what reads them, for `hbf.training.processes.start`."""
+  """Define the flags of a run on several processes; return what reads them, for `hbf.training.processes.start`."""
   holders = {
     'coordinator': flags.DEFINE_string(
       'coordinator', '', 'HOST:PORT of process 0, where the processes of a run meet.'
@@ -48,7 +57,9 @@ def define_processes() -> Callable[[], dict[str, Any]]:
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
-  """Parses the flags and runs `main`; exit status 1 and a line 'error: …' for a UserError or a wrong flag.
+  """Parse the flags and run `main`; exit status 1 and a line 'error: …' for a UserError or a wrong flag.
+
+  --help prints the docstring of the module of `main`, and its flags; the exit status is 0.
 
   Args:
     main: is given the script's name and the arguments that aren't flags; returns the exit status.
@@ -64,7 +75,21 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
       raise UserError(f'unexpected argument {argv[1]!r}: flags are written --name=value')
     return main(argv)
 
-  app.run(guarded, flags_parser=_parse)
+  def parse(argv: Sequence[str]) -> list[str]:
+    if any(re.fullmatch(r'--?h(elp.*)?', argument) for argument in argv):
+      print(_help(main))
+      sys.exit(0)
+    return _parse(argv)
+
+  app.run(guarded, flags_parser=parse)
+
+
+def _help(main: Callable[..., int]) -> str:
+  """Return what a command does, and its flags."""
+  module = main.__globals__
+  name = sys.argv[0] if module['__name__'] == '__main__' else module['__name__']
+  flags_of_it = flags.FLAGS.module_help(name).strip().partition('\n')[2]
+  return f'{module["__doc__"]}\nflags:\n{flags_of_it}'
 
 
 _FORMAT_WARNING = warnings.formatwarning
@@ -86,12 +111,11 @@ def _report_unraisable(said: Any) -> None:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-  if any(re.fullmatch(r'--?h(elp.*)?', argument) for argument in argv):
-    return app.parse_flags_with_usage(list(argv))
+  has_config = 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config'])
   try:
     with _plain_errors():
-      rest = flags.FLAGS(argv)
-      if 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config']):
+      rest = flags.FLAGS([*map(_found, argv)] if has_config else argv)
+      if has_config:
         flags.FLAGS.config.to_dict()  # raises if the file could not be read
       return rest
   except UserError as error:
@@ -99,7 +123,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def take_overrides() -> list[str]:
-  """Takes the flags --config.KEY=VALUE out of the command line, for scripts that hand them on."""
+  """Take the flags --config.KEY=VALUE out of the command line, for commands that hand them on."""
   overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
   if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
@@ -108,11 +132,13 @@ def take_overrides() -> list[str]:
 
 
 def read_config(arguments: Sequence[str]) -> ConfigDict:
-  """Return the config that train.py would run with these arguments, --config=FILE[:…] first.
+  """Return the config that `hbf train` would run with these arguments, --config=DATA[:…] first.
 
   Raises:
     UserError: a file, key or value that can't be.
   """
+  from hbf.config.resolve import resolve
+
   argv, values = ['', *map(_found, arguments)], flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
   with _plain_errors():
@@ -128,7 +154,7 @@ def _found(argument: str) -> str:
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-  """Turns what absl and ml_collections raise for wrong flags into a UserError."""
+  """Turn what absl and ml_collections raise for wrong flags into a UserError."""
   try:
     yield
   except (KeyError, AttributeError) as error:
@@ -138,6 +164,6 @@ def _plain_errors() -> Iterator[None]:
     raise UserError(f'unknown config key {key and key[0]!r}: {hint}{where}') from error
   except (flags.Error, UserError, TypeError, OSError) as error:
     if missing := re.search(r"No such file or directory: '(.+?)'", str(error)):
-      raise UserError(f'{missing[1]} is not there: give a config file such as configs/cifar10.py') from error
+      raise UserError(f'{missing[1]} is not there: give a data set such as cifar10, or a config file') from error
     # A mistake inside a config file arrives as text that ends in its own message.
     raise UserError(str(error).rpartition('UserError: ')[2]) from error

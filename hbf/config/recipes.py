@@ -1,9 +1,9 @@
 """Recipes, sizes and named models. All keys have their defaults, ranges and meanings in hbf/config/defaults.py.
 
-A data set's file calls `make_config`; arguments choose model, recipe and size.
+A data set in hbf/config/datasets.py calls `make_config`; arguments choose model, recipe and size.
 
---config=configs/cifar10.py:model=vit,recipe=memo        arguments: model, recipe, size
---config.optimizer.learning_rate=3e-4                    then any key of hbf/config/defaults.py, or option of a stage
+--config=cifar10:model=vit,recipe=memo            arguments: model, recipe, size
+--config.optimizer.learning_rate=3e-4             then any key of hbf/config/defaults.py, or option of a stage
 """
 
 from collections.abc import Callable, Mapping

@@ -1,0 +1,50 @@
+"""The command `hbf`, also `python -m hbf`: it finds a command's module and imports nothing else."""
+
+import runpy
+import sys
+
+import hbf
+from hbf.errors import choose, fail, in_one_line
+
+# Of each command the module that is run, and a line of help.
+COMMANDS = {
+  'train': ('hbf.cli.train', 'Train a network on images or texts, or continue a run.'),
+  'eval': ('hbf.cli.evaluate', 'Evaluate a checkpoint of a run.'),
+  'compare': ('hbf.compare', 'Train several models alike, with several seeds, and write one table.'),
+  'compile': ('hbf.compile', "Compile a config for hardware that isn't there: memory, and an estimate of speed."),
+  'explain': ('hbf.explain', 'Write a page that explains a run on images.'),
+  'predict': ('hbf.predict', 'Classify images of your own.'),
+  'generate': ('hbf.generate', 'Continue texts with the model of a run on texts.'),
+  'prepare': ('hbf.data.prepare', 'Prepare a data set, such as cifar10.'),
+  'export': ('hbf.cli.export', "Write a run's classifier to a folder for use elsewhere."),
+  'convert': ('hbf.authors', "Read weights of the memo's authors into a run, or write them."),
+}
+
+
+@in_one_line
+def main() -> int:
+  """Run the command that the first argument names; return the exit status."""
+  name, *arguments = sys.argv[1:] or ['--help']
+  if name in ('-h', '--help', 'help'):
+    print(_help())
+    return 0
+  if name == '--version':
+    print(f'hbf {hbf.__version__}')
+    return 0
+  if name.startswith('-'):
+    return fail(f'{name} stands before a command: write `hbf COMMAND {name}`; `hbf --help` lists the commands')
+  module, _ = choose('command', name, COMMANDS)
+  sys.argv = [f'hbf {name}', *arguments]
+  # The modules stay runnable by `python -m`, and are run here in the same way.
+  runpy.run_module(module, run_name='__main__')
+  return 0
+
+
+def _help() -> str:
+  commands = '\n'.join(f'  {name:10}{about}' for name, (_, about) in COMMANDS.items())
+  usage = 'hbf COMMAND [--flag=value …]'
+  return '\n\n'.join((hbf.__doc__ or '', usage, commands, '`hbf COMMAND --help` lists the flags of a command.'))
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,35 @@
+"""Write a run's classifier to a folder for use elsewhere: with this package, or with JAX alone.
+
+hbf export --workdir=runs/flowers --output=flowers-model
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from hbf import cli
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+OUTPUT = flags.DEFINE_string('output', None, 'Folder to write: a new one, or an empty one.', required=True)
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Export the moving average of the parameters (train.average).')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Export the classifier."""
+  del argv
+  from hbf.training import exported
+  from hbf.training.machine import keep_freed_memory
+
+  keep_freed_memory()
+  folder = pathlib.Path(OUTPUT.value).expanduser()
+  exported.check_free(folder)
+  model = exported.from_run(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value)
+  exported.export(model, folder)
+  print(f'exported step {model.about["step"]} to {folder}')
+  return 0
+
+
+if __name__ == '__main__':
+  cli.run(main)

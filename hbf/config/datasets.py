@@ -1,0 +1,90 @@
+"""The config of each data set, known by name: the package needs no config file."""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from hbf.config.recipes import make_config, make_text_config
+from hbf.errors import choose
+
+
+def digits(arguments: str = '') -> ConfigDict:
+  """Return the config of the handwritten digits of scikit-learn: 8×8 gray images, 10 classes, 1,797."""
+  return make_config(
+    arguments,
+    # Mirrored digits are no digits.
+    {'name': 'digits', 'transforms': (('shift', 1),), 'validation': 0.1},
+    model={'patch': 4},
+    train={'epochs': 80.0, 'batch_size': 64, 'steps_per_call': 10},  # steps take milliseconds, even on a CPU
+    evaluate={'every': '10epochs'},
+    checkpoint={'every': '10epochs'},
+  )
+
+
+def cifar10(arguments: str = '') -> ConfigDict:
+  """Return the config of CIFAR-10: 32×32 photographs, 10 classes, 50,000 + 10,000."""
+  return make_config(arguments, {'name': 'cifar10'})
+
+
+def cifar100(arguments: str = '') -> ConfigDict:
+  """Return the config of CIFAR-100: 32×32 photographs, 100 classes, 50,000 + 10,000."""
+  return make_config(arguments, {'name': 'cifar100'})
+
+
+def tiny_imagenet(arguments: str = '') -> ConfigDict:
+  """Return the config of Tiny ImageNet: 64×64 photographs, 200 classes, 100,000 + 10,000."""
+  return make_config(arguments, {'name': 'tiny_imagenet'}, model={'patch': 8})  # patches as in the memo
+
+
+def imagenet(arguments: str = '') -> ConfigDict:
+  """Return the config of ImageNet (ILSVRC 2012) as TFDS prepares it: 1,000 classes, 1,281,167 + 50,000 photographs.
+
+  Without a recipe it is `plain`. Processes on the hosts decode the images, resize the shorter side to 224 pixels and
+  cut out the center. Training crops are cut out of these squares inside the compiled step.
+  """
+  return make_config(
+    f'recipe=plain,{arguments}',
+    # A core reads about 300 images a second, docs/speed.md: set as many processes as a host has cores to spare.
+    {'name': 'imagenet2012', 'test_split': 'validation', 'image_size': 224, 'input': 'stream', 'workers': 16},
+    model={'patch': 16},
+  )
+
+
+def image_folder(arguments: str = '') -> ConfigDict:
+  """Return the config of your own images: data.root is a folder with train/CLASS/* and test/CLASS/*."""
+  data = {'name': 'image_folder', 'image_size': 64, 'validation': 0.1, 'stratify': True}
+  return make_config(arguments, data, model={'patch': 8})
+
+
+def text(arguments: str = '') -> ConfigDict:
+  """Return the config of Python's own reference, half a million characters: it needs no file and no network."""
+  return make_text_config(arguments, {'name': 'python'})
+
+
+def shakespeare(arguments: str = '') -> ConfigDict:
+  """Return the config of tiny Shakespeare: a million characters, the last tenth to test on, as in nanoGPT."""
+  return make_text_config(arguments, {'name': 'tiny_shakespeare', 'test_split': 'validation+test'})
+
+
+def text_file(arguments: str = '') -> ConfigDict:
+  """Return the config of your own text: data.root is a file, or a folder whose files are one text."""
+  return make_text_config(arguments, {'name': 'text_file'})
+
+
+DATASETS: dict[str, Callable[..., ConfigDict]] = {
+  make.__name__: make
+  for make in (digits, cifar10, cifar100, tiny_imagenet, imagenet, image_folder, text, shakespeare, text_file)
+}
+
+
+def get_config(config: str) -> ConfigDict:
+  """Return the config of a data set.
+
+  Args:
+    config: NAME or NAME:model=…,recipe=…,size=…, each argument optional.
+
+  Raises:
+    UserError: there is no such data set, argument or value.
+  """
+  name, _, arguments = config.partition(':')
+  return choose('data set', name, DATASETS)(arguments)
