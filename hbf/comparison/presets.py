@@ -45,13 +45,37 @@ SPACE = (
   'optimizer.weight_decay=0.01..0.3',
   'train.label_smoothing=0.0|0.1',
 )
-# One change of recipe laptop each.
+# The recipe of the claim: Muon and two resolutions, the same for every arm.
+CLAIM = (
+  '--config.optimizer.name=muon',
+  '--config.optimizer.learning_rate=12e-3',
+  '--config.model.merge=2',
+  '--config.model.width=48',
+)
+BALLS = 'hyperbf model.stage2.centres_init=normal model.stage2.kernel'
+# HyperBF, its rivals, and the controls that tell what an advantage is of. The first arm's units set the parameters.
+CONTROLS = {
+  'hyperbf': 'hyperbf model.stage2.centres=180',
+  'hyperbf-softplus': f'{BALLS}=ball_softplus',
+  'hyperbf-gelu': f'{BALLS}=ball_gelu',
+  'vit-gelu': 'vit model.stage2.activation=gelu',
+  'vit-swiglu': 'vit model.stage2.activation=swiglu',
+  'vit-normalized': 'vit model.stage2.activation=gelu model.stage2.normalize=True',
+  'gated': 'gated',
+  'gated-softmax': 'gated_softmax+none',
+}
+# One change of the recipe each.
 TRICKS = {
   'plain': '',
   'smooth': 'train.label_smoothing=0.1',
   'erase': "data.transforms=(('flip',),('shift',4),('erase',0.5))",
+  'cutout': "data.transforms=(('flip',),('shift',4),('cutout',12))",
+  'alternate': "data.transforms=(('alternate_flip',),('shift',4))",
+  'whiten': 'model.whiten=True',
+  'mimetic': 'model.stage1.mimetic=0.5',
   'average': 'train.average=0.99',
   'linear': 'optimizer.schedule=linear',
+  'wsd': 'optimizer.schedule=wsd',
 }
 RIVALS = ('--config.model.pool=mean', '--config.train.epochs=2.0')
 
@@ -118,9 +142,29 @@ PRESETS = {
   # Tricks of training, each against the recipe without it, on held-out images: `--report --split=validation`.
   'screen': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
-    arms=_arms({label: f'hyperbf {options}' for label, options in TRICKS.items()}),
+    arms=_arms({label: f'{CONTROLS["hyperbf"]} {options}' for label, options in TRICKS.items()}),
     seeds=(0, 1),
-    overrides=SIX_EPOCHS,
+    overrides=(*CLAIM, '--config.data.validation=0.1'),
+    operations='3e13',
+    parameters=300_000,
+  ),
+  # HyperBF and its controls at a budget of operations, each at the best of its search: `--tuned=…/tuning.json`.
+  'claim': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=_arms(CONTROLS),
+    seeds=(0, 1, 2, 3, 4),
+    overrides=CLAIM,
+    operations='1.8e14',
+    parameters=300_000,
+  ),
+  # The search for 'claim', `--tune=12`: a sixth of its operations.
+  'claim-tune': Comparison(
+    configs=('configs/cifar10.py:recipe=laptop',),
+    arms=_arms(CONTROLS),
+    overrides=(*CLAIM, '--config.data.validation=0.1'),
+    operations='3e13',
+    parameters=300_000,
+    space=SPACE,
   ),
   # A GPU's. Published: the ViT of Lee et al. 2021, whose sizes, passes and tricks these are.
   'strong': Comparison(
