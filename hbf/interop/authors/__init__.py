@@ -24,7 +24,7 @@ from hbf.interop.network import Network, model_config, read_file, to_module
 from hbf.interop.positions import square_side
 from hbf.interop.table import Params, Tensors
 from hbf.models.classifier import ImageClassifier
-from hbf.ops.kernels import SIGNED
+from hbf.nn.hyperbf import SIGNED
 
 # Mean and standard deviation of the channels by which the authors normalise their images.
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

@@ -8,9 +8,8 @@ from hbf.interop.authors.layout import scaled_queries
 from hbf.interop.table import Params
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.attention import SoftmaxAttention
-from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
+from hbf.nn.hyperbf import SIGNED, HyperBFAttention, HyperBFUnit
 from hbf.nn.mlp import MLP
-from hbf.ops.kernels import SIGNED
 
 NORM_EPSILON = 1e-5  # PyTorch's
 
