@@ -149,5 +149,5 @@ def test_an_option_that_is_gone_and_was_in_use_is_named(tmp_path):
 
 def test_a_config_of_a_newer_version_is_refused(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps({'version': schema.VERSION + 1, 'model': OLD}))
-  with pytest.raises(UserError, match=f'{tmp_path}: its config is of version {schema.VERSION + 1}'):
+  with pytest.raises(UserError, match=f'{tmp_path}/config.json: its config is of version {schema.VERSION + 1}'):
     load_config(tmp_path)
