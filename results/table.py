@@ -14,11 +14,11 @@ from hbf.analysis.mixing import table as mixing
 from hbf.analysis.nested import table as nested_centres
 from hbf.comparison.grid import Grid
 from hbf.comparison.held_out import held_out
+from hbf.comparison.stored import open_runs
 from hbf.comparison.table import markdown, read_rows
 from hbf.evaluation.figures import ACCURACY, NLL
 from hbf.markdown import cell, table
-from hbf.training.workdir import flatten, load_config
-from hbf.training.writers import read_metrics
+from hbf.training.workdir import flatten
 
 ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'laptop', 'rivals', 'rivals-best', 'text', 'text-long', 'text-masked')
@@ -56,37 +56,37 @@ def rates(name: str) -> str:
 
 
 def search(name: str) -> str:
-  """What each change of a model did, by seed: training loss within the run and in its end, and held-out figures.
+  """Return what each change of a model did, by seed: training losses of parts of the run, and held-out figures.
 
   With a seed every run sees the same batches, so training losses of equal steps compare well.
   """
-  folder = ROOT / name
-  configs = {path.parent: flatten(load_config(path.parent).to_dict()) for path in folder.glob('*/config.json')}
+  runs = open_runs(ROOT / name)
+  kept = {run: runs.config(run) for run in runs.names()}
+  configs = {run: flatten(config.to_dict()) for run, config in kept.items() if config}
   # What a change is a change of: the search's start, or ViT's.
-  bases = {'hyperbf': configs[folder / 'base-0'], 'vit': configs[folder / 'vit-0']}
+  bases = {'hyperbf': configs['base-0'], 'vit': configs['vit-0']}
   figures = [f'held-out {figure.label}' for figure in HELD_OUT]
   header = ('model', 'change', 'seed', *(f'steps {a + 1}–{b}' for a, b in WINDOWS), *figures)
   rows = []
-  for path, config in configs.items():
-    lines = read_metrics(path)
+  for run, config in configs.items():
+    lines = runs.metrics(run)
     losses = _losses(lines)
     means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
     last = [line for line in lines if line['split'] == 'validation'][-1:] if means[-1] else []
     reached = [''.join(f'{line[figure.name]:{figure.form}}' for line in last) for figure in HELD_OUT]
     base = bases.get(config['model.name'], bases['hyperbf'])
     rows.append((*_change(config, base), str(config['seed']), *means, *reached))
-  rows.sort(key=lambda row: (row[2], row[3]))
+  rows.sort(key=lambda row: (row[2], row[3]))  # equal ones stay in the order of their names
   full = [i for i in range(len(header)) if any(row[i] for row in rows)]
   header, *rows = [tuple(row[i] for i in full) for row in [header, *rows]]
   return table(header, rows)
 
 
 def trials(name: str) -> str:
-  """Training losses of trials that were stopped on the way, within the windows that each came through."""
-  folder = ROOT / name
+  """Return the training losses of trials that were stopped on the way, within the windows that each came through."""
   rows = []
-  for trial in json.loads((folder / 'trials.json').read_text()):
-    losses = _losses(read_metrics(folder / trial['folder']))
+  for trial in json.loads((ROOT / name / 'trials.json').read_text()):
+    losses = _losses(open_runs(ROOT / trial['comparison']).metrics(trial['run']))
     windows = [[losses[step] for step in losses if a < step <= b and b in losses] for a, b in TRIAL_WINDOWS]
     rows.append((trial['stage 2'], *map(_mean, windows)))
   return table(('stage 2', *(f'steps {a + 1}–{b}' for a, b in TRIAL_WINDOWS)), rows)
@@ -186,9 +186,9 @@ def main() -> None:
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
   parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]
-  nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0' / 'nested.json').read_text())
+  nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0-nested.json').read_text())
   parts.append(nested_centres(nested['rows']))
-  parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0' / 'mixing.json').read_text())))
+  parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0-mixing.json').read_text())))
   parts += [explained(name, every) for name, every in EXPLAINED.items()]
   parts += [
     *(benchmark(name, columns) for name, columns in BENCHMARKS.items()),

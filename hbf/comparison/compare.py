@@ -11,6 +11,7 @@ from hbf.comparison.devices import Device
 from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, with_own_epochs
 from hbf.comparison.held_out import held_out
 from hbf.comparison.runs import complete, run_all
+from hbf.comparison.stored import refuse_packed
 from hbf.comparison.table import as_json, markdown, read_rows
 from hbf.training.workdir import check_place, held, replace_text
 
@@ -25,6 +26,7 @@ def compare(asked: Comparison, workdir: pathlib.Path, devices: Sequence[Device])
     UserError: something is wrong with what is asked for, or it doesn't fit what is there.
   """
   check_place(workdir)
+  refuse_packed(workdir)
   before = Grid.stored(workdir)
   grid = make_grid(asked, before)
   check_runs(Grid(grid.arms, before.union(grid).seeds), workdir)

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from hbf.comparison.grid import Grid
+from hbf.comparison.stored import StoredRuns, open_runs
 from hbf.evaluation.figures import ACCURACY, LOSS, Figure
-from hbf.training.writers import read_metrics
 
 REFERENCE, REST = 'black', '0.55'
 # Told apart by colour-blind readers too (Okabe & Ito 2008, without yellow, which is too light for a line).
@@ -52,7 +52,8 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   that are still at work are drawn as far as all seeds of their arm have come, and runs that diverged up to there. A
   group of which nothing is held out shows the accuracy on training batches instead.
   """
-  groups = {group: _logs(grid, workdir, group) for group in dict.fromkeys(arm.group for arm in grid.arms)}
+  runs = open_runs(workdir)
+  groups = {group: _logs(grid, runs, group) for group in dict.fromkeys(arm.group for arm in grid.arms)}
   height = max(HEIGHT, 1 + LABEL * max(map(len, groups.values())))
   with plt.rc_context({'font.size': 11}):
     figure, axes = plt.subplots(
@@ -102,10 +103,10 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.n
   return places
 
 
-def _logs(grid: Grid, workdir: pathlib.Path, group: str) -> dict[str, list[list[dict]]]:
-  """By label, the lines of each seed's log."""
+def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]]]:
+  """Return the lines of each seed's log, by label."""
   arms = [arm for arm in grid.arms if arm.group == group]
-  return {arm.label: [read_metrics(workdir / arm.run(seed)) for seed in grid.seeds] for arm in arms}
+  return {arm.label: [runs.metrics(arm.run(seed)) for seed in grid.seeds] for arm in arms}
 
 
 def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Figure) -> Panel:

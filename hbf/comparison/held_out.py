@@ -5,14 +5,15 @@ import statistics
 from collections.abc import Sequence
 
 from hbf.comparison.grid import Arm, Grid
+from hbf.comparison.stored import StoredRuns, open_runs
 from hbf.evaluation.figures import Figure
 from hbf.markdown import table
-from hbf.training.writers import read_metrics
 
 
 def held_out(grid: Grid, workdir: pathlib.Path) -> str:
   """Markdown: each arm's figures at the end of its finished runs, means over the seeds; a group's best is bold."""
-  ends = {arm: _ends(arm, grid, workdir) for arm in grid.arms}
+  runs = open_runs(workdir)
+  ends = {arm: _ends(arm, grid, runs) for arm in grid.arms}
   parts = []
   for group in dict.fromkeys(arm.group for arm in grid.arms):
     arms = [arm for arm in grid.arms if arm.group == group]
@@ -31,10 +32,10 @@ def held_out(grid: Grid, workdir: pathlib.Path) -> str:
   return '\n\n'.join(parts)
 
 
-def _ends(arm: Arm, grid: Grid, workdir: pathlib.Path) -> list[dict[str, float]]:
-  """The last line of split validation of each seed that has finished."""
-  runs = [workdir / arm.run(seed) for seed in grid.seeds]
-  logs = [read_metrics(run) for run in runs if (run / 'result.json').exists()]
+def _ends(arm: Arm, grid: Grid, runs: StoredRuns) -> list[dict[str, float]]:
+  """Return the last line of split validation of each seed that has finished."""
+  names = [arm.run(seed) for seed in grid.seeds]
+  logs = [runs.metrics(name) for name in names if runs.failure(name) is None]
   return [line for log in logs for line in [line for line in log if line['split'] == 'validation'][-1:]]
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from hbf.comparison.grid import Arm, Grid
-from hbf.comparison.runs import failure
 from hbf.comparison.statistics import LEVEL, SEEDS, Difference, block_length, differences
+from hbf.comparison.stored import StoredRuns, open_runs
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
-from hbf.training.workdir import read_predictions, read_result
 
 OPTIONAL = ('training operations', 'published')  # columns that are left out where they would be empty
 Results = dict[int, dict[str, Any]]  # result.json by seed
@@ -59,10 +58,11 @@ class Row:
 
 def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
   """Return a row for each arm of the grid."""
-  results = {arm: _results(arm, grid, workdir) for arm in grid.arms}
+  runs = open_runs(workdir)
+  results = {arm: _results(arm, grid, runs) for arm in grid.arms}
   compared: dict[Arm, Difference] = {}
   for group in dict.fromkeys(arm.group for arm in grid.arms):
-    compared |= _differences({arm: list(results[arm]) for arm in grid.arms if arm.group == group}, workdir)
+    compared |= _differences({arm: list(results[arm]) for arm in grid.arms if arm.group == group}, runs)
   rows = []
   for arm in grid.arms:
     values = [result[arm.kind.figures[0].name] for result in results[arm].values()]
@@ -72,7 +72,7 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
         task=arm.task,
         label=arm.label,
         results=results[arm],
-        failed={seed: failure(workdir, arm.run(seed)) or '' for seed in grid.seeds if seed not in results[arm]},
+        failed={seed: runs.failure(arm.run(seed)) or '' for seed in grid.seeds if seed not in results[arm]},
         mean=statistics.fmean(values) if values else None,
         sd=statistics.stdev(values) if len(values) > 1 else None,
         difference=compared.get(arm),
@@ -103,12 +103,12 @@ def as_json(rows: list[Row]) -> str:
   return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + '\n'
 
 
-def _results(arm: Arm, grid: Grid, workdir: pathlib.Path) -> Results:
-  found = {seed: read_result(workdir / arm.run(seed), arm.kind.figures[0].name) for seed in grid.seeds}
+def _results(arm: Arm, grid: Grid, runs: StoredRuns) -> Results:
+  found = {seed: runs.result(arm.run(seed), arm.kind.figures[0].name) for seed in grid.seeds}
   return {seed: result for seed, result in found.items() if result is not None}
 
 
-def _differences(seeds: Mapping[Arm, Sequence[int]], workdir: pathlib.Path) -> dict[Arm, Difference]:
+def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[Arm, Difference]:
   """Compare the arms of a group with its first, by the outcomes of their test examples.
 
   Arms are left out if they have no runs yet, if a run kept nothing of its examples, or if the examples differ from
@@ -117,7 +117,7 @@ def _differences(seeds: Mapping[Arm, Sequence[int]], workdir: pathlib.Path) -> d
   outcomes: dict[Arm, np.ndarray] = {}
   examples: list[np.ndarray] = []
   for arm, of_arm in seeds.items():
-    kept = [read_predictions(workdir / arm.run(seed)) for seed in of_arm]
+    kept = [runs.predictions(arm.run(seed)) for seed in of_arm]
     read = [run for run in kept if run is not None]
     names = arm.kind.examples
     examples = examples or [run[name] for run in read[:1] for name in names]

@@ -16,14 +16,14 @@ from rich.console import Console
 from hbf.comparison.curves import draw_expected
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid, check_runs, label_of, make_grid, with_own_epochs
-from hbf.comparison.runs import failure, run_all
+from hbf.comparison.runs import run_all
 from hbf.comparison.space import draw, parse_space
+from hbf.comparison.stored import StoredRuns, open_runs, refuse_packed
 from hbf.errors import UserError, choose
 from hbf.evaluation.figures import Figure
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.training.workdir import held, write_json
-from hbf.training.writers import read_metrics
 
 FIRST_SEED = 1000  # of trial 0; a comparison's own seeds start at 0
 HELD_OUT = '--config.data.validation='
@@ -80,11 +80,11 @@ class Trial:
     """Whether nothing is left to run."""
     return not self.failed or self.diverged
 
-  def measured(self, workdir: pathlib.Path) -> 'Trial':
+  def measured(self, runs: StoredRuns) -> 'Trial':
     """Return the trial with the figures of its logs."""
-    if failed := failure(workdir, self.run):
+    if failed := runs.failure(self.run):
       return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
-    last = {line['split']: line for line in read_metrics(workdir / self.run)}
+    last = {line['split']: line for line in runs.metrics(self.run)}
     figures = last['validation'][self.ranks.name], last['train']['loss']
     return dataclasses.replace(self, held_out=figures[0], loss=figures[1], failed='')
 
@@ -105,6 +105,7 @@ def tune(asked: Comparison, count: int, workdir: pathlib.Path, devices: Sequence
   Raises:
     UserError: something of the request is wrong, or it doesn't fit the folder.
   """
+  refuse_packed(workdir)
   before = _read(workdir)
   trials, grid = _make_trials(asked, count, before)
   check_runs(grid, workdir)
@@ -153,7 +154,7 @@ def with_best(asked: Comparison, path: pathlib.Path) -> Comparison:
   """
   if not path.is_file():
     raise UserError(f'{path} is not there: give the tuning.json that --tune wrote')
-  arms = _by_label(_load(path))
+  arms = _by_label(load_trials(path))
   if used := {trial.seed for trials in arms.values() for trial in trials} & {*asked.seeds}:
     raise UserError(f'seed {min(used)} was used by a trial of {path}: give --seeds that no trial used')
   texts = {}
@@ -281,7 +282,8 @@ def _expected(trials: Sequence[Trial]) -> dict[str, list[float]]:
 
 def _write(trials: Sequence[Trial], workdir: pathlib.Path) -> list[Trial]:
   """Write tuning.json from the logs, and return the trials with their figures."""
-  measured = [trial.measured(workdir) for trial in trials]
+  runs = open_runs(workdir)
+  measured = [trial.measured(runs) for trial in trials]
   best = {label: found for label, of_arm in _by_label(measured).items() if (found := _best(of_arm))}
   stored = {
     'figure': measured[0].ranks.name,
@@ -300,12 +302,13 @@ def _read(workdir: pathlib.Path) -> list[Trial]:
     UserError: something else is there.
   """
   if (workdir / TUNING).is_file():
-    return _load(workdir / TUNING)
+    return load_trials(workdir / TUNING)
   if workdir.exists() and (not workdir.is_dir() or {path.name for path in workdir.iterdir()} - LEFT):
     raise UserError(f'{workdir} exists and is not a search: choose another --workdir, or remove it')
   return []
 
 
-def _load(path: pathlib.Path) -> list[Trial]:
+def load_trials(path: pathlib.Path) -> list[Trial]:
+  """Return the trials of a tuning.json."""
   trials = json.loads(path.read_text())['trials']
   return [Trial(**{**trial, 'arguments': tuple(trial['arguments'])}) for trial in trials]

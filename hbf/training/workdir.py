@@ -271,13 +271,27 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   stored = read_json(path, cure)
   if stored is None:
     raise UserError(f'{workdir} is not the workdir of a run (no config.json): give the --workdir you trained with')
+  return as_config(stored, path, cure)
+
+
+def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
+  """Return a stored config with the keys of today.
+
+  Args:
+    stored: what config.json holds.
+    source: where it was read, for messages.
+    cure: what the user can do if it is damaged.
+
+  Raises:
+    UserError: the config uses an option that is gone, is of a newer version, or is damaged.
+  """
   try:
     config = current(stored)
   except UserError as error:
-    raise UserError(f'{workdir}: {error}') from None
+    raise UserError(f'{source}: {error}') from None
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # a section that is none, say
-    raise damaged(path, f'{type(error).__name__}: {error}', cure) from error
-  _check_keys(config, path, cure, _SECTIONS)  # now, as a newer version may have other sections
+    raise damaged(source, f'{type(error).__name__}: {error}', cure) from error
+  check_keys(config, source, cure, _SECTIONS)  # now, as a newer version may have other sections
   return ConfigDict(config).lock()
 
 
@@ -328,11 +342,16 @@ def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, 
     raise damaged(source, str(error) if text.strip() else 'it is empty', cure) from error
   if not isinstance(value, dict):
     raise damaged(source, f'expected a JSON object, found {type(value).__name__}', cure)
-  _check_keys(value, source, cure, keys)
+  check_keys(value, source, cure, keys)
   return value
 
 
-def _check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequence[str]) -> None:
+def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequence[str]) -> None:
+  """Check that the JSON object from `source` has these keys; see `read_json`.
+
+  Raises:
+    UserError: some are missing.
+  """
   if missing := [key for key in keys if key not in value]:
     raise damaged(source, f'it lacks {", ".join(missing)}', cure)
 

@@ -19,6 +19,7 @@ from hbf.comparison import runs
 from hbf.comparison.compare import compare, report
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid
+from hbf.comparison.stored import open_runs
 from hbf.comparison.table import read_rows
 from hbf.comparison.tune import Trial
 from hbf.errors import UserError
@@ -114,7 +115,7 @@ def test_a_trial_is_measured_on_held_out_images_at_the_end(finished):
     run='digits-fast-1',
     **about,
   )
-  trial = trial.measured(finished[0])
+  trial = trial.measured(open_runs(finished[0]))
   assert (trial.held_out, trial.loss, trial.failed) == (last['validation']['accuracy'], last['train']['loss'], '')
 
 

@@ -4,13 +4,13 @@ import functools
 import json
 import math
 import pathlib
-import shutil
 
 import pytest
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from configs import cifar10, shakespeare
+from hbf.comparison.stored import PackedRuns
 from hbf.config.resolve import resolve
 from hbf.data.prepare import PREPARATIONS
 from hbf.data.texts import Texts
@@ -20,12 +20,13 @@ from hbf.models.build import build_model, count_parameters
 from hbf.tasks.registry import make_task
 from hbf.training import schema
 from hbf.training.schema import Change, current, stamp
-from hbf.training.workdir import differences, flatten, load_config
+from hbf.training.workdir import differences, flatten, load_config, write_json
 
 RESULTS = pathlib.Path(__file__).parents[2] / 'results'
-RUNS = sorted(path.parent.relative_to(RESULTS) for path in RESULTS.glob('*/*/config.json'))
+COMPARISONS = {path.parent.name: PackedRuns(path.parent) for path in sorted(RESULTS.glob('*/runs.jsonl'))}
 OF_TEXTS = ('next_token', 'masked_token')
 TODAY = {'classification': cifar10.get_config} | dict.fromkeys(OF_TEXTS, shakespeare.get_config)
+COUNTED = {}  # parameters of models of texts
 OLD = {'name': 'vit', 'width': 8, 'stage1': {}, 'stage2': {'hidden': 4, 'activation': 'relu'}}
 
 
@@ -40,44 +41,50 @@ def of_images(config):
   return parameters(config.model.to_json(), data.classes, data.image_shape)
 
 
-def of_texts(run, config):
-  tokenizer = read_tokenizer(json.loads((RESULTS / run / 'data.json').read_text())['tokenizer'])
-  task = make_task(config, Texts(config.data.name, tokenizer, {}))
-  return count_parameters(task.network(config.model), task.shape)
+def of_texts(data, config):
+  key = (config.task, config.model.to_json(), config.data.to_json(), json.dumps(data['tokenizer']))
+  if key not in COUNTED:
+    task = make_task(config, Texts(config.data.name, read_tokenizer(data['tokenizer']), {}))
+    COUNTED[key] = count_parameters(task.network(config.model), task.shape)
+  return COUNTED[key]
 
 
-def written_in(run):
-  """The version of its config."""
-  return json.loads((RESULTS / run / 'config.json').read_text()).get('version', 0)
+@functools.cache
+def keys_of_today(task, model):
+  return flatten(resolve(TODAY[task](f'model={model}')).to_dict()).keys()
+
+
+def stored_configs(comparison):
+  """Return the configs as the runs wrote them, by run."""
+  lines = map(json.loads, (RESULTS / comparison / 'runs.jsonl').read_text().splitlines())
+  return {line['run']: line['config'] for line in lines if 'config' in line}
 
 
 def test_there_are_runs():
-  assert len(RUNS) > 80
+  assert sum(len(runs.names()) for runs in COMPARISONS.values()) > 250
 
 
-@pytest.mark.parametrize('run', RUNS, ids=str)
-def test_every_committed_run_is_the_model_that_it_was(run):
+@pytest.mark.parametrize('comparison', COMPARISONS)
+def test_every_committed_run_is_the_model_that_it_was(comparison):
   """Its config has exactly today's keys, and gives the model of as many parameters as it had."""
-  config = load_config(RESULTS / run)
-  today = resolve(TODAY[config.task](f'model={config.model.name}'))
-  assert flatten(config.to_dict()).keys() == flatten(today.to_dict()).keys()
-  assert differences(RESULTS / run, config) == ''
-  result, gone = RESULTS / run / 'result.json', 0
-  if config.model.get('pool') == 'sequence' and written_in(run) < 11:
-    gone = math.prod(schema.GONE['pool/bias'])
-  if result.exists():
-    found = of_texts(run, config) if config.task in OF_TEXTS else of_images(config)
-    assert found + gone == json.loads(result.read_text())['params']
+  runs = COMPARISONS[comparison]
+  for run, stored in stored_configs(comparison).items():
+    config, gone = runs.config(run), 0
+    assert flatten(config.to_dict()).keys() == keys_of_today(config.task, config.model.name), run
+    if config.model.get('pool') == 'sequence' and stored.get('version', 0) < 11:
+      gone = math.prod(schema.GONE['pool/bias'])
+    if result := runs.result(run):
+      found = of_texts(runs.data(run), config) if config.task in OF_TEXTS else of_images(config)
+      assert found + gone == result['params'], run
 
 
 def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
   """The first runs had no rate of their own for centres; today's default is √D."""
-  shutil.copy(RESULTS / 'rivals' / 'cifar10-hyperbf-0' / 'config.json', tmp_path)
-  stored = json.loads((tmp_path / 'config.json').read_text())
+  stored = stored_configs('rivals')['cifar10-hyperbf-0']
   del stored['optimizer']['centre_rate']
-  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  write_json(tmp_path / 'config.json', stored)
   assert load_config(tmp_path).optimizer.centre_rate == 1.0
-  asked = load_config(RESULTS / 'rivals' / 'cifar10-hyperbf-0')
+  asked = COMPARISONS['rivals'].config('cifar10-hyperbf-0')
   assert differences(tmp_path, asked) == 'optimizer.centre_rate is 1.0 there, 8.0 here'
 
 
@@ -140,7 +147,7 @@ def test_an_option_that_is_gone_and_was_in_use_is_named(tmp_path):
   changes = (Change(removed={'model.stage2:mlp': {'nearest': 0}}),)
   with pytest.raises(UserError, match=r'model\.stage2\.nearest=16, an option that is gone'):
     current({'model': {**OLD, 'stage2': {'nearest': 16}}}, changes)
-  stored = json.loads((RESULTS / 'rivals' / 'cifar10-hyperbf-0' / 'config.json').read_text())
+  stored = stored_configs('rivals')['cifar10-hyperbf-0']
   stored['model']['stage2']['nearest'] = 8
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   with pytest.raises(UserError, match=r'model\.stage2\.nearest=8, an option that is gone'):
@@ -149,5 +156,5 @@ def test_an_option_that_is_gone_and_was_in_use_is_named(tmp_path):
 
 def test_a_config_of_a_newer_version_is_refused(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps({'version': schema.VERSION + 1, 'model': OLD}))
-  with pytest.raises(UserError, match=f'{tmp_path}: its config is of version {schema.VERSION + 1}'):
+  with pytest.raises(UserError, match=f'{tmp_path}/config.json: its config is of version {schema.VERSION + 1}'):
     load_config(tmp_path)

@@ -1,0 +1,169 @@
+"""Packs a comparison: all runs become lines of one file and arrays of another.
+
+python -m hbf.comparison.pack runs/small results/small
+
+The packed folder has runs.jsonl (a line a run: config, data, result and metrics), predictions.npz, and the
+comparison's other files. Other files of a run are beside them, as RUN-FILE. `hbf.compare --report` reads either form,
+and its tables and curves are the same. Checkpoints and printed output are left out.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hbf.arguments import Parser
+from hbf.comparison.grid import Grid
+from hbf.comparison.stored import PACKED, RunFolders
+from hbf.comparison.tune import TUNING, load_trials
+from hbf.errors import UserError, in_one_line
+from hbf.training.workdir import in_use, read_data, read_json, read_result, replace_text, write_predictions
+from hbf.training.writers import read_metrics
+
+LINES = {'config.json', 'data.json', 'metrics.jsonl', 'predictions.npz', 'result.json'}  # of a run, packed
+AGAIN = {'comparison.md', 'comparison.json'}  # --report writes them from the rest
+INTEGERS = (np.int8, np.int16, np.int32)
+
+
+def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
+  """Write a comparison's packed form.
+
+  Args:
+    folder: of the comparison, with a folder for each run.
+    target: is made, all of it or nothing.
+
+  Returns:
+    The runs without a result, and the folders that were left out.
+
+  Raises:
+    UserError: the folder is no comparison, is at work or is packed; or the target exists or cannot be written.
+  """
+  runs, about = RunFolders(folder), _about(folder)
+  names = [*about, *(name for name in runs.names() if name not in about)]
+  if not runs.names():
+    raise UserError(f'{folder} has no runs: give the --workdir you compared with')
+  if busy := next((path for path in (folder, *map(folder.joinpath, names)) if in_use(path)), None):
+    raise UserError(f'{busy} is in use by another process: wait for it')
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise UserError(f'{target} exists: choose another folder, or remove it')
+  lines, arrays, left = [], _Arrays(), []
+  for name in names:
+    runs.config(name)  # or a damaged config would be found by the first reader only
+    line = {'run': name, **about.get(name, {}), **_line(folder / name, arrays)}
+    if name in about and 'result' not in line:
+      line['failed'] = runs.failure(name)
+      left.append(name)
+    lines.append(json.dumps(line, separators=(',', ':')) + '\n')
+  draft = target.with_name(target.name + '.tmp')
+  try:
+    shutil.rmtree(draft, ignore_errors=True)  # of a call that was killed
+    draft.mkdir(parents=True)
+    for path, name in _copies(folder, names):
+      if (draft / name).exists():
+        raise UserError(f'{path} and another file would both be {name}: rename one of them')
+      shutil.copyfile(path, draft / name)
+    if arrays.by_key:
+      write_predictions(draft, arrays.by_key)
+    replace_text(draft / PACKED, ''.join(lines))
+    draft.replace(target)
+  except OSError as error:
+    raise UserError(f'{target} could not be written ({error}): make room, or see who may write there') from error
+  finally:
+    shutil.rmtree(draft, ignore_errors=True)
+  return left, _left_out(folder, names)
+
+
+class _Arrays:
+  """Arrays of all runs by key; of equal ones the first is kept."""
+
+  def __init__(self) -> None:
+    self.by_key: dict[str, np.ndarray] = {}
+    self._keys: dict[tuple[Any, ...], str] = {}
+
+  def add(self, key: str, array: np.ndarray) -> str:
+    """Return the key under which the array is kept."""
+    small = _smallest(array)
+    key = self._keys.setdefault((small.dtype.str, small.shape, small.tobytes()), key)
+    self.by_key[key] = small
+    return key
+
+
+def _smallest(array: np.ndarray) -> np.ndarray:
+  """Return integers in the smallest type that holds them, and any other array as it is."""
+  if array.dtype.kind not in 'iu' or not array.size:
+    return array
+  low, high = int(array.min()), int(array.max())
+  fits = (kind for kind in INTEGERS if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+  return array.astype(next(fits, array.dtype))
+
+
+def _about(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """Return the group, label and seed of each run that the comparison, or the search, is of."""
+  if (folder / PACKED).exists():
+    raise UserError(f'{folder} is packed already')
+  if (folder / 'grid.json').exists():
+    runs = [(arm.run(seed), arm.group, arm.label, seed) for arm, seed in Grid.load(folder).runs()]
+  elif (folder / TUNING).exists():
+    runs = [(trial.run, trial.group, trial.label, trial.seed) for trial in load_trials(folder / TUNING)]
+  else:
+    runs = []  # runs that somebody put together
+  return {name: {'group': group, 'label': label, 'seed': seed} for name, group, label, seed in runs}
+
+
+def _line(run: pathlib.Path, arrays: _Arrays) -> dict[str, Any]:
+  """Return what a run left, without the parts that it lacks."""
+  kept = RunFolders(run.parent).predictions(run.name) or {}
+  parts = {
+    'config': read_json(run / 'config.json', 'restore it from a copy'),
+    'data': read_data(run),
+    'result': read_result(run),
+    'predictions': {name: arrays.add(f'{run.name}/{name}', array) for name, array in kept.items()},
+    'metrics': read_metrics(run),
+  }
+  return {name: part for name, part in parts.items() if part}
+
+
+def _copies(folder: pathlib.Path, names: Sequence[str]) -> Iterator[tuple[pathlib.Path, str]]:
+  """Yield the files that stay files, and their names in the packed folder."""
+  for path in sorted(folder.iterdir()):
+    if path.is_file() and path.name not in AGAIN and not _passing(path):
+      yield path, path.name
+  for name in names:
+    for path in sorted((folder / name).glob('*')):
+      if path.is_file() and path.name not in LINES and not _passing(path):
+        yield path, f'{name}-{path.name}'
+
+
+def _passing(path: pathlib.Path) -> bool:
+  return path.name == '.lock' or path.suffix == '.tmp'
+
+
+def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
+  """Return the names of folders that aren't packed, beside the runs and inside them."""
+  inside = [path for name in names for path in (folder / name).glob('*')]
+  beside = [path for path in folder.iterdir() if path.name not in names]
+  return sorted({path.name for path in (*beside, *inside) if path.is_dir()})
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Pack a comparison."""
+  parser = Parser('hbf.comparison.pack', 'Packs the runs of a comparison into a few files.')
+  parser.add_path('runs', help='the --workdir of the comparison')
+  parser.add_path('target', help='folder to make, such as results/NAME')
+  flags = parser.parse_args(arguments)
+  without, left_out = pack(flags.runs, flags.target)
+  if without:
+    print(f'without a result: {", ".join(without)}', file=sys.stderr)
+  if left_out:
+    print(f'left out: {", ".join(f"{name}/" for name in left_out)}', file=sys.stderr)
+  print(f'{flags.runs} is packed into {flags.target}')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,179 @@
+"""Reading the runs of a comparison: from a folder each, or from the packed form that `hbf.comparison.pack` writes."""
+
+import abc
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from hbf.comparison.runs import failure
+from hbf.errors import UserError
+from hbf.training.workdir import (
+  as_config,
+  check_keys,
+  damaged,
+  load_config,
+  parse_json,
+  read_data,
+  read_predictions,
+  read_result,
+)
+from hbf.training.writers import read_metrics
+
+PACKED = 'runs.jsonl'
+CURE = 'restore it from a copy, or pack the comparison again'
+
+
+class StoredRuns(abc.ABC):
+  """The runs of a comparison, by the names of their folders.
+
+  Every method takes a name. A run that isn't there has no result, no metrics and no predictions.
+  """
+
+  @abc.abstractmethod
+  def names(self) -> list[str]:
+    """Return the names of all runs."""
+
+  @abc.abstractmethod
+  def config(self, name: str) -> ConfigDict | None:
+    """Return the config with the keys of today; None if the run kept none."""
+
+  @abc.abstractmethod
+  def data(self, name: str, *keys: str) -> dict[str, Any] | None:
+    """Return what data.json held, which must have `keys`; None if the run is too old to have one."""
+
+  @abc.abstractmethod
+  def result(self, name: str, *keys: str) -> dict[str, Any] | None:
+    """Return what result.json held, which must have `keys`; None if the run isn't finished."""
+
+  @abc.abstractmethod
+  def metrics(self, name: str) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl."""
+
+  @abc.abstractmethod
+  def predictions(self, name: str) -> dict[str, np.ndarray] | None:
+    """Return the arrays of predictions.npz, [n] each; None if the run kept none."""
+
+  @abc.abstractmethod
+  def failure(self, name: str) -> str | None:
+    """Return why a run has no result; None if it has one."""
+
+
+def open_runs(folder: pathlib.Path) -> StoredRuns:
+  """Return the runs of a comparison, packed or not.
+
+  Raises:
+    UserError: the packed runs are damaged.
+  """
+  return PackedRuns(folder) if (folder / PACKED).exists() else RunFolders(folder)
+
+
+def refuse_packed(folder: pathlib.Path) -> None:
+  """Check that runs can be added to a comparison.
+
+  Raises:
+    UserError: the comparison is packed.
+  """
+  if (folder / PACKED).exists():
+    raise UserError(
+      f'{folder} is packed, and packed runs cannot go on: choose another --workdir, or give --report for its tables'
+    )
+
+
+class RunFolders(StoredRuns):
+  """Runs in a folder each, as train.py leaves them."""
+
+  def __init__(self, folder: pathlib.Path):
+    self._folder = folder
+
+  def names(self) -> list[str]:
+    """Return the names of the folders that hold a config or metrics."""
+    marks = ('config.json', 'metrics.jsonl')
+    return sorted({path.parent.name for mark in marks for path in self._folder.glob(f'*/{mark}')})
+
+  def config(self, name: str) -> ConfigDict | None:
+    run = self._folder / name
+    return load_config(run) if (run / 'config.json').exists() else None
+
+  def data(self, name: str, *keys: str) -> dict[str, Any] | None:
+    return read_data(self._folder / name, *keys)
+
+  def result(self, name: str, *keys: str) -> dict[str, Any] | None:
+    return read_result(self._folder / name, *keys)
+
+  def metrics(self, name: str) -> list[dict[str, Any]]:
+    return read_metrics(self._folder / name)
+
+  def predictions(self, name: str) -> dict[str, np.ndarray] | None:
+    return read_predictions(self._folder / name)
+
+  def failure(self, name: str) -> str | None:
+    return failure(self._folder, name)
+
+
+class PackedRuns(StoredRuns):
+  """Runs in runs.jsonl, a line each, with their arrays in predictions.npz."""
+
+  def __init__(self, folder: pathlib.Path):
+    """Read the lines; arrays are read when one of them is asked for.
+
+    Raises:
+      UserError: a line is damaged, or two lines are of one run.
+    """
+    self._folder, self._path = folder, folder / PACKED
+    self._lines: dict[str, dict[str, Any]] = {}
+    for number, text in enumerate(self._path.read_bytes().splitlines(), 1):
+      line = parse_json(text, f'line {number} of {self._path}', CURE, 'run')
+      if line['run'] in self._lines:
+        raise damaged(self._path, f'two lines are of run {line["run"]}', CURE)
+      self._lines[line['run']] = line
+
+  def names(self) -> list[str]:
+    return [*self._lines]
+
+  def config(self, name: str) -> ConfigDict | None:
+    stored = self._object(name, 'config')
+    return None if stored is None else as_config(stored, self._source(name, 'config'), CURE)
+
+  def data(self, name: str, *keys: str) -> dict[str, Any] | None:
+    return self._object(name, 'data', *keys)
+
+  def result(self, name: str, *keys: str) -> dict[str, Any] | None:
+    return self._object(name, 'result', *keys)
+
+  def metrics(self, name: str) -> list[dict[str, Any]]:
+    return self._lines.get(name, {}).get('metrics', [])
+
+  def predictions(self, name: str) -> dict[str, np.ndarray] | None:
+    keys = self._object(name, 'predictions')
+    if keys is None or self._arrays is None:
+      return None
+    if missing := [key for key in keys.values() if key not in self._arrays]:
+      raise damaged(self._folder / 'predictions.npz', f'it lacks {", ".join(missing)}', CURE)
+    return {part: self._arrays[key] for part, key in keys.items()}
+
+  def failure(self, name: str) -> str | None:
+    line = self._lines.get(name, {})
+    return None if 'result' in line else line.get('failed', 'not run yet')
+
+  @functools.cached_property
+  def _arrays(self) -> dict[str, np.ndarray] | None:
+    """All arrays by key, integers as int64; None if the file was removed."""
+    arrays = read_predictions(self._folder)
+    if arrays is None:
+      return None
+    return {key: array.astype(np.int64) if array.dtype.kind in 'iu' else array for key, array in arrays.items()}
+
+  def _object(self, name: str, part: str, *keys: str) -> dict[str, Any] | None:
+    value = self._lines.get(name, {}).get(part)
+    if value is None:
+      return None
+    if not isinstance(value, dict):
+      raise damaged(self._source(name, part), f'expected a JSON object, found {type(value).__name__}', CURE)
+    check_keys(value, self._source(name, part), CURE, keys)
+    return value
+
+  def _source(self, name: str, part: str) -> str:
+    return f'the {part} of {name} in {self._path}'
