@@ -15,17 +15,15 @@ for all arms.
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import jax
 from absl import flags
 
 from hbf import cli
-from hbf.comparison import tune
-from hbf.comparison.compare import compare, report
-from hbf.comparison.devices import parse_devices
-from hbf.comparison.grid import Comparison, parse_seeds, with_arms
-from hbf.comparison.presets import PRESETS
 from hbf.errors import UserError, choose
+
+if TYPE_CHECKING:
+  from hbf.comparison.grid import Comparison
 
 CONFIGS = flags.DEFINE_multi_string(
   'config', [], 'FILE[:recipe=…,size=…]; give several to compare on several data sets.'
@@ -71,6 +69,12 @@ OVERRIDES = cli.take_overrides()
 def main(argv: Sequence[str]) -> int:
   """Run what is missing and report; exit status 1 if a run failed, 0 also if a signal stopped it."""
   del argv
+  import jax
+
+  from hbf.comparison import tune
+  from hbf.comparison.compare import compare, report
+  from hbf.comparison.devices import parse_devices
+
   jax.config.update('jax_platforms', 'cpu')  # the accelerators are the runs'
   workdir = pathlib.Path(WORKDIR.value).expanduser()
   if REPORT.value:
@@ -87,12 +91,16 @@ def main(argv: Sequence[str]) -> int:
   return 0 if compare(asked(), workdir, devices) else 1
 
 
-def asked() -> Comparison:
+def asked() -> 'Comparison':
   """Return what the flags ask for.
 
   Raises:
     UserError: there is no such preset, the seeds are no list, or a budget of operations comes with epochs.
   """
+  from hbf.comparison import tune
+  from hbf.comparison.grid import Comparison, parse_seeds, with_arms
+  from hbf.comparison.presets import PRESETS
+
   if OPERATIONS.value not in ('', 'match', 'none'):
     for override in OVERRIDES:
       if override.startswith('--config.train.epochs='):
