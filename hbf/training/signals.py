@@ -35,7 +35,7 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
     received.append(number)
 
   try:
-    for kind in KINDS:
+    for kind in before:
       signal.signal(kind, hear)
     with contextlib.nullcontext() if guest else _ended_by_a_second():
       yield lambda: bool(received)
