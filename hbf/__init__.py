@@ -1,8 +1,4 @@
-"""Homogeneous transformers whose units are HyperBF.
-
-The names below are what a user needs, see docs/library.md. Each is imported when it is first used: `import hbf` alone
-loads neither JAX nor the readers of data sets.
-"""
+"""Homogeneous transformers whose units are HyperBF."""
 
 import importlib
 import os
@@ -35,8 +31,9 @@ if TYPE_CHECKING:
   from hbf.ops.api import NORMALIZATIONS as NORMALIZATIONS
   from hbf.ops.api import hyperbf as hyperbf
 
-# Module and name there of every public name. A test holds the imports above, which editors and type checkers read, to
-# the same.
+# What a user needs (docs/library.md): module and name there of every public name. Each is imported when it is first
+# used, so `import hbf` loads neither JAX nor the readers of data sets. A test holds the imports above, which editors
+# and type checkers read, to the same names.
 _PUBLIC = {
   # The operator.
   'hyperbf': ('hbf.ops.api', 'hyperbf'),
