@@ -1,16 +1,18 @@
 """Runs from Python: configs, training, evaluation, and trained models. docs/library.md shows each in ten lines."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -24,6 +26,17 @@ from hbf.training.callbacks import Callback
 from hbf.training.evaluate import evaluate_workdir, restore
 from hbf.training.exported import stored_dataset
 from hbf.training.workdir import load_config
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+  """Keep absl quiet: Orbax warns of what is meant, and prints what it raises."""
+  before = logging.get_verbosity()
+  logging.set_verbosity(logging.FATAL)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(before)
 
 
 def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> ConfigDict:
@@ -46,6 +59,7 @@ def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> 
   return configs.get_config(f'{data}:{arguments}')
 
 
+@_quietly()
 def train(
   config: ConfigDict,
   workdir: str | os.PathLike[str],
@@ -98,6 +112,7 @@ def train(
   return loop.train(config, folder, console, devices, dataset=dataset, callbacks=callbacks, guest=True)
 
 
+@_quietly()
 def evaluate(
   workdir: str | os.PathLike[str],
   split: str = 'test',
@@ -124,9 +139,13 @@ def evaluate(
   Raises:
     ValueError: the folder isn't a run's, has no such checkpoint or split, or the data are others than the run's.
   """
-  return evaluate_workdir(_folder(workdir), str(checkpoint), split, devices, average, dataset=_dataset(data)).result
+  folder, dataset = _folder(workdir), _dataset(data)
+  if dataset is not None:
+    _check_on_images(load_config(folder), f'the run in {folder}')
+  return evaluate_workdir(folder, str(checkpoint), split, devices, average, dataset=dataset).result
 
 
+@_quietly()
 def load(
   workdir: str | os.PathLike[str],
   checkpoint: str | int = 'latest',
@@ -249,10 +268,15 @@ def _dataset(data: Any) -> Dataset | None:
   return None if data is None else from_arrays(data)
 
 
+def _check_on_images(config: ConfigDict, what: str) -> None:
+  """Raise UserError unless a config is for images."""
+  if config.task != 'classification':
+    raise UserError(f'{what} is for task {config.task}, and data holds images: expected task classification')
+
+
 def _of_arrays(config: ConfigDict) -> ConfigDict:
   """Return the config of the same run on a user's own arrays."""
-  if config.task != 'classification':
-    raise UserError(f'config is for task {config.task}, and data holds images: expected task classification')
+  _check_on_images(config, 'config')
   changed = config.copy_and_resolve_references()
   changed.data.update(name=NAME, image_size=0)
   return changed

@@ -106,6 +106,9 @@ def test_the_operator_is_its_docstring():
 
   close(hbf.hyperbf(x, t, c, mask=seen), defined(x, t, c, normalize=masked))
   close(hbf.hyperbf(x, t, c, causal=True), defined(x, t, c, normalize=masked))
+  with jax.enable_x64(True):
+    found = hbf.hyperbf(*map(np.float64, (x, t, c)), sigma=np.float64(sigma) / 3, normalization='layer')
+    np.testing.assert_allclose(found, defined(x, t, c, np.float64(sigma) / 3, normalize=layer), rtol=1e-9)
   heads = hbf.hyperbf(np.stack([x, -x]), t, np.stack([c, c]), sigma=np.float32([[[1]], [[2]]]))
   close(heads[1], defined(-x, t, c, 2.0))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from hbf.errors import choose
 from hbf.ops import hyperbf as operator
+from hbf.ops.distances import wide
 from hbf.ops.kernels import DIRECT
 from hbf.ops.kernels import KERNELS as POSITIVE
 
@@ -69,7 +70,8 @@ def hyperbf(
       memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
 
   Returns:
-    f(x) of every point, [..., N, V], in the type of the coefficients.
+    f(x) of every point, [..., N, V], in the type of the coefficients. Sums are computed in float32, or in float64 if
+    an array is float64.
 
   Raises:
     ValueError: an argument has another shape, type or name. The message says which, and what was expected.
@@ -84,12 +86,12 @@ def hyperbf(
   if coefficients.shape[-2] != count:
     raise _mismatch('coefficients', coefficients, f'[..., {count}, V], as centers has shape {_text(centers.shape)}')
   leading = _leading(x=x, centers=centers, coefficients=coefficients)
-  shape = (*leading, 1, count)
-  how: dict[str, Any] = {'width': _per_center('sigma', sigma, shape)}
+  shape, computed = (*leading, 1, count), wide(x.dtype, centers.dtype, coefficients.dtype)
+  how: dict[str, Any] = {'width': _per_center('sigma', sigma, shape, computed)}
   if metric is not None:
     how |= _metric(metric, leading, dimensions)
   if kernel in BALL_KERNELS:
-    how['squared_radius'] = _per_center('radius', radius, shape) ** 2 * operator.precision(how['width'])
+    how['squared_radius'] = _per_center('radius', radius, shape, computed) ** 2 / (2 * how['width'] ** 2)
   elif not (isinstance(radius, numbers.Real) and radius == 0):
     raise ValueError(f'radius is for ball kernels, and kernel is {kernel!r}: leave radius out')
   if mask is not None:
@@ -131,14 +133,14 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
     raise ValueError(f'the leading axes of {shapes} do not broadcast: expected the same ones, or 1') from None
 
 
-def _per_center(name: str, value: Any, shape: tuple[int, ...]) -> jax.Array:
-  """Return a number of each center, float32, that broadcasts to a shape [..., 1, A]."""
+def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+  """Return a number of each center that broadcasts to a shape [..., 1, A]."""
   if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
     if not np.all(holds & np.isfinite(numbers_in)):
       raise ValueError(f'{name} is {value!r}: expected a number {expected}, for all centers or for each')
-  array = jnp.asarray(value, jnp.float32)
+  array = jnp.asarray(value, dtype)
   _check_broadcasts(name, array, shape)
   return array[None] if array.ndim == 1 else array
 
