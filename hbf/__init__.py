@@ -1,9 +1,68 @@
 """Homogeneous transformers whose units are HyperBF."""
 
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 __version__ = '0.2.0'
+
+if TYPE_CHECKING:
+  from hbf.api import Run as Run
+  from hbf.api import evaluate as evaluate
+  from hbf.api import get_config as get_config
+  from hbf.api import load as load
+  from hbf.api import train as train
+  from hbf.data.arrays import ArrayData as ArrayData
+  from hbf.errors import UserError as UserError
+  from hbf.models.build import count_parameters as count_parameters
+  from hbf.models.classifier import ImageClassifier as ImageClassifier
+  from hbf.models.language import LanguageModel as LanguageModel
+  from hbf.nn.attention import SoftmaxAttention as SoftmaxAttention
+  from hbf.nn.block import Block as Block
+  from hbf.nn.context import Context as Context
+  from hbf.nn.gated import GatedHyperBF as GatedHyperBF
+  from hbf.nn.hyperbf import HyperBFAttention as HyperBFAttention
+  from hbf.nn.hyperbf import HyperBFUnit as HyperBFCenters  # noqa: F401
+  from hbf.nn.mlp import MLP as MLP
+  from hbf.nn.trunk import Trunk as Trunk
+  from hbf.ops.api import BALL_KERNELS as BALL_KERNELS
+  from hbf.ops.api import KERNELS as KERNELS
+  from hbf.ops.api import NORMALIZATIONS as NORMALIZATIONS
+  from hbf.ops.api import hyperbf as hyperbf
+
+# What a user needs (docs/library.md): module and name there of every public name. Each is imported when it is first
+# used, so `import hbf` loads neither JAX nor the readers of data sets. A test holds the imports above, which editors
+# and type checkers read, to the same names.
+_PUBLIC = {
+  # The operator.
+  'hyperbf': ('hbf.ops.api', 'hyperbf'),
+  'KERNELS': ('hbf.ops.api', 'KERNELS'),
+  'BALL_KERNELS': ('hbf.ops.api', 'BALL_KERNELS'),
+  'NORMALIZATIONS': ('hbf.ops.api', 'NORMALIZATIONS'),
+  # Modules for a model of your own.
+  'Block': ('hbf.nn.block', 'Block'),
+  'Context': ('hbf.nn.context', 'Context'),
+  'HyperBFAttention': ('hbf.nn.hyperbf', 'HyperBFAttention'),
+  'HyperBFCenters': ('hbf.nn.hyperbf', 'HyperBFUnit'),
+  'GatedHyperBF': ('hbf.nn.gated', 'GatedHyperBF'),
+  'SoftmaxAttention': ('hbf.nn.attention', 'SoftmaxAttention'),
+  'MLP': ('hbf.nn.mlp', 'MLP'),
+  'Trunk': ('hbf.nn.trunk', 'Trunk'),
+  # Whole models.
+  'ImageClassifier': ('hbf.models.classifier', 'ImageClassifier'),
+  'LanguageModel': ('hbf.models.language', 'LanguageModel'),
+  'count_parameters': ('hbf.models.build', 'count_parameters'),
+  # Runs.
+  'ArrayData': ('hbf.data.arrays', 'ArrayData'),
+  'get_config': ('hbf.api', 'get_config'),
+  'train': ('hbf.api', 'train'),
+  'evaluate': ('hbf.api', 'evaluate'),
+  'load': ('hbf.api', 'load'),
+  'Run': ('hbf.api', 'Run'),
+  'UserError': ('hbf.errors', 'UserError'),
+}
+__all__ = [*sorted(_PUBLIC)]
 
 # Draws are then a function of their keys alone: the number of devices changes none, and a new transform leaves the
 # keys of those before it as they are (`hbf.data.transforms`). JAX reads the variable when it is imported, which takes
@@ -11,3 +70,17 @@ __version__ = '0.2.0'
 os.environ['JAX_THREEFRY_PARTITIONABLE'] = 'true'
 if 'jax' in sys.modules:
   sys.modules['jax'].config.update('jax_threefry_partitionable', True)
+
+
+def __getattr__(name: str) -> Any:
+  """Import a public name at its first use (PEP 562)."""
+  if name not in _PUBLIC:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module, own_name = _PUBLIC[name]
+  value = globals()[name] = getattr(importlib.import_module(module), own_name)
+  return value
+
+
+def __dir__() -> list[str]:
+  """Return the public names."""
+  return __all__

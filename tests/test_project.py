@@ -68,7 +68,7 @@ def test_no_module_of_the_tests_is_called_like_a_folder_that_runs_leave():
 
 
 def test_commands_are_thin():
-  shared = {ROOT / 'hbf' / module for module in ('__init__.py', *SHARED)}
+  shared = {ROOT / 'hbf' / module for module in ('__init__.py', 'api.py', *SHARED)}
   for path in {*(ROOT / 'hbf').glob('*.py'), *(ROOT / 'hbf' / 'cli').glob('*.py')} - shared:
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     assert sum(node.end_lineno - node.lineno for node in functions) < 60, f'{path}: the work belongs into a package'

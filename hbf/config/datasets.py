@@ -56,6 +56,11 @@ def image_folder(arguments: str = '') -> ConfigDict:
   return make_config(arguments, data, model={'patch': 8})
 
 
+def arrays(arguments: str = '') -> ConfigDict:
+  """Return the config of your own images in memory, `hbf.ArrayData`."""
+  return make_config(arguments, {'name': 'arrays', 'validation': 0.1, 'stratify': True})
+
+
 def text(arguments: str = '') -> ConfigDict:
   """Return the config of Python's own reference, half a million characters: it needs no file and no network."""
   return make_text_config(arguments, {'name': 'python'})
@@ -73,7 +78,7 @@ def text_file(arguments: str = '') -> ConfigDict:
 
 DATASETS: dict[str, Callable[..., ConfigDict]] = {
   make.__name__: make
-  for make in (digits, cifar10, cifar100, tiny_imagenet, imagenet, image_folder, text, shakespeare, text_file)
+  for make in (digits, cifar10, cifar100, tiny_imagenet, imagenet, image_folder, arrays, text, shakespeare, text_file)
 }
 
 

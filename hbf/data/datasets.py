@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from hbf.data import folder, prepare, prepared
+from hbf.data.arrays import NAME, ArrayData, ArraySource
 from hbf.data.sources import Blank, Source
 from hbf.errors import UserError
 
@@ -55,6 +56,8 @@ def load(
     UserError: the data set is unknown, not prepared, damaged or unfit; the message says what to do.
   """
   refuse_test_on_train(test_split)
+  if name == NAME:
+    raise UserError('the run is on arrays in memory, which no folder has: give them as data=hbf.ArrayData(…)')
   if name == 'image_folder':
     classes, splits = folder.open_folder(root, image_size, test_split)
     opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
@@ -75,6 +78,13 @@ def refuse_test_on_train(test_split: str) -> None:
     raise UserError(
       f'data.test_split is {test_split!r}; expected examples that the run is not trained on: set it to another split'
     )
+
+
+def from_arrays(data: ArrayData) -> Dataset:
+  """Return a user's arrays as a data set."""
+  splits = {'train': ArraySource(data.x_train, data.y_train), 'test': ArraySource(data.x_test, data.y_test)}
+  height, width, channels = data.x_train.shape[1:]
+  return Dataset(NAME, tuple(data.class_names or ()), (height, width, channels), splits)
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:

@@ -138,6 +138,7 @@ def evaluate_workdir(
   devices: Sequence[jax.Device] | None = None,
   average: bool = False,
   copies: str = '',
+  dataset: Any = None,
   **moved: str,
 ) -> Evaluation:
   """Evaluate a checkpoint. Nothing is written; see `Evaluation.save`.
@@ -149,6 +150,7 @@ def evaluate_workdir(
     devices: to evaluate on; None: all.
     average: evaluates the moving average of the parameters in their place.
     copies: of the images, as `evaluate.copies`, whose figures become an entry `copies`; '': those of the run.
+    dataset: the run's, where it is at hand; None: the one that the config names.
     **moved: keys of `data` that differ from those of the training run (dir, root); '' keeps what the run had.
 
   Raises:
@@ -157,7 +159,9 @@ def evaluate_workdir(
   """
   step = processes.from_first(lambda: _find(workdir, checkpoint))
   with processes.agreed():
-    restored = restore(workdir, str(step), devices, average, **moved)
+    restored = restore(workdir, str(step), devices, average, dataset, **moved)
+    if dataset is not None:
+      check_data(workdir, restored.task.identity())
     config, task, mesh = restored.config, _with_copies(restored.task, copies), restored.mesh
     source = choose('split', split, make_splits(task, config.data.validation))
     examples = task.open(source, batch_sharding(mesh))

@@ -131,20 +131,26 @@ def training_operations(flops: int, clock: Clock) -> float:
   return 3.0 * flops * clock.batch_size * clock.steps
 
 
-def prepare(config: ConfigDict, resumed: bool = False, devices: Sequence[jax.Device] | None = None) -> Experiment:
-  """Builds and checks everything.
+def prepare(
+  config: ConfigDict,
+  resumed: bool = False,
+  devices: Sequence[jax.Device] | None = None,
+  dataset: Any = None,
+) -> Experiment:
+  """Build and check everything.
 
   Args:
     config: of the run.
     resumed: as for `make_plan`.
     devices: that it runs on; None: all.
+    dataset: as for `make_plan`.
 
   Raises:
     UserError: something in the config or the data is wrong.
   """
   with processes.agreed():  # before their devices work together
     mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
-    plan = make_plan(config, resumed)
+    plan = make_plan(config, resumed, dataset)
     config = plan.config
     check_tensor(config.model, mesh)
     check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)

@@ -75,10 +75,7 @@ def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = 
   config = load_config(workdir)
   if config.task != 'classification':
     raise UserError(f'{workdir} holds a run of task {config.task}: give one of classification, which answers images')
-  data = read_data(workdir, 'name', 'classes', 'image_shape')
-  if data is None:
-    raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
-  dataset = Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
+  dataset = stored_dataset(workdir)
   restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
   said = json.loads(restored.config.to_json())
   about = {
@@ -96,6 +93,18 @@ def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = 
     'model': said['model'],
   }
   return trained(about, restored.params)
+
+
+def stored_dataset(workdir: pathlib.Path) -> Dataset:
+  """Return what a run of task classification knows of its data set: all but the images.
+
+  Raises:
+    UserError: the folder does not say.
+  """
+  data = read_data(workdir, 'name', 'classes', 'image_shape')
+  if data is None:
+    raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
+  return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
 
 
 def trained(about: Mapping[str, Any], params: Any) -> Trained:

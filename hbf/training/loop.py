@@ -20,6 +20,7 @@ from hbf.models.matching import units_of
 from hbf.tasks.evaluator import Evaluated, Evaluator, Interrupted
 from hbf.tasks.registry import make_task
 from hbf.training import processes
+from hbf.training.callbacks import Callback, Callbacks, train_metrics
 from hbf.training.checkpoints import Checkpoints, has_checkpoint
 from hbf.training.experiment import Experiment, prepare, training_operations, with_sharding
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
@@ -27,7 +28,7 @@ from hbf.training.programs import jit_steps, make_init
 from hbf.training.reporter import Evaluations, Reporter, check_finite
 from hbf.training.sharding import state_sharding
 from hbf.training.signals import signals
-from hbf.training.state import TrainState, all_finite, former_state
+from hbf.training.state import Totals, TrainState, all_finite, former_state
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.workdir import (
   check_place,
@@ -49,9 +50,16 @@ Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.
 
 
 def train(
-  config: ConfigDict, workdir: pathlib.Path, console: Console, devices: Sequence[jax.Device] | None = None
+  config: ConfigDict,
+  workdir: pathlib.Path,
+  console: Console,
+  devices: Sequence[jax.Device] | None = None,
+  *,
+  dataset: Any = None,
+  callbacks: Sequence[Callback] = (),
+  guest: bool = False,
 ) -> dict[str, Any] | None:
-  """Trains, or goes on training what is in the workdir, and reports the test split once, at the end.
+  """Train, or go on training what is in the workdir, and report the test split once, at the end.
 
   Args:
     config: as `configs/` make it.
@@ -59,17 +67,23 @@ def train(
       result.json.
     console: where progress is shown.
     devices: to train on; None: all.
+    dataset: to train on; None: the one that the config names.
+    callbacks: called after each call of steps, see `hbf.train`.
+    guest: whether the process is a user's own, whose handlers of signals hear them too; see `signals`.
 
   Returns:
-    What result.json holds, or None if a signal stopped the run; the same call then goes on from there.
+    What result.json holds, or None if a signal or a callback stopped the run; the same call then goes on from there.
 
   Raises:
     UserError: something is wrong with the config, the data or the workdir, or its disk is full.
   """
   if not processes.is_first():
     console = Console(quiet=True)
-  with signals() as heard:
-    return _train(config, workdir, console, devices, heard)
+  hooks = Callbacks(callbacks)
+  with signals(guest) as heard:
+    result = _train(config, workdir, console, devices, dataset, hooks, lambda: heard() or hooks.stopped)
+  hooks.raise_error()
+  return result
 
 
 def _train(
@@ -77,10 +91,12 @@ def _train(
   workdir: pathlib.Path,
   console: Console,
   devices: Sequence[jax.Device] | None,
+  dataset: Any,
+  callbacks: Callbacks,
   heard: Callable[[], bool],
 ) -> dict[str, Any] | None:
-  """Train as `train` does, until `heard` says that a signal came."""
-  experiment, data = _prepare(config, workdir, devices)
+  """Train as `train` does, until `heard` says that a signal came, or that a callback has stopped the run."""
+  experiment, data = _prepare(config, workdir, devices, dataset)
   stopped = processes.Heard(heard, experiment.mesh)
   with naming_trouble(workdir), _claimed(workdir, experiment.config, data):
     if (result := processes.from_first(lambda: read_result(workdir, 'n', 'correct'))) is not None:
@@ -101,7 +117,7 @@ def _train(
       steps_fn, compile_seconds = compiled
       with _writer(config, workdir, start) as writer:
         with Reporter(experiment, writer, stopwatch, start, console) as reporter:
-          run = _Run(experiment, steps_fn, reporter, checkpoints, stopwatch, stopped)
+          run = _Run(experiment, steps_fn, reporter, checkpoints, stopwatch, callbacks, stopped)
           state, done = run.steps(state, start)
         test = None if stopped() else run.evaluate(state, 'test')
         if test is None:
@@ -115,7 +131,7 @@ def _train(
 
 
 def _prepare(
-  config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None
+  config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None, dataset: Any
 ) -> tuple[Experiment, dict[str, Any]]:
   """Return all that a run needs, checked and the same in all processes, and what tells its data from others."""
   with processes.agreed():
@@ -123,19 +139,19 @@ def _prepare(
     config = with_measured(resolve(config), workdir)
   resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
   if jax.process_count() > 1:
-    _check_same(config)
-  experiment = prepare(config, resumed, devices)
+    _check_same(config, dataset)
+  experiment = prepare(config, resumed, devices, dataset)
   with processes.agreed():
     return experiment, experiment.task.identity()
 
 
-def _check_same(config: ConfigDict) -> None:
-  """Checks that all processes have the same config and data; data that aren't prepared are by the first."""
+def _check_same(config: ConfigDict, dataset: Any) -> None:
+  """Check that all processes have the same config and data; data that aren't prepared are by the first."""
   flat = flatten(json.loads(config.to_json()))
   processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS})
-  processes.from_first(lambda: bool(make_task(config)))  # for the others to find
+  processes.from_first(lambda: bool(make_task(config, dataset)))  # for the others to find
   with processes.agreed():
-    fingerprint = make_task(config).identity()['fingerprint']
+    fingerprint = make_task(config, dataset).identity()['fingerprint']
   processes.check_same({'the fingerprint of the data': fingerprint})
 
 
@@ -220,6 +236,7 @@ class _Run:
   reporter: Reporter
   checkpoints: Checkpoints
   stopwatch: Stopwatch
+  callbacks: Callbacks
   stopped: Callable[[], bool]
 
   def steps(self, state: TrainState, start: int) -> tuple[TrainState, int]:
@@ -236,9 +253,12 @@ class _Run:
       for count, stack in zip(counts, stacks, strict=True):
         state = self._call(state, train_input.resident, stack, count)
         step += count
+        totals = state.totals
         if due['log'](step) or step == last:
           state = self.reporter.report(step, state)
         best = self._evaluates(step) and self._validate(step, state)
+        if self.callbacks:
+          self._call_back(step, totals, state)
         stopping = self.stopped()
         if due['checkpoint'](step) or step == last or best or stopping:
           self._save(step, state)
@@ -267,6 +287,13 @@ class _Run:
     self.stopwatch.add(count, done)
     return state
 
+  def _call_back(self, step: int, totals: Totals, state: TrainState) -> None:
+    """Call the user's callbacks after a step, with the totals since the last report."""
+    clock, predictions = self.experiment.clock, self.experiment.task.predictions
+    with self.stopwatch.paused():
+      metrics = {'epoch': clock.epoch(step), **train_metrics(totals, clock.batch_size * predictions)}
+      self.callbacks(step, metrics, state, step == clock.steps)
+
   def _evaluates(self, step: int) -> bool:
     is_due = self.experiment.due['evaluate'](step) or step == self.experiment.clock.steps
     return is_due and 'validation' in self.experiment.inputs
@@ -277,7 +304,7 @@ class _Run:
       found = self.evaluate(state, 'validation')
       if found is None:
         return False
-      self.reporter.validation(step, found)
+      self.callbacks.validated(step, self.reporter.validation(step, found))
       return self.checkpoints.score(step, found.params.summary[self.experiment.task.figures[0].name])
 
   def _save(self, step: int, state: TrainState) -> None:

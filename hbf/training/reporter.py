@@ -102,8 +102,8 @@ class Reporter:
     self._show(step, 'train', values)
     self._writer.write(step, self._experiment.clock.epoch(step), 'train', **values)
 
-  def validation(self, step: int, found: Evaluations) -> None:
-    """Writes the figures of the held-out part of train."""
+  def validation(self, step: int, found: Evaluations) -> dict[str, Any]:
+    """Write the figures of the held-out part of train, and return them."""
     self.flush()
     values = found.figures(*(figure.name for figure in self._experiment.task.figures))
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
@@ -111,6 +111,7 @@ class Reporter:
     for entry in ('average', 'copies'):
       if entry in values:
         self._show(step, entry, values[entry])
+    return values
 
   def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
     shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMS.items() if name in values)

@@ -6,25 +6,44 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 KINDS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
-def signals() -> Iterator[Callable[[], bool]]:
+def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
   """Turn SIGTERM and SIGINT into an answer to 'shall I stop?'; the second of a kind ends the process at once.
 
   One of each kind does not: Ctrl-C reaches a run from the terminal, and from the comparison that started it, which
-  sends SIGTERM.
+  sends SIGTERM. Signals reach a process's main thread only; in another thread none is heard.
+
+  Args:
+    guest: whether the process is a user's own, a notebook say. Its own handlers then hear the first signal when the
+      run is saved, and the second of a kind at once: Ctrl-C becomes KeyboardInterrupt, as usual.
   """
+  if threading.current_thread() is not threading.main_thread():
+    yield lambda: False
+    return
   received: list[int] = []
-  before = [signal.signal(kind, lambda number, _: received.append(number)) for kind in KINDS]
+  before: dict[int, Any] = {kind: signal.getsignal(kind) or signal.SIG_DFL for kind in KINDS}
+
+  def hear(number: int, _: object) -> None:
+    if guest and number in received:
+      signal.signal(number, before[number])
+      signal.raise_signal(number)
+    received.append(number)
+
   try:
-    with _ended_by_a_second():
+    for kind in before:
+      signal.signal(kind, hear)
+    with contextlib.nullcontext() if guest else _ended_by_a_second():
       yield lambda: bool(received)
   finally:
-    for kind, handler in zip(KINDS, before, strict=True):
+    for kind, handler in before.items():
       signal.signal(kind, handler)
+  if guest and received:
+    signal.raise_signal(received[0])
 
 
 @contextlib.contextmanager

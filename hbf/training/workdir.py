@@ -14,6 +14,7 @@ from typing import IO, Any, TextIO
 import numpy as np
 from ml_collections import ConfigDict
 
+from hbf.data.arrays import NAME as ARRAYS
 from hbf.errors import UserError, choose
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
@@ -230,9 +231,10 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
     return
   stored, found = (_without_names(of_data) for of_data in (read, json.loads(json.dumps(data))))
   if stored != found:
+    theirs = 'set data.root or data.dir to those (hbf eval: --data_root, --data_dir)'
+    cure = 'give the same arrays' if found['name'] == ARRAYS else theirs
     raise UserError(
-      f'{workdir} was trained on other data ({_other_data(stored, found)}): set data.root or data.dir to those '
-      '(hbf eval: --data_root, --data_dir), or choose another --workdir'
+      f'{workdir} was trained on other data ({_other_data(stored, found)}): {cure}, or choose another --workdir'
     )
 
 

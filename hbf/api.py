@@ -1,0 +1,282 @@
+"""Runs from Python: configs, training, evaluation, and trained models. docs/library.md shows each in ten lines."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from hbf.config import datasets as configs
+from hbf.data.arrays import NAME, ArrayData, to_images
+from hbf.data.augment import normalise
+from hbf.data.datasets import Dataset, from_arrays
+from hbf.errors import UserError
+from hbf.training import loop
+from hbf.training.callbacks import Callback
+from hbf.training.evaluate import evaluate_workdir, restore
+from hbf.training.exported import stored_dataset
+from hbf.training.workdir import load_config
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+  """Keep absl quiet: Orbax warns of what is meant, and prints what it raises."""
+  before = logging.get_verbosity()
+  logging.set_verbosity(logging.FATAL)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(before)
+
+
+def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> ConfigDict:
+  """Return the config of a run, as --config=DATA:model=…,recipe=…,size=… gives it. Change its keys as you like.
+
+  Args:
+    data: a data set, such as 'cifar10'; 'arrays' for your own images in memory.
+    model: such as 'hyperbf', 'gated' or 'vit', or any two stages, 'softmax+hyperbf'; '': hyperbf.
+    recipe: such as 'small', 'laptop' or 'memo'; '': the data set's own.
+    size: such as 'tiny'; '': the recipe's own.
+
+  Raises:
+    ValueError: a name isn't known. The message says the nearest one.
+  """
+  given = {'model': model, 'recipe': recipe, 'size': size}
+  for name, value in {'data': data, **given}.items():
+    if not isinstance(value, str) or set(value) & set(':,='):
+      raise UserError(f'{name} is {value!r}: expected a name')
+  arguments = ','.join(f'{name}={value}' for name, value in given.items() if value)
+  return configs.get_config(f'{data}:{arguments}')
+
+
+@_quietly()
+def train(
+  config: ConfigDict,
+  workdir: str | os.PathLike[str],
+  data: ArrayData | None = None,
+  callbacks: Sequence[Callback] = (),
+  *,
+  devices: Sequence[jax.Device] | None = None,
+  progress: bool = True,
+) -> dict[str, Any] | None:
+  """Train, or go on training what is in a folder, and test once, at the end.
+
+  It works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt; a thread
+  hears no signals. The same call goes on from the last checkpoint. For a finished run it returns the result.
+
+  A callback is called as `callback(step, metrics, state)` after each call of steps (`train.steps_per_call`):
+
+    step      the number of steps taken so far
+    metrics   {'epoch', 'loss', 'accuracy'} of training since the last report (`log.every`), and 'validation': {…} at
+              the steps after which the held-out part of train was evaluated (`evaluate.every`)
+    state     params, opt_state and average on the devices. The next call overwrites them: copy what you keep, as by
+              `jax.device_get(state.params)`
+
+  A callback that returns True stops the run, which is saved. If a callback raises, the run is saved and the exception
+  surfaces. With callbacks the devices wait for the host after each call of steps.
+
+  Args:
+    config: as `get_config` returns it. It isn't changed.
+    workdir: folder of the run; made if it is missing.
+    data: images to train and test on; None: the data set that the config names.
+    callbacks: functions, called in this order.
+    devices: to train on; None: all.
+    progress: whether to show progress on stderr.
+
+  Returns:
+    The result, as result.json has it: 'accuracy', 'nll', 'params', 'train_seconds' and more, of the test split. None
+    if a callback stopped the run.
+
+  Raises:
+    ValueError: something is wrong with the config, the data or the folder. Nothing is written then.
+  """
+  if not isinstance(config, ConfigDict):
+    raise UserError(f"config is {config!r}: expected a ConfigDict, as hbf.get_config('cifar10') returns it")
+  for callback in callbacks:
+    if not callable(callback):
+      raise UserError(f'callbacks has {callback!r}: expected functions of step, metrics and state')
+  folder, dataset = _folder(workdir), _dataset(data)
+  if dataset is not None:
+    config = _of_arrays(config)
+  console = Console(stderr=True, quiet=not progress)
+  return loop.train(config, folder, console, devices, dataset=dataset, callbacks=callbacks, guest=True)
+
+
+@_quietly()
+def evaluate(
+  workdir: str | os.PathLike[str],
+  split: str = 'test',
+  checkpoint: str | int = 'latest',
+  *,
+  data: ArrayData | None = None,
+  average: bool = False,
+  devices: Sequence[jax.Device] | None = None,
+) -> dict[str, Any]:
+  """Evaluate a checkpoint of a run. Nothing is written.
+
+  Args:
+    workdir: folder of the run.
+    split: 'train', 'validation' (the part of train that was held out) or 'test'.
+    checkpoint: 'latest', 'best' (on the held-out part) or a step.
+    data: the images that the run was trained on; None: the data set that its config names. They are compared to the
+      fingerprint that the run has. For other images use `Run.predict`.
+    average: whether to evaluate the moving average of the parameters (`train.average`).
+    devices: to evaluate on; None: all.
+
+  Returns:
+    The figures of the split: 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
+
+  Raises:
+    ValueError: the folder isn't a run's, has no such checkpoint or split, or the data are others than the run's.
+  """
+  folder, dataset = _folder(workdir), _dataset(data)
+  if dataset is not None:
+    _check_on_images(load_config(folder), f'the run in {folder}')
+  return evaluate_workdir(folder, str(checkpoint), split, devices, average, dataset=dataset).result
+
+
+@_quietly()
+def load(
+  workdir: str | os.PathLike[str],
+  checkpoint: str | int = 'latest',
+  *,
+  average: bool = False,
+  device: jax.Device | None = None,
+) -> 'Run':
+  """Load a trained model from the folder of its run. The images it was trained on need not be there.
+
+  Args:
+    workdir: folder of the run.
+    checkpoint: 'latest', 'best' (on the held-out part of train) or a step.
+    average: whether to take the moving average of the parameters (`train.average`).
+    device: to compute on; None: the first.
+
+  Raises:
+    ValueError: the folder isn't a run's, or has no such checkpoint.
+  """
+  folder, where = _folder(workdir), jax.devices()[0] if device is None else device
+  images = load_config(folder).task == 'classification'
+  restored = restore(folder, str(checkpoint), [where], average, stored_dataset(folder) if images else None)
+  return Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A trained model, as `load` returns it.
+
+  Attributes:
+    workdir: folder of the run.
+    config: of the run, with all keys resolved.
+    model: the network, a Flax module: `run.model.apply({'params': run.params}, run.normalize(images), train=False)`.
+    params: its parameters.
+    step: of the checkpoint.
+    task: what the network was trained for (`hbf.tasks`).
+    average: whether the parameters are their moving average.
+    device: where they are.
+  """
+
+  workdir: pathlib.Path
+  config: ConfigDict
+  model: nn.Module
+  params: Mapping[str, Any]
+  step: int
+  task: Any
+  average: bool
+  device: jax.Device
+
+  def __repr__(self) -> str:
+    """Return what tells this run from others."""
+    return f'Run({str(self.workdir)!r}, model={self.config.model.name!r}, step={self.step})'
+
+  @property
+  def classes(self) -> tuple[str, ...]:
+    """Return the name of each class."""
+    return self._images.class_names
+
+  def predict(self, images: Any, batch_size: int = 100) -> np.ndarray:
+    """Return the probability of every class for every image: float32 [N, classes].
+
+    Args:
+      images: [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1.
+      batch_size: most images that are computed at once.
+
+    Raises:
+      ValueError: the images have another shape, type or range, or the run is not on images.
+    """
+    checked = self._checked(images)
+    size = min(batch_size, len(checked))
+    if size < 1:
+      raise UserError(f'batch_size is {batch_size}: expected 1 or more')
+    found = []
+    for start in range(0, len(checked), size):
+      batch = checked[start : start + size]
+      # The last batch is filled up, so that one program answers all.
+      padded = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), np.uint8)])
+      found.append(np.asarray(self._probabilities(self.params, jax.device_put(padded, self.device)))[: len(batch)])
+    return np.concatenate(found)
+
+  def normalize(self, images: Any) -> jax.Array:
+    """Return images as the model takes them, float32. Arguments and errors as for `predict`."""
+    return normalise(jax.device_put(self._checked(images), self.device), self.task.mean, self.task.std)
+
+  def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
+    """Evaluate the run at this checkpoint; see `hbf.evaluate`."""
+    return evaluate(self.workdir, split, self.step, data=data, average=self.average, devices=[self.device])
+
+  @property
+  def _images(self) -> Dataset:
+    """Return what is known of the images that the run was trained on."""
+    if self.config.task != 'classification':
+      raise UserError(f'{self.workdir} holds a run of task {self.config.task}: expected one on images')
+    return self.task.dataset
+
+  def _checked(self, images: Any) -> np.ndarray:
+    return to_images('images', images, self._images.image_shape, 'as in training')
+
+  @functools.cached_property
+  def _probabilities(self) -> Callable[[Any, jax.Array], jax.Array]:
+    mean, std = self.task.mean, self.task.std
+
+    def probabilities(params: Any, images: jax.Array) -> jax.Array:
+      logits = self.model.apply({'params': params}, normalise(images, mean, std), train=False)
+      return jax.nn.softmax(jnp.asarray(logits, jnp.float32))
+
+    return jax.jit(probabilities)
+
+
+def _folder(workdir: Any) -> pathlib.Path:
+  """Return a run's folder as a path; ~ is the home directory."""
+  if not isinstance(workdir, str | os.PathLike) or not str(workdir):
+    raise UserError(f'workdir is {workdir!r}: expected a folder, such as "runs/c10"')
+  return pathlib.Path(workdir).expanduser()
+
+
+def _dataset(data: Any) -> Dataset | None:
+  """Return a user's arrays as a data set; None if there are none."""
+  if data is not None and not isinstance(data, ArrayData):
+    raise UserError(f'data is a {type(data).__name__}: expected hbf.ArrayData(x_train, y_train, x_test, y_test)')
+  return None if data is None else from_arrays(data)
+
+
+def _check_on_images(config: ConfigDict, what: str) -> None:
+  """Raise UserError unless a config is for images."""
+  if config.task != 'classification':
+    raise UserError(f'{what} is for task {config.task}, and data holds images: expected task classification')
+
+
+def _of_arrays(config: ConfigDict) -> ConfigDict:
+  """Return the config of the same run on a user's own arrays."""
+  _check_on_images(config, 'config')
+  changed = config.copy_and_resolve_references()
+  changed.data.update(name=NAME, image_size=0)
+  return changed

@@ -1,0 +1,173 @@
+"""The operator for users: equations, shapes and checked arguments. `hbf.hyperbf` is this function."""
+
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import choose
+from hbf.ops import hyperbf as operator
+from hbf.ops.distances import wide
+from hbf.ops.kernels import DIRECT
+from hbf.ops.kernels import KERNELS as POSITIVE
+
+KERNELS = tuple(POSITIVE)
+BALL_KERNELS = tuple(DIRECT)
+NORMALIZATIONS = tuple(operator.NORMALISATIONS)
+_FORMS = {'xla': 'blocks', 'pallas': 'pallas', 'plain': 'plain'}
+
+
+def hyperbf(
+  x: jax.Array,
+  centers: jax.Array,
+  coefficients: jax.Array,
+  *,
+  kernel: str = 'gaussian',
+  sigma: jax.Array | float = 1.0,
+  metric: jax.Array | None = None,
+  normalization: str = 'sum',
+  radius: jax.Array | float = 0.0,
+  mask: jax.Array | None = None,
+  causal: bool = False,
+  implementation: str = 'xla',
+) -> jax.Array:
+  """Evaluate a HyperBF: f(x) = Σ_a R_a(x) c_a with R from K_a = K(s_a), s_a = ‖W(x − t_a)‖² / 2σ_a².
+
+  The responses R are the kernel's values, normalized over the centers a = 1 … A:
+
+    'none'    R_a = K_a
+    'sum'     R_a = K_a / Σ K                    Nadaraya-Watson regression
+    'rms'     R_a = K_a / √mean(K²)
+    'layer'   R_a = (K_a − mean K) / √(var K + 10⁻⁶ mean(K)²)
+
+  The kernels are:
+
+    'gaussian'               exp(−s)
+    'laplacian'              exp(−√(2s))
+    'rational_quadratic'     1 / (1 + s)
+    'inverse_multiquadric'   1 / √(1 + 2s)
+    'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (its
+                             square), gelu, softplus or sigmoid
+
+  With keys as centers and values as coefficients, 'gaussian' and 'sum' this is attention whose logits are negative
+  squared distances. The function is pure: it works under jit, grad and vmap.
+
+  Args:
+    x: the points, floats [..., N, D].
+    centers: t, floats [..., A, D]. Leading axes of all arrays broadcast.
+    coefficients: c, floats [..., A, V].
+    kernel: a name in `hbf.KERNELS` or `hbf.BALL_KERNELS`.
+    sigma: σ > 0. A number, one for each center [A], or an array that broadcasts to [..., 1, A].
+    metric: W. None stands for 1, [D] for a diagonal; else [..., R, D] of any R.
+    normalization: a name in `hbf.NORMALIZATIONS`.
+    radius: ρ of a ball kernel, of the same shapes as sigma. The other kernels have none.
+    mask: booleans that broadcast to [..., N, A]. A center that is masked out does not exist for that point. Every
+      point needs one center. None: all points see all centers.
+    causal: whether point i sees centers 0 to i only.
+    implementation: 'xla', 'pallas' (fused kernels for a GPU or TPU) or 'plain' (the definition, all responses in
+      memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
+
+  Returns:
+    f(x) of every point, [..., N, V], in the type of the coefficients. Sums are computed in float32, or in float64 if
+    an array is float64.
+
+  Raises:
+    ValueError: an argument has another shape, type or name. The message says which, and what was expected.
+  """
+  x, centers, coefficients = _floats('x', x), _floats('centers', centers), _floats('coefficients', coefficients)
+  choose('kernel', kernel, dict.fromkeys((*KERNELS, *BALL_KERNELS)))
+  choose('normalization', normalization, dict.fromkeys(NORMALIZATIONS))
+  form = choose('implementation', implementation, _FORMS)
+  points, dimensions, count = x.shape[-2], x.shape[-1], centers.shape[-2]
+  if centers.shape[-1] != dimensions:
+    raise _mismatch('centers', centers, f'[..., A, {dimensions}], as x has shape {_text(x.shape)}')
+  if coefficients.shape[-2] != count:
+    raise _mismatch('coefficients', coefficients, f'[..., {count}, V], as centers has shape {_text(centers.shape)}')
+  leading = _leading(x=x, centers=centers, coefficients=coefficients)
+  shape, computed = (*leading, 1, count), wide(x.dtype, centers.dtype, coefficients.dtype)
+  how: dict[str, Any] = {'width': _per_center('sigma', sigma, shape, computed)}
+  if metric is not None:
+    how |= _metric(metric, leading, dimensions)
+  if kernel in BALL_KERNELS:
+    how['squared_radius'] = _per_center('radius', radius, shape, computed) ** 2 / (2 * how['width'] ** 2)
+  elif not (isinstance(radius, numbers.Real) and radius == 0):
+    raise ValueError(f'radius is for ball kernels, and kernel is {kernel!r}: leave radius out')
+  if mask is not None:
+    mask = jnp.asarray(mask)
+    if mask.dtype != bool:
+      raise ValueError(f'mask has type {mask.dtype}: expected booleans, True where a point sees a center')
+    _check_broadcasts('mask', mask, (*leading, points, count))
+  dtype = jnp.promote_types(x.dtype, centers.dtype)
+  return operator.hyperbf(
+    x.astype(dtype),
+    centers.astype(dtype),
+    coefficients,
+    kernel=kernel,
+    normalisation=normalization,
+    form=form,
+    mask=mask,
+    causal=causal,
+    **how,
+  )
+
+
+def _floats(name: str, value: Any) -> jax.Array:
+  """Return an argument as an array of floats with two axes or more."""
+  array = jnp.asarray(value)
+  if not jnp.issubdtype(array.dtype, jnp.floating):
+    raise ValueError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
+  if array.ndim < 2:
+    expected = {'x': 'N, D', 'centers': 'A, D', 'coefficients': 'A, V'}[name]
+    raise _mismatch(name, array, f'[..., {expected}]')
+  return array
+
+
+def _leading(**arrays: jax.Array) -> tuple[int, ...]:
+  """Return the common leading axes of arrays that have two more axes each."""
+  try:
+    return jnp.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
+  except ValueError:
+    shapes = ', '.join(f'{name} {_text(array.shape)}' for name, array in arrays.items())
+    raise ValueError(f'the leading axes of {shapes} do not broadcast: expected the same ones, or 1') from None
+
+
+def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+  """Return a number of each center that broadcasts to a shape [..., 1, A]."""
+  if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
+    numbers_in = np.asarray(value)
+    holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
+    if not np.all(holds & np.isfinite(numbers_in)):
+      raise ValueError(f'{name} is {value!r}: expected a number {expected}, for all centers or for each')
+  array = jnp.asarray(value, dtype)
+  _check_broadcasts(name, array, shape)
+  return array[None] if array.ndim == 1 else array
+
+
+def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> dict[str, Any]:
+  """Return the operator's words for W."""
+  array = jnp.asarray(metric)
+  if not jnp.issubdtype(array.dtype, jnp.floating) or not array.ndim or array.shape[-1] != dimensions:
+    raise _mismatch('metric', array, f'None, or floats [{dimensions}] or [..., R, {dimensions}] that multiply x − t')
+  if array.ndim == 1:
+    return {'metric': 'diagonal', 'weights': array}
+  _check_broadcasts('metric', array, (*leading, *array.shape[-2:]))
+  return {'metric': 'full', 'weights': array}
+
+
+def _check_broadcasts(name: str, array: jax.Array, shape: tuple[int, ...]) -> None:
+  """Raise ValueError unless an array broadcasts to a shape."""
+  fits = array.ndim <= len(shape) and all(
+    size in (1, wanted) for size, wanted in zip(array.shape[::-1], shape[::-1], strict=False)
+  )
+  if not fits:
+    raise _mismatch(name, array, f'one that broadcasts to {_text(shape)}')
+
+
+def _mismatch(name: str, array: jax.Array, expected: str) -> ValueError:
+  return ValueError(f'{name} has shape {_text(array.shape)} and type {array.dtype}: expected {expected}')
+
+
+def _text(shape: tuple[int, ...]) -> str:
+  return f'[{", ".join(map(str, shape))}]'
