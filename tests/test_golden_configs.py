@@ -41,11 +41,11 @@ def resolved(name: str) -> str:
 
 
 @pytest.mark.parametrize('name', GOLDEN)
-def test_no_default_changed_unnoticed(name):
+def test_no_default_changed_unnoticed(name: str) -> None:
   assert resolved(name) == (FOLDER / f'{name}.json').read_text()
 
 
-def test_every_file_is_compared():
+def test_every_file_is_compared() -> None:
   assert {path.stem for path in FOLDER.iterdir()} == set(GOLDEN)
 
 
