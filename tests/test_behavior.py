@@ -22,6 +22,7 @@ def test_recorded_configs_are_shipped_and_in_order():
   assert {*behavior.TINY} < {*recorded}
 
 
+@pytest.mark.slow
 def test_small_configs_compute_what_is_recorded():
   """In a process of its own: the tests' XLA flags and threads would give other bits."""
   command = [sys.executable, '-m', 'benchmarks.behavior', '--check', '--only=tiny-*']
