@@ -170,7 +170,7 @@ def load(
   return Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
   """A trained model, as `load` returns it.
 

@@ -94,6 +94,8 @@ def test_the_operator_is_its_docstring():
     hbf.hyperbf(x, t, c, metric=low, kernel='rational_quadratic', implementation='plain'),
     defined(x, t, c, w=low, k=lambda s: 1 / (1 + s)),
   )
+  close(hbf.hyperbf(x, t, c, metric=low, sigma=2.0), defined(x, t, c, 2.0, w=low))
+  close(hbf.hyperbf(x, t, c, metric=low, normalization='layer'), defined(x, t, c, w=low, normalize=layer))
   radius = np.float32([0.5, 1, 2, 3])
   close(
     hbf.hyperbf(x, t, c, kernel='ball_relu', normalization='none', sigma=sigma, radius=radius),
@@ -164,6 +166,25 @@ def test_a_block_in_a_flax_model():
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
+class InSetup(nn.Module):
+  """A model with a block that is made in setup, and one that is computed twice to save memory."""
+
+  def setup(self):
+    self.first = hbf.Block(hbf.HyperBFAttention(heads=2), hbf.MLP(4))
+    self.second = nn.remat(hbf.Block)(hbf.GatedHyperBF(heads=2, hidden=4))
+
+  def __call__(self, x):
+    return self.second(self.first(x))
+
+
+def test_blocks_in_setup_and_under_remat():
+  params = jax.eval_shape(InSetup().init, jax.random.key(0), jnp.ones((1, 4, 8)))['params']
+  assert {name: set(block) for name, block in params.items()} == {
+    'first': {'norm_stage1', 'stage1', 'norm_stage2', 'stage2'},
+    'second': {'norm_stage1', 'stage1'},
+  }
+
+
 def test_a_block_outside_of_a_model_and_a_stage_in_two_blocks():
   stage, x = hbf.HyperBFAttention(heads=2, kernel='laplacian', dtype=jnp.bfloat16), jnp.asarray(draw((1, 4, 8))[0])
   blocks = nn.Sequential([hbf.Block(stage), hbf.Block(stage, dtype=jnp.float32)])
@@ -177,14 +198,6 @@ def test_a_block_outside_of_a_model_and_a_stage_in_two_blocks():
     hbf.Block(3)
   with pytest.raises(ValueError, match='HyperBFAttention: heads is 0'):
     hbf.HyperBFAttention(heads=0)
-
-
-def test_a_block_under_nnx():
-  x = jnp.asarray(draw((2, 16, 32))[0])
-  block = hbf.Block(hbf.HyperBFAttention(heads=4), hbf.HyperBFCenters(64))
-  model = nnx.bridge.ToNNX(block, rngs=nnx.Rngs(0)).lazy_init(x)
-  expected = block.apply({'params': nnx.to_pure_dict(nnx.state(model, nnx.Param))}, x)
-  np.testing.assert_allclose(model(x), expected, rtol=1e-6)
 
 
 class Layer(eqx.Module):
@@ -274,6 +287,7 @@ def test_a_loaded_run_predicts_and_evaluates(trained):
   found = run.evaluate('test', data=DATA)
   assert (found['accuracy'], found['nll'], found['n']) == (result['accuracy'], result['nll'], 40)
   assert repr(run).startswith('Run(') and 'hyperbf' in repr(run)
+  assert repr(DATA) == 'ArrayData(160 + 40 images of 8×8×1, 2 classes)'
   with pytest.raises(
     ValueError, match=r'images has shape \[40, 8, 8\]: expected \[N, 8, 8, 1\], as in training: add'
   ):
@@ -306,7 +320,7 @@ def test_a_callback_stops_a_run_and_the_same_call_goes_on(trained, tmp_path):
 
   def stop(step, metrics, state):
     steps.append(step)
-    return step == 5
+    return np.bool_(step == 5)
 
   assert train(tiny(), tmp_path / 'run', callbacks=[stop]) is None
   assert newest(tmp_path / 'run') == 5
@@ -319,6 +333,8 @@ def test_a_callback_stops_a_run_and_the_same_call_goes_on(trained, tmp_path):
   with pytest.raises(PermissionError, match='mine'):
     train(tiny(), tmp_path / 'run', callbacks=[fail])
   assert newest(tmp_path / 'run') == 7
+  with pytest.raises(ValueError, match="a callback returned 'stop': expected True"):
+    train(tiny(), tmp_path / 'run', callbacks=[lambda step, *_: steps.append(step) or 'stop'])
   result = train(tiny(), tmp_path / 'run', callbacks=[lambda step, *_: steps.append(step) or step == 12])
   assert steps == list(range(1, 13))
   assert (result['accuracy'], result['nll']) == (trained[1]['accuracy'], trained[1]['nll'])
@@ -416,4 +432,8 @@ def test_the_page_on_the_library_runs(tmp_path, monkeypatch):
   for block in blocks:
     assert block.count('\n') <= 16
     exec(block, scope)
+  # The block under NNX computes what it does in Linen.
+  params = nnx.to_pure_dict(nnx.state(scope['model'], nnx.Param))
+  expected = scope['block'].apply({'params': params}, jnp.ones((2, 16, 32)))
+  np.testing.assert_allclose(scope['tokens'], expected, rtol=1e-6)
   assert scope['result']['dataset'] == 'arrays' and scope['probabilities'].shape == (40, 2)

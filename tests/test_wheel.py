@@ -75,3 +75,17 @@ def test_the_installed_command_compares_evaluates_and_exports(installed, digits_
   assert '| hyperbf ' in installed('compare', '--workdir=runs', *flags)
   assert 'accuracy' in installed('eval', '--workdir=runs/digits-hyperbf-0', '--json')
   assert 'exported' in installed('export', '--workdir=runs/digits-hyperbf-0', '--output=exported')
+
+
+@pytest.mark.slow
+def test_the_installed_library_trains_on_arrays_and_predicts(installed):
+  script = """
+import numpy as np, hbf
+x, y = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8), np.arange(40) % 2
+config = hbf.get_config('arrays')
+config.model.update(width=16, depth=1)
+config.train.update(epochs=1, batch_size=8)
+result = hbf.train(config, 'mine', hbf.ArrayData(x, y, x, y))
+print(result['n'], hbf.load('mine').predict(x).shape)
+"""
+  assert installed('-c', script, command=(sys.executable,)) == '40 (40, 2)\n'

@@ -11,7 +11,7 @@ from hbf.errors import UserError
 NAME = 'arrays'  # of the data set, in a config
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ArrayData:
   """Labeled images to train on and to test on, as `hbf.train` takes them.
 
@@ -48,6 +48,11 @@ class ArrayData:
     values = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test, 'class_names': names}
     for name, value in values.items():
       object.__setattr__(self, name, value)
+
+  def __repr__(self) -> str:
+    """Return sizes in the place of arrays."""
+    shape, classes = '×'.join(map(str, self.x_train.shape[1:])), len(self.class_names or ())
+    return f'ArrayData({len(self.x_train)} + {len(self.x_test)} images of {shape}, {classes} classes)'
 
 
 @dataclasses.dataclass(frozen=True)

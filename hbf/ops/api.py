@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.errors import choose
+from hbf.errors import UserError, choose
 from hbf.ops import hyperbf as operator
 from hbf.ops.distances import wide
 from hbf.ops.kernels import DIRECT
@@ -93,11 +93,11 @@ def hyperbf(
   if kernel in BALL_KERNELS:
     how['squared_radius'] = _per_center('radius', radius, shape, computed) ** 2 / (2 * how['width'] ** 2)
   elif not (isinstance(radius, numbers.Real) and radius == 0):
-    raise ValueError(f'radius is for ball kernels, and kernel is {kernel!r}: leave radius out')
+    raise UserError(f'radius is for ball kernels, and kernel is {kernel!r}: leave radius out')
   if mask is not None:
     mask = jnp.asarray(mask)
     if mask.dtype != bool:
-      raise ValueError(f'mask has type {mask.dtype}: expected booleans, True where a point sees a center')
+      raise UserError(f'mask has type {mask.dtype}: expected booleans, True where a point sees a center')
     _check_broadcasts('mask', mask, (*leading, points, count))
   dtype = jnp.promote_types(x.dtype, centers.dtype)
   return operator.hyperbf(
@@ -117,7 +117,7 @@ def _floats(name: str, value: Any) -> jax.Array:
   """Return an argument as an array of floats with two axes or more."""
   array = jnp.asarray(value)
   if not jnp.issubdtype(array.dtype, jnp.floating):
-    raise ValueError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
+    raise UserError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
   if array.ndim < 2:
     expected = {'x': 'N, D', 'centers': 'A, D', 'coefficients': 'A, V'}[name]
     raise _mismatch(name, array, f'[..., {expected}]')
@@ -130,7 +130,7 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
     return jnp.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
   except ValueError:
     shapes = ', '.join(f'{name} {_text(array.shape)}' for name, array in arrays.items())
-    raise ValueError(f'the leading axes of {shapes} do not broadcast: expected the same ones, or 1') from None
+    raise UserError(f'the leading axes of {shapes} do not broadcast: expected the same ones, or 1') from None
 
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
@@ -139,7 +139,7 @@ def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype)
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
     if not np.all(holds & np.isfinite(numbers_in)):
-      raise ValueError(f'{name} is {value!r}: expected a number {expected}, for all centers or for each')
+      raise UserError(f'{name} is {value!r}: expected a number {expected}, for all centers or for each')
   array = jnp.asarray(value, dtype)
   _check_broadcasts(name, array, shape)
   return array[None] if array.ndim == 1 else array
@@ -165,8 +165,8 @@ def _check_broadcasts(name: str, array: jax.Array, shape: tuple[int, ...]) -> No
     raise _mismatch(name, array, f'one that broadcasts to {_text(shape)}')
 
 
-def _mismatch(name: str, array: jax.Array, expected: str) -> ValueError:
-  return ValueError(f'{name} has shape {_text(array.shape)} and type {array.dtype}: expected {expected}')
+def _mismatch(name: str, array: jax.Array, expected: str) -> UserError:
+  return UserError(f'{name} has shape {_text(array.shape)} and type {array.dtype}: expected {expected}')
 
 
 def _text(shape: tuple[int, ...]) -> str:

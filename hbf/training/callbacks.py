@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from hbf.errors import UserError
 from hbf.evaluation.figures import ACCURACY
 from hbf.training.state import Totals, TrainState
 
@@ -40,16 +42,27 @@ class Callbacks:
     if self._validation is not None and self._validation[0] == step:
       metrics['validation'] = dict(self._validation[1])
     try:
-      asked = [callback(step, metrics, state) for callback in self._callbacks]
+      asked = [_stops(callback(step, metrics, state)) for callback in self._callbacks]
     except BaseException as error:  # Ctrl-C too: the run is saved, whatever it is
       self._error, self.stopped = error, True
     else:
-      self.stopped = self.stopped or (any(answer is True for answer in asked) and not last)
+      self.stopped = self.stopped or (any(asked) and not last)
 
   def raise_error(self) -> None:
     """Raise the exception of a callback, if there was one."""
     if self._error is not None:
       raise self._error
+
+
+def _stops(answer: Any) -> bool:
+  """Return whether a callback's answer stops the run; True of NumPy or JAX does too.
+
+  Raises:
+    UserError: the answer is neither a bool nor None.
+  """
+  if answer is not None and np.asarray(answer).dtype != bool:
+    raise UserError(f'a callback returned {answer!r}: expected True, which stops the run, False or None')
+  return bool(answer)
 
 
 def train_metrics(totals: Totals, examples: int) -> dict[str, Any]:
