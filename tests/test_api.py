@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 
-import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -200,18 +199,19 @@ def test_a_block_outside_of_a_model_and_a_stage_in_two_blocks():
     hbf.HyperBFAttention(heads=0)
 
 
-class Layer(eqx.Module):
-  """A HyperBF of one's own in Equinox."""
-
-  centers: jax.Array
-  coefficients: jax.Array
-  log_sigma: jax.Array
-
-  def __call__(self, x):
-    return hbf.hyperbf(x, self.centers, self.coefficients, sigma=jnp.exp(self.log_sigma))
-
-
 def test_the_operator_under_equinox():
+  import equinox as eqx  # the other tests do without it
+
+  class Layer(eqx.Module):
+    """A HyperBF of one's own in Equinox."""
+
+    centers: jax.Array
+    coefficients: jax.Array
+    log_sigma: jax.Array
+
+    def __call__(self, x):
+      return hbf.hyperbf(x, self.centers, self.coefficients, sigma=jnp.exp(self.log_sigma))
+
   x, t, c = map(jnp.asarray, draw((2, 5, 3), (4, 3), (4, 2)))
   model = Layer(t, c, jnp.zeros(()))
   loss = eqx.filter_value_and_grad(lambda model, x: jax.vmap(model)(x).sum())
