@@ -98,7 +98,7 @@ def make_training(
 ) -> tuple[nn.Module, Callable[[Resident, Batch], TrainState], Step]:
   """The model, what makes its state from (resident, batch), and its train step, for images of any statistics."""
   config = config.copy_and_resolve_references()
-  config.data.update(mean=(0.5,), std=(0.25,))
+  config.data.update(mean=(0.5,) * 3, std=(0.25,) * 3)
   shape = (image_size, image_size, 3)
   task = Classification.of(config, Dataset('random', tuple(map(str, range(CLASSES))), shape, {}))
   model, objective = task.network(config.model), make_objective(config, task)

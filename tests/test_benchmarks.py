@@ -22,7 +22,7 @@ TOY = '--tokens=9 --centres=12 --width=16 --head-sizes=6 --cases=64x2 --recipes=
 def toy_recipe():
   config = configs.small()
   config.model.update(width=16, depth=1, heads=2)
-  config.train.batch_size = config.hidden = 16
+  config.train.batch_size = 16
   return config
 
 
@@ -77,7 +77,7 @@ def test_fast_forms_are_within_tolerance(measured):
 def test_a_form_that_does_not_compile_costs_its_own_row_only(measured):
   identity, nonesuch = rows_of(measured, 'Train step')
   assert identity['images/s'] > 0 and identity['of matmul rate'] and not identity['error']
-  assert nonesuch['error'].startswith("UserError: unknown form 'nonesuch'") and nonesuch['images/s'] == ''
+  assert nonesuch['error'].startswith("OptionError: HyperBFUnit: unknown form 'nonesuch'") and nonesuch['images/s'] == ''
 
 
 def test_hours_are_those_of_the_images_a_second(measured):
