@@ -56,7 +56,7 @@ def test_a_text_in_parts_has_the_logits_of_the_whole(name, options):
   np.testing.assert_allclose(found, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
-@pytest.mark.parametrize('length', [127, 300])
+@pytest.mark.parametrize('length', [127, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_state_of_linear_attention_goes_on_from_any_number_of_tokens(length):
   """Its sums are in chunks of 128 tokens, the last of them filled up; long keys have scales far from 1."""
   stage = make_stages('linear+none', 2, {**stage_options('linear+none', 16)[0], 'features': 'gaussian'}, {})[0]()

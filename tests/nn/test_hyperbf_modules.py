@@ -333,12 +333,12 @@ def test_fact_4_the_default_start_is_neither_dead_nor_constant():
   tokens = make_tokens((2, 16, 384))
   options = UNIT | {'centres': 64}
   module = HyperBFUnit(**options)
-  params = module.init(jax.random.key(0), tokens)['params']
+  params = jax.jit(module.init)(jax.random.key(0), tokens)['params']
   responses = responses_at_init(options, tokens, params)
   np.testing.assert_allclose(responses.mean(), 1, rtol=1e-3)
   assert responses.std() > 0.5
   target = make_tokens((2, 16, 384), seed=1)
-  gradient = jax.grad(lambda p: jnp.mean(jnp.square(module.apply({'params': p}, tokens) - target)))(params)
+  gradient = jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(module.apply({'params': p}, tokens) - target))))(params)
   # A step that moves every parameter by a hundredth of its size changes the loss by this much.
   for name in ('centres', 'coefficients', 'metric', 'log_width', 'log_gain'):
     reach = 0.01 * jnp.linalg.norm(gradient[name]) * jnp.maximum(jnp.linalg.norm(params[name]), 1)

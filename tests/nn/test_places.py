@@ -268,7 +268,7 @@ def test_a_narrow_head_is_its_neighbours_mean_at_any_size_of_image():
       for step in ((-1, 0), (0, 1))
     )
     values = np.asarray(tokens) @ params['qkv']['kernel'][:, 2 * D :]
-    result = module.apply({'params': params}, tokens, context(places))
+    result = jax.jit(module.apply)({'params': params}, tokens, context(places))
     for h, neighbours in enumerate((above, right)):
       part = slice(h * D // H, (h + 1) * D // H)
       for i, j in enumerate(neighbours):

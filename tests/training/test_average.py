@@ -58,7 +58,7 @@ def test_a_state_is_saved_only_if_its_average_is_finite_too(tmp_path, toy, spoil
   fine, spoiled = {'kernel': jnp.ones(2)}, {'kernel': jnp.array([1.0, jnp.nan])}
   state = TrainState(jnp.zeros((), jnp.int32), fine, (), Totals.zeros(), fine)
   checkpoints = Checkpoints(tmp_path)
-  run = _Run(made, None, types.SimpleNamespace(flush=lambda: None), checkpoints, Stopwatch(), lambda: False)
+  run = _Run(made, None, types.SimpleNamespace(flush=lambda: None), checkpoints, Stopwatch(), None, lambda: False)
   if spoilt is None:
     run._save(1, state)
   else:
