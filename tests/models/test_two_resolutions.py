@@ -22,8 +22,13 @@ def make(name='vit', **changes):
 
 
 def run(trunk, tokens=TOKENS, grid=GRID):
-  params = trunk.init(jax.random.key(0), tokens, Context(places=PLACES), grid=grid)
-  return params['params'], trunk.apply(params, tokens, Context(places=PLACES), grid=grid)
+
+  @jax.jit
+  def made(tokens):
+    output, params = trunk.init_with_output(jax.random.key(0), tokens, Context(places=PLACES), grid=grid)
+    return params['params'], output
+
+  return made(tokens)
 
 
 @pytest.mark.parametrize(('name', 'units'), [('vit', 'hidden'), ('hyperbf', 'centres')])
