@@ -13,7 +13,6 @@ have no influence (`ignore_names`). Differences are listed in the order in which
 import argparse
 import base64
 import contextlib
-import dataclasses
 import fnmatch
 import itertools
 import json
@@ -34,6 +33,7 @@ import optax
 from ml_collections import ConfigDict
 
 from hbf.cli import read_config
+from hbf.data.arrays import ArraySource
 from hbf.data.datasets import Dataset
 from hbf.data.order import EvalOrder
 from hbf.data.texts import Texts
@@ -80,20 +80,6 @@ CONFIGS = {name: (path,) for name, path in GOLDEN.items()} | TINY
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomImages:
-  """Labeled images in memory."""
-
-  images: np.ndarray
-  labels: np.ndarray
-
-  def __len__(self) -> int:
-    return len(self.images)
-
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-    return self.images[index], int(self.labels[index])
-
-
 def random_data(config: ConfigDict) -> Dataset | Texts:
   """Return random data of the shape that the config's data set has; only their size and the seed are made up."""
   generator = np.random.default_rng(0)
@@ -106,7 +92,7 @@ def random_data(config: ConfigDict) -> Dataset | Texts:
     return Texts(config.data.name, tokenizer, splits)
   shape, classes = IMAGES[config.data.name]
   sources = {
-    split: RandomImages(
+    split: ArraySource(
       generator.integers(0, 256, (size, *shape), np.uint8), generator.integers(0, classes, size, np.int64)
     )
     for split, size in sizes.items()
