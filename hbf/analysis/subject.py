@@ -63,8 +63,14 @@ class Subject:
     Raises:
       UserError: it is no run on images, or as `hbf.training.evaluate.restore`.
     """
-    if (task := load_config(workdir).task) != 'classification':
-      raise UserError(f'{workdir} holds a run of task {task}: give one of classification')
+    config = load_config(workdir)
+    if config.task != 'classification':
+      raise UserError(f'{workdir} holds a run of task {config.task}: give one of classification')
+    if merge := config.model.get('merge', 0):
+      raise UserError(
+        f'{workdir} holds a network of two resolutions (model.merge={merge}). Each token is set beside one patch: '
+        'give a run with model.merge=0'
+      )
     return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root), average)
 
   def untrained(self, seed: int) -> 'Subject':

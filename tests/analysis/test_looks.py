@@ -1,5 +1,7 @@
 """What is seen of a network's way from images to logits is what passes there."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +19,13 @@ from hbf.analysis.centres import (
 )
 from hbf.analysis.heads import between_patches, differing, heads, maps
 from hbf.analysis.nearness import nearness
+from hbf.analysis.subject import Subject
 from hbf.analysis.weights import attention_weights
 from hbf.analysis.widths import widths
+from hbf.config.resolve import resolve
+from hbf.errors import UserError
 from hbf.ops.hyperbf import log_responses, normalise
+from hbf.training.schema import stamp
 
 
 def looked(subject, images):
@@ -220,3 +226,10 @@ def test_a_model_without_centres_or_kernels_has_none(made, images):
   mixer = made('model=mixer')
   assert census(mixer, images) == {} and nearness(mixer, images) == {} and widths(mixer, images) == {}
   assert heads(mixer, images) == {}
+
+
+def test_two_resolutions_are_refused_before_anything_is_read(toy, tmp_path):
+  config = toy(**{'model.merge': 1, 'model.depth': 2})
+  (tmp_path / 'config.json').write_text(json.dumps(stamp(json.loads(resolve(config).to_json()))))
+  with pytest.raises(UserError, match='two resolutions'):
+    Subject.of(tmp_path)
