@@ -72,12 +72,12 @@ class Trial:
 
   @property
   def diverged(self) -> bool:
-    """Whether training diverged; such a trial counts, because it would diverge again."""
+    """Return True if training diverged. Such a trial counts, because it would diverge again."""
     return 'training diverged' in self.failed
 
   @property
   def settled(self) -> bool:
-    """Whether nothing is left to run."""
+    """Return True if nothing is left to run."""
     return not self.failed or self.diverged
 
   def measured(self, runs: StoredRuns) -> 'Trial':

@@ -199,7 +199,7 @@ def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
 
 
 def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: int) -> bool:
-  """Whether cuDNN takes these arrays, with so many coordinates added to queries and keys."""
+  """Return True if cuDNN takes these arrays with so many coordinates added to queries and keys."""
   heads = queries.ndim == 4 and queries.shape[:2] == keys.shape[:2] == values.shape[:2]
   width = max(queries.shape[-1] + extra, values.shape[-1])
   return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, width)
