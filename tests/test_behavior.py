@@ -24,7 +24,7 @@ def test_recorded_configs_are_shipped_and_in_order():
 
 @pytest.mark.slow
 def test_small_configs_compute_what_is_recorded():
-  """In a process of its own: the tests' XLA flags and threads would give other bits."""
+  """Run in a separate process, because the tests' XLA flags and threads would give other bits."""
   command = [sys.executable, '-m', 'benchmarks.behavior', '--check', '--only=tiny-*']
   environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
   done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -191,8 +191,7 @@ class HyperBFUnit(CheckedModule):
       variance /= d  # norms are 1 instead of √d
     centres = gathered(centres, None, TENSOR, None)  # once: the sums read them several times
     scale = ('beta', beta_parameter) if self.kernel == SIGNED else ('width', width_parameter)
-    how: dict[str, Any] = {
-      'kernel': self.kernel,
+    terms: dict[str, Any] = {
       scale[0]: scale[1](self, self.widths, variance, self.heads, self.centres),
       'metric': self.metric,
       'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
@@ -201,9 +200,10 @@ class HyperBFUnit(CheckedModule):
     mask = self._first_centres(*tokens.shape[:2]) if self.nested and context.train else None
     balls = self.kernel in DIRECT
     if balls:
-      how['squared_radius'] = self.param(
-        'squared_radius', lambda _: -ball_depths(points, centres, **_ball(how)).mean(-2, keepdims=True)
+      terms['squared_radius'] = self.param(
+        'squared_radius', lambda _: -ball_depths(points, centres, **terms).mean(-2, keepdims=True)
       )
+    how: dict[str, Any] = {'kernel': self.kernel, **terms}
     log_gain: jax.Array | float = 0.0
     if self.normalisation == 'none' and not balls:  # coefficients alone give balls their scale
 
@@ -214,7 +214,7 @@ class HyperBFUnit(CheckedModule):
       log_gain = self.param('log_gain', init_log_gain)
 
     def nearness() -> jax.Array:
-      return ball_depths(points, centres, **_ball(how)) if balls else log_responses(points, centres, **how)
+      return ball_depths(points, centres, **terms) if balls else log_responses(points, centres, **how)
 
     def responses() -> jax.Array:
       if balls:
@@ -255,11 +255,6 @@ class HyperBFUnit(CheckedModule):
     # An exponent from 1/2 to 1 counts as 1, all centres.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centres) < self.centres**exponent, length, axis=0)
-
-
-def _ball(how: dict[str, Any]) -> dict[str, Any]:
-  """Return the arguments of the operator that a depth depends on."""
-  return {name: value for name, value in how.items() if name != 'kernel'}
 
 
 def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:

@@ -48,7 +48,7 @@ class Projections(nn.Module):
 
 
 def of_norm_1(z: jax.Array) -> jax.Array:
-  """Rows of norm 1, computed in float32."""
+  """Scale rows to norm 1, computed in float32."""
   rows = z.astype(jnp.float32)
   if z.shape[0] == 1:  # XLA's CPU backend takes 15 times as long for gradients of row sums below an axis of one
     rows = rows[0]

@@ -207,7 +207,9 @@ class Classification(Task):
     """Return the key of the run and the epoch of each row of a step, if a transform needs them."""
     if 'epoch' not in {need for name, *_ in self.transforms for need in TRANSFORMS[name].needs}:
       return ()
-    order = TrainOrder(self.seed, len(self.splits(self.validation)['train']), batch_size)
+    # Stratified or not, as many are held out; only the number counts here, and it takes no reading of labels.
+    train, _ = hold_out(self.dataset.splits['train'], self.validation, stratify=False)
+    order = TrainOrder(self.seed, len(train), batch_size)
     # Steps fold in their number, which never gets so large.
     return jax.random.fold_in(jax.random.key(self.seed), 2**32 - 1), order.epochs(step)
 

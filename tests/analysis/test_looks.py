@@ -148,7 +148,7 @@ def test_purity_and_overlap(subject, images):
 
 
 def test_random_tokens_have_their_own_image_left_out(subject, images):
-  """Of images that are there twice, the nearest to a token is its image's twin, at no distance; no other is."""
+  """Give every image twice. The nearest token is then of the image's twin, at no distance."""
   twice = np.concatenate([images[:8], images[:8]])
   found = census(subject, twice, nearest=4)
   nulls = random_tokens(subject, twice, found, nearest=4)

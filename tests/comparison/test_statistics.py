@@ -36,7 +36,7 @@ def test_where_seeds_are_all_that_varies_the_intervals_are_dunnetts():
 
 
 def test_noise_that_the_examples_cause_is_counted_once():
-  """Of models that differ by the noise of seed and example alone, other seeds add nothing to other examples."""
+  """Draw models that differ by the noise of seed and example alone: seeds add nothing to the examples' interval."""
   random = np.random.default_rng(0)
   widths = []
   for _ in range(40):

@@ -139,7 +139,7 @@ def test_bfloat16_attention_tells_near_keys_apart(form, rms):
 
 
 def test_softmax_attention_multiplies_keys_and_not_all_logits_by_its_scale():
-  """In float32: a pass over 9 by 7 logits more made training a third slower on a CPU."""
+  """Count passes over the 9 by 7 logits in float32: one more made training a third slower on a CPU."""
   q, k, v = make((9, 7, 7), (8, 8, 8))
   text = str(jax.make_jaxpr(attention)(q, k, v))
   assert 'f32[2,3,7,8] = mul' in text
