@@ -72,7 +72,7 @@ def main() -> None:
   flags.add_argument('--minutes', type=float, default=10.0, help='in which all has to be done')
   flags.add_argument('--parts', default=','.join(PARTS))
   flags.add_argument('--tokens', default='256,257', type=numbers, help='of the operators that are checked')
-  flags.add_argument('--centres', default='500,8192', type=numbers, help='of stage 2 that is checked')
+  flags.add_argument('--centers', default='500,8192', type=numbers, help='of stage 2 that is checked')
   flags.add_argument('--width', default=192, type=int, help='of the tokens of stage 2 that is checked')
   flags.add_argument('--head-sizes', default='64,192', type=numbers, help='of the attention that is checked')
   flags.add_argument(
@@ -145,8 +145,8 @@ def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
   groups = {
     'attention': correctness.attention_cases(heads, tokens),
     'linear attention': correctness.linear_cases(heads[0], tokens[-1]),
-    'stage 2 in blocks': correctness.stage2_cases('blocks', options.width, tokens, options.centres),
-    'stage 2 by Pallas': correctness.stage2_cases('pallas', options.width, tokens, options.centres),
+    'stage 2 in blocks': correctness.stage2_cases('blocks', options.width, tokens, options.centers),
+    'stage 2 by Pallas': correctness.stage2_cases('pallas', options.width, tokens, options.centers),
   }
   for name, cases in groups.items():
     known = list(cases)

@@ -33,8 +33,8 @@ except ImportError:
 
 IMAGE, PATCH = 32, 4
 # What it takes, beside a bias of stage 2's output, to be the authors' form: free metrics, one σ a layer in stage 1.
-AUTHORS_STAGE1 = {'metric': 'bilinear', 'widths': 'layer'}
-AUTHORS_STAGE2 = {'metric': 'bilinear', 'widths': 'centre', 'normalisation': 'none'}
+AUTHORS_STAGE1 = {'metric': 'bilinear', 'sigma_per': 'layer'}
+AUTHORS_STAGE2 = {'metric': 'bilinear', 'sigma_per': 'center', 'normalization': 'none'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Size:
   width: int
   depth: int
   heads: int
-  centres: int
+  centers: int
   batch: int
 
 
 SIZES = {192: Size(192, 4, 3, 4 * 192, 128), 768: Size(768, 4, 4, 2 * 768, 32)}
 
 
-def squared_distances(points: torch.Tensor, centres: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
-  """xᵀMx + tᵀMt − 2xᵀMt: [..., N, A] of points [..., N, d] and centres [..., A, d]."""
+def squared_distances(points: torch.Tensor, centers: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
+  """xᵀMx + tᵀMt − 2xᵀMt: [..., N, A] of points [..., N, d] and centers [..., A, d]."""
   mapped = points @ metric
   own = (points * mapped).sum(dim=-1, keepdim=True)
-  theirs = (centres * (centres @ metric)).sum(dim=-1)
-  return own + theirs.unsqueeze(-2) - 2 * mapped @ centres.transpose(-2, -1)
+  theirs = (centers * (centers @ metric)).sum(dim=-1)
+  return own + theirs.unsqueeze(-2) - 2 * mapped @ centers.transpose(-2, -1)
 
 
 class AuthorsAttention(nn.Module):
@@ -79,28 +79,28 @@ class AuthorsAttention(nn.Module):
 
 
 class AuthorsUnit(nn.Module):
-  """exp(−β · squared distance to the centres), then a linear layer."""
+  """exp(−β · squared distance to the centers), then a linear layer."""
 
-  def __init__(self, width: int, centres: int):
+  def __init__(self, width: int, centers: int):
     super().__init__()
-    self.centres = nn.Parameter(torch.randn(centres, width))
+    self.centers = nn.Parameter(torch.randn(centers, width))
     self.metric = nn.Parameter(torch.eye(width))
     # Not the published 0.1, with which every response is 0: products of zeros and denormals differ in speed.
-    self.beta = nn.Parameter(torch.full((centres,), 0.5 / width))
-    self.out = nn.Linear(centres, width)
+    self.beta = nn.Parameter(torch.full((centers,), 0.5 / width))
+    self.out = nn.Linear(centers, width)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
     """Maps tokens [B, N, D] to [B, N, D]."""
-    return self.out(torch.exp(-self.beta.unsqueeze(0) * squared_distances(tokens, self.centres, self.metric)))
+    return self.out(torch.exp(-self.beta.unsqueeze(0) * squared_distances(tokens, self.centers, self.metric)))
 
 
 class AuthorsBlock(nn.Module):
   """Both stages, pre-norm and residual."""
 
-  def __init__(self, width: int, heads: int, centres: int):
+  def __init__(self, width: int, heads: int, centers: int):
     super().__init__()
     self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-    self.attention, self.unit = AuthorsAttention(width, heads), AuthorsUnit(width, centres)
+    self.attention, self.unit = AuthorsAttention(width, heads), AuthorsUnit(width, centers)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
     """Maps tokens [B, N, D] to [B, N, D]."""
@@ -116,7 +116,7 @@ class Authors(nn.Module):
     self.patches = nn.Conv2d(3, size.width, kernel_size=PATCH, stride=PATCH)
     self.class_token = nn.Parameter(torch.zeros(1, 1, size.width))
     self.positions = nn.Parameter(0.02 * torch.randn(1, (IMAGE // PATCH) ** 2 + 1, size.width))
-    self.blocks = nn.Sequential(*(AuthorsBlock(size.width, size.heads, size.centres) for _ in range(size.depth)))
+    self.blocks = nn.Sequential(*(AuthorsBlock(size.width, size.heads, size.centers) for _ in range(size.depth)))
     self.norm = nn.LayerNorm(size.width)
     self.head = nn.Linear(size.width, CLASSES)
 
@@ -128,16 +128,16 @@ class Authors(nn.Module):
 
 
 def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
-  """Takes a step of HyperBF with these changes of its stages; images are normalised in it, but not augmented."""
+  """Takes a step of HyperBF with these changes of its stages; images are normalized in it, but not augmented."""
   config = resolve(make_config('model=hyperbf,recipe=memo', {'name': 'cifar10', 'transforms': ()}))
   config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
-  config.model.stage2.centres = size.centres
+  config.model.stage2.centers = size.centers
   config.model.update(stages)
   return compile_trainer(config, IMAGE, size.batch)
 
 
 def their_step(size: Size) -> common.Thunk:
-  """Takes a step of the authors' form, with the optimiser of recipe memo, which is theirs."""
+  """Takes a step of the authors' form, with the optimizer of recipe memo, which is theirs."""
   device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
   torch.manual_seed(0)
   model = Authors(size).to(device)

@@ -33,11 +33,11 @@ import optax
 from ml_collections import ConfigDict
 
 from hbf.cli import read_config
-from hbf.data.arrays import ArraySource
 from hbf.data.datasets import Dataset
-from hbf.data.order import EvalOrder
-from hbf.data.texts import Texts
-from hbf.data.tokenizers import learn_tokenizer
+from hbf.data.images.arrays import ArraySource
+from hbf.data.pipeline.order import EvalOrder
+from hbf.data.text.texts import Texts
+from hbf.data.text.tokenizers import learn_tokenizer
 from hbf.errors import UserError, in_one_line
 from hbf.training.experiment import prepare
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory, versions
@@ -145,7 +145,7 @@ def compute(name: str) -> Arrays:
 
   @jax.jit
   def outputs(params: Any) -> jax.Array:
-    logits = model.apply({'params': params}, task.see(test.resident, shown).inputs, train=False)
+    logits = model.apply({'params': params}, task.eval_batch(test.resident, shown).inputs, train=False)
     return jnp.asarray(logits).astype(jnp.float32)
 
   def logits(params: Any) -> np.ndarray:

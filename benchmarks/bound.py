@@ -1,4 +1,4 @@
-"""The estimate of `hbf.compile` against the times of programs on this device, from its measured rates.
+"""The estimate of `hbf.cli.compile` against the times of programs on this device, from its measured rates.
 
 python -m benchmarks.bound
 

@@ -45,7 +45,7 @@ RUN = (
   '--config.model.width=16',
   '--config.model.depth=1',
   '--config.model.heads=2',
-  '--config.model.stage2.centres=8',
+  '--config.model.stage2.centers=8',
   '--config.model.dropout=0.1',
   '--config.train.average=0.9',
   '--config.train.steps_per_call=2',
@@ -302,7 +302,7 @@ def outcome(workdir: pathlib.Path) -> dict[str, Any]:
     'metrics': [_timeless(line) for line in read_metrics(workdir)],
     'parameters': [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)],
     'average': [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(average)],
-    'optimiser': about['custom_metadata']['checksums']['training'],
+    'optimizer': about['custom_metadata']['checksums']['training'],
     'predictions': {name: array.tobytes() for name, array in (read_predictions(workdir) or {}).items()},
     'result': _timeless(result),
   }

@@ -15,9 +15,9 @@ from benchmarks.common import attempt, filled
 from hbf.errors import UserError
 from hbf.hardware.hlo import count_kernels
 from hbf.models.build import DTYPES
-from hbf.ops.attention import attention
+from hbf.ops.fast.attention import attention
 from hbf.ops.hyperbf import hyperbf
-from hbf.ops.linear import feature_map, linear_attention, orthogonal_projections
+from hbf.ops.linear_attention import feature_map, linear_attention, orthogonal_projections
 
 Arrays = dict[str, Any]
 Operator = Callable[[Arrays], jax.Array]
@@ -25,7 +25,7 @@ Operator = Callable[[Arrays], jax.Array]
 # Greatest relative error, of the value and of each gradient. In float32 there is room for the rounding of what GPUs
 # multiply to 10 bits (TF32), and TPUs to 8, where no higher precision is asked for; a wrong sum is off by more.
 TOLERANCES = {'float32': 5e-3, 'bfloat16': 3e-2}
-ROUNDED = ('points', 'centres', 'coefficients')  # to the type that is checked; other arrays stay float32
+ROUNDED = ('points', 'centers', 'coefficients')  # to the type that is checked; other arrays stay float32
 BATCH, HEADS = 2, 2  # of attention
 THREADS = 8  # that compile
 
@@ -138,15 +138,15 @@ def normal(rng: np.random.Generator, **shapes: tuple[int, ...]) -> Arrays:
 
 
 def attention_cases(head_sizes: Sequence[int], tokens: Sequence[int]) -> Iterator[Case]:
-  """Softmax attention, and the normalised Gaussian of one width a head, which is computed as such."""
+  """Softmax attention, and the normalized Gaussian of one width a head, which is computed as such."""
   for d, n in itertools.product(head_sizes, tokens):
-    about = {'tokens': n, 'centres': n, 'd': d}
+    about = {'tokens': n, 'centers': n, 'd': d}
     rng = np.random.default_rng(0)
     qkv = normal(rng, **dict.fromkeys(ROUNDED, (BATCH, n, HEADS, d)))
     yield Case({'operator': 'softmax attention', **about}, fast_attention, softmax_attention, qkv)
     heads = normal(rng, **dict.fromkeys(ROUNDED, (BATCH, HEADS, n, d)))
     heads['width'] = np.full((HEADS, 1, 1), d**0.25, np.float32)
-    unit: dict[str, Any] = {'kernel': 'gaussian', 'normalisation': 'sum'}
+    unit: dict[str, Any] = {'kernel': 'gaussian', 'normalization': 'sum'}
     form, reference = functools.partial(fast_hyperbf, **unit), functools.partial(naive_hyperbf, **unit)
     yield Case({'operator': 'gaussian attention', **about}, form, reference, heads)
 
@@ -158,29 +158,29 @@ def linear_cases(d: int, n: int) -> Iterator[Case]:
     name = f'linear attention, {features}{", causal" if causal else ""}'
     how: dict[str, Any] = {'features': features, 'causal': causal, 'projections': projections}
     yield Case(
-      {'operator': name, 'tokens': n, 'centres': n, 'd': d},
+      {'operator': name, 'tokens': n, 'centers': n, 'd': d},
       functools.partial(linear, **how),
       functools.partial(naive_linear, **how),
       normal(np.random.default_rng(0), **dict.fromkeys(ROUNDED, (n, d))),
     )
 
 
-def stage2_cases(form: str, d: int, tokens: Sequence[int], centres: Sequence[int]) -> Iterator[Case]:
-  """Sums over centres of their own widths: every normalisation, every kernel, and every number of centres."""
-  few, odd = centres[0], tokens[-1]
-  units = [('gaussian', normalisation, n, few) for normalisation in RESPONSES for n in tokens]
+def stage2_cases(form: str, d: int, tokens: Sequence[int], centers: Sequence[int]) -> Iterator[Case]:
+  """Sums over centers of their own widths: every normalization, every kernel, and every number of centers."""
+  few, odd = centers[0], tokens[-1]
+  units = [('gaussian', normalization, n, few) for normalization in RESPONSES for n in tokens]
   units += [(kernel, 'layer', odd, few) for kernel in KERNELS if kernel != 'gaussian']
-  units += [('gaussian', 'layer', odd, many) for many in centres[1:]]
-  for kernel, normalisation, n, a in units:
+  units += [('gaussian', 'layer', odd, many) for many in centers[1:]]
+  for kernel, normalization, n, a in units:
     rng = np.random.default_rng(0)
-    arrays = normal(rng, points=(n, d), centres=(a, d), coefficients=(a, d))
+    arrays = normal(rng, points=(n, d), centers=(a, d), coefficients=(a, d))
     arrays['width'] = (d**0.25 * rng.uniform(0.8, 1.2, (1, a))).astype(np.float32)
     arrays['weights'] = rng.uniform(0.8, 1.2, d).astype(np.float32)
-    if normalisation == 'none':
+    if normalization == 'none':
       arrays['log_gain'] = np.full((1, 1), d**0.5, np.float32)
-    unit: dict[str, Any] = {'kernel': kernel, 'normalisation': normalisation}
+    unit: dict[str, Any] = {'kernel': kernel, 'normalization': normalization}
     yield Case(
-      {'operator': f'hyperbf {form}, {kernel}, {normalisation}', 'tokens': n, 'centres': a, 'd': d},
+      {'operator': f'hyperbf {form}, {kernel}, {normalization}', 'tokens': n, 'centers': a, 'd': d},
       functools.partial(fast_hyperbf, **unit, metric='diagonal', form=form),
       functools.partial(naive_hyperbf, **unit),
       arrays,
@@ -201,7 +201,7 @@ def linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> j
   """Linear attention as a stage calls it."""
   width = z['points'].shape[-1] ** 0.25
   q, k = (feature_map(z[n], features, projections=jnp.asarray(projections), width=width) for n in ROUNDED[:2])
-  return linear_attention(q, k, z['coefficients'], normaliser='sum', causal=causal)
+  return linear_attention(q, k, z['coefficients'], normalizer='sum', causal=causal)
 
 
 # From here on: the equations, without anything of `hbf`.
@@ -235,12 +235,12 @@ RESPONSES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def naive_hyperbf(z: Arrays, kernel: str, normalisation: str) -> jax.Array:
+def naive_hyperbf(z: Arrays, kernel: str, normalization: str) -> jax.Array:
   """Σ_a R_a(x) c_a under a diagonal metric."""
   x, t = (z.get('weights', 1.0) * z[name] for name in ROUNDED[:2])
   r2 = (x * x).sum(-1)[..., None] + (t * t).sum(-1)[..., None, :] - 2 * x @ t.mT
   k = KERNELS[kernel](r2 / (2 * z['width'] ** 2)) * jnp.exp(z.get('log_gain', 0.0))
-  return RESPONSES[normalisation](k) @ z['coefficients']
+  return RESPONSES[normalization](k) @ z['coefficients']
 
 
 def naive_linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
@@ -252,7 +252,7 @@ def naive_linear(z: Arrays, features: str, causal: bool, projections: np.ndarray
     x = x / x.shape[-1] ** 0.25
     return jnp.exp(x @ projections.T.astype(np.float64) - (x * x).sum(-1, keepdims=True)) / len(projections) ** 0.5
 
-  weights = phi(z['points']) @ phi(z['centres']).mT
+  weights = phi(z['points']) @ phi(z['centers']).mT
   if causal:
     weights = jnp.tril(weights)
   return weights / weights.sum(-1, keepdims=True) @ z['coefficients']

@@ -70,7 +70,7 @@ def make_stage1(name: str, heads: int, width: int) -> nn.Module:
 
 
 def stage2(options: argparse.Namespace) -> Iterator[Case]:
-  """The unit or MLP, by its centres or hidden units."""
+  """The unit or MLP, by its centers or hidden units."""
   for name in dict.fromkeys(stage_names(model)[1] for model in options.models):
     for units in options.units:
       model = f'identity+{name}'

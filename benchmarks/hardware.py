@@ -51,7 +51,7 @@ def compile_case(
 ) -> dict[str, Any]:
   """The record of a case, compiled unless the one that is there still holds."""
   flags = [f'--config=configs/cifar10.py:model={model},recipe={recipe}', f'--config.model.dtype={dtype}']
-  flags += [f'--config.model.stage2.form={form}'] if form else []
+  flags += [f'--config.model.stage2.implementation={form}'] if form else []
   return compile_known(flags, topology, name_of(topology, model, form, recipe, dtype), (folder, RECORDS))
 
 

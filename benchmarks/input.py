@@ -26,11 +26,11 @@ from benchmarks.common import filled, parser, ratios, report, spread
 from benchmarks.models import make_training
 from configs import imagenet
 from hbf.config.resolve import resolve
-from hbf.data import images
 from hbf.data.datasets import load
-from hbf.data.inputs import gather, make_input
-from hbf.data.order import TrainOrder
-from hbf.data.sources import Source
+from hbf.data.images import codec
+from hbf.data.images.sources import Source
+from hbf.data.pipeline.inputs import gather, make_input
+from hbf.data.pipeline.order import TrainOrder
 from hbf.tasks.registry import make_task
 from hbf.training.experiment import steps_per_call
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
@@ -56,7 +56,7 @@ class RandomImages:
 
   def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
     file = io.BytesIO(self.encoded[index])
-    return images.decode(file, channels=self.channels, size=None, formats=images.TFDS_FORMATS), index % 10
+    return codec.decode(file, channels=self.channels, size=None, formats=codec.TFDS_FORMATS), index % 10
 
 
 class Turn(NamedTuple):
@@ -96,7 +96,7 @@ def open_source(name: str, directory: str) -> Source:
     return load(name=name, dir=directory, root='', image_size=None, download=False).splits['train']
   shape = SHAPES[name]
   pixels = np.random.default_rng(0).integers(0, 256, (EXAMPLES, *shape), np.uint8)
-  return RandomImages(tuple(map(images.encode_png, pixels)), shape[-1])
+  return RandomImages(tuple(map(codec.encode_png, pixels)), shape[-1])
 
 
 def measure(

@@ -23,10 +23,10 @@ import numpy as np
 
 from benchmarks.common import Thunk, compiled, parser, report
 from benchmarks.growth import Case, make_stage1, measure
+from hbf.nn.baselines.linear_attention import LinearAttention
 from hbf.nn.context import EVALUATION, Context
-from hbf.nn.linear_attention import LinearAttention
 from hbf.ops.hyperbf import hyperbf
-from hbf.ops.linear import feature_map, linear_attention, orthogonal_projections
+from hbf.ops.linear_attention import feature_map, linear_attention, orthogonal_projections
 from hbf.training.machine import keep_freed_memory
 
 SIZES = {'lengths': '64,256,1024,4096,16384', 'features': '16,64,256,1024,4096'}
@@ -81,7 +81,7 @@ def mean_error(name: str, d: int, deviation: float, count: int) -> float:
 def by_features(name: str, projections: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   """The approximation, [N, d]; the width σ² = √d is that at which HyperBF attention starts."""
   queries, keys = (feature_map(z, name, projections=projections, width=z.shape[-1] ** 0.25) for z in (q, k))
-  return linear_attention(queries, keys, v, normaliser='sum', causal=False)
+  return linear_attention(queries, keys, v, normalizer='sum', causal=False)
 
 
 def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -119,7 +119,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
   for context in (EVALUATION, Context(causal=True)):
     suffix = ', causal' if context.causal else ''
     for name, rank in (('elu', 0), ('gaussian', d), ('gaussian', 4 * d)):
-      module = LinearAttention(options.heads, name, rank, normaliser='sum')
+      module = LinearAttention(options.heads, name, rank, normalizer='sum')
       stages[f'{name}, m = {rank or d}{suffix}'] = module, context
   for series, stage in stages.items():
     for length in options.lengths:

@@ -16,7 +16,7 @@ from benchmarks.common import matmul_flops
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset
-from hbf.data.inputs import Batch, Resident
+from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.tasks.classification import Classification
 from hbf.training.durations import Clock
 from hbf.training.experiment import make_objective
@@ -65,14 +65,14 @@ def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, ba
     width: of the tokens.
     depth: blocks.
     heads: of stage 1.
-    hidden: hidden units or centres of stage 2.
+    hidden: hidden units or centers of stage 2.
     batch: images a step.
     **keys: further keys of the config's model part, such as dtype; `image_size` is the images' side.
   """
   config = resolve(make_config(f'model={model},recipe=memo', {'name': 'cifar10'})).unlock()
   image_size = keys.pop('image_size', 32)
   config.model.update(width=width, depth=depth, heads=heads, **keys)
-  for size in ('hidden', 'centres'):
+  for size in ('hidden', 'centers'):
     if size in config.model.stage2:
       config.model.stage2[size] = hidden
   return compile_trainer(config, image_size, batch)

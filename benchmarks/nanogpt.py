@@ -23,8 +23,8 @@ from benchmarks import common
 from configs import shakespeare
 from hbf.config.recipes import make_text_config
 from hbf.config.resolve import resolve
-from hbf.data.texts import Texts
-from hbf.data.tokenizers import Characters
+from hbf.data.text.texts import Texts
+from hbf.data.text.tokenizers import Characters
 from hbf.interop.nanogpt import load
 from hbf.tasks.registry import make_task
 from hbf.training.durations import Clock
@@ -126,7 +126,7 @@ def evaluate(checkpoint: pathlib.Path, heads: int, data_dir: str) -> dict[str, A
   task, mesh = make_task(config), make_mesh(jax.devices()[:1])
   test = task.open(make_splits(task, 0.0)['test'], batch_sharding(mesh))
   found: Mapping[str, Any] = make_evaluator(config, task, model, mesh)(variables['params'], test).summary
-  shown = {figure.name: f'{found[figure.name]:{figure.form}}' for figure in task.figures}
+  shown = {figure.name: f'{found[figure.name]:{figure.form}}' for figure in task.scores}
   return {'checkpoint': checkpoint.name, 'window': model.length, 'tokens': found['n'], **shown}
 
 

@@ -1,7 +1,7 @@
 """Stage 2 alone: the forms of the HyperBF operator against the plain one, in time and in temporary memory.
 
 python -m benchmarks.operator                                   # blocks; pallas too where there is a GPU or TPU
-python -m benchmarks.operator --forms blocks,pallas --tokens 256 --centres 512 --rounds 2
+python -m benchmarks.operator --forms blocks,pallas --tokens 256 --centers 512 --rounds 2
 
 Temporary memory is what the compiled program asks for. On a CPU that leaves out what XLA's library fusions allocate
 while they run: the plain forward pass, when it is one such fusion, seems to need none for its responses, and does.
@@ -22,45 +22,45 @@ from hbf.training.machine import keep_freed_memory
 
 
 def main() -> None:
-  """Prints a row for every normalisation, direction and form; ratios are to the plain form."""
+  """Prints a row for every normalization, direction and form; ratios are to the plain form."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=5)
   flags.add_argument('--tokens', type=int, default=4096)
-  flags.add_argument('--centres', type=int, default=8192)
+  flags.add_argument('--centers', type=int, default=8192)
   flags.add_argument('--width', type=int, default=192, help='of the tokens')
-  flags.add_argument('--normalisations', default='layer,sum,none')
+  flags.add_argument('--normalizations', default='layer,sum,none')
   flags.add_argument('--kernel', default='gaussian')
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
   on_cpu = jax.default_backend() == 'cpu'
   flags.add_argument('--forms', default='blocks' if on_cpu else 'blocks,pallas', help='a CPU interprets pallas: slow')
   options = flags.parse_args()
   keep_freed_memory()
-  arrays = make_arrays(options.tokens, options.centres, options.width, DTYPES[options.dtype])
+  arrays = make_arrays(options.tokens, options.centers, options.width, DTYPES[options.dtype])
   rows = []
-  for normalisation in options.normalisations.split(','):
-    unit = {'kernel': options.kernel, 'metric': 'diagonal', 'normalisation': normalisation}
+  for normalization in options.normalizations.split(','):
+    unit = {'kernel': options.kernel, 'metric': 'diagonal', 'normalization': normalization}
     forms = {'plain': functools.partial(hyperbf_plain, **unit)}
     forms |= {form: functools.partial(hyperbf, form=form, **unit) for form in options.forms.split(',')}
-    rows += measure(normalisation, forms, arrays, options.rounds)
-  sizes = f'{options.tokens} tokens, {options.centres} centres, width {options.width}, {options.dtype}'
+    rows += measure(normalization, forms, arrays, options.rounds)
+  sizes = f'{options.tokens} tokens, {options.centers} centers, width {options.width}, {options.dtype}'
   report('operator', f'Stage 2, {options.kernel}: {sizes}', rows, options.out)
 
 
-def make_arrays(tokens: int, centres: int, width: int, dtype: Any) -> dict[str, jax.Array]:
-  """Arguments of the operator as a unit starts: a width for each centre, σ² = √D, a gain near 1 / mean response."""
+def make_arrays(tokens: int, centers: int, width: int, dtype: Any) -> dict[str, jax.Array]:
+  """Arguments of the operator as a unit starts: a width for each center, σ² = √D, a gain near 1 / mean response."""
   keys = jax.random.split(jax.random.key(0), 3)
   arrays = {
     name: jax.random.normal(key, (n, width), dtype)
-    for name, key, n in zip(('points', 'centres', 'coefficients'), keys, (tokens, centres, centres), strict=True)
+    for name, key, n in zip(('points', 'centers', 'coefficients'), keys, (tokens, centers, centers), strict=True)
   }
-  sigma = jnp.full((1, centres), width**0.25)
+  sigma = jnp.full((1, centers), width**0.25)
   return arrays | {'width': sigma, 'weights': jnp.ones(width), 'log_gain': jnp.full((1, 1), width**0.5)}
 
 
 def measure(
-  normalisation: str, forms: Mapping[str, Callable], arrays: dict[str, jax.Array], rounds: int
+  normalization: str, forms: Mapping[str, Callable], arrays: dict[str, jax.Array], rounds: int
 ) -> list[dict[str, Any]]:
-  """Rows of one normalisation: all forms in both directions, in turn."""
+  """Rows of one normalization: all forms in both directions, in turn."""
   thunks: dict[str, Thunk] = {}
   temporary: dict[str, int] = {}
   for form, function in forms.items():
@@ -74,7 +74,7 @@ def measure(
     plain = f'{direction} plain'
     rows.append(
       {
-        'normalisation': normalisation,
+        'normalization': normalization,
         'direction': direction,
         'form': form,
         'ms': 1e3 * statistics.median(seconds[name]),

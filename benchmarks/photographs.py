@@ -13,7 +13,7 @@ from hbf.data.builders.base import Local
 
 WIDTH, HEIGHT = 500, 375  # pixels; no size is more frequent in ImageNet
 QUALITY = 95
-NOISE = 10.2  # grey levels; gives files of 110 kB, the mean of ImageNet's
+NOISE = 10.2  # gray levels; gives files of 110 kB, the mean of ImageNet's
 COUNT = 500
 
 
@@ -37,7 +37,7 @@ class Photographs(Local, tfds.core.GeneratorBasedBuilder, skip_registration=True
 
 
 def photograph(seed: int) -> bytes:
-  """A JPEG file of smooth colours with noise on them."""
+  """A JPEG file of smooth colors with noise on them."""
   random = np.random.default_rng(seed)
   coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
   smooth = np.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.float32)

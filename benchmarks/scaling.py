@@ -61,7 +61,7 @@ class Case(NamedTuple):
     """Its config."""
     axes = [f'--config.mesh.{axis}={size}' for axis, size in zip(AXES, self.mesh, strict=True)]
     model = f'--config=configs/imagenet.py:model={self.model},size={self.size}'
-    form = [f'--config.model.stage2.form={self.form}'] if self.form else []
+    form = [f'--config.model.stage2.implementation={self.form}'] if self.form else []
     return [model, f'--config.train.batch_size={self.batch}', *axes, *form, *SIZES[self.size], *SHORTER]
 
 
@@ -86,7 +86,7 @@ def cases(platform: str) -> Iterator[Case]:
 def rows(folder: pathlib.Path, size: str) -> str:
   """The table of a folder's records of models of a size."""
   header = (
-    ('topology', 'model', 'batch', 'data × fsdp × tensor', 'parameters and optimiser, GB', 'peak, GB')
+    ('topology', 'model', 'batch', 'data × fsdp × tensor', 'parameters and optimizer, GB', 'peak, GB')
     + ('all-reduce, GB', 'all-gather, GB', 'compute, ms', 'memory, ms', 'network, ms', 'images/s')
   )  # fmt: skip
   found = [case for platform in MESHES for case in cases(platform) if case.size == size]

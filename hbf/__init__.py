@@ -13,18 +13,18 @@ if TYPE_CHECKING:
   from hbf.api import get_config as get_config
   from hbf.api import load as load
   from hbf.api import train as train
-  from hbf.data.arrays import ArrayData as ArrayData
+  from hbf.data.images.arrays import ArrayData as ArrayData
   from hbf.errors import UserError as UserError
   from hbf.models.build import count_parameters as count_parameters
   from hbf.models.classifier import ImageClassifier as ImageClassifier
   from hbf.models.language import LanguageModel as LanguageModel
-  from hbf.nn.attention import SoftmaxAttention as SoftmaxAttention
+  from hbf.nn.baselines.mlp import MLP as MLP
+  from hbf.nn.baselines.softmax import SoftmaxAttention as SoftmaxAttention
   from hbf.nn.block import Block as Block
   from hbf.nn.context import Context as Context
   from hbf.nn.gated import GatedHyperBF as GatedHyperBF
   from hbf.nn.hyperbf import HyperBFAttention as HyperBFAttention
-  from hbf.nn.hyperbf import HyperBFUnit as HyperBFCenters  # noqa: F401
-  from hbf.nn.mlp import MLP as MLP
+  from hbf.nn.hyperbf import HyperBFCenters as HyperBFCenters
   from hbf.nn.trunk import Trunk as Trunk
   from hbf.ops.api import BALL_KERNELS as BALL_KERNELS
   from hbf.ops.api import KERNELS as KERNELS
@@ -44,17 +44,17 @@ _PUBLIC = {
   'Block': ('hbf.nn.block', 'Block'),
   'Context': ('hbf.nn.context', 'Context'),
   'HyperBFAttention': ('hbf.nn.hyperbf', 'HyperBFAttention'),
-  'HyperBFCenters': ('hbf.nn.hyperbf', 'HyperBFUnit'),
+  'HyperBFCenters': ('hbf.nn.hyperbf', 'HyperBFCenters'),
   'GatedHyperBF': ('hbf.nn.gated', 'GatedHyperBF'),
-  'SoftmaxAttention': ('hbf.nn.attention', 'SoftmaxAttention'),
-  'MLP': ('hbf.nn.mlp', 'MLP'),
+  'SoftmaxAttention': ('hbf.nn.baselines.softmax', 'SoftmaxAttention'),
+  'MLP': ('hbf.nn.baselines.mlp', 'MLP'),
   'Trunk': ('hbf.nn.trunk', 'Trunk'),
   # Whole models.
   'ImageClassifier': ('hbf.models.classifier', 'ImageClassifier'),
   'LanguageModel': ('hbf.models.language', 'LanguageModel'),
   'count_parameters': ('hbf.models.build', 'count_parameters'),
   # Runs.
-  'ArrayData': ('hbf.data.arrays', 'ArrayData'),
+  'ArrayData': ('hbf.data.images.arrays', 'ArrayData'),
   'get_config': ('hbf.api', 'get_config'),
   'train': ('hbf.api', 'train'),
   'evaluate': ('hbf.api', 'evaluate'),
@@ -65,8 +65,8 @@ _PUBLIC = {
 __all__ = [*sorted(_PUBLIC)]
 
 # Draws are then a function of their keys alone: the number of devices changes none, and a new transform leaves the
-# keys of those before it as they are (`hbf.data.transforms`). JAX reads the variable when it is imported, which takes
-# too long for `hbf --help`.
+# keys of those before it as they are (`hbf.data.augment.transforms`). JAX reads the variable when it is imported,
+# which takes too long for `hbf --help`.
 os.environ['JAX_THREEFRY_PARTITIONABLE'] = 'true'
 if 'jax' in sys.modules:
   sys.modules['jax'].config.update('jax_threefry_partitionable', True)

@@ -10,14 +10,14 @@ from hbf.errors import choose, fail, in_one_line
 COMMANDS = {
   'train': ('hbf.cli.train', 'Train a network on images or texts, or continue a run.'),
   'eval': ('hbf.cli.evaluate', 'Evaluate a checkpoint of a run.'),
-  'compare': ('hbf.compare', 'Train several models alike, with several seeds, and write one table.'),
-  'compile': ('hbf.compile', "Compile a config for hardware that isn't there: memory, and an estimate of speed."),
-  'explain': ('hbf.explain', 'Write a page that explains a run on images.'),
-  'predict': ('hbf.predict', 'Classify images of your own.'),
-  'generate': ('hbf.generate', 'Continue texts with the model of a run on texts.'),
-  'prepare': ('hbf.data.prepare', 'Prepare a data set, such as cifar10.'),
+  'compare': ('hbf.cli.compare', 'Train several models alike, with several seeds, and write one table.'),
+  'compile': ('hbf.cli.compile', "Compile a config for hardware that isn't there: memory, and an estimate of speed."),
+  'explain': ('hbf.cli.explain', 'Write a page that explains a run on images.'),
+  'predict': ('hbf.cli.predict', 'Classify images of your own.'),
+  'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),
+  'prepare': ('hbf.data.images.prepare', 'Prepare a data set, such as cifar10.'),
   'export': ('hbf.cli.export', "Write a run's classifier to a folder for use elsewhere."),
-  'convert': ('hbf.authors', "Read weights of the memo's authors into a run, or write them."),
+  'convert': ('hbf.cli.convert', "Read weights of the memo's authors into a run, or write them."),
 }
 
 

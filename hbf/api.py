@@ -17,14 +17,14 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.config import datasets as configs
-from hbf.data.arrays import NAME, ArrayData, to_images
-from hbf.data.augment import normalise
+from hbf.data.augment.batches import normalize
 from hbf.data.datasets import Dataset, from_arrays
+from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.errors import UserError
 from hbf.training import loop
 from hbf.training.callbacks import Callback
 from hbf.training.evaluate import evaluate_workdir, restore
-from hbf.training.exported import stored_dataset
+from hbf.training.export import stored_dataset
 from hbf.training.workdir import load_config
 
 
@@ -227,7 +227,7 @@ class Run:
 
   def normalize(self, images: Any) -> jax.Array:
     """Return images as the model takes them, float32. Arguments and errors as for `predict`."""
-    return normalise(jax.device_put(self._checked(images), self.device), self.task.mean, self.task.std)
+    return normalize(jax.device_put(self._checked(images), self.device), self.task.mean, self.task.std)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
     """Evaluate the run at this checkpoint; see `hbf.evaluate`."""
@@ -248,7 +248,7 @@ class Run:
     mean, std = self.task.mean, self.task.std
 
     def probabilities(params: Any, images: jax.Array) -> jax.Array:
-      logits = self.model.apply({'params': params}, normalise(images, mean, std), train=False)
+      logits = self.model.apply({'params': params}, normalize(images, mean, std), train=False)
       return jax.nn.softmax(jnp.asarray(logits, jnp.float32))
 
     return jax.jit(probabilities)

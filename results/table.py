@@ -9,14 +9,14 @@ from benchmarks.common import shown
 from benchmarks.hardware import rows as hardware
 from benchmarks.scaling import SIZES
 from benchmarks.scaling import rows as scaling
-from hbf.analysis.dead_units_report import table as dead_units
-from hbf.analysis.mixing import table as mixing
-from hbf.analysis.nested import table as nested_centres
+from hbf.analysis.nested import table as nested_centers
+from hbf.analysis.report.dead_units_report import table as dead_units
+from hbf.analysis.token_order import table as mixing
 from hbf.comparison.grid import Grid
 from hbf.comparison.held_out import held_out
 from hbf.comparison.stored import open_runs
 from hbf.comparison.table import markdown, read_rows
-from hbf.evaluation.figures import ACCURACY, NLL
+from hbf.evaluation.scores import ACCURACY, NLL
 from hbf.markdown import cell, table
 from hbf.training.workdir import flatten
 
@@ -118,7 +118,7 @@ def growth() -> str:
 
 
 def explained(name: str, every: bool) -> str:
-  """What one run, or two, make of other data sets' images and of corrupted ones, by what hbf.explain found.
+  """What one run, or two, make of other data sets' images and of corrupted ones, by what hbf.cli.explain found.
 
   Args:
     name: of the file.
@@ -137,7 +137,7 @@ def explained(name: str, every: bool) -> str:
   parts.append(_corrupted(names, of('corrupted')))
   if matched := found.get('pair', {}).get('matched'):
     counterparts = [(block, f'{z["correlation"]:.2f}', f'{z["by_chance"]:.2f}') for block, z in matched.items()]
-    parts.append(table(('block', "centres' correlation with their counterparts", 'by chance'), counterparts))
+    parts.append(table(('block', "centers' correlation with their counterparts", 'by chance'), counterparts))
   return '\n\n'.join(parts)
 
 
@@ -187,7 +187,7 @@ def main() -> None:
   parts = [comparison(name) for name in COMPARISONS]
   parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0-nested.json').read_text())
-  parts.append(nested_centres(nested['rows']))
+  parts.append(nested_centers(nested['rows']))
   parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0-mixing.json').read_text())))
   parts += [explained(name, every) for name, every in EXPLAINED.items()]
   parts += [

@@ -7,7 +7,7 @@ import pathlib
 
 # Before jax starts.
 os.environ['JAX_PLATFORMS'] = 'cpu'
-# Without LLVM's optimisation compiling takes 40% less of processor time, without MLIR for fusions 40% less again, and
+# Without LLVM's optimization compiling takes 40% less of processor time, without MLIR for fusions 40% less again, and
 # nothing here computes for long.
 os.environ['XLA_FLAGS'] = ' '.join(
   (
@@ -27,7 +27,7 @@ import pytest
 
 from configs import digits
 from hbf.config.resolve import resolve
-from hbf.data.prepare import prepare
+from hbf.data.images.prepare import prepare
 from hbf.models.matching import units_of
 
 # Tracing makes objects by the million, few of them garbage; a file's tests end with a search of everything.

@@ -160,7 +160,7 @@ def test_a_block_in_a_flax_model():
   params = variables['params']
   assert params.keys() == {'Dense_0', 'Block_0', 'Block_1'}
   assert params['Block_0'].keys() == {'norm_stage1', 'stage1', 'norm_stage2', 'stage2'}
-  assert params['Block_0']['stage2']['centres'].shape == (1, 64, 32)
+  assert params['Block_0']['stage2']['centers'].shape == (1, 64, 32)
   gradient = jax.jit(jax.grad(lambda p: Own().apply({'params': p}, x).sum()))(params)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 

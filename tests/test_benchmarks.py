@@ -13,10 +13,10 @@ from benchmarks import input as input_benchmark
 from benchmarks.accelerator import Part
 from hbf.config import recipes as configs
 from hbf.errors import UserError
-from hbf.ops.sums import kernel_sums
+from hbf.ops.fast.sums import kernel_sums
 
 ONE = jax.devices()[:1]
-TOY = '--tokens=9 --centres=12 --width=16 --head-sizes=6 --cases=64x2 --recipes=toy --seconds=0.05 --rounds=2'
+TOY = '--tokens=9 --centers=12 --width=16 --head-sizes=6 --cases=64x2 --recipes=toy --seconds=0.05 --rounds=2'
 
 
 def toy_recipe():
@@ -28,7 +28,7 @@ def toy_recipe():
 
 @pytest.fixture(scope='module')
 def measured(tmp_path_factory):
-  """The JSON of a run: one type, one kernel and two normalisations, one model and one that doesn't exist."""
+  """The JSON of a run: one type, one kernel and two normalizations, one model and one that doesn't exist."""
   out = tmp_path_factory.mktemp('accelerator') / 'folder' / 'found.json'
   bfloat16 = {'bfloat16': jnp.bfloat16}
   with pytest.MonkeyPatch.context() as patch:
@@ -71,13 +71,13 @@ def test_fast_forms_are_within_tolerance(measured):
     'hyperbf pallas',
   }
   assert {row['within'] for row in rows} == {'yes'}
-  assert all(0 < row['d centres'] <= row['tolerance'] == 0.03 for row in rows)
+  assert all(0 < row['d centers'] <= row['tolerance'] == 0.03 for row in rows)
 
 
 def test_a_form_that_does_not_compile_costs_its_own_row_only(measured):
   identity, nonesuch = rows_of(measured, 'Train step')
   assert identity['images/s'] > 0 and identity['of matmul rate'] and not identity['error']
-  assert nonesuch['error'].startswith("OptionError: HyperBFUnit: unknown form 'nonesuch'")
+  assert nonesuch['error'].startswith("OptionError: HyperBFCenters: unknown form 'nonesuch'")
   assert nonesuch['images/s'] == ''
 
 

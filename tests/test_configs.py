@@ -156,7 +156,7 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_sizes_set_width_depth_heads_and_what_is_matched_to_them():
   config = shipped('cifar10', 'model=vit,size=tiny')
   assert (config.model.width, config.model.depth, config.model.heads) == (192, 12, 3)
-  assert config.model.stage2.hidden == shipped('cifar10', 'size=tiny').model.stage2.centres == 768
+  assert config.model.stage2.hidden == shipped('cifar10', 'size=tiny').model.stage2.centers == 768
 
 
 def test_a_data_set_has_its_config_without_a_file(tmp_path, monkeypatch):

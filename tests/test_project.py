@@ -91,7 +91,7 @@ def refuse(*args, **kwargs):
   raise AssertionError('the network was asked for')
 
 socket.socket.connect = socket.getaddrinfo = refuse
-small = ['--config.model.width=16', '--config.model.depth=1', '--config.model.stage2.centres=8']
+small = ['--config.model.width=16', '--config.model.depth=1', '--config.model.stage2.centers=8']
 small += ['--deterministic']
 train = ['train.py', '--workdir={tmp_path}/run', '--config.data.dir={digits_dir}', '--config.train.epochs=1', *small]
 evaluate = ['eval.py', '--workdir={tmp_path}/run', '--json', '--output=/proc/x']

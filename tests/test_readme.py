@@ -79,10 +79,10 @@ def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
   monkeypatch.chdir(ROOT)
   flags = [argument for argument in shlex.split(arguments) if argument.startswith('--')]
   overrides = [flag for flag in flags if flag.startswith(('--config=', '--config.'))]
-  if module in ('hbf.cli.train', 'hbf.compile'):
+  if module in ('hbf.cli.train', 'hbf.cli.compile'):
     read_config(overrides or ['--config=digits'])  # refuses unknown keys
     flags = [flag for flag in flags if flag not in overrides]
-  if module == 'hbf.compare':  # overrides of every arm
+  if module == 'hbf.cli.compare':  # overrides of every arm
     of_arms = [flag for flag in flags if flag.startswith('--config.')]
     read_config(['--config=cifar10', *of_arms])
     flags = [flag for flag in flags if flag not in of_arms]

@@ -20,17 +20,17 @@ from absl import logging
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from hbf.analysis.dead_units_report import draw, table
+from hbf.analysis.report.dead_units_report import draw, table
 from hbf.analysis.units import Units, observe
 from hbf.arguments import Parser
 from hbf.config.datasets import digits
-from hbf.data.augment import normalise
+from hbf.data.augment.batches import normalize
 from hbf.errors import UserError, in_one_line
 from hbf.models.classifier import ImageClassifier
 from hbf.ops.kernels import SIGNED
+from hbf.training.convert import write
 from hbf.training.evaluate import restore
 from hbf.training.experiment import Experiment, prepare
-from hbf.training.imported import write
 from hbf.training.loop import train
 from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
 from hbf.training.state import init_state
@@ -61,19 +61,19 @@ class Setting:
 def settings() -> list[Setting]:
   """The authors' two published forms, the two obvious widths, and our default."""
 
-  gained = {'normalisation': 'none', 'centres_init': 'normal'}
+  gained = {'normalization': 'none', 'centers_init': 'normal'}
 
-  def memo(beta: float, centres: int) -> Setting:
-    # β = 1/2σ², and at init σ² = width_scale · √D.
-    options = gained | {'kernel': SIGNED, 'metric': 'bilinear', 'centres': centres}
-    return Setting(f'β = {beta:g}, {centres:,} centres', options | {'width_scale': 0.5 / beta / WIDTH**0.5}, True)
+  def memo(beta: float, centers: int) -> Setting:
+    # β = 1/2σ², and at init σ² = sigma_scale · √D.
+    options = gained | {'kernel': SIGNED, 'metric': 'bilinear', 'centers': centers}
+    return Setting(f'β = {beta:g}, {centers:,} centers', options | {'sigma_scale': 0.5 / beta / WIDTH**0.5}, True)
 
-  ours = {'width_scale': 0.5, 'normalisation': 'layer', 'centres_init': 'tokens'}
+  ours = {'sigma_scale': 0.5, 'normalization': 'layer', 'centers_init': 'tokens'}
   return [
     memo(0.1, 11),
     memo(0.001, 1500),
-    Setting('σ² = D, gain', gained | {'width_scale': WIDTH**0.5}),
-    Setting('σ² = √D, gain', gained | {'width_scale': 1.0}),
+    Setting('σ² = D, gain', gained | {'sigma_scale': WIDTH**0.5}),
+    Setting('σ² = √D, gain', gained | {'sigma_scale': 1.0}),
     Setting('σ² = √D/2, layer norm, from tokens', ours),
   ]
 
@@ -121,7 +121,7 @@ def _observe(experiment: Experiment, params: Any) -> Units:
   images, labels = zip(*(source[i] for i in range(IMAGES)), strict=True)
   assert isinstance(experiment.model, ImageClassifier)  # _config's is
   return observe(
-    experiment.model, params, normalise(jnp.asarray(np.stack(images)), data.mean, data.std), jnp.asarray(labels)
+    experiment.model, params, normalize(jnp.asarray(np.stack(images)), data.mean, data.std), jnp.asarray(labels)
   )
 
 

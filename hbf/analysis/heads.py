@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from hbf.analysis.subject import Subject
+from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
 
 IMAGES = 50  # whose weights are held at a time
@@ -23,7 +23,7 @@ class Heads:
   tokens: np.ndarray
 
 
-def heads(subject: Subject, images: np.ndarray) -> dict[str, Heads]:
+def heads(subject: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
   """What the heads of every block look at; {} where stage 1 is no attention.
 
   Args:
@@ -45,14 +45,14 @@ def heads(subject: Subject, images: np.ndarray) -> dict[str, Heads]:
   }
 
 
-def between_patches(subject: Subject) -> np.ndarray:
+def between_patches(subject: TrainedRun) -> np.ndarray:
   """The distance of any two patches, in patches: [N, N]."""
   rows, columns = subject.grid
   places = np.mgrid[:rows, :columns].reshape(2, -1).T
   return np.sqrt(np.square(places[:, None] - places[None]).sum(-1))
 
 
-def maps(subject: Subject, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
+def maps(subject: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
   """What a token of each image takes of every patch, by block: [n, heads, rows, columns]; give at most `IMAGES`."""
   return {
     block: w[:, :, token, subject.first_patch :].reshape(*w.shape[:2], *subject.grid)
@@ -60,14 +60,14 @@ def maps(subject: Subject, images: np.ndarray, token: int) -> dict[str, np.ndarr
   }
 
 
-def _weights(subject: Subject, images: np.ndarray) -> dict[str, np.ndarray]:
+def _weights(subject: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """The weights in at most `IMAGES`, float64 [n, heads, N, N], by one program for any number."""
   filled = images[np.minimum(np.arange(IMAGES), len(images) - 1)]
-  weights = attention_weights(subject.model, subject.params, subject.normalised(filled))
+  weights = attention_weights(subject.model, subject.params, subject.normalized(filled))
   return {block: np.asarray(w[: len(images)], np.float64) for block, w in weights.items()}
 
 
-def differing(subject: Subject, images: np.ndarray) -> np.ndarray:
+def differing(subject: TrainedRun, images: np.ndarray) -> np.ndarray:
   """How far the tokens of an image are from all being the same: ‖X − 1x̄ᵀ‖/‖X‖, mean over the images, [depth + 1].
 
   Before the first block and after each; it falls to 0 where attention makes all tokens alike (Dong et al. 2021).

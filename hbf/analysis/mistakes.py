@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.evaluation.metrics import Counts, detail, summarise
+from hbf.evaluation.classification import Counts, detail, summarize
 
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
-  """Return figures and details of logits float32 [n, classes] and labels int32 [n]; see `hbf.evaluation.metrics`."""
+  """Return scores and details of logits float32 [n, classes] and labels int32 [n], see `hbf.evaluation`."""
   count = jax.jit(
     lambda logits, labels: Counts.zeros(logits.shape[1]).add(logits, labels, jnp.ones(len(labels), bool))
   )
   counts = count(logits, labels)
-  return summarise(counts) | detail(counts)
+  return summarize(counts) | detail(counts)
 
 
 def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

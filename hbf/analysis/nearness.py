@@ -1,21 +1,21 @@
-"""How near images are to what a model's centres stand for: a radial unit knows how far it is from all it has seen."""
+"""How near images are to what a model's centers stand for: a radial unit knows how far it is from all it has seen."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.analysis.subject import Subject
+from hbf.analysis.trained_run import TrainedRun
 
 
-def nearness(subject: Subject, images: np.ndarray) -> dict[str, np.ndarray]:
-  """The greatest log K of every token over the centres, its mean over the tokens of an image, by block: [n].
+def nearness(subject: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
+  """The greatest log K of every token over the centers, its mean over the tokens of an image, by block: [n].
 
   Args:
     subject: the run.
     images: uint8 [n, height, width, channels].
 
   Returns:
-    {} for a network without centres.
+    {} for a network without centers.
   """
   parts: dict[str, list[np.ndarray]] = {}
   for number, seen in subject.looks(images):

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from hbf.analysis.subject import Subject
+from hbf.analysis.trained_run import TrainedRun
 
 
 def cka(x: np.ndarray, y: np.ndarray) -> float:
@@ -25,19 +25,19 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     one: features of the layers, [K, n, p], as `layers` gives them.
     other: [L, n, q], of the same examples.
   """
-  x, y = (np.stack([_u_centred(features).ravel() for features in run]) for run in (one, other))
+  x, y = (np.stack([_u_centered(features).ravel() for features in run]) for run in (one, other))
   scale = np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1))
   return np.divide(x @ y.T, scale, out=np.zeros_like(scale), where=scale > 0)
 
 
-def _u_centred(features: np.ndarray) -> np.ndarray:
+def _u_centered(features: np.ndarray) -> np.ndarray:
   """Center a Gram matrix so that Σ K_ij L_ij of two of them is n(n − 3) times the unbiased HSIC, [n, n].
 
   This is U-centering (Székely & Rizzo 2014): the diagonal, which makes HSIC biased, is left out.
   """
   n = len(features)
-  centred = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
-  gram = centred @ centred.T
+  centered = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
+  gram = centered @ centered.T
   np.fill_diagonal(gram, 0)
   means = gram.sum(axis=0) / (n - 2)
   gram += means.sum() / (n - 1) - means - means[:, None]
@@ -45,7 +45,7 @@ def _u_centred(features: np.ndarray) -> np.ndarray:
   return gram
 
 
-def layers(subject: Subject, images: np.ndarray) -> np.ndarray:
+def layers(subject: TrainedRun, images: np.ndarray) -> np.ndarray:
   """The mean token of every image before the first block and after each, float64 [depth + 1, n, D].
 
   Args:
@@ -74,13 +74,13 @@ def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _standard(z: np.ndarray) -> np.ndarray:
   """Of mean 0 and variance 1 over the rows; a column that is constant is 0."""
-  centred = z - z.mean(axis=0)
-  deviation = centred.std(axis=0)
-  return np.asarray(np.divide(centred, deviation, out=np.zeros_like(centred), where=deviation > 0))
+  centered = z - z.mean(axis=0)
+  deviation = centered.std(axis=0)
+  return np.asarray(np.divide(centered, deviation, out=np.zeros_like(centered), where=deviation > 0))
 
 
-def responses(subject: Subject, images: np.ndarray, block: str) -> np.ndarray | None:
-  """Of the centres of a block to every token of the images, float32 [n · N, U]; None if it has no centres."""
+def responses(subject: TrainedRun, images: np.ndarray, block: str) -> np.ndarray | None:
+  """Of the centers of a block to every token of the images, float32 [n · N, U]; None if it has no centers."""
   parts = [
     np.asarray(seen.responses[block])[number >= 0]
     for number, seen in subject.looks(images)

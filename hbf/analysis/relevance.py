@@ -1,11 +1,11 @@
-"""What decides an image: patches whose loss changes the answer, and the centres that voted for it."""
+"""What decides an image: patches whose loss changes the answer, and the centers that voted for it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from hbf.analysis.subject import Subject
+from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
 
 Answers = Callable[
@@ -30,7 +30,7 @@ def without(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[int
     images: uint8 [n, height, width, channels].
     patch: side in pixels.
     gone: bool [n, rows · columns], which patches are.
-    fill: the colour, of each channel.
+    fill: the color, of each channel.
   """
   rows, columns = images.shape[1] // patch, images.shape[2] // patch
   pixels = gone.reshape(-1, rows, columns).repeat(patch, axis=1).repeat(patch, axis=2)[..., None]
@@ -44,7 +44,7 @@ def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[i
     answers: the model.
     images: uint8 [n, height, width, channels].
     patch: side in pixels.
-    fill: the colour, of each channel.
+    fill: the color, of each channel.
   """
   patches = images.shape[1] // patch * (images.shape[2] // patch)
   size = max(1, TOGETHER // patches)
@@ -70,7 +70,7 @@ def deletion(
     answers: the model.
     images: uint8 [n, height, width, channels].
     patch: side in pixels.
-    fill: the colour of those that are gone.
+    fill: the color of those that are gone.
     order: of the patches of each image, the first to go first: int [n, rows · columns].
 
   Returns:
@@ -91,12 +91,12 @@ def random_orders(count: int, patches: int) -> list[np.ndarray]:
   return [random.permuted(np.tile(np.arange(patches), (count, 1)), axis=1) for _ in range(DRAWS)]
 
 
-def colour(subject: Subject) -> list[int]:
+def color(subject: TrainedRun) -> list[int]:
   """The mean of the training images' channels, 0 to 255."""
   return [round(255 * mean) for mean in subject.task.mean]
 
 
-def votes(subject: Subject, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def votes(subject: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Compute what every center of the last block adds to a class's logit through each token, [n, N, U].
 
   The division of the last norm and the weights of the pooling are frozen: they are taken as the whole network has
@@ -122,7 +122,7 @@ def votes(subject: Subject, images: np.ndarray, classes: np.ndarray) -> np.ndarr
   return responses * (reading(subject, tokens, classes) @ coefficients.T)
 
 
-def effects(subject: Subject, images: np.ndarray, classes: np.ndarray, centres: np.ndarray) -> np.ndarray:
+def effects(subject: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
   """Compute by how much a class's logit falls without a center of the last block, [n, k].
 
   The network is run again with the center's coefficients at 0. The other centers respond as before. Logits are told
@@ -132,15 +132,15 @@ def effects(subject: Subject, images: np.ndarray, classes: np.ndarray, centres: 
     subject: the run.
     images: uint8 [n, height, width, channels].
     classes: int [n].
-    centres: numbers of the centers to leave out, one at a time, int [n, k].
+    centers: numbers of the centers to leave out, one at a time, int [n, k].
   """
   block = _last_block(subject)
   unit = subject.params[block]['stage2']
   whole = _excess(subject.logits(images), classes)
-  fallen = np.empty(centres.shape)
-  for centre in np.unique(centres):
-    image, place = np.nonzero(centres == centre)
-    head, number = divmod(int(centre), unit['coefficients'].shape[1])
+  fallen = np.empty(centers.shape)
+  for center in np.unique(centers):
+    image, place = np.nonzero(centers == center)
+    head, number = divmod(int(center), unit['coefficients'].shape[1])
     silent = unit | {'coefficients': unit['coefficients'].at[head, number].set(0)}
     params = subject.params | {block: subject.params[block] | {'stage2': silent}}
     fallen[image, place] = whole[image] - _excess(subject.logits(images[image], params), classes[image])
@@ -153,22 +153,22 @@ def _excess(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
   return np.take_along_axis(logits, classes[:, None], axis=1)[:, 0] - logits.mean(axis=1)
 
 
-def _last_block(subject: Subject) -> str:
+def _last_block(subject: TrainedRun) -> str:
   return f'block{subject.model.trunk.depth - 1}'
 
 
-def _last(subject: Subject, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
+def _last(subject: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
   """The tokens that come out of the last block, and the responses in it, float64 [n, N, D] and [n, N, U]."""
   parts = []
   for number, seen in subject.looks(images):
     if block not in seen.responses:
-      raise UserError("the last block's stage 2 is no HyperBF, and has no centres")
+      raise UserError("the last block's stage 2 is no HyperBF, and has no centers")
     parts.append([np.asarray(z, np.float64)[number >= 0] for z in (seen.tokens[-1], seen.responses[block])])
   tokens, responses = (np.concatenate(kind) for kind in zip(*parts, strict=True))
   return tokens, responses
 
 
-def reading(subject: Subject, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def reading(subject: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """What a number in a last token's coordinate adds to a class's logit over the mean of all, [n, N, D].
 
   Args:

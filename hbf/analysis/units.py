@@ -7,18 +7,18 @@ import jax
 import numpy as np
 import optax
 
-from hbf.analysis.look import unrolled
+from hbf.analysis.capture import unrolled
 from hbf.evaluation.unit_health import Health, unit_health
 from hbf.models.classifier import ImageClassifier
 
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-  """Of the stage 2 of each block, on some labelled images.
+  """Of the stage 2 of each block, on some labeled images.
 
   Attributes:
-    responses: float32 [depth, B · N, heads · A], of every centre to every token, as they go into the output.
-    gradients: float32 [depth, heads · A], root mean square of the loss's gradient by a centre's coordinates.
+    responses: float32 [depth, B · N, heads · A], of every center to every token, as they go into the output.
+    gradients: float32 [depth, heads · A], root mean square of the loss's gradient by a center's coordinates.
     of_coefficients: float32 [depth, heads · A], greatest |gradient| of the loss by a center's coefficients.
   """
 
@@ -35,21 +35,21 @@ class Units:
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """How a centre's response differs from token to token: root mean variance, [depth]; 0 if units are constant."""
+    """How a center's response differs from token to token: root mean variance, [depth]; 0 if units are constant."""
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 
   def learning(self) -> np.ndarray:
-    """Root mean square of the gradient of each block's centres, [depth]; 0 if they can't learn."""
+    """Root mean square of the gradient of each block's centers, [depth]; 0 if they can't learn."""
     return np.sqrt(np.square(self.gradients, dtype=np.float64).mean(axis=1))
 
 
 def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.Array) -> Units:
-  """Responses and gradients of a model whose stage 2 is `hbf.nn.hyperbf.HyperBFUnit`.
+  """Responses and gradients of a model whose stage 2 is `hbf.nn.hyperbf.HyperBFCenters`.
 
   Args:
     model: the network.
     params: of the network.
-    images: [B, height, width, channels], normalised.
+    images: [B, height, width, channels], normalized.
     labels: int [B].
   """
 
@@ -68,7 +68,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
   return Units(
     # [heads, tokens, A] to [tokens, heads · A]
     responses=np.stack([_by_token(responses[block]['stage2']['responses'][0]) for block in blocks]),
-    gradients=np.stack([np.sqrt(np.mean(np.square(u['centres']), axis=-1)).reshape(-1) for u in units]),
+    gradients=np.stack([np.sqrt(np.mean(np.square(u['centers']), axis=-1)).reshape(-1) for u in units]),
     of_coefficients=np.stack([np.abs(u['coefficients']).max(axis=-1).reshape(-1) for u in units]),
   )
 

@@ -7,10 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.analysis.look import unrolled
+from hbf.analysis.capture import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.models.language import LanguageModel
-from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.hyperbf import HyperBFAttention
 
 

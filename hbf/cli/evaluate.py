@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
   processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
-  from hbf.evaluation.report import print_classes, print_result
+  from hbf.evaluation.tables import print_classes, print_result
   from hbf.training.evaluate import evaluate_workdir
 
   workdir = pathlib.Path(WORKDIR.value).expanduser()

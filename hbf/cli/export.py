@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from hbf import cli
+from hbf.training import export
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
 OUTPUT = flags.DEFINE_string('output', None, 'Folder to write: a new one, or an empty one.', required=True)
@@ -19,14 +20,13 @@ AVERAGE = flags.DEFINE_boolean('average', False, 'Export the moving average of t
 def main(argv: Sequence[str]) -> int:
   """Export the classifier."""
   del argv
-  from hbf.training import exported
   from hbf.training.machine import keep_freed_memory
 
   keep_freed_memory()
   folder = pathlib.Path(OUTPUT.value).expanduser()
-  exported.check_free(folder)
-  model = exported.from_run(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value)
-  exported.export(model, folder)
+  export.check_free(folder)
+  model = export.from_run(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value)
+  export.export(model, folder)
   print(f'exported step {model.about["step"]} to {folder}')
   return 0
 

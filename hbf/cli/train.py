@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
   processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
-  from hbf.evaluation.report import print_result, say
+  from hbf.evaluation.tables import print_result, say
   from hbf.tasks.registry import TASKS
   from hbf.training.loop import train
   from hbf.training.workdir import default_workdir

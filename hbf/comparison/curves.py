@@ -17,11 +17,11 @@ from matplotlib.ticker import MaxNLocator
 
 from hbf.comparison.grid import Grid
 from hbf.comparison.stored import StoredRuns, open_runs
-from hbf.evaluation.figures import ACCURACY, LOSS, Figure
+from hbf.evaluation.scores import ACCURACY, LOSS, Score
 
 REFERENCE, REST = 'black', '0.55'
-# Told apart by colour-blind readers too (Okabe & Ito 2008, without yellow, which is too light for a line).
-COLOURS = ('#D55E00', '#0072B2', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
+# Told apart by color-blind readers too (Okabe & Ito 2008, without yellow, which is too light for a line).
+COLORS = ('#D55E00', '#0072B2', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
 WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # inches: of a row of panels, its least height, and the height of a label
 
 
@@ -41,14 +41,14 @@ class Panel(NamedTuple):
   """What is shown, of which split, and the curves of the arms that have begun, by label."""
 
   name: str
-  shown: Figure
+  shown: Score
   curves: dict[str, Curve]
 
 
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   """Writes a PNG: a row of panels for each group, each arm's mean over the seeds and their range.
 
-  Arms are named where their lines end. If there are more than colours, the best have one and the rest are grey. Runs
+  Arms are named where their lines end. If there are more than colors, the best have one and the rest are gray. Runs
   that are still at work are drawn as far as all seeds of their arm have come, and runs that diverged up to there. A
   group of which nothing is held out shows the accuracy on training batches instead.
   """
@@ -60,20 +60,20 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
       len(groups), 2, figsize=(WIDTH, height * len(groups)), squeeze=False, layout='constrained'
     )
     for (group, logs), row in zip(groups.items(), axes, strict=True):
-      ranks = next(arm for arm in grid.arms if arm.group == group).kind.figures[0]
+      ranks = next(arm for arm in grid.arms if arm.group == group).kind.scores[0]
       panels = _panel(logs, 'train', LOSS), _panel(logs, 'validation', ranks)
-      colours = _colours(list(logs), panels[-1])
+      colors = _colors(list(logs), panels[-1])
       row[0].set_title(f'{group}, mean and range over the seeds', loc='left')
       for axis, panel in zip(row, panels, strict=True):
         axis.set(xlabel='epoch', ylabel=f'{panel.name} {panel.shown.label}')
-        _draw(axis, panel.curves, colours)
-        _name(axis, panel.curves, colours, LABEL / (height - 1))
+        _draw(axis, panel.curves, colors)
+        _name(axis, panel.curves, colors, LABEL / (height - 1))
     figure.savefig(path, dpi=120, metadata={'Software': None})
     plt.close(figure)
 
 
-def draw_expected(expected: Mapping[str, Sequence[float]], shown: Figure, path: pathlib.Path) -> None:
-  """Write a PNG: each arm's expected best held-out figure, by label, against the number of trials."""
+def draw_expected(expected: Mapping[str, Sequence[float]], shown: Score, path: pathlib.Path) -> None:
+  """Write a PNG: each arm's expected best held-out score, by label, against the number of trials."""
   curves = {
     label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
   }
@@ -82,9 +82,9 @@ def draw_expected(expected: Mapping[str, Sequence[float]], shown: Figure, path: 
     figure, axis = plt.subplots(figsize=(0.65 * WIDTH, height), layout='constrained')
     axis.set(xlabel='trials', ylabel=f'expected best held-out {shown.label}')
     if curves:
-      colours = _colours(list(curves), Panel('validation', shown, curves))
-      _draw(axis, curves, colours)
-      _name(axis, curves, colours, LABEL / (height - 1))
+      colors = _colors(list(curves), Panel('validation', shown, curves))
+      _draw(axis, curves, colors)
+      _name(axis, curves, colors, LABEL / (height - 1))
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     figure.savefig(path, dpi=120, metadata={'Software': None})
     plt.close(figure)
@@ -109,14 +109,14 @@ def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]
   return {arm.label: [runs.metrics(arm.run(seed)) for seed in grid.seeds] for arm in arms}
 
 
-def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Figure) -> Panel:
+def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Score) -> Panel:
   curves = {label: curve for label, runs in logs.items() if (curve := _curve(runs, split, shown))}
   if not curves and split != 'train':
-    return _panel(logs, 'train', ACCURACY)  # the one figure that all training reports
+    return _panel(logs, 'train', ACCURACY)  # the one score that all training reports
   return Panel({'train': 'training'}.get(split, split), shown, curves)
 
 
-def _curve(runs: list[list[dict]], split: str, shown: Figure) -> Curve | None:
+def _curve(runs: list[list[dict]], split: str, shown: Score) -> Curve | None:
   lines = [[line for line in run if line['split'] == split] for run in runs]
   finite = [itertools.takewhile(lambda line: math.isfinite(line[shown.name]), of_seed) for of_seed in lines]
   points = [[(line['epoch'], line[shown.name]) for line in of_seed] for of_seed in finite]
@@ -127,27 +127,27 @@ def _curve(runs: list[list[dict]], split: str, shown: Figure) -> Curve | None:
   return Curve(both[0, :, 0], both[:, :, 1])
 
 
-def _colours(labels: list[str], ranks: Panel) -> dict[str, str]:
+def _colors(labels: list[str], ranks: Panel) -> dict[str, str]:
   """By label: the reference's own, then one each while there are enough; if there aren't, for the best."""
   others = labels[1:]
-  if len(others) > len(COLOURS):
+  if len(others) > len(COLORS):
     ends = {label: ranks.curves[label].mean[-1] for label in others if label in ranks.curves}
     others = sorted(ends, key=ends.__getitem__, reverse=ranks.shown.better is max)
-  return dict.fromkeys(labels, REST) | dict(zip(others, COLOURS, strict=False)) | {labels[0]: REFERENCE}
+  return dict.fromkeys(labels, REST) | dict(zip(others, COLORS, strict=False)) | {labels[0]: REFERENCE}
 
 
-def _draw(axis: Axes, curves: Mapping[str, Curve], colours: Mapping[str, str]) -> None:
+def _draw(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, str]) -> None:
   for label, curve in curves.items():
-    epochs, values, colour = *curve, colours[label]
-    front = 2 + (colour != REST)
-    axis.plot(epochs, curve.mean, color=colour, zorder=front)
-    axis.fill_between(epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0, zorder=front)
+    epochs, values, color = *curve, colors[label]
+    front = 2 + (color != REST)
+    axis.plot(epochs, curve.mean, color=color, zorder=front)
+    axis.fill_between(epochs, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, lw=0, zorder=front)
   axis.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
   axis.grid(alpha=0.3)
   axis.spines[['top', 'right']].set_visible(False)
 
 
-def _name(axis: Axes, curves: Mapping[str, Curve], colours: Mapping[str, str], gap: float) -> None:
+def _name(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, str], gap: float) -> None:
   """Writes each label beside the end of its line, a gap (in parts of the axis) apart, and connects the two."""
   if not curves:
     return
@@ -161,7 +161,7 @@ def _name(axis: Axes, curves: Mapping[str, Curve], colours: Mapping[str, str], g
       (1.04, place),
       textcoords='axes fraction',
       va='center',
-      color=colours[label],
-      arrowprops={'arrowstyle': '-', 'color': colours[label], 'lw': 0.6, 'relpos': (0, 0.5), 'shrinkB': 0},
+      color=colors[label],
+      arrowprops={'arrowstyle': '-', 'color': colors[label], 'lw': 0.6, 'relpos': (0, 0.5), 'shrinkB': 0},
       annotation_clip=False,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hbf.comparison.grid import Arm, Grid
 from hbf.comparison.stored import StoredRuns, open_runs
-from hbf.evaluation.figures import Figure
+from hbf.evaluation.scores import Score
 from hbf.markdown import table
 
 
@@ -18,16 +18,16 @@ def held_out(grid: Grid, workdir: pathlib.Path) -> str:
   for group in dict.fromkeys(arm.group for arm in grid.arms):
     arms = [arm for arm in grid.arms if arm.group == group]
     kind = arms[0].kind
-    first = kind.figures[0]
+    first = kind.scores[0]
     means = [_mean(ends[arm], first) for arm in arms if ends[arm]]
     best = first.better(means) if means else None
     rows = []
     for arm in arms:
-      shown = [_cell(ends[arm], figure) for figure in kind.figures]
+      shown = [_cell(ends[arm], score) for score in kind.scores]
       if ends[arm] and _mean(ends[arm], first) == best:
         shown[0] = f'**{shown[0]}**'
       rows.append((arm.label, str(len(ends[arm])), *shown))
-    header = ('model', 'seeds', *(f'{figure.label} (sd)' for figure in kind.figures))
+    header = ('model', 'seeds', *(f'{score.label} (sd)' for score in kind.scores))
     parts += [f'{group}, held-out {kind.example}s at the end of training:', table(header, rows)]
   return '\n\n'.join(parts)
 
@@ -39,14 +39,12 @@ def _ends(arm: Arm, grid: Grid, runs: StoredRuns) -> list[dict[str, float]]:
   return [line for log in logs for line in [line for line in log if line['split'] == 'validation'][-1:]]
 
 
-def _mean(lines: Sequence[dict[str, float]], figure: Figure) -> float:
-  return statistics.fmean(line[figure.name] for line in lines)
+def _mean(lines: Sequence[dict[str, float]], score: Score) -> float:
+  return statistics.fmean(line[score.name] for line in lines)
 
 
-def _cell(lines: Sequence[dict[str, float]], figure: Figure) -> str:
+def _cell(lines: Sequence[dict[str, float]], score: Score) -> str:
   if not lines:
     return '–'
-  values = [line[figure.name] for line in lines]
-  return f'{_mean(lines, figure):{figure.form}}' + (
-    f' ({statistics.stdev(values):{figure.form}})' if values[1:] else ''
-  )
+  values = [line[score.name] for line in lines]
+  return f'{_mean(lines, score):{score.form}}' + (f' ({statistics.stdev(values):{score.form}})' if values[1:] else '')

@@ -3,8 +3,8 @@
 python -m hbf.comparison.pack runs/small results/small
 
 The packed folder has runs.jsonl (a line a run: config, data, result and metrics), predictions.npz, and the
-comparison's other files. Other files of a run are beside them, as RUN-FILE. `hbf.compare --report` reads either form,
-and its tables and curves are the same. Checkpoints and printed output are left out.
+comparison's other files. Other files of a run are beside them, as RUN-FILE. `hbf.cli.compare --report` reads either
+form, and its tables and curves are the same. Checkpoints and printed output are left out.
 """
 
 import json

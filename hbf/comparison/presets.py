@@ -12,22 +12,23 @@ SMALL = {
   'hyperbf': 'hyperbf',
 }
 TEXT = {
-  'gpt': 'vit model.stage2.activation=gelu model.stage1.places=none',  # nanoGPT's
+  'gpt': 'vit model.stage2.activation=gelu model.stage1.relative_positions=none',  # nanoGPT's
   'gpt-places': 'vit model.stage2.activation=gelu',
   'hyperbf': 'hyperbf',
 }
 TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
 STRONG = {label: LAPTOP[label] for label in ('vit-gelu', 'hyperbf', 'gated')}
-PLACES = 'model.stage1.places=offsets'
+RELATIVE_POSITIONS = 'model.stage1.relative_positions=gaussian'
 LAPTOPS_UNIT = (
-  'model.stage2.norm=unit model.stage2.norm_affine=False model.stage2.normalisation=none model.stage2.widths=layer'
+  'model.stage2.normalize_inputs=True model.stage2.norm_affine=False model.stage2.normalization=none '
+  'model.stage2.sigma_per=layer'
 )
 LEADERS = {
-  'hyperbf-places': f'hyperbf {PLACES}',
-  'gated-places': f'gated {PLACES}',
+  'hyperbf-places': f'hyperbf {RELATIVE_POSITIONS}',
+  'gated-places': f'gated {RELATIVE_POSITIONS}',
   'gmlp': 'gmlp',
-  'hyperbf-laptop': f'hyperbf {PLACES} {LAPTOPS_UNIT}',
+  'hyperbf-laptop': f'hyperbf {RELATIVE_POSITIONS} {LAPTOPS_UNIT}',
 }
 BEST_RATES = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}  # of 'rivals-rates'
 BEST = {label: f'{LEADERS[label]} optimizer.learning_rate={rate}' for label, rate in BEST_RATES.items()}
@@ -52,10 +53,10 @@ CLAIM = (
   '--config.model.merge=2',
   '--config.model.width=48',
 )
-BALLS = 'hyperbf model.stage2.centres_init=normal model.stage2.kernel'
+BALLS = 'hyperbf model.stage2.centers_init=normal model.stage2.kernel'
 # HyperBF, its rivals, and the controls that tell what an advantage is of. The first arm's units set the parameters.
 CONTROLS = {
-  'hyperbf': 'hyperbf model.stage2.centres=180',
+  'hyperbf': 'hyperbf model.stage2.centers=180',
   'hyperbf-softplus': f'{BALLS}=ball_softplus',
   'hyperbf-gelu': f'{BALLS}=ball_gelu',
   'vit-gelu': 'vit model.stage2.activation=gelu',
@@ -246,12 +247,12 @@ PRESETS = {
       'identity',
       'vit-gelu: vit model.stage2.activation=gelu',
       'vit-swiglu: vit model.stage2.activation=swiglu',
-      'vit-unit: vit model.stage1.qk_norm=unit',
+      'vit-unit: vit model.stage1.qk_norm=True',
       'softmax+hyperbf',
       'hyperbf+mlp',
       'hyperbf-heads: hyperbf model.stage2.heads=4',
       'hyperbf-nested: hyperbf model.stage2.nested=True',
-      f'vit-places: vit {PLACES}',
+      f'vit-places: vit {RELATIVE_POSITIONS}',
       *_arms({label: model for label, model in LEADERS.items() if label != 'gmlp'}),
     ),
     seeds=(0, 1),

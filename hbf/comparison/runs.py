@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Grid
-from hbf.evaluation.report import say
+from hbf.evaluation.tables import say
 from hbf.training.signals import signals
 from hbf.training.workdir import in_use
 

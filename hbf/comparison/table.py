@@ -53,7 +53,7 @@ class Row:
 
   def shown(self, value: float, sign: str = '') -> str:
     """A value of the compared figure, as a table has it."""
-    return f'{value:{sign}{self.kind.figures[0].form}}'
+    return f'{value:{sign}{self.kind.scores[0].form}}'
 
 
 def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
@@ -65,7 +65,7 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
     compared |= _differences({arm: list(results[arm]) for arm in grid.arms if arm.group == group}, runs)
   rows = []
   for arm in grid.arms:
-    values = [result[arm.kind.figures[0].name] for result in results[arm].values()]
+    values = [result[arm.kind.scores[0].name] for result in results[arm].values()]
     rows.append(
       Row(
         group=arm.group,
@@ -104,7 +104,7 @@ def as_json(rows: list[Row]) -> str:
 
 
 def _results(arm: Arm, grid: Grid, runs: StoredRuns) -> Results:
-  found = {seed: runs.result(arm.run(seed), arm.kind.figures[0].name) for seed in grid.seeds}
+  found = {seed: runs.result(arm.run(seed), arm.kind.scores[0].name) for seed in grid.seeds}
   return {seed: result for seed, result in found.items() if result is not None}
 
 
@@ -138,7 +138,7 @@ def _header(kind: type[Task]) -> tuple[str, ...]:
     'MFLOP',
     'training operations',
     'seeds',
-    f'{kind.figures[0].label} (sd)',
+    f'{kind.scores[0].label} (sd)',
     'difference',
     f'{LEVEL:.0%} interval',
     'published',

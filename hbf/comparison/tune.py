@@ -20,7 +20,7 @@ from hbf.comparison.runs import run_all
 from hbf.comparison.space import draw, parse_space
 from hbf.comparison.stored import StoredRuns, open_runs, refuse_packed
 from hbf.errors import UserError, choose
-from hbf.evaluation.figures import Figure
+from hbf.evaluation.scores import Score
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.training.workdir import held, write_json
@@ -66,9 +66,9 @@ class Trial:
   arguments: tuple[str, ...]
 
   @property
-  def ranks(self) -> Figure:
+  def ranks(self) -> Score:
     """The figure that ranks trials."""
-    return TASKS[self.task].figures[0]
+    return TASKS[self.task].scores[0]
 
   @property
   def diverged(self) -> bool:
@@ -85,8 +85,8 @@ class Trial:
     if failed := runs.failure(self.run):
       return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
     last = {line['split']: line for line in runs.metrics(self.run)}
-    figures = last['validation'][self.ranks.name], last['train']['loss']
-    return dataclasses.replace(self, held_out=figures[0], loss=figures[1], failed='')
+    scores = last['validation'][self.ranks.name], last['train']['loss']
+    return dataclasses.replace(self, held_out=scores[0], loss=scores[1], failed='')
 
 
 class _Trials(Grid):
@@ -132,9 +132,9 @@ def report(workdir: pathlib.Path) -> None:
   rows = []
   for label, of_arm in _by_label(trials).items():
     best = _best(of_arm)
-    figures = (f'{best.held_out:{ranks.form}}', f'{best.loss:.3f}', _joined(best.options)) if best else ('–',) * 3
+    scores = (f'{best.held_out:{ranks.form}}', f'{best.loss:.3f}', _joined(best.options)) if best else ('–',) * 3
     counts = sum(trial.settled for trial in of_arm), sum(trial.diverged for trial in of_arm)
-    rows.append((label, *map(str, counts), *figures))
+    rows.append((label, *map(str, counts), *scores))
   header = ('model', 'trials', 'diverged', f'held-out {ranks.label}', 'training loss', 'options')
   missing = [f'- {trial.run}: {trial.failed}' for trial in trials if not trial.settled]
   parts = [f'{trials[0].group}, the best trial of each arm:', table(header, rows)]
@@ -176,14 +176,14 @@ def with_best(asked: Comparison, path: pathlib.Path) -> Comparison:
   )
 
 
-def expected_best(values: Sequence[float], figure: Figure) -> list[float]:
+def expected_best(values: Sequence[float], score: Score) -> list[float]:
   """Return the expected best result of 1, 2, … trials: its mean over all subsets of so many.
 
   Args:
     values: of independent trials.
-    figure: says which of several values is the best.
+    score: says which of several values is the best.
   """
-  ordered, n = sorted(values, reverse=figure.better is min), len(values)
+  ordered, n = sorted(values, reverse=score.better is min), len(values)
   return [
     sum(math.comb(rank, size - 1) * value for rank, value in enumerate(ordered)) / math.comb(n, size)
     for size in range(1, n + 1)

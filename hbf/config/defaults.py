@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from hbf.data.copies import COPIES
+from hbf.data.augment.copies import COPIES
 from hbf.models.build import DTYPES
 from hbf.models.embedding import PatchEmbedding
 from hbf.models.language import LanguageModel
@@ -104,8 +104,8 @@ COMMON = {
   'optimizer.second_momentum': Key(0.999, RATE, 'second moment of adamw'),
   'optimizer.matrix_momentum': Key(0.95, RATE, "of muon's matrices"),
   'optimizer.clip': Key(1.0, NOT_NEGATIVE, 'global norm of the gradient; 0: off'),
-  'optimizer.width_rate': Key(1.0, NOT_NEGATIVE, 'learning rate of σ or 1/2σ² over that of the rest'),
-  'optimizer.centre_rate': Key(None, NOT_NEGATIVE, 'likewise of learned centers; empty: √model.width'),
+  'optimizer.sigma_rate': Key(1.0, NOT_NEGATIVE, 'learning rate of σ or 1/2σ² over that of the rest'),
+  'optimizer.center_rate': Key(None, NOT_NEGATIVE, 'likewise of learned centers; empty: √model.width'),
   'optimizer.layer_decay': Key(1.0, SHARE, 'factor on the learning rate for each block below the head'),
   'evaluate.every': Key('1epoch', PERIOD, 'on the held-out part of train'),
   'checkpoint.every': Key('1epoch', PERIOD, 'between checkpoints'),

@@ -41,7 +41,7 @@ def memo() -> ConfigDict:
   config.data.validation = 0.0
   config.train.update(epochs=100.0, batch_size=256)
   config.optimizer.update(learning_rate=1e-4, weight_decay=0.01, schedule='cosine', warmup='0steps', clip=0.0)
-  config.model.expansion = 2.0  # 1,536 centres, close to the 1,500 of the authors' first version
+  config.model.expansion = 2.0  # 1,536 centers, close to the 1,500 of the authors' first version
   return config
 
 
@@ -60,9 +60,14 @@ def laptop() -> ConfigDict:
   """An hour of one CPU core for CIFAR-10, of models with at most 0.3 M parameters."""
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
-  config.stages.stage1 = {'places': 'offsets'}
+  config.stages.stage1 = {'relative_positions': 'gaussian'}
   # At a rate as high as this one, responses that are normed become a table (docs/search.md).
-  config.stages.stage2 = {'norm': 'unit', 'norm_affine': False, 'normalisation': 'none', 'widths': 'layer'}
+  config.stages.stage2 = {
+    'normalize_inputs': True,
+    'norm_affine': False,
+    'normalization': 'none',
+    'sigma_per': 'layer',
+  }
   config.optimizer.learning_rate = 8e-3  # the best for every arm after two epochs, docs/search.md
   config.train.epochs = 20.0
   return config
@@ -76,7 +81,7 @@ def strong() -> ConfigDict:
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
   config.model.update(drop_path=0.1, dtype='bfloat16')
-  config.stages.stage1 = {'places': 'offsets'}
+  config.stages.stage1 = {'relative_positions': 'gaussian'}
   config.data.transforms = (('flip',), ('shift', 4), ('rand_augment', 2, 9), ('erase', 0.25))
   config.data.mix = (('mixup', 1.0, 0.25), ('cutmix', 1.0, 0.25))
   config.train.update(epochs=300.0, batch_size=128, label_smoothing=0.1, average=0.9995)
@@ -124,8 +129,13 @@ def characters() -> ConfigDict:
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'
   # As in recipe laptop; places above all (docs/text.md).
-  config.stages.stage1 = {'places': 'offsets'}
-  config.stages.stage2 = {'norm': 'unit', 'norm_affine': False, 'normalisation': 'none', 'widths': 'layer'}
+  config.stages.stage1 = {'relative_positions': 'gaussian'}
+  config.stages.stage2 = {
+    'normalize_inputs': True,
+    'norm_affine': False,
+    'normalization': 'none',
+    'sigma_per': 'layer',
+  }
   config.model.expansion = 4.0
   return config
 
@@ -207,7 +217,7 @@ def _make_config(
     config.model.update(width=width, depth=depth, heads=heads, expansion=expansion)
   named = named_options(config.model.name)
   config.model.update({key: value for key, value in named.items() if key in config.model})
-  # An MLP's unit costs 2D + 1 parameters, a centre with its width as many: the models of a recipe match.
+  # An MLP's unit costs 2D + 1 parameters, a center with its width as many: the models of a recipe match.
   for stage, options in zip(('stage1', 'stage2'), stage_options(config.model.name, None), strict=True):
     for changes in (named.get(stage, {}), stages[stage]):
       options.update({key: value for key, value in changes.items() if key in options})

@@ -38,10 +38,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
       for stage, count in zip((model.stage1, model.stage2), units, strict=True):
         stage.update({option: count for option, value in stage.items() if value is None})
       del model.expansion
-    if optimizer.centre_rate is None:
+    if optimizer.center_rate is None:
       # Adam moves every number by about the learning rate. Centers start at size 1, the weights of an MLP at 1/√D:
       # the same relative steps need √D times the rate.
-      optimizer.centre_rate = model.width**0.5
+      optimizer.center_rate = model.width**0.5
   return resolved
 
 

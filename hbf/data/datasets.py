@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from hbf.data import folder, prepare, prepared
-from hbf.data.arrays import NAME, ArrayData, ArraySource
-from hbf.data.sources import Blank, Source
+from hbf.data.images import folder, prepare, prepared
+from hbf.data.images.arrays import NAME, ArrayData, ArraySource
+from hbf.data.images.sources import Blank, Source
 from hbf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """Labelled images.
+  """Labeled images.
 
   Attributes:
     name: of the data set.
@@ -42,15 +42,15 @@ def load(
   """Open a data set.
 
   Args:
-    name: one of `prepare.PREPARATIONS`, any data set of labelled images that TFDS has prepared in `dir`, or
+    name: one of `prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in `dir`, or
       `image_folder`.
     dir: the TFDS data directory, local or on a bucket; `~` is the home directory. Nothing but `image_folder` lives
       elsewhere.
     root: the folder of an `image_folder`, with train/CLASS/* and test/CLASS/* in it.
-    image_size: height and width in pixels to bring the images to (shorter side resized, centre cut out). 0 or None
+    image_size: height and width in pixels to bring the images to (shorter side resized, center cut out). 0 or None
       keeps them as stored, which needs images of one size.
     download: fetch and prepare the data set if it isn't in `dir`. The embedded digits need no download.
-    test_split: what the data set calls its labelled split to test on.
+    test_split: what the data set calls its labeled split to test on.
 
   Raises:
     UserError: the data set is unknown, not prepared, damaged or unfit; the message says what to do.

@@ -42,7 +42,7 @@ class Programs:
     plan: of the run.
     mesh: the devices.
     parameter_bytes: of the model, on a device.
-    optimizer_bytes: of the optimiser's state, and of the parameters' average if there is one, on a device.
+    optimizer_bytes: of the optimizer's state, and of the parameters' average if there is one, on a device.
     each: the programs: a train step, an evaluation step.
   """
 

@@ -216,7 +216,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines.append((label, *(shown(row) if 'traffic_bytes' in row else '' for row in programs)))
 
   add('parameters, GiB', lambda row: f'{report["parameter_bytes"] / GIB:.3f}')
-  add("optimiser's state, GiB", lambda row: f'{report["optimizer_bytes"] / GIB:.3f}')
+  add("optimizer's state, GiB", lambda row: f'{report["optimizer_bytes"] / GIB:.3f}')
   for key, label in gib.items():
     add(f'{label}, GiB', lambda row, key=key: f'{row[key] / GIB:.3f}')
   memory = report['memory_bytes'] / GIB

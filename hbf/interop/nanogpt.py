@@ -14,7 +14,7 @@ from hbf.interop import tensors as files
 from hbf.interop.pytorch import linear, norm
 from hbf.interop.table import Params, Table, Tensors, same
 from hbf.models.language import LanguageModel
-from hbf.nn.attention import check_heads
+from hbf.nn.projections import check_heads
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 

@@ -31,7 +31,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
-    images [batch, height, width, 3] that are normalised as the network's were; a ViT takes images of any size that
+    images [batch, height, width, 3] that are normalized as the network's were; a ViT takes images of any size that
     its patches divide, see `hbf.interop.positions.resize`.
 
   Raises:

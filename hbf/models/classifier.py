@@ -32,16 +32,16 @@ class ImageClassifier(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-    """Logits [B, classes] in float32 of normalised images [B, height, width, channels].
+    """Logits [B, classes] in float32 of normalized images [B, height, width, channels].
 
     Raises:
       UserError: the patch doesn't divide the image, or an option's value isn't known.
     """
     for part in (self.embed, self.trunk):
       nn.share_scope(self, part)  # parameters are `embedding` and `block0`, not `embed/embedding` and `trunk/block0`
-    tokens, places = self.embed(images, train)
+    tokens, positions = self.embed(images, train)
     grid = (images.shape[1] // self.embed.patch, images.shape[2] // self.embed.patch)
-    tokens = self.trunk(tokens, Context(train=train, places=places), self.embed.read, grid)
+    tokens = self.trunk(tokens, Context(train=train, positions=positions), self.embed.read, grid)
     return nn.Dense(self.classes, name='head')(self._pooled(tokens).astype(jnp.float32))
 
   def _pooled(self, tokens: jax.Array) -> jax.Array:

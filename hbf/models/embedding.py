@@ -66,15 +66,15 @@ class PatchEmbedding(CheckedModule):
       )
     inputs = self._convolved(images) if self.stem == 'conv' else to_patches(images, self.patch)
     batch, rows, columns, numbers = inputs.shape
-    places = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
+    coordinates = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
     tokens = nn.Dense(self.width, dtype=self.dtype, name='embedding')(inputs.reshape(-1, numbers))
-    tokens = tokens.reshape(batch, -1, self.width) + self._positions(places)
+    tokens = tokens.reshape(batch, -1, self.width) + self._positions(coordinates)
     if POOLS[self.pool]:
       token = self.param('class_token', nn.initializers.normal(0.02), (1, 1, self.width))
       first = jnp.broadcast_to(token, (batch, 1, self.width))
       tokens = jnp.concatenate([first.astype(self.dtype), tokens], axis=1)
-      places = np.concatenate([np.full((1, 2), np.nan, np.float32), places])
-    return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(places)
+      coordinates = np.concatenate([np.full((1, 2), np.nan, np.float32), coordinates])
+    return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
   def _convolved(self, images: jax.Array) -> jax.Array:
     """What the stem's last convolution, `embedding`, multiplies for each patch: [B, rows, columns, 9 · channels]."""
@@ -89,20 +89,20 @@ class PatchEmbedding(CheckedModule):
       )
     channels, z = 2 * self.width // self.patch, images
     for i in range(halvings - 1):
-      around = neighbourhoods(z)
+      around = neighborhoods(z)
       if self.whiten and i == 0:
         z = nn.gelu(Whitening(dtype=self.dtype, name='stem0')(around))
         continue
       z = nn.Dense(channels << i, dtype=self.dtype, name=f'stem{i}')(around.reshape(-1, around.shape[-1]))
       z = nn.gelu(nn.LayerNorm(dtype=self.dtype, name=f'norm_stem{i}')(z)).reshape(*around.shape[:3], -1)
-    return neighbourhoods(z)
+    return neighborhoods(z)
 
-  def _positions(self, places: np.ndarray) -> jax.Array:
+  def _positions(self, coordinates: np.ndarray) -> jax.Array:
     """What is added to patches at places [N, 2], row by row: [N, D]."""
-    shape = (len(places), self.width)
+    shape = (len(coordinates), self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
-      'sincos2d': lambda: sincos(places, self.width),
+      'sincos2d': lambda: sincos(coordinates, self.width),
       'none': lambda: np.zeros(shape),
     }
     return jnp.asarray(makers[self.positions](), self.dtype)
@@ -159,7 +159,7 @@ def to_patches(images: jax.Array, patch: int) -> jax.Array:
   return grid.swapaxes(2, 3).reshape(batch, height // patch, width // patch, -1)
 
 
-def neighbourhoods(z: jax.Array) -> jax.Array:
+def neighborhoods(z: jax.Array) -> jax.Array:
   """What a convolution of 3×3 with a stride of 2 and zeros around multiplies: [B, H, W, C] to [B, H/2, W/2, 9 C].
 
   Its windows begin one row and one column before each pair. Kernels are [9 C, D], from [3, 3, C, D]. XLA's own
@@ -177,7 +177,7 @@ def _check_patch(images: jax.Array, patch: int) -> None:
     raise OptionError(f"patches of {patch} pixels don't divide images of {height}×{width}: change it", patch=patch)
 
 
-def sincos(places: np.ndarray, width: int) -> np.ndarray:
+def sincos(coordinates: np.ndarray, width: int) -> np.ndarray:
   """Fixed positions [N, width] of places [N, P]: sines and cosines of each coordinate, the last one's first.
 
   In one dimension they are those of Vaswani et al. 2017, section 3.5; in two, of row and column, as in Beyer et al.
@@ -186,9 +186,9 @@ def sincos(places: np.ndarray, width: int) -> np.ndarray:
   Raises:
     UserError: the width isn't divisible by 2P.
   """
-  parts = 2 * places.shape[1]
+  parts = 2 * coordinates.shape[1]
   if width % parts:
     raise OptionError(f'positions of sines and cosines need a width divisible by {parts}: it is {width}', width=width)
   frequencies = 10_000.0 ** -np.linspace(0, 1, width // parts)
-  angles = [z[:, None] * frequencies for z in places.T[::-1]]
+  angles = [z[:, None] * frequencies for z in coordinates.T[::-1]]
   return np.concatenate([wave(z) for z in angles for wave in (np.sin, np.cos)], axis=-1).astype(np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.models.embedding import sincos
-from hbf.nn.cache import these
+from hbf.nn.cache import new_tokens
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context, Continued
 from hbf.nn.trunk import Trunk
@@ -77,10 +77,10 @@ class LanguageModel(CheckedModule):
       train=train,
       causal=self.causal,
       mask=None if mask is None else mask[:, None],
-      places=jnp.asarray(places[:known]),
+      positions=jnp.asarray(places[:known]),
       continued=None if start is None else Continued(start, self.length),
     )
-    positions = these(self._positions(places)[:known], context, length, 0)
+    positions = new_tokens(self._positions(places)[:known], context, length, 0)
     known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would read the last one's vector
     embedded = (jnp.where(known_tokens, vectors(tokens), jnp.nan) + positions).astype(self.dtype)
     embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)

@@ -65,7 +65,7 @@ def match_steps(step: float, budget: float) -> int:
 
 
 def units_of(config: ConfigDict) -> dict[str, int]:
-  """How many units the `model` part of a config asks for, such as {'stage2.centres': 256}; {} if it has no units."""
+  """How many units the `model` part of a config asks for, such as {'stage2.centers': 256}; {} if it has no units."""
   size = size_option(config.name)
   return {'.'.join(size): config[size[0]][size[1]]} if size else {}
 

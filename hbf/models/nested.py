@@ -1,4 +1,4 @@
-"""Smaller networks inside one whose centres are nested: its first centres, taken by themselves."""
+"""Smaller networks inside one whose centers are nested: its first centers, taken by themselves."""
 
 from typing import Any
 
@@ -7,31 +7,31 @@ from ml_collections import ConfigDict
 from hbf.errors import UserError
 
 
-def first_centres(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
-  """The network of the first `count` centres of every stage 2.
+def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
+  """The network of the first `count` centers of every stage 2.
 
-  Any network can be cut so; one trained with stage2.nested is meant to be (`hbf.nn.hyperbf.HyperBFUnit`).
+  Any network can be cut so; one trained with stage2.nested is meant to be (`hbf.nn.hyperbf.HyperBFCenters`).
 
   Args:
     config: the `model` part of a config whose stage 2 is hyperbf; it isn't changed.
     params: of that model.
-    count: from 1 to the centres there are.
+    count: from 1 to the centers there are.
 
   Raises:
-    UserError: the model has no centres in stage 2, or not so many.
+    UserError: the model has no centers in stage 2, or not so many.
   """
-  if 'centres' not in config.stage2:
-    raise UserError(f'{config.name} has no centres in its stage 2: expected a model with stage 2 hyperbf')
-  if not 1 <= count <= config.stage2.centres:
-    raise UserError(f'{count} centres can not be taken: the model has {config.stage2.centres}')
+  if 'centers' not in config.stage2:
+    raise UserError(f'{config.name} has no centers in its stage 2: expected a model with stage 2 hyperbf')
+  if not 1 <= count <= config.stage2.centers:
+    raise UserError(f'{count} centers can not be taken: the model has {config.stage2.centers}')
   cut = config.copy_and_resolve_references()
-  cut.stage2.centres = count
+  cut.stage2.centers = count
   return cut, {name: _cut_block(part, count) if name.startswith('block') else part for name, part in params.items()}
 
 
 def _cut_block(block: Any, count: int) -> Any:
-  """Centres and coefficients [H, A, …], and what every centre has of its own [H, 1, A], of the first centres."""
+  """Centers and coefficients [H, A, …], and what every center has of its own [H, 1, A], of the first centers."""
   unit = dict(block['stage2'])
-  unit |= {name: unit[name][:, :count] for name in ('centres', 'coefficients')}
-  unit |= {name: unit[name][..., :count] for name in ('log_width', 'beta') if name in unit}
+  unit |= {name: unit[name][:, :count] for name in ('centers', 'coefficients')}
+  unit |= {name: unit[name][..., :count] for name in ('log_sigma', 'beta') if name in unit}
   return {**block, 'stage2': unit}

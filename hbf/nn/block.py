@@ -11,7 +11,7 @@ from hbf.errors import UserError
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, check_context
 from hbf.nn.registry import Stage
-from hbf.ops.layout import BATCH, laid
+from hbf.ops.layout import BATCH, constrain
 from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE
 
 
@@ -63,7 +63,7 @@ class Block(CheckedModule):
       drop_path: rate at which an image goes past a stage in training (stochastic depth, Huang et al. 2016), or None.
 
     Raises:
-      UserError: the context has a mask that stage 1 doesn't honour.
+      UserError: the context has a mask that stage 1 doesn't honor.
     """
     given = tokens
     for name, stage in (('stage1', self.stage1), ('stage2', self.stage2)):
@@ -74,7 +74,7 @@ class Block(CheckedModule):
       norm = nn.LayerNorm(self.norm_epsilon, self.dtype, use_scale=affine, use_bias=affine, name=f'norm_{name}')
       if name == 'stage1':  # stage 2 works on every token alone
         check_context(module, context)
-      update = laid(module(norm(given if self.parallel else tokens), context), BATCH, None, None)
+      update = constrain(module(norm(given if self.parallel else tokens), context), BATCH, None, None)
       if self.layer_scale:
         start = nn.initializers.constant(self.layer_scale)
         update *= self.param(f'scale_{name}', start, tokens.shape[-1:]).astype(update.dtype)

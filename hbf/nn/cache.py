@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from hbf.nn.context import Context, Continued
 
 
-def remember(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
+def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
   """What z is of all tokens so far, with room for those to come, from what it is of the new ones.
 
   Args:
@@ -30,7 +30,7 @@ def remember(module: nn.Module, name: str, z: jax.Array, context: Context, axis:
   return cache.value
 
 
-def these(z: jax.Array, context: Context, count: int, axis: int) -> jax.Array:
+def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Array:
   """The part of an array that belongs to the new tokens, of one with all there can be along an axis.
 
   Args:
@@ -44,6 +44,6 @@ def these(z: jax.Array, context: Context, count: int, axis: int) -> jax.Array:
   return jax.lax.dynamic_slice_in_dim(z, context.continued.start, count, axis)
 
 
-def so_far(continued: Continued, count: int) -> jax.Array:
+def cache_mask(continued: Continued, count: int) -> jax.Array:
   """Which of all tokens there can be the new ones see, each those up to itself: [count, room]."""
   return jnp.arange(continued.room) <= continued.start + jnp.arange(count)[:, None]

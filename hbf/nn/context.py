@@ -27,10 +27,10 @@ class Context:
   Attributes:
     train: whether the network is being trained, so that a stage may drop things; that needs a 'dropout' key.
     mask: booleans that broadcast to [B, N, N], whether a token (first N) sees another (second N); every token sees
-      at least one. None: all see all. A stage 1 that honours it says so in its class attribute `masked`: 'any', or
+      at least one. None: all see all. A stage 1 that honors it says so in its class attribute `masked`: 'any', or
       'keys' if it takes those only that hide a token from all others alike.
     causal: whether a token sees only those before it and itself (of those that the mask lets it see). A stage 1 that
-      honours it says so in its class attribute `causal`.
+      honors it says so in its class attribute `causal`.
     places: where each token is, float32 [N, P], in patches or tokens, NaN for one that is nowhere; None where nobody
       said. Of continued tokens: of all that there can be, [room, P].
     continued: of causal tokens, what they continue; a mask then hides none but the last ones. None: nothing comes
@@ -40,7 +40,7 @@ class Context:
   train: bool = flax.struct.field(pytree_node=False, default=False)
   causal: bool = flax.struct.field(pytree_node=False, default=False)
   mask: jax.Array | None = None
-  places: jax.Array | None = None
+  positions: jax.Array | None = None
   continued: Continued | None = None
 
 

@@ -6,11 +6,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.nn.attention import SoftmaxAttention, check_heads
+from hbf.nn.baselines.mlp import ACTIVATIONS
+from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.nn.mlp import ACTIVATIONS
-from hbf.nn.projections import Projections, mimetic_init
+from hbf.nn.projections import Projections, check_heads, mimetic_init
 from hbf.options import one_of, whole
 
 
@@ -45,7 +45,7 @@ class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
 
   Attributes:
     hidden: channels of values and gate; the heads share them, the last one may have fewer.
-    activation: of both, a name in `hbf.nn.mlp.ACTIVATIONS`.
+    activation: of both, a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
   """
 
   hidden: Annotated[int, whole(1)]

@@ -10,54 +10,54 @@ import jax.numpy as jnp
 from hbf.errors import choose
 from hbf.options import OptionError
 
-# Which axes of [heads, points, centres] have a width of their own.
-WIDTHS = {'fixed': (), 'layer': (), 'head': (0,), 'centre': (0, 2)}
+# Which axes of [heads, points, centers] have a width of their own.
+SIGMA_PER = {'fixed': (), 'layer': (), 'head': (0,), 'center': (0, 2)}
 
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 
 
-def width_parameter(module: nn.Module, scope: str, variance: float, heads: int, centres: int = 1) -> jax.Array:
-  """Return σ, broadcastable to [heads, points, centres], learned in log space from σ² = variance.
+def sigma_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int = 1) -> jax.Array:
+  """Return σ, broadcastable to [heads, points, centers], learned in log space from σ² = variance.
 
   Args:
-    module: the module in whose scope `log_width` is made.
-    scope: 'fixed' (not learned), 'layer', 'head' or 'centre': what has a width of its own.
+    module: the module in whose scope `log_sigma` is made.
+    scope: 'fixed' (not learned), 'layer', 'head' or 'center': what has a width of its own.
     variance: σ² at init.
     heads: number of heads.
-    centres: number of centres a head.
+    centers: number of centers a head.
   """
-  return jnp.exp(_parameter(module, 'log_width', scope, 0.5 * jnp.log(variance), heads, centres))
+  return jnp.exp(_parameter(module, 'log_sigma', scope, 0.5 * jnp.log(variance), heads, centers))
 
 
-def beta_parameter(module: nn.Module, scope: str, variance: float, heads: int, centres: int) -> jax.Array:
-  """Return β of kernel `SIGNED`, learned as it is from 1/2σ² of σ² = variance. Arguments as for `width_parameter`."""
-  return _parameter(module, 'beta', scope, 0.5 / variance, heads, centres)
+def beta_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int) -> jax.Array:
+  """Return β of kernel `SIGNED`, learned as it is from 1/2σ² of σ² = variance. Arguments as for `sigma_parameter`."""
+  return _parameter(module, 'beta', scope, 0.5 / variance, heads, centers)
 
 
-def _parameter(module: nn.Module, name: str, scope: str, start: Any, heads: int, centres: int) -> jax.Array:
-  axes = choose('widths', scope, WIDTHS)
-  shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centres)))
+def _parameter(module: nn.Module, name: str, scope: str, start: Any, heads: int, centers: int) -> jax.Array:
+  axes = choose('sigma_per', scope, SIGMA_PER)
+  shape = tuple(n if axis in axes else 1 for axis, n in enumerate((heads, 1, centers)))
   value = jnp.full(shape, start, jnp.float32)
   return value if scope == 'fixed' else module.param(name, lambda _: value)
 
 
-def learned_width(params: Mapping[str, Any]) -> jax.Array | None:
-  """Return σ as `width_parameter` makes it of a module's parameters; None if they have none."""
-  return jnp.exp(params['log_width']) if 'log_width' in params else None
+def learned_sigma(params: Mapping[str, Any]) -> jax.Array | None:
+  """Return σ as `sigma_parameter` makes it of a module's parameters; None if they have none."""
+  return jnp.exp(params['log_sigma']) if 'log_sigma' in params else None
 
 
-def mean_widths(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
+def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
   """Return the mean of the learned σ of a network, by block and stage; {} for a network without any."""
   found: dict[str, dict[str, jax.Array]] = {}
   for block, stages in params.items():
     for stage, of_stage in stages.items() if block.startswith('block') else ():
-      if (width := learned_width(of_stage)) is not None:
-        found.setdefault(block, {})[stage] = width.mean()
+      if (sigma := learned_sigma(of_stage)) is not None:
+        found.setdefault(block, {})[stage] = sigma.mean()
   return found
 
 
 def distance_scale(metric: str, d: int, rank: int) -> float:
-  """Standard deviation of x·t under a fresh metric, for points and centres of unit variance; σ² is given in it."""
+  """Standard deviation of x·t under a fresh metric, for points and centers of unit variance; σ² is given in it."""
   return (rank if metric == 'low_rank' else d) ** 0.5
 
 

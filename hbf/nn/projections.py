@@ -6,7 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.ops.layout import by_part, by_share
+from hbf.nn.cache import cache_mask
+from hbf.nn.context import Context, of_pairs
+from hbf.ops.layout import interleave_shards, split_parts
+from hbf.options import OptionError
 
 
 class Projections(nn.Module):
@@ -40,11 +43,11 @@ class Projections(nn.Module):
       scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
       points, kernel = of_norm_1(points.astype(self.dtype)), scale * of_norm_1(kernel.mT).mT
     # XLA's CPU backend multiplies matrices faster than the same numbers with more axes.
-    z = points.astype(self.dtype) @ by_share(kernel.astype(self.dtype), self.parts)
+    z = points.astype(self.dtype) @ interleave_shards(kernel.astype(self.dtype), self.parts)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros_init(), (outputs,))
-      z += by_share(bias.astype(self.dtype), self.parts)
-    return by_part(z, self.parts)
+      z += interleave_shards(bias.astype(self.dtype), self.parts)
+    return split_parts(z, self.parts)
 
 
 def of_norm_1(z: jax.Array) -> jax.Array:
@@ -92,3 +95,43 @@ def mimetic(key: jax.Array, width: int, heads: int, alpha: float, beta: float) -
   parts = (u[:, :, :d] * root, v.swapaxes(1, 2)[:, :, :d] * root)  # [heads, D, d]
   q, k = (part.swapaxes(0, 1).reshape(width, heads * d) for part in parts)
   return q, k
+
+
+def project_qkv(
+  tokens: jax.Array, heads: int, dtype: Any, bias: bool = False, mimetic: float = 0.0
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one product.
+
+  Call it from a compact method: it makes the layer `qkv` there.
+
+  Raises:
+    OptionError: D isn't divisible by the number of heads.
+  """
+  batch, length, width = tokens.shape
+  check_heads(width, heads)
+  init = mimetic_init(heads, mimetic)
+  qkv = Projections(3, width, use_bias=bias, dtype=dtype, kernel_init=init, name='qkv')(tokens.reshape(-1, width))
+  q, k, v = (z.reshape(batch, length, heads, width // heads) for z in qkv)
+  return q, k, v
+
+
+def project_out(values: jax.Array, dtype: Any) -> jax.Array:
+  """Joins the heads of values [B, N, H, d] and projects them: [B, N, H d]. Makes the layer `out`."""
+  batch, length, heads, d = values.shape
+  joined = values.reshape(batch * length, heads * d)
+  return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
+
+
+def visible(context: Context, count: int) -> dict[str, Any]:
+  """Return what `count` tokens see, as arguments of `hbf.ops.fast.attention.attention`: a mask and causality."""
+  if context.continued is not None:  # what a mask may hide then comes later than all that count
+    return {'mask': cache_mask(context.continued, count), 'causal': False}
+  return {'mask': None if context.mask is None else of_pairs(context.mask)[:, None], 'causal': context.causal}
+
+
+def check_heads(width: int, heads: int) -> None:
+  """Raise OptionError unless `width` divides into `heads`."""
+  if width % heads:
+    raise OptionError(
+      f'a width of {width} is not divisible by {heads} heads: change one of them', width=width, heads=heads
+    )

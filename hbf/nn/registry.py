@@ -8,17 +8,17 @@ from typing import Any
 import flax.linen as nn
 
 from hbf.errors import UserError, choose
-from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.baselines.gmlp import GatedMLP
+from hbf.nn.baselines.linear_attention import LinearAttention
+from hbf.nn.baselines.mlp import MLP
+from hbf.nn.baselines.softmax import SoftmaxAttention
+from hbf.nn.baselines.token_mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.gated import GatedHyperBF, GatedSoftmax
-from hbf.nn.gmlp import GatedMLP
-from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
-from hbf.nn.linear_attention import LinearAttention
-from hbf.nn.mixing import AveragePooling, Identity, TokenMLP
-from hbf.nn.mlp import MLP
+from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
 from hbf.options import Values, declared
 
 # A stage's fields are its options, with their defaults. One that can have more or fewer units says in its class
-# attribute `size` which option counts them; what it honours of a context stands in `masked` and `causal`.
+# attribute `size` which option counts them; what it honors of a context stands in `masked` and `causal`.
 STAGE1: dict[str, type[nn.Module]] = {
   'hyperbf': HyperBFAttention,
   'gated_hyperbf': GatedHyperBF,
@@ -31,7 +31,7 @@ STAGE1: dict[str, type[nn.Module]] = {
   'identity': Identity,
 }
 # After a stage 1 that does both stages' work there is none.
-STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFUnit, 'mlp': MLP, 'none': None}
+STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFCenters, 'mlp': MLP, 'none': None}
 
 # Named models: which stages their blocks have. Any other pair is named STAGE1+STAGE2, as in softmax+hyperbf.
 # What else a named model sets stands in configs/common.py.
@@ -116,7 +116,7 @@ def stage_values(model: str) -> tuple[dict[str, Values], dict[str, Values]]:
 
 
 def size_option(model: str) -> tuple[str, str] | None:
-  """The option that counts a model's units, such as ('stage2', 'centres'); of stage 1 if there is no stage 2."""
+  """The option that counts a model's units, such as ('stage2', 'centers'); of stage 1 if there is no stage 2."""
   first, second = stage_names(model)
   stage, module = ('stage2', STAGE2[second]) if STAGE2[second] else ('stage1', STAGE1[first])
   size: str | None = getattr(module, 'size', None)

@@ -13,7 +13,7 @@ from hbf.nn.block import Block
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import Context
 from hbf.nn.registry import Stage, with_units
-from hbf.ops.layout import BATCH, laid
+from hbf.ops.layout import BATCH, constrain
 from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE, OptionError, whole
 
 
@@ -67,7 +67,7 @@ class Trunk(CheckedModule):
       OptionError: two resolutions are asked for and can't be.
     """
     self._check_merge(tokens.shape[1], grid)
-    tokens = self._blocks(laid(tokens, BATCH, None, None), context, grid)[:, read]
+    tokens = self._blocks(constrain(tokens, BATCH, None, None), context, grid)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
   def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
@@ -92,9 +92,9 @@ class Trunk(CheckedModule):
     squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
     normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{self.merge}')(squares)
     merged = nn.Dense(2 * width, use_bias=False, dtype=self.dtype, name=f'merge{self.merge}')(normed)
-    places = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
-    context = dataclasses.replace(context, places=jnp.asarray(places))
-    return laid(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
+    positions = np.mgrid[:rows, :columns].reshape(2, -1).T.astype(np.float32)
+    context = dataclasses.replace(context, positions=jnp.asarray(positions))
+    return constrain(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
 
   def _blocks(self, tokens: jax.Array, context: Context, grid: tuple[int, int] | None = None) -> jax.Array:
     kind = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block

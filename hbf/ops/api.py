@@ -15,8 +15,8 @@ from hbf.ops.kernels import KERNELS as POSITIVE
 
 KERNELS = tuple(POSITIVE)
 BALL_KERNELS = tuple(DIRECT)
-NORMALIZATIONS = tuple(operator.NORMALISATIONS)
-_FORMS = {'xla': 'blocks', 'pallas': 'pallas', 'plain': 'plain'}
+NORMALIZATIONS = tuple(operator.NORMALIZATIONS)
+_IMPLEMENTATIONS = {'xla': 'xla', 'pallas': 'pallas', 'plain': 'plain'}
 
 
 def hyperbf(
@@ -79,7 +79,7 @@ def hyperbf(
   x, centers, coefficients = _floats('x', x), _floats('centers', centers), _floats('coefficients', coefficients)
   choose('kernel', kernel, dict.fromkeys((*KERNELS, *BALL_KERNELS)))
   choose('normalization', normalization, dict.fromkeys(NORMALIZATIONS))
-  form = choose('implementation', implementation, _FORMS)
+  chosen = choose('implementation', implementation, _IMPLEMENTATIONS)
   points, dimensions, count = x.shape[-2], x.shape[-1], centers.shape[-2]
   if centers.shape[-1] != dimensions:
     raise _mismatch('centers', centers, f'[..., A, {dimensions}], as x has shape {_text(x.shape)}')
@@ -87,11 +87,11 @@ def hyperbf(
     raise _mismatch('coefficients', coefficients, f'[..., {count}, V], as centers has shape {_text(centers.shape)}')
   leading = _leading(x=x, centers=centers, coefficients=coefficients)
   shape, computed = (*leading, 1, count), wide(x.dtype, centers.dtype, coefficients.dtype)
-  how: dict[str, Any] = {'width': _per_center('sigma', sigma, shape, computed)}
+  how: dict[str, Any] = {'sigma': _per_center('sigma', sigma, shape, computed)}
   if metric is not None:
     how |= _metric(metric, leading, dimensions)
   if kernel in BALL_KERNELS:
-    how['squared_radius'] = _per_center('radius', radius, shape, computed) ** 2 / (2 * how['width'] ** 2)
+    how['squared_radius'] = _per_center('radius', radius, shape, computed) ** 2 / (2 * how['sigma'] ** 2)
   elif not (isinstance(radius, numbers.Real) and radius == 0):
     raise UserError(f'radius is for ball kernels, and kernel is {kernel!r}: leave radius out')
   if mask is not None:
@@ -105,8 +105,8 @@ def hyperbf(
     centers.astype(dtype),
     coefficients,
     kernel=kernel,
-    normalisation=normalization,
-    form=form,
+    normalization=normalization,
+    implementation=chosen,
     mask=mask,
     causal=causal,
     **how,

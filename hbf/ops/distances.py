@@ -23,7 +23,7 @@ def is_short(dtype: jnp.dtype) -> bool:
 
 
 class Distances(NamedTuple):
-  """The parts of scaled squared distances: scale (norms + centre_norms − 2 points·centres).
+  """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
   The metric is in the points and centers already. Nothing of size [N, A] is held. Where this module says float32, it
   is float64 of float64 points (`wide`).
@@ -31,25 +31,25 @@ class Distances(NamedTuple):
   Attributes:
     points: [..., N, D].
     norms: xᵀMx, float32 [..., N, 1].
-    centres: [..., A, D], of the points' type.
-    centre_norms: tᵀMt, float32 [..., A, 1].
-    scale: a factor of each centre, float32 [..., A, 1].
+    centers: [..., A, D], of the points' type.
+    center_norms: tᵀMt, float32 [..., A, 1].
+    scale: a factor of each center, float32 [..., A, 1].
   """
 
   points: jax.Array
   norms: jax.Array
-  centres: jax.Array
-  centre_norms: jax.Array
+  centers: jax.Array
+  center_norms: jax.Array
   scale: jax.Array
 
   def __call__(self) -> jax.Array:
     """The distances, float32 [..., N, A]; not clamped, rounding may take them slightly below 0."""
     if is_short(self.points.dtype):
-      squares = self.norms + self.centre_norms.mT - 2 * products(self.points, self.centres)
+      squares = self.norms + self.center_norms.mT - 2 * products(self.points, self.centers)
       return self.scale.mT * squares
     # One product of [x, ‖x‖², 1] and scale [−2t, 1, ‖t‖²]: no passes over [N, A] for the sums.
     left = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
-    right = jnp.concatenate([-2 * self.centres, jnp.ones_like(self.centre_norms), self.centre_norms], axis=-1)
+    right = jnp.concatenate([-2 * self.centers, jnp.ones_like(self.center_norms), self.center_norms], axis=-1)
     return products(left, self.scale * right)
 
   def gradient(self, cotangent: jax.Array) -> 'Distances':
@@ -69,65 +69,66 @@ class Distances(NamedTuple):
       by_norm = jnp.sum(g * self.norms, axis=-2)[..., None]
       by_one = jnp.sum(g, axis=-2, dtype=jnp.float32)[..., None]
       of_norms = jnp.sum(g * self.scale.mT, axis=-1, keepdims=True)
-    scaled_centres = (self.scale * self.centres).astype(g.dtype)
+    scaled_centers = (self.scale * self.centers).astype(g.dtype)
     return Distances(
-      points=-2 * _product('...na,...ad->...nd', g, scaled_centres),
+      points=-2 * _product('...na,...ad->...nd', g, scaled_centers),
       norms=of_norms,
-      centres=-2 * self.scale * by_point,
-      centre_norms=self.scale * by_one,
-      scale=by_norm + self.centre_norms * by_one - 2 * row_dots(self.centres, by_point),
+      centers=-2 * self.scale * by_point,
+      center_norms=self.scale * by_one,
+      scale=by_norm + self.center_norms * by_one - 2 * row_dots(self.centers, by_point),
     )
 
 
 def distances(
   points: jax.Array,
-  centres: jax.Array,
+  centers: jax.Array,
   metric: str = 'identity',
   weights: jax.Array | None = None,
   scale: jax.Array | float = 1.0,
-  null: int = 0,
+  dot_only_dims: int = 0,
 ) -> Distances:
-  """The parts of the squared distances between every point and every centre, times a factor of each centre.
+  """The parts of the squared distances between every point and every center, times a factor of each center.
 
   Args:
     points: [..., N, D].
-    centres: [..., A, D], of the points' type.
+    centers: [..., A, D], of the points' type.
     metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full,
       and M [..., D, D] for bilinear.
     scale: broadcastable to [..., 1, A]; positive but for metric bilinear.
-    null: how many of the last coordinates, x' and t', the metric leaves alone, and which have no norms: r² has
-      −2 x'·t' of them and nothing else. Of null vectors that is a squared distance too (`hbf.nn.places`).
+    dot_only_dims: how many of the last coordinates, x' and t', the metric leaves alone, and which have no norms: r²
+      has −2 x'·t' of them and nothing else. Of null vectors that is a squared distance too
+      (`hbf.nn.relative_positions`).
 
   Raises:
     UserError: the metric isn't known.
   """
-  if null:
-    (points, x), (centres, t) = apart(points, null), apart(centres, null)
-    others = distances(points, centres, metric, weights, scale)
-    left, right = (jnp.concatenate(z, axis=-1) for z in ((others.points, x), (others.centres, t)))
-    return others._replace(points=left, centres=right)
+  if dot_only_dims:
+    (points, x), (centers, t) = apart(points, dot_only_dims), apart(centers, dot_only_dims)
+    others = distances(points, centers, metric, weights, scale)
+    left, right = (jnp.concatenate(z, axis=-1) for z in ((others.points, x), (others.centers, t)))
+    return others._replace(points=left, centers=right)
   scale = jnp.atleast_2d(jnp.asarray(scale, wide(points.dtype))).mT
-  scale = jnp.broadcast_to(scale, (*centres.shape[:-1], 1))
+  scale = jnp.broadcast_to(scale, (*centers.shape[:-1], 1))
   if metric == 'bilinear':
     assert weights is not None
-    mapped, mapped_centres = (products(z, weights.mT.astype(z.dtype)).astype(z.dtype) for z in (points, centres))
-    return Distances(mapped, row_dots(points, mapped), centres, row_dots(centres, mapped_centres), scale)
+    mapped, mapped_centers = (products(z, weights.mT.astype(z.dtype)).astype(z.dtype) for z in (points, centers))
+    return Distances(mapped, row_dots(points, mapped), centers, row_dots(centers, mapped_centers), scale)
   apply = choose('metric', metric, METRICS)
   # Rounding the mapped points to the input type once, before the norms, keeps the three terms consistent.
-  a, b = (apply(z, weights).astype(points.dtype) for z in (points, centres))
+  a, b = (apply(z, weights).astype(points.dtype) for z in (points, centers))
   return Distances(a, row_dots(a, a), b, row_dots(b, b), scale)
 
 
 def squared_distances(
   points: jax.Array,
-  centres: jax.Array,
+  centers: jax.Array,
   metric: str = 'identity',
   weights: jax.Array | None = None,
   scale: jax.Array | float = 1.0,
-  null: int = 0,
+  dot_only_dims: int = 0,
 ) -> jax.Array:
-  """Squared distances between every point and every centre (memo, under eq. 4), times a factor of each centre.
+  """Squared distances between every point and every center (memo, under eq. 4), times a factor of each center.
 
   Computed as ‖a‖² + ‖b‖² − 2 a·b, with norms and accumulation in float32 whatever the input type, so the error
   is a rounding of ‖a‖² + ‖b‖², never of the input type.
@@ -138,13 +139,13 @@ def squared_distances(
     [..., N, A] in float32. At least 0 but for bilinear, whose M is free: xᵀMx + tᵀMt − 2xᵀMt, as in the
     authors' code, is a squared distance only if M is symmetric and positive.
   """
-  squares = distances(points, centres, metric, weights, scale, null)()
+  squares = distances(points, centers, metric, weights, scale, dot_only_dims)()
   return squares if metric == 'bilinear' else jnp.maximum(squares, 0)
 
 
-def apart(z: jax.Array, null: int) -> tuple[jax.Array, jax.Array]:
+def apart(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
   """The coordinates under the metric, and the last ones beside it."""
-  count = z.shape[-1] - null
+  count = z.shape[-1] - dot_only_dims
   return z[..., :count], z[..., count:]
 
 
@@ -192,14 +193,14 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
 
 
-def metric_product(centres: jax.Array, metric: str, weights: jax.Array | None) -> jax.Array:
-  """M t for every centre t, [..., A, D]; metric and weights as in `squared_distances`."""
+def metric_product(centers: jax.Array, metric: str, weights: jax.Array | None) -> jax.Array:
+  """M t for every center t, [..., A, D]; metric and weights as in `squared_distances`."""
   if metric == 'bilinear':
     assert weights is not None
-    return products(centres, weights.astype(centres.dtype)).astype(centres.dtype)
-  mapped = choose('metric', metric, METRICS)(centres, weights).astype(centres.dtype)
+    return products(centers, weights.astype(centers.dtype)).astype(centers.dtype)
+  mapped = choose('metric', metric, METRICS)(centers, weights).astype(centers.dtype)
   transposed = weights if weights is None or metric == 'diagonal' else weights.mT
-  return METRICS[metric](mapped, transposed).astype(centres.dtype)
+  return METRICS[metric](mapped, transposed).astype(centers.dtype)
 
 
 def _scale(z: jax.Array, weights: jax.Array | None) -> jax.Array:

@@ -48,7 +48,7 @@ KERNELS: dict[str, Callable[[jax.Array], jax.Array]] = {
 SIGNED = 'signed_gaussian'
 # All of them decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' the biweight one:
 # both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with normalized weights
-# and the activation φ (Maruyama, Girosi & Poggio 1992): see `hbf.nn.mlp.MLP.normalize`.
+# and the activation φ (Maruyama, Girosi & Poggio 1992): see `hbf.nn.baselines.mlp.MLP.normalize`.
 DIRECT: dict[str, Callable[[jax.Array], jax.Array]] = {
   'ball_relu': nn.relu,
   'ball_relu2': lambda depth: jnp.square(nn.relu(depth)),

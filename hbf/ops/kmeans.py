@@ -1,4 +1,4 @@
-"""k-means by Lloyd's iteration: where centres may start (Moody & Darken 1989)."""
+"""k-means by Lloyd's iteration: where centers may start (Moody & Darken 1989)."""
 
 import jax
 import jax.numpy as jnp

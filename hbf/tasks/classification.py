@@ -12,13 +12,16 @@ import optax
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from hbf.data import levels
-from hbf.data.arguments import Entry
-from hbf.data.augment import augment, normalise
-from hbf.data.copies import COPIES, Copies
+from hbf.data.augment.batches import augment, normalize
+from hbf.data.augment.copies import COPIES, Copies
+from hbf.data.augment.entries import Entry
+from hbf.data.augment.pairs import mix, read_mix
+from hbf.data.augment.transforms import TRANSFORMS, check_size, read_transforms
 from hbf.data.datasets import Dataset, load
-from hbf.data.identity import identity
-from hbf.data.inputs import (
+from hbf.data.images import levels
+from hbf.data.images.sources import Source, hold_out
+from hbf.data.pipeline.identity import identity
+from hbf.data.pipeline.inputs import (
   Batch,
   ImageInput,
   Input,
@@ -28,15 +31,12 @@ from hbf.data.inputs import (
   gather,
   make_input,
 )
-from hbf.data.mixing import mix, read_mix
-from hbf.data.order import TrainOrder
-from hbf.data.sources import Source, hold_out
-from hbf.data.transforms import TRANSFORMS, check_size, read_transforms
+from hbf.data.pipeline.order import TrainOrder
 from hbf.errors import UserError, choose
-from hbf.evaluation.figures import ACCURACY, CLASSIFICATION, Figure
-from hbf.evaluation.metrics import Counts, detail, summarise
+from hbf.evaluation.classification import Counts, detail, summarize
+from hbf.evaluation.scores import ACCURACY, CLASSIFICATION, Score
 from hbf.models.build import build_model
-from hbf.tasks.task import Seen, Task
+from hbf.tasks.task import ModelBatch, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Reading:
   """How images come to the devices: keys of a config's `data`.
 
   Attributes:
-    input: as for `hbf.data.inputs.make_input`.
+    input: as for `hbf.data.pipeline.inputs.make_input`.
     workers: likewise.
     resident_bytes: likewise.
   """
@@ -66,8 +66,8 @@ class Classification(Task):
     reading: how they come to the devices.
     mean: of the channels, in 0..1; () before it is measured.
     std: likewise.
-    transforms: of each image in training, as `hbf.data.transforms.read_transforms` gives them.
-    mix: of pairs of images, as `hbf.data.mixing.read_mix` gives it.
+    transforms: of each image in training, as `hbf.data.augment.transforms.read_transforms` gives them.
+    mix: of pairs of images, as `hbf.data.augment.mix.read_mix` gives it.
     label_smoothing: probability given to all classes alike.
     seed: picks the order of the examples.
     validation: part of train held out.
@@ -75,10 +75,10 @@ class Classification(Task):
     stratify: whether every class has the same part of its images held out.
   """
 
-  figures: ClassVar[tuple[Figure, ...]] = CLASSIFICATION
+  scores: ClassVar[tuple[Score, ...]] = CLASSIFICATION
   example: ClassVar[str] = 'image'
   unit: ClassVar[str] = 'image'
-  shows: ClassVar[str] = 'python -m hbf.explain'
+  shows: ClassVar[str] = 'python -m hbf explain'
   examples: ClassVar[tuple[str, ...]] = ('labels',)
 
   dataset: Dataset
@@ -152,7 +152,7 @@ class Classification(Task):
     return f'{len(self.dataset.classes)} classes'
 
   def identity(self) -> dict[str, Any]:
-    """See `hbf.data.identity.identity`."""
+    """See `hbf.data.pipeline.identity.identity`."""
     return identity(self.dataset)
 
   def network(self, model: ConfigDict) -> nn.Module:
@@ -166,7 +166,7 @@ class Classification(Task):
     return {name: source for name, source in splits.items() if len(source)}
 
   def open(self, source: Source, sharding: NamedSharding) -> ImageInput:
-    """See `hbf.data.inputs.make_input`."""
+    """See `hbf.data.pipeline.inputs.make_input`."""
     reading = self.reading
     return make_input(reading.input, source, sharding, workers=reading.workers, resident_bytes=reading.resident_bytes)
 
@@ -187,12 +187,12 @@ class Classification(Task):
       resolved.data.mean, resolved.data.std = levels.statistics(*train.sums())
     return resolved
 
-  def see(self, resident: Resident, batch: Batch) -> Seen:
-    """See `Task.see`."""
+  def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
+    """See `Task.eval_batch`."""
     examples = gather(resident, batch)
-    return Seen(normalise(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
+    return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
-  def see_in_training(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> Seen:
+  def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
     """Images augmented with the first key, and mixed with the second."""
     examples = gather(resident, batch)
     index, labels = examples['index'], examples['label']
@@ -201,7 +201,7 @@ class Classification(Task):
     )
     targets = jax.nn.one_hot(labels, len(self.dataset.classes))
     images, targets = mix(keys[1], images, targets, index, self.mix)
-    return Seen(normalise(images, self.mean, self.std), (labels, targets))
+    return ModelBatch(normalize(images, self.mean, self.std), (labels, targets))
 
   def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
     """Return the key of the run and the epoch of each row of a step, if a transform needs them."""
@@ -229,12 +229,12 @@ class Classification(Task):
     kept = {'labels': labels, 'predictions': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
     return counts.add(logits, labels, mask), kept
 
-  def summarise(self, counts: Counts) -> dict[str, Any]:
-    """See `hbf.evaluation.metrics.summarise`."""
-    return summarise(counts)
+  def summarize(self, counts: Counts) -> dict[str, Any]:
+    """See `hbf.evaluation.classification.summarize`."""
+    return summarize(counts)
 
   def detail(self, counts: Counts) -> dict[str, Any]:
-    """See `hbf.evaluation.metrics.detail`."""
+    """See `hbf.evaluation.classification.detail`."""
     return detail(counts)
 
   @staticmethod
@@ -243,4 +243,4 @@ class Classification(Task):
     return 100.0 * (kept['labels'] == kept['predictions'])
 
 
-assert Classification.figures[0] is ACCURACY  # which `outcomes` are of
+assert Classification.scores[0] is ACCURACY  # which `outcomes` are of

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from hbf.data.copies import Copies
-from hbf.data.inputs import Batch, Input, Resident
-from hbf.data.order import EvalOrder
+from hbf.data.augment.copies import Copies
+from hbf.data.pipeline.inputs import Batch, Input, Resident
+from hbf.data.pipeline.order import EvalOrder
 from hbf.tasks.task import Task
 
 _REAL = 'real'  # of each row, whether it is no padding
@@ -22,7 +22,7 @@ class Evaluated(NamedTuple):
   """What is known of a split after a pass over it.
 
   Attributes:
-    summary: figures, see `hbf.tasks.task.Task.summarise`.
+    summary: figures, see `hbf.tasks.task.Task.summarize`.
     kept: what the task keeps of every example of the split, in its order, by name [n].
     counts: that the summary is of; `hbf.tasks.task.Task.detail` says more of them.
   """
@@ -73,8 +73,8 @@ class Evaluator:
       return jnp.sum(weights.reshape(-1, *[1] * (found.ndim - 1)) * found, axis=0)
 
     def step(counts: Any, variables: Any, resident: Resident, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
-      seen = task.see(resident, batch)
-      counts, kept = task.count(counts, averaged(variables, seen.inputs), seen.goal)
+      seen = task.eval_batch(resident, batch)
+      counts, kept = task.count(counts, averaged(variables, seen.inputs), seen.targets)
       return counts, {**kept, _REAL: batch['index'] >= 0}
 
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
@@ -107,7 +107,7 @@ class Evaluator:
         rows.append(of_batch)
     found = {name: np.concatenate(of_batches) for name, of_batches in _by_name(jax.device_get(rows)).items()}
     real = found.pop(_REAL)
-    return Evaluated(self._task.summarise(counts), {name: kept[real] for name, kept in found.items()}, counts)
+    return Evaluated(self._task.summarize(counts), {name: kept[real] for name, kept in found.items()}, counts)
 
 
 def _by_name(rows: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:

@@ -13,14 +13,14 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from hbf.data.inputs import Batch, Input, abstract_batch
-from hbf.data.texts import Texts, identity_of, load_texts
-from hbf.data.windows import Text, TextInput, Tokens, check_length, shifted_windows, windows
+from hbf.data.pipeline.inputs import Batch, Input, abstract_batch
+from hbf.data.text.texts import Texts, identity_of, load_texts
+from hbf.data.text.windows import Text, TextInput, Tokens, check_length, shifted_windows, windows
 from hbf.errors import UserError
-from hbf.evaluation.figures import MASKED_TOKEN, NEXT_TOKEN, Figure
-from hbf.evaluation.texts import TextCounts, detail_text, summarise_text
+from hbf.evaluation.language import TextCounts, detail_text, summarize_text
+from hbf.evaluation.scores import MASKED_TOKEN, NEXT_TOKEN, Score
 from hbf.models.build import build_language_model
-from hbf.tasks.task import Seen, Task
+from hbf.tasks.task import ModelBatch, Task
 
 MASKED = 0.15  # of a window's tokens, Devlin et al. 2019
 _MASKS = 143  # seed of the masks of evaluation: always the same
@@ -52,7 +52,7 @@ class Language(Task):
 
   @classmethod
   def load(cls, config: ConfigDict) -> Texts:
-    """See `hbf.data.texts.load_texts`."""
+    """See `hbf.data.text.texts.load_texts`."""
     keys = ('name', 'dir', 'root', 'download', 'test_split', 'tokenizer', 'vocabulary')
     return load_texts(**{key: config.data[key] for key in keys})
 
@@ -73,7 +73,7 @@ class Language(Task):
     return f'a vocabulary of {tokenizer.vocabulary} ({tokenizer.kind}), windows of {self.length}'
 
   def identity(self) -> dict[str, Any]:
-    """See `hbf.data.texts.identity_of`."""
+    """See `hbf.data.text.texts.identity_of`."""
     return identity_of(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Text]:
@@ -103,19 +103,19 @@ class Language(Task):
     del train
     return config
 
-  def see(self, resident: Tokens, batch: Batch) -> Seen:
+  def eval_batch(self, resident: Tokens, batch: Batch) -> ModelBatch:
     """Windows one after another."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_MASKS), batch['index'])
     return self._seen(keys, *windows(resident, batch['index']))
 
-  def see_in_training(self, keys: tuple[jax.Array, jax.Array], resident: Tokens, batch: Batch) -> Seen:
+  def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens, batch: Batch) -> ModelBatch:
     """Windows moved at random."""
     tokens = shifted_windows(keys[0], resident, batch['index'])
     of_text = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._seen(of_text, tokens, jnp.ones(tokens.shape, bool))
 
   @abc.abstractmethod
-  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> Seen:
+  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> ModelBatch:
     """Inputs and goal, of a key [B] for each of the windows [B, T + 1], and of which tokens there are such."""
 
   def loss(self, logits: jax.Array, goal: Any) -> tuple[jax.Array, jax.Array]:
@@ -140,12 +140,12 @@ class Language(Task):
     kept = {'nll': jnp.sum(nll, axis=1, where=counted), 'tokens': jnp.sum(counted, axis=1, dtype=jnp.int32)}
     return counts.add(nll, jnp.argmax(logits, axis=-1) == labels, counted, sizes), kept
 
-  def summarise(self, counts: TextCounts) -> dict[str, Any]:
-    """See `hbf.evaluation.texts.summarise_text`."""
-    return summarise_text(counts)
+  def summarize(self, counts: TextCounts) -> dict[str, Any]:
+    """See `hbf.evaluation.language.summarize_text`."""
+    return summarize_text(counts)
 
   def detail(self, counts: TextCounts) -> dict[str, Any]:
-    """See `hbf.evaluation.texts.detail_text`."""
+    """See `hbf.evaluation.language.detail_text`."""
     return detail_text(counts)
 
   @staticmethod
@@ -158,8 +158,8 @@ class Language(Task):
 class NextToken(Language):
   """Every token is told from those before it."""
 
-  figures: ClassVar[tuple[Figure, ...]] = NEXT_TOKEN
-  shows: ClassVar[str] = "python -m hbf.generate --prompt='The '"
+  scores: ClassVar[tuple[Score, ...]] = NEXT_TOKEN
+  shows: ClassVar[str] = "python -m hbf generate --prompt='The '"
 
   @property
   def predictions(self) -> int:
@@ -170,9 +170,9 @@ class NextToken(Language):
     """See `hbf.models.build.build_language_model`."""
     return build_language_model(model, self.dataset.tokenizer.vocabulary, self.length, causal=True)
 
-  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> Seen:
+  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> ModelBatch:
     del keys
-    return Seen(tokens[:, :-1], (tokens[:, 1:], there[:, 1:]))
+    return ModelBatch(tokens[:, :-1], (tokens[:, 1:], there[:, 1:]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ class MaskedToken(Language):
   As nobody fine-tunes the networks on texts without it, that token stands for all of those, not for four fifths.
   """
 
-  figures: ClassVar[tuple[Figure, ...]] = MASKED_TOKEN
+  scores: ClassVar[tuple[Score, ...]] = MASKED_TOKEN
   shows: ClassVar[str] = ''
 
   @property
@@ -194,8 +194,8 @@ class MaskedToken(Language):
     """See `hbf.models.build.build_language_model`; the vocabulary has a token more, which hides others."""
     return build_language_model(model, self.dataset.tokenizer.vocabulary + 1, self.length, causal=False)
 
-  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> Seen:
+  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> ModelBatch:
     tokens, there = tokens[:, :-1], there[:, :-1]
     drawn = jax.vmap(lambda key: jax.random.uniform(key, (self.length,)))(keys)
     hidden = jnp.argsort(jnp.argsort(drawn)) < self.predictions
-    return Seen(jnp.where(hidden, self.dataset.tokenizer.vocabulary, tokens), (tokens, hidden & there))
+    return ModelBatch(jnp.where(hidden, self.dataset.tokenizer.vocabulary, tokens), (tokens, hidden & there))

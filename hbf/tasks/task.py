@@ -10,12 +10,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from hbf.data.copies import Copies
-from hbf.data.inputs import Batch, Input, Resident
-from hbf.evaluation.figures import Figure
+from hbf.data.augment.copies import Copies
+from hbf.data.pipeline.inputs import Batch, Input, Resident
+from hbf.evaluation.scores import Score
 
 
-class Seen(NamedTuple):
+class ModelBatch(NamedTuple):
   """A batch as a network and its loss see it.
 
   Attributes:
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
   """
 
   inputs: jax.Array
-  goal: Any
+  targets: Any
 
 
 class Task(abc.ABC):
@@ -40,10 +40,10 @@ class Task(abc.ABC):
     examples: names of what `count` keeps that is of the examples alone, whatever the network.
     consecutive: True if test examples follow one another in a text, so that neighbors are alike.
     dataset: where examples come from; it has a name.
-    copies: makes the copies of a batch's inputs whose outputs are averaged (`hbf.data.copies`), or None.
+    copies: makes the copies of a batch's inputs whose outputs are averaged (`hbf.data.augment.copies`), or None.
   """
 
-  figures: ClassVar[tuple[Figure, ...]]
+  scores: ClassVar[tuple[Score, ...]]
   example: ClassVar[str]
   unit: ClassVar[str]
   shows: ClassVar[str]
@@ -133,21 +133,21 @@ class Task(abc.ABC):
     """The config with all that is to be measured on the training data; of None with numbers that stand for it."""
 
   @abc.abstractmethod
-  def see(self, resident: Resident, batch: Batch) -> Seen:
+  def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
     """A batch as it is evaluated."""
 
   @abc.abstractmethod
-  def see_in_training(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> Seen:
+  def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
     """A batch as it is trained on: what is drawn of an example is a function of a key and the example's number.
 
     Args:
       keys: of what is drawn of examples by themselves, and of what is drawn of them together.
-      resident: as `hbf.data.inputs` has it.
+      resident: as `hbf.data.pipeline.inputs` has it.
       batch: likewise, with the number of the step, from 0, as 'step'.
     """
 
   @abc.abstractmethod
-  def loss(self, logits: jax.Array, goal: Any) -> tuple[jax.Array, jax.Array]:
+  def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
     """The mean loss of a batch's predictions, in nats, and how many are right, int32."""
 
   @abc.abstractmethod
@@ -155,11 +155,11 @@ class Task(abc.ABC):
     """Counts of no examples."""
 
   @abc.abstractmethod
-  def count(self, counts: Any, logits: jax.Array, goal: Any) -> tuple[Any, dict[str, jax.Array]]:
+  def count(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
     """Counts with an evaluated batch added, and what is kept of each example, by name [B]."""
 
   @abc.abstractmethod
-  def summarise(self, counts: Any) -> dict[str, Any]:
+  def summarize(self, counts: Any) -> dict[str, Any]:
     """Return the figures of a split from its counts, with n and correct, for JSON."""
 
   @abc.abstractmethod
@@ -168,8 +168,8 @@ class Task(abc.ABC):
 
   @property
   def shown(self) -> tuple[str, ...]:
-    """Names of what a run's end reports of `summarise`."""
-    return ('n', 'correct', *(figure.name for figure in self.figures))
+    """Names of what a run's end reports of `summarize`."""
+    return ('n', 'correct', *(score.name for score in self.scores))
 
   @staticmethod
   @abc.abstractmethod

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import optax
 
-from hbf.data.inputs import Batch, Resident
+from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.training.state import Step, TrainState
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from hbf.errors import UserError
-from hbf.evaluation.figures import ACCURACY
+from hbf.evaluation.scores import ACCURACY
 from hbf.training.state import Totals, TrainState
 
 Callback = Callable[[int, Mapping[str, Any], TrainState], bool | None]

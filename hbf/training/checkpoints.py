@@ -19,10 +19,10 @@ from flax.traverse_util import flatten_dict
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from hbf.errors import UserError
-from hbf.evaluation.figures import Figure
+from hbf.evaluation.scores import Score
 from hbf.training import processes
 from hbf.training.checksum import checksum
-from hbf.training.schema import GONE
+from hbf.training.schema import GONE, RENAMED, old_names, renamed
 from hbf.training.state import TrainState
 from hbf.training.workdir import reason_of
 
@@ -59,7 +59,7 @@ class Checkpoints:
     self,
     folder: pathlib.Path,
     keep: int = 1,
-    ranks: Figure | None = None,
+    ranks: Score | None = None,
     scores: Mapping[int, float] | None = None,
     read_only: bool = False,
   ):
@@ -88,7 +88,7 @@ class Checkpoints:
 
   def score(self, step: int, value: float) -> bool:
     """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
-    assert self._ranking.figure is not None, 'of what?'
+    assert self._ranking.score is not None, 'of what?'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
     return best is None or (self._ranking.best([step, best]) == step and value != self._ranking.scores[best])
@@ -154,12 +154,17 @@ class Checkpoints:
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `former` if the checkpoint holds parameters that are gone, else `tree`."""
-    if former is None:
-      return tree
+    """Return `tree` with the parameters, and with the names of parameters, that the checkpoint holds.
+
+    Args:
+      step: of the checkpoint.
+      tree: with today's parameters.
+      former: the same with the parameters that are gone; None if none are.
+    """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
-    return former if GONE.keys() & flatten_dict(held, sep='/').keys() else tree
+    paths = flatten_dict(held, sep='/').keys()
+    return renamed(former if former is not None and GONE.keys() & paths else tree, old_names(paths))
 
   def restore_newest(self, state: TrainState, former: TrainState | None = None) -> Restored:
     """Restore the newest checkpoint that all can read; newer ones are set aside as <step>.damaged.
@@ -171,20 +176,20 @@ class Checkpoints:
     Raises:
       UserError: none can be read; then all stay where they are.
     """
-    steps = processes.from_first(lambda: self._steps()[::-1])
+    steps = processes.on_first_process(lambda: self._steps()[::-1])
     reasons: dict[int, str] = {}
     for step in steps:
       reason = ''
       try:
         with _leaving_no_reads(), _raising_refusals(self._folder / str(step)):
-          about, sums, items = self._read(step, _items(self._as_saved(step, state, former)))
+          about, sums, items = self._read(step, self._as_saved(step, _items(state), former and _items(former)))
       except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
         if _is_the_machines(error):
           raise
         reason = _first_line(error)
       # All must have read it before they add up their checksums together.
       if not (reason := max(processes.exchange(reason)) or _wrong(items, sums)):
-        return Restored(step, _part(_state(items), state), about, self._set_aside(reasons))
+        return Restored(step, _part(_state(renamed(items, RENAMED)), state), about, self._set_aside(reasons))
       reasons[step] = reason
     raise UserError(
       f'no checkpoint in {self._folder} can be read ({reasons[steps[0]]}): '
@@ -193,7 +198,7 @@ class Checkpoints:
 
   def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
     """Renames checkpoints, for all processes; returns where they are."""
-    moved = processes.from_first(lambda: [(step, str(_renamed(self._folder / str(step)))) for step in steps])
+    moved = processes.on_first_process(lambda: [(step, str(_renamed(self._folder / str(step)))) for step in steps])
     if moved:
       self.close()
       self._open()  # Orbax's own reload reads the metadata of all
@@ -221,7 +226,7 @@ class Checkpoints:
       _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
       if reason := _wrong(read, sums):
         raise ValueError(reason)
-      return _part(read[item], params)
+      return _part(renamed(read[item], RENAMED), params)
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
@@ -270,19 +275,19 @@ def _renamed(folder: pathlib.Path) -> pathlib.Path:
 class _Ranking:
   """Which checkpoint is the best, by a figure and its values by step."""
 
-  figure: Figure | None
+  score: Score | None
   scores: dict[int, float]
 
   def best(self, steps: Iterable[int]) -> int | None:
     """The best of the steps that have a figure, of equal ones the first; None if none has one."""
     ranked = sorted(step for step in steps if step in self.scores)
-    if not ranked or self.figure is None:
+    if not ranked or self.score is None:
       return None
-    value = self.figure.better(self.scores[step] for step in ranked)
+    value = self.score.better(self.scores[step] for step in ranked)
     return next(step for step in ranked if self.scores[step] == value)
 
   def __str__(self) -> str:
-    return f'a validation {self.figure.name if self.figure else "figure"}'
+    return f'a validation {self.score.name if self.score else "score"}'
 
 
 @dataclasses.dataclass(frozen=True)

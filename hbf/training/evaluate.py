@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hbf.data.copies import COPIES
+from hbf.data.augment.copies import COPIES
 from hbf.errors import UserError, choose
 from hbf.models.build import abstract_params, count_parameters
 from hbf.tasks.classification import Classification
@@ -32,7 +32,7 @@ class Evaluation:
   """Figures of one checkpoint on one split.
 
   Attributes:
-    result: what was evaluated, and what `hbf.tasks.task.Task` summarises and details of it.
+    result: what was evaluated, and what `hbf.tasks.task.Task` summarizes and details of it.
     task: of the run.
   """
 
@@ -112,7 +112,7 @@ def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
 
 
 def _checkpoints(workdir: pathlib.Path) -> Checkpoints:
-  ranks = kind_of(workdir).figures[0]
+  ranks = kind_of(workdir).scores[0]
   return Checkpoints(workdir / 'checkpoints', ranks=ranks, scores=validation_scores(workdir, ranks), read_only=True)
 
 
@@ -157,15 +157,15 @@ def evaluate_workdir(
     UserError: the folder isn't a run's, has no such checkpoint, average or split, or the data are others than the
       run's.
   """
-  step = processes.from_first(lambda: _find(workdir, checkpoint))
-  with processes.agreed():
+  step = processes.on_first_process(lambda: _find(workdir, checkpoint))
+  with processes.raise_everywhere():
     restored = restore(workdir, str(step), devices, average, dataset, **moved)
     if dataset is not None:
       check_data(workdir, restored.task.identity())
     config, task, mesh = restored.config, _with_copies(restored.task, copies), restored.mesh
     source = choose('split', split, make_splits(task, config.data.validation))
     examples = task.open(source, batch_sharding(mesh))
-  processes.meet(mesh)
+  processes.barrier(mesh)
   evaluator = make_evaluator(config, task, restored.model, mesh)
   found = evaluator(restored.params, examples)
   about = {

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.config.resolve import check, naming_keys, resolve
-from hbf.data.copies import Copies
-from hbf.data.inputs import Input
-from hbf.data.order import TrainOrder
+from hbf.data.augment.copies import Copies
+from hbf.data.pipeline.inputs import Input
+from hbf.data.pipeline.order import TrainOrder
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, count_parameters, flops_per_example
 from hbf.tasks.evaluator import Evaluator
@@ -73,7 +73,7 @@ class Experiment(Plan):
     mesh: the devices.
     inputs: by split.
     order: which examples form which step.
-    objective: what a step minimises.
+    objective: what a step minimizes.
     evaluator: exact figures of a split.
     copies_evaluator: the same of copies of the examples (`evaluate.copies`); None if there are none.
     steps_per_call: most steps that the devices are asked for at once.
@@ -148,7 +148,7 @@ def prepare(
   Raises:
     UserError: something in the config or the data is wrong.
   """
-  with processes.agreed():  # before their devices work together
+  with processes.raise_everywhere():  # before their devices work together
     mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
     plan = make_plan(config, resumed, dataset)
     config = plan.config
@@ -197,7 +197,7 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
 
 
 def make_objective(config: ConfigDict, task: Task) -> Objective:
-  """What a step minimises."""
+  """What a step minimizes."""
   return Objective(task, config.train.accumulate, config.seed)
 
 

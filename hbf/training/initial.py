@@ -26,14 +26,14 @@ FREE = (
   'scan_layers',
   'remat',
   'drop_path',
-  'stage1.width_scale',
+  'stage1.sigma_scale',
   'stage1.mimetic',
-  'stage2.width_scale',
-  'stage2.centres_init',
+  'stage2.sigma_scale',
+  'stage2.centers_init',
   'stage2.coefficients_scale',
   'stage2.output_scale',
   'stage2.nested',
-  'stage2.form',
+  'stage2.implementation',
 )
 
 

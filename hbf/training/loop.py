@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.config.resolve import resolve
-from hbf.data.inputs import Batch, Resident
-from hbf.evaluation.report import say
+from hbf.data.pipeline.inputs import Batch, Resident
+from hbf.evaluation.tables import say
 from hbf.models.matching import units_of
 from hbf.tasks.evaluator import Evaluated, Evaluator, Interrupted
 from hbf.tasks.registry import make_task
@@ -97,14 +97,14 @@ def _train(
 ) -> dict[str, Any] | None:
   """Train as `train` does, until `heard` says that a signal came, or that a callback has stopped the run."""
   experiment, data = _prepare(config, workdir, devices, dataset)
-  stopped = processes.Heard(heard, experiment.mesh)
+  stopped = processes.StopSignal(heard, experiment.mesh)
   with naming_trouble(workdir), _claimed(workdir, experiment.config, data):
-    if (result := processes.from_first(lambda: read_result(workdir, 'n', 'correct'))) is not None:
+    if (result := processes.on_first_process(lambda: read_result(workdir, 'n', 'correct'))) is not None:
       say(console, f'{workdir} is finished; this is its result')
       return result
     _introduce(experiment, workdir, console)
-    ranks = experiment.task.figures[0]
-    scores = dict(processes.from_first(lambda: [*validation_scores(workdir, ranks).items()]))
+    ranks = experiment.task.scores[0]
+    scores = dict(processes.on_first_process(lambda: [*validation_scores(workdir, ranks).items()]))
     opened = contextlib.closing(Checkpoints(workdir / 'checkpoints', config.checkpoint.keep, ranks, scores))
     with opened as checkpoints, processes.ended_by_loss():  # or closing would wait for the one that is gone
       first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
@@ -124,24 +124,24 @@ def _train(
           checkpoints.wait()  # while signals are still heard: another one must not end the save
           say(console, f'stopped after step {done}, saved; the same command goes on from there')
           return None
-        figures = test.figures(*experiment.task.shown)
-        writer.write(done, experiment.clock.epoch(done), 'test', **figures)
-    result = _result(experiment, figures, stopwatch, compile_seconds)
-    return processes.from_first(lambda: _finish(workdir, result, test.params))
+        shown = test.scores(*experiment.task.shown)
+        writer.write(done, experiment.clock.epoch(done), 'test', **shown)
+    result = _result(experiment, shown, stopwatch, compile_seconds)
+    return processes.on_first_process(lambda: _finish(workdir, result, test.params))
 
 
 def _prepare(
   config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None, dataset: Any
 ) -> tuple[Experiment, dict[str, Any]]:
   """Return all that a run needs, checked and the same in all processes, and what tells its data from others."""
-  with processes.agreed():
+  with processes.raise_everywhere():
     check_place(workdir)
     config = with_measured(resolve(config), workdir)
-  resumed = processes.from_first(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
+  resumed = processes.on_first_process(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
   if jax.process_count() > 1:
     _check_same(config, dataset)
   experiment = prepare(config, resumed, devices, dataset)
-  with processes.agreed():
+  with processes.raise_everywhere():
     return experiment, experiment.task.identity()
 
 
@@ -149,8 +149,8 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
   """Check that all processes have the same config and data; data that aren't prepared are by the first."""
   flat = flatten(json.loads(config.to_json()))
   processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS})
-  processes.from_first(lambda: bool(make_task(config, dataset)))  # for the others to find
-  with processes.agreed():
+  processes.on_first_process(lambda: bool(make_task(config, dataset)))  # for the others to find
+  with processes.raise_everywhere():
     fingerprint = make_task(config, dataset).identity()['fingerprint']
   processes.check_same({'the fingerprint of the data': fingerprint})
 
@@ -159,7 +159,7 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
 def _claimed(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> Iterator[None]:
   """Holds the workdir, which is the run's, in the first process for all."""
   with contextlib.ExitStack() as stack:
-    with processes.agreed():
+    with processes.raise_everywhere():
       if processes.is_first():
         stack.enter_context(locked(workdir))
         claim(workdir, config, data)
@@ -201,7 +201,7 @@ def _start(
   given = initial.params if initial else {}
   init = make_init(experiment, experiment.objective)
   shapes = jax.eval_shape(init, resident, first, given)
-  if processes.from_first(lambda: checkpoints.latest) is not None:
+  if processes.on_first_process(lambda: checkpoints.latest) is not None:
     former = former_state(experiment.optimizer, shapes)
     former = former and with_sharding(former, experiment.mesh)
     found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh), former)
@@ -213,7 +213,7 @@ def _start(
     say(console, f'starts from {initial.source}')
   shardings = state_sharding(experiment.mesh, shapes)
   compiled = jax.jit(init, out_shardings=shardings).lower(resident, first, given).compile()
-  processes.meet(experiment.mesh)
+  processes.barrier(experiment.mesh)
   return compiled(resident, first, given), 0, Stopwatch()
 
 
@@ -223,7 +223,7 @@ def _compile(experiment: Experiment, state: TrainState, first: Batch) -> tuple[S
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
   compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()
   seconds = time.perf_counter() - begin
-  processes.meet(experiment.mesh)
+  processes.barrier(experiment.mesh)
   return compiled, seconds
 
 
@@ -305,7 +305,7 @@ class _Run:
       if found is None:
         return False
       self.callbacks.validated(step, self.reporter.validation(step, found))
-      return self.checkpoints.score(step, found.params.summary[self.experiment.task.figures[0].name])
+      return self.checkpoints.score(step, found.params.summary[self.experiment.task.scores[0].name])
 
   def _save(self, step: int, state: TrainState) -> None:
     """Saves a state that is finite; what the log owes is written first, so that a resumed run owes nothing."""
@@ -321,7 +321,7 @@ def _devices(experiment: Experiment) -> str:
 
 
 def _result(
-  experiment: Experiment, figures: dict[str, Any], stopwatch: Stopwatch, compile_seconds: float
+  experiment: Experiment, scores: dict[str, Any], stopwatch: Stopwatch, compile_seconds: float
 ) -> dict[str, Any]:
   config, clock = experiment.config, experiment.clock
   # Of the steps that were timed: a checkpoint of an older version says nothing of those before it.
@@ -338,7 +338,7 @@ def _result(
     'epochs': config.train.epochs,
     'train_operations': training_operations(experiment.flops * task.units, clock),
     'split': 'test',
-    **figures,
+    **scores,
     'train_seconds': round(stopwatch.seconds, 2),
     'compile_seconds': round(compile_seconds, 2),
     f'{task.unit}s_per_second': round(units / stopwatch.seconds, 1) if stopwatch.steps else 0.0,

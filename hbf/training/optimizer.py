@@ -1,4 +1,4 @@
-"""Optax optimisers and learning-rate schedules from the `optimizer` part of a config."""
+"""Optax optimizers and learning-rate schedules from the `optimizer` part of a config."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,10 +52,10 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
 
 
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """Clipping, the named optimiser, rates of centres and widths, decoupled weight decay, rates of layers, schedule.
+  """Clipping, the named optimizer, rates of centers and widths, decoupled weight decay, rates of layers, schedule.
 
   Raises:
-    UserError: unknown optimiser.
+    UserError: unknown optimizer.
   """
   scale = choose(
     'optimizer.name',
@@ -70,8 +70,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
   return optax.chain(
     optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
     scale,
-    optax.masked(optax.scale(config.centre_rate), _where(lambda rule: rule.rate == 'centre')),
-    optax.masked(optax.scale(config.width_rate), _where(lambda rule: rule.rate == 'width')),
+    optax.masked(optax.scale(config.center_rate), _where(lambda rule: rule.rate == 'center')),
+    optax.masked(optax.scale(config.sigma_rate), _where(lambda rule: rule.rate == 'width')),
     optax.add_decayed_weights(config.weight_decay, _where(lambda rule: rule.decay)),
     # None where it is 1: the state keeps the form that checkpoints have of it.
     *([_scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []),

@@ -110,7 +110,7 @@ def exchange(value: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def agreed() -> Iterator[None]:
+def raise_everywhere() -> Iterator[None]:
   """A UserError inside is raised in all processes if it is in one; nobody goes on before all are through."""
   own = None
   try:
@@ -125,14 +125,14 @@ def agreed() -> Iterator[None]:
       raise UserError(f'process {process}: {message}')
 
 
-def from_first(make: Callable[[], T]) -> T:
+def on_first_process(make: Callable[[], T]) -> T:
   """What `make` gives in the first process, the only one that calls it; to the others as JSON passes it on.
 
   Raises:
     UserError: it was raised there.
   """
   value: Any = None
-  with agreed():
+  with raise_everywhere():
     if is_first():
       value = make()
   return exchange(value)[0]
@@ -154,7 +154,7 @@ def check_same(values: dict[str, Any]) -> None:
         )
 
 
-def meet(mesh: Mesh) -> None:
+def barrier(mesh: Mesh) -> None:
   """Waits for all processes, and then connects their devices, which form the mesh.
 
   Devices of CPUs that connect wait for each other for half a minute only, and one process may compile for longer than
@@ -177,7 +177,7 @@ def _any(replicated: NamedSharding) -> Callable[[jax.Array], jax.Array]:
   return jax.jit(jnp.any, out_shardings=replicated)
 
 
-class Heard:
+class StopSignal:
   """Whether a signal came, with the same answer in all processes: yes, once any of them has heard one.
 
   All ask equally often and at the same places. The devices pass on what each process knows when it asks, and the

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from hbf.data.inputs import Batch, Resident
+from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.training.average import averaging, with_average
 from hbf.training.experiment import Plan
 from hbf.training.sharding import state_sharding

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hbf.errors import UserError
-from hbf.evaluation.figures import ACCURACY, FIGURES
-from hbf.evaluation.report import say
-from hbf.nn.parameters import mean_widths
+from hbf.evaluation.scores import ACCURACY, SCORES
+from hbf.evaluation.tables import say
+from hbf.nn.parameters import mean_sigmas
 from hbf.tasks.evaluator import Evaluated
 from hbf.training.experiment import Experiment
 from hbf.training.sharding import replicated
@@ -19,8 +19,8 @@ from hbf.training.stopwatch import Stopwatch
 from hbf.training.writers import MetricsWriter
 
 # Of what is shown; the log has all.
-FORMS = {figure.name: figure.form for figure in FIGURES}
-FORMS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
+FORMATS = {score.name: score.form for score in SCORES}
+FORMATS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Diverged(UserError):
@@ -34,13 +34,13 @@ class Evaluations(NamedTuple):
   average: Evaluated | None
   copies: 'Evaluations | None' = None
 
-  def figures(self, *names: str) -> dict[str, Any]:
+  def scores(self, *names: str) -> dict[str, Any]:
     """Return the named figures of the parameters; entries `average` and `copies` beside them hold the others'."""
     values = {name: self.params.summary[name] for name in names}
     if self.average is not None:
       values['average'] = {name: self.average.summary[name] for name in names}
     if self.copies is not None:
-      values['copies'] = self.copies.figures(*names)
+      values['copies'] = self.copies.scores(*names)
     return values
 
 
@@ -57,7 +57,7 @@ class Reporter:
     self._console = console
     # Put there by a program: with several processes `device_put` would compare what each of them puts.
     self._zeros = jax.jit(Totals.zeros, out_shardings=replicated(experiment.mesh))
-    self._widths = jax.jit(mean_widths, out_shardings=replicated(experiment.mesh))
+    self._widths = jax.jit(mean_sigmas, out_shardings=replicated(experiment.mesh))
     self._pending: tuple[int, Totals, Any, Any] | None = None
     self._counted = stopwatch.steps, stopwatch.seconds
     columns = ('{task.description}', BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), '{task.fields[shown]}')
@@ -98,14 +98,14 @@ class Reporter:
       'seconds': round(self._stopwatch.seconds, 2),
     }
     if widths:
-      values['widths'] = jax.tree.map(float, widths)
+      values['sigmas'] = jax.tree.map(float, widths)
     self._show(step, 'train', values)
     self._writer.write(step, self._experiment.clock.epoch(step), 'train', **values)
 
   def validation(self, step: int, found: Evaluations) -> dict[str, Any]:
     """Write the figures of the held-out part of train, and return them."""
     self.flush()
-    values = found.figures(*(figure.name for figure in self._experiment.task.figures))
+    values = found.scores(*(score.name for score in self._experiment.task.scores))
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)
     self._show(step, 'validation', values)
     for entry in ('average', 'copies'):
@@ -114,7 +114,7 @@ class Reporter:
     return values
 
   def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
-    shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMS.items() if name in values)
+    shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMATS.items() if name in values)
     self._bar.update(self._task, completed=step, shown=shown)
     if split != 'train' or not self._console.is_terminal:
       epoch = self._experiment.clock.epoch(step)

@@ -14,13 +14,13 @@ from hbf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """How the optimiser treats some parameters, and how devices share them.
+  """How the optimizer treats some parameters, and how devices share them.
 
   Attributes:
     names: pattern of the last parts of their paths.
-    rate: what multiplies the learning rate: 'centre' or 'width' (the config's `centre_rate` or `width_rate`), or ''.
+    rate: what multiplies the learning rate: 'center' or 'width' (the config's `center_rate` or `sigma_rate`), or ''.
     decay: whether weight decay shrinks it.
-    tensor: the axis of its heads, hidden units or centres, which the mesh's tensor splits; None if it has none.
+    tensor: the axis of its heads, hidden units or centers, which the mesh's tensor splits; None if it has none.
     matrices: number of matrices side by side along its last axis, 0 for other parameters. Its last two axes are the
       rows and columns, and axes before them count further matrices. `BESIDE_OUT`: as many matrices as the rows of the
       kernel `out` beside it fit into its columns. Muon takes the matrices of the blocks.
@@ -34,13 +34,13 @@ class Rule:
 
 
 BESIDE_OUT = -1  # see `Rule.matrices`
-# Weights decay, centres with them: not norms, biases, positions, gains, widths, offsets or metrics. Names are those
+# Weights decay, centers with them: not norms, biases, positions, gains, widths, offsets or metrics. Names are those
 # that modules in hbf/nn and hbf/models give.
 RULES = (
-  Rule('centres', rate='centre', decay=True, tensor=1, matrices=1),  # [heads, centres, dimensions]
-  Rule('memory_centres', rate='centre', decay=True, tensor=0, matrices=1),  # [heads, centres, dimensions of a head]
-  Rule('(place_)?log_width|beta', rate='width'),
-  Rule('coefficients', decay=True, tensor=1, matrices=1),  # [heads, centres, width]
+  Rule('centers', rate='center', decay=True, tensor=1, matrices=1),  # [heads, centers, dimensions]
+  Rule('memory_centers', rate='center', decay=True, tensor=0, matrices=1),  # [heads, centers, dimensions of a head]
+  Rule('(place_)?log_sigma|beta', rate='width'),
+  Rule('coefficients', decay=True, tensor=1, matrices=1),  # [heads, centers, width]
   Rule('memory_coefficients', decay=True, tensor=0, matrices=1),
   Rule('(attention_)?qkv/kernel', decay=True, tensor=1, matrices=3),  # [width, 3 · units]
   Rule('qk/kernel', decay=True, tensor=1, matrices=2),
@@ -48,7 +48,7 @@ RULES = (
   Rule('out/kernel', decay=True, tensor=0, matrices=1),  # [units, width]
   Rule('kernel|embedding/embedding', decay=True, matrices=1),  # tied, vectors of tokens are the head's kernel
   Rule('(qkv|qk|in|hidden)/bias', tensor=0),
-  Rule('bias|scale|scale_stage[12]|metric|log_gain|squared_radius|class_token|positions|place_offset'),
+  Rule('bias|scale|scale_stage[12]|metric|log_gain|squared_radius|class_token|positions|position_offset'),
   Rule('whitening'),  # frozen: its gradient is 0, and nothing shrinks it
 )
 # First names: before the blocks, of a block, and behind them.

@@ -6,7 +6,7 @@ is a line here, in the newest change; so old runs are evaluated as what they wer
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -54,6 +54,35 @@ def _state_beta(stage2: dict[str, Any]) -> None:
   if stage2.get('widths') == 'signed':
     stage2.update(kernel=SIGNED, widths='centre')
 
+
+def _state_norm(option: str) -> Callable[[dict[str, Any]], None]:
+  """Return a change of an option that was 'none' or 'unit' into a boolean."""
+
+  def change(stage: dict[str, Any]) -> None:
+    if option in stage:
+      stage[option] = stage[option] in ('unit', True)
+
+  return change
+
+
+def _name_positions(stage1: dict[str, Any]) -> None:
+  """Rename the relative positions 'offsets', and state the norm of queries and keys as a boolean."""
+  if stage1.get('relative_positions') == 'offsets':
+    stage1['relative_positions'] = 'gaussian'
+  _state_norm('qk_norm')(stage1)
+
+
+def _name_implementation(stage2: dict[str, Any]) -> None:
+  """Rename an implementation, a value of `sigma_per`, and state the norm of inputs as a boolean."""
+  if stage2.get('implementation') == 'blocks':
+    stage2['implementation'] = 'xla'
+  if stage2.get('sigma_per') == 'centre':
+    stage2['sigma_per'] = 'center'
+  _state_norm('normalize_inputs')(stage2)
+
+
+_SIGMA = {'widths': 'sigma_per', 'width_scale': 'sigma_scale'}
+_POSITIONS = {'places': 'relative_positions'}
 
 CHANGES = (
   # To version 1, from all that was written before configs carried a version.
@@ -128,11 +157,45 @@ CHANGES = (
   Change(added_to_images={'data': {'stratify': False}}),
   # To version 11.
   Change(rewritten={'model.stage2:hyperbf': _state_beta}),
+  # To version 12: American spelling, and one word for one thing.
+  Change(
+    renamed={
+      'model.stage1:hyperbf': _SIGMA | _POSITIONS,
+      'model.stage1:gated_hyperbf': _SIGMA | _POSITIONS,
+      'model.stage1:softmax': _POSITIONS,
+      'model.stage1:gated_softmax': _POSITIONS,
+      'model.stage1:linear': {'normaliser': 'normalizer'},
+      'model.stage2:hyperbf': _SIGMA
+      | {
+        'centres': 'centers',
+        'centres_init': 'centers_init',
+        'form': 'implementation',
+        'norm': 'normalize_inputs',
+        'normalisation': 'normalization',
+      },
+      'optimizer': {'centre_rate': 'center_rate', 'width_rate': 'sigma_rate'},
+    },
+    rewritten={
+      'model.stage1:hyperbf': _name_positions,
+      'model.stage1:gated_hyperbf': _name_positions,
+      'model.stage1:softmax': _name_positions,
+      'model.stage1:gated_softmax': _name_positions,
+      'model.stage2:hyperbf': _name_implementation,
+    },
+  ),
 )
 VERSION = len(CHANGES)
 
 # Parameters that are gone, with their shapes: old checkpoints and exported models hold them. None changed an output.
 GONE = {'pool/bias': (1,)}  # the softmax over the tokens takes it away
+# New names of parameters by old name, the last part of their paths: old checkpoints and exported models hold these.
+RENAMED = {
+  'centres': 'centers',
+  'memory_centres': 'memory_centers',
+  'log_width': 'log_sigma',
+  'place_offset': 'position_offset',
+  'place_log_width': 'position_log_sigma',
+}
 
 
 def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,6 +231,27 @@ def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
   gone = {tuple(name.split('/')): jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in found.items()}
   return unflatten_dict(flatten_dict(params) | gone)
+
+
+def renamed(tree: Any, names: Mapping[str, str]) -> Any:
+  """Return a tree of dicts and tuples, such as the state of an optimizer, with other keys.
+
+  Args:
+    tree: parameters, or what is nested around them.
+    names: new key by old key; other keys stay.
+  """
+  if isinstance(tree, Mapping):
+    return {names.get(key, key): renamed(value, names) for key, value in tree.items()}
+  if isinstance(tree, tuple):
+    parts = [renamed(part, names) for part in tree]
+    return type(tree)(*parts) if hasattr(tree, '_fields') else tuple(parts)
+  return tree
+
+
+def old_names(held: Iterable[str]) -> dict[str, str]:
+  """Return the old name by new name of the parameters among `held`, paths in a checkpoint, that are renamed."""
+  last = {path.rpartition('/')[2] for path in held}
+  return {new: old for old, new in RENAMED.items() if old in last}
 
 
 def _apply(change: Change, config: dict[str, Any]) -> None:

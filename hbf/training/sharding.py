@@ -1,7 +1,7 @@
 """Where arrays lie on a mesh of devices. Computation never names devices: these answers are all that does.
 
 The mesh has three axes. Batches, and images in device memory, are split over data and fsdp. Parameters, with what the
-optimiser knows of them, are split over fsdp wherever it divides them, and over tensor as their rules say
+optimizer knows of them, are split over fsdp wherever it divides them, and over tensor as their rules say
 (`hbf.training.rules`); data has a copy of them in each of its shares.
 """
 

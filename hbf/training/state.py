@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hbf.data.inputs import Batch, Resident
+from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.ops.parts import split
-from hbf.tasks.task import Seen, Task
+from hbf.tasks.task import ModelBatch, Task
 from hbf.training.schema import with_gone
 
 
@@ -57,7 +57,7 @@ def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What a step minimises, and how.
+  """What a step minimizes, and how.
 
   Attributes:
     task: with all that is measured.
@@ -80,24 +80,24 @@ def init_state(
 ) -> TrainState:
   """The state before the first step. Run it inside jit.
 
-  Fresh parameters may depend on the batch (centres, gains); `given` ones, by their first name, take their place.
+  Fresh parameters may depend on the batch (centers, gains); `given` ones, by their first name, take their place.
   """
-  inputs = objective.task.see(resident, batch).inputs
+  inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros())
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
-  """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.inputs`."""
+  """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.pipeline.inputs`."""
 
-  def loss(params: Any, seen: Seen, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def loss(params: Any, seen: ModelBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits = jnp.asarray(model.apply({'params': params}, seen.inputs, train=True, rngs={'dropout': key}))
-    return objective.task.loss(logits, seen.goal)
+    return objective.task.loss(logits, seen.targets)
 
   def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
     key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
     own_key, dropout_key, common_key = jax.random.split(key, 3)
-    seen = objective.task.see_in_training((own_key, common_key), resident, batch | {'step': state.step})
+    seen = objective.task.train_batch((own_key, common_key), resident, batch | {'step': state.step})
     gradient = _accumulated(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
     (value, correct), grads = gradient(state.params, seen, dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -142,7 +142,7 @@ def _accumulated(gradient: Callable, parts: int) -> Callable:
   if parts == 1:
     return gradient
 
-  def accumulated(params: Any, seen: Seen, key: jax.Array) -> Any:
+  def accumulated(params: Any, seen: ModelBatch, key: jax.Array) -> Any:
     def add(sums: Any, part: Any) -> tuple[Any, None]:
       return jax.tree.map(jnp.add, sums, gradient(params, *part)), None
 

@@ -14,7 +14,7 @@ from typing import IO, Any, TextIO
 import numpy as np
 from ml_collections import ConfigDict
 
-from hbf.data.arrays import NAME as ARRAYS
+from hbf.data.images.arrays import NAME as ARRAYS
 from hbf.errors import UserError, choose
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
@@ -192,7 +192,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
   Args:
     workdir: of the run.
     config: resolved.
-    data: what tells its data from others, see `hbf.data.identity`.
+    data: what tells its data from others, see `hbf.data.pipeline.identity`.
 
   Raises:
     UserError: it wasn't; the message names the keys, or what of the data, that differ.

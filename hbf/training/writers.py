@@ -5,7 +5,7 @@ import pathlib
 from types import TracebackType
 from typing import Any
 
-from hbf.evaluation.figures import Figure
+from hbf.evaluation.scores import Score
 from hbf.training.workdir import flatten, parse_json, replace_text
 
 
@@ -72,7 +72,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   return [parse_json(line, f'line {number} of {path}', cure, 'step', 'split') for number, line in enumerate(lines, 1)]
 
 
-def validation_scores(workdir: pathlib.Path, figure: Figure) -> dict[int, float]:
+def validation_scores(workdir: pathlib.Path, score: Score) -> dict[int, float]:
   """By step, a figure of the held-out part of train."""
   lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
-  return {line['step']: line[figure.name] for line in lines}
+  return {line['step']: line[score.name] for line in lines}

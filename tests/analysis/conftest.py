@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hbf.analysis.subject import Subject
+from hbf.analysis.trained_run import TrainedRun
 from hbf.tasks.registry import make_task
 from hbf.training.evaluate import Restored
 from hbf.training.sharding import make_mesh
@@ -28,7 +28,7 @@ def made(toy):
     keys = jax.tree.unflatten(jax.tree.structure(params), list(noise))
     params = jax.tree.map(lambda z, key: z + 0.1 * jax.random.normal(key, z.shape), params, keys)
     mesh = make_mesh(jax.devices()[:1])
-    return Subject(pathlib.Path('nowhere'), Restored(config, mesh, task, 0, model, params))
+    return TrainedRun(pathlib.Path('nowhere'), Restored(config, mesh, task, 0, model, params))
 
   return make
 

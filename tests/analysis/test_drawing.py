@@ -7,10 +7,10 @@ import re
 import numpy as np
 from PIL import Image
 
-from hbf.analysis import drawing
+from hbf.analysis.report import drawing
 
 
-def test_text_and_axes_take_the_pages_colour():
+def test_text_and_axes_take_the_pages_color():
   figure, axis = drawing.panel()
   axis.plot([0, 1], [0, 1], label='a line')
   axis.set(xlabel='across', ylabel='up', title='over it')
@@ -20,7 +20,7 @@ def test_text_and_axes_take_the_pages_colour():
   texts = re.findall(r'<text[^>]*>([^<]*)</text>', svg)
   assert {'across', 'up', 'over it', 'a line'} <= set(texts)
   assert len(re.findall(r'<text[^>]*currentColor[^>]*>', svg)) == len(texts)
-  assert drawing.COLOURS[0].lower() in svg
+  assert drawing.COLORS[0].lower() in svg
 
 
 def test_a_name_is_no_formula():
@@ -65,12 +65,12 @@ def test_images_stand_in_rows():
   sheet = drawing.in_rows(images, 3, gap=1)
   assert sheet.shape == (5, 11, 3)
   np.testing.assert_array_equal(sheet[0, ::4, 0], [0, 1, 2])
-  np.testing.assert_array_equal(sheet[3, ::4, 0], [3, 4, drawing.GREY])
-  assert (sheet[2] == drawing.GREY).all()
+  np.testing.assert_array_equal(sheet[3, ::4, 0], [3, 4, drawing.GRAY])
+  assert (sheet[2] == drawing.GRAY).all()
 
 
-def test_colours_run_from_dark_to_light():
-  drawn = drawing.coloured(np.array([[0.0, 0.5, 1.0, 7.0]]), 0, 1).astype(int).sum(-1)[0]
+def test_colors_run_from_dark_to_light():
+  drawn = drawing.colored(np.array([[0.0, 0.5, 1.0, 7.0]]), 0, 1).astype(int).sum(-1)[0]
   assert (np.diff(drawn[:3]) > 0).all() and drawn[3] == drawn[2]
   assert drawing.enlarged(np.zeros((2, 3, 1)), 4).shape == (8, 12, 1)
   assert drawing.fitted(np.zeros((200, 100, 3), np.uint8), 50).shape == (50, 25, 3)

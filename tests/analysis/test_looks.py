@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.analysis.centres import (
+from hbf.analysis.centers import (
   census,
   coefficient_gradients,
   crops,
@@ -19,12 +19,12 @@ from hbf.analysis.centres import (
 )
 from hbf.analysis.heads import between_patches, differing, heads, maps
 from hbf.analysis.nearness import nearness
-from hbf.analysis.subject import Subject
+from hbf.analysis.sigmas import widths
+from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
-from hbf.analysis.widths import widths
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
-from hbf.ops.hyperbf import log_responses, normalise
+from hbf.ops.hyperbf import log_responses, normalize
 from hbf.training.schema import stamp
 
 
@@ -35,19 +35,19 @@ def looked(subject, images):
 
 
 def log_kernels(subject, images, block):
-  """Log K of every token and centre, [n, N, U], from what the norm before the unit gives."""
+  """Log K of every token and center, [n, N, U], from what the norm before the unit gives."""
   run = jax.jit(lambda p, x: subject.model.apply({'params': p}, x, train=False, capture_intermediates=True)[1])
-  kept = run(subject.params, subject.normalised(images))['intermediates']
+  kept = run(subject.params, subject.normalized(images))['intermediates']
   points = np.asarray(kept[block]['norm_stage2']['__call__'][0])
   unit = subject.params[block]['stage2']
-  how = {'kernel': 'gaussian', 'width': jnp.exp(unit['log_width']), 'metric': 'diagonal', 'weights': unit['metric']}
-  log_k = log_responses(points.reshape(1, -1, points.shape[-1]), unit['centres'], **how)
+  how = {'kernel': 'gaussian', 'width': jnp.exp(unit['log_sigma']), 'metric': 'diagonal', 'weights': unit['metric']}
+  log_k = log_responses(points.reshape(1, -1, points.shape[-1]), unit['centers'], **how)
   return np.asarray(log_k)[0].reshape(*points.shape[:2], -1), points, unit
 
 
 def test_logits_are_those_of_the_whole_and_of_the_last_tokens(subject, images):
   seen, real = looked(subject, images)
-  expected = np.asarray(subject.model.apply({'params': subject.params}, subject.normalised(images), train=False))
+  expected = np.asarray(subject.model.apply({'params': subject.params}, subject.normalized(images), train=False))
   np.testing.assert_allclose(subject.logits(images), expected, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(seen.logits[real], expected, rtol=1e-5, atol=1e-5)
   head = subject.params['head']
@@ -69,11 +69,11 @@ def test_nearest_patches_are_those_of_brute_force(subject, images):
     units = log_k.shape[-1]
     np.testing.assert_allclose(found[block].rate, (share >= 2 / units).mean((0, 1)), atol=2e-3)
     np.testing.assert_allclose(found[block].awake, (1 / (share**2).sum(-1)).mean(), rtol=1e-3)
-    r = np.asarray(normalise(jnp.asarray(log_k), 'layer')).reshape(-1, units)
+    r = np.asarray(normalize(jnp.asarray(log_k), 'layer')).reshape(-1, units)
     np.testing.assert_allclose(found[block].mean, r.mean(0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(found[block].deviation, r.std(0), rtol=1e-2, atol=1e-4)
     np.testing.assert_allclose(found[block].correlation, np.corrcoef(r.T), atol=2e-2)
-    moved = projected(subject, images, found)[block]['stage2']['centres'][0]
+    moved = projected(subject, images, found)[block]['stage2']['centers'][0]
     np.testing.assert_allclose(moved, points[nearest[:, 0], tokens[:, 0]], rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
     nearness(subject, images)['block1'], log_kernels(subject, images, 'block1')[0].max(-1).mean(-1), rtol=1e-4
@@ -83,7 +83,7 @@ def test_nearest_patches_are_those_of_brute_force(subject, images):
 def test_what_fills_the_last_batch_up_counts_nowhere(made, images, monkeypatch):
   whole = made()
   parts = made()
-  monkeypatch.setattr('hbf.analysis.subject.BATCH', 5)
+  monkeypatch.setattr('hbf.analysis.trained_run.BATCH', 5)
   one, other = census(whole, images)['block0'], census(parts, images)['block0']
   np.testing.assert_array_equal(one.images, other.images)
   np.testing.assert_allclose(one.mean, other.mean, rtol=1e-4, atol=1e-5)
@@ -91,15 +91,15 @@ def test_what_fills_the_last_batch_up_counts_nowhere(made, images, monkeypatch):
   np.testing.assert_allclose(whole.logits(images), parts.logits(images), rtol=1e-5, atol=1e-5)
 
 
-def test_dead_constant_and_doubled_centres_are_found(made, images):
-  subject = made(**{'model.stage2.normalisation': 'none', 'model.stage2.widths': 'centre'})
+def test_dead_constant_and_doubled_centers_are_found(made, images):
+  subject = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
   unit = subject.params['block0']['stage2']
-  centres, width = np.array(unit['centres']), np.array(unit['log_width'])
-  centres[0, 0] = 50  # far from all
-  centres[0, 2] = centres[0, 1]
+  centers, width = np.array(unit['centers']), np.array(unit['log_sigma'])
+  centers[0, 0] = 50  # far from all
+  centers[0, 2] = centers[0, 1]
   width[..., 2] = width[..., 1]
   width[..., 3] = 8  # sees no difference
-  subject.params['block0']['stage2'] |= {'centres': jnp.asarray(centres), 'log_width': jnp.asarray(width)}
+  subject.params['block0']['stage2'] |= {'centers': jnp.asarray(centers), 'log_sigma': jnp.asarray(width)}
   found = census(subject, images)['block0']
   assert np.flatnonzero(found.health.dead).tolist() == [0] and found.low_share[0] and found.doubled[2]
   assert found.health.constant[3] and not found.doubled[1] and not found.health.constant[:3].any()
@@ -107,10 +107,10 @@ def test_dead_constant_and_doubled_centres_are_found(made, images):
 
 def test_a_share_says_nothing_of_life(made, images):
   """Responses that are all 0 have shares; a unit beside a wider one has none, and is alive."""
-  subject = made(**{'model.stage2.normalisation': 'none', 'model.stage2.widths': 'centre'})
+  subject = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
   last, first = subject.params['block1']['stage2'], subject.params['block0']['stage2']
   last['log_gain'] -= 1e4
-  first['log_width'] = jnp.asarray(first['log_width']).at[..., :6].set(8.0)  # half of them wide: K = 1
+  first['log_sigma'] = jnp.asarray(first['log_sigma']).at[..., :6].set(8.0)  # half of them wide: K = 1
   first['log_gain'] += 5
   found = census(subject, images)
   assert found['block1'].health.dead.all() and not found['block1'].low_share.all()
@@ -129,7 +129,7 @@ def test_a_center_whose_coefficients_learn_nothing_is_dead(made, images):
   def loss(coefficients):
     unit = subject.params['block0']['stage2'] | {'coefficients': coefficients}
     params = subject.params | {'block0': subject.params['block0'] | {'stage2': unit}}
-    log_p = jax.nn.log_softmax(subject.model.apply({'params': params}, subject.normalised(images), train=False))
+    log_p = jax.nn.log_softmax(subject.model.apply({'params': params}, subject.normalized(images), train=False))
     return -log_p[np.arange(16), labels].mean()
 
   expected = jax.jit(jax.grad(loss))(subject.params['block0']['stage2']['coefficients'])
@@ -165,7 +165,7 @@ def test_an_untrained_network_is_one_of_its_shape(subject, images):
   assert not np.asarray(start.params['head']['bias']).any() and np.asarray(subject.params['head']['bias']).any()
 
 
-def test_what_a_centre_writes_is_what_the_head_reads(subject):
+def test_what_a_center_writes_is_what_the_head_reads(subject):
   unit, norm, head = subject.params['block1']['stage2'], subject.params['norm'], subject.params['head']
   scores = written(subject, 'block1')
   c = np.asarray(unit['coefficients'][0, 5], np.float64)
@@ -185,7 +185,7 @@ def test_crops_show_the_patch_in_the_middle(subject, images):
 
 def test_heads_are_described_by_their_weights(subject, images):
   found = heads(subject, images)
-  weights = attention_weights(subject.model, subject.params, subject.normalised(images))
+  weights = attention_weights(subject.model, subject.params, subject.normalized(images))
   assert list(found) == ['block0', 'block1']
   away = between_patches(subject)
   assert away[0, 5] == np.sqrt(2) and away[0, 3] == 3
@@ -207,22 +207,22 @@ def test_tokens_that_are_alike_do_not_differ(subject, images):
 
 
 def test_widths_are_those_learned_beside_those_of_init(made, images):
-  subject = made(**{'model.stage1.widths': 'layer'})
+  subject = made(**{'model.stage1.sigma_per': 'layer'})
   found = widths(subject, images)
   unit = subject.params['block0']['stage2']
   here = found['block0']['stage2']
-  np.testing.assert_allclose(here.width, np.exp(unit['log_width']).ravel(), rtol=1e-5)
+  np.testing.assert_allclose(here.width, np.exp(unit['log_sigma']).ravel(), rtol=1e-5)
   assert here.start == pytest.approx(np.sqrt(0.5 * 16**0.5))
   assert found['block0']['stage1'].start == pytest.approx(np.sqrt(8**0.5))
   log_k, _, _ = log_kernels(subject, images, 'block0')
-  squares = -log_k * 2 * np.exp(2 * np.asarray(unit['log_width'][0]))
+  squares = -log_k * 2 * np.exp(2 * np.asarray(unit['log_sigma'][0]))
   assert here.distance == pytest.approx(np.sqrt(squares.mean()), rel=1e-3)
   w = np.asarray(unit['metric'], np.float64)[0]
   assert here.metric == pytest.approx(np.linalg.norm(np.diag(w**2 - 1)) / 4, rel=1e-4)
   assert found['block0']['stage1'].metric is None
 
 
-def test_a_model_without_centres_or_kernels_has_none(made, images):
+def test_a_model_without_centers_or_kernels_has_none(made, images):
   mixer = made('model=mixer')
   assert census(mixer, images) == {} and nearness(mixer, images) == {} and widths(mixer, images) == {}
   assert heads(mixer, images) == {}
@@ -232,4 +232,4 @@ def test_two_resolutions_are_refused_before_anything_is_read(toy, tmp_path):
   config = toy(**{'model.merge': 1, 'model.depth': 2})
   (tmp_path / 'config.json').write_text(json.dumps(stamp(json.loads(resolve(config).to_json()))))
   with pytest.raises(UserError, match='two resolutions'):
-    Subject.of(tmp_path)
+    TrainedRun.of(tmp_path)

@@ -1,4 +1,4 @@
-"""Accuracy by centres: the curve of a run, and what has none."""
+"""Accuracy by centers: the curve of a run, and what has none."""
 
 import functools
 import json
@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from hbf.analysis import nested
+from hbf.training.convert import write
 from hbf.training.experiment import prepare
-from hbf.training.imported import write
 from hbf.training.loop import train
 
 ONE = jax.devices()[:1]
@@ -19,11 +19,11 @@ QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as th
 
 def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   workdir = tmp_path / 'run'
-  nests = {'model.stage2.nested': True, 'model.stage2.centres': 3, 'train.average': 0.9}
+  nests = {'model.stage2.nested': True, 'model.stage2.centers': 3, 'train.average': 0.9}
   result = train(toy(**nests), workdir, QUIET, ONE)
   assert nested.main(['--workdir', str(workdir)]) == 0
   rows = json.loads((workdir / 'nested.json').read_text())['rows']
-  assert [row['centres'] for row in rows] == [1, 2, 3]
+  assert [row['centers'] for row in rows] == [1, 2, 3]
   assert (rows[-1]['n'], rows[-1]['correct']) == (result['n'], result['correct'])
   assert rows[-1]['params'] == result['params'] > rows[0]['params']
   assert len({row['nll'] for row in rows}) == 3
@@ -37,15 +37,15 @@ def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   assert row['correct'] == result['average']['correct']
   assert row['nll'] == pytest.approx(result['average']['nll'], rel=1e-6)  # a sum over eight devices, and over one
   capsys.readouterr()
-  for wrong, message in (('4', '4 centres can not be taken'), ('1,b', "not 'b'")):
+  for wrong, message in (('4', '4 centers can not be taken'), ('1,b', "not 'b'")):
     assert nested.main(['--workdir', str(workdir), '--counts', wrong]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_a_run_without_centres_is_refused(tmp_path, toy, capsys):
+def test_a_run_without_centers_is_refused(tmp_path, toy, capsys):
   experiment = prepare(toy('model=vit'), devices=ONE)
   image = jax.numpy.zeros((1, *experiment.task.dataset.image_shape))
   init = jax.jit(functools.partial(experiment.model.init, train=False))
   write(tmp_path / 'run', experiment, init(jax.random.key(0), image)['params'])
   assert nested.main(['--workdir', str(tmp_path / 'run')]) == 1
-  assert 'error: vit has no centres in its stage 2' in capsys.readouterr().err
+  assert 'error: vit has no centers in its stage 2' in capsys.readouterr().err

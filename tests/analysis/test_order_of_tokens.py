@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from nn.drawn import random_params
 
-from hbf.analysis import mixing
+from hbf.analysis import token_order
 from hbf.models.language import LanguageModel
 from hbf.nn.registry import make_stages, stage_options
 from hbf.nn.trunk import Trunk
@@ -27,7 +27,7 @@ def make(name, depth=2, causal=True, **options):
 def test_distances_are_those_of_the_weights(name, causal):
   """The first block's, whose tokens are the embedded ones."""
   model, params = make(name, causal=causal)
-  found = mixing.distances(model, params, TOKENS)
+  found = token_order.distances(model, params, TOKENS)
   assert list(found) == ['block0', 'block1']
   p = jax.tree.map(lambda z: np.asarray(z, np.float64), params)
   x = p['embedding']['embedding'][np.asarray(TOKENS)] + p['positions']
@@ -38,7 +38,7 @@ def test_distances_are_those_of_the_weights(name, causal):
     logits = np.einsum('bihd,bjhd->bhij', q, k) / np.sqrt(D / H)
   else:
     squared = np.square(q[:, :, None] - k[:, None]).sum(-1).transpose(0, 3, 1, 2)
-    logits = -squared / (2 * np.exp(2 * p['block0']['stage1']['log_width']))
+    logits = -squared / (2 * np.exp(2 * p['block0']['stage1']['log_sigma']))
   logits = np.where(np.tri(N, dtype=bool), logits, -np.inf) if causal else logits
   weights = np.exp(logits - logits.max(-1, keepdims=True))
   weights /= weights.sum(-1, keepdims=True)
@@ -49,8 +49,8 @@ def test_distances_are_those_of_the_weights(name, causal):
 
 def test_stages_without_heads_have_no_distances():
   model, params = make('gmlp+none')
-  assert mixing.distances(model, params, TOKENS) == {}
-  matrices = mixing.spatial(params, causal=True)
+  assert token_order.distances(model, params, TOKENS) == {}
+  matrices = token_order.spatial(params, causal=True)
   kernel = np.asarray(params['block0']['stage1']['spatial']['kernel'])
   assert np.isnan(matrices['block0'][2, 3]) and matrices['block0'][3, 2] == pytest.approx(kernel[2, 3])
 
@@ -59,8 +59,8 @@ def test_the_share_of_toeplitz_matrices_is_1_and_of_random_ones_little():
   random = np.random.default_rng(0)
   diagonals, noise = random.normal(size=199), random.normal(size=(100, 100))
   toeplitz = diagonals[np.subtract.outer(np.arange(100), np.arange(100)) + 99]
-  assert mixing.toeplitz_share(toeplitz) == pytest.approx(1)
-  assert mixing.toeplitz_share(noise) == pytest.approx(199 / 10_000, abs=0.01)
-  assert mixing.toeplitz_share(toeplitz + noise) == pytest.approx(0.5, abs=0.1)
+  assert token_order.toeplitz_share(toeplitz) == pytest.approx(1)
+  assert token_order.toeplitz_share(noise) == pytest.approx(199 / 10_000, abs=0.01)
+  assert token_order.toeplitz_share(toeplitz + noise) == pytest.approx(0.5, abs=0.1)
   lower = np.where(np.tri(100, dtype=bool), toeplitz, np.nan)
-  assert mixing.toeplitz_share(lower) == pytest.approx(1)
+  assert token_order.toeplitz_share(lower) == pytest.approx(1)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hbf.analysis.page import Drawing, Lacks, Table
 from hbf.analysis.pair import alignment, cka, layers, matched, responses
-from hbf.analysis.sections import pair
+from hbf.analysis.report.page import Drawing, Lacks, Table
+from hbf.analysis.report.sections import pair
 
 RANDOM = np.random.default_rng(0)
 

@@ -5,12 +5,12 @@ import pytest
 from matplotlib.text import Text
 
 from hbf.analysis import relevance
-from hbf.analysis.centres import census
-from hbf.analysis.drawing import FRAME
+from hbf.analysis.centers import census
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
-from hbf.analysis.sections.centres import marked
-from hbf.analysis.sections.relevance import median_share, picture, strongest
-from hbf.analysis.subject import Labelled
+from hbf.analysis.report.drawing import FRAME
+from hbf.analysis.report.sections.centers import marked
+from hbf.analysis.report.sections.relevance import median_share, picture, strongest
+from hbf.analysis.trained_run import Labeled
 from hbf.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 200, (5, 8, 8, 1), np.uint8)
@@ -59,13 +59,13 @@ def test_patches_are_painted_over():
 @pytest.mark.parametrize(
   'changes',
   [
-    {'model.pool': 'sequence', 'model.stage2.normalisation': 'none'},
+    {'model.pool': 'sequence', 'model.stage2.normalization': 'none'},
     {'model.pool': 'cls', 'model.layer_scale': 0.5, 'model.stage2.heads': 2},
     pytest.param({'model.pool': 'mean'}, marks=pytest.mark.slow),
   ],
 )
 def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):
-  """The head reads the last tokens, whose parts are the centres' sums, the unit's bias, and what came before."""
+  """The head reads the last tokens, whose parts are the centers' sums, the unit's bias, and what came before."""
   subject = made(**changes)
   classes = np.arange(len(images)) % 10
   cast = relevance.votes(subject, images, classes)
@@ -95,8 +95,8 @@ def _flat(coefficients):
   return np.asarray(coefficients, np.float64).reshape(-1, coefficients.shape[-1])
 
 
-def test_a_model_without_centres_has_no_votes(made, images):
-  with pytest.raises(UserError, match='has no centres'):
+def test_a_model_without_centers_has_no_votes(made, images):
+  with pytest.raises(UserError, match='has no centers'):
     relevance.votes(made('model=vit'), images, np.zeros(16, int))
 
 
@@ -106,8 +106,8 @@ def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(subje
   for i, (first, second) in enumerate(strongest(subject, images, classes, 2)):
     adds = sorted((sum(cast[i, :, a]) for a in range(cast.shape[2])), reverse=True)
     assert [first.adds, second.adds] == pytest.approx(adds[:2])
-    assert sum(cast[i, :, first.centre]) == pytest.approx(first.adds)
-    assert cast[i, first.token, first.centre] == max(cast[i, :, first.centre])
+    assert sum(cast[i, :, first.center]) == pytest.approx(first.adds)
+    assert cast[i, first.token, first.center] == max(cast[i, :, first.center])
 
 
 def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, images):
@@ -118,7 +118,7 @@ def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, imag
   unit = subject.params['block1']['stage2']
   flat = unit['coefficients'].reshape(-1, unit['coefficients'].shape[-1])
   for i, (vote,) in enumerate(votes):
-    silent = unit | {'coefficients': flat.at[vote.centre].set(0).reshape(unit['coefficients'].shape)}
+    silent = unit | {'coefficients': flat.at[vote.center].set(0).reshape(unit['coefficients'].shape)}
     params = subject.params | {'block1': subject.params['block1'] | {'stage2': silent}}
     whole, left = (excess(subject.logits(images[i : i + 1], p)[0])[0] for p in (subject.params, params))
     assert vote.lost == pytest.approx(whole - left, abs=1e-4)
@@ -143,7 +143,7 @@ def test_a_token_is_marked_at_its_patch(made, images, pool):
 
 
 def test_the_picture_has_a_row_an_image(subject, images):
-  training = Labelled(images, np.zeros(len(images), int))
+  training = Labeled(images, np.zeros(len(images), int))
   drawn = picture(subject, training, census(subject, images)['block1'], images[:3])
   assert len(drawn.axes) == 6
   answers = subject.logits(images[:3]).argmax(axis=1)

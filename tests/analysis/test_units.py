@@ -13,8 +13,8 @@ from hbf.analysis.units import observe
 from hbf.config.resolve import resolve
 from hbf.evaluation.unit_health import awake, low_share, unit_health
 from hbf.models.build import build_model
-from hbf.nn.hyperbf import HyperBFUnit
-from hbf.ops.hyperbf import log_responses, normalise
+from hbf.nn.hyperbf import HyperBFCenters
+from hbf.ops.hyperbf import log_responses, normalize
 
 BATCH, CLASSES = 6, 10
 
@@ -30,14 +30,14 @@ LABELS = jnp.arange(BATCH) % CLASSES
 def make(images, scan_layers=False, **stage2):
   config = resolve(digits.get_config('model=hyperbf')).model
   config.update(width=16, depth=2, heads=2, scan_layers=scan_layers)
-  config.stage2.update({'centres': 5, **stage2})
+  config.stage2.update({'centers': 5, **stage2})
   model = build_model(config, CLASSES)
   return model, jax.jit(functools.partial(model.init, train=False))(jax.random.key(1), images)['params']
 
 
-@pytest.mark.parametrize(('normalisation', 'heads'), [('layer', 1), ('none', 2)])
-def test_responses_are_those_of_the_tokens_that_reach_each_unit(images, normalisation, heads):
-  model, params = make(images, normalisation=normalisation, heads=heads)
+@pytest.mark.parametrize(('normalization', 'heads'), [('layer', 1), ('none', 2)])
+def test_responses_are_those_of_the_tokens_that_reach_each_unit(images, normalization, heads):
+  model, params = make(images, normalization=normalization, heads=heads)
   units = observe(model, params, images, LABELS)
   assert units.responses.shape == (2, BATCH * 5, heads * 5)  # 4 patches and the class token
   see = jax.jit(functools.partial(model.apply, train=False, capture_intermediates=True))
@@ -47,13 +47,13 @@ def test_responses_are_those_of_the_tokens_that_reach_each_unit(images, normalis
     unit = params[f'block{i}']['stage2']
     log_k = log_responses(
       tokens,
-      unit['centres'],
+      unit['centers'],
       kernel='gaussian',
-      width=jnp.exp(unit['log_width']),
+      width=jnp.exp(unit['log_sigma']),
       metric='diagonal',
       weights=unit['metric'],
     )
-    expected = normalise(log_k, normalisation, unit.get('log_gain', 0.0)).swapaxes(0, 1).reshape(BATCH * 5, -1)
+    expected = normalize(log_k, normalization, unit.get('log_gain', 0.0)).swapaxes(0, 1).reshape(BATCH * 5, -1)
     np.testing.assert_allclose(units.responses[i], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -63,23 +63,23 @@ def test_gradients_are_those_of_the_loss(images):
 
   @jax.jit
   @jax.grad
-  def gradient_of_loss(centres):
-    changed = params | {'block1': params['block1'] | {'stage2': params['block1']['stage2'] | {'centres': centres}}}
+  def gradient_of_loss(centers):
+    changed = params | {'block1': params['block1'] | {'stage2': params['block1']['stage2'] | {'centers': centers}}}
     log_p = jax.nn.log_softmax(model.apply({'params': changed}, images, train=False))
     return -jnp.mean(log_p[jnp.arange(BATCH), LABELS])
 
-  gradient = np.asarray(gradient_of_loss(params['block1']['stage2']['centres']))[0]
+  gradient = np.asarray(gradient_of_loss(params['block1']['stage2']['centers']))[0]
   np.testing.assert_allclose(units.gradients[1], np.sqrt((gradient**2).mean(axis=-1)), rtol=1e-4)
   assert units.learning()[1] == pytest.approx(np.sqrt((gradient**2).mean()), rel=1e-4)
 
 
 def test_constant_and_dead_units_are_seen(images):
-  alive = observe(*make(images, normalisation='none'), images, LABELS)
-  model, params = make(images, normalisation='none')
+  alive = observe(*make(images, normalization='none'), images, LABELS)
+  model, params = make(images, normalization='none')
   for block in ('block0', 'block1'):
     params[block]['stage2']['log_gain'] -= 1e4
   dead = observe(model, params, images, LABELS)
-  model, params = make(images, normalisation='none', width_scale=1e8)
+  model, params = make(images, normalization='none', sigma_scale=1e8)
   constant = observe(model, params, images, LABELS)
   assert min(*alive.mean(), *alive.spread(), *alive.learning()) > 1e-4
   assert not dead.responses.any()
@@ -100,7 +100,7 @@ def test_a_scanned_model_is_observed_too(images):
 def test_the_authors_published_units_are_dead_and_constant_and_ours_alive(number, dead, constant):
   """β = 0.1 with 11 centers and β = 0.001 with 1,500, of tokens that a LayerNorm of 768 coordinates gives."""
   setting = dead_units.settings()[number]
-  unit = HyperBFUnit(**({'centres': 64} | setting.stage2))
+  unit = HyperBFCenters(**({'centers': 64} | setting.stage2))
   tokens = jax.random.normal(jax.random.key(0), (2, 20, dead_units.WIDTH))
   tokens = (tokens - tokens.mean(-1, keepdims=True)) / tokens.std(-1, keepdims=True)
 
@@ -140,4 +140,4 @@ def test_the_command_measures_and_draws_again(tmp_path, digits_dir, monkeypatch,
   assert dead_units.main([*arguments, '--report']) == 0
   assert capsys.readouterr().out == shown
   assert (tmp_path / 'dead-units.png').read_bytes() == picture
-  assert '| β = 0.1, 11 centres ' in shown
+  assert '| β = 0.1, 11 centers ' in shown

@@ -27,8 +27,8 @@ def make(name, scan_layers=False, **options):
 @pytest.mark.parametrize(
   ('name', 'options'),
   [
-    ('softmax+mlp', {'places': 'offsets', 'qk_norm': 'unit'}),
-    ('hyperbf+hyperbf', {'places': 'offsets'}),
+    ('softmax+mlp', {'relative_positions': 'gaussian', 'qk_norm': True}),
+    ('hyperbf+hyperbf', {'relative_positions': 'gaussian'}),
     ('hyperbf+mlp', {'kernel': 'inverse_multiquadric', 'memory': 5}),
     ('gated', {}),
   ],

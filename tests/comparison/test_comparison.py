@@ -1,4 +1,4 @@
-"""python -m hbf.compare as its user runs it: killed and run again, added to, and its report from the logs alone."""
+"""python -m hbf compare as its user runs it: killed and run again, added to, and its report from the logs alone."""
 
 import json
 import os
@@ -42,14 +42,14 @@ def command(workdir, asked, *more):
   """The command that asks for it."""
   flags = [f'--workdir={workdir}', *(f'--config={config}' for config in asked.configs), *asked.overrides]
   flags += [*(f'--arm={arm}' for arm in asked.arms), f'--seeds={",".join(map(str, asked.seeds))}']
-  return [sys.executable, '-m', 'hbf.compare', *flags, *more]
+  return [sys.executable, '-m', 'hbf', 'compare', *flags, *more]
 
 
 def run(command, folder):
   return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
 
 
-def figures(workdir):
+def scores(workdir):
   """What a comparison found, without times and memory."""
   rows = json.loads((workdir / 'comparison.json').read_text())
   learned = ('params', 'flops_per_image', 'steps', 'n', 'correct', 'accuracy', 'nll', 'ece')
@@ -76,7 +76,7 @@ def copied(finished, tmp_path):
 
 def test_runs_are_ordinary_workdirs_and_the_table_is_theirs(finished):
   workdir, shown = finished
-  rows = figures(workdir)
+  rows = scores(workdir)
   assert [row['label'] for row in rows] == ['vit', 'fast']
   for row in rows:
     for seed, result in row['results'].items():
@@ -140,8 +140,8 @@ def test_killed_at_work_and_run_again_it_ends_with_the_same_table(finished, aske
   assert not list(workdir.glob('digits-fast-0/result.json'))
   done = run(again, ROOT)  # at once, while the run of the killed one may still be at work
   assert done.returncode == 0, done.stderr
-  whole = {row['label']: row['results']['0'] for row in figures(finished[0])}
-  assert {row['label']: row['results']['0'] for row in figures(workdir)} == whole
+  whole = {row['label']: row['results']['0'] for row in scores(finished[0])}
+  assert {row['label']: row['results']['0'] for row in scores(workdir)} == whole
 
 
 def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finished, copied, asked, capsys):
@@ -150,8 +150,8 @@ def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finis
   shown, told = capsys.readouterr()
   assert re.search(r'digits-bad-0: FAILED \(error: training diverged', told)
   assert re.search(r'digits bad, seed 0: error: training diverged', shown)
-  vit, fast, last = figures(copied)
-  assert [vit, fast] == figures(finished[0])
+  vit, fast, last = scores(copied)
+  assert [vit, fast] == scores(finished[0])
   assert (last['label'], last['mean'], last['results']) == ('bad', None, {})
   assert last['difference'] is None  # it has nothing to differ with
 

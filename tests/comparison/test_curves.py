@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hbf.comparison.curves import COLOURS, REST, draw_curves, spread
+from hbf.comparison.curves import COLORS, REST, draw_curves, spread
 from hbf.comparison.grid import Arm, Grid
 
 LONG = 'a-rather-long-name-of-an-arm'
@@ -20,10 +20,10 @@ LONG = 'a-rather-long-name-of-an-arm'
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
   """Draws arms whose validation accuracy ends at these values; returns the figure as it was saved."""
-  figures = []
+  scores = []
   save = Figure.savefig
-  monkeypatch.setattr(Figure, 'savefig', lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw)))
-  monkeypatch.setattr(plt, 'close', lambda figure: None)
+  monkeypatch.setattr(Figure, 'savefig', lambda self, *args, **kw: (scores.append(self), save(self, *args, **kw)))
+  monkeypatch.setattr(plt, 'close', lambda score: None)
 
   def draw(ends, seeds=(0, 1)):
     grid = Grid(tuple(Arm('cifar10', f'{LONG}-{i}', ()) for i in range(len(ends))), seeds)
@@ -44,18 +44,18 @@ def drawn(tmp_path, monkeypatch):
         text = ''.join(json.dumps(line) + '\n' for line in lines)
         (tmp_path / arm.run(seed) / 'metrics.jsonl').write_text(text)
     draw_curves(grid, tmp_path, tmp_path / 'curves.png')
-    return figures[0]
+    return scores[0]
 
   yield draw
   plt.close('all')
 
 
-def boxes(figure):
+def boxes(score):
   """Of every text in the picture, by panel."""
-  figure.draw_without_rendering()
-  renderer = figure.canvas.get_renderer()
+  score.draw_without_rendering()
+  renderer = score.canvas.get_renderer()
   panels = []
-  for axis in figure.axes:
+  for axis in score.axes:
     texts = [*axis.texts, axis.title, axis.xaxis.label, axis.yaxis.label]
     texts += axis.get_legend().get_texts() if axis.get_legend() else []
     # Of an annotation without its arrow.
@@ -65,27 +65,27 @@ def boxes(figure):
 
 @pytest.mark.parametrize('ends', [(50.0, 52.0), (50.0, *(50 + 0.1 * i for i in range(16)))])
 def test_every_line_is_named_in_the_picture_and_no_name_covers_another(drawn, ends):
-  figure = drawn(ends)
-  for panel in boxes(figure):
+  score = drawn(ends)
+  for panel in boxes(score):
     assert sum(name.startswith(LONG) for name in panel) == len(ends)
     for box in panel.values():
-      assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+      assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= score.bbox.x1 and box.y1 <= score.bbox.y1
     for one, other in itertools.combinations(panel.values(), 2):
       assert not one.overlaps(other)
 
 
-@pytest.mark.parametrize('arms', [1, 3, 1 + len(COLOURS), 17])
-def test_lines_of_a_colour_are_told_apart_and_the_best_have_one(drawn, arms):
+@pytest.mark.parametrize('arms', [1, 3, 1 + len(COLORS), 17])
+def test_lines_of_a_color_are_told_apart_and_the_best_have_one(drawn, arms):
   ends = 50 + np.random.default_rng(0).permutation(arms)
-  figure = drawn(ends)
-  colours = [[to_hex(line.get_color()) for line in axis.lines] for axis in figure.axes]
-  assert colours[0] == colours[1]
-  grey = [i for i, colour in enumerate(colours[0]) if colour == to_hex(REST)]
-  coloured = [colour for i, colour in enumerate(colours[0]) if i not in grey]
-  assert len(set(coloured)) == len(coloured) == min(arms, 1 + len(COLOURS))
-  assert 0 not in grey  # the one that others are compared with
-  if grey:
-    assert max(ends[grey]) < min(end for i, end in enumerate(ends) if i and i not in grey)
+  score = drawn(ends)
+  colors = [[to_hex(line.get_color()) for line in axis.lines] for axis in score.axes]
+  assert colors[0] == colors[1]
+  gray = [i for i, color in enumerate(colors[0]) if color == to_hex(REST)]
+  colored = [color for i, color in enumerate(colors[0]) if i not in gray]
+  assert len(set(colored)) == len(colored) == min(arms, 1 + len(COLORS))
+  assert 0 not in gray  # the one that others are compared with
+  if gray:
+    assert max(ends[gray]) < min(end for i, end in enumerate(ends) if i and i not in gray)
 
 
 def test_a_comparison_without_a_line_is_drawn_empty(tmp_path):
@@ -112,8 +112,8 @@ def test_axes_have_units_and_lines_are_means(drawn):
 
 
 def test_an_arm_that_diverged_is_drawn_up_to_there(drawn):
-  figure = drawn([40.0, float('nan'), 60.0])
-  for axis in figure.axes:
+  score = drawn([40.0, float('nan'), 60.0])
+  for axis in score.axes:
     assert [text.get_text() for text in axis.texts] == [f'{LONG}-0', f'{LONG}-2']
 
 

@@ -56,8 +56,8 @@ def test_an_arm_is_a_train_command(grid_of):
 def test_what_follows_from_the_width_follows_an_arms_own(grid_of):
   arms = ('hyperbf', 'wide: hyperbf model.width=256')
   narrow, wide = (arm.config(0) for arm in grid_of(*arms, match=False).arms)
-  assert (narrow.optimizer.centre_rate, wide.optimizer.centre_rate) == (8.0, 16.0)
-  assert (narrow.model.stage2.centres, wide.model.stage2.centres) == (256, 1024)
+  assert (narrow.optimizer.center_rate, wide.optimizer.center_rate) == (8.0, 16.0)
+  assert (narrow.model.stage2.centers, wide.model.stage2.centers) == (256, 1024)
 
 
 def test_arms_have_the_parameters_of_the_first(grid_of):
@@ -150,7 +150,7 @@ def test_wrong_configs_are_refused(grid_of):
 
 def test_data_that_are_not_there_are_named_with_the_command_that_gets_them(tmp_path):
   preset = PRESETS['memo']
-  with pytest.raises(UserError, match=f'python -m hbf.data.prepare cifar10 --dir {tmp_path}'):
+  with pytest.raises(UserError, match=f'python -m hbf prepare cifar10 --dir {tmp_path}'):
     make_grid(dataclasses.replace(preset, overrides=(f'--config.data.dir={tmp_path}',)))
 
 

@@ -32,7 +32,7 @@ def write_run(run, seed):
   write_json(run / 'config.json', CONFIG | {'seed': seed})
   write_json(run / 'data.json', {'name': 'cifar10', 'classes': ['a', 'b'], 'fingerprint': 'f'})
   lines = [
-    {'step': 1, 'epoch': 0.1234, 'split': 'train', 'loss': float('nan'), 'accuracy': 1 / 3, 'widths': {'x': [1.5]}},
+    {'step': 1, 'epoch': 0.1234, 'split': 'train', 'loss': float('nan'), 'accuracy': 1 / 3, 'sigmas': {'x': [1.5]}},
     {'step': 1, 'epoch': 0.1234, 'split': 'validation', 'accuracy': 50.0 + seed, 'top5': 9, 'nll': 0.1, 'ece': 1e-9},
   ]
   (run / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))

@@ -33,7 +33,7 @@ def finish(tmp_path):
     run = tmp_path / arm.run(seed)
     run.mkdir(exist_ok=True)
     lines = [{'step': 1, 'epoch': 1.0, 'split': 'train', 'loss': 2.0, 'accuracy': 99.0}]
-    lines += [{'step': 1, 'epoch': 1.0, 'split': 'validation', **figures} for figures in held_out]
+    lines += [{'step': 1, 'epoch': 1.0, 'split': 'validation', **scores} for scores in held_out]
     (run / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
 
   write.log = log

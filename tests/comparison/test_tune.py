@@ -14,7 +14,7 @@ from hbf.comparison.grid import Comparison, label_of, make_grid, with_arms
 from hbf.comparison.presets import PRESETS
 from hbf.comparison.space import draw, parse_space
 from hbf.errors import UserError
-from hbf.evaluation.figures import ACCURACY, NLL
+from hbf.evaluation.scores import ACCURACY, NLL
 
 RATE, DECAY = 'optimizer.learning_rate', 'optimizer.weight_decay'
 SPACE = (f'{RATE}=1e-3..1e-1', 'train.label_smoothing=0.0|0.1', f'gelu: {DECAY}=0.01..0.3')

@@ -10,14 +10,14 @@ from hbf.models.matching import units_of
 
 def test_the_rate_and_the_number_of_centers_follow_an_overridden_width():
   config = read_config(['--config=configs/cifar10.py', '--config.model.width=256'])
-  assert config.optimizer.centre_rate == 16.0
-  assert config.model.stage2.centres == 1024
+  assert config.optimizer.center_rate == 16.0
+  assert config.model.stage2.centers == 1024
 
 
 def test_a_value_that_is_given_stays():
-  flags = ['--config.model.width=256', '--config.optimizer.centre_rate=3', '--config.model.stage2.centres=12']
+  flags = ['--config.model.width=256', '--config.optimizer.center_rate=3', '--config.model.stage2.centers=12']
   config = read_config(['--config=configs/cifar10.py', *flags])
-  assert (config.optimizer.centre_rate, config.model.stage2.centres) == (3.0, 12)
+  assert (config.optimizer.center_rate, config.model.stage2.centers) == (3.0, 12)
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_the_expansion_can_be_chosen():
 def test_resolving_changes_no_config_and_is_done_once(get_config):
   config = get_config()
   resolved = resolve(config)
-  assert config.optimizer.centre_rate is None and config.model.stage2.centres is None
+  assert config.optimizer.center_rate is None and config.model.stage2.centers is None
   assert resolve(resolved) == resolved and resolved.is_locked

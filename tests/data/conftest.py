@@ -87,7 +87,7 @@ def encode(pixels, kind):
 
 @pytest.fixture
 def tiny_members():
-  """Members of a Tiny ImageNet archive with one training and one validation image a class; the first is grey."""
+  """Members of a Tiny ImageNet archive with one training and one validation image a class; the first is gray."""
   generator = np.random.default_rng(0)
   classes = [f'n{i:08d}' for i in reversed(range(200))]
   root = tiny_imagenet._ROOT

@@ -5,13 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.data import geometry
-from hbf.data.augment import augment, normalise
-from hbf.data.order import TrainOrder
-from hbf.data.transforms import read_transforms
+from hbf.data.augment.batches import augment, geometry, normalize
+from hbf.data.augment.transforms import read_transforms
+from hbf.data.pipeline.order import TrainOrder
 
 KEY = jax.random.key(5)
-ALL = (('resized_crop', 0.3), ('flip',), ('colour_jitter', 0.4, 0.4, 0.4), ('trivial_augment',), ('erase', 0.5))
+ALL = (('resized_crop', 0.3), ('flip',), ('color_jitter', 0.4, 0.4, 0.4), ('trivial_augment',), ('erase', 0.5))
 FLIP_AND_SHIFT = (('flip',), ('shift', 2))
 
 
@@ -107,11 +106,11 @@ def test_sharded_augmentation_is_identical_and_stays_on_its_device(sharding, tra
   assert not any(word in compiled.as_text() for word in ('all-gather', 'all-reduce', 'collective-permute'))
 
 
-def test_normalise():
+def test_normalize():
   images = _images(3)
   mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
   expected = (images / 255.0 - np.array(mean)) / np.array(std)
-  out = normalise(jnp.asarray(images), mean, std)
+  out = normalize(jnp.asarray(images), mean, std)
   assert out.dtype == jnp.float32
   np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 

@@ -6,7 +6,7 @@ import tensorflow_datasets as tfds
 from conftest import write_tar
 
 from hbf.data.datasets import load
-from hbf.data.prepare import prepare
+from hbf.data.images.prepare import prepare
 from hbf.errors import UserError
 
 

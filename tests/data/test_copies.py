@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hbf.data.copies import COPIES
+from hbf.data.augment.copies import COPIES
 
 IMAGES = np.random.default_rng(0).normal(size=(3, 5, 4, 2)).astype(np.float32)
 

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from hbf.data.corruptions import CORRUPTIONS, GROUPS, STRENGTHS, corrupt
+from hbf.data.augment.corruptions import CORRUPTIONS, GROUPS, STRENGTHS, corrupt
 from hbf.errors import UserError
 
-GREY = np.full((20, 32, 32, 1), 128, np.uint8)
+GRAY = np.full((20, 32, 32, 1), 128, np.uint8)
 POINTS = np.pad(np.full((20, 1, 1, 1), 255, np.uint8), ((0, 0), (16, 16), (16, 16), (0, 0)))
 # Corruptions of which a greater strength has one parameter more and another less, so that it needn't be farther.
 TRADING = ('glass_blur', 'frost', 'elastic_transform')
@@ -49,8 +49,8 @@ def test_images_stay_images_and_what_is_drawn_depends_on_their_number_alone(name
     changed = corrupt(images, name, strength)
     assert changed.dtype == np.uint8 and changed.shape == images.shape and far(changed, images) > 0.2
     np.testing.assert_array_equal(corrupt(images[:3], name, strength), changed[:3])
-  grey = corrupt(images[..., :1], name, 3)
-  assert grey.shape == (*images.shape[:3], 1)
+  gray = corrupt(images[..., :1], name, 3)
+  assert gray.shape == (*images.shape[:3], 1)
   large = images.repeat(2, axis=1).repeat(2, axis=2)
   assert corrupt(large, name, 5).shape == large.shape
 
@@ -67,11 +67,11 @@ def test_noise_has_the_moments_that_define_it():
   for strength, deviation, photons, share in zip(
     STRENGTHS, (0.04, 0.06, 0.08, 0.09, 0.1), (500, 250, 100, 75, 50), (0.01, 0.02, 0.03, 0.05, 0.07), strict=True
   ):
-    gaussian = corrupt(GREY, 'gaussian_noise', strength) / 255
+    gaussian = corrupt(GRAY, 'gaussian_noise', strength) / 255
     assert gaussian.mean() == pytest.approx(x, abs=0.003) and gaussian.std() == pytest.approx(deviation, rel=0.02)
-    shot = corrupt(GREY, 'shot_noise', strength) / 255
+    shot = corrupt(GRAY, 'shot_noise', strength) / 255
     assert shot.mean() == pytest.approx(x, abs=0.003) and shot.var() == pytest.approx(x / photons, rel=0.05)
-    impulse = corrupt(GREY, 'impulse_noise', strength)
+    impulse = corrupt(GRAY, 'impulse_noise', strength)
     assert (impulse == 0).mean() == pytest.approx(share / 2, rel=0.15)
     assert (impulse == 255).mean() == pytest.approx(share / 2, rel=0.15)
 
@@ -79,7 +79,7 @@ def test_noise_has_the_moments_that_define_it():
 @pytest.mark.parametrize('name', [*GROUPS['blur'], 'elastic_transform', 'pixelate', 'jpeg_compression'])
 def test_what_is_even_stays(name):
   for strength in STRENGTHS:
-    np.testing.assert_array_equal(corrupt(GREY, name, strength), GREY)
+    np.testing.assert_array_equal(corrupt(GRAY, name, strength), GRAY)
 
 
 @pytest.mark.parametrize('name', ['defocus_blur', 'motion_blur', 'zoom_blur'])
@@ -105,7 +105,7 @@ def test_motion_goes_one_way_and_grows_weaker():
     assert image[16, 16] == pytest.approx(255 / weights.sum(), abs=1)
 
 
-def test_colours_are_those_of_the_definitions(images):
+def test_colors_are_those_of_the_definitions(images):
   x = images[0].astype(np.float64) / 255
   contrast = (x - x.mean(axis=(0, 1))) * 0.4 + x.mean(axis=(0, 1))
   np.testing.assert_allclose(corrupt(images[:1], 'contrast', 3)[0], 255 * contrast.clip(0, 1), atol=0.51)
@@ -137,7 +137,7 @@ def test_glass_takes_pixels_from_above_and_left_where_it_hardly_blurs(images):
 def test_fog_is_from_none_to_the_brightest_and_rougher_where_it_decays_less():
   x, rough = 128 / 255, []
   for strength, amount in zip(STRENGTHS, (0.2, 0.5, 0.75, 1, 1.5), strict=True):
-    foggy = corrupt(GREY, 'fog', strength) / 255
+    foggy = corrupt(GRAY, 'fog', strength) / 255
     np.testing.assert_allclose(foggy.min(axis=(1, 2, 3)), x * x / (x + amount), atol=0.5 / 255)
     np.testing.assert_allclose(foggy.max(axis=(1, 2, 3)), x, atol=0.5 / 255)
     fog = (foggy * (x + amount) / x - x) / amount  # from 0 to 1
@@ -157,9 +157,9 @@ def test_snow_only_brightens_and_frost_has_the_measures_of_photographs(images):
 
 def test_what_cannot_be_is_refused():
   with pytest.raises(UserError, match="'frog'"):
-    corrupt(GREY, 'frog', 1)
+    corrupt(GRAY, 'frog', 1)
   with pytest.raises(UserError, match='strength 1 to 5: it is 6'):
-    corrupt(GREY, 'fog', 6)
-  for unfit in (GREY[:, :20], GREY[0], GREY / 255, GREY.repeat(2, axis=3)):
+    corrupt(GRAY, 'fog', 6)
+  for unfit in (GRAY[:, :20], GRAY[0], GRAY / 255, GRAY.repeat(2, axis=3)):
     with pytest.raises(UserError, match='square uint8 images'):
       corrupt(unfit, 'fog', 1)

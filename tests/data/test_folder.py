@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hbf.data import sources
 from hbf.data.datasets import load
-from hbf.data.inputs import make_input
-from hbf.data.sources import hold_out
+from hbf.data.images import sources
+from hbf.data.images.sources import hold_out
+from hbf.data.pipeline.inputs import make_input
 from hbf.errors import Notice, UserError
 
 
@@ -25,7 +25,7 @@ def root(tmp_path):
   folder = tmp_path / 'images'
   for name in ('train/dog/a.png', 'train/dog/b.jpg', 'train/cat/c.bmp', 'train/fish/d.webp', 'test/cat/e.gif'):
     _save(folder / name, generator.integers(0, 256, (20, 30, 3), np.uint8))
-  _save(folder / 'test/dog/grey.png', generator.integers(0, 256, (8, 8), np.uint8))
+  _save(folder / 'test/dog/gray.png', generator.integers(0, 256, (8, 8), np.uint8))
   (folder / 'train/dog/.DS_Store').write_text('hidden')
   (folder / 'train/.cache').mkdir()
   return folder
@@ -50,13 +50,13 @@ def test_labels_are_known_without_reading_images(root):
   assert sources.labels(_load(root).splits['train']).tolist() == [0, 1, 1, 2]
 
 
-def test_an_image_of_the_right_size_is_exact_and_grey_becomes_rgb(root):
+def test_an_image_of_the_right_size_is_exact_and_gray_becomes_rgb(root):
   image, _ = _load(root).splits['test'][1]
-  with Image.open(root / 'test/dog/grey.png') as original:
+  with Image.open(root / 'test/dog/gray.png') as original:
     np.testing.assert_array_equal(image, np.repeat(np.asarray(original)[..., None], 3, axis=-1))
 
 
-def test_the_centre_is_kept(tmp_path):
+def test_the_center_is_kept(tmp_path):
   pixels = np.zeros((10, 40, 3), np.uint8)
   pixels[:, 15:25] = 255
   for split in ('train', 'test'):

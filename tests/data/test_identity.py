@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hbf.data import images
 from hbf.data.datasets import Dataset, load
-from hbf.data.identity import identity
+from hbf.data.images import codec
+from hbf.data.pipeline.identity import identity
 
 
 def _make_folder(root, seed=0, classes=('cat', 'dog')):
@@ -75,7 +75,7 @@ def test_other_images_names_or_classes_are_other_data(change, tmp_path):
 
 
 def test_a_change_of_size_shows_in_files_that_are_not_sampled(tmp_path, monkeypatch):
-  monkeypatch.setattr('hbf.data.identity._SAMPLED', 1)
+  monkeypatch.setattr('hbf.data.pipeline.identity._SAMPLED', 1)
   folder = _make_folder(tmp_path / 'a')
   before = _identify(folder)
   _replace(folder / 'train/dog/2.bmp', np.zeros((13, 13, 3), np.uint8))
@@ -87,7 +87,7 @@ def test_how_a_png_was_packed_does_not_matter(tmp_path):
   digests = []
   for level in (0, 9):
     Image.fromarray(pixels).save(folder / 'x.png', compress_level=level)
-    digests.append(images.content((folder / 'x.png').read_bytes(), 3))
+    digests.append(codec.content((folder / 'x.png').read_bytes(), 3))
   assert digests[0] == digests[1] == pixels.tobytes()
 
 

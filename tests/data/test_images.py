@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from hbf.data import images
+from hbf.data.images import codec
 from hbf.errors import UserError
 
 _ORIENTATION = 0x0112
 
 
 def _decode(path, channels=3, size=None):
-  return images.decode_file(str(path), channels=channels, size=size)
+  return codec.decode_file(str(path), channels=channels, size=size)
 
 
 @pytest.mark.parametrize('kind', ['png', 'tiff', 'pgm'])
@@ -77,30 +77,30 @@ def test_tfds_images_stay_as_tfds_shows_them():
   buffer, exif = io.BytesIO(), Image.Exif()
   exif[_ORIENTATION] = 6
   Image.new('RGB', (6, 4)).save(buffer, 'JPEG', exif=exif)
-  assert images.decode(buffer, channels=3, size=None, formats=images.TFDS_FORMATS).shape == (4, 6, 3)
+  assert codec.decode(buffer, channels=3, size=None, formats=codec.TFDS_FORMATS).shape == (4, 6, 3)
 
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP', 'TIFF', 'BMP', 'GIF', 'PPM'])
 def test_known_formats_are_read_whatever_the_name(kind, tmp_path):
   Image.new('RGB', (4, 6), 'white').save(tmp_path / 'image', format=kind)
   assert (_decode(tmp_path / 'image') == 255).all()
-  images.check_file(str(tmp_path / 'image'))
+  codec.check_file(str(tmp_path / 'image'))
 
 
 @pytest.mark.parametrize('kind', ['EPS', 'PDF', 'PCX', 'ICO'])
-@pytest.mark.parametrize('use', [_decode, images.check_file])
+@pytest.mark.parametrize('use', [_decode, codec.check_file])
 def test_other_formats_are_refused_and_start_no_program(kind, use, tmp_path, monkeypatch):
   started = []
   monkeypatch.setattr(EpsImagePlugin, 'Ghostscript', lambda *args, **kwargs: started.append(args))
   Image.new('RGB', (16, 16)).save(tmp_path / 'a.png', format=kind)
   with pytest.raises(
-    UserError, match=rf'a\.png is not .*; expected .*{", ".join(images.FORMATS)}.*: replace'
+    UserError, match=rf'a\.png is not .*; expected .*{", ".join(codec.FORMATS)}.*: replace'
   ) as caught:
     use(str(tmp_path / 'a.png'))
   assert not started and '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize('use', [_decode, images.check_file])
+@pytest.mark.parametrize('use', [_decode, codec.check_file])
 @pytest.mark.parametrize('sides', [(10_000, 9_000), (20_000, 10_000)])  # Pillow warns of the first.
 def test_an_image_of_too_many_pixels_is_refused_by_name(sides, use, tmp_path):
   Image.new('1', sides).save(tmp_path / 'large.png')
@@ -118,10 +118,10 @@ def test_a_whole_jpeg_or_png_is_checked_without_decoding(tmp_path, monkeypatch):
   monkeypatch.setattr(Image.Image, 'load', refuse)
   monkeypatch.setattr('PIL.ImageFile.ImageFile.load', refuse)
   for kind in ('jpg', 'png'):
-    images.check_file(str(tmp_path / f'a.{kind}'))
+    codec.check_file(str(tmp_path / f'a.{kind}'))
 
 
-@pytest.mark.parametrize('kind', images.FORMATS)
+@pytest.mark.parametrize('kind', codec.FORMATS)
 @pytest.mark.parametrize('kept', [0.0, 0.01, 0.3, 0.9])
 def test_cut_off_files_are_found(kind, kept, tmp_path):
   noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
@@ -129,14 +129,14 @@ def test_cut_off_files_are_found(kind, kept, tmp_path):
   content = (tmp_path / 'a').read_bytes()
   (tmp_path / 'a').write_bytes(content[: int(kept * len(content))])
   with pytest.raises(UserError, match='a is not an image'):
-    images.check_file(str(tmp_path / 'a'))
+    codec.check_file(str(tmp_path / 'a'))
 
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG'])
 def test_what_follows_the_end_of_an_image_does_no_harm(kind, tmp_path):
   Image.new('RGB', (64, 64)).save(tmp_path / 'a', format=kind)
   (tmp_path / 'a').write_bytes((tmp_path / 'a').read_bytes() + bytes(1000))
-  images.check_file(str(tmp_path / 'a'))
+  codec.check_file(str(tmp_path / 'a'))
 
 
 @pytest.mark.parametrize('sides', [(60_000, 1), (1, 60_000)])
@@ -155,7 +155,7 @@ def test_a_long_image_is_cropped_to_what_a_resized_whole_would_show(sides, size)
   width, height = (round(side * size / min(sides)) for side in sides)
   left, top = (width - size) // 2, (height - size) // 2
   whole = noise.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
-  found = images._to_array(noise, 1, size)[..., 0].astype(int)
+  found = codec._to_array(noise, 1, size)[..., 0].astype(int)
   assert abs(found - np.asarray(whole)).max() <= 1
 
 
@@ -165,6 +165,6 @@ def test_tiles_are_converted_as_the_whole(mode, monkeypatch):
   image = Image.fromarray(noise.view(np.uint16)[..., 0]) if mode == 'I;16' else Image.fromarray(noise).convert(mode)
   if mode == 'P':
     image.info['transparency'] = 3
-  whole = np.asarray(images._convert(image, 'RGB'))
-  monkeypatch.setattr(images, '_TILE', 4)
-  np.testing.assert_array_equal(images._convert(image, 'RGB'), whole)
+  whole = np.asarray(codec._convert(image, 'RGB'))
+  monkeypatch.setattr(codec, '_TILE', 4)
+  np.testing.assert_array_equal(codec._convert(image, 'RGB'), whole)

@@ -12,9 +12,9 @@ import pytest
 from in_memory import ArraySource
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hbf.data.inputs import DeviceInput, StreamInput, gather, make_input
-from hbf.data.order import EvalOrder, TrainOrder
-from hbf.data.sources import Subset
+from hbf.data.images.sources import Subset
+from hbf.data.pipeline.inputs import DeviceInput, StreamInput, gather, make_input
+from hbf.data.pipeline.order import EvalOrder, TrainOrder
 from hbf.errors import UserError
 
 _EXCHANGES = re.compile(r' = \S+ (all-|reduce-scatter|collective)')

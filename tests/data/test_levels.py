@@ -6,8 +6,8 @@ import pytest
 from in_memory import ArraySource
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hbf.data.inputs import DeviceInput, StreamInput
-from hbf.data.levels import BLOCK, column_sums, statistics
+from hbf.data.images.levels import BLOCK, column_sums, statistics
+from hbf.data.pipeline.inputs import DeviceInput, StreamInput
 
 
 def _statistics(data):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hbf.data import mixing
-from hbf.data.mixing import beta, cutmix, mix, partners, read_mix
+from hbf.data.augment import pairs
+from hbf.data.augment.pairs import beta, cutmix, mix, partners, read_mix
 
 KEY = jax.random.key(2)
 BOTH = read_mix((('mixup', 0.8, 0.4), ('cutmix', 1.0, 0.4)))
@@ -74,7 +74,7 @@ def test_an_example_is_mixed_by_what_it_drew_with_its_partner():
 
 
 def naive_cutmix(height, width, share, row, column):
-  """`rand_bbox` of Yun et al. 2019, here with the centre given."""
+  """`rand_bbox` of Yun et al. 2019, here with the center given."""
   ratio = np.sqrt(1 - share)
   half_height, half_width = int(height * ratio) // 2, int(width * ratio) // 2
   weights = np.ones((height, width))
@@ -109,6 +109,6 @@ def test_steps_differ():
 
 def test_without_mixes_images_and_targets_stay_as_they_are():
   images, targets, index = batch()
-  found, found_targets = mixing.mix(KEY, jnp.asarray(images), targets, index, ())
+  found, found_targets = pairs.mix(KEY, jnp.asarray(images), targets, index, ())
   np.testing.assert_array_equal(found, images)
   assert found_targets is targets

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from hbf.data.order import EvalOrder, TrainOrder
+from hbf.data.pipeline.order import EvalOrder, TrainOrder
 
 
 @pytest.mark.parametrize(('examples', 'batch_size'), [(10, 4), (12, 4), (3, 8), (1, 5), (100, 7)])

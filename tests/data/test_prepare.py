@@ -10,10 +10,10 @@ import pytest
 import tensorflow_datasets as tfds
 from conftest import write_tar
 
-from hbf.data import archives, images, prepared
-from hbf.data import prepare as prepare_module
 from hbf.data.datasets import load
-from hbf.data.prepare import main, prepare
+from hbf.data.images import archives, codec, prepared
+from hbf.data.images import prepare as prepare_module
+from hbf.data.images.prepare import main, prepare
 from hbf.errors import UserError
 
 
@@ -60,14 +60,14 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
   def interrupt(image):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(images, 'encode_png', interrupt)
+  monkeypatch.setattr(codec, 'encode_png', interrupt)
   with pytest.raises(KeyboardInterrupt):
     prepare('digits', str(tmp_path), None)
   assert not list(tmp_path.iterdir())
 
 
 def test_unprepared_data_name_the_command(tmp_path, offline):
-  with pytest.raises(UserError, match=rf'`python -m hbf.data.prepare cifar10 --dir {tmp_path}`'):
+  with pytest.raises(UserError, match=rf'`python -m hbf prepare cifar10 --dir {tmp_path}`'):
     load(name='cifar10', dir=str(tmp_path), root='', image_size=0, download=False)
   with pytest.raises(UserError, match=rf"unknown data set 'mnist'.*TFDS has prepared in {tmp_path}"):
     load(name='mnist', dir=str(tmp_path), root='', image_size=0, download=False)
@@ -86,9 +86,9 @@ def test_a_set_prepared_by_tfds_itself_is_read_by_name_and_newest_version(tmp_pa
     load(name='own', dir=str(tmp_path), root='', image_size=0, download=False)
 
 
-def _prepare_own(directory, version, levels, splits=('train', 'test'), unlabelled=()):
+def _prepare_own(directory, version, levels, splits=('train', 'test'), unlabeled=()):
   """Prepares a data set of images that vary in size, as anyone may with TFDS."""
-  encoded = [images.encode_png(np.full((4 + number, 6, 3), level, np.uint8)) for number, level in enumerate(levels)]
+  encoded = [codec.encode_png(np.full((4 + number, 6, 3), level, np.uint8)) for number, level in enumerate(levels)]
 
   class Own(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     VERSION = tfds.core.Version(version)
@@ -106,7 +106,7 @@ def _prepare_own(directory, version, levels, splits=('train', 'test'), unlabelle
 
     def _generate_examples(self, split):
       for number, image in enumerate(encoded):
-        yield number, {'image': image, 'label': -1 if split in unlabelled else number}
+        yield number, {'image': image, 'label': -1 if split in unlabeled else number}
 
   Own(data_dir=str(directory), file_format='array_record').download_and_prepare()
 
@@ -116,7 +116,7 @@ def _load_own(directory, test_split='test'):
 
 
 def test_the_split_to_test_on_can_have_another_name(tmp_path):
-  _prepare_own(tmp_path, '1.0.0', (1, 2), splits=('train', 'validation', 'test'), unlabelled=('test',))
+  _prepare_own(tmp_path, '1.0.0', (1, 2), splits=('train', 'validation', 'test'), unlabeled=('test',))
   data = _load_own(tmp_path, 'validation')
   assert data.splits.keys() == {'train', 'test'}
   assert sorted(label for _, label in (data.splits['test'][index] for index in range(2))) == [0, 1]

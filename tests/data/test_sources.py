@@ -4,9 +4,9 @@ import pickle
 import numpy as np
 import pytest
 
-from hbf.data import images, sources
 from hbf.data.datasets import load
-from hbf.data.sources import Subset, hold_out
+from hbf.data.images import codec, sources
+from hbf.data.images.sources import Subset, hold_out
 from hbf.errors import UserError
 
 
@@ -32,7 +32,7 @@ def test_hold_out_nothing(make_source):
 def test_labels_of_prepared_data_are_read_without_their_images(digits_dir, monkeypatch):
   train = load(name='digits', dir=str(digits_dir), root='', image_size=0, download=False).splits['train']
   expected = [label for _, label in train.read(np.arange(len(train)))]
-  monkeypatch.setattr(images, 'decode', None)
+  monkeypatch.setattr(codec, 'decode', None)
   np.testing.assert_array_equal(sources.labels(train), expected)
 
 

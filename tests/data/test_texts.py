@@ -9,11 +9,12 @@ import pytest
 import tensorflow_datasets as tfds
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hbf.data import prepared, texts
 from hbf.data.builders import tiny_shakespeare
-from hbf.data.order import EvalOrder
-from hbf.data.prepare import PREPARATIONS, main, prepare
-from hbf.data.windows import Text, TextInput, Tokens, shifted_windows, windows
+from hbf.data.images import prepared
+from hbf.data.images.prepare import PREPARATIONS, main, prepare
+from hbf.data.pipeline.order import EvalOrder
+from hbf.data.text import texts
+from hbf.data.text.windows import Text, TextInput, Tokens, shifted_windows, windows
 from hbf.errors import UserError
 
 
@@ -109,7 +110,7 @@ def test_another_file_is_refused(plays, tmp_path, capsys):
   [
     ({'name': 'text_file'}, 'data.root names no text: set data.root'),
     ({'name': 'text_file', 'root': '/nowhere/x.txt'}, '/nowhere/x.txt is not there: set data.root'),
-    ({'name': 'tiny_shakespeare'}, 'python -m hbf.data.prepare tiny_shakespeare --dir /nowhere'),
+    ({'name': 'tiny_shakespeare'}, 'python -m hbf prepare tiny_shakespeare --dir /nowhere'),
     ({'test_split': 'train+test'}, "data.test_split is 'train.test'; expected examples that the run is not"),
     ({'name': 'tiny_shakespear'}, "unknown data set 'tiny_shakespear': did you mean 'tiny_shakespeare'"),
   ],

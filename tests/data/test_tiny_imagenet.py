@@ -7,8 +7,8 @@ from conftest import encode, write_zip
 from PIL import Image
 
 from hbf.data.datasets import load
-from hbf.data.identity import identity
-from hbf.data.prepare import prepare
+from hbf.data.images.prepare import prepare
+from hbf.data.pipeline.identity import identity
 from hbf.errors import UserError
 
 

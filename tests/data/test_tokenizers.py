@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from hbf.data.tokenizers import TOKENIZERS, Characters, learn_tokenizer, read_tokenizer
+from hbf.data.text.tokenizers import TOKENIZERS, Characters, learn_tokenizer, read_tokenizer
 from hbf.errors import UserError
 
 TEXT = 'Ein Maß ist, was ein Maß ist.\nΣ K(‖W(q − k)‖²)\r\n\tda-da-da 漢字 🙂 '.encode() * 20

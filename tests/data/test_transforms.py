@@ -10,9 +10,9 @@ from PIL import Image
 from scipy import stats
 
 import hbf
-from hbf.data import colour, geometry, policies, transforms
-from hbf.data.mixing import read_mix
-from hbf.data.transforms import TRANSFORMS, check_size, read_transforms, transform
+from hbf.data.augment import color, geometry, policies, transforms
+from hbf.data.augment.pairs import read_mix
+from hbf.data.augment.transforms import TRANSFORMS, check_size, read_transforms, transform
 from hbf.errors import UserError
 
 KEYS = jax.random.split(jax.random.key(1), 400)
@@ -134,12 +134,12 @@ def rotation(angle):
   return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
 
 
-def test_colours_of_the_policies_have_torchvisions_strengths(monkeypatch):
+def test_colors_of_the_policies_have_torchvisions_strengths(monkeypatch):
   """Those of its tables for 31 magnitudes."""
-  monkeypatch.setattr(colour, 'operate', lambda image, number, **how: how)
+  monkeypatch.setattr(color, 'operate', lambda image, number, **how: how)
   for space, dropped in ((policies.RAND, 4), (policies.WIDE, 6)):
     for magnitude in range(31):
-      how = policies.recolour(operation('contrast', magnitude, -1), None, space)
+      how = policies.recolor(operation('contrast', magnitude, -1), None, space)
       assert how['factor'] == round(4096 * (1 - np.float32(space.factor) * magnitude / 30))
       assert how['bits'] == 8 - round(magnitude / (30 / dropped))
       assert how['threshold'] == np.linspace(255, 0, 31)[magnitude]
@@ -156,7 +156,7 @@ def test_policies_draw_every_operation_sign_and_magnitude_alike(draw):
 
 @pytest.mark.parametrize('entry', [('rand_augment', 2, 9), ('trivial_augment',)], ids=lambda entry: entry[0])
 def test_a_policy_moves_first_and_then_does_its_operations(entry):
-  """Moves and colours are of the same operations, each done once."""
+  """Moves and colors are of the same operations, each done once."""
   draw = {'rand_augment': lambda key: policies.draw_rand(key, 2, 9), 'trivial_augment': policies.draw_trivial}[
     entry[0]
   ]
@@ -166,7 +166,7 @@ def test_a_policy_moves_first_and_then_does_its_operations(entry):
   def stepwise(key):
     key = jax.random.split(key, len(TRANSFORMS))[[*TRANSFORMS].index(entry[0])]
     moved = geometry.warp(image, policies.move(draw(key), (16, 16), space))
-    return policies.recolour(draw(key), moved, space)
+    return policies.recolor(draw(key), moved, space)
 
   (found,), (expected,) = drawn(transform, image, (entry,)), drawn(stepwise)
   np.testing.assert_array_equal(found, expected)

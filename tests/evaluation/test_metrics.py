@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.evaluation.metrics import BINS, CONFUSION_CLASSES, Counts, detail, summarise
+from hbf.evaluation.classification import BINS, CONFUSION_CLASSES, Counts, detail, summarize
 
 
 def batch(n=203, classes=7, seed=0):
@@ -23,9 +23,9 @@ def counted(logits, labels, mask, parts=1):
   counts = Counts.zeros(logits.shape[1])
   for x, y, m in zip(*(np.array_split(z, parts) for z in (logits, labels, mask)), strict=True):
     counts = counts.add(jnp.asarray(x), jnp.asarray(y), jnp.asarray(m))
-  figures, details = summarise(counts), detail(counts)
-  assert not figures.keys() & details.keys()  # validations make no details, which are long
-  return figures | details
+  scores, details = summarize(counts), detail(counts)
+  assert not scores.keys() & details.keys()  # validations make no details, which are long
+  return scores | details
 
 
 def test_figures_are_those_of_the_examples_that_the_mask_keeps():
@@ -76,7 +76,7 @@ def test_sums_over_very_many_batches_lose_nothing():
     step = lambda counts, _: (counts.add(logits, labels, mask), None)  # noqa: E731
     return jax.lax.scan(step, Counts.zeros(2), None, length=batches)[0]
 
-  summary = summarise(count()) | detail(count())
+  summary = summarize(count()) | detail(count())
   p = softmax(np.asarray(logits))
   assert summary['n'] == 2 * batches
   assert summary['nll'] == pytest.approx(-np.log(p[[0, 1], [0, 1]]).mean(), rel=3e-7)  # what a batch rounds away

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hbf.evaluation.metrics import BINS, Counts, detail
-from hbf.evaluation.report import MOST_CLASSES, print_classes, print_result
+from hbf.evaluation.classification import BINS, Counts, detail
+from hbf.evaluation.tables import MOST_CLASSES, print_classes, print_result
 
 
 def printed(function, *arguments, width=20):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.evaluation.texts import TextCounts, detail_text, summarise_text
+from hbf.evaluation.language import TextCounts, detail_text, summarize_text
 
 
 def test_figures_are_those_of_float64_written_the_naive_way():
@@ -15,7 +15,7 @@ def test_figures_are_those_of_float64_written_the_naive_way():
   counts, add = TextCounts.zeros(5), jax.jit(TextCounts.add)
   for batch in zip(nll, hits, counted, sizes, strict=True):
     counts = add(counts, *map(jnp.asarray, batch))
-  found, total = summarise_text(counts), float(nll[counted].sum(dtype=np.float64))
+  found, total = summarize_text(counts), float(nll[counted].sum(dtype=np.float64))
   assert (found['n'], found['correct'], found['bytes']) == (
     counted.sum(),
     (hits & counted).sum(),
@@ -36,6 +36,6 @@ def test_sums_over_millions_of_tokens_stay_exact():
   nll, steps = jnp.full((50, 4), 1.1), 20_000
   counted = jnp.ones((50, 4), bool)
   step = jax.jit(lambda i, counts: counts.add(nll, counted, counted, jnp.ones((50, 4), jnp.int32)))
-  found = summarise_text(jax.lax.fori_loop(0, steps, step, TextCounts.zeros(4)))
+  found = summarize_text(jax.lax.fori_loop(0, steps, step, TextCounts.zeros(4)))
   assert found['n'] == 200 * steps
   assert found['token_nll'] == pytest.approx(float(np.float32(1.1)), rel=1e-7)

@@ -42,7 +42,7 @@ def here():
 @pytest.fixture(scope='module')
 def config(toy):
   """A config whose products are most of its operations."""
-  return toy('model=hyperbf', **{'train.batch_size': 128, 'model.width': 64, 'model.stage2.centres': 128})
+  return toy('model=hyperbf', **{'train.batch_size': 128, 'model.width': 64, 'model.stage2.centers': 128})
 
 
 @pytest.fixture(scope='module')
@@ -125,7 +125,7 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
   monkeypatch.setattr(report, '_compile', compiled)
   assert describe_programs(config, TOPOLOGY, known=made)['programs'] == made['programs']
   other = config.copy_and_resolve_references()
-  other.model.stage2.centres = 120
+  other.model.stage2.centers = 120
   with pytest.raises(AssertionError, match='the train step was compiled'):
     describe_programs(other, TOPOLOGY, known=made)
   with pytest.raises(AssertionError, match='was compiled'):
@@ -135,7 +135,7 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
 def test_a_program_does_not_know_in_which_folder_it_was_made(made):
   """A Pallas kernel would, and would be compiled again in another."""
   assert made['programs']
-  unit = functools.partial(hyperbf, kernel='gaussian', width=2.0, normalisation='layer', form='pallas')
+  unit = functools.partial(hyperbf, kernel='gaussian', width=2.0, normalization='layer', form='pallas')
   traced = jax.jit(lambda z: unit(z, z, z)).trace(jax.ShapeDtypeStruct((16, 128), jnp.float32))
   text = traced.lower(lowering_platforms=('tpu',)).as_text()
   kernels = [base64.b64decode(body) for body in re.findall(r'body\\22: \\22([^\\]+)', text)]

@@ -75,9 +75,9 @@ def norm(t, name, x):
   return (x - x.mean(-1, keepdims=True)) / np.sqrt(variance + 1e-5) * t[f'{name}.weight'] + t[f'{name}.bias']
 
 
-def distances(x, centres, metric):
-  """xᵀMx + tᵀMt − 2xᵀMt: [points, centres]."""
-  return np.array([[a @ metric @ a + b @ metric @ b - 2 * a @ metric @ b for b in centres] for a in x])
+def distances(x, centers, metric):
+  """xᵀMx + tᵀMt − 2xᵀMt: [points, centers]."""
+  return np.array([[a @ metric @ a + b @ metric @ b - 2 * a @ metric @ b for b in centers] for a in x])
 
 
 def attention(b, x, heads):

@@ -10,7 +10,7 @@ from interop import published
 from interop.checks import assert_logits
 
 from configs import cifar10
-from hbf import authors as command
+from hbf.cli import convert as command
 from hbf.config.resolve import resolve
 from hbf.data.datasets import Dataset, load
 from hbf.errors import UserError
@@ -18,8 +18,8 @@ from hbf.interop import authors, tensors
 from hbf.interop.authors.positions import interpolate
 from hbf.models.build import build_model
 from hbf.tasks.classification import Classification
+from hbf.training.convert import of_authors
 from hbf.training.evaluate import evaluate_workdir
-from hbf.training.imported import of_authors
 
 HEADS, SIDE = 3, 6
 ONE = jax.devices()[:1]
@@ -172,8 +172,8 @@ def our_model(arguments='', **changes):
   if 'hidden' in config.stage2:
     config.stage2.hidden = 5
   else:
-    config.stage1.update(widths='layer')
-    config.stage2.update(centres=5, normalisation='none')
+    config.stage1.update(sigma_per='layer')
+    config.stage2.update(centers=5, normalization='none')
   config.update_from_flattened_dict(changes)
   return build_model(config, 4)
 
@@ -187,7 +187,7 @@ def random_params(model):
 @pytest.mark.parametrize('changes', [
   {'arguments': 'model=vit'},
   {},
-  {'stage2.metric': 'identity', 'stage2.widths': 'layer'},
+  {'stage2.metric': 'identity', 'stage2.sigma_per': 'layer'},
   {'stage2.metric': 'full'},
   {'stage2.metric': 'low_rank', 'stage2.rank': 3},
   {'stage2.metric': 'bilinear', 'stage2.kernel': 'signed_gaussian'},
@@ -203,15 +203,18 @@ def test_our_models_of_their_form_are_written(tmp_path, changes):
 
 @pytest.mark.parametrize(('changes', 'message'), [
   (
-    {'pool': 'mean', 'norm_epsilon': 1e-6, 'stage2.normalisation': 'layer', 'stage1.memory': 2},
+    {'pool': 'mean', 'norm_epsilon': 1e-6, 'stage2.normalization': 'layer', 'stage1.memory': 2},
     "model.pool 'cls', not 'mean', model.norm_epsilon 1e-05, not 1e-06, model.stage1.memory 0, not 2, "
-    "model.stage2.normalisation 'none', not 'layer'",
+    "model.stage2.normalization 'none', not 'layer'",
   ),
-  ({'stage1.widths': 'fixed'}, 'needs learned model.stage1.widths'),
+  ({'stage1.sigma_per': 'fixed'}, 'needs learned model.stage1.sigma_per'),
   ({'arguments': 'model=vit', 'stage2.activation': 'gelu'}, "needs model.stage2.activation 'relu', not 'gelu'"),
-  ({'stage1.places': 'offsets'}, "needs model.stage1.places 'none', not 'offsets'"),
-  ({'arguments': 'model=vit', 'stage1.places': 'offsets'}, "needs model.stage1.places 'none', not 'offsets'"),
-  ({'stage1.widths': 'head'}, "the widths of a layer's heads differ"),
+  ({'stage1.relative_positions': 'gaussian'}, "needs model.stage1.relative_positions 'none', not 'gaussian'"),
+  (
+    {'arguments': 'model=vit', 'stage1.relative_positions': 'gaussian'},
+    "needs model.stage1.relative_positions 'none', not 'gaussian'",
+  ),
+  ({'stage1.sigma_per': 'head'}, "the widths of a layer's heads differ"),
   ({'stage1.metric': 'bilinear'}, "the metrics of a layer's heads differ"),
 ], ids=str)  # fmt: skip
 def test_our_other_models_are_refused_with_what_stands_in_the_way(tmp_path, changes, message):
@@ -252,7 +255,7 @@ def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_c
   state_dict = for_digits(published.random_state_dict('hyperbf', OPTIONAL, classes=10))  # positions of 3×3 patches
   theirs, workdir, ours = write(tmp_path / 'theirs.pth', state_dict), tmp_path / 'run', tmp_path / 'ours.npz'
   assert command.main([str(theirs), f'--workdir={workdir}', f'--config={digits_config}']) == 0
-  assert 'Hyper_ViT: width 12, 2 blocks, 3 heads, stage2.centres 5, patch 2, 3×3 positions' in capsys.readouterr().out
+  assert 'Hyper_ViT: width 12, 2 blocks, 3 heads, stage2.centers 5, patch 2, 3×3 positions' in capsys.readouterr().out
 
   result = evaluate_workdir(workdir, 'latest', 'test', ONE).result
   assert (result['model'], result['recipe'], result['checkpoint']) == ('hyperbf', 'authors', 0)
@@ -284,7 +287,7 @@ class Images:
 @pytest.mark.parametrize(('name', 'given', 'mean'), [
   ('cifar10', (), 0.4914), ('cifar100', (), 0.4914), ('tiny_imagenet', (), 0.485), ('cifar10', (0.5, 0.5, 0.5), 0.5)
 ])  # fmt: skip
-def test_images_are_normalised_as_theirs_were(tmp_path, monkeypatch, name, given, mean):
+def test_images_are_normalized_as_theirs_were(tmp_path, monkeypatch, name, given, mean):
   dataset = Dataset(name, ('a', 'b', 'c', 'd'), (8, 8, 3), {'train': Images(), 'test': Images()})
   monkeypatch.setattr(Classification, 'load', lambda config: dataset)
   config = cifar10.get_config()

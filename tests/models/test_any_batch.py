@@ -13,11 +13,11 @@ from hbf.nn.registry import MODELS
 SHAPE = (8, 8, 1)
 OPTIONS = [
   *((model, {}) for model in MODELS),
-  ('hyperbf', {'stage2.normalisation': 'none', 'stage1.qk_norm': 'unit', 'stage2.norm': 'unit'}),
-  ('hyperbf', {'stage2.normalisation': 'sum'}),
-  ('hyperbf', {'stage2.centres_init': 'kmeans', 'stage2.nested': True, 'stage1.kernel': 'laplacian'}),
-  ('hyperbf', {'stage1.places': 'offsets', 'pool': 'cls', 'scan_layers': True, 'remat': True}),
-  ('vit', {'stage1.places': 'rotary', 'pool': 'sequence', 'stem': 'conv', 'whiten': True, 'patch': 4}),
+  ('hyperbf', {'stage2.normalization': 'none', 'stage1.qk_norm': True, 'stage2.normalize_inputs': True}),
+  ('hyperbf', {'stage2.normalization': 'sum'}),
+  ('hyperbf', {'stage2.centers_init': 'kmeans', 'stage2.nested': True, 'stage1.kernel': 'laplacian'}),
+  ('hyperbf', {'stage1.relative_positions': 'gaussian', 'pool': 'cls', 'scan_layers': True, 'remat': True}),
+  ('vit', {'stage1.relative_positions': 'rotary', 'pool': 'sequence', 'stem': 'conv', 'whiten': True, 'patch': 4}),
 ]
 
 

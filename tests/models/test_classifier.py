@@ -9,14 +9,14 @@ from ops import reference
 
 from hbf.errors import UserError
 from hbf.models.classifier import ImageClassifier
-from hbf.models.embedding import PatchEmbedding, neighbourhoods, sincos, to_patches
+from hbf.models.embedding import PatchEmbedding, neighborhoods, sincos, to_patches
 from hbf.nn.context import Context
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 
 WIDTH, CLASSES, PATCH = 8, 3, 2
 TRAIN = Context(train=True)
-UNIT = {'centres': 6, 'width_scale': 1.0, 'centres_init': 'normal', 'coefficients_scale': 1.0}
+UNIT = {'centers': 6, 'sigma_scale': 1.0, 'centers_init': 'normal', 'coefficients_scale': 1.0}
 OPTIONS = {'hyperbf': ({'metric': 'full', 'memory': 1}, UNIT), 'vit': ({}, {'hidden': 6})}
 EMBED = {'width': WIDTH, 'patch': PATCH, 'pool': 'mean', 'positions': 'learned'}
 
@@ -73,12 +73,12 @@ def convolution(z, kernel, bias):
   return out + bias
 
 
-def test_neighbourhoods_are_what_a_convolution_multiplies():
+def test_neighborhoods_are_what_a_convolution_multiplies():
   images = make_images()
   kernel = np.random.default_rng(1).normal(size=(3, 3, 3, 5)).astype(np.float32)
   layout = ('NHWC', 'HWIO', 'NHWC')
   expected = jax.lax.conv_general_dilated(images, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=layout)
-  np.testing.assert_allclose(neighbourhoods(images) @ kernel.reshape(27, 5), expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(neighborhoods(images) @ kernel.reshape(27, 5), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('patch', [2, 8])
@@ -392,7 +392,7 @@ def test_a_scanned_program_does_not_grow_with_depth():
   assert products(2, True) == products(5, True) < products(2, False) < products(5, False)
 
 
-@pytest.mark.parametrize('option,wrong,near', [('pool', 'clss', 'cls'), ('positions', 'learnt', 'learned')])
+@pytest.mark.parametrize('option,wrong,near', [('pool', 'clss', 'cls'), ('positions', 'learned', 'learned')])
 def test_unknown_options_name_the_nearest(option, wrong, near):
   with pytest.raises(UserError, match=f"unknown {option} '{wrong}': did you mean '{near}'"):
     make_model(**{option: wrong})

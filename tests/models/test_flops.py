@@ -90,6 +90,6 @@ def test_the_form_of_a_sum_changes_little():
   """A Pallas kernel fills up blocks and recomputes; the model's operations stay."""
   blocks, pallas = config('hyperbf'), config('hyperbf')
   with pallas.unlocked():
-    pallas.stage2.form = 'pallas'
+    pallas.stage2.implementation = 'pallas'
   counts = [flops_per_example(build_model(c, 10), (32, 32, 3)) for c in (blocks, pallas)]
   assert abs(counts[1] / counts[0] - 1) < 0.01

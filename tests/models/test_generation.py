@@ -13,17 +13,17 @@ from hbf.errors import UserError
 from hbf.models.generation import Sampling, generate, generate_on
 from hbf.nn.context import Context, Continued
 from hbf.nn.registry import make_stages, stage_options
-from hbf.ops.linear import MAPS
+from hbf.ops.linear_attention import MAPS
 
 STAGES = [(name, {}) for name in CAUSAL]
-STAGES += [('linear', {'features': name, 'normaliser': 'none'}) for name in MAPS]
+STAGES += [('linear', {'features': name, 'normalizer': 'none'}) for name in MAPS]
 STAGES += [
   ('hyperbf', {'kernel': 'laplacian', 'metric': 'diagonal'}),
-  ('hyperbf', {'memory': 3, 'qk_norm': 'unit'}),
-  ('hyperbf', {'places': 'rotary'}),
-  ('hyperbf', {'places': 'offsets', 'memory': 2}),
-  ('softmax', {'places': 'rotary', 'qk_norm': 'unit'}),
-  ('softmax', {'places': 'offsets'}),
+  ('hyperbf', {'memory': 3, 'qk_norm': True}),
+  ('hyperbf', {'relative_positions': 'rotary'}),
+  ('hyperbf', {'relative_positions': 'gaussian', 'memory': 2}),
+  ('softmax', {'relative_positions': 'rotary', 'qk_norm': True}),
+  ('softmax', {'relative_positions': 'gaussian'}),
   ('gated_hyperbf', {'memory': 2}),
   ('gmlp', {'attention': 4}),
   ('gmlp', {'gate': 'linear'}),

@@ -87,8 +87,8 @@ def test_a_tied_head_is_the_vectors_of_the_tokens():
 
 
 @pytest.mark.parametrize(('options', 'positions', 'knows'), [
-  ((), 'none', False), ((), 'sincos', True), ((), 'learned', True), ({'places': 'rotary'}, 'none', True),
-  ({'places': 'offsets'}, 'none', True),
+  ((), 'none', False), ((), 'sincos', True), ((), 'learned', True), ({'relative_positions': 'rotary'}, 'none', True),
+  ({'relative_positions': 'gaussian'}, 'none', True),
 ], ids=str)  # fmt: skip
 def test_order_is_known_by_positions_or_places(options, positions, knows):
   """Without them and without causality two tokens that change places change the others not at all."""

@@ -14,7 +14,7 @@ SHAPE, CLASSES = (32, 32, 3), 10
 # Options that change what a unit costs, by stage 2.
 VARIANTS = {
   'mlp': [{}, {'activation': 'swiglu'}],
-  'hyperbf': [{}, {'metric': 'full'}, {'metric': 'low_rank', 'rank': 3}, {'widths': 'layer'}, {'heads': 4}],
+  'hyperbf': [{}, {'metric': 'full'}, {'metric': 'low_rank', 'rank': 3}, {'sigma_per': 'layer'}, {'heads': 4}],
 }
 BUDGET, BUDGETS = 54_321, (40_000, 54_321, 400_000)  # of one block
 CASES = [(f'softmax+{name}', variant, BUDGET) for name in VARIANTS for variant in VARIANTS[name] if variant]
@@ -49,9 +49,9 @@ def test_every_model_comes_within_one_percent_and_as_close_as_units_allow(model,
   off = abs(parameters(matched) - budget)
   assert off <= 0.01 * budget
   ((option, units),) = units_of(matched).items()
-  for neighbour in (units - 1, units + 1):
+  for neighbor in (units - 1, units + 1):
     other = matched.copy_and_resolve_references()
-    other.update_from_flattened_dict({option: neighbour})
+    other.update_from_flattened_dict({option: neighbor})
     assert abs(parameters(other) - budget) >= off
   matched.update_from_flattened_dict(units_of(config))
   assert matched.to_dict() == config.to_dict()  # nothing but the units changed

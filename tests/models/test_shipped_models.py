@@ -19,7 +19,7 @@ from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model, count_parameters, flops_per_example
 from hbf.nn.block import Block
 from hbf.nn.registry import make_stages
-from hbf.ops.hyperbf import log_responses, normalise
+from hbf.ops.hyperbf import log_responses, normalize
 
 # Image shape and classes of every shipped config.
 SETS = {
@@ -98,7 +98,7 @@ def test_flops_are_near_those_of_the_products(model):
   config = toy(model)
   one, two = (flops_per_example(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2))
   d, length = config.width, (8 // config.patch) ** 2 + 1
-  hidden = config.stage2.hidden if model == 'vit' else config.stage2.centres
+  hidden = config.stage2.hidden if model == 'vit' else config.stage2.centers
   products = 2 * length * (4 * d * d + 2 * length * d + 2 * d * hidden)
   assert products <= two - one <= 1.33 * products
 
@@ -123,10 +123,10 @@ def test_impossible_models_are_user_errors(changes, message):
 TOKENS = 128  # to look at, at least
 # Floors of a living unit. σ² = D, nearly constant, has a spread of 1/√D from noise, of 0.7 from tokens at width 64.
 SPREAD = 1.0
-# Centres that respond to a token, (ΣK)² / ΣK²: all if they respond alike, 1 if only one does. The more a token's
+# Centers that respond to a token, (ΣK)² / ΣK²: all if they respond alike, 1 if only one does. The more a token's
 # dimensions, the fewer of those that start as other tokens: 20 to 40 at width 64, 2 to 6 at width 768.
 RESPONDING = 2
-# How a response changes from token to token, over its size. The digits' few tokens leave many centres asleep.
+# How a response changes from token to token, over its size. The digits' few tokens leave many centers asleep.
 CHANGING = 0.2
 # What a step that moves a parameter by a hundredth of its norm does to the loss, to first order.
 REACH = 1e-5
@@ -154,7 +154,7 @@ def same_stages(*arguments):
 
 
 def smooth_images(seed, count, shape):
-  """Images whose neighbouring pixels are alike, of mean 0 and variance 1; tokens of white noise are all far apart."""
+  """Images whose neighboring pixels are alike, of mean 0 and variance 1; tokens of white noise are all far apart."""
   coarse_key, fine_key = jax.random.split(jax.random.key(seed))
   coarse = jax.random.normal(coarse_key, (count, 4, 4, shape[-1]))
   images = jax.image.resize(coarse, (count, *shape), 'cubic') + 0.1 * jax.random.normal(fine_key, (count, *shape))
@@ -165,12 +165,12 @@ def smooth_images(seed, count, shape):
 def units_at_init(config_json, shape):
   """For every HyperBF unit of a model: its parameters, their gradients, the log K of its responses, and these.
 
-  Of two images, more where these are few tokens, other than those that the centres were taken from; a cross-entropy
+  Of two images, more where these are few tokens, other than those that the centers were taken from; a cross-entropy
   loss of 10 classes, which set the head's size and nothing else.
   """
   config = ConfigDict(json.loads(config_json))
   tokens_an_image = shape[0] // config.patch * (shape[1] // config.patch)
-  first_batch = smooth_images(1, config.stage2.centres // tokens_an_image + 1, shape)
+  first_batch = smooth_images(1, config.stage2.centers // tokens_an_image + 1, shape)
   images = smooth_images(2, max(2, TOKENS // tokens_an_image), shape)
 
   def loss(params):
@@ -190,18 +190,18 @@ def units_at_init(config_json, shape):
     mine, slopes = params[block]['stage2'], gradients[block]['stage2']
     (tokens,) = seen[block]['norm_stage2']['__call__']
     heads, options = config.stage2.heads, config.stage2
-    points, centres = tokens.reshape(-1, heads, config.width // heads).swapaxes(0, 1), mine['centres']
-    if options.norm == 'unit':
-      points, centres = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (points, centres))
+    points, centers = tokens.reshape(-1, heads, config.width // heads).swapaxes(0, 1), mine['centers']
+    if options.normalize_inputs:
+      points, centers = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (points, centers))
     log_k = log_responses(
       points,
-      centres,
+      centers,
       kernel=options.kernel,
-      width=jnp.exp(mine['log_width']),
+      width=jnp.exp(mine['log_sigma']),
       metric=options.metric,
       weights=mine.get('metric'),
     )
-    responses = normalise(log_k, options.normalisation, mine.get('log_gain', 0.0))
+    responses = normalize(log_k, options.normalization, mine.get('log_gain', 0.0))
     result.append((mine, slopes, np.asarray(log_k, np.float64), np.asarray(responses, np.float64)))
   return result
 
@@ -216,12 +216,12 @@ def units_of(data, recipe):
 def test_no_response_of_a_shipped_unit_is_dead_or_constant_at_init(data, recipe):
   for _, _, log_k, responses in units_of(data, recipe):
     assert np.all(np.isfinite(responses))
-    assert np.all(np.any(responses != 0, axis=-1)), 'a token wakes no centre'
-    assert np.all(np.any(responses != 0, axis=-2)), 'no token wakes this centre'
+    assert np.all(np.any(responses != 0, axis=-1)), 'a token wakes no center'
+    assert np.all(np.any(responses != 0, axis=-2)), 'no token wakes this center'
     k = np.exp(log_k - log_k.max(-1, keepdims=True))
     assert (k.std(-1) / k.mean(-1)).min() > SPREAD
     responding = k.sum(-1) ** 2 / np.square(k).sum(-1)
-    assert np.median(responding) > RESPONDING, 'a token wakes few centres'
+    assert np.median(responding) > RESPONDING, 'a token wakes few centers'
     across_tokens = responses.std(-2) / np.sqrt(np.square(responses).mean(-2))
     assert np.median(across_tokens) > CHANGING, 'all tokens have the same response'
 

@@ -11,9 +11,9 @@ from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 
 WIDTH, GRID = 4, (4, 6)
-UNITS = {'hyperbf': ({}, {'centres': 6}), 'vit': ({}, {'hidden': 6})}
+UNITS = {'hyperbf': ({}, {'centers': 6}), 'vit': ({}, {'hidden': 6})}
 TOKENS = jnp.asarray(np.random.default_rng(0).normal(size=(2, 24, WIDTH)), jnp.float32)
-PLACES = jnp.asarray(np.mgrid[:4, :6].reshape(2, -1).T, jnp.float32)
+RELATIVE_POSITIONS = jnp.asarray(np.mgrid[:4, :6].reshape(2, -1).T, jnp.float32)
 
 
 def make(name='vit', **changes):
@@ -25,13 +25,15 @@ def run(trunk, tokens=TOKENS, grid=GRID):
 
   @jax.jit
   def made(tokens):
-    output, params = trunk.init_with_output(jax.random.key(0), tokens, Context(places=PLACES), grid=grid)
+    output, params = trunk.init_with_output(
+      jax.random.key(0), tokens, Context(positions=RELATIVE_POSITIONS), grid=grid
+    )
     return params['params'], output
 
   return made(tokens)
 
 
-@pytest.mark.parametrize(('name', 'units'), [('vit', 'hidden'), ('hyperbf', 'centres')])
+@pytest.mark.parametrize(('name', 'units'), [('vit', 'hidden'), ('hyperbf', 'centers')])
 def test_blocks_from_the_merge_on_have_twice_the_width_and_units(name, units):
   params, out = run(make(name))
   assert out.shape == (2, 6, 2 * WIDTH)
@@ -39,7 +41,7 @@ def test_blocks_from_the_merge_on_have_twice_the_width_and_units(name, units):
   if units == 'hidden':
     assert [stage['hidden']['kernel'].shape for stage in sizes.values()] == [(4, 6), (4, 6), (8, 12)]
   else:
-    assert [stage['centres'].shape for stage in sizes.values()] == [(1, 6, 4), (1, 6, 4), (1, 12, 8)]
+    assert [stage['centers'].shape for stage in sizes.values()] == [(1, 6, 4), (1, 6, 4), (1, 12, 8)]
 
 
 def test_a_merged_token_is_made_of_its_square():
@@ -49,7 +51,7 @@ def test_a_merged_token_is_made_of_its_square():
   row, column = 3, 2
   changed = TOKENS.at[:, row * GRID[1] + column].add(1.0)
   params, out = run(trunk)
-  other = trunk.apply({'params': params}, changed, Context(places=PLACES), grid=GRID)
+  other = trunk.apply({'params': params}, changed, Context(positions=RELATIVE_POSITIONS), grid=GRID)
   differs = np.abs(out - other).max(axis=(0, 2)).reshape(2, 3) > 1e-6
   assert differs[row // 2, column // 2]
   assert differs.sum() == 1

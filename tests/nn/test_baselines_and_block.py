@@ -11,12 +11,12 @@ from nn.drawn import random_params
 from ops import reference
 
 from hbf.errors import UserError
-from hbf.nn import mlp
-from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.baselines import mlp
+from hbf.nn.baselines.mlp import MLP
+from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.block import Block
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.nn.mlp import MLP
 from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, size_option, stage_names, stage_options
 
 B, N, D = 2, 5, 8
@@ -32,7 +32,7 @@ def dense(z, layer):
 
 
 @pytest.mark.parametrize('qkv_bias', [False, True])
-@pytest.mark.parametrize('qk_norm', ['none', 'unit'])
+@pytest.mark.parametrize('qk_norm', [False, True])
 @pytest.mark.parametrize('heads', [1, 4])
 def test_softmax_attention_equals_the_formula(heads, qk_norm, qkv_bias):
   module, tokens, d = SoftmaxAttention(heads, qk_norm, qkv_bias), make_tokens(), D // heads
@@ -43,9 +43,9 @@ def test_softmax_attention_equals_the_formula(heads, qk_norm, qkv_bias):
   for b, h in itertools.product(range(B), range(heads)):
     part = slice(h * d, (h + 1) * d)
     queries, keys, temperature = q[b, :, part], k[b, :, part], math.sqrt(d)
-    if qk_norm == 'unit':
+    if qk_norm:
       queries, keys = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (queries, keys))
-      temperature = math.exp(2 * params['log_width'][h, 0, 0])
+      temperature = math.exp(2 * params['log_sigma'][h, 0, 0])
     joined[b, :, part] = reference.softmax(queries @ keys.T / temperature) @ v[b, :, part]
   result = module.apply({'params': params}, tokens)
   np.testing.assert_allclose(result, dense(joined, params['out']), rtol=1e-4, atol=1e-5)
@@ -53,7 +53,7 @@ def test_softmax_attention_equals_the_formula(heads, qk_norm, qkv_bias):
 
 def test_unit_norm_softmax_attention_is_unit_norm_hyperbf_attention():
   """Fact 1 of the design, with the very same parameters, at init too."""
-  softmax, hyperbf = SoftmaxAttention(2, 'unit'), HyperBFAttention(2, qk_norm='unit')
+  softmax, hyperbf = SoftmaxAttention(2, True), HyperBFAttention(2, qk_norm=True)
   params = random_params(softmax, make_tokens())
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, random_params(hyperbf, make_tokens()))
   results = [module.apply({'params': params}, make_tokens()) for module in (softmax, hyperbf)]
@@ -107,7 +107,7 @@ def test_output_scale_is_a_factor_on_the_second_layers_start():
   np.testing.assert_allclose(np.std(wide), np.std(dense_out), rtol=0.05)
 
 
-ATTENTION = functools.partial(SoftmaxAttention, heads=2, qk_norm='none', qkv_bias=False)
+ATTENTION = functools.partial(SoftmaxAttention, heads=2, qk_norm=False, qkv_bias=False)
 RELU = functools.partial(MLP, hidden=6, activation='relu', output_scale=1.0)
 
 
@@ -246,7 +246,7 @@ def test_named_models_are_pairs_of_registered_stages():
 @pytest.mark.parametrize(
   'model,option',
   [
-    ('hyperbf', ('stage2', 'centres')),
+    ('hyperbf', ('stage2', 'centers')),
     ('unified', ('stage1', 'memory')),
     ('softmax+mlp', ('stage2', 'hidden')),
     ('gmlp', ('stage1', 'hidden')),
@@ -286,7 +286,7 @@ def test_what_has_no_default_is_named_if_it_is_missing(stage, name):
   for missing in defaults[stage - 1]:
     given = [dict(options) for options in defaults]
     del given[stage - 1][missing]
-    if missing in ('hidden', 'centres'):
+    if missing in ('hidden', 'centers'):
       with pytest.raises(UserError, match=f"stage {stage} '{name}' needs the options {missing}:"):
         make_stages(model, 2, *given)
     else:
@@ -312,7 +312,7 @@ def make_stage1_block(name):
   return block, {'params': random_params(block, tokens)}, tokens
 
 
-def test_what_stages_honour():
+def test_what_stages_honor():
   expected = {
     **dict.fromkeys(('hyperbf', 'gated_hyperbf', 'gated_softmax', 'softmax', 'identity'), 'any'),
     **dict.fromkeys(('linear', 'gmlp', 'token_mlp'), 'keys'),
@@ -324,7 +324,7 @@ def test_what_stages_honour():
 
 @pytest.mark.parametrize('of_each', [False, True])
 @pytest.mark.parametrize('name', STAGE1)
-def test_a_stage_honours_a_mask_or_its_block_refuses_it(name, of_each):
+def test_a_stage_honors_a_mask_or_its_block_refuses_it(name, of_each):
   """What is masked, for each token apart or for all alike, may change as it likes."""
   block, params, tokens = make_stage1_block(name)
   hidden = jnp.arange(9) >= 6

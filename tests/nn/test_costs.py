@@ -14,20 +14,20 @@ GMLP = 6 * HIDDEN * D + 2 * HIDDEN * N
 # Model, changed options of the stage, stated operations, and how far the products may be off.
 CASES = {
   'softmax': ('vit', 1, {}, ATTENTION, 0.0),
-  'softmax unit': ('vit', 1, {'qk_norm': 'unit'}, ATTENTION, 0.0),
+  'softmax unit': ('vit', 1, {'qk_norm': True}, ATTENTION, 0.0),
   'hyperbf': ('hyperbf', 1, {}, ATTENTION, 0.05),
   'unified': ('unified', 1, {'memory': MEMORY}, 8 * D**2 + 4 * (N + MEMORY) * D, 0.05),
   'gated': ('gated', 1, {'hidden': HIDDEN}, 4 * D**2 + 6 * HIDDEN * D + 2 * (D + HIDDEN) * N, 0.05),
   'gmlp': ('gmlp', 1, {}, GMLP, 0.0),
-  'softmax places': ('vit', 1, {'places': 'offsets'}, ATTENTION + 2 * 4 * N * H, 0.0),
-  'hyperbf places': ('hyperbf', 1, {'places': 'offsets'}, ATTENTION + 2 * 4 * N * H, 0.05),
+  'softmax places': ('vit', 1, {'relative_positions': 'gaussian'}, ATTENTION + 2 * 4 * N * H, 0.0),
+  'hyperbf places': ('hyperbf', 1, {'relative_positions': 'gaussian'}, ATTENTION + 2 * 4 * N * H, 0.05),
   'amlp': ('gmlp', 1, {'attention': TINY}, GMLP + 6 * D * TINY + 4 * N * TINY + 2 * TINY * HIDDEN, 0.0),
   'token_mlp': ('mixer', 1, {'hidden': HIDDEN}, 4 * HIDDEN * D, 0.0),
   'pooling': ('pooling', 1, {}, 0, 0.0),
   'identity': ('identity', 1, {}, 0, 0.0),
   'mlp': ('vit', 2, {}, 4 * HIDDEN * D, 0.0),
   'swiglu': ('vit', 2, {'activation': 'swiglu'}, 6 * HIDDEN * D, 0.0),
-  'centres': ('hyperbf', 2, {}, 4 * HIDDEN * D, 0.05),
+  'centers': ('hyperbf', 2, {}, 4 * HIDDEN * D, 0.05),
 }
 
 
@@ -39,7 +39,7 @@ def test_the_stated_operations_are_those_of_the_products(case):
   options[stage - 1].update(changes)
   module = make_stages(alone, HEADS, *options)[stage - 1]()
   tokens = jax.ShapeDtypeStruct((B, N, D), jnp.float32)
-  context = Context(places=jnp.zeros((N, 2)))
+  context = Context(positions=jnp.zeros((N, 2)))
   params = jax.eval_shape(module.init, jax.random.key(0), tokens, context)
   counted = matmul_flops(module.apply, params, tokens, context) / (B * N)
   assert abs(counted - stated) <= off * stated

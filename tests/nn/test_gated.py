@@ -14,8 +14,8 @@ from hbf.nn.context import Context
 from hbf.nn.gated import GatedHyperBF
 
 B, N, D, H = 2, 6, 8, 4
-PLACES = np.mgrid[:2, :3].reshape(2, -1).T.astype(np.float32)
-CONTEXT = Context(places=jnp.asarray(PLACES))
+RELATIVE_POSITIONS = np.mgrid[:2, :3].reshape(2, -1).T.astype(np.float32)
+CONTEXT = Context(positions=jnp.asarray(RELATIVE_POSITIONS))
 
 
 def make(**changes):
@@ -33,17 +33,17 @@ def by_the_formula(module, params, tokens):
   gate, v = np.split(np.maximum(tokens @ params['in']['kernel'] + params['in']['bias'], 0), 2, axis=-1)
   for b, h in itertools.product(range(B), range(H)):
     of_head, values = slice(h * D // H, (h + 1) * D // H), slice(h * each, (h + 1) * each)
-    sigma = np.exp(params['log_width'][h, 0, 0])
+    sigma = np.exp(params['log_sigma'][h, 0, 0])
     s = reference.squared_distances(q[b, :, of_head], k[b, :, of_head]) / (2 * sigma**2)
-    if module.places == 'offsets':
-      away = PLACES[:, None] - PLACES - params['place_offset'][h, 0]
-      s += np.square(away).sum(axis=-1) / np.exp(2 * params['place_log_width'][h, 0, 0]) / 2
+    if module.relative_positions == 'gaussian':
+      away = RELATIVE_POSITIONS[:, None] - RELATIVE_POSITIONS - params['position_offset'][h, 0]
+      s += np.square(away).sum(axis=-1) / np.exp(2 * params['position_log_sigma'][h, 0, 0]) / 2
     responses = np.exp(-s)
     joined[b, :, values] = responses / responses.sum(axis=-1, keepdims=True) @ v[b, :, values]
   return gate * joined @ params['out']['kernel'] + params['out']['bias']
 
 
-@pytest.mark.parametrize('changes', [{}, {'places': 'offsets'}, {'hidden': 12}, {'hidden': 1}], ids=str)
+@pytest.mark.parametrize('changes', [{}, {'relative_positions': 'gaussian'}, {'hidden': 12}, {'hidden': 1}], ids=str)
 def test_the_unit_equals_its_formula(changes):
   """Also where the heads don't divide the values."""
   module, tokens, params = make(**changes)

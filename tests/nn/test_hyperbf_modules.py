@@ -10,8 +10,8 @@ from ops import reference
 import hbf.nn.hyperbf
 import hbf.ops.hyperbf
 from hbf.nn.context import Context
-from hbf.nn.hyperbf import HyperBFAttention, HyperBFUnit
-from hbf.ops.hyperbf import log_responses, normalise
+from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
+from hbf.ops.hyperbf import log_responses, normalize
 from hbf.options import OptionError
 
 B, N, D = 2, 5, 8
@@ -21,25 +21,25 @@ ATTENTION = {
   'kernel': 'gaussian',
   'metric': 'identity',
   'rank': 3,
-  'widths': 'head',
-  'width_scale': 1.0,
-  'qk_norm': 'none',
+  'sigma_per': 'head',
+  'sigma_scale': 1.0,
+  'qk_norm': False,
   'memory': 0,
 }
 UNIT = {
-  'centres': 6,
+  'centers': 6,
   'heads': 1,
   'kernel': 'gaussian',
   'metric': 'diagonal',
   'rank': 3,
-  'widths': 'centre',
-  'width_scale': 1.0,
-  'norm': 'none',
-  'normalisation': 'none',
-  'centres_init': 'normal',
+  'sigma_per': 'center',
+  'sigma_scale': 1.0,
+  'normalize_inputs': False,
+  'normalization': 'none',
+  'centers_init': 'normal',
   'coefficients_scale': 1.0,
   'nested': False,
-  'form': 'blocks',
+  'implementation': 'xla',
 }
 
 
@@ -49,10 +49,10 @@ def make_tokens(shape=(B, N, D), seed=0):
 
 def sigma(params, options, variance, h):
   """The width of head h, [1, A] or [1, 1]: learned, or fixed at the stated start."""
-  if options['widths'] == 'fixed':
+  if options['sigma_per'] == 'fixed':
     return np.full((1, 1), variance**0.5)
-  log_width = np.asarray(params['log_width'], np.float64)
-  return np.exp(log_width[h if len(log_width) > 1 else 0])
+  log_sigma = np.asarray(params['log_sigma'], np.float64)
+  return np.exp(log_sigma[h if len(log_sigma) > 1 else 0])
 
 
 def attention_reference(params, tokens, options):
@@ -60,8 +60,8 @@ def attention_reference(params, tokens, options):
   heads, d = options['heads'], D // options['heads']
   tokens = np.asarray(tokens, np.float64)
   q, k, v = np.split(tokens @ params['qkv']['kernel'], 3, axis=-1)
-  unit_norm = options['qk_norm'] == 'unit'
-  variance = options['width_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
+  unit_norm = options['qk_norm']
+  variance = options['sigma_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
   variance /= d if unit_norm else 1
   joined = np.zeros(tokens.shape)
   for b, h in itertools.product(range(len(tokens)), range(heads)):
@@ -69,7 +69,7 @@ def attention_reference(params, tokens, options):
     points, keys, values = q[b, :, part], k[b, :, part], v[b, :, part]
     memory_keys, memory_values = np.zeros((0, d)), np.zeros((0, d))
     if options['memory']:
-      memory_keys, memory_values = params['memory_centres'][h], params['memory_coefficients'][h]
+      memory_keys, memory_values = params['memory_centers'][h], params['memory_coefficients'][h]
     if unit_norm:
       points, keys, memory_keys = map(reference.norm_1, (points, keys, memory_keys))
     unit = {
@@ -77,7 +77,7 @@ def attention_reference(params, tokens, options):
       'width': sigma(params, options, variance, h),
       'metric': options['metric'],
       'weights': reference.head(params.get('metric'), h),
-      'normalisation': 'none',
+      'normalization': 'none',
     }
     over_data = reference.responses(points, keys, **unit)
     over_memory = reference.responses(points, memory_keys, **unit).reshape(len(points), -1)
@@ -90,12 +90,12 @@ def unit_reference(params, tokens, options):
   """Σ_h Σ_a R_a(y) c_a + b (memo eq. 7), in float64."""
   heads, d = options['heads'], D // options['heads']
   points = np.asarray(tokens, np.float64).reshape(-1, D)
-  variance = options['width_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
-  variance /= d if options['norm'] == 'unit' else 1
+  variance = options['sigma_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
+  variance /= d if options['normalize_inputs'] else 1
   out = np.tile(np.asarray(params['bias'], np.float64), (len(points), 1))
   for h in range(heads):
-    x, t = points[:, h * d : (h + 1) * d], params['centres'][h]
-    if options['norm'] == 'unit':
+    x, t = points[:, h * d : (h + 1) * d], params['centers'][h]
+    if options['normalize_inputs']:
       x, t = reference.norm_1(x), reference.norm_1(t)
     out += reference.hyperbf(
       x,
@@ -105,8 +105,8 @@ def unit_reference(params, tokens, options):
       width=sigma(params, options, variance, h),
       metric=options['metric'],
       weights=reference.head(params.get('metric'), h),
-      normalisation=options['normalisation'],
-      log_gain=np.asarray(params['log_gain'])[h] if options['normalisation'] == 'none' else 0.0,
+      normalization=options['normalization'],
+      log_gain=np.asarray(params['log_gain'])[h] if options['normalization'] == 'none' else 0.0,
     )
   return out.reshape(tokens.shape)
 
@@ -124,11 +124,11 @@ def assert_equals_reference(module, options, expected, tol=1e-3):
   [
     *({'kernel': kernel} for kernel in reference.KERNELS),
     *({'metric': metric} for metric in reference.METRICS),
-    *({'widths': width, 'width_scale': 0.7} for width in ('fixed', 'layer', 'head')),
-    {'qk_norm': 'unit'},
+    *({'sigma_per': width, 'sigma_scale': 0.7} for width in ('fixed', 'layer', 'head')),
+    {'qk_norm': True},
     {'memory': 3},
-    {'memory': 3, 'qk_norm': 'unit', 'metric': 'full', 'heads': 4},
-    {'metric': 'low_rank', 'widths': 'fixed', 'qk_norm': 'unit', 'heads': 1},
+    {'memory': 3, 'qk_norm': True, 'metric': 'full', 'heads': 4},
+    {'metric': 'low_rank', 'sigma_per': 'fixed', 'qk_norm': True, 'heads': 1},
   ],
   ids=str,
 )
@@ -142,27 +142,27 @@ def test_attention_equals_the_formula(changes):
   [
     *({'kernel': kernel} for kernel in reference.KERNELS),
     *({'metric': metric} for metric in reference.METRICS),
-    *({'widths': width, 'width_scale': 0.7, 'heads': 2} for width in ('fixed', 'layer', 'head', 'centre')),
-    *({'normalisation': n, 'heads': h} for n in reference.NORMALISATIONS for h in (1, 2)),
-    {'metric': 'low_rank', 'widths': 'fixed', 'heads': 2, 'normalisation': 'layer', 'kernel': 'laplacian'},
-    *({'norm': 'unit', 'widths': widths, 'heads': h} for widths in ('fixed', 'layer') for h in (1, 2)),
-    {'norm': 'unit', 'metric': 'low_rank', 'normalisation': 'layer', 'widths': 'fixed'},
+    *({'sigma_per': width, 'sigma_scale': 0.7, 'heads': 2} for width in ('fixed', 'layer', 'head', 'center')),
+    *({'normalization': n, 'heads': h} for n in reference.NORMALIZATIONS for h in (1, 2)),
+    {'metric': 'low_rank', 'sigma_per': 'fixed', 'heads': 2, 'normalization': 'layer', 'kernel': 'laplacian'},
+    *({'normalize_inputs': True, 'sigma_per': widths, 'heads': h} for widths in ('fixed', 'layer') for h in (1, 2)),
+    {'normalize_inputs': True, 'metric': 'low_rank', 'normalization': 'layer', 'sigma_per': 'fixed'},
   ],
   ids=str,
 )
 def test_unit_equals_the_formula(changes):
   options = UNIT | changes
-  assert_equals_reference(HyperBFUnit(**options), options, unit_reference)
+  assert_equals_reference(HyperBFCenters(**options), options, unit_reference)
 
 
 def test_both_stages_call_the_one_operator(monkeypatch):
   """Every output but projections and bias comes from `hbf.ops.hyperbf.hyperbf`, called once a stage."""
   assert hbf.nn.hyperbf.hyperbf is hbf.ops.hyperbf.hyperbf
-  tokens, attention, unit = make_tokens(), HyperBFAttention(**ATTENTION), HyperBFUnit(**UNIT)
+  tokens, attention, unit = make_tokens(), HyperBFAttention(**ATTENTION), HyperBFCenters(**UNIT)
   params = {module: random_params(module, tokens) for module in (attention, unit)}
   calls = []
 
-  def nothing(points, centres, coefficients, **options):
+  def nothing(points, centers, coefficients, **options):
     calls.append(options['kernel'])
     return jnp.zeros((*points.shape[:-1], coefficients.shape[-1]), coefficients.dtype)
 
@@ -179,24 +179,24 @@ def test_no_memory_tokens_leave_stage_1_as_it_is():
   tokens = make_tokens()
   with_memory = random_params(HyperBFAttention(**ATTENTION | {'memory': 3}), tokens)
   without = {name: z for name, z in with_memory.items() if not name.startswith('memory')}
-  # Memory centres so far away that they never respond: the output is that of no memory at all.
-  with_memory['memory_centres'] = with_memory['memory_centres'] + 1e3
+  # Memory centers so far away that they never respond: the output is that of no memory at all.
+  with_memory['memory_centers'] = with_memory['memory_centers'] + 1e3
   far = HyperBFAttention(**ATTENTION | {'memory': 3}).apply({'params': with_memory}, tokens)
   none = HyperBFAttention(**ATTENTION).apply({'params': without}, tokens)
   np.testing.assert_allclose(far, none, rtol=1e-5, atol=1e-6)
   assert set(HyperBFAttention(**ATTENTION).init(jax.random.key(0), tokens)['params']) == set(without)
 
 
-def test_memory_with_the_data_masked_out_is_normalised_stage_2():
-  """y = (ΣK v + ΣK c) / (ΣK + ΣK) without the data's terms: a normalised unit over the learned centres."""
+def test_memory_with_the_data_masked_out_is_normalized_stage_2():
+  """y = (ΣK v + ΣK c) / (ΣK + ΣK) without the data's terms: a normalized unit over the learned centers."""
   rng = np.random.default_rng(0)
   points, keys, values = (rng.normal(size=(N, D)).astype('f') for _ in range(3))
-  centres, coefficients = (rng.normal(size=(3, D)).astype('f') for _ in range(2))
+  centers, coefficients = (rng.normal(size=(3, D)).astype('f') for _ in range(2))
   only_memory = np.arange(N + 3) >= N
   unit = {'kernel': 'gaussian', 'width': 1.7}
-  both = np.concatenate([keys, centres]), np.concatenate([values, coefficients])
+  both = np.concatenate([keys, centers]), np.concatenate([values, coefficients])
   masked = hbf.ops.hyperbf.hyperbf_plain(points, *both, mask=only_memory, **unit)
-  stage2 = hbf.ops.hyperbf.hyperbf(points, centres, coefficients, normalisation='sum', **unit)
+  stage2 = hbf.ops.hyperbf.hyperbf(points, centers, coefficients, normalization='sum', **unit)
   np.testing.assert_allclose(masked, stage2, rtol=1e-5, atol=1e-6)
 
 
@@ -212,7 +212,7 @@ def test_a_masked_token_is_as_one_that_is_not_there(memory):
 
 @pytest.mark.parametrize('memory', [0, 3])
 def test_a_causal_context_is_a_triangular_mask(memory):
-  """Learned centres are seen by all."""
+  """Learned centers are seen by all."""
   tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': memory})
   params, triangle = {'params': random_params(module, tokens)}, jnp.tril(jnp.ones((N, N), bool))
   causal, masked = (module.apply(params, tokens, z) for z in (Context(causal=True), Context(mask=triangle)))
@@ -230,7 +230,7 @@ def test_attention_commutes_with_a_permutation_of_the_tokens():
 
 def test_unit_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
   tokens = make_tokens()
-  module = HyperBFAttention(**ATTENTION | {'qk_norm': 'unit'})
+  module = HyperBFAttention(**ATTENTION | {'qk_norm': True})
   params = random_params(module, tokens)
   scaled = jax.tree.map(np.array, params)
   scaled['qkv']['kernel'][:, : 2 * D] *= 5
@@ -239,100 +239,102 @@ def test_unit_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
 
 
 @pytest.mark.parametrize('heads', [1, 2])
-def test_tokens_as_centres_are_distinct_tokens_of_the_first_batch(heads):
+def test_tokens_as_centers_are_distinct_tokens_of_the_first_batch(heads):
   tokens = make_tokens()
-  params = HyperBFUnit(**UNIT | {'centres_init': 'tokens', 'heads': heads}).init(jax.random.key(0), tokens)['params']
+  params = HyperBFCenters(**UNIT | {'centers_init': 'tokens', 'heads': heads}).init(jax.random.key(0), tokens)[
+    'params'
+  ]
   seen = np.asarray(tokens).reshape(B * N, heads, D // heads)
   for h in range(heads):
-    centres = {tuple(row) for row in np.asarray(params['centres'])[h]}
-    assert len(centres) == UNIT['centres']
-    assert centres <= {tuple(row) for row in seen[:, h]}
+    centers = {tuple(row) for row in np.asarray(params['centers'])[h]}
+    assert len(centers) == UNIT['centers']
+    assert centers <= {tuple(row) for row in seen[:, h]}
 
 
-def test_kmeans_centres_quantise_better_than_sampled_tokens_and_are_deterministic():
+def test_kmeans_centers_quantize_better_than_sampled_tokens_and_are_deterministic():
   tokens = make_tokens((4, 10, D))
 
-  def centres(init):
-    return HyperBFUnit(**UNIT | {'centres_init': init}).init(jax.random.key(1), tokens)['params']['centres'][0]
+  def centers(init):
+    return HyperBFCenters(**UNIT | {'centers_init': init}).init(jax.random.key(1), tokens)['params']['centers'][0]
 
-  def quantisation_error(means):
+  def quantization_error(means):
     return reference.squared_distances(tokens.reshape(-1, D), means).min(-1).mean()
 
-  means = centres('kmeans')
-  assert quantisation_error(means) < 0.9 * quantisation_error(centres('tokens'))
-  np.testing.assert_array_equal(means, centres('kmeans'))
+  means = centers('kmeans')
+  assert quantization_error(means) < 0.9 * quantization_error(centers('tokens'))
+  np.testing.assert_array_equal(means, centers('kmeans'))
 
 
 def responses_at_init(options, tokens, params=None):
-  """Responses [H, B N, A] of a unit just initialised, from its parameters."""
-  params = params or HyperBFUnit(**options).init(jax.random.key(0), tokens)['params']
+  """Responses [H, B N, A] of a unit just initialized, from its parameters."""
+  params = params or HyperBFCenters(**options).init(jax.random.key(0), tokens)['params']
   points = tokens.reshape(-1, options['heads'], tokens.shape[-1] // options['heads']).swapaxes(0, 1)
-  centres = params['centres']
-  if options['norm'] == 'unit':
-    points, centres = (jnp.asarray(reference.norm_1(z), jnp.float32) for z in (points, centres))
+  centers = params['centers']
+  if options['normalize_inputs']:
+    points, centers = (jnp.asarray(reference.norm_1(z), jnp.float32) for z in (points, centers))
   log_k = log_responses(
     points,
-    centres,
+    centers,
     kernel=options['kernel'],
-    width=jnp.exp(params['log_width']),
+    width=jnp.exp(params['log_sigma']),
     metric=options['metric'],
     weights=params.get('metric'),
   )
-  return np.asarray(normalise(log_k, options['normalisation'], params.get('log_gain', 0.0)), np.float64)
+  return np.asarray(normalize(log_k, options['normalization'], params.get('log_gain', 0.0)), np.float64)
 
 
 @pytest.mark.parametrize(
   'changes',
   [
     *({'kernel': kernel} for kernel in reference.KERNELS),
-    {'centres_init': 'tokens'},
-    {'centres_init': 'tokens', 'norm': 'unit'},
+    {'centers_init': 'tokens'},
+    {'centers_init': 'tokens', 'normalize_inputs': True},
   ],
   ids=str,
 )
 def test_mean_response_of_every_head_is_one_at_init(changes):
-  options = UNIT | {'heads': 2, 'width_scale': 0.5} | changes
+  options = UNIT | {'heads': 2, 'sigma_scale': 0.5} | changes
   responses = responses_at_init(options, make_tokens((2, 8, 64)))
   np.testing.assert_allclose(responses.mean(axis=(1, 2)), 1, rtol=1e-3)
 
 
-def test_with_norm_unit_neither_the_size_of_a_token_nor_that_of_a_centre_counts():
-  module, tokens = HyperBFUnit(**UNIT | {'norm': 'unit'}), make_tokens()
+def test_with_norm_unit_neither_the_size_of_a_token_nor_that_of_a_center_counts():
+  module, tokens = HyperBFCenters(**UNIT | {'normalize_inputs': True}), make_tokens()
   params = random_params(module, tokens)
   expected = module.apply({'params': params}, tokens)
-  larger = params | {'centres': params['centres'] * np.arange(1, 7)[:, None]}
+  larger = params | {'centers': params['centers'] * np.arange(1, 7)[:, None]}
   np.testing.assert_allclose(module.apply({'params': larger}, 3 * tokens), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('heads,scale', [(1, 1.0), (2, 0.1)])
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-def test_output_at_init_has_the_scale_asked_for(normalisation, heads, scale):
-  options = UNIT | {'normalisation': normalisation, 'heads': heads, 'coefficients_scale': scale, 'centres': 48}
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
+def test_output_at_init_has_the_scale_asked_for(normalization, heads, scale):
+  options = UNIT | {'normalization': normalization, 'heads': heads, 'coefficients_scale': scale, 'centers': 48}
   tokens = make_tokens((2, 8, 64))
-  out, _ = HyperBFUnit(**options).init_with_output(jax.random.key(0), tokens)
+  out, _ = HyperBFCenters(**options).init_with_output(jax.random.key(0), tokens)
   np.testing.assert_allclose(np.sqrt(np.mean(np.square(out))), scale, rtol=0.15)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-@pytest.mark.parametrize('what', ['one centre', 'equal tokens'])
-def test_coefficients_are_finite_where_all_responses_are_equal(what, normalisation):
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
+@pytest.mark.parametrize('what', ['one center', 'equal tokens'])
+def test_coefficients_are_finite_where_all_responses_are_equal(what, normalization):
   """Zero mean leaves nothing of them: no coefficients could give the output its scale."""
   tokens = make_tokens((2, 8, 64))
-  options = UNIT | {'normalisation': normalisation, 'centres_init': 'tokens'}
-  if what == 'one centre':
-    options |= {'centres': 1}
+  options = UNIT | {'normalization': normalization, 'centers_init': 'tokens'}
+  if what == 'one center':
+    options |= {'centers': 1}
   else:
     tokens = jnp.broadcast_to(tokens[:1, :1], tokens.shape)
-  params = HyperBFUnit(**options).init(jax.random.key(0), tokens)['params']
+  params = HyperBFCenters(**options).init(jax.random.key(0), tokens)['params']
   assert all(np.all(np.isfinite(z)) for z in jax.tree.leaves(params))
-  assert np.abs(params['coefficients']).max() < 10 * options['coefficients_scale'] * options['centres']
+  assert np.abs(params['coefficients']).max() < 10 * options['coefficients_scale'] * options['centers']
 
 
 def test_fact_4_the_default_start_is_neither_dead_nor_constant():
   """D = 384: σ² = 1 without gain is exactly 0, σ² = D has a relative spread of 1/√D = 0.05; the unit has neither."""
   tokens = make_tokens((2, 16, 384))
-  options = UNIT | {'centres': 64}
-  module = HyperBFUnit(**options)
+  options = UNIT | {'centers': 64}
+  module = HyperBFCenters(**options)
   params = jax.jit(module.init)(jax.random.key(0), tokens)['params']
   responses = responses_at_init(options, tokens, params)
   np.testing.assert_allclose(responses.mean(), 1, rtol=1e-3)
@@ -340,7 +342,7 @@ def test_fact_4_the_default_start_is_neither_dead_nor_constant():
   target = make_tokens((2, 16, 384), seed=1)
   gradient = jax.jit(jax.grad(lambda p: jnp.mean(jnp.square(module.apply({'params': p}, tokens) - target))))(params)
   # A step that moves every parameter by a hundredth of its size changes the loss by this much.
-  for name in ('centres', 'coefficients', 'metric', 'log_width', 'log_gain'):
+  for name in ('centers', 'coefficients', 'metric', 'log_sigma', 'log_gain'):
     reach = 0.01 * jnp.linalg.norm(gradient[name]) * jnp.maximum(jnp.linalg.norm(params[name]), 1)
     assert reach > 1e-4, name
 
@@ -348,7 +350,7 @@ def test_fact_4_the_default_start_is_neither_dead_nor_constant():
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_metric_starts_as_the_identity_or_keeps_the_variance(metric):
   tokens = make_tokens((2, 8, 256))
-  params = HyperBFUnit(**UNIT | {'metric': metric, 'rank': 200}).init(jax.random.key(0), tokens)['params']
+  params = HyperBFCenters(**UNIT | {'metric': metric, 'rank': 200}).init(jax.random.key(0), tokens)['params']
   if metric == 'identity':
     assert 'metric' not in params
   elif metric == 'low_rank':
@@ -358,23 +360,23 @@ def test_metric_starts_as_the_identity_or_keeps_the_variance(metric):
     np.testing.assert_array_equal(params['metric'][0], np.ones(256) if metric == 'diagonal' else np.eye(256))
 
 
-@pytest.mark.parametrize('width,shape', [('layer', (1, 1, 1)), ('head', (2, 1, 1)), ('centre', (2, 1, 6))])
+@pytest.mark.parametrize('width,shape', [('layer', (1, 1, 1)), ('head', (2, 1, 1)), ('center', (2, 1, 6))])
 def test_widths_are_shared_as_far_as_asked(width, shape):
-  params = HyperBFUnit(**UNIT | {'widths': width, 'heads': 2}).init(jax.random.key(0), make_tokens())['params']
-  assert params['log_width'].shape == shape
-  np.testing.assert_allclose(np.exp(2 * params['log_width']), (D / 2) ** 0.5, rtol=1e-5)
+  params = HyperBFCenters(**UNIT | {'sigma_per': width, 'heads': 2}).init(jax.random.key(0), make_tokens())['params']
+  assert params['log_sigma'].shape == shape
+  np.testing.assert_allclose(np.exp(2 * params['log_sigma']), (D / 2) ** 0.5, rtol=1e-5)
 
 
-def test_the_signed_gaussian_has_a_free_beta_of_every_centre():
+def test_the_signed_gaussian_has_a_free_beta_of_every_center():
   """Σ_a exp(−β_a r²) c_a + b, whatever the sign of β (the authors' code)."""
   options = UNIT | {'kernel': 'signed_gaussian', 'metric': 'bilinear'}
-  module, tokens = HyperBFUnit(**options), make_tokens()
+  module, tokens = HyperBFCenters(**options), make_tokens()
   start = module.init(jax.random.key(0), tokens)['params']['beta']
   np.testing.assert_allclose(start, np.full((1, 1, 6), 0.5 / D**0.5), rtol=1e-6)
   params = random_params(module, tokens)
   params['beta'] = np.array([[[-0.05, -0.01, 0.0, 0.01, 0.1, 1.0]]], np.float32)
   points = np.asarray(tokens).reshape(-1, D)
-  r2 = reference.squared_distances(points, params['centres'][0], 'bilinear', params['metric'][0])
+  r2 = reference.squared_distances(points, params['centers'][0], 'bilinear', params['metric'][0])
   responses = np.exp(params['log_gain'] - params['beta'] * r2)[0]
   expected = responses @ params['coefficients'][0] + params['bias']
   result = np.asarray(module.apply({'params': params}, tokens)).reshape(-1, D)
@@ -382,11 +384,14 @@ def test_the_signed_gaussian_has_a_free_beta_of_every_centre():
 
 
 def test_a_fixed_width_is_not_learned():
-  for module in (HyperBFUnit(**UNIT | {'widths': 'fixed'}), HyperBFAttention(**ATTENTION | {'widths': 'fixed'})):
-    assert 'log_width' not in module.init(jax.random.key(0), make_tokens())['params']
+  for module in (
+    HyperBFCenters(**UNIT | {'sigma_per': 'fixed'}),
+    HyperBFAttention(**ATTENTION | {'sigma_per': 'fixed'}),
+  ):
+    assert 'log_sigma' not in module.init(jax.random.key(0), make_tokens())['params']
 
 
-@pytest.mark.parametrize('module', [HyperBFAttention(**ATTENTION), HyperBFUnit(**UNIT)], ids=['stage1', 'stage2'])
+@pytest.mark.parametrize('module', [HyperBFAttention(**ATTENTION), HyperBFCenters(**UNIT)], ids=['stage1', 'stage2'])
 def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
   """Also of float32 tokens: the dtype asked for is that of the products."""
   half = module.clone(dtype=jnp.bfloat16)
@@ -402,12 +407,12 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
   'kind,options,message',
   [
     (HyperBFAttention, ATTENTION | {'heads': 3}, 'a width of 8 is not divisible by 3 heads'),
-    (HyperBFUnit, UNIT | {'heads': 3}, 'a width of 8 is not divisible by 3 heads'),
-    (HyperBFUnit, UNIT | {'heads': 0}, 'heads is 0: expected a whole number of 1 or more'),
-    (HyperBFUnit, UNIT | {'width_scale': -1.0}, 'width_scale is -1.0: expected a number above 0'),
-    (HyperBFAttention, ATTENTION | {'widths': 'centre'}, "unknown widths 'centre': known: fixed, head, layer"),
+    (HyperBFCenters, UNIT | {'heads': 3}, 'a width of 8 is not divisible by 3 heads'),
+    (HyperBFCenters, UNIT | {'heads': 0}, 'heads is 0: expected a whole number of 1 or more'),
+    (HyperBFCenters, UNIT | {'sigma_scale': -1.0}, 'sigma_scale is -1.0: expected a number above 0'),
+    (HyperBFAttention, ATTENTION | {'sigma_per': 'center'}, "unknown widths 'center': known: fixed, head, layer"),
     (
-      HyperBFUnit,
+      HyperBFCenters,
       UNIT | {'kernel': 'signed_gaussian'},
       'kernel signed_gaussian needs metric bilinear, not diagonal',
     ),
@@ -415,11 +420,11 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFAttention, ATTENTION | {'metric': 'ful'}, "did you mean 'full'"),
     (HyperBFAttention, ATTENTION | {'qk_norm': 'units'}, "did you mean 'unit'"),
     (HyperBFAttention, ATTENTION | {'metric': 'low_rank', 'rank': 5}, 'from 1 to 4'),
-    (HyperBFUnit, UNIT | {'metric': 'low_rank', 'rank': 0}, 'from 1 to 8'),
-    (HyperBFUnit, UNIT | {'widths': 'center'}, "did you mean 'centre'"),
-    (HyperBFUnit, UNIT | {'normalisation': 'layr'}, "did you mean 'layer'"),
-    (HyperBFUnit, UNIT | {'centres_init': 'token'}, "did you mean 'tokens'"),
-    (HyperBFUnit, UNIT | {'nested': True, 'form': 'pallas'}, 'form must be blocks, not pallas'),
+    (HyperBFCenters, UNIT | {'metric': 'low_rank', 'rank': 0}, 'from 1 to 8'),
+    (HyperBFCenters, UNIT | {'sigma_per': 'center'}, "did you mean 'center'"),
+    (HyperBFCenters, UNIT | {'normalization': 'layr'}, "did you mean 'layer'"),
+    (HyperBFCenters, UNIT | {'centers_init': 'token'}, "did you mean 'tokens'"),
+    (HyperBFCenters, UNIT | {'nested': True, 'implementation': 'pallas'}, 'implementation must be xla, not pallas'),
   ],
 )
 def test_impossible_options_are_errors(kind, options, message):
@@ -427,22 +432,22 @@ def test_impossible_options_are_errors(kind, options, message):
     jax.eval_shape(kind(**options).init, jax.random.key(0), make_tokens())
 
 
-def nested_outputs(normalisation):
-  """A nested unit and parameters, and what the first 1, 2, … centres of it put out: [A, B, N, D]."""
-  options = UNIT | {'nested': True, 'normalisation': normalisation}
-  params = random_params(HyperBFUnit(**options), make_tokens())
+def nested_outputs(normalization):
+  """A nested unit and parameters, and what the first 1, 2, … centers of it put out: [A, B, N, D]."""
+  options = UNIT | {'nested': True, 'normalization': normalization}
+  params = random_params(HyperBFCenters(**options), make_tokens())
   outputs = []
-  for count in range(1, UNIT['centres'] + 1):
-    first = {name: z[:, :count] if name in ('centres', 'coefficients') else z for name, z in params.items()}
-    first['log_width'] = params['log_width'][..., :count]
-    fewer = HyperBFUnit(**UNIT | {'normalisation': normalisation, 'centres': count})
+  for count in range(1, UNIT['centers'] + 1):
+    first = {name: z[:, :count] if name in ('centers', 'coefficients') else z for name, z in params.items()}
+    first['log_sigma'] = params['log_sigma'][..., :count]
+    fewer = HyperBFCenters(**UNIT | {'normalization': normalization, 'centers': count})
     outputs.append(fewer.apply({'params': first}, make_tokens()))
-  return HyperBFUnit(**options), params, np.asarray(outputs)
+  return HyperBFCenters(**options), params, np.asarray(outputs)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-def test_in_training_a_nested_unit_is_one_of_its_first_centres_for_every_image(normalisation):
-  module, params, outputs = nested_outputs(normalisation)
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
+def test_in_training_a_nested_unit_is_one_of_its_first_centers_for_every_image(normalization):
+  module, params, outputs = nested_outputs(normalization)
   counts = []
   for seed in range(5):
     out = module.apply({'params': params}, make_tokens(), TRAIN, rngs={'dropout': jax.random.key(seed)})
@@ -454,12 +459,12 @@ def test_in_training_a_nested_unit_is_one_of_its_first_centres_for_every_image(n
   np.testing.assert_allclose(evaluated, outputs[-1], rtol=1e-3, atol=1e-4)
 
 
-def test_nested_units_take_all_centres_for_half_of_the_images_and_each_doubling_as_often():
-  """Of 8 centres: all for a half; the number, before it is rounded up, in [1, 2), [2, 4), [4, 8) for a sixth each."""
-  module = HyperBFUnit(**UNIT | {'nested': True, 'centres': 8, 'normalisation': 'sum'})
+def test_nested_units_take_all_centers_for_half_of_the_images_and_each_doubling_as_often():
+  """Of 8 centers: all for a half; the number, before it is rounded up, in [1, 2), [2, 4), [4, 8) for a sixth each."""
+  module = HyperBFCenters(**UNIT | {'nested': True, 'centers': 8, 'normalization': 'sum'})
   params = random_params(module, make_tokens())
   # Coefficients that count: with equal responses the output is the mean of 1 … n, (n + 1) / 2.
-  params |= {'centres': np.zeros((1, 8, D), 'f'), 'log_width': np.full((1, 1, 8), 5.0, 'f'), 'bias': np.zeros(D, 'f')}
+  params |= {'centers': np.zeros((1, 8, D), 'f'), 'log_sigma': np.full((1, 1, 8), 5.0, 'f'), 'bias': np.zeros(D, 'f')}
   params['coefficients'] = np.tile(np.arange(1, 9, dtype='f')[:, None], (1, 1, D))
 
   def draw(key):

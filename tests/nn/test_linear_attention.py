@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from nn.drawn import random_params
 
-import hbf.nn.linear_attention
+import hbf.nn.baselines.linear_attention
 from benchmarks.common import matmul_flops
 from hbf.errors import UserError
-from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.baselines.linear_attention import LinearAttention
+from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.nn.linear_attention import LinearAttention
-from hbf.ops.linear import MAPS, NORMALISERS, RANDOM_MAPS, feature_map, linear_attention
+from hbf.ops.linear_attention import MAPS, NORMALIZERS, RANDOM_MAPS, feature_map, linear_attention
 
 B, N, D = 2, 5, 8
-OPTIONS = {'heads': 2, 'features': 'elu', 'random_features': 6, 'normaliser': 'sum'}
+OPTIONS = {'heads': 2, 'features': 'elu', 'random_features': 6, 'normalizer': 'sum'}
 
 
-def make(name='elu', normaliser='sum', **changes):
-  return LinearAttention(**OPTIONS | {'features': name, 'normaliser': normaliser} | changes)
+def make(name='elu', normalizer='sum', **changes):
+  return LinearAttention(**OPTIONS | {'features': name, 'normalizer': normalizer} | changes)
 
 
 def make_tokens(shape=(B, N, D), seed=0):
@@ -28,25 +28,25 @@ def make_tokens(shape=(B, N, D), seed=0):
 
 
 @pytest.mark.parametrize(
-  'name,normaliser,causal',
+  'name,normalizer,causal',
   [
     *((name, 'sum', False) for name in MAPS),
     *((name, *form) for name in ('elu', 'gaussian') for form in (('none', False), ('sum', True))),
   ],
 )
-def test_it_is_the_operator_between_the_projections(name, normaliser, causal):
-  """Head by head; with normaliser none the outputs of a head have a root mean square of 1 before they are scaled."""
-  module, tokens, heads, d = make(name, normaliser), make_tokens(), 2, D // 2
+def test_it_is_the_operator_between_the_projections(name, normalizer, causal):
+  """Head by head; with normalizer none the outputs of a head have a root mean square of 1 before they are scaled."""
+  module, tokens, heads, d = make(name, normalizer), make_tokens(), 2, D // 2
   params = random_params(module, tokens)
   qkv = np.split(np.asarray(tokens) @ params['qkv']['kernel'], 3, axis=-1)
   joined = np.zeros(tokens.shape)
   for h in range(heads):
     q, k, v = (z[..., h * d : (h + 1) * d] for z in qkv)
-    projections = hbf.nn.linear_attention._projections(heads, 6, d)[h]
-    width = np.exp(params['log_width'][h]) if name == 'gaussian' else 1.0
+    projections = hbf.nn.baselines.linear_attention._projections(heads, 6, d)[h]
+    width = np.exp(params['log_sigma'][h]) if name == 'gaussian' else 1.0
     phi = (feature_map(z, name, projections=projections, width=width) for z in (q, k))
-    out = np.asarray(linear_attention(*phi, v, normaliser=normaliser, causal=causal), np.float64)
-    if normaliser == 'none':
+    out = np.asarray(linear_attention(*phi, v, normalizer=normalizer, causal=causal), np.float64)
+    if normalizer == 'none':
       out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-18) * params['norm']['scale'][h]
     joined[..., h * d : (h + 1) * d] = out
   expected = joined @ params['out']['kernel'] + params['out']['bias']
@@ -74,23 +74,23 @@ def test_many_random_features_are_the_exact_stage_1(name):
 
 def test_the_width_starts_as_that_of_the_exact_stage_1():
   params = jax.jit(make('gaussian').init)(jax.random.key(0), make_tokens())['params']
-  np.testing.assert_allclose(np.exp(2 * params['log_width']), np.full((2, 1, 1), (D / 2) ** 0.5), rtol=1e-6)
+  np.testing.assert_allclose(np.exp(2 * params['log_sigma']), np.full((2, 1, 1), (D / 2) ** 0.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize('name', MAPS)
-@pytest.mark.parametrize('normaliser', NORMALISERS)
-def test_parameters_hold_no_projections(name, normaliser):
-  params = random_params(make(name, normaliser, random_features=7), make_tokens())
+@pytest.mark.parametrize('normalizer', NORMALIZERS)
+def test_parameters_hold_no_projections(name, normalizer):
+  params = random_params(make(name, normalizer, random_features=7), make_tokens())
   expected = {'qkv': {'kernel': (D, 3 * D)}, 'out': {'kernel': (D, D), 'bias': (D,)}}
-  expected |= {'log_width': (2, 1, 1)} if name == 'gaussian' else {}
-  expected |= {'norm': {'scale': (2, D // 2)}} if normaliser == 'none' else {}
+  expected |= {'log_sigma': (2, 1, 1)} if name == 'gaussian' else {}
+  expected |= {'norm': {'scale': (2, D // 2)}} if normalizer == 'none' else {}
   assert jax.tree.map(jnp.shape, params) == expected
 
 
 def test_projections_are_of_each_head_its_own_and_always_the_same():
-  first = hbf.nn.linear_attention._projections(3, 5, 4)
-  hbf.nn.linear_attention._projections.cache_clear()
-  np.testing.assert_array_equal(hbf.nn.linear_attention._projections(3, 5, 4), first)
+  first = hbf.nn.baselines.linear_attention._projections(3, 5, 4)
+  hbf.nn.baselines.linear_attention._projections.cache_clear()
+  np.testing.assert_array_equal(hbf.nn.baselines.linear_attention._projections(3, 5, 4), first)
   assert first.shape == (3, 5, 4) and not np.any(first[0] == first[1])
 
 
@@ -151,7 +151,7 @@ def test_operations_are_those_that_the_docstring_states(name, causal):
   'changes,message',
   [
     ({'features': 'softmx'}, "unknown features 'softmx': did you mean 'softmax'"),
-    ({'normaliser': 'non'}, "unknown normaliser 'non': did you mean 'none'"),
+    ({'normalizer': 'non'}, "unknown normalizer 'non': did you mean 'none'"),
     ({'heads': 3}, 'a width of 8 is not divisible by 3 heads'),
   ],
 )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.gated import GatedHyperBF, GatedSoftmax
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.projections import mimetic

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.nn.hyperbf import HyperBFUnit
-from hbf.nn.mlp import MLP
+from hbf.nn.baselines.mlp import MLP
+from hbf.nn.hyperbf import HyperBFCenters
 
 D, UNITS = 6, 9
 RNG = np.random.default_rng(0)
@@ -44,11 +44,13 @@ def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
   params = jax.tree.map(lambda z: jnp.asarray(z, jnp.float32), params)
   np.testing.assert_allclose(mlp.apply({'params': params}, TOKENS), hidden, rtol=1e-4, atol=1e-4)
 
-  unit = HyperBFUnit(UNITS, kernel=kernel, metric='identity', widths='layer', norm='unit', normalisation='none')
+  unit = HyperBFCenters(
+    UNITS, kernel=kernel, metric='identity', sigma_per='layer', normalize_inputs=True, normalization='none'
+  )
   params = {
-    'centres': weights[None],
+    'centers': weights[None],
     'squared_radius': (bias + scale)[None, None],
-    'log_width': np.full((1, 1, 1), -0.5 * np.log(scale)),
+    'log_sigma': np.full((1, 1, 1), -0.5 * np.log(scale)),
     'coefficients': coefficients[None],
     'bias': out_bias,
   }
@@ -58,7 +60,7 @@ def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
 
 def test_a_ball_starts_with_about_half_of_the_tokens_in_it():
   tokens = jnp.asarray(RNG.normal(size=(8, 64, D)), jnp.float32)
-  unit = HyperBFUnit(UNITS, kernel='ball_relu', norm='unit', normalisation='none')
+  unit = HyperBFCenters(UNITS, kernel='ball_relu', normalize_inputs=True, normalization='none')
   params = unit.init(jax.random.key(0), tokens)
   _, sown = unit.apply(params, tokens, mutable=['responses'])
   inside = (sown['responses']['log_kernels'][0] > 0).mean(axis=(0, 1))
@@ -68,5 +70,5 @@ def test_a_ball_starts_with_about_half_of_the_tokens_in_it():
 
 def test_the_scale_of_normalized_weights_starts_at_that_of_a_hyperbf():
   params = MLP(UNITS, normalize=True).init(jax.random.key(0), TOKENS)['params']
-  unit = HyperBFUnit(UNITS, norm='unit', metric='identity').init(jax.random.key(0), TOKENS)['params']
-  np.testing.assert_allclose(params['hidden']['scale'], np.exp(-2 * unit['log_width'][0, 0, 0]), rtol=1e-5)
+  unit = HyperBFCenters(UNITS, normalize_inputs=True, metric='identity').init(jax.random.key(0), TOKENS)['params']
+  np.testing.assert_allclose(params['hidden']['scale'], np.exp(-2 * unit['log_sigma'][0, 0, 0]), rtol=1e-5)

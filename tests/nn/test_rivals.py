@@ -14,9 +14,9 @@ from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
+from hbf.nn.baselines.gmlp import GATES, GatedMLP
+from hbf.nn.baselines.token_mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.context import Context
-from hbf.nn.gmlp import GATES, GatedMLP
-from hbf.nn.mixing import AveragePooling, Identity, TokenMLP
 from hbf.options import OptionError
 
 B, N, D, HIDDEN, ATTENTION = 2, 5, 8, 6, 3
@@ -117,7 +117,7 @@ def test_units_of_a_causal_token_mlp_belong_to_the_tokens_in_order(hidden):
 
 
 @pytest.mark.parametrize('window', [1, 3, 5])
-def test_pooling_is_the_mean_of_the_neighbours_within_the_image_minus_the_patch(window):
+def test_pooling_is_the_mean_of_the_neighbors_within_the_image_minus_the_patch(window):
   side, reach = 4, window // 2
   tokens = make_tokens((B, side * side, D))
   grid = np.asarray(tokens, np.float64).reshape(B, side, side, D)
@@ -194,10 +194,10 @@ def test_amlp_is_gmlp_with_tiny_attention():
   assert amlp.to_dict() == gmlp.to_dict()
 
 
-def test_the_unified_model_is_one_hyperbf_over_tokens_and_centres():
+def test_the_unified_model_is_one_hyperbf_over_tokens_and_centers():
   config = resolve(make_config('model=unified', {'name': 'cifar10'})).model
   params = jax.eval_shape(
     lambda images: build_model(config, 10).init(jax.random.key(0), images, train=False), jnp.zeros((1, 32, 32, 3))
   )['params']
   assert set(params['block0']) == {'norm_stage1', 'stage1'}
-  assert params['block0']['stage1']['memory_centres'].shape == (4, 256, 16)
+  assert params['block0']['stage1']['memory_centers'].shape == (4, 256, 16)

@@ -1,4 +1,4 @@
-"""The operator as its equations say it: float64, one centre at a time, sharing nothing with `hbf`."""
+"""The operator as its equations say it: float64, one center at a time, sharing nothing with `hbf`."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ DIRECT = {
   'ball_sigmoid': lambda z: 1 / (1 + np.exp(-z)),
 }
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
-NORMALISATIONS = ('none', 'sum', 'rms', 'layer')
+NORMALIZATIONS = ('none', 'sum', 'rms', 'layer')
 
 
 def squared_distance(x, t, metric, weights):
@@ -32,41 +32,41 @@ def squared_distance(x, t, metric, weights):
   return difference @ difference
 
 
-def squared_distances(points, centres, metric='identity', weights=None):
+def squared_distances(points, centers, metric='identity', weights=None):
   """[N, A] from [N, D] and [A, D]."""
-  points, centres, weights = (None if z is None else np.asarray(z, np.float64) for z in (points, centres, weights))
-  return np.array([[squared_distance(x, t, metric, weights) for t in centres] for x in points])
+  points, centers, weights = (None if z is None else np.asarray(z, np.float64) for z in (points, centers, weights))
+  return np.array([[squared_distance(x, t, metric, weights) for t in centers] for x in points])
 
 
-def responses(points, centres, kernel, width, metric, weights, normalisation, log_gain=0.0, mask=None):
+def responses(points, centers, kernel, sigma, metric, weights, normalization, log_gain=0.0, mask=None):
   """R_a(x): [N, A]."""
-  r2 = squared_distances(points, centres, metric, weights)
-  width, log_gain = (np.broadcast_to(np.asarray(z, np.float64), r2.shape) for z in (width, log_gain))
+  r2 = squared_distances(points, centers, metric, weights)
+  sigma, log_gain = (np.broadcast_to(np.asarray(z, np.float64), r2.shape) for z in (sigma, log_gain))
   mask = np.broadcast_to(True if mask is None else mask, r2.shape)
   result = np.zeros_like(r2)
   for n in range(len(r2)):
     present = [a for a in range(r2.shape[1]) if mask[n, a]]
-    k = np.array([KERNELS[kernel](r2[n, a] / (2 * width[n, a] ** 2)) for a in present])
-    gain = np.exp(log_gain[n, present]) if normalisation == 'none' else 1.0
-    result[n, present] = normalised(k * gain, normalisation)
+    k = np.array([KERNELS[kernel](r2[n, a] / (2 * sigma[n, a] ** 2)) for a in present])
+    gain = np.exp(log_gain[n, present]) if normalization == 'none' else 1.0
+    result[n, present] = normalized(k * gain, normalization)
   return result
 
 
-def normalised(k, normalisation):
+def normalized(k, normalization):
   """Responses [..., A] of kernel values k."""
   mean = k.mean(-1, keepdims=True)
-  if normalisation == 'sum':
+  if normalization == 'sum':
     return k / k.sum(-1, keepdims=True)
-  if normalisation == 'rms':
+  if normalization == 'rms':
     return k / np.sqrt(np.mean(k**2, -1, keepdims=True))
-  if normalisation == 'layer':
+  if normalization == 'layer':
     return (k - mean) / np.sqrt(k.var(-1, keepdims=True) + 1e-6 * mean**2)
   return k
 
 
-def hyperbf(points, centres, coefficients, **options):
+def hyperbf(points, centers, coefficients, **options):
   """f(x) = Σ_a R_a(x) c_a: [N, V] from [N, D], [A, D] and [A, V]."""
-  return responses(points, centres, **options) @ np.asarray(coefficients, np.float64)
+  return responses(points, centers, **options) @ np.asarray(coefficients, np.float64)
 
 
 def metric_weights(rng, metric, d, rank, lead=()):

@@ -1,4 +1,4 @@
-"""Softmax attention: the shapes that cuDNN takes, who asks for it, and the normalised Gaussian as attention."""
+"""Softmax attention: the shapes that cuDNN takes, who asks for it, and the normalized Gaussian as attention."""
 
 import functools
 import types
@@ -12,10 +12,10 @@ from ops import reference
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
 from hbf.models.build import abstract_params, build_model
-from hbf.nn.attention import SoftmaxAttention
+from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
-from hbf.ops.attention import attention, cudnn_applies, fused_attention, padded_attention, short_parts
+from hbf.ops.fast.attention import attention, cudnn_applies, fused_attention, padded_attention, short_parts
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 
 
@@ -25,14 +25,14 @@ def make(lengths, dims, dtype='float32', seed=4):
   return [jnp.asarray(rng.normal(size=(2, 3, *z)), dtype) for z in zip(lengths, dims, strict=True)]
 
 
-def value_and_gradients(form, *arrays):
+def value_and_gradients(implementation, *arrays):
   """The outputs, and the gradients of a scalar that depends on every one differently.
 
   Not that scalar: a sum that happens to be near 0 is known to fewer digits than its terms.
   """
 
   def total(arrays):
-    out = form(*arrays).astype(jnp.float32)
+    out = implementation(*arrays).astype(jnp.float32)
     return jnp.sum(jnp.sin(out)), out
 
   gradients, out = jax.jit(jax.grad(total, has_aux=True))(arrays)
@@ -81,16 +81,16 @@ def test_what_cudnn_is_given_has_even_lengths_and_heads_of_a_multiple_of_8(monke
 
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 0.02)])
 @pytest.mark.parametrize('is_causal', [False, True])
-def test_augmented_keys_make_plain_attention_the_normalised_gaussian(dtype, tolerance, is_causal):
+def test_augmented_keys_make_plain_attention_the_normalized_gaussian(dtype, tolerance, is_causal):
   """What cuDNN is given on a GPU, here to XLA's attention, in value and gradient."""
   scale = 0.4
   mask = np.tri(9, 7) > 0 if is_causal else None
 
   def augmented(x, t, c):
-    return fused_attention(x, t, c, scale=jnp.asarray(scale), centres=t, causal=is_causal, implementation='xla')
+    return fused_attention(x, t, c, scale=jnp.asarray(scale), centers=t, causal=is_causal, implementation='xla')
 
   def plain(x, t, c):
-    return hyperbf_plain(x, t, c, kernel='gaussian', width=scale**-0.5, mask=mask)
+    return hyperbf_plain(x, t, c, kernel='gaussian', sigma=scale**-0.5, mask=mask)
 
   arrays = make((9, 7, 7), (8, 8, 8), dtype)
   expected = value_and_gradients(plain, *(z.astype(jnp.float32) for z in arrays))
@@ -102,16 +102,16 @@ def test_a_bias_in_three_bfloat16_coordinates_is_as_good_as_float32():
   x, coefficients = jnp.zeros((1, 1, 1, 8), jnp.bfloat16), jnp.asarray(np.eye(2, 8), jnp.bfloat16).reshape(1, 1, 2, 8)
   keys = jnp.zeros((1, 1, 2, 8), jnp.bfloat16).at[..., 0].set(jnp.asarray([7.75, 7.78125], jnp.bfloat16))
   bias = -0.5 * np.square([7.75, 7.78125])
-  out = fused_attention(x, keys, coefficients, scale=jnp.ones(()), centres=keys, implementation='xla')
+  out = fused_attention(x, keys, coefficients, scale=jnp.ones(()), centers=keys, implementation='xla')
   np.testing.assert_allclose(out[0, 0, 0, :2], np.exp(bias) / np.exp(bias).sum(), atol=0.003)
 
 
 def as_on_a_gpu(x, t, c, scale):
-  return fused_attention(x, t, c, scale=jnp.asarray(scale, jnp.float32), centres=t, implementation='xla')
+  return fused_attention(x, t, c, scale=jnp.asarray(scale, jnp.float32), centers=t, implementation='xla')
 
 
 def as_by_xla(x, t, c, scale):
-  return hyperbf(x, t, c, kernel='gaussian', width=scale**-0.5)
+  return hyperbf(x, t, c, kernel='gaussian', sigma=scale**-0.5)
 
 
 @pytest.mark.parametrize('rms', [1, 3, 10])
@@ -119,15 +119,15 @@ def test_gradients_of_bfloat16_attention_are_as_good_for_large_keys(rms):
   """Keys that were rounded after scaling, beside norms that weren't, had gradients 5% off for keys of size 10."""
   x, t, c = make((33, 31, 31), (16, 16, 16))
   arrays = [z.astype(jnp.bfloat16) for z in (rms * x, rms * t, c)]
-  form = functools.partial(as_by_xla, scale=0.31)  # a product with a power of two would round nothing
-  expected = value_and_gradients(form, *(z.astype(jnp.float32) for z in arrays))
-  for z, wanted in zip(value_and_gradients(form, *arrays), expected, strict=True):
+  implementation = functools.partial(as_by_xla, scale=0.31)  # a product with a power of two would round nothing
+  expected = value_and_gradients(implementation, *(z.astype(jnp.float32) for z in arrays))
+  for z, wanted in zip(value_and_gradients(implementation, *arrays), expected, strict=True):
     assert np.linalg.norm(z - wanted) < 0.006 * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize('form', [as_by_xla, as_on_a_gpu])
+@pytest.mark.parametrize('implementation', [as_by_xla, as_on_a_gpu])
 @pytest.mark.parametrize('rms', [1, 3, 10])
-def test_bfloat16_attention_tells_near_keys_apart(form, rms):
+def test_bfloat16_attention_tells_near_keys_apart(implementation, rms):
   """A query that nearly equals two large keys: rounding them after scaling was off by a quarter."""
   rng = np.random.default_rng(0)
   near = rms * rng.normal(size=(1, 1, 1, 64)) + 0.1 * rng.normal(size=(2, 8, 3, 64))
@@ -135,7 +135,7 @@ def test_bfloat16_attention_tells_near_keys_apart(form, rms):
   c = jnp.asarray(np.broadcast_to(np.eye(2), (2, 8, 2, 2)), jnp.bfloat16)
   r2 = np.square(np.asarray(x, np.float64) - np.asarray(t, np.float64)).sum(-1)
   expected = reference.softmax(-r2 * 0.31 / 2)
-  np.testing.assert_allclose(np.asarray(form(x, t, c, 0.31), np.float64)[:, :, 0], expected, atol=0.01)
+  np.testing.assert_allclose(np.asarray(implementation(x, t, c, 0.31), np.float64)[:, :, 0], expected, atol=0.01)
 
 
 def test_softmax_attention_multiplies_keys_and_not_all_logits_by_its_scale():

@@ -18,7 +18,7 @@ METRIC, SIGMA, DEPTH = (
   RNG.uniform(1, 2, (HEADS, 1, A)),
   RNG.normal(size=(HEADS, 1, A)),
 )
-NAMES = ('points', 'centres', 'coefficients', 'weights', 'width', 'squared_radius')
+NAMES = ('points', 'centers', 'coefficients', 'weights', 'sigma', 'squared_radius')
 ARRAYS = {
   name: jnp.asarray(z, jnp.float32)
   for name, z in zip(NAMES, (POINTS, CENTERS, COEFFICIENTS, METRIC, SIGMA, DEPTH), strict=True)
@@ -42,7 +42,7 @@ def in_float64(kernel, mask):
 def test_equals_the_sum_over_centers(kernel, seen):
   mask = {'all': np.ones((N, A)), 'causal': np.tri(N, A), 'mask': RNG.random((N, A)) < 0.5}[seen]
   given = {'all': {}, 'causal': {'causal': True}, 'mask': {'mask': jnp.asarray(mask, bool)}}[seen]
-  result = hyperbf(**ARRAYS, kernel=kernel, metric='full', normalisation='none', **given)
+  result = hyperbf(**ARRAYS, kernel=kernel, metric='full', normalization='none', **given)
   np.testing.assert_allclose(result, in_float64(kernel, mask), rtol=1e-4, atol=1e-4)
 
 
@@ -58,7 +58,7 @@ def test_the_gradient_of_the_radius_is_that_of_a_difference():
 
   def out(b):
     return hyperbf(
-      **ARRAYS | {'squared_radius': b}, kernel='ball_softplus', metric='full', normalisation='none'
+      **ARRAYS | {'squared_radius': b}, kernel='ball_softplus', metric='full', normalization='none'
     ).sum()
 
   step = 1e-2 * jnp.zeros((HEADS, 1, A)).at[1, 0, 2].set(1.0)
@@ -66,7 +66,7 @@ def test_the_gradient_of_the_radius_is_that_of_a_difference():
   np.testing.assert_allclose(jax.grad(out)(ARRAYS['squared_radius'])[1, 0, 2], difference, rtol=1e-2)
 
 
-@pytest.mark.parametrize('normalisation', ['sum', 'rms', 'layer'])
-def test_a_kernel_that_changes_sign_is_not_normalized(normalisation):
-  with pytest.raises(UserError, match=f'kernel ball_gelu .* set normalisation to none, not {normalisation}'):
-    hyperbf(**ARRAYS, kernel='ball_gelu', metric='full', normalisation=normalisation)
+@pytest.mark.parametrize('normalization', ['sum', 'rms', 'layer'])
+def test_a_kernel_that_changes_sign_is_not_normalized(normalization):
+  with pytest.raises(UserError, match=f'kernel ball_gelu .* set normalization to none, not {normalization}'):
+    hyperbf(**ARRAYS, kernel='ball_gelu', metric='full', normalization=normalization)

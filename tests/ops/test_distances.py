@@ -14,17 +14,17 @@ CASES = ['near', 'coincident', 'far', 'both_far']
 
 
 def make(case, metric, dtype, seed=0):
-  """Points and centres of the type, weights float32, all from one seed."""
+  """Points and centers of the type, weights float32, all from one seed."""
   rng = np.random.default_rng(seed)
-  points, centres = rng.normal(size=(N, D)), rng.normal(size=(A, D))
+  points, centers = rng.normal(size=(N, D)), rng.normal(size=(A, D))
   if case == 'coincident':
-    centres = points[:A].copy()
+    centers = points[:A].copy()
   if case == 'far':
     points += 1e3
   if case == 'both_far':
-    points, centres = points + 1e3, centres + 1e3
+    points, centers = points + 1e3, centers + 1e3
   weights = reference.metric_weights(rng, metric, D, RANK)
-  return jnp.asarray(points, dtype), jnp.asarray(centres, dtype), weights
+  return jnp.asarray(points, dtype), jnp.asarray(centers, dtype), weights
 
 
 def mapped_norms(z, metric, weights):
@@ -44,12 +44,12 @@ def test_reference_knows_every_metric():
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_error_is_a_rounding_of_the_mapped_norms(metric, case, dtype):
-  points, centres, weights = make(case, metric, dtype)
-  expected = reference.squared_distances(points, centres, metric, weights)
+  points, centers, weights = make(case, metric, dtype)
+  expected = reference.squared_distances(points, centers, metric, weights)
   # Points as given are exact in the float32 products; only what W maps is held in the points' type.
   held = jnp.float32 if metric == 'identity' else dtype
-  norms = mapped_norms(points, metric, weights)[:, None] + mapped_norms(centres, metric, weights)[None, :]
-  result = squared_distances(points, centres, metric, weights)
+  norms = mapped_norms(points, metric, weights)[:, None] + mapped_norms(centers, metric, weights)[None, :]
+  result = squared_distances(points, centers, metric, weights)
   assert result.dtype == jnp.float32
   error = np.abs(np.asarray(result, np.float64) - expected)
   assert np.all(error <= 4 * float(jnp.finfo(held).eps) * norms), (error / norms).max()
@@ -58,21 +58,21 @@ def test_error_is_a_rounding_of_the_mapped_norms(metric, case, dtype):
 @pytest.mark.parametrize('dtype', TYPES)
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_coincident_points_are_zero_to_float32_whatever_the_type(metric, dtype):
-  points, centres, weights = make('coincident', metric, dtype)
-  norms = mapped_norms(centres, metric, weights)
-  result = np.diagonal(squared_distances(points, centres, metric, weights))
+  points, centers, weights = make('coincident', metric, dtype)
+  norms = mapped_norms(centers, metric, weights)
+  result = np.diagonal(squared_distances(points, centers, metric, weights))
   assert np.all(np.abs(result) <= 4 * float(jnp.finfo(jnp.float32).eps) * norms)
 
 
 @pytest.mark.parametrize('metric', DISTANCES)
 def test_error_in_bfloat16_shrinks_with_the_distance(metric):
   """Of points r apart, mapped and held in bfloat16, r² is wrong by 2 r times the rounding of the points, not more."""
-  points, centres, weights = make('near', metric, 'bfloat16')
-  centres = points[:A] + jnp.bfloat16(0.125) * centres
-  r = np.sqrt(reference.squared_distances(points, centres, metric, weights))
-  norms = np.sqrt(mapped_norms(points, metric, weights))[:, None] + np.sqrt(mapped_norms(centres, metric, weights))
+  points, centers, weights = make('near', metric, 'bfloat16')
+  centers = points[:A] + jnp.bfloat16(0.125) * centers
+  r = np.sqrt(reference.squared_distances(points, centers, metric, weights))
+  norms = np.sqrt(mapped_norms(points, metric, weights))[:, None] + np.sqrt(mapped_norms(centers, metric, weights))
   slip = float(jnp.finfo(jnp.bfloat16).eps) * norms
-  error = np.abs(np.asarray(squared_distances(points, centres, metric, weights), np.float64) - r**2)
+  error = np.abs(np.asarray(squared_distances(points, centers, metric, weights), np.float64) - r**2)
   assert np.all(error <= 2 * r * slip + slip**2)
 
 
@@ -87,41 +87,41 @@ def test_never_negative(metric, dtype):
 
 
 def test_bilinear_form_may_be_negative():
-  points, centres, _ = make('near', 'bilinear', 'float32')
-  assert np.all(np.asarray(squared_distances(points, centres, 'bilinear', -jnp.eye(D))) < 0)
+  points, centers, _ = make('near', 'bilinear', 'float32')
+  assert np.all(np.asarray(squared_distances(points, centers, 'bilinear', -jnp.eye(D))) < 0)
 
 
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_leading_axes_broadcast(metric):
-  """Points [batch, heads, N, D], centres [heads, A, D] and weights [heads, ...], as the modules call it."""
+  """Points [batch, heads, N, D], centers [heads, A, D] and weights [heads, ...], as the modules call it."""
   rng = np.random.default_rng(1)
-  points, centres = rng.normal(size=(2, 3, N, D)).astype('f'), rng.normal(size=(3, A, D)).astype('f')
+  points, centers = rng.normal(size=(2, 3, N, D)).astype('f'), rng.normal(size=(3, A, D)).astype('f')
   weights = reference.metric_weights(rng, metric, D, RANK, lead=(3,))
-  result = squared_distances(jnp.asarray(points), jnp.asarray(centres), metric, weights)
+  result = squared_distances(jnp.asarray(points), jnp.asarray(centers), metric, weights)
   assert result.shape == (2, 3, N, A)
   for b in range(2):
     for h in range(3):
-      expected = reference.squared_distances(points[b, h], centres[h], metric, reference.head(weights, h))
+      expected = reference.squared_distances(points[b, h], centers[h], metric, reference.head(weights, h))
       np.testing.assert_allclose(result[b, h], expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize('dtype', TYPES)
 @pytest.mark.parametrize('metric', reference.METRICS)
-def test_scale_multiplies_the_distances_centre_by_centre(metric, dtype):
-  points, centres, weights = make('near', metric, dtype)
-  plain = squared_distances(points, centres, metric, weights)
+def test_scale_multiplies_the_distances_center_by_center(metric, dtype):
+  points, centers, weights = make('near', metric, dtype)
+  plain = squared_distances(points, centers, metric, weights)
   for scale in (np.float32(0.3), np.linspace(0.1, 4, A, dtype='f')[None]):
-    result = squared_distances(points, centres, metric, weights, scale)
+    result = squared_distances(points, centers, metric, weights, scale)
     np.testing.assert_allclose(result, scale * plain, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize('metric', DISTANCES)
 def test_gradient_is_that_of_the_difference(metric):
-  points, centres, weights = make('near', metric, 'float32')
-  gradient = jax.grad(lambda x: squared_distances(x, centres, metric, weights).sum())(points)
+  points, centers, weights = make('near', metric, 'float32')
+  gradient = jax.grad(lambda x: squared_distances(x, centers, metric, weights).sum())(points)
   w = {'identity': np.eye(D)}.get(metric, weights)
   w = np.diag(w) if metric == 'diagonal' else np.asarray(w, np.float64)
-  difference = np.asarray(points, np.float64)[:, None] - np.asarray(centres, np.float64)
+  difference = np.asarray(points, np.float64)[:, None] - np.asarray(centers, np.float64)
   np.testing.assert_allclose(gradient, 2 * (difference @ w.T @ w).sum(axis=1), rtol=1e-4, atol=1e-4)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ops import reference
 
-from hbf.ops.hyperbf import hyperbf, log_responses, normalise
+from hbf.ops.hyperbf import hyperbf, log_responses, normalize
 
 B, H, N, A, D = 2, 3, 5, 7, 8
 
@@ -29,7 +29,7 @@ def attention(q, k, v, scale):
 @pytest.mark.parametrize('sigma', [0.4, 2.0])
 def test_fact_1_unit_norms_make_it_softmax_attention_of_temperature_sigma_squared(sigma):
   q, k, v = make(unit_norm=True)
-  result = hyperbf(q, k, v, kernel='gaussian', width=sigma)
+  result = hyperbf(q, k, v, kernel='gaussian', sigma=sigma)
   np.testing.assert_allclose(result, attention(q, k, v, 1 / sigma**2), rtol=1e-4, atol=1e-5)
 
 
@@ -37,7 +37,7 @@ def test_fact_1_unit_norms_make_it_softmax_attention_of_temperature_sigma_square
 def test_fact_2_only_the_norm_of_the_key_stays(sigma):
   q, k, v = (z.astype(np.float64) for z in make(1))
   logits = (np.einsum('bhnd,bhad->bhna', q, k) - 0.5 * np.square(k).sum(-1)[..., None, :]) / sigma**2
-  result = hyperbf(*make(1), kernel='gaussian', width=sigma)
+  result = hyperbf(*make(1), kernel='gaussian', sigma=sigma)
   np.testing.assert_allclose(result, reference.softmax(logits) @ v, rtol=1e-4, atol=1e-5)
 
 
@@ -48,68 +48,68 @@ def test_fact_2_one_more_coordinate_makes_it_ordinary_attention():
   longer_k = np.concatenate([k, -0.5 * np.square(k).sum(-1, keepdims=True)], axis=-1)
   longer_v = np.concatenate([v, np.zeros_like(v[..., :1])], axis=-1)
   fused = attention(longer_q, longer_k, longer_v, 1 / sigma**2)[..., :D]
-  np.testing.assert_allclose(hyperbf(q, k, v, kernel='gaussian', width=sigma), fused, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(hyperbf(q, k, v, kernel='gaussian', sigma=sigma), fused, rtol=1e-4, atol=1e-5)
 
 
 def test_fact_2_it_is_not_dot_product_attention_unless_the_keys_of_a_head_have_equal_norms():
   q, k, v = make(3)
   sigma = 1.4
   plain = np.asarray(attention(q, k, v, 1 / sigma**2))
-  assert np.abs(np.asarray(hyperbf(q, k, v, kernel='gaussian', width=sigma)) - plain).max() > 0.1
+  assert np.abs(np.asarray(hyperbf(q, k, v, kernel='gaussian', sigma=sigma)) - plain).max() > 0.1
   equal = k / np.linalg.norm(k, axis=-1, keepdims=True) * np.array([1.0, 2.0, 3.0]).reshape(1, H, 1, 1)
-  result = hyperbf(q, equal.astype('f'), v, kernel='gaussian', width=sigma)
+  result = hyperbf(q, equal.astype('f'), v, kernel='gaussian', sigma=sigma)
   np.testing.assert_allclose(result, attention(q, equal, v, 1 / sigma**2), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('metric', ['diagonal', 'low_rank', 'full'])
-def test_fact_3_the_metric_folds_into_points_and_centres(metric, normalisation):
+def test_fact_3_the_metric_folds_into_points_and_centers(metric, normalization):
   q, k, v = make(4)
   weights = reference.metric_weights(np.random.default_rng(4), metric, D, 3, lead=(H,))
-  unit = {'kernel': 'gaussian', 'width': 1.2, 'normalisation': normalisation}
+  unit = {'kernel': 'gaussian', 'sigma': 1.2, 'normalization': normalization}
   folded = [z * weights[:, None] if metric == 'diagonal' else z @ weights.swapaxes(-1, -2) for z in (q, k)]
   result = hyperbf(q, k, v, metric=metric, weights=weights, **unit)
   np.testing.assert_allclose(result, hyperbf(*folded, v, **unit), rtol=1e-4, atol=1e-5)
 
 
-def test_fact_3_the_normalised_gaussian_needs_the_metric_on_the_centres_only():
+def test_fact_3_the_normalized_gaussian_needs_the_metric_on_the_centers_only():
   q, k, v = make(5)
   sigma = 1.2
   weights = reference.metric_weights(np.random.default_rng(5), 'full', D, 3, lead=(H,))
-  result = hyperbf(q, k, v, kernel='gaussian', width=sigma, metric='full', weights=weights)
+  result = hyperbf(q, k, v, kernel='gaussian', sigma=sigma, metric='full', weights=weights)
   x, t, m = q.astype(np.float64), k.astype(np.float64), np.swapaxes(weights, -1, -2) @ weights
   mt = np.einsum('hde,bhae->bhad', m, t)
   logits = (np.einsum('bhnd,bhad->bhna', x, mt) - 0.5 * (t * mt).sum(-1)[..., None, :]) / sigma**2
   np.testing.assert_allclose(result, reference.softmax(logits) @ v, rtol=1e-4, atol=1e-5)
 
 
-def tokens_and_centres(d=384):
-  """LayerNorm'ed tokens [32, d] and N(0, 1) centres [48, d]."""
+def tokens_and_centers(d=384):
+  """LayerNorm'ed tokens [32, d] and N(0, 1) centers [48, d]."""
   rng = np.random.default_rng(0)
   return reference.layer_norm(rng.normal(size=(32, d))).astype('f'), rng.normal(size=(48, d)).astype('f')
 
 
-def response(centres, tokens, variance):
-  log_k = log_responses(tokens, centres, kernel='gaussian', width=jnp.sqrt(variance))
-  return normalise(log_k, 'none')
+def response(centers, tokens, variance):
+  log_k = log_responses(tokens, centers, kernel='gaussian', sigma=jnp.sqrt(variance))
+  return normalize(log_k, 'none')
 
 
 def test_fact_4_squared_distances_are_near_2d():
-  tokens, centres = tokens_and_centres()
-  r2 = -2 * np.asarray(log_responses(tokens, centres, kernel='gaussian', width=1.0))
+  tokens, centers = tokens_and_centers()
+  r2 = -2 * np.asarray(log_responses(tokens, centers, kernel='gaussian', sigma=1.0))
   np.testing.assert_allclose(r2.mean() / 384, 2, rtol=0.02)
   assert r2.std() / r2.mean() < 0.1
 
 
 def test_fact_4_sigma_of_order_one_is_dead_without_a_gain():
-  tokens, centres = tokens_and_centres()
-  assert np.all(np.asarray(response(centres, tokens, 1.0)) == 0)
-  gradient = jax.grad(lambda t: response(t, tokens, 1.0).sum())(centres)
+  tokens, centers = tokens_and_centers()
+  assert np.all(np.asarray(response(centers, tokens, 1.0)) == 0)
+  gradient = jax.grad(lambda t: response(t, tokens, 1.0).sum())(centers)
   assert np.all(np.asarray(gradient) == 0)
 
 
 def test_fact_4_sigma_squared_d_is_nearly_constant():
-  tokens, centres = tokens_and_centres()
-  responses = np.asarray(response(centres, tokens, 384.0))
+  tokens, centers = tokens_and_centers()
+  responses = np.asarray(response(centers, tokens, 384.0))
   np.testing.assert_allclose(responses.mean(), np.exp(-1), rtol=0.03)
   assert responses.std() / responses.mean() < 2 / np.sqrt(384)

@@ -9,19 +9,19 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from ops import reference
 
-from hbf.ops import sums
+from hbf.ops.fast import sums
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 from hbf.training.sharding import make_mesh
 
 N, A, D, V = 37, 11, 6, 5
 
 
-def make(metric='identity', seed=0, lead=(), centres=A):
-  """Points, centres, coefficients, width of every centre, metric's weights and log-gain, float32."""
+def make(metric='identity', seed=0, lead=(), centers=A):
+  """Points, centers, coefficients, width of every center, metric's weights and log-gain, float32."""
   rng = np.random.default_rng(seed)
-  shapes = {'points': (N, D), 'centres': (centres, D), 'coefficients': (centres, V)}
+  shapes = {'points': (N, D), 'centers': (centers, D), 'coefficients': (centers, V)}
   arrays = {name: jnp.asarray(rng.normal(size=(*lead, *shape)), jnp.float32) for name, shape in shapes.items()}
-  arrays['width'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, centres)), jnp.float32)
+  arrays['sigma'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, centers)), jnp.float32)
   arrays['log_gain'] = jnp.asarray(rng.normal(size=(*lead, 1, 1)), jnp.float32)
   if metric != 'identity':
     weights = jnp.asarray(reference.metric_weights(rng, metric, D, 2, lead))
@@ -31,14 +31,16 @@ def make(metric='identity', seed=0, lead=(), centres=A):
 
 
 def use_blocks(monkeypatch, pairs):
-  """Has responses computed in blocks of so many, and again for the gradient, however few the centres."""
+  """Has responses computed in blocks of so many, and again for the gradient, however few the centers."""
   monkeypatch.setattr(sums, '_KEPT_RATIO', 0)
   monkeypatch.setattr(sums, '_PAIRS', pairs)
 
 
-def value_and_gradients(form, arrays, **unit):
+def value_and_gradients(implementation, arrays, **unit):
   """Of a scalar that depends on every output differently."""
-  return jax.jit(jax.value_and_grad(lambda z: jnp.sum(jnp.sin(form(**z, **unit).astype(jnp.float32)))))(arrays)
+  return jax.jit(jax.value_and_grad(lambda z: jnp.sum(jnp.sin(implementation(**z, **unit).astype(jnp.float32)))))(
+    arrays
+  )
 
 
 def assert_equal(result, expected, tolerance):
@@ -52,17 +54,19 @@ def assert_equal(result, expected, tolerance):
 
 
 @pytest.mark.parametrize(('pairs', 'lead'), [(1, ()), (4 * A, ()), (4 * A, (3,)), (N * A, (3,))])
-@pytest.mark.parametrize('normalisation', ['layer', 'none'])
-def test_blocks_of_any_size_equal_the_plain_form(normalisation, lead, pairs, monkeypatch):
+@pytest.mark.parametrize('normalization', ['layer', 'none'])
+def test_blocks_of_any_size_equal_the_plain_form(normalization, lead, pairs, monkeypatch):
   """A point at a time, blocks that don't divide the points, all at once."""
   use_blocks(monkeypatch, pairs)
-  unit = {'kernel': 'gaussian', 'metric': 'diagonal', 'normalisation': normalisation}
+  unit = {'kernel': 'gaussian', 'metric': 'diagonal', 'normalization': normalization}
   arrays = make('diagonal', lead=lead)
-  result, expected = (value_and_gradients(form, arrays, **unit) for form in (hyperbf, hyperbf_plain))
+  result, expected = (
+    value_and_gradients(implementation, arrays, **unit) for implementation in (hyperbf, hyperbf_plain)
+  )
   assert_equal(result, expected, 1e-4)
 
 
-# Sums know only the kernel, distances only the metric, what follows the normalisation: each once, and with others.
+# Sums know only the kernel, distances only the metric, what follows the normalization: each once, and with others.
 EACH = [
   ('gaussian', 'bilinear', 'layer'),
   ('gaussian', 'low_rank', 'none'),
@@ -73,46 +77,50 @@ EACH = [
 ]
 
 
-@pytest.mark.parametrize(('kernel', 'metric', 'normalisation'), EACH)
-def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric, normalisation, monkeypatch):
+@pytest.mark.parametrize(('kernel', 'metric', 'normalization'), EACH)
+def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric, normalization, monkeypatch):
   use_blocks(monkeypatch, 8 * A)
-  unit = {'kernel': kernel, 'metric': metric, 'normalisation': normalisation}
-  result, expected = (value_and_gradients(form, make(metric, 1), **unit) for form in (hyperbf, hyperbf_plain))
+  unit = {'kernel': kernel, 'metric': metric, 'normalization': normalization}
+  result, expected = (
+    value_and_gradients(implementation, make(metric, 1), **unit) for implementation in (hyperbf, hyperbf_plain)
+  )
   assert_equal(result, expected, 2e-4)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize(
-  ('kernel', 'widths', 'masked'),
+  ('kernel', 'sigma_per', 'masked'),
   [('gaussian', 1, False), ('gaussian', N, False), ('gaussian', N, True), ('laplacian', N, True)],
 )
 def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
-  kernel, widths, masked, normalisation, monkeypatch
+  kernel, sigma_per, masked, normalization, monkeypatch
 ):
   """As attention, and in blocks that don't divide the points; and of those that a mask leaves."""
   use_blocks(monkeypatch, 4 * N)
-  lead = (3,) if masked == (normalisation in ('sum', 'layer')) else ()  # each with every other, but not all at once
-  arrays = make('diagonal', lead=lead, centres=N)
-  arrays['width'] = arrays['width'][..., :widths]
-  unit = {'kernel': kernel, 'metric': 'diagonal', 'normalisation': normalisation}
+  lead = (3,) if masked == (normalization in ('sum', 'layer')) else ()  # each with every other, but not all at once
+  arrays = make('diagonal', lead=lead, centers=N)
+  arrays['sigma'] = arrays['sigma'][..., :sigma_per]
+  unit = {'kernel': kernel, 'metric': 'diagonal', 'normalization': normalization}
   shown = jnp.asarray((np.random.default_rng(5).random((N, N)) < 0.5) | np.eye(N, dtype=bool)) if masked else None
   plain = functools.partial(hyperbf_plain, mask=np.tri(N, dtype=bool) & (True if shown is None else shown))
   result = value_and_gradients(functools.partial(hyperbf, causal=True, mask=shown), arrays, **unit)
   assert_equal(result, value_and_gradients(plain, arrays, **unit), 1e-4)
 
 
-@pytest.mark.parametrize(('kernel', 'widths'), [('gaussian', 1), ('gaussian', A), ('laplacian', A)])
-def test_masked_sums_are_those_of_the_plain_form(kernel, widths):
+@pytest.mark.parametrize(('kernel', 'sigma_per'), [('gaussian', 1), ('gaussian', A), ('laplacian', A)])
+def test_masked_sums_are_those_of_the_plain_form(kernel, sigma_per):
   """As attention too."""
   arrays = make('diagonal', lead=(3,))
-  arrays['width'] = arrays['width'][..., :widths]
+  arrays['sigma'] = arrays['sigma'][..., :sigma_per]
   shown = jnp.asarray(np.random.default_rng(5).random((N, A)) < 0.5).at[:, 2].set(True)
   unit = {'kernel': kernel, 'metric': 'diagonal', 'mask': shown}
-  assert_equal(*(value_and_gradients(form, arrays, **unit) for form in (hyperbf, hyperbf_plain)), 1e-4)
+  assert_equal(
+    *(value_and_gradients(implementation, arrays, **unit) for implementation in (hyperbf, hyperbf_plain)), 1e-4
+  )
 
 
 def in_bfloat16(arrays):
-  return {n: z.astype(jnp.bfloat16) if n in ('points', 'centres', 'coefficients') else z for n, z in arrays.items()}
+  return {n: z.astype(jnp.bfloat16) if n in ('points', 'centers', 'coefficients') else z for n, z in arrays.items()}
 
 
 def assert_near_in_bfloat16(unit, arrays):
@@ -124,64 +132,70 @@ def assert_near_in_bfloat16(unit, arrays):
   assert_equal((value / N, gradients), (expected / N, wanted), 0.05)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-def test_blocks_in_bfloat16_stay_near_the_plain_form_in_float32(normalisation, monkeypatch):
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
+def test_blocks_in_bfloat16_stay_near_the_plain_form_in_float32(normalization, monkeypatch):
   use_blocks(monkeypatch, 8 * A)
-  assert_near_in_bfloat16({'kernel': 'gaussian', 'normalisation': normalisation}, make(seed=2))
+  assert_near_in_bfloat16({'kernel': 'gaussian', 'normalization': normalization}, make(seed=2))
 
 
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 def test_distances_kept_in_bfloat16_stay_near_the_plain_form_in_float32(kernel):
   assert_near_in_bfloat16(
-    {'kernel': kernel, 'metric': 'diagonal', 'normalisation': 'layer'}, make('diagonal', seed=2)
+    {'kernel': kernel, 'metric': 'diagonal', 'normalization': 'layer'}, make('diagonal', seed=2)
   )
 
 
 def test_a_gradient_in_bfloat16_keeps_no_float32_array_of_the_points():
   """An MLP keeps its hidden units in the type of its products; of numbers a point there may be float32."""
   half = in_bfloat16(make('diagonal'))
-  unit = functools.partial(hyperbf, kernel='gaussian', metric='diagonal', normalisation='layer')
+  unit = functools.partial(hyperbf, kernel='gaussian', metric='diagonal', normalization='layer')
   _, pull = jax.eval_shape(lambda arrays: jax.vjp(lambda z: unit(**z), arrays), half)
   kept = jax.tree.leaves(pull)
   assert max(z.size for z in kept) == N * A
   assert [z for z in kept if z.size >= N * min(A, D, V) and z.dtype == jnp.float32] == []
 
 
-@pytest.mark.parametrize(('kernel', 'metric', 'normalisation'), EACH)
-def test_distances_kept_for_the_gradient_equal_the_plain_form(kernel, metric, normalisation):
-  unit = {'kernel': kernel, 'metric': metric, 'normalisation': normalisation}
-  result, expected = (value_and_gradients(form, make(metric, 5), **unit) for form in (hyperbf, hyperbf_plain))
+@pytest.mark.parametrize(('kernel', 'metric', 'normalization'), EACH)
+def test_distances_kept_for_the_gradient_equal_the_plain_form(kernel, metric, normalization):
+  unit = {'kernel': kernel, 'metric': metric, 'normalization': normalization}
+  result, expected = (
+    value_and_gradients(implementation, make(metric, 5), **unit) for implementation in (hyperbf, hyperbf_plain)
+  )
   assert_equal(result, expected, 2e-4)
 
 
-@pytest.mark.parametrize('normalisation', ['layer', 'none'])
-def test_a_free_metric_that_is_no_distance_spoils_no_padding(normalisation, monkeypatch):
+@pytest.mark.parametrize('normalization', ['layer', 'none'])
+def test_a_free_metric_that_is_no_distance_spoils_no_padding(normalization, monkeypatch):
   """bilinear responses may be huge: those of points that only fill a block, at 0, must not turn into NaN."""
   use_blocks(monkeypatch, 8 * A)
   arrays = make('bilinear', seed=3) | {'weights': -40 * jnp.eye(D)}
-  arrays |= {name: 3 + 0.1 * arrays[name] for name in ('points', 'centres')}
-  unit = {'kernel': 'gaussian', 'normalisation': normalisation, 'metric': 'bilinear'}
+  arrays |= {name: 3 + 0.1 * arrays[name] for name in ('points', 'centers')}
+  unit = {'kernel': 'gaussian', 'normalization': normalization, 'metric': 'bilinear'}
   value, gradient = value_and_gradients(hyperbf, arrays, **unit)
   assert jnp.isfinite(value)
   assert all(jnp.isfinite(z).all() for z in gradient.values())
 
 
 def test_parts_without_leading_axes_are_shared():
-  """Centres and coefficients of all, points of three heads: their gradients add up."""
+  """Centers and coefficients of all, points of three heads: their gradients add up."""
   arrays = make(seed=3, lead=(3,))
   arrays |= {name: z for name, z in make(seed=3).items() if name != 'points'}
-  unit = {'kernel': 'laplacian', 'normalisation': 'layer'}
-  assert_equal(*(value_and_gradients(form, arrays, **unit) for form in (hyperbf, hyperbf_plain)), 1e-4)
+  unit = {'kernel': 'laplacian', 'normalization': 'layer'}
+  assert_equal(
+    *(value_and_gradients(implementation, arrays, **unit) for implementation in (hyperbf, hyperbf_plain)), 1e-4
+  )
 
 
-def temporary_bytes(form, points, centres):
+def temporary_bytes(implementation, points, centers):
   d = 16
-  shapes = [jax.ShapeDtypeStruct((n, d), jnp.float32) for n in (points, centres, centres)]
-  gradient = jax.grad(lambda *z: form(*z, kernel='gaussian', width=2.0, normalisation='layer').sum(), (0, 1, 2))
+  shapes = [jax.ShapeDtypeStruct((n, d), jnp.float32) for n in (points, centers, centers)]
+  gradient = jax.grad(
+    lambda *z: implementation(*z, kernel='gaussian', sigma=2.0, normalization='layer').sum(), (0, 1, 2)
+  )
   return jax.jit(gradient).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_memory_of_4096_points_and_8192_centres_is_a_quarter_of_the_plain_form():
+def test_memory_of_4096_points_and_8192_centers_is_a_quarter_of_the_plain_form():
   """Forward and backward; compiled, not run."""
   assert temporary_bytes(hyperbf, 4096, 8192) <= 0.25 * temporary_bytes(hyperbf_plain, 4096, 8192)
 
@@ -199,21 +213,21 @@ def test_points_on_several_devices_stay_there(monkeypatch):
   arrays = make()
   arrays['points'] = jax.random.normal(jax.random.key(0), (1024, D))
 
-  def form(z):
-    return hyperbf(**z, kernel='gaussian', normalisation='layer')
+  def implementation(z):
+    return hyperbf(**z, kernel='gaussian', normalization='layer')
 
   placed = {name: jax.device_put(z, rows if name == 'points' else everywhere) for name, z in arrays.items()}
-  compiled = jax.jit(form, out_shardings=rows).lower(placed).compile()
+  compiled = jax.jit(implementation, out_shardings=rows).lower(placed).compile()
   for moved in ('all-gather', 'all-to-all', 'collective-permute', 'all-reduce'):
     assert moved not in compiled.as_text()
-  np.testing.assert_allclose(compiled(placed), jax.jit(form)(arrays), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(compiled(placed), jax.jit(implementation)(arrays), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-  ('metric', 'normalisation', 'lead'),
+  ('metric', 'normalization', 'lead'),
   [*((metric, 'sum', (3,)) for metric in reference.METRICS), ('diagonal', 'layer', ()), ('bilinear', 'none', (3,))],
 )
-def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, normalisation, lead, monkeypatch):
+def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, normalization, lead, monkeypatch):
   """x' = (a, −‖a‖²/2, −1) and t' = (b, 1, ‖b‖²/2) are as coordinates a and b under a metric of 1."""
   use_blocks(monkeypatch, 4 * A)
   arrays, rng = make(metric, lead=lead), np.random.default_rng(1)
@@ -221,11 +235,11 @@ def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, nor
   half = [0.5 * jnp.sum(z * z, axis=-1, keepdims=True) for z in (a, b)]
   beside = {
     'points': jnp.concatenate([a, -half[0], -jnp.ones_like(half[0])], axis=-1),
-    'centres': jnp.concatenate([b, jnp.ones_like(half[1]), half[1]], axis=-1),
+    'centers': jnp.concatenate([b, jnp.ones_like(half[1]), half[1]], axis=-1),
   }
-  null = arrays | {name: jnp.concatenate([arrays[name], z], axis=-1) for name, z in beside.items()}
-  whole = arrays | {name: jnp.concatenate([arrays[name], z], axis=-1) for name, z in (('points', a), ('centres', b))}
-  width = arrays['width'][..., :1] if normalisation == 'sum' else arrays['width']  # as attention, if it can be
+  dot_only_dims = arrays | {name: jnp.concatenate([arrays[name], z], axis=-1) for name, z in beside.items()}
+  whole = arrays | {name: jnp.concatenate([arrays[name], z], axis=-1) for name, z in (('points', a), ('centers', b))}
+  sigma = arrays['sigma'][..., :1] if normalization == 'sum' else arrays['sigma']  # as attention, if it can be
 
   def with_a_metric_of_1(weights=None, **z):
     count = 0 if metric == 'identity' else weights.ndim - len(lead)
@@ -233,12 +247,12 @@ def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, nor
       grown = jnp.pad(weights, [(0, 0)] * len(lead) + [(0, 2)] * count)
       ones = jnp.ones(2) if count == 1 else jnp.eye(2)
       weights = grown.at[(..., *[slice(-2, None)] * count)].set(ones)
-    return hyperbf_plain(**z, weights=weights, metric=metric, kernel='gaussian', normalisation=normalisation)
+    return hyperbf_plain(**z, weights=weights, metric=metric, kernel='gaussian', normalization=normalization)
 
-  unit = {'metric': metric, 'kernel': 'gaussian', 'normalisation': normalisation, 'null': 4}
-  expected = value_and_gradients(with_a_metric_of_1, whole | {'width': width})
-  for form in (hyperbf, hyperbf_plain):
-    value, gradients = value_and_gradients(form, null | {'width': width}, **unit)
+  unit = {'metric': metric, 'kernel': 'gaussian', 'normalization': normalization, 'dot_only_dims': 4}
+  expected = value_and_gradients(with_a_metric_of_1, whole | {'sigma': sigma})
+  for implementation in (hyperbf, hyperbf_plain):
+    value, gradients = value_and_gradients(implementation, dot_only_dims | {'sigma': sigma}, **unit)
     shared = {name: gradients[name] for name in arrays if name not in beside}
     shared |= {name: gradients[name][..., :D] for name in beside}
     wanted = {name: z[..., :D] if name in beside else z for name, z in expected[1].items()}
@@ -248,10 +262,12 @@ def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, nor
 def test_the_plain_form_has_forward_mode():
   """The other forms have a gradient by hand, which is reverse mode only. Both modes see one Jacobian."""
   arrays = make()
-  points, how = arrays.pop('points'), {'kernel': 'gaussian', 'normalisation': 'layer'}
-  form, plain = (functools.partial(hyperbf, **arrays, **how, form=form) for form in ('blocks', 'plain'))
+  points, how = arrays.pop('points'), {'kernel': 'gaussian', 'normalization': 'layer'}
+  implementation, plain = (
+    functools.partial(hyperbf, **arrays, **how, implementation=implementation) for implementation in ('xla', 'plain')
+  )
   _, tangent = jax.jvp(plain, (points,), (direction := jnp.ones_like(points),))
-  (pulled,) = jax.vjp(form, points)[1](tangent)
+  (pulled,) = jax.vjp(implementation, points)[1](tangent)
   np.testing.assert_allclose(jnp.vdot(pulled, direction), jnp.vdot(tangent, tangent), rtol=1e-4)
 
 

@@ -9,8 +9,8 @@ import pytest
 from ops import reference
 
 from hbf.errors import UserError
-from hbf.ops import sums
-from hbf.ops.attention import attention
+from hbf.ops.fast import sums
+from hbf.ops.fast.attention import attention
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 
 N, A, D, V = 5, 40, 6, 3  # more centers than points and values have dimensions, so that blocks of points are computed
@@ -25,7 +25,7 @@ def make(seed=0):
 
 
 @pytest.mark.parametrize(
-  ('kernel', 'normalisation', 'width'),
+  ('kernel', 'normalization', 'sigma'),
   [
     ('gaussian', 'sum', 1.3),  # attention
     ('gaussian', 'none', np.linspace(1, 2, A)[None]),
@@ -33,19 +33,19 @@ def make(seed=0):
     ('rational_quadratic', 'rms', np.linspace(1, 2, A)[None]),
   ],
 )
-def test_the_operator(kernel, normalisation, width, monkeypatch):
+def test_the_operator(kernel, normalization, sigma, monkeypatch):
   monkeypatch.setattr(sums, '_PAIRS', 2 * A)
   arrays, weights = make()
-  how = {'kernel': kernel, 'normalisation': normalisation, 'metric': 'full', 'weights': weights, 'width': width}
-  expected = reference.hyperbf(*arrays, **how | {'width': np.broadcast_to(width, (N, A))})
+  how = {'kernel': kernel, 'normalization': normalization, 'metric': 'full', 'weights': weights, 'sigma': sigma}
+  expected = reference.hyperbf(*arrays, **how | {'sigma': np.broadcast_to(sigma, (N, A))})
   with jax.enable_x64(True):
 
-    def gradients(form):
-      def total(arrays, weights, width):
-        out = form(*arrays, **how | {'weights': weights, 'width': width})
+    def gradients(implementation):
+      def total(arrays, weights, sigma):
+        out = implementation(*arrays, **how | {'weights': weights, 'sigma': sigma})
         return jnp.sum(jnp.sin(out)), out
 
-      return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(arrays, weights, width)
+      return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(arrays, weights, sigma)
 
     (found, out), (defined, plain) = gradients(hyperbf), gradients(hyperbf_plain)
     for value in (out, plain):
@@ -64,7 +64,7 @@ def test_direct_kernels_and_causal_sums():
   causal = np.where(seen, np.exp(-r2 / 2), 0) @ arrays[2]
   with jax.enable_x64(True):
     for expected, how in (ball, {'kernel': 'ball_relu', 'squared_radius': 2.0}), (causal, CAUSAL):
-      found = jax.jit(functools.partial(hyperbf, width=1.0, normalisation='none', **how))(*arrays)
+      found = jax.jit(functools.partial(hyperbf, sigma=1.0, normalization='none', **how))(*arrays)
       np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
 
@@ -75,32 +75,32 @@ def test_softmax_attention():
     np.testing.assert_allclose(jax.jit(attention)(queries, keys, values), expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize('form', ['blocks', 'plain'])
-def test_one_array_of_float64_is_enough_and_the_coefficients_say_the_type_of_the_output(form, monkeypatch):
+@pytest.mark.parametrize('implementation', ['xla', 'plain'])
+def test_one_array_of_float64_is_enough_and_the_coefficients_say_the_type_of_the_output(implementation, monkeypatch):
   monkeypatch.setattr(sums, '_PAIRS', 2 * A)
-  (points, centres, coefficients), _ = make()
-  points, centres = points.astype('f'), centres.astype('f')
+  (points, centers, coefficients), _ = make()
+  points, centers = points.astype('f'), centers.astype('f')
   how = {
     'kernel': 'gaussian',
-    'normalisation': 'layer',
-    'width': np.full((N, A), 1.3),
+    'normalization': 'layer',
+    'sigma': np.full((N, A), 1.3),
     'metric': 'identity',
     'weights': None,
   }
-  unit = functools.partial(hyperbf, **how | {'width': 1.3, 'form': form})
+  unit = functools.partial(hyperbf, **how | {'sigma': 1.3, 'implementation': implementation})
   with jax.enable_x64(True):
-    mixed = jax.jit(unit)(points, centres, coefficients)
-    np.testing.assert_allclose(mixed, reference.hyperbf(points, centres, coefficients, **how), rtol=1e-11, atol=1e-12)
+    mixed = jax.jit(unit)(points, centers, coefficients)
+    np.testing.assert_allclose(mixed, reference.hyperbf(points, centers, coefficients, **how), rtol=1e-11, atol=1e-12)
     # Nothing asks for float64 here.
     short = jax.value_and_grad(lambda *z: unit(*z).sum(), (0, 1, 2))
-    out, gradients = jax.eval_shape(short, points, centres, coefficients.astype('f'))
+    out, gradients = jax.eval_shape(short, points, centers, coefficients.astype('f'))
     assert {z.dtype for z in (out, *gradients)} == {jnp.dtype('float32')}
     # Numbers of float64 whose coefficients are float32, as parameters may be.
-    short = jax.eval_shape(short, np.float64(points), centres, coefficients.astype('f'))
+    short = jax.eval_shape(short, np.float64(points), centers, coefficients.astype('f'))
     assert [z.dtype for z in (short[0], short[1][0])] == ['float32', 'float64']
 
 
 def test_pallas_refuses_it():
   arrays, _ = make()
   with jax.enable_x64(True), pytest.raises(UserError, match='form pallas computes in float32'):
-    hyperbf(*arrays, kernel='gaussian', normalisation='layer', width=1.0, form='pallas')
+    hyperbf(*arrays, kernel='gaussian', normalization='layer', sigma=1.0, implementation='pallas')

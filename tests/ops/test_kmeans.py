@@ -13,7 +13,7 @@ def blobs(seed=0):
   return jnp.asarray(rng.permutation(np.repeat(corners, 20, axis=0) + rng.normal(size=(60, 2))), jnp.float32)
 
 
-def quantisation_error(points, means):
+def quantization_error(points, means):
   return np.square(np.asarray(points)[:, None] - np.asarray(means)).sum(-1).min(1).mean()
 
 
@@ -35,9 +35,9 @@ def test_equals_lloyds_iteration(count):
   np.testing.assert_allclose(kmeans(key, points, count, 5), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_each_iteration_lowers_the_quantisation_error():
+def test_each_iteration_lowers_the_quantization_error():
   points, key = blobs(), jax.random.key(0)
-  errors = [quantisation_error(points, kmeans(key, points, 6, iterations)) for iterations in (0, 1, 2, 10)]
+  errors = [quantization_error(points, kmeans(key, points, 6, iterations)) for iterations in (0, 1, 2, 10)]
   assert errors[0] > errors[1] > errors[2] >= errors[3]
 
 
@@ -55,7 +55,7 @@ def test_sample_repeats_no_point_while_there_are_enough():
 
 
 @pytest.mark.parametrize('start', [sample, kmeans])
-def test_more_centres_than_points_are_still_among_them(start):
+def test_more_centers_than_points_are_still_among_them(start):
   points = blobs()[:2]
   result = np.asarray(start(jax.random.key(0), points, 9))
   assert result.shape == (9, 2)

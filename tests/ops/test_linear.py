@@ -7,20 +7,27 @@ import numpy as np
 import pytest
 from ops import reference
 
-import hbf.ops.linear
+import hbf.ops.linear_attention
 from hbf.errors import UserError
 from hbf.ops.hyperbf import hyperbf
-from hbf.ops.linear import MAPS, NORMALISERS, RANDOM_MAPS, feature_map, linear_attention, orthogonal_projections
+from hbf.ops.linear_attention import (
+  MAPS,
+  NORMALIZERS,
+  RANDOM_MAPS,
+  feature_map,
+  linear_attention,
+  orthogonal_projections,
+)
 
 B, H, N, D, M = 2, 2, 11, 4, 6
 WIDTH = np.array([0.9, 1.7], np.float32).reshape(H, 1, 1)
-EVERY_FORM = list(itertools.product(MAPS, NORMALISERS, (False, True)))
+EVERY_FORM = list(itertools.product(MAPS, NORMALIZERS, (False, True)))
 
 
 @pytest.fixture(autouse=True, scope='module')
 def chunks_of_4():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(hbf.ops.linear, 'CHUNK', 4)
+    patch.setattr(hbf.ops.linear_attention, 'CHUNK', 4)
     yield
 
 
@@ -36,13 +43,13 @@ def make_projections(count=M, seed=0):
 
 def features(z, name, projections=None):
   """What `feature_map` is asked for in all tests."""
-  return feature_map(z, name, projections=projections, width=WIDTH)
+  return feature_map(z, name, projections=projections, sigma=WIDTH)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
-def attend(q, k, v, name, normaliser, causal, projections=None):
+def attend(q, k, v, name, normalizer, causal, projections=None):
   phi_q, phi_k = (features(z, name, projections) for z in (q, k))
-  return linear_attention(phi_q, phi_k, v, normaliser=normaliser, causal=causal)
+  return linear_attention(phi_q, phi_k, v, normalizer=normalizer, causal=causal)
 
 
 def phi(x, name, projections):
@@ -69,7 +76,7 @@ def naive_features(z, name, projections):
   return np.array(rows)
 
 
-def naive(q, k, v, name, normaliser, causal, projections):
+def naive(q, k, v, name, normalizer, causal, projections):
   """All weights φ(q)·φ(k), one query at a time."""
   phi_q, phi_k = (naive_features(z, name, projections) for z in (q, k))
   out = np.zeros(np.shape(v))
@@ -77,14 +84,14 @@ def naive(q, k, v, name, normaliser, causal, projections):
     seen = slice(i + 1 if causal else None)
     weights = phi_k[b, h, seen] @ phi_q[b, h, i]
     out[b, h, i] = weights @ np.asarray(v, np.float64)[b, h, seen]
-    if normaliser == 'sum' and weights.sum() > 0:
+    if normalizer == 'sum' and weights.sum() > 0:
       out[b, h, i] /= weights.sum()
   return out
 
 
-def comparable(out, name, normaliser):
+def comparable(out, name, normalizer):
   """Without what is free: a factor of each row where exponentials aren't divided by their sum."""
-  if normaliser == 'sum' or name in ('elu', 'relu'):
+  if normalizer == 'sum' or name in ('elu', 'relu'):
     return out
   return out / (out**2).mean(-1, keepdims=True) ** 0.5
 
@@ -97,55 +104,57 @@ def test_features_are_those_of_the_papers(name):
 
 
 @pytest.mark.parametrize(
-  'name,normaliser,causal,length',
+  'name,normalizer,causal,length',
   [
-    *((*form, N) for form in EVERY_FORM),
+    *((*implementation, N) for implementation in EVERY_FORM),
     *(('elu', 'sum', causal, 1) for causal in (False, True)),
     *((name, 'sum', True, length) for name in ('elu', 'gaussian') for length in (3, 4, 5, 8)),
   ],
 )
-def test_attention_equals_all_weights_computed_one_by_one(name, normaliser, causal, length):
+def test_attention_equals_all_weights_computed_one_by_one(name, normalizer, causal, length):
   """With chunks of 4: lengths below one, whole chunks, and a rest."""
   arrays, projections = make(length=length), make_projections()
-  result = np.asarray(attend(*arrays, name, normaliser, causal, projections))
-  expected = naive(*arrays, name, normaliser, causal, projections)
-  result, expected = (comparable(z, name, normaliser) for z in (result, expected))
+  result = np.asarray(attend(*arrays, name, normalizer, causal, projections))
+  expected = naive(*arrays, name, normalizer, causal, projections)
+  result, expected = (comparable(z, name, normalizer) for z in (result, expected))
   np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-  'name,normaliser,causal',
-  [*((name, 'sum', False) for name in MAPS), *itertools.product(('elu', 'gaussian'), NORMALISERS, (True,))],
+  'name,normalizer,causal',
+  [*((name, 'sum', False) for name in MAPS), *itertools.product(('elu', 'gaussian'), NORMALIZERS, (True,))],
 )
-def test_gradients_are_those_of_the_formula(name, normaliser, causal):
+def test_gradients_are_those_of_the_formula(name, normalizer, causal):
   """Along a random direction, against differences of the formula in float64."""
-  form, length = (name, normaliser, causal), 6
+  implementation, length = (name, normalizer, causal), 6
   arrays, direction = (np.asarray(make(seed, length), np.float64) for seed in (2, 3))
   projections, cotangent = make_projections(), make(4, length)[0].astype(np.float64)
 
   def value(arrays):
-    return jnp.sum(comparable(attend(*arrays, *form, projections), name, normaliser) * cotangent)
+    return jnp.sum(comparable(attend(*arrays, *implementation, projections), name, normalizer) * cotangent)
 
   def expected(step):
-    return np.sum(comparable(naive(*(arrays + step * direction), *form, projections), name, normaliser) * cotangent)
+    return np.sum(
+      comparable(naive(*(arrays + step * direction), *implementation, projections), name, normalizer) * cotangent
+    )
 
   gradient = jax.jit(jax.grad(value))(arrays.astype('f'))
   difference = (expected(1e-6) - expected(-1e-6)) / 2e-6
   np.testing.assert_allclose(np.vdot(gradient, direction), difference, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize('normaliser', NORMALISERS)
+@pytest.mark.parametrize('normalizer', NORMALIZERS)
 @pytest.mark.parametrize('name', MAPS)
-def test_causal_outputs_dont_know_of_later_tokens(name, normaliser):
+def test_causal_outputs_dont_know_of_later_tokens(name, normalizer):
   """Not even of one so large that nothing else would be left of sums over all keys: bit by bit."""
   q, k, v = make(5)
-  form = name, normaliser, True, make_projections()
-  before = np.asarray(attend(q, k, v, *form))
+  implementation = name, normalizer, True, make_projections()
+  before = np.asarray(attend(q, k, v, *implementation))
   for place in (0, 3, 4, 10):
     changed = [z.copy() for z in (q, k, v)]
     for z in changed:
       z[:, :, place] = 300
-    after = np.asarray(attend(*changed, *form))
+    after = np.asarray(attend(*changed, *implementation))
     np.testing.assert_array_equal(after[:, :, :place], before[:, :, :place])
     assert not np.array_equal(after[:, :, place], before[:, :, place])
 
@@ -214,7 +223,7 @@ def test_products_of_random_features_are_unbiased(name):
   """The mean of 4,000 independent draws is the kernel, within five standard errors of every pair."""
   rng = np.random.default_rng(0)
   x, projections = 0.7 * rng.normal(size=(2, D)), np.stack([orthogonal_projections(rng, M, D) for _ in range(4000)])
-  q, k = (feature_map(z[None].astype('f'), name, projections=projections, width=1.3) for z in x)
+  q, k = (feature_map(z[None].astype('f'), name, projections=projections, sigma=1.3) for z in x)
   weights = np.sum(q.values * k.values, axis=-1) * np.exp(q.log_scale + k.log_scale)[..., 0]
   kernel = {'softmax': np.exp(x[0] @ x[1] / D**0.5), 'gaussian': np.exp(-np.sum((x[0] - x[1]) ** 2) / 2 / 1.3**2)}
   assert abs(weights.mean() - kernel[name]) < 5 * weights.std() / len(weights) ** 0.5
@@ -224,7 +233,7 @@ def test_products_of_random_features_are_unbiased(name):
 def exact(q, k, v, name):
   """What the random features approximate."""
   if name == 'gaussian':
-    return np.asarray(hyperbf(q, k, v, kernel='gaussian', width=WIDTH))
+    return np.asarray(hyperbf(q, k, v, kernel='gaussian', sigma=WIDTH))
   return reference.softmax(np.einsum('bhnd,bhad->bhna', q, k, dtype=np.float64) / D**0.5) @ v
 
 
@@ -247,7 +256,7 @@ def test_bad_inputs_are_named():
   q, k, v = make()
   with pytest.raises(UserError, match="unknown features 'gausian': did you mean 'gaussian'"):
     attend(q, k, v, 'gausian', 'sum', False)
-  with pytest.raises(UserError, match="unknown normaliser 'summ': did you mean 'sum'"):
+  with pytest.raises(UserError, match="unknown normalizer 'summ': did you mean 'sum'"):
     attend(q, k, v, 'elu', 'summ', False)
   with pytest.raises(UserError, match='causal attention needs a key a query: 5 queries have 11 keys'):
     attend(q[:, :, :5], k, v, 'elu', 'sum', True)

@@ -8,70 +8,70 @@ import pytest
 from ops import reference
 
 from hbf.errors import UserError
-from hbf.ops.hyperbf import NORMALISATIONS, hyperbf, hyperbf_plain, log_responses, normalise
+from hbf.ops.hyperbf import NORMALIZATIONS, hyperbf, hyperbf_plain, log_responses, normalize
 from hbf.ops.kernels import KERNELS, SIGNED
 
 N, A, D, V, RANK = 4, 5, 6, 3, 2
 EVERY = list(itertools.product(reference.KERNELS, reference.METRICS))
 # Distances know only the metric, what follows only the kernel.
 EACH = [('gaussian', metric) for metric in reference.METRICS] + [(kernel, 'full') for kernel in reference.KERNELS][1:]
-RELATIVE = [normalisation for normalisation in reference.NORMALISATIONS if normalisation != 'none']
+RELATIVE = [normalization for normalization in reference.NORMALIZATIONS if normalization != 'none']
 
 
 def make(metric, seed=0, lead=()):
-  """Points, centres, coefficients and weights, with these axes in front."""
+  """Points, centers, coefficients and weights, with these axes in front."""
   rng = np.random.default_rng(seed)
   arrays = [rng.normal(size=(*lead, *shape)).astype('f') for shape in ((N, D), (A, D), (A, V))]
   return (*arrays, reference.metric_weights(rng, metric, D, RANK, lead))
 
 
-def test_reference_knows_every_kernel_and_normalisation():
+def test_reference_knows_every_kernel_and_normalization():
   assert set(KERNELS) == set(reference.KERNELS)
-  assert set(NORMALISATIONS) == set(reference.NORMALISATIONS)
+  assert set(NORMALIZATIONS) == set(reference.NORMALIZATIONS)
 
 
 @pytest.mark.parametrize('kernel,metric', EVERY)
-def test_equals_the_sum_over_centres(kernel, metric):
-  points, centres, coefficients, weights = make(metric)
-  for normalisation in reference.NORMALISATIONS:
-    options = {'kernel': kernel, 'width': 1.3, 'metric': metric, 'weights': weights, 'normalisation': normalisation}
-    expected = reference.hyperbf(points, centres, coefficients, log_gain=0.7, **options)
-    result = hyperbf(points, centres, coefficients, log_gain=0.7, **options)
-    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5, err_msg=normalisation)
+def test_equals_the_sum_over_centers(kernel, metric):
+  points, centers, coefficients, weights = make(metric)
+  for normalization in reference.NORMALIZATIONS:
+    options = {'kernel': kernel, 'sigma': 1.3, 'metric': metric, 'weights': weights, 'normalization': normalization}
+    expected = reference.hyperbf(points, centers, coefficients, log_gain=0.7, **options)
+    result = hyperbf(points, centers, coefficients, log_gain=0.7, **options)
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5, err_msg=normalization)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 @pytest.mark.parametrize('masked', [False, True])
-def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(masked, kernel, normalisation):
-  """Heads in front; σ per head and centre, log-gain per head, and for the plain form a mask per point and centre."""
+def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(masked, kernel, normalization):
+  """Heads in front; σ per head and center, log-gain per head, and for the plain form a mask per point and center."""
   rng = np.random.default_rng(5)
-  points, centres, coefficients, weights = make('full', 5, lead=(2,))
-  width, log_gain = rng.uniform(0.8, 2, size=(2, 1, A)), rng.normal(size=(2, 1, 1))
+  points, centers, coefficients, weights = make('full', 5, lead=(2,))
+  sigma, log_gain = rng.uniform(0.8, 2, size=(2, 1, A)), rng.normal(size=(2, 1, 1))
   mask = rng.random(size=(2, N, A)) < 0.6
   mask[..., 0] = True
-  form = functools.partial(hyperbf_plain, mask=mask) if masked else hyperbf
-  result = form(
+  implementation = functools.partial(hyperbf_plain, mask=mask) if masked else hyperbf
+  result = implementation(
     points,
-    centres,
+    centers,
     coefficients,
     kernel=kernel,
-    width=width.astype('f'),
+    sigma=sigma.astype('f'),
     metric='full',
     weights=weights,
-    normalisation=normalisation,
+    normalization=normalization,
     log_gain=log_gain.astype('f'),
   )
   for h in range(2):
     expected = reference.hyperbf(
       points[h],
-      centres[h],
+      centers[h],
       coefficients[h],
       kernel=kernel,
-      width=width[h],
+      sigma=sigma[h],
       metric='full',
       weights=weights[h],
-      normalisation=normalisation,
+      normalization=normalization,
       log_gain=log_gain[h],
       mask=mask[h] if masked else None,
     )
@@ -80,35 +80,35 @@ def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(masked, kernel, 
 
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_any_shape_of_equal_widths_gives_the_same(metric):
-  """Whatever way the operator takes for widths that the centres of a head share, or for each centre its own."""
-  points, centres, coefficients, weights = make(metric, 6, lead=(2,))
-  width = np.array([0.8, 1.5], 'f').reshape(2, 1, 1)
+  """Whatever way the operator takes for widths that the centers of a head share, or for each center its own."""
+  points, centers, coefficients, weights = make(metric, 6, lead=(2,))
+  sigma = np.array([0.8, 1.5], 'f').reshape(2, 1, 1)
   unit = {'kernel': 'gaussian', 'metric': metric, 'weights': weights}
-  shared = hyperbf(points, centres, coefficients, width=width, **unit)
-  each = hyperbf(points, centres, coefficients, width=np.broadcast_to(width, (2, 1, A)), **unit)
+  shared = hyperbf(points, centers, coefficients, sigma=sigma, **unit)
+  each = hyperbf(points, centers, coefficients, sigma=np.broadcast_to(sigma, (2, 1, A)), **unit)
   np.testing.assert_allclose(shared, each, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
-def test_gradient_equals_finite_differences_of_the_float64_sum(kernel, normalisation):
-  """Along one direction in all of points, centres, coefficients, weights and log-width at once."""
+def test_gradient_equals_finite_differences_of_the_float64_sum(kernel, normalization):
+  """Along one direction in all of points, centers, coefficients, weights and log-width at once."""
   rng = np.random.default_rng(7)
-  at = dict(zip(('points', 'centres', 'coefficients', 'weights'), make('full', 7), strict=True))
-  at['log_width'] = rng.uniform(0, 0.5, size=(1, A)).astype('f')
+  at = dict(zip(('points', 'centers', 'coefficients', 'weights'), make('full', 7), strict=True))
+  at['log_sigma'] = rng.uniform(0, 0.5, size=(1, A)).astype('f')
   along = {name: rng.normal(size=z.shape).astype('f') for name, z in at.items()}
   readout = rng.normal(size=(N, V))
 
   def value(function, exp, p):
     out = function(
       p['points'],
-      p['centres'],
+      p['centers'],
       p['coefficients'],
       kernel=kernel,
-      width=exp(p['log_width']),
+      sigma=exp(p['log_sigma']),
       metric='full',
       weights=p['weights'],
-      normalisation=normalisation,
+      normalization=normalization,
       log_gain=0.5,
     )
     return (out * readout).sum()
@@ -124,18 +124,20 @@ def test_gradient_equals_finite_differences_of_the_float64_sum(kernel, normalisa
   np.testing.assert_allclose(sum(slopes), expected, rtol=1e-3, atol=1e-3 * np.abs(slopes).max())
 
 
-@pytest.mark.parametrize('form', ['blocks', 'plain', 'pallas'])
-@pytest.mark.parametrize('normalisation', ['none', 'sum'])
-def test_the_gradient_of_beta_is_exact_at_0_and_beside_it(normalisation, form):
+@pytest.mark.parametrize('implementation', ['xla', 'plain', 'pallas'])
+@pytest.mark.parametrize('normalization', ['none', 'sum'])
+def test_the_gradient_of_beta_is_exact_at_0_and_beside_it(normalization, implementation):
   """A width would be infinite there; with one a head these would be attention, which β doesn't take."""
-  points, centres, coefficients, weights = make('bilinear', 9)
+  points, centers, coefficients, weights = make('bilinear', 9)
   beta = np.array([[0.0, 1e-24, -1e-24, -0.05, 0.3]], 'f')
-  unit = {'kernel': SIGNED, 'metric': 'bilinear', 'weights': weights, 'normalisation': normalisation}
-  gradient = jax.grad(lambda beta: hyperbf(points, centres, coefficients, **unit, beta=beta, form=form).sum())(beta)
-  points, centres, coefficients, weights = (np.float64(z) for z in (points, centres, coefficients, weights))
-  r2 = reference.squared_distances(points, centres, 'bilinear', weights)
+  unit = {'kernel': SIGNED, 'metric': 'bilinear', 'weights': weights, 'normalization': normalization}
+  gradient = jax.grad(
+    lambda beta: hyperbf(points, centers, coefficients, **unit, beta=beta, implementation=implementation).sum()
+  )(beta)
+  points, centers, coefficients, weights = (np.float64(z) for z in (points, centers, coefficients, weights))
+  r2 = reference.squared_distances(points, centers, 'bilinear', weights)
   k, given = np.exp(-beta * r2), np.tile(coefficients.sum(axis=-1), (N, 1))
-  if normalisation == 'sum':
+  if normalization == 'sum':
     k /= k.sum(axis=-1, keepdims=True)
     given = given - (k * given).sum(axis=-1, keepdims=True)
   np.testing.assert_allclose(gradient, -(k * r2 * given).sum(axis=0, keepdims=True), rtol=1e-4, atol=1e-5)
@@ -145,9 +147,9 @@ def test_the_gradient_of_beta_is_exact_at_0_and_beside_it(normalisation, form):
   ('scale', 'message'),
   [
     ({'kernel': 'gaussian'}, 'kernel gaussian is stated by a width'),
-    ({'kernel': 'ball_relu', 'beta': 1.0, 'width': 1.0}, 'kernel ball_relu is stated by a width'),
-    ({'kernel': 'gaussian', 'width': -1.3}, 'width is -1.3: expected a number above 0'),
-    ({'kernel': SIGNED, 'metric': 'bilinear', 'width': 1.0}, 'has no width: expected beta'),
+    ({'kernel': 'ball_relu', 'beta': 1.0, 'sigma': 1.0}, 'kernel ball_relu is stated by a width'),
+    ({'kernel': 'gaussian', 'sigma': -1.3}, 'width is -1.3: expected a number above 0'),
+    ({'kernel': SIGNED, 'metric': 'bilinear', 'sigma': 1.0}, 'has no width: expected beta'),
     ({'kernel': SIGNED, 'beta': 1.0}, 'needs metric bilinear, not identity'),
   ],
 )
@@ -157,48 +159,48 @@ def test_a_kernel_has_a_width_or_beta(scale, message):
 
 
 def hostile_points():
-  """Points [4, N, D] and centres [4, A, D] where a careless formula divides by zero, underflows or takes √0.
+  """Points [4, N, D] and centers [4, A, D] where a careless formula divides by zero, underflows or takes √0.
 
   Coincident, all one point, 1e3 apart and 1e4 apart.
   """
-  points, centres, _, _ = make('identity', 3)
+  points, centers, _, _ = make('identity', 3)
   coincident = np.concatenate([points, points[:1]])
   return (
     np.stack([points, np.ones_like(points), points + 1e3, points + 1e4]),
-    np.stack([coincident, np.ones_like(centres), centres, centres]),
+    np.stack([coincident, np.ones_like(centers), centers, centers]),
   )
 
 
 @pytest.mark.parametrize('kernel,metric', EACH)
 def test_value_and_every_gradient_are_finite(kernel, metric):
-  points, centres = hostile_points()
+  points, centers = hostile_points()
   _, _, coefficients, weights = make(metric, 3)
   if metric == 'bilinear':  # with a free M the Gaussian of a negative form may rightly overflow
     weights = weights @ weights.T
 
-  def total(points, centres, weights, width, coefficients, normalisation):
-    unit = {'kernel': kernel, 'metric': metric, 'weights': weights, 'width': width}
-    out = hyperbf(points, centres, coefficients, normalisation=normalisation, **unit)
+  def total(points, centers, weights, sigma, coefficients, normalization):
+    unit = {'kernel': kernel, 'metric': metric, 'weights': weights, 'sigma': sigma}
+    out = hyperbf(points, centers, coefficients, normalization=normalization, **unit)
     return (out * (1 + jnp.arange(V))).sum()
 
   differentiated = (0, 1, 3, 4) if weights is None else (0, 1, 2, 3, 4)
   # What follows the sums knows neither kernel nor metric.
-  for normalisation in reference.NORMALISATIONS if (kernel, metric) == EACH[0] else ('none', 'layer'):
+  for normalization in reference.NORMALIZATIONS if (kernel, metric) == EACH[0] else ('none', 'layer'):
     value, gradients = jax.jit(jax.value_and_grad(total, differentiated), static_argnums=5)(
-      points, centres, weights, jnp.full((1, A), 0.9), coefficients, normalisation
+      points, centers, weights, jnp.full((1, A), 0.9), coefficients, normalization
     )
-    assert np.isfinite(value), normalisation
-    assert all(np.all(np.isfinite(gradient)) for gradient in gradients), normalisation
+    assert np.isfinite(value), normalization
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients), normalization
 
 
-@pytest.mark.parametrize('normalisation', RELATIVE)
+@pytest.mark.parametrize('normalization', RELATIVE)
 @pytest.mark.parametrize('kernel', ['gaussian', 'laplacian'])
-def test_normalised_responses_survive_where_the_kernel_underflows(kernel, normalisation):
-  """1e4 away K is 0 in float32; relative to the nearest centre it isn't."""
-  points, centres = (z[3] for z in hostile_points())
-  log_k = log_responses(points, centres, kernel=kernel, width=1.0)
-  assert np.all(np.asarray(normalise(log_k, 'none')) == 0)
-  responses = np.asarray(normalise(log_k, normalisation))
+def test_normalized_responses_survive_where_the_kernel_underflows(kernel, normalization):
+  """1e4 away K is 0 in float32; relative to the nearest center it isn't."""
+  points, centers = (z[3] for z in hostile_points())
+  log_k = log_responses(points, centers, kernel=kernel, sigma=1.0)
+  assert np.all(np.asarray(normalize(log_k, 'none')) == 0)
+  responses = np.asarray(normalize(log_k, normalization))
   nearest = np.asarray(log_k).argmax(-1)
   assert np.all(responses[np.arange(N), nearest] > 0.1)
 
@@ -209,83 +211,83 @@ def exact_log_k():
 
 
 def test_sum_responses_are_positive_and_sum_to_one():
-  responses = np.asarray(normalise(exact_log_k(), 'sum'))
+  responses = np.asarray(normalize(exact_log_k(), 'sum'))
   assert np.all(responses > 0)
   np.testing.assert_allclose(responses.sum(-1), 1, rtol=1e-6)
 
 
 def test_rms_responses_are_positive_of_mean_square_one():
-  responses = np.asarray(normalise(exact_log_k(), 'rms'))
+  responses = np.asarray(normalize(exact_log_k(), 'rms'))
   assert np.all(responses > 0)
   np.testing.assert_allclose(np.square(responses).mean(-1), 1, rtol=1e-5)
 
 
 def test_layer_responses_have_mean_zero_and_variance_one():
-  responses = np.asarray(normalise(exact_log_k(), 'layer'), np.float64)
+  responses = np.asarray(normalize(exact_log_k(), 'layer'), np.float64)
   np.testing.assert_allclose(responses.mean(-1), 0, atol=1e-6)
   np.testing.assert_allclose(responses.var(-1), 1, rtol=1e-4)
 
 
 def test_layer_responses_of_equal_distances_are_zero():
-  np.testing.assert_array_equal(normalise(jnp.full((N, A), -3.0), 'layer'), 0)
+  np.testing.assert_array_equal(normalize(jnp.full((N, A), -3.0), 'layer'), 0)
 
 
-@pytest.mark.parametrize('normalisation', RELATIVE)
-def test_normalised_responses_do_not_change_under_a_gain(normalisation):
+@pytest.mark.parametrize('normalization', RELATIVE)
+def test_normalized_responses_do_not_change_under_a_gain(normalization):
   log_k = exact_log_k()
-  expected = normalise(log_k, normalisation)
-  np.testing.assert_array_equal(expected, normalise(log_k, normalisation, 5.0))
+  expected = normalize(log_k, normalization)
+  np.testing.assert_array_equal(expected, normalize(log_k, normalization, 5.0))
   for shift in (-8000.0, 1000.0):
-    np.testing.assert_allclose(normalise(log_k + shift, normalisation), expected, rtol=1e-6)
+    np.testing.assert_allclose(normalize(log_k + shift, normalization), expected, rtol=1e-6)
 
 
-def test_unnormalised_responses_are_the_kernel_times_the_gain():
+def test_unnormalized_responses_are_the_kernel_times_the_gain():
   log_k = exact_log_k()
-  np.testing.assert_allclose(normalise(log_k, 'none'), np.exp(log_k), rtol=1e-6)
-  np.testing.assert_allclose(normalise(log_k, 'none', jnp.log(7.0)), 7 * np.exp(log_k), rtol=1e-5)
+  np.testing.assert_allclose(normalize(log_k, 'none'), np.exp(log_k), rtol=1e-6)
+  np.testing.assert_allclose(normalize(log_k, 'none', jnp.log(7.0)), 7 * np.exp(log_k), rtol=1e-5)
 
 
 def test_gain_saves_responses_that_underflow_without_it():
   log_k = jnp.full((N, A), -300.0)
-  assert np.all(np.asarray(normalise(log_k, 'none')) == 0)
-  np.testing.assert_allclose(normalise(log_k, 'none', 300.0), 1)
+  assert np.all(np.asarray(normalize(log_k, 'none')) == 0)
+  np.testing.assert_allclose(normalize(log_k, 'none', 300.0), 1)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
-def test_centres_masked_out_equal_absent_centres(kernel, normalisation):
-  """In value and in gradient, wherever the masked centre lies."""
-  points, centres, coefficients, _ = make('identity', 9)
+def test_centers_masked_out_equal_absent_centers(kernel, normalization):
+  """In value and in gradient, wherever the masked center lies."""
+  points, centers, coefficients, _ = make('identity', 9)
   keep = np.array([0, 2, 4])
   mask = np.isin(np.arange(A), keep)
-  unit = {'kernel': kernel, 'width': 1.1, 'normalisation': normalisation, 'log_gain': 0.3}
-  centres[1], centres[3] = points[0], 1e4  # one would win everything, one is nowhere near
+  unit = {'kernel': kernel, 'sigma': 1.1, 'normalization': normalization, 'log_gain': 0.3}
+  centers[1], centers[3] = points[0], 1e4  # one would win everything, one is nowhere near
 
-  def total(centres, coefficients, mask=None):
-    return jnp.sin(hyperbf_plain(points, centres, coefficients, mask=mask, **unit)).sum()
+  def total(centers, coefficients, mask=None):
+    return jnp.sin(hyperbf_plain(points, centers, coefficients, mask=mask, **unit)).sum()
 
-  with_mask = jax.value_and_grad(total, (0, 1))(centres, coefficients, mask)
-  absent = jax.value_and_grad(total, (0, 1))(centres[keep], coefficients[keep])
+  with_mask = jax.value_and_grad(total, (0, 1))(centers, coefficients, mask)
+  absent = jax.value_and_grad(total, (0, 1))(centers[keep], coefficients[keep])
   np.testing.assert_allclose(with_mask[0], absent[0], rtol=1e-5)
   for masked, expected in zip(with_mask[1], absent[1], strict=True):
     np.testing.assert_allclose(masked[keep], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(masked[~mask], 0)
 
 
-@pytest.mark.parametrize('normalisation', reference.NORMALISATIONS)
-def test_bfloat16_keeps_its_type_and_stays_near_float32(normalisation):
-  points, centres, coefficients, weights = make('full', 4)
-  unit = {'kernel': 'gaussian', 'width': 1.5, 'metric': 'full', 'weights': weights, 'normalisation': normalisation}
-  half = [jnp.asarray(z, jnp.bfloat16) for z in (points, centres, coefficients)]
+@pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
+def test_bfloat16_keeps_its_type_and_stays_near_float32(normalization):
+  points, centers, coefficients, weights = make('full', 4)
+  unit = {'kernel': 'gaussian', 'sigma': 1.5, 'metric': 'full', 'weights': weights, 'normalization': normalization}
+  half = [jnp.asarray(z, jnp.bfloat16) for z in (points, centers, coefficients)]
   result = hyperbf(*half, **unit)
   assert result.dtype == jnp.bfloat16
   expected = reference.hyperbf(*(np.asarray(z, np.float64) for z in half), **unit)
   np.testing.assert_allclose(np.asarray(result, np.float64), expected, atol=0.04 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize('option,wrong,near', [('kernel', 'gausian', 'gaussian'), ('normalisation', 'som', 'sum')])
+@pytest.mark.parametrize('option,wrong,near', [('kernel', 'gausian', 'gaussian'), ('normalization', 'som', 'sum')])
 def test_unknown_names_name_the_nearest(option, wrong, near):
-  points, centres, coefficients, _ = make('identity')
-  options = {'kernel': 'gaussian', 'width': 1.0, 'normalisation': 'sum', option: wrong}
+  points, centers, coefficients, _ = make('identity')
+  options = {'kernel': 'gaussian', 'sigma': 1.0, 'normalization': 'sum', option: wrong}
   with pytest.raises(UserError, match=f"unknown {option} '{wrong}': did you mean '{near}'"):
-    hyperbf(points, centres, coefficients, **options)
+    hyperbf(points, centers, coefficients, **options)

@@ -10,15 +10,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ops import reference
 from rich.console import Console
 
-from hbf.ops import pallas
 from hbf.ops.distances import distances
+from hbf.ops.fast import pallas
+from hbf.ops.fast.sums import kernel_sums
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
-from hbf.ops.sums import kernel_sums
 from hbf.training.loop import train
 from hbf.training.sharding import make_mesh
 
 N, A, D, V = 37, 11, 6, 5
-# Blocks that divide neither points nor centres nor features, the way a TPU and the way a GPU goes through them.
+# Blocks that divide neither points nor centers nor features, the way a TPU and the way a GPU goes through them.
 ALONG_THE_GRID = pallas._Tiling(16, 4, None, None, True, {'interpret': True})
 IN_LOOPS = pallas._Tiling(16, 4, 4, 2, False, {'interpret': True})
 
@@ -31,22 +31,22 @@ def small_blocks(request, monkeypatch):
 
 def make(lead=(), dtype='float32', seed=0):
   rng = np.random.default_rng(seed)
-  shapes = {'points': (N, D), 'centres': (A, D), 'coefficients': (A, V)}
+  shapes = {'points': (N, D), 'centers': (A, D), 'coefficients': (A, V)}
   arrays = {name: jnp.asarray(rng.normal(size=(*lead, *shape)), dtype) for name, shape in shapes.items()}
-  arrays['width'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, A)), jnp.float32)
+  arrays['sigma'] = jnp.asarray(rng.uniform(0.8, 2, size=(*lead, 1, A)), jnp.float32)
   return arrays | {'weights': jnp.asarray(rng.uniform(0.5, 1.5, size=(*lead, D)), jnp.float32)}
 
 
-def assert_equal(form, expected_form, arrays, tolerance, expected_arrays):
+def assert_equal(implementation, expected_form, arrays, tolerance, expected_arrays):
   """Both give the same sum of functions of all outputs, and the same gradient."""
 
-  def run(form, arrays):
+  def run(implementation, arrays):
     def total(z):
-      return sum(jnp.sum(jnp.sin(out.astype(jnp.float32))) for out in jax.tree.leaves(form(**z)))
+      return sum(jnp.sum(jnp.sin(out.astype(jnp.float32))) for out in jax.tree.leaves(implementation(**z)))
 
     return jax.jit(jax.value_and_grad(total))(arrays)
 
-  value, gradient = run(form, arrays)
+  value, gradient = run(implementation, arrays)
   expected, expected_gradient = run(expected_form, expected_arrays)
   np.testing.assert_allclose(value, expected, rtol=tolerance, atol=N * tolerance)
   for name, z in gradient.items():
@@ -61,23 +61,28 @@ def assert_equal(form, expected_form, arrays, tolerance, expected_arrays):
 def test_all_sums_equal_those_in_blocks(kernel, small_blocks):
   """Mass, power and log_peak of their own too."""
 
-  def sums(form, points, centres, coefficients, width, weights):
-    return form(distances(points, centres, 'diagonal', weights, 0.5 / width**2), coefficients, kernel)
+  def sums(implementation, points, centers, coefficients, sigma, weights):
+    return implementation(distances(points, centers, 'diagonal', weights, 0.5 / sigma**2), coefficients, kernel)
 
   arrays = make(lead=(2, 3))
-  assert_equal(*(functools.partial(sums, form) for form in (pallas.pallas_sums, kernel_sums)), arrays, 1e-5, arrays)
+  assert_equal(
+    *(functools.partial(sums, implementation) for implementation in (pallas.pallas_sums, kernel_sums)),
+    arrays,
+    1e-5,
+    arrays,
+  )
 
 
 EACH = [
-  (*names, 'float32', 1e-4) for names in zip(reference.KERNELS, reversed(reference.NORMALISATIONS), strict=True)
+  (*names, 'float32', 1e-4) for names in zip(reference.KERNELS, reversed(reference.NORMALIZATIONS), strict=True)
 ]
 EACH += [('gaussian', 'layer', 'bfloat16', 0.05), ('inverse_multiquadric', 'none', 'bfloat16', 0.05)]
 
 
-@pytest.mark.parametrize(('kernel', 'normalisation', 'dtype', 'tolerance'), EACH)
-def test_every_kernel_and_normalisation_equals_the_plain_form_in_float32(kernel, normalisation, dtype, tolerance):
-  unit = {'kernel': kernel, 'normalisation': normalisation, 'metric': 'diagonal'}
-  forms = (functools.partial(hyperbf, form='pallas', **unit), functools.partial(hyperbf_plain, **unit))
+@pytest.mark.parametrize(('kernel', 'normalization', 'dtype', 'tolerance'), EACH)
+def test_every_kernel_and_normalization_equals_the_plain_form_in_float32(kernel, normalization, dtype, tolerance):
+  unit = {'kernel': kernel, 'normalization': normalization, 'metric': 'diagonal'}
+  forms = (functools.partial(hyperbf, implementation='pallas', **unit), functools.partial(hyperbf_plain, **unit))
   arrays = make((2,), dtype, seed=2)
   assert_equal(*forms, arrays, tolerance, {name: z.astype(jnp.float32) for name, z in arrays.items()})
 
@@ -86,9 +91,9 @@ def test_every_kernel_and_normalisation_equals_the_plain_form_in_float32(kernel,
 def test_the_blocks_of_the_hardware_suit_tokens_narrower_than_they(platform, monkeypatch):
   blocks = pallas._TILINGS[platform]._replace(options={'interpret': True})
   monkeypatch.setitem(pallas._TILINGS, 'cpu', blocks)
-  unit = {'kernel': 'gaussian', 'normalisation': 'layer', 'metric': 'diagonal'}
+  unit = {'kernel': 'gaussian', 'normalization': 'layer', 'metric': 'diagonal'}
   arrays = make()
-  forms = (functools.partial(hyperbf, form='pallas', **unit), functools.partial(hyperbf_plain, **unit))
+  forms = (functools.partial(hyperbf, implementation='pallas', **unit), functools.partial(hyperbf_plain, **unit))
   assert_equal(*forms, arrays, 1e-4, arrays)
 
 
@@ -96,8 +101,8 @@ def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
   """bilinear responses may be huge: those of points that only fill a block must not turn into NaN."""
   arrays = make(seed=3)
   arrays['weights'] = -40 * jnp.eye(D)
-  unit = {'kernel': 'gaussian', 'normalisation': 'layer', 'metric': 'bilinear'}
-  gradient = jax.grad(lambda z: hyperbf(**z, form='pallas', **unit).sum())(arrays)
+  unit = {'kernel': 'gaussian', 'normalization': 'layer', 'metric': 'bilinear'}
+  gradient = jax.grad(lambda z: hyperbf(**z, implementation='pallas', **unit).sum())(arrays)
   assert all(jnp.isfinite(z).all() for z in gradient.values())
 
 
@@ -111,7 +116,9 @@ def test_forward_and_gradient_lower_without_the_hardware(platform, call, d, dtyp
   shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((4096, d), (1536, d), (1536, 768))]
 
   def loss(*z):
-    return hyperbf(*z, kernel=kernel, width=2.0, normalisation='layer', form='pallas').astype(jnp.float32).sum()
+    return (
+      hyperbf(*z, kernel=kernel, sigma=2.0, normalization='layer', implementation='pallas').astype(jnp.float32).sum()
+    )
 
   # Triton asks what GPU it is for, from JAX 0.11 on.
   device = jax.sharding.AbstractDevice(device_kind='NVIDIA H200', num_cores=132, platform='gpu')
@@ -122,11 +129,11 @@ def test_forward_and_gradient_lower_without_the_hardware(platform, call, d, dtyp
 
 
 def sharded_step(mesh):
-  """A gradient step's loss and gradients of points that lie on all devices, centres on each; and its arrays."""
+  """A gradient step's loss and gradients of points that lie on all devices, centers on each; and its arrays."""
   rows, whole = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ('data', None))
   arrays = make() | {'points': jax.random.normal(jax.random.key(1), (64, D))}
   placed = {name: jax.device_put(z, rows if name == 'points' else whole) for name, z in arrays.items()}
-  unit = {'kernel': 'gaussian', 'normalisation': 'layer', 'metric': 'diagonal', 'form': 'pallas'}
+  unit = {'kernel': 'gaussian', 'normalization': 'layer', 'metric': 'diagonal', 'implementation': 'pallas'}
   step = jax.jit(jax.value_and_grad(lambda z: jnp.sum(jnp.sin(hyperbf(**z, **unit)))))
   return step, arrays, placed
 
@@ -163,6 +170,8 @@ def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
 
   monkeypatch.setattr(pallas, '_sums', record)
   sizes = {'train.batch_size': 64, 'evaluate.batch_size': 128, 'train.epochs': 0.1}
-  train(toy('model=hyperbf', **sizes, **{'model.stage2.form': 'pallas'}), tmp_path / 'run', Console(quiet=True))
+  train(
+    toy('model=hyperbf', **sizes, **{'model.stage2.implementation': 'pallas'}), tmp_path / 'run', Console(quiet=True)
+  )
   tokens = 5
   assert set(seen) == {tokens, 64 * tokens // 8, 128 * tokens // 8}  # an image alone shows what parameters there are

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hbf.data.inputs import make_input
-from hbf.data.sources import Subset
+from hbf.data.images.sources import Subset
+from hbf.data.pipeline.inputs import make_input
 from hbf.tasks.evaluator import Evaluator
 from hbf.tasks.registry import make_task
 

@@ -7,9 +7,9 @@ import optax
 import pytest
 
 from hbf.config.recipes import make_text_config
-from hbf.data.texts import Texts
-from hbf.data.tokenizers import Characters
-from hbf.data.windows import Tokens
+from hbf.data.text.texts import Texts
+from hbf.data.text.tokenizers import Characters
+from hbf.data.text.windows import Tokens
 from hbf.errors import UserError
 from hbf.tasks.registry import make_task
 
@@ -27,7 +27,7 @@ def seen(made, index, train=False):
   resident = Tokens(jnp.asarray(TEXT), made.length)
   keys = tuple(jax.random.split(jax.random.key(1)))
   batch = {'index': jnp.asarray(index)}
-  return made.see_in_training(keys, resident, batch) if train else made.see(resident, batch)
+  return made.train_batch(keys, resident, batch) if train else made.eval_batch(resident, batch)
 
 
 def test_the_next_token_of_each_is_the_goal():
@@ -74,10 +74,10 @@ def test_outcomes_of_texts_average_to_the_figure():
     counts, of_batch = made.count(counts, jax.random.normal(jax.random.key(3), (3, 16, 10)), goal)
     for name, values in of_batch.items():
       kept[name] += values[: sum(i >= 0 for i in index)].tolist()
-  found = made.summarise(counts)
+  found = made.summarize(counts)
   assert found['n'] == sum(kept['tokens']) == 4 * 16 + 11
   outcomes = made.outcomes({name: np.array(values) for name, values in kept.items()})
-  assert outcomes.mean() == pytest.approx(found[made.figures[0].name], rel=1e-5)
+  assert outcomes.mean() == pytest.approx(found[made.scores[0].name], rel=1e-5)
 
 
 def test_the_end_of_train_is_held_out():
@@ -92,7 +92,7 @@ def test_bytes_of_a_character_count_each():
   umlauts = Texts('umlauts', Characters('abcdefghiä'), {'train': TEXT, 'test': TEXT})
   wide = type(made)(umlauts, 16, 0.0)
   goal, logits = seen(made, [0, 1]).goal, jnp.zeros((2, 16, 10))
-  plain, other = (each.summarise(each.count(each.zeros(), logits, goal)[0]) for each in (made, wide))
+  plain, other = (each.summarize(each.count(each.zeros(), logits, goal)[0]) for each in (made, wide))
   assert plain['bytes'] == 32 and other['bytes'] == 32 + int((goal[0] == 9).sum())
   assert plain['bits_per_byte'] == pytest.approx(np.log2(10), rel=1e-5)
 

@@ -15,7 +15,7 @@ from toy_runs import damage
 
 from benchmarks.damages import DAMAGES
 from hbf.errors import UserError
-from hbf.evaluation.figures import ACCURACY
+from hbf.evaluation.scores import ACCURACY
 from hbf.training import checkpoints as checkpoints_module
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.sharding import IN_A_ROW, make_mesh, state_sharding

@@ -13,15 +13,15 @@ import pytest
 from PIL import Image
 from toy_runs import ONE, QUIET
 
-from hbf.analysis.explain import TITLES, about, explain, numbers
-from hbf.analysis.others import others
-from hbf.analysis.own import write_page
-from hbf.analysis.page import Beside, Folded, Section, Shown, Table, Text, render
-from hbf.analysis.sections import centres, corrupted, outliers, run
-from hbf.analysis.subject import Subject
+from hbf.analysis.ood_images import others
+from hbf.analysis.report.explain import TITLES, about, explain, numbers
+from hbf.analysis.report.page import Beside, Folded, Section, Shown, Table, Text, render
+from hbf.analysis.report.prediction_page import write_page
+from hbf.analysis.report.sections import centers, corrupted, outliers, run
+from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
-from hbf.training.labelling import read_image
 from hbf.training.loop import train
+from hbf.training.predict import read_image
 from hbf.training.writers import read_metrics
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
@@ -34,14 +34,14 @@ def few():
     patch.setattr(corrupted, 'IMAGES', 2)
     patch.setattr(corrupted, 'FEWEST', 20)
     patch.setattr(outliers, 'IMAGES', 60)
-    patch.setattr(centres, 'TRAINING', 100)
+    patch.setattr(centers, 'TRAINING', 100)
     yield
 
 
 @pytest.fixture(scope='module')
 def page(finished, few):
   """The sections of a run, and the page."""
-  subject = Subject.of(finished[0])
+  subject = TrainedRun.of(finished[0])
   _, sections = explain(subject, None, [])
   made = list(sections)
   return subject, made, render(about(subject), 'by a test', made)
@@ -56,8 +56,8 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   assert found['run']['correct'] == result['correct'] == round(found['errors']['accuracy'] * result['n'] / 100)
   assert found['errors']['ece'] == pytest.approx(result['ece'], abs=1e-3)
   assert np.trace(found['errors']['confusion']) == result['correct']
-  assert found['centres']['block0']['centres'] == subject.params['block0']['stage2']['centres'].shape[1]
-  assert {'purity', 'purity_of_random_tokens', 'purity_untrained'} < set(found['centres']['block0'])
+  assert found['centers']['block0']['centers'] == subject.params['block0']['stage2']['centers'].shape[1]
+  assert {'purity', 'purity_of_random_tokens', 'purity_untrained'} < set(found['centers']['block0'])
   assert found['relevance']['votes'][0][0]['lost'] != found['relevance']['votes'][0][0]['adds']
   low, high = found['run']['interval']
   assert low < result['accuracy'] < high
@@ -67,7 +67,7 @@ def test_every_section_is_there_with_its_numbers(page, finished):
 
 
 def test_the_average_is_explained_by_its_own_figures(finished):
-  subject = Subject.of(finished[0], average=True)
+  subject = TrainedRun.of(finished[0], average=True)
   found, expected = run.section(subject).numbers, finished[2]['average']
   assert (found['evaluated'], found['correct'], found['accuracy']) == (
     'average',
@@ -94,17 +94,17 @@ def test_the_page_is_whole_by_itself(page):
 
 def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
   train(toy('model=mixer', **{'train.epochs': 0.1}), tmp_path / 'mixer', QUIET, ONE)
-  subject = Subject.of(tmp_path / 'mixer')
+  subject = TrainedRun.of(tmp_path / 'mixer')
   count, sections = explain(subject, None, [])
   made = {section.name: section for section in sections}
   assert len(made) == count
-  assert all('widths' not in line for line in read_metrics(subject.workdir))
-  assert [name for name, section in made.items() if 'lacks' in section.numbers] == ['unit', 'centres', 'attention']
-  assert 'no centres' in made['centres'].numbers['lacks']
+  assert all('sigmas' not in line for line in read_metrics(subject.workdir))
+  assert [name for name, section in made.items() if 'lacks' in section.numbers] == ['unit', 'centers', 'attention']
+  assert 'no centers' in made['centers'].numbers['lacks']
 
 
 def test_two_runs_stand_beside_each_other(finished, page):
-  subject = Subject.of(finished[0])
+  subject = TrainedRun.of(finished[0])
   count, sections = explain(subject, subject, [])
   made = list(sections)
   assert len(made) == count == len(TITLES) + 1
@@ -115,7 +115,7 @@ def test_two_runs_stand_beside_each_other(finished, page):
 
 
 def test_other_images_are_brought_to_the_runs_shape(finished, tmp_path):
-  subject = Subject.of(finished[0])
+  subject = TrainedRun.of(finished[0])
   for i in range(3):
     Image.new('RGB', (30 + i, 20), (255, 0, 0)).save(tmp_path / f'{i}.png')
   found = others(subject, [str(tmp_path)])
@@ -134,7 +134,7 @@ def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
     Image.fromarray(np.full((20 + i, 20), 40 * i, np.uint8)).save(path)
   write_page(finished[0], 'latest', False, paths, str(tmp_path / 'new' / 'page.html'))
   html = (tmp_path / 'new' / 'page.html').read_text()
-  subject = Subject.of(finished[0])
+  subject = TrainedRun.of(finished[0])
   image = np.asarray(read_image(paths[2], subject.task.shape))
   likeliest = subject.classes[subject.logits(image[None])[0].argmax()]
   assert f'<td>{likeliest}</td>' in html[html.index('id="image2"') :]
@@ -157,7 +157,7 @@ def test_parts_are_written_as_text():
 def test_what_cannot_be_is_a_line(finished, tmp_path, flags, said):
   run = tmp_path / 'run'
   shutil.copytree(finished[0], run)
-  command = [sys.executable, '-m', 'hbf.explain', *(flag.format(run=run) for flag in flags)]
+  command = [sys.executable, '-m', 'hbf', 'explain', *(flag.format(run=run) for flag in flags)]
   done = subprocess.run(command, capture_output=True, text=True)
   assert done.returncode == 1 and done.stderr.startswith('error: ') and done.stderr.count('\n') == 1
   assert said in done.stderr and not (run / 'explain.html').exists()

@@ -16,7 +16,7 @@ from rich.console import Console
 from toy_runs import ONE, QUIET, assert_timed, params_of
 
 from hbf.errors import UserError
-from hbf.evaluation.figures import ACCURACY, CLASSIFICATION
+from hbf.evaluation.scores import ACCURACY, CLASSIFICATION
 from hbf.tasks import classification
 from hbf.training import loop
 from hbf.training.checkpoints import Checkpoints
@@ -46,7 +46,7 @@ def test_a_run_leaves_what_the_contract_says(finished):
   classes = json.loads((workdir / 'data.json').read_text())['classes']
   assert len(classes) == 10
   config = json.loads((workdir / 'config.json').read_text())
-  assert config['optimizer']['centre_rate'] == config['model']['width'] ** 0.5  # resolved, as all of it is
+  assert config['optimizer']['center_rate'] == config['model']['width'] ** 0.5  # resolved, as all of it is
   assert 'expansion' not in config['model']
 
 
@@ -62,9 +62,9 @@ def test_times_agree_with_each_other(finished):
 
 def test_the_log_tells_how_wide_the_kernels_become(finished):
   workdir, *_ = finished
-  told = [line['widths']['block0'] for line in read_metrics(workdir) if line['split'] == 'train']
+  told = [line['sigmas']['block0'] for line in read_metrics(workdir) if line['split'] == 'train']
   for stage in ('stage1', 'stage2'):
-    end = np.exp(np.asarray(params_of(workdir)['block0'][stage]['log_width'], np.float64)).mean()
+    end = np.exp(np.asarray(params_of(workdir)['block0'][stage]['log_sigma'], np.float64)).mean()
     assert told[-1][stage] == pytest.approx(end, rel=1e-6)
     assert len({widths[stage] for widths in told}) == len(told)
 
@@ -102,7 +102,7 @@ def test_evaluation_repeats_the_runs_own_figures(finished, tmp_path):
   """Those of its parameters and those of their average, which are others."""
   workdir, _, result = finished
   before = files_in(workdir / 'checkpoints')
-  names = ('n', 'correct', *(figure.name for figure in CLASSIFICATION))
+  names = ('n', 'correct', *(score.name for score in CLASSIFICATION))
   reported = {False: {name: result[name] for name in names}, True: result['average']}
   assert reported[False] != reported[True] and reported[False].keys() == reported[True].keys()
   for average, file in ((False, 'eval-test-41.json'), (True, 'eval-test-41-average.json')):
@@ -125,7 +125,7 @@ def test_evaluation_repeats_the_runs_own_figures(finished, tmp_path):
 def test_held_out_images_are_reported_for_the_average_beside_the_parameters(finished):
   workdir, _, _ = finished
   lines = [line for line in read_metrics(workdir) if line['split'] == 'validation']
-  names = [figure.name for figure in CLASSIFICATION]
+  names = [score.name for score in CLASSIFICATION]
   assert [line['step'] for line in lines] == [21, 41]
   for line in lines:
     assert list(line) == ['step', 'epoch', 'split', *names, 'average', 'copies']
@@ -194,14 +194,14 @@ def test_training_learns(tmp_path, toy):
 
 
 def test_the_best_checkpoint_is_kept_though_none_is_due_when_it_is_found(tmp_path, toy, monkeypatch):
-  figures = iter([10.0, 50.0, 30.0, 50.0, 20.0])
+  scores = iter([10.0, 50.0, 30.0, 50.0, 20.0])
 
   def scripted(counts):
-    summary = summarise(counts)
-    return summary | {'accuracy': next(figures)} if summary['n'] == 144 else summary
+    summary = summarize(counts)
+    return summary | {'accuracy': next(scores)} if summary['n'] == 144 else summary
 
-  summarise = classification.summarise
-  monkeypatch.setattr(classification, 'summarise', scripted)
+  summarize = classification.summarize
+  monkeypatch.setattr(classification, 'summarize', scripted)
   changes = {'checkpoint.every': '1000steps', 'evaluate.every': '5steps', 'checkpoint.keep': 1, 'train.epochs': 1.2}
   config = toy(**{'model.dropout': 0.1, 'log.every': '7steps'} | changes)
   train(config, tmp_path, QUIET, ONE)

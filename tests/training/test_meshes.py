@@ -15,8 +15,8 @@ from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.hardware.hlo import count_traffic
 from hbf.models.build import abstract_params, build_model
-from hbf.nn.hyperbf import HyperBFUnit
-from hbf.nn.mlp import MLP
+from hbf.nn.baselines.mlp import MLP
+from hbf.nn.hyperbf import HyperBFCenters
 from hbf.training.experiment import prepare
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.sharding import AXES, batch_sharding, check_tensor, make_mesh, parameter_spec, state_sharding
@@ -61,7 +61,7 @@ def run(toy):
 
 @pytest.fixture(scope='module')
 def hyperbf(run):
-  return run('hyperbf', {'model.stage2.centres': 24})
+  return run('hyperbf', {'model.stage2.centers': 24})
 
 
 MESHES = [
@@ -76,13 +76,13 @@ MESHES = [
 def test_losses_are_those_of_one_device(run, hyperbf, sizes):
   """In float32; sums are of other parts, and twenty steps of Adam carry on what that rounds."""
   start = None if len(sizes) == 3 else jax.device_get(hyperbf.state)
-  found = run('hyperbf', {'model.stage2.centres': 24}, start, **sizes)
+  found = run('hyperbf', {'model.stage2.centers': 24}, start, **sizes)
   np.testing.assert_allclose(found.losses, hyperbf.losses, rtol=1e-4)
   if start is None:  # made where it lies
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found.state, hyperbf.state)
-    centres = found.state.params['block0']['stage2']['centres']
-    moments = found.state.opt_state[1].mu['block0']['stage2']['centres']
-    assert centres.sharding.shard_shape(centres.shape) == moments.sharding.shard_shape(centres.shape) == (1, 12, 16)
+    centers = found.state.params['block0']['stage2']['centers']
+    moments = found.state.opt_state[1].mu['block0']['stage2']['centers']
+    assert centers.sharding.shard_shape(centers.shape) == moments.sharding.shard_shape(centers.shape) == (1, 12, 16)
 
 
 @pytest.mark.parametrize('sizes', [{}, {'data': 1, 'fsdp': 2, 'tensor': 4}], ids=['one', 'mixed'])
@@ -105,7 +105,7 @@ def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
 
 def test_gradients_are_summed_within_fsdp_before_they_cross_data():
   """Hosts that each share the parameters exchange a share of the gradients, and not all of them."""
-  unit, x = HyperBFUnit(64), jax.random.normal(jax.random.key(0), (8, 4, 32))
+  unit, x = HyperBFCenters(64), jax.random.normal(jax.random.key(0), (8, 4, 32))
   params = unit.init(jax.random.key(1), x)
   mesh = make_mesh(jax.devices(), {'data': 2, 'fsdp': 4, 'tensor': 1})
   shardings = state_sharding(mesh, params)
@@ -114,7 +114,7 @@ def test_gradients_are_summed_within_fsdp_before_they_cross_data():
     compiled = jax.jit(gradient, in_shardings=(shardings, batch_sharding(mesh)), out_shardings=shardings)
     network = count_traffic(compiled.lower(params, x).compile().as_text(), [0, 0, 0, 0, 1, 1, 1, 1]).network
   crossing = sum(size for among, size in network.items() if among.hosts > 1)
-  assert crossing < 4 * 2 * 64 * 32 / 2  # centres and coefficients, in float32: a quarter of them, and vectors
+  assert crossing < 4 * 2 * 64 * 32 / 2  # centers and coefficients, in float32: a quarter of them, and vectors
 
 
 def test_a_device_of_sixteen_has_a_sixteenth_of_the_parameters():
@@ -148,7 +148,7 @@ def test_a_mesh_that_cannot_be_is_named(sizes, message):
   ('model', 'changes', 'message'),
   [
     ('hyperbf', {'heads': 6}, r'mesh\.tensor 4 does not divide model\.heads 6, .* a multiple of 4, such as 4'),
-    ('hyperbf', {'stage2.centres': 250}, r'mesh\.tensor 4 does not divide model\.stage2\.centres 250'),
+    ('hyperbf', {'stage2.centers': 250}, r'mesh\.tensor 4 does not divide model\.stage2\.centers 250'),
     ('gated', {'stage1.hidden': 426}, r'mesh\.tensor 4 does not divide model\.stage1\.hidden 426'),
   ],
 )

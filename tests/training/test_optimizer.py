@@ -21,7 +21,7 @@ from hbf.training.rules import height_of, rule_of, rules_of
 
 CLOCK = Clock(examples=1000, batch_size=10, epochs=1.0)
 PARAMS = {
-  'unit': {name: jnp.full((2, 2), 2.0) for name in ('kernel', 'centres', 'coefficients', 'bias', 'log_width')}
+  'unit': {name: jnp.full((2, 2), 2.0) for name in ('kernel', 'centers', 'coefficients', 'bias', 'log_sigma')}
 }
 
 
@@ -35,13 +35,13 @@ def test_decay_shrinks_what_multiplies_a_signal_and_nothing_else(toy):
   config = toy(**{'optimizer.weight_decay': 0.1, 'optimizer.learning_rate': 0.5})
   updates = first_update(config, jax.tree.map(jnp.zeros_like, PARAMS))
   decayed = pytest.approx(-0.5 * 0.1 * 2.0)
-  assert updates == {'kernel': decayed, 'centres': decayed, 'coefficients': decayed, 'bias': 0, 'log_width': 0}
+  assert updates == {'kernel': decayed, 'centers': decayed, 'coefficients': decayed, 'bias': 0, 'log_sigma': 0}
 
 
-def test_centres_and_widths_learn_at_their_own_rates(toy):
-  config = toy(**{'optimizer.weight_decay': 0.0, 'optimizer.width_rate': 10.0, 'optimizer.centre_rate': 3.0})
+def test_centers_and_widths_learn_at_their_own_rates(toy):
+  config = toy(**{'optimizer.weight_decay': 0.0, 'optimizer.sigma_rate': 10.0, 'optimizer.center_rate': 3.0})
   updates = first_update(config, jax.tree.map(jnp.ones_like, PARAMS))
-  rates = {'log_width': 10, 'centres': 3, 'kernel': 1, 'coefficients': 1, 'bias': 1}
+  rates = {'log_sigma': 10, 'centers': 3, 'kernel': 1, 'coefficients': 1, 'bias': 1}
   assert updates == {name: pytest.approx(rate * updates['bias']) for name, rate in rates.items()}
 
 
@@ -49,14 +49,14 @@ def every_parameter():
   """A path of each parameter of every model, with the unusual options that make more of them."""
   pairs = [(name, {}) for name in (*MODELS, 'hyperbf+none')]
   pairs += [
-    ('hyperbf', {'stage2.normalisation': 'none', 'stage2.metric': 'bilinear', 'stage2.kernel': 'signed_gaussian'}),
+    ('hyperbf', {'stage2.normalization': 'none', 'stage2.metric': 'bilinear', 'stage2.kernel': 'signed_gaussian'}),
     ('hyperbf', {'layer_scale': 0.1, 'positions': 'learned'}),
-    ('linear', {'stage1.features': 'gaussian', 'stage1.normaliser': 'none'}),
+    ('linear', {'stage1.features': 'gaussian', 'stage1.normalizer': 'none'}),
     ('gmlp', {'stage1.attention': 4}),
-    ('vit', {'stage1.places': 'offsets'}),
+    ('vit', {'stage1.relative_positions': 'gaussian'}),
     ('vit', {'stem': 'conv', 'pool': 'sequence', 'depth': 2, 'merge': 1, 'stage2.normalize': True}),
     ('vit', {'stem': 'conv', 'whiten': True}),
-    ('hyperbf', {'stage2.normalisation': 'none', 'stage2.kernel': 'ball_gelu'}),
+    ('hyperbf', {'stage2.normalization': 'none', 'stage2.kernel': 'ball_gelu'}),
     ('gated_softmax+none', {}),
   ]
   for model, changes in pairs:
@@ -71,15 +71,15 @@ def every_parameter():
 
 
 def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
-  """Centres are centres, and coefficients coefficients, whichever stage has them; β is a width."""
+  """Centers are centers, and coefficients coefficients, whichever stage has them; β is a width."""
   rest = {'names': '', 'tensor': None, 'matrices': 0}
   rules = {path[-1].key: dataclasses.replace(rule_of(path), **rest) for path, _ in every_parameter()}
-  assert rules['centres'] == rules['memory_centres'] != rules['kernel']
+  assert rules['centers'] == rules['memory_centers'] != rules['kernel']
   assert rules['coefficients'] == rules['memory_coefficients'] == rules['kernel']
   assert rules['embedding'] == rules['kernel']
-  assert rules['log_width'] == rules['beta'] == rules['place_log_width']
+  assert rules['log_sigma'] == rules['beta'] == rules['position_log_sigma']
   assert {name for name, rule in rules.items() if rule.decay} == {
-    *('kernel', 'embedding', 'centres', 'memory_centres', 'coefficients', 'memory_coefficients')
+    *('kernel', 'embedding', 'centers', 'memory_centers', 'coefficients', 'memory_coefficients')
   }
 
 
@@ -116,7 +116,7 @@ def test_a_layer_learns_and_decays_at_its_own_rate(toy):
   assert all(np.all(update['kernel'] != 0) for update in alike.values())
 
 
-def test_the_state_of_an_optimiser_without_layers_is_that_of_checkpoints_of_before(toy):
+def test_the_state_of_an_optimizer_without_layers_is_that_of_checkpoints_of_before(toy):
   optimizer = make_optimizer(toy().optimizer, optax.constant_schedule(1.0))
   paths = jax.tree_util.tree_leaves_with_path(optimizer.init({'kernel': jnp.zeros(1)}))
   names = [jax.tree_util.keystr(path) for path, _ in paths]
@@ -137,7 +137,7 @@ def test_lion_has_its_own_second_moment(toy):
 SHAPES = {
   'block0': {
     'stage1': {'qkv': {'kernel': (6, 18), 'bias': (18,)}, 'out': {'kernel': (6, 6)}},
-    'stage2': {'centres': (2, 5, 3), 'coefficients': (2, 5, 6), 'metric': (2, 3)},
+    'stage2': {'centers': (2, 5, 3), 'coefficients': (2, 5, 6), 'metric': (2, 3)},
   },
   'block1': {'stage1': {'hidden': {'kernel': (6, 16)}, 'out': {'kernel': (8, 6)}}},
   'head': {'kernel': (6, 4)},
@@ -170,7 +170,7 @@ def test_muon_is_its_definition_for_each_matrix_of_the_blocks_and_adam_for_the_r
   draws = [draw(is_leaf=lambda z: isinstance(z, tuple)) for _ in range(3)]
   updates = {}
   for name in ('muon', 'adamw'):
-    changes = {'name': name, 'clip': 0.0, 'weight_decay': 0.0, 'centre_rate': 1.0, 'learning_rate': 1.0}
+    changes = {'name': name, 'clip': 0.0, 'weight_decay': 0.0, 'center_rate': 1.0, 'learning_rate': 1.0}
     config = toy(**{f'optimizer.{key}': value for key, value in changes.items()})
     optimizer = make_optimizer(config.optimizer, optax.constant_schedule(-1.0))
     state = optimizer.init(draws[0])
@@ -194,7 +194,7 @@ def test_clipping_bounds_the_norm_of_the_gradient(toy):
     'optimizer.name': 'sgd',
     'optimizer.weight_decay': 0.0,
     'optimizer.clip': 1.0,
-    'optimizer.centre_rate': 1.0,
+    'optimizer.center_rate': 1.0,
   }
   config = toy(**changes)
   updates = first_update(config, jax.tree.map(lambda z: 100 * jnp.ones_like(z), PARAMS))

@@ -18,12 +18,12 @@ from safetensors import safe_open
 
 from configs import digits
 from hbf.config.resolve import resolve
-from hbf.data.augment import normalise
-from hbf.data.prepared import find, open_images, open_split
+from hbf.data.augment.batches import normalize
+from hbf.data.images.prepared import find, open_images, open_split
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model
-from hbf.training.exported import export, from_run, load_model, load_program, read_about, trained
-from hbf.training.labelling import Classifier, answer, find_images, of_export, of_trained, to_table
+from hbf.training.export import export, from_run, load_model, load_program, read_about, trained
+from hbf.training.predict import Classifier, answer, find_images, of_export, of_trained, to_table
 from hbf.training.workdir import read_predictions
 
 PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'predict.md'
@@ -72,11 +72,11 @@ def own(tmp_path):
   (root / 'more').mkdir(parents=True)
   (root / '.cache').mkdir()
   image = Image.fromarray(make_images(1, (8, 8))[0])
-  for path in ('grey.png', '.hidden.png', '.cache/seen.png'):
+  for path in ('gray.png', '.hidden.png', '.cache/seen.png'):
     image.save(root / path)
   image.convert('RGBA').save(root / 'more' / 'rgba.png')
   image.convert('RGB').resize((1600, 1200)).save(root / 'big.jpg')
-  (root / 'damaged.png').write_bytes((root / 'grey.png').read_bytes()[:50])
+  (root / 'damaged.png').write_bytes((root / 'gray.png').read_bytes()[:50])
   return root
 
 
@@ -107,7 +107,7 @@ def test_the_data_need_not_be_there_and_the_average_is_another_model(finished, r
 
 def test_files_come_from_folders_in_order_without_hidden_ones(own):
   named = [str(pathlib.Path(path).relative_to(own)) for path in find_images([str(own)])]
-  assert named == ['big.jpg', 'damaged.png', 'grey.png', 'more/rgba.png']
+  assert named == ['big.jpg', 'damaged.png', 'gray.png', 'more/rgba.png']
   assert find_images(['b.png', str(own / 'more'), 'a.png']) == ['b.png', str(own / 'more' / 'rgba.png'), 'a.png']
   (own / 'empty').mkdir()
   with pytest.raises(UserError, match='empty has no files: expected images'):
@@ -127,14 +127,14 @@ def test_what_can_not_be_read_is_named_and_the_rest_answered(run, own):
   assert [bool(one.error) for one in answers] == [False, True, False, False, True]
   assert all(one.image in one.error and '\n' not in one.error for one in answers if one.error)
   assert {batch.shape for batch in asked} == {(2, 8, 8, 1)}  # one program for all
-  grey, rgba = answers[2], answers[3]
-  assert grey.classes == rgba.classes and len(grey.classes) == 3
-  (every,) = (one.classes for one in answer(classifier, [grey.image], top=99))
-  assert [name for name, _ in every[:3]] == [name for name, _ in grey.classes]
+  gray, rgba = answers[2], answers[3]
+  assert gray.classes == rgba.classes and len(gray.classes) == 3
+  (every,) = (one.classes for one in answer(classifier, [gray.image], top=99))
+  assert [name for name, _ in every[:3]] == [name for name, _ in gray.classes]
   probabilities = [probability for _, probability in every]
   assert len(every) == 10 and sum(probabilities) == pytest.approx(1) and probabilities == sorted(probabilities)[::-1]
-  lines = to_table([grey, rgba]).splitlines()
-  assert len(lines) == 4 and f'{grey.classes[0][0]} {grey.classes[0][1]:.1%}' in lines[2]
+  lines = to_table([gray, rgba]).splitlines()
+  assert len(lines) == 4 and f'{gray.classes[0][0]} {gray.classes[0][1]:.1%}' in lines[2]
 
 
 def test_oblong_images_are_taken_as_they_are_stored(tmp_path):
@@ -147,7 +147,7 @@ def test_oblong_images_are_taken_as_they_are_stored(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('name', 'changes'), [('hyperbf', {'stage2.form': 'pallas'}), ('vit', {'pool': 'sequence'}), ('gmlp', {})]
+  ('name', 'changes'), [('hyperbf', {'stage2.implementation': 'pallas'}), ('vit', {'pool': 'sequence'}), ('gmlp', {})]
 )
 def test_an_export_is_the_model_for_any_number_of_images(name, changes, tmp_path):
   model = small(name, **changes)
@@ -162,7 +162,7 @@ def test_an_export_is_the_model_for_any_number_of_images(name, changes, tmp_path
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected[:count], atol=1e-5)
   module, variables, about = load_model(tmp_path / 'model')
-  seen = normalise(images, about['mean'], about['std'])
+  seen = normalize(images, about['mean'], about['std'])
   by_module = jax.jit(lambda variables, z: module.apply(variables, z, train=False))(variables, seen)
   np.testing.assert_allclose(by_module, expected, atol=1e-5)
 
@@ -208,8 +208,8 @@ def test_an_export_writes_over_nothing(run, folder, tmp_path, monkeypatch):
   def full(path, value):
     raise OSError(28, 'No space left on device')
 
-  monkeypatch.setattr('hbf.training.exported.write_json', full)  # when the other files are there
-  monkeypatch.setattr('hbf.training.exported._program', lambda _: jax.export.deserialize(program))
+  monkeypatch.setattr('hbf.training.export.write_json', full)  # when the other files are there
+  monkeypatch.setattr('hbf.training.export._program', lambda _: jax.export.deserialize(program))
   program = bytearray((folder / 'program.jax').read_bytes())
   with pytest.raises(UserError, match=r'out could not be written .*No space left'):
     export(run, tmp_path / 'out')
@@ -290,14 +290,14 @@ def test_answers_bear_the_names_that_the_data_have_for_readers(finished, tmp_pat
 
 
 def command(*arguments):
-  return subprocess.run([sys.executable, '-m', 'hbf.predict', *arguments], capture_output=True, text=True)
+  return subprocess.run([sys.executable, '-m', 'hbf', 'predict', *arguments], capture_output=True, text=True)
 
 
 def test_the_command_answers_from_an_export_in_json(folder, own, run):
   done = command(str(own), f'--model={folder}', '--json', '--top=2')
   assert done.returncode == 1 and done.stderr.count('\n') == 1 and 'damaged.png' in done.stderr
   found = {pathlib.Path(one.pop('image')).name: one for one in json.loads(done.stdout)}
-  assert [*found] == ['big.jpg', 'damaged.png', 'grey.png', 'rgba.png']
+  assert [*found] == ['big.jpg', 'damaged.png', 'gray.png', 'rgba.png']
   assert 'damaged.png' in found['damaged.png'].pop('error') and not found.pop('damaged.png')
   for path, said in found.items():
     (expected,) = answer(of_trained(run), [*map(str, own.rglob(path))], top=2)

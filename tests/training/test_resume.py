@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 from toy_runs import ONE, QUIET, assert_same_run, assert_timed, damage, params_of, stop_at, timeless
 
-from hbf.data import levels
-from hbf.data.inputs import Input
-from hbf.data.order import EvalOrder
+from hbf.data.images import levels
+from hbf.data.pipeline.inputs import Input
+from hbf.data.pipeline.order import EvalOrder
 from hbf.errors import UserError
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.loop import train

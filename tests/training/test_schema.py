@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from configs import cifar10, shakespeare
 from hbf.comparison.stored import PackedRuns
 from hbf.config.resolve import resolve
-from hbf.data.prepare import PREPARATIONS
-from hbf.data.texts import Texts
-from hbf.data.tokenizers import read_tokenizer
+from hbf.data.images.prepare import PREPARATIONS
+from hbf.data.text.texts import Texts
+from hbf.data.text.tokenizers import read_tokenizer
 from hbf.errors import UserError
 from hbf.models.build import build_model, count_parameters
 from hbf.tasks.registry import make_task
@@ -79,13 +79,13 @@ def test_every_committed_run_is_the_model_that_it_was(comparison):
 
 
 def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
-  """The first runs had no rate of their own for centres; today's default is √D."""
+  """The first runs had no rate of their own for centers; today's default is √D."""
   stored = stored_configs('rivals')['cifar10-hyperbf-0']
-  del stored['optimizer']['centre_rate']
+  del stored['optimizer']['center_rate']
   write_json(tmp_path / 'config.json', stored)
-  assert load_config(tmp_path).optimizer.centre_rate == 1.0
+  assert load_config(tmp_path).optimizer.center_rate == 1.0
   asked = COMPARISONS['rivals'].config('cifar10-hyperbf-0')
-  assert differences(tmp_path, asked) == 'optimizer.centre_rate is 1.0 there, 8.0 here'
+  assert differences(tmp_path, asked) == 'optimizer.center_rate is 1.0 there, 8.0 here'
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_run_with_the_flip_and_crop_of_before_is_the_one_that_is_asked_for_tod
 
 
 def test_signed_widths_became_a_kernel():
-  stage2 = {'kernel': 'gaussian', 'widths': 'signed', 'metric': 'bilinear'}
+  stage2 = {'kernel': 'gaussian', 'sigma_per': 'signed', 'metric': 'bilinear'}
   found = current({'version': 10, 'model': {'name': 'hyperbf', 'stage1': {}, 'stage2': stage2}})['model']['stage2']
-  assert found == {'kernel': 'signed_gaussian', 'widths': 'centre', 'metric': 'bilinear'}
+  assert found == {'kernel': 'signed_gaussian', 'sigma_per': 'center', 'metric': 'bilinear'}
 
 
 def test_a_config_of_today_is_left_as_it_is():

@@ -97,7 +97,7 @@ def test_alternate_flip_follows_the_epochs_of_the_runs_own_order(toy):
   data, order, task = made.inputs['train'], made.order, made.task
   keys = jax.random.split(jax.random.key(1))
   index = order(0)
-  see = jax.jit(lambda step: task.see_in_training(keys, data.resident, {'index': index, 'step': step}).inputs)
+  see = jax.jit(lambda step: task.train_batch(keys, data.resident, {'index': index, 'step': step}).inputs)
   straddling = order.examples // order.batch_size
   first, later = see(0), see(straddling)
   turned = order.epochs(straddling) == 1

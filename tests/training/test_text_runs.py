@@ -11,9 +11,9 @@ from configs import text
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
 from hbf.training.evaluate import evaluate_workdir
+from hbf.training.generate import write_texts
 from hbf.training.loop import train
 from hbf.training.workdir import load_config
-from hbf.training.writing import write_texts
 
 SMALL = {
   'model.width': 16,
@@ -46,7 +46,7 @@ def make(sentences):
   def config(arguments='', **changes):
     made = text.get_config(arguments)
     made.update_from_flattened_dict({'data.name': 'text_file', 'data.root': str(sentences), **SMALL, **changes})
-    for stage, option in (('stage2', 'centres'), ('stage2', 'hidden'), ('stage1', 'hidden')):
+    for stage, option in (('stage2', 'centers'), ('stage2', 'hidden'), ('stage1', 'hidden')):
       if option in made.model[stage]:
         made.model[stage][option] = 12
     return made

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hbf.data import archives
+from hbf.data.images import archives
 
 
 class Local:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow_datasets as tfds
 
-from hbf.data import archives, images
 from hbf.data.builders import base
+from hbf.data.images import archives, codec
 
 _SHAPE = (3, 32, 32)  # As the archive has them: channels first.
 
@@ -62,7 +62,7 @@ class _Cifar(base.FromArchive):
     for number, record in enumerate(record for records in files for record in records):
       image = record[len(keys) :].reshape(_SHAPE).transpose(1, 2, 0)
       labels = {key: int(label) for key, label in zip(keys, record, strict=False)}
-      yield number, {'id': f'{split}_{number:05d}', 'image': images.encode_png(image), **labels}
+      yield number, {'id': f'{split}_{number:05d}', 'image': codec.encode_png(image), **labels}
 
 
 class Cifar10(_Cifar, tfds.image_classification.Cifar10, skip_registration=True):  # type: ignore[call-arg]

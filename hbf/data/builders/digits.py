@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn: 1,797 grey images of 8 x 8 pixels, 10 classes."""
+"""The handwritten digits that come with scikit-learn: 1,797 gray images of 8 x 8 pixels, 10 classes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 from sklearn import datasets as sklearn_datasets
 
-from hbf.data import images
 from hbf.data.builders import base
+from hbf.data.images import codec
 
 _TEST_EVERY = 5
 
@@ -46,4 +46,4 @@ class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True
   def _generate_examples(self, digits: Any, rows: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
     levels = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     for row in rows.tolist():
-      yield row, {'image': images.encode_png(levels[row]), 'label': int(digits.target[row])}
+      yield row, {'image': codec.encode_png(levels[row]), 'label': int(digits.target[row])}

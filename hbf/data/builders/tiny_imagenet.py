@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from hbf.data import images
 from hbf.data.builders import base
+from hbf.data.images import codec
 
 _ROOT = 'tiny-imagenet-200'
 _SIZE = 64
@@ -88,12 +88,12 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
     try:
       with Image.open(io.BytesIO(encoded)) as image:
         mode, size = image.mode, image.size
-      pixels = images.decode(io.BytesIO(encoded), channels=3, size=None)  # Also finds damage in RGB images.
+      pixels = codec.decode(io.BytesIO(encoded), channels=3, size=None)  # Also finds damage in RGB images.
     except Exception as error:  # Pillow raises anything on damaged data.
       raise self._archive.error(f'has a damaged image {member}') from error
     if size != (_SIZE, _SIZE):
       raise self._archive.error(f'has {size[0]} x {size[1]} pixels in {member}, not {_SIZE} x {_SIZE}')
-    return encoded if mode == 'RGB' else images.encode_png(pixels)
+    return encoded if mode == 'RGB' else codec.encode_png(pixels)
 
 
 def _train_labels(members: list[str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from hbf.interop.table import Params, Tensors
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.hyperbf import SIGNED
 
-# Mean and standard deviation of the channels by which the authors normalise their images.
+# Mean and standard deviation of the channels by which the authors normalize their images.
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STATISTICS = {'cifar10': _CIFAR, 'cifar100': _CIFAR}
@@ -41,7 +41,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
-    images [batch, height, width, 3] that are normalised as the network's were (`STATISTICS` for CIFAR).
+    images [batch, height, width, 3] that are normalized as the network's were (`STATISTICS` for CIFAR).
 
   Raises:
     UserError: the file can't be read, or isn't a state_dict of that code; the message lists what is wrong with it.
@@ -59,8 +59,8 @@ def read(tensors: Tensors, heads: int | None = None) -> Network:
   model = next(model for model, origin in ORIGINS.items() if origin == table.origin)
   stages: tuple[dict[str, Any], dict[str, Any]] = {}, {'hidden': sizes['hidden']}
   if model == 'hyperbf':
-    unit = {'kernel': SIGNED, 'metric': 'bilinear', 'norm': 'none', 'normalisation': 'none'}
-    stages = {'metric': 'bilinear', 'widths': 'layer'}, {'centres': sizes['hidden'], **unit}
+    unit = {'kernel': SIGNED, 'metric': 'bilinear', 'normalize_inputs': False, 'normalization': 'none'}
+    stages = {'metric': 'bilinear', 'sigma_per': 'layer'}, {'centers': sizes['hidden'], **unit}
   heads = heads_of(model, sizes['D'], sizes['d'], heads)
   return Network(
     origin=table.origin,

@@ -4,7 +4,7 @@ Read in main.py of github.com/sunrainyg/Unified_architecture, at its commits of 
 
 Theirs                                            Ours
 attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, widths layer: σ² = 1 / (2 scale)
-mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFUnit, signed_gaussian, bilinear, normalisation none
+mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFCenters, signed_gaussian, bilinear, normalization none
 ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
 
 A distance under a free M is meant as xᵀMx + tᵀMt − 2xᵀMt.
@@ -24,7 +24,7 @@ _OPTIONAL = ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias')
 _VIT_M, _VIT_HEADS = 192, 4  # the code's constants
 _M: dict[str, Shape] = {'attn.M': ('d', 'd')}
 _QKV: dict[str, Shape] = {'attn.qkv.weight': ('3D', 'D')}
-_CENTRES: dict[str, Shape] = {'mlp.centers': ('hidden', 'D')}
+_CENTERS: dict[str, Shape] = {'mlp.centers': ('hidden', 'D')}
 _BLOCK = {
   **norm('norm_stage1', 'norm1'),
   **linear('stage1/out', 'attn.proj', 'D', 'D'),
@@ -88,13 +88,13 @@ def _hyper_vit(optional: Collection[str]) -> Table:
     **_BLOCK,
     'stage1/qkv/kernel': Source(_QKV, np.transpose),
     'stage1/metric': Source(_M | _QKV | scale, _attention_metric),
-    'stage1/log_width': Source(_M | scale, _attention_log_width),
-    'stage2/centres': Source(_CENTRES, lambda t: t[None]),
-    'stage2/metric': metric if 'mlp.M_RBF' in optional else Source(_CENTRES, lambda t: np.eye(t.shape[1])[None]),
+    'stage1/log_sigma': Source(_M | scale, _attention_log_width),
+    'stage2/centers': Source(_CENTERS, lambda t: t[None]),
+    'stage2/metric': metric if 'mlp.M_RBF' in optional else Source(_CENTERS, lambda t: np.eye(t.shape[1])[None]),
     'stage2/beta': Source({'mlp.beta': ('hidden',)}, lambda beta: beta[None, None]),
     'stage2/log_gain': Source({}, lambda: np.zeros((1, 1, 1))),
     'stage2/coefficients': Source({'mlp.fc.weight': ('D', 'hidden')}, lambda c: c.T[None]),
-    'stage2/bias': bias if 'mlp.fc.bias' in optional else Source(_CENTRES, lambda t: np.zeros(t.shape[1])),
+    'stage2/bias': bias if 'mlp.fc.bias' in optional else Source(_CENTERS, lambda t: np.zeros(t.shape[1])),
   }
   return Table(ORIGINS['hyperbf'], VIT, block, 'blocks.{}.')
 

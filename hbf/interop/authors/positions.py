@@ -26,7 +26,7 @@ def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 def cubic_weights(old: int, new: int) -> np.ndarray:
   """What each of `new` points takes of `old` ones: [new, old], rows of sum 1.
 
-  Cubic convolution (Keys 1981, eq. 4, with a = −3/4), points at the centres of their cells, and beyond the edge the
+  Cubic convolution (Keys 1981, eq. 4, with a = −3/4), points at the centers of their cells, and beyond the edge the
   outermost point once more: PyTorch's interpolate(mode='bicubic') with scale_factor (new + 0.1) / old.
   """
   a = -0.75

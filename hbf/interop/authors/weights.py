@@ -7,9 +7,9 @@ from hbf.errors import UserError
 from hbf.interop.authors.layout import scaled_queries
 from hbf.interop.table import Params
 from hbf.models.classifier import ImageClassifier
-from hbf.nn.attention import SoftmaxAttention
-from hbf.nn.hyperbf import SIGNED, HyperBFAttention, HyperBFUnit
-from hbf.nn.mlp import MLP
+from hbf.nn.baselines.mlp import MLP
+from hbf.nn.baselines.softmax import SoftmaxAttention
+from hbf.nn.hyperbf import SIGNED, HyperBFAttention, HyperBFCenters
 
 NORM_EPSILON = 1e-5  # PyTorch's
 
@@ -50,7 +50,7 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   """The stages of a model; raises a UserError that lists its options that the authors' code doesn't have."""
   stage1, stage2 = model.trunk.stage1(), model.trunk.stage2() if model.trunk.stage2 else None
   kinds = (type(stage1), type(stage2))
-  if stage2 is None or kinds not in ((HyperBFAttention, HyperBFUnit), (SoftmaxAttention, MLP)):
+  if stage2 is None or kinds not in ((HyperBFAttention, HyperBFCenters), (SoftmaxAttention, MLP)):
     raise UserError("the authors' code has the models hyperbf and vit, and no other pair of stages")
   needed = {
     'embed.pool': 'cls',
@@ -58,19 +58,21 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
     'trunk.norm_epsilon': NORM_EPSILON,
     'trunk.parallel': False,
     'trunk.layer_scale': 0.0,
-    'stage1.places': 'none',
+    'stage1.relative_positions': 'none',
   }
   if kinds[0] is HyperBFAttention:
-    needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': 'none', 'stage1.memory': 0}
+    needed |= {'stage1.kernel': 'gaussian', 'stage1.qk_norm': False, 'stage1.memory': 0}
     needed |= {'stage2.kernel': SIGNED if stage2.kernel == SIGNED else 'gaussian', 'stage2.heads': 1}
-    needed |= {'stage2.norm': 'none', 'stage2.norm_affine': True, 'stage2.normalisation': 'none'}
+    needed |= {'stage2.normalize_inputs': False, 'stage2.norm_affine': True, 'stage2.normalization': 'none'}
   else:
-    needed |= {'stage1.qk_norm': 'none', 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
+    needed |= {'stage1.qk_norm': False, 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
   owners: dict[str, nn.Module] = {'embed': model.embed, 'trunk': model.trunk, 'stage1': stage1, 'stage2': stage2}
   options = {key: getattr(owners[key.split('.')[0]], key.split('.')[1]) for key in needed}
   keys = {key: f'model.{key}'.replace('embed.', '').replace('trunk.', '') for key in needed}  # as a config has them
   wrong = [f'{keys[key]} {needed[key]!r}, not {value!r}' for key, value in options.items() if value != needed[key]]
-  wrong += [f'learned model.{key}.widths' for key, stage in owners.items() if getattr(stage, 'widths', '') == 'fixed']
+  wrong += [
+    f'learned model.{key}.sigma_per' for key, stage in owners.items() if getattr(stage, 'sigma_per', '') == 'fixed'
+  ]
   if wrong:
     raise UserError(f"the authors' code needs {', '.join(wrong)}")
   return stage1, stage2
@@ -88,7 +90,7 @@ def _from_stage(params: Params, stage: nn.Module) -> dict[str, np.ndarray]:
   match stage:
     case HyperBFAttention():
       return _from_attention(params, stage)
-    case HyperBFUnit():
+    case HyperBFCenters():
       return _from_unit(params, stage)
     case SoftmaxAttention():
       return _from_softmax(params, stage)
@@ -98,12 +100,12 @@ def _from_stage(params: Params, stage: nn.Module) -> dict[str, np.ndarray]:
 
 def _from_attention(params: Params, stage: HyperBFAttention) -> dict[str, np.ndarray]:
   qkv = params['qkv']['kernel']
-  metric, log_width = params.get('metric'), params['log_width']
-  for what, z in (('metrics', metric), ('widths', log_width)):
+  metric, log_sigma = params.get('metric'), params['log_sigma']
+  for what, z in (('metrics', metric), ('widths', log_sigma)):
     if z is not None and np.any(z != z[:1]):
       raise UserError(f"the {what} of a layer's heads differ: the authors' attention has one for all of them")
   return {
-    'attn.scale': 0.5 * np.exp(-2 * log_width[0, 0, 0]),
+    'attn.scale': 0.5 * np.exp(-2 * log_sigma[0, 0, 0]),
     'attn.M': _matrix(stage.metric, metric, len(qkv) // stage.heads),
     'attn.qkv.weight': qkv.T,
     **_from_dense('attn.proj', params['out']),
@@ -120,12 +122,12 @@ def _from_softmax(params: Params, stage: SoftmaxAttention) -> dict[str, np.ndarr
   }
 
 
-def _from_unit(params: Params, stage: HyperBFUnit) -> dict[str, np.ndarray]:
-  beta = params['beta'] if stage.kernel == SIGNED else 0.5 * np.exp(-2 * params['log_width'])
+def _from_unit(params: Params, stage: HyperBFCenters) -> dict[str, np.ndarray]:
+  beta = params['beta'] if stage.kernel == SIGNED else 0.5 * np.exp(-2 * params['log_sigma'])
   return {
-    'mlp.centers': params['centres'][0],
-    'mlp.M_RBF': _matrix(stage.metric, params.get('metric'), params['centres'].shape[-1]),
-    'mlp.beta': np.broadcast_to(beta[0, 0], (stage.centres,)),
+    'mlp.centers': params['centers'][0],
+    'mlp.M_RBF': _matrix(stage.metric, params.get('metric'), params['centers'].shape[-1]),
+    'mlp.beta': np.broadcast_to(beta[0, 0], (stage.centers,)),
     'mlp.fc.weight': (np.exp(params['log_gain'][0]) * params['coefficients'][0]).T,
     'mlp.fc.bias': params['bias'],
   }

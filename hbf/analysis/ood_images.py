@@ -1,0 +1,53 @@
+"""Images of other data sets, brought to the shape of a run's own."""
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from hbf.analysis.trained_run import TrainedRun
+from hbf.data.datasets import load
+from hbf.data.images.codec import decode_file
+from hbf.data.pipeline.host import read_many
+from hbf.data.pipeline.order import evenly_spaced
+from hbf.training.predict import find_images
+
+MOST = 2_000
+NOISE = 'noise'
+
+
+def others(subject: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+  """By name, at most `MOST` images: uint8 [m, height, width, channels] of the run's shape.
+
+  Args:
+    subject: the run.
+    wanted: names of data sets, whose test split is taken, or folders of images. Pixels drawn at random join them.
+
+  Raises:
+    UserError: a data set isn't there, a folder holds no image, or an image can't be read.
+  """
+  random = np.random.default_rng(0)
+  found = {NOISE: random.integers(0, 256, (MOST, *subject.task.shape), np.uint8)}
+  for name in wanted:
+    path = pathlib.Path(name).expanduser()
+    found[path.name if path.is_dir() else name] = _folder(subject, path) if path.is_dir() else _dataset(subject, name)
+  return found
+
+
+def _folder(subject: TrainedRun, folder: pathlib.Path) -> np.ndarray:
+  paths = find_images([str(folder)])
+  height, _, channels = subject.task.shape
+  chosen = (paths[i] for i in evenly_spaced(len(paths), MOST))
+  return np.stack([decode_file(path, channels=channels, size=height) for path in chosen])
+
+
+def _dataset(subject: TrainedRun, name: str) -> np.ndarray:
+  height, _, channels = subject.task.shape
+  directory = subject.restored.config.data.dir
+  dataset = load(name=name, dir=directory, root='', image_size=height, download=False)
+  source = dataset.splits['test']
+  found, _ = read_many(source, evenly_spaced(len(source), MOST), dataset.image_shape)
+  if found.shape[-1] == channels:
+    return found
+  gray = found.mean(axis=-1, keepdims=True).round().astype(np.uint8)
+  return np.broadcast_to(gray, (*found.shape[:-1], channels))

@@ -1,0 +1,60 @@
+"""What `hbf.analysis.dead_units` measured, as a table and a picture."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+from hbf.evaluation.scores import ACCURACY
+
+SCORES = (
+  ('mean', 'mean response'),
+  ('spread', 'spread of a response over the tokens'),
+  ('learning', "rms gradient of the centers' coordinates"),
+)
+SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # of the centers, not drawn
+
+
+def table(measured: dict[str, Any]) -> str:
+  """Markdown; of each figure the range over the blocks, at init → after training."""
+  header = ('stage 2', *(label for _, label in (*SCORES, *SHARES)), f'test {ACCURACY.label}')
+  rows = []
+  for row in measured['rows']:
+    scores = [f'{_range(row["init"][name])} → {_range(row["trained"][name])}' for name, _ in (*SCORES, *SHARES)]
+    rows.append((row['setting'], *scores, f'{row["accuracy"]:.1f}'))
+  return markdown.table(header, rows)
+
+
+def _range(values: Sequence[float]) -> str:
+  shown = [f'{value:.3g}' if value >= 99.5 else f'{value:.2g}' for value in (min(values), max(values))]
+  return shown[0] if shown[0] == shown[1] else ' … '.join(shown)
+
+
+def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
+  """Writes a PNG: a panel for each figure, a dot for each block, hollow at init and full after training."""
+  rows = measured['rows']
+  score, axes = plt.subplots(1, len(SCORES), figsize=(13, 4), sharey=True, layout='constrained')
+  for axis, (name, label) in zip(axes, SCORES, strict=True):
+    sizes = [abs(value) for row in rows for when in ('init', 'trained') for value in row[when][name] if value]
+    floor = 10 ** np.floor(np.log10(min(sizes)))
+    # What is exactly 0 stands at the left.
+    axis.set_xscale('symlog', linthresh=floor, linscale=0.5)
+    for y, row in enumerate(rows):
+      for when, face, dy in (('init', 'none', 0.12), ('trained', 'C0', -0.12)):
+        values = row[when][name]
+        axis.scatter(
+          np.abs(values), [y + dy] * len(values), facecolors=face, edgecolors='C0', label=when if not y else None
+        )
+    axis.set(xlabel=label, yticks=range(len(rows)), yticklabels=[row['setting'] for row in rows])
+    axis.set_xlim(left=-floor / 5)
+    axis.grid(alpha=0.3)
+  axes[0].invert_yaxis()
+  axes[0].legend(loc='lower center')
+  score.savefig(path, dpi=120, metadata={'Software': None})
+  plt.close(score)

@@ -1,0 +1,122 @@
+"""Compares models: every arm with every seed, parameters matched, one table.
+
+python -m hbf compare --preset=small --workdir=runs/small            # or memo, the memo's Table 2; rivals; rates
+python -m hbf compare --config=configs/cifar10.py:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \\
+  --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.sigma_scale=2.0' --workdir=runs/widths
+python -m hbf compare --workdir=runs/small --report                  # the table again, from the logs
+python -m hbf compare --preset=laptop-tune --tune=12 --workdir=runs/tune   # twelve trials of each arm
+python -m hbf compare --preset=laptop --tuned=runs/tune/tuning.json --workdir=runs/tuned   # each at its best options
+
+Trials are chosen on held-out images. Each run is an ordinary workdir of train.py. The same command goes on where it
+was stopped or killed; seeds and arms of a later one join those that are there. Keys given as --config.KEY=VALUE hold
+for all arms.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from hbf import cli
+from hbf.errors import UserError, choose
+
+if TYPE_CHECKING:
+  from hbf.comparison.grid import Comparison
+
+CONFIGS = flags.DEFINE_multi_string(
+  'config', [], 'FILE[:recipe=…,size=…]; give several to compare on several data sets.'
+)
+ARMS = flags.DEFINE_multi_string(
+  'arm',
+  [],
+  "'MODEL' or 'LABEL: MODEL key=value …'; the first is what others differ from. Of a preset, a label will do.",
+)
+SEEDS = flags.DEFINE_string('seeds', '', 'Such as 0,1,2 (the default).')
+PRESET = flags.DEFINE_string(
+  'preset',
+  '',
+  "A comparison of hbf.comparison.presets; other flags replace its parts, but parameters stay its first arm's.",
+)
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the comparison.', required=True)
+DEVICES = flags.DEFINE_string(
+  'devices', '', 'One run at a time on each: gpu:0,gpu:1 or cores, cpu:0,cpu:1. Default: all for one.'
+)
+MATCH = flags.DEFINE_boolean(
+  'match', True, "Give every arm the first's parameters, within 1%, by its centers or hidden units."
+)
+OPERATIONS = flags.DEFINE_string(
+  'operations',
+  '',
+  "Training operations of each arm, through its epochs: match (the first arm's), a number such as 1.8e14, or none "
+  "(leave the epochs alone). Default: the preset's choice; without a preset none.",
+)
+TUNE = flags.DEFINE_integer(
+  'tune', 0, 'Trials of each arm with options drawn from the space, instead of a comparison.'
+)
+SPACE = flags.DEFINE_multi_string(
+  'space', [], "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm; beside the preset's."
+)
+TUNED = flags.DEFINE_string('tuned', '', "The tuning.json of a search: each arm gets its best trial's options.")
+REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')
+SPLIT = flags.DEFINE_enum(
+  'split', 'test', ['test', 'validation'], 'With --report: validation prints the figures of held-out images instead.'
+)
+OVERRIDES = cli.take_overrides()
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run what is missing and report; exit status 1 if a run failed, 0 also if a signal stopped it."""
+  del argv
+  import jax
+
+  from hbf.comparison import tune
+  from hbf.comparison.compare import compare, report
+  from hbf.comparison.devices import parse_devices
+
+  jax.config.update('jax_platforms', 'cpu')  # the accelerators are the runs'
+  workdir = pathlib.Path(WORKDIR.value).expanduser()
+  if REPORT.value:
+    if (workdir / tune.TUNING).exists():
+      tune.report(workdir)
+    else:
+      report(workdir, SPLIT.value)
+    return 0
+  devices = parse_devices(DEVICES.value)
+  if TUNE.present:
+    if SEEDS.value:
+      raise UserError(f'--tune gives each trial a seed of its own, from {tune.FIRST_SEED} on: leave out --seeds')
+    return 0 if tune.tune(asked(), TUNE.value, workdir, devices) else 1
+  return 0 if compare(asked(), workdir, devices) else 1
+
+
+def asked() -> 'Comparison':
+  """Return what the flags ask for.
+
+  Raises:
+    UserError: there is no such preset, the seeds are no list, or a budget of operations comes with epochs.
+  """
+  from hbf.comparison import tune
+  from hbf.comparison.grid import Comparison, parse_seeds, with_arms
+  from hbf.comparison.presets import PRESETS
+
+  if OPERATIONS.value not in ('', 'match', 'none'):
+    for override in OVERRIDES:
+      if override.startswith('--config.train.epochs='):
+        raise UserError(f'--operations={OPERATIONS.value} and {override} both set the length: give one of them')
+  preset = choose('preset', PRESET.value, PRESETS) if PRESET.value else Comparison()
+  comparison = dataclasses.replace(
+    with_arms(preset, ARMS.value),
+    configs=tuple(CONFIGS.value) or preset.configs,
+    seeds=parse_seeds(SEEDS.value) or preset.seeds,
+    overrides=(*preset.overrides, *OVERRIDES),
+    match=MATCH.value,
+    operations='' if OPERATIONS.value == 'none' else OPERATIONS.value or preset.operations,
+  )
+  comparison = dataclasses.replace(comparison, space=(*comparison.space, *SPACE.value))
+  return tune.with_best(comparison, pathlib.Path(TUNED.value).expanduser()) if TUNED.value else comparison
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,43 @@
+"""Compiles a config's steps for hardware that isn't there, and says what they need, with an estimate of their speed.
+
+python -m hbf compile --config=configs/cifar10.py:model=hyperbf,recipe=memo --topology=v5e-16
+python -m hbf compile --config=configs/cifar10.py:recipe=memo --config.model.dtype=bfloat16 --topology=h200-1 --json
+
+Nothing runs, and no data need be there. TPUs: v4-8, v5e-1, v5p-256, v6e-16, …, with requirements-tpu.txt installed;
+NVIDIA GPUs: a100-8, h100-8, h200-1, b200-64, …, with requirements-gpu.txt (each in an environment of its own).
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+
+from hbf import cli
+
+CONFIG = cli.define_config('digits')
+TOPOLOGY = flags.DEFINE_string('topology', None, 'Such as v5e-16 or h200-1: CHIP-NUMBER.', required=True)
+LARGEST = flags.DEFINE_boolean('largest_batch', False, 'Find the largest train.batch_size that fits, to 3%.')
+JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout.')
+TEXT = flags.DEFINE_string('text', '', "Folder for the compiled programs' text.")
+
+
+def main(argv: Sequence[str]) -> int:
+  """Compiles and prints; exit status 1 if a program doesn't fit."""
+  del argv
+  jax.config.update('jax_platforms', 'cpu')  # the devices to compile for aren't this process's
+  from hbf.hardware.report import check_fit, describe_programs, find_largest_batch, markdown
+  from hbf.hardware.topologies import parse_topology
+
+  topology = parse_topology(TOPOLOGY.value)
+  report = describe_programs(CONFIG.value, topology, pathlib.Path(TEXT.value) if TEXT.value else None)
+  if LARGEST.value:
+    report['largest_batch'] = find_largest_batch(CONFIG.value, topology)
+  print(json.dumps(report) if JSON.value else markdown(report))
+  check_fit(report, CONFIG.value, topology)
+  return 0
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,60 @@
+"""The command for weights of the authors' code.
+
+python -m hbf convert best.pth --workdir runs/theirs --config cifar10                # then hbf eval
+python -m hbf convert ours.pth --workdir runs/ours --export                          # the other way
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from absl import logging
+
+from hbf import cli
+from hbf.arguments import Parser
+from hbf.errors import UserError, in_one_line
+from hbf.interop import authors, tensors
+from hbf.models.classifier import ImageClassifier
+from hbf.training.convert import of_authors
+from hbf.training.evaluate import restore
+from hbf.training.machine import keep_freed_memory
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  parser = Parser(
+    'hbf.cli.convert', "Reads a state_dict of the authors' public code into a workdir for `hbf eval`, or writes one."
+  )
+  parser.add_path('file', metavar='FILE', help=', '.join(tensors.READERS))
+  parser.add_run('made here; with --export: read')
+  parser.add_argument('--config', default='cifar10', help='name of the data set, or a file; default: %(default)s')
+  parser.add_argument('--heads', type=int, help="of ViT's attention; default: 4")
+  parser.add_argument('--export', action='store_true', help="write the workdir's network to FILE")
+  parser.add_argument('--average', action='store_true', help='to export: the moving average of its parameters')
+  flags = parser.parse_args(arguments)
+  keep_freed_memory()
+  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  moved = {key: value for key, value in (('dir', flags.data_dir), ('root', flags.data_root)) if value}
+  print(_export(flags, moved) if flags.export else _import(flags, moved))
+  return 0
+
+
+def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
+  config = cli.read_config(
+    [f'--config={flags.config}', *(f'--config.data.{key}={value}' for key, value in moved.items())]
+  )
+  found = of_authors(flags.file, flags.workdir, config, flags.heads)
+  return f'{found}\nmade {flags.workdir}: python -m hbf eval --workdir={flags.workdir}'
+
+
+def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
+  restored = restore(flags.workdir, flags.checkpoint, average=flags.average, **moved)
+  if not isinstance(restored.model, ImageClassifier):
+    raise UserError(f'{flags.workdir} holds no network for images: the files of the authors are of such')
+  authors.save(flags.file, restored.model, {'params': restored.params})
+  return f'wrote {flags.file}'
+
+
+if __name__ == '__main__':
+  sys.exit(main())

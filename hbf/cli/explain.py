@@ -1,0 +1,54 @@
+"""Makes a page that explains a run on images: its errors, kernels, centers and heads, and what decides its answers.
+
+python -m hbf explain --workdir=runs/c10 --ood=cifar100 --ood=photos --against=runs/vit
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+from rich.console import Console
+from rich.progress import Progress
+
+from hbf import cli
+from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; the page is written there.', required=True)
+AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, to set beside it.')
+OOD = flags.DEFINE_multi_string(
+  'ood', [], 'A data set, or a folder of images, of other kinds; give several for several.'
+)
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Explain the moving average of the parameters (train.average).')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Writes explain.html and explain.json into the workdir."""
+  del argv
+  keep_freed_memory()
+  keep_compiled_programs()
+  from hbf.analysis.report.explain import about, explain, numbers
+  from hbf.analysis.report.page import render
+  from hbf.analysis.trained_run import TrainedRun
+  from hbf.training.workdir import replace_text, write_json
+
+  def opened(folder: str) -> TrainedRun:
+    path = pathlib.Path(folder).expanduser()
+    return TrainedRun.of(path, CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
+
+  subject, against = opened(WORKDIR.value), opened(AGAINST.value) if AGAINST.value else None
+  count, sections = explain(subject, against, OOD.value)
+  with Progress(console=Console(stderr=True), transient=True) as progress:
+    made = list(progress.track(sections, total=count, description='explaining'))
+  title = ' beside '.join(about(run) for run in (subject, against) if run)
+  workdir = subject.workdir
+  write_json(workdir / 'explain.json', numbers(made))
+  replace_text(workdir / 'explain.html', render(title, f'{workdir.name}, by python -m hbf explain', made))
+  print(f'{workdir / "explain.html"} explains {title}; its numbers are in explain.json')
+  return 0
+
+
+if __name__ == '__main__':
+  cli.run(main)

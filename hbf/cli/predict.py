@@ -1,0 +1,68 @@
+"""Says which classes images of one's own are of, by a run's model or an exported one; exports a run's model.
+
+python -m hbf predict --workdir=runs/flowers holiday.jpg garden/
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from hbf import cli
+from hbf.errors import UserError
+from hbf.training import export, predict
+from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+
+WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run.')
+MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, in place of a run.')
+EXPORT = flags.DEFINE_string('export', '', "Folder to write the run's model to, for use elsewhere.")
+TOP = flags.DEFINE_integer('top', 3, 'Most classes to name of an image.', lower_bound=1)
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+PAGE = flags.DEFINE_string('page', '', 'File to write: what decides each answer, and training patches like it.')
+JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {image, classes} or {image, error}, nothing else.')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Exports, answers and prints."""
+  if bool(WORKDIR.value) == bool(MODEL.value):
+    raise UserError('give either the --workdir of a run or the --model of an exported folder')
+  if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value):
+    raise UserError('--export, --page, --checkpoint and --average are of a run: give its --workdir, not --model')
+  if not argv[1:] and not EXPORT.value:
+    raise UserError('no images given: name files or folders behind the flags')
+  keep_freed_memory()
+  keep_compiled_programs()
+
+  images = predict.find_images(argv[1:])
+  if MODEL.value:
+    classifier = predict.of_export(pathlib.Path(MODEL.value).expanduser())
+  else:
+    folder = pathlib.Path(EXPORT.value).expanduser()
+    if EXPORT.value:
+      export.check_free(folder)
+    model = export.from_run(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value)
+    if EXPORT.value:
+      export.export(model, folder)
+      print(f'exported step {model.about["step"]} to {folder}', file=sys.stderr)
+    classifier = predict.of_trained(model)
+  answers = [*predict.answer(classifier, images, TOP.value)]
+  wrong = [answer for answer in answers if answer.error]
+  for answer in wrong:
+    print('error:', answer.error, file=sys.stderr)
+  if JSON.value:
+    print(json.dumps([answer.to_json() for answer in answers]))
+  elif len(wrong) < len(answers):
+    print(predict.to_table([answer for answer in answers if not answer.error]))
+  if PAGE.value:
+    from hbf.analysis.report.prediction_page import write_page
+
+    read = [answer.image for answer in answers if not answer.error]
+    write_page(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value, read, PAGE.value)
+  return 1 if wrong else 0
+
+
+if __name__ == '__main__':
+  cli.run(main, arguments=True)

@@ -1,0 +1,162 @@
+"""Moving images: maps of the plane, composed into one, and one resampling.
+
+A place is (x, y) in pixels from the top left corner, so the pixel of column j and row i has its center at
+(j + ½, i + ½). A map, float32 [2, 3], says where in the image what is shown at a place comes from: (x, y, 1) goes to
+the product.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from hbf.data.pipeline.memory import keep
+
+Size = tuple[int, int]  # height, width
+
+ASPECTS = (3 / 4, 4 / 3)  # width over height of a crop, Szegedy et al. 2015
+
+
+def compose(first: jax.Array, second: jax.Array) -> jax.Array:
+  """The map that does to an image what `first` does, and then what `second` does."""
+  # Sums, not a matrix product, whose factors some devices round to bfloat16.
+  return jnp.sum(first[:, :2, None] * second, axis=1) + first * jnp.array([0.0, 0.0, 1.0])
+
+
+def affine(linear: jax.Array, offset: jax.Array) -> jax.Array:
+  """The map of x to `linear` x + `offset`."""
+  return jnp.concatenate([linear, offset[:, None]], axis=1)
+
+
+def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
+  """Mirrors left to right with probability `rate`."""
+  return _mirror_if(jax.random.bernoulli(key, rate), size)
+
+
+def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
+  """What a warp by `flip` gives."""
+  return jnp.where(jax.random.bernoulli(key, rate), image[:, ::-1], image)
+
+
+def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
+  """Mirror left to right in every other epoch; the fixed key decides about the first one (Jordan 2024)."""
+  del key
+  return _mirror_if(_turn(fixed_key, epoch), size)
+
+
+def flip_alternately_exactly(key: jax.Array, image: jax.Array, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
+  """Return the result of a warp by `flip_alternately`."""
+  del key
+  return jnp.where(_turn(fixed_key, epoch), image[:, ::-1], image)
+
+
+def _turn(fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
+  return jax.random.bernoulli(fixed_key) ^ (epoch % 2 == 1)
+
+
+def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
+  mirror = jnp.array([[-1.0, 0.0, size[1]], [0.0, 1.0, 0.0]])
+  return jnp.where(condition, mirror, jnp.eye(2, 3))
+
+
+def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
+  """Moves by −most … most pixels each way, drawn evenly."""
+  return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
+
+
+def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
+  """What a warp by `shift` gives, as a slice."""
+  padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
+  cut = functools.partial(_cut, shape=image.shape)
+  # Of a slice that begins elsewhere in every image a TPU's compiler makes a loop over the images.
+  choose = functools.partial(_choose, most=most)
+  return jax.lax.platform_dependent(padded, _corner(key, most), tpu=choose, default=cut)
+
+
+def _corner(key: jax.Array, most: int) -> jax.Array:
+  return jax.random.randint(key, (2,), 0, 2 * most + 1)
+
+
+def _cut(padded: jax.Array, corner: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  return jax.lax.dynamic_slice(padded, (*corner, 0), shape)
+
+
+def _choose(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
+  """`_cut` as a choice among all places where the slice may begin, one axis after the other."""
+  for axis in range(2):
+    length = padded.shape[axis] - 2 * most
+    cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))
+    padded = jax.lax.select_n(corner[axis], *cuts)
+  return padded
+
+
+def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
+  """Cuts a box out and resizes it to the image's size; see `draw_box`."""
+  corner, box = draw_box(key, size, (least, most), ASPECTS)
+  return affine(jnp.diag(box / jnp.array(size[::-1])), corner)
+
+
+def draw_box(
+  key: jax.Array, size: Size, areas: tuple[float, float], aspects: tuple[float, float]
+) -> tuple[jax.Array, jax.Array]:
+  """Draws a box within an image, anywhere in it with equal probability.
+
+  Its share of the image's area is drawn evenly from `areas`. Its aspect (width over height) is drawn from `aspects`,
+  evenly in its logarithm, but only among those with which a box of this area fits; if there is none, it is the one
+  nearest to them with which it does. (Usual code draws area and aspect again where the box doesn't fit, so that large
+  areas are rarer there than they say.)
+
+  Returns:
+    Its top left corner and its size, float32 [2] each, x first.
+  """
+  height, width = size
+  area_key, aspect_key, corner_key = jax.random.split(key, 3)
+  area = height * width * jax.random.uniform(area_key, minval=areas[0], maxval=areas[1])
+  low, high = (jnp.log(jnp.clip(aspect, area / height**2, width**2 / area)) for aspect in aspects)
+  aspect = jnp.exp(low + (high - low) * jax.random.uniform(aspect_key))
+  most = jnp.array([width, height], jnp.float32)
+  box = jnp.minimum(jnp.sqrt(area * jnp.stack([aspect, 1 / aspect])), most)
+  return (most - box) * jax.random.uniform(corner_key, (2,)), box
+
+
+def inside(places: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array:
+  """Whether places [..., 2] are in a box."""
+  return jnp.all((places >= corner) & (places < corner + box), axis=-1)
+
+
+def centers(size: Size) -> jax.Array:
+  """Places of the pixels' centers, float32 [height, width, 2]."""
+  rows, columns = jnp.meshgrid(jnp.arange(size[0]), jnp.arange(size[1]), indexing='ij')
+  return jnp.stack([columns, rows], axis=-1) + jnp.float32(0.5)
+
+
+def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
+  """Shows an image under a map, each pixel mixed bilinearly of the four around where it comes from.
+
+  Places outside the image are black. Within it, beyond the centers of its outermost pixels, these go on; so it is in
+  Pillow's `Image.transform`.
+
+  Args:
+    image: uint8 [H, W, C].
+    mapping: float32 [2, 3].
+
+  Returns:
+    uint8 [H, W, C], rounded to the nearest.
+  """
+  height, width, channels = image.shape
+  shown = centers((height, width))
+  source = jnp.sum(mapping[:, :2] * shown[..., None, :], axis=-1) + mapping[:, 2]
+  is_inside = inside(source, jnp.zeros(2), jnp.array([width, height]))
+  before = jnp.floor(source - 0.5)
+  share = source - 0.5 - before
+  pixels = image.reshape(-1, channels)
+
+  def row(step: int) -> jax.Array:
+    y = jnp.clip(before[..., 1].astype(jnp.int32) + step, 0, height - 1)
+    x = [jnp.clip(before[..., 0].astype(jnp.int32) + step, 0, width - 1) for step in (0, 1)]
+    left, right = (pixels.at[y * width + z].get(mode='promise_in_bounds').astype(jnp.float32) for z in x)
+    return left + share[..., :1] * (right - left)
+
+  top, bottom = row(0), row(1)
+  mixed = top + share[..., 1:] * (bottom - top)
+  return keep(jnp.where(is_inside[..., None], jnp.floor(mixed + 0.5), 0.0).astype(jnp.uint8))

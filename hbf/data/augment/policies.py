@@ -1,0 +1,112 @@
+"""RandAugment and TrivialAugment: drawn operations of drawn strength, as torchvision has them.
+
+An operation has a magnitude of 0 … 30. Those that move (shear, translation, rotation) are part of the image's one
+warp; the others change colors, in the order in which they are drawn.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hbf.data.augment import color, geometry
+
+MOST = 30  # the greatest magnitude
+MOVES = ('identity', 'shear_x', 'shear_y', 'translate_x', 'translate_y', 'rotate')
+OPERATIONS = (*MOVES, *color.OPERATIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+  """What the operations do at the greatest magnitude.
+
+  Attributes:
+    shear: by which part of a row's place it moves.
+    translate: pixels; None: 150/331 of the side.
+    rotate: degrees.
+    factor: how far brightness, contrast, saturation and sharpness are from 1.
+    posterize: bits dropped.
+  """
+
+  shear: float
+  translate: float | None
+  rotate: float
+  factor: float
+  posterize: int
+
+
+RAND = Space(shear=0.3, translate=None, rotate=30.0, factor=0.9, posterize=4)
+WIDE = Space(shear=0.99, translate=32.0, rotate=135.0, factor=0.99, posterize=6)
+
+
+class Drawn(NamedTuple):
+  """Operations to be done one after another, int32 [n] each.
+
+  Attributes:
+    number: of the operation in `OPERATIONS`.
+    magnitude: 0 … 30.
+    sign: of the magnitude where there are two directions.
+  """
+
+  number: jax.Array
+  magnitude: jax.Array
+  sign: jax.Array
+
+
+def draw_rand(key: jax.Array, count: int, magnitude: int) -> Drawn:
+  """Operations of RandAugment (Cubuk et al. 2020), each drawn evenly from all 14, of one magnitude."""
+  return _draw(key, count, magnitude, magnitude)
+
+
+def draw_trivial(key: jax.Array) -> Drawn:
+  """The one of TrivialAugment (Müller & Hutter 2021), its magnitude drawn too."""
+  return _draw(key, 1, 0, MOST)
+
+
+def _draw(key: jax.Array, count: int, least: int, most: int) -> Drawn:
+  number_key, magnitude_key, sign_key = jax.random.split(key, 3)
+  return Drawn(
+    jax.random.randint(number_key, (count,), 0, len(OPERATIONS)),
+    jax.random.randint(magnitude_key, (count,), least, most + 1),
+    jax.random.rademacher(sign_key, (count,), jnp.int32),
+  )
+
+
+def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
+  """The map of those operations that move, one after another."""
+  mapping = jnp.eye(2, 3)
+  for number, magnitude, sign in zip(*drawn, strict=True):
+    mapping = geometry.compose(mapping, _move(number, magnitude, sign, size, space))
+  return mapping
+
+
+def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geometry.Size, space: Space) -> jax.Array:
+  """Shears about the top left corner, translates by whole pixels or rotates about the center."""
+
+  def strength(name: str, most: float) -> jax.Array:
+    return jnp.where(number == OPERATIONS.index(name), sign * jnp.float32(most) * magnitude / MOST, 0.0)
+
+  sides = size[::-1]
+  shears = [strength(name, space.shear) for name in ('shear_x', 'shear_y')]
+  farthest = [150 / 331 * side if space.translate is None else space.translate for side in sides]
+  translation = [jnp.trunc(strength(f'translate_{axis}', most)) for axis, most in zip('xy', farthest, strict=True)]
+  angle = jnp.radians(strength('rotate', space.rotate))
+  cos, sin = jnp.cos(angle), jnp.sin(angle)
+  x, y = (side / 2 for side in sides)
+  offset = jnp.stack([x - cos * x - sin * y, y + sin * x - cos * y])
+  linear = jnp.array([[cos, sin + shears[0]], [shears[1] - sin, cos]])
+  return geometry.affine(linear, offset + jnp.stack(translation))
+
+
+def recolor(drawn: Drawn, image: jax.Array, space: Space) -> jax.Array:
+  """Does those operations to an image that change its colors, one after another."""
+  for number, magnitude, sign in zip(*drawn, strict=True):
+    image = color.operate(
+      image,
+      number - len(MOVES),
+      factor=color.to_factor(1 + sign * jnp.float32(space.factor) * magnitude / MOST),
+      bits=8 - (2 * space.posterize * magnitude + MOST) // (2 * MOST),
+      threshold=8.5 * (MOST - magnitude),
+    )
+  return image

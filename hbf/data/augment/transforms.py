@@ -1,0 +1,170 @@
+"""What can be done to a training image, by the name that `data.transforms` gives it."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hbf.data.augment import color, geometry, policies
+from hbf.data.augment.entries import Argument, Entry, read_entries
+from hbf.errors import UserError
+
+KEY = 'data.transforms'
+ERASED_AREAS, ERASED_ASPECTS = (0.02, 0.33), (0.3, 3.3)  # torchvision's; Zhong et al. 2020 go up to 0.4
+
+
+class Facts(NamedTuple):
+  """Facts beside the key of a step that some transforms need.
+
+  Attributes:
+    mean: gray levels of the channels, uint8 [C] or a number for all of them.
+    fixed_key: the key of this example, the same in every epoch.
+    epoch: number of the epoch that shows the example, int32 [].
+  """
+
+  mean: Any = 128
+  fixed_key: Any = None
+  epoch: Any = None
+
+
+NO_FACTS = Facts()
+
+
+class Transform(NamedTuple):
+  """A kind of transform; its functions take their arguments by position.
+
+  Attributes:
+    arguments: numbers that follow its name.
+    geometry: (key, (H, W), *needs, *arguments) → the map by which it moves the image, see
+    `hbf.data.augment.geometry`.
+    exact: (key, image, *needs, *arguments) → the result of a warp by that map alone, without mixing pixels.
+    pixels: (key, image, *needs, *arguments) → the image, uint8 [H, W, C], with other colors.
+    needs: names of `Facts`.
+  """
+
+  arguments: tuple[Argument, ...] = ()
+  geometry: Callable[..., jax.Array] | None = None
+  exact: Callable[..., jax.Array] | None = None
+  pixels: Callable[..., jax.Array] | None = None
+  needs: tuple[str, ...] = ()
+
+
+def _rand_move(key: jax.Array, size: geometry.Size, count: int, magnitude: int) -> jax.Array:
+  return policies.move(policies.draw_rand(key, count, magnitude), size, policies.RAND)
+
+
+def _rand_recolor(key: jax.Array, image: jax.Array, count: int, magnitude: int) -> jax.Array:
+  return policies.recolor(policies.draw_rand(key, count, magnitude), image, policies.RAND)
+
+
+def _trivial_move(key: jax.Array, size: geometry.Size) -> jax.Array:
+  return policies.move(policies.draw_trivial(key), size, policies.WIDE)
+
+
+def _trivial_recolor(key: jax.Array, image: jax.Array) -> jax.Array:
+  return policies.recolor(policies.draw_trivial(key), image, policies.WIDE)
+
+
+def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
+  """Fills a box with noise, even on 0 … 255, with probability `rate` (random erasing)."""
+  rate_key, box_key, noise_key = jax.random.split(key, 3)
+  size = (image.shape[0], image.shape[1])
+  erased = geometry.inside(geometry.centers(size), *geometry.draw_box(box_key, size, ERASED_AREAS, ERASED_ASPECTS))
+  # Drawn as bytes they take fifteen times as long.
+  words = jax.random.bits(noise_key, (-(-image.size // 4),), jnp.uint32)
+  noise = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)[: image.size].reshape(image.shape)
+  return jnp.where((erased & jax.random.bernoulli(rate_key, rate))[..., None], noise, image)
+
+
+def cutout(key: jax.Array, image: jax.Array, mean: jax.Array, side: int) -> jax.Array:
+  """Fill a square around a random pixel with the channels' mean; the square is clipped at the image's edges."""
+  center = jax.random.randint(key, (2,), 0, jnp.array(image.shape[:2]))
+  rows, columns = (
+    (jnp.arange(length) >= start) & (jnp.arange(length) < start + side)
+    for length, start in zip(image.shape, center - side // 2, strict=False)
+  )
+  return jnp.where((rows[:, None] & columns)[..., None], jnp.asarray(mean, jnp.uint8), image)
+
+
+_AREAS = (Argument('least area', 0.01), Argument('most area', 0.01, default=1.0))
+_STRENGTHS = tuple(Argument(name) for name in ('brightness', 'contrast', 'saturation'))
+# A transform's key is that of its place here: it draws the same whatever else a run names. New ones go to the end.
+TRANSFORMS = {
+  'flip': Transform((Argument('rate', default=0.5),), geometry.flip, geometry.flip_exactly),
+  'shift': Transform((Argument('pixels', most=math.inf, whole=True),), geometry.shift, geometry.shift_exactly),
+  'resized_crop': Transform(_AREAS, geometry.resized_crop),
+  'color_jitter': Transform(_STRENGTHS, pixels=color.jitter),
+  'rand_augment': Transform(
+    (Argument('count', 1, 14, whole=True), Argument('magnitude', 0, policies.MOST, whole=True)),
+    _rand_move,
+    pixels=_rand_recolor,
+  ),
+  'trivial_augment': Transform((), _trivial_move, pixels=_trivial_recolor),
+  'erase': Transform((Argument('rate'),), pixels=erase),
+  'cutout': Transform((Argument('side', 1, math.inf, whole=True),), pixels=cutout, needs=('mean',)),
+  'alternate_flip': Transform(
+    (), geometry.flip_alternately, geometry.flip_alternately_exactly, needs=('fixed_key', 'epoch')
+  ),
+}
+
+
+def read_transforms(value: Any) -> tuple[Entry, ...]:
+  """Reads `data.transforms`; returns each transform with all of its arguments.
+
+  Raises:
+    UserError: it is wrong.
+  """
+  entries = read_entries(KEY, value, {name: kind.arguments for name, kind in TRANSFORMS.items()})
+  names = [name for name, *_ in entries]
+  if {'flip', 'alternate_flip'} <= {*names}:
+    raise UserError(f'{KEY} has flip and alternate_flip: both mirror images; name one of them')
+  for name, *arguments in entries:
+    if names.count(name) > 1:
+      raise UserError(f'{KEY} has {name} {names.count(name)} times: name each transform once')
+    if name == 'resized_crop' and arguments[0] > arguments[1]:
+      raise UserError(f'{KEY}: areas of resized_crop must be the least, then the most: they are {arguments}')
+  return entries
+
+
+def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
+  """Raises UserError if an image could be shifted out of sight."""
+  side = min(image_shape[:2])
+  for name, *arguments in entries:
+    if name == 'shift' and arguments[0] >= side:
+      raise UserError(f"{KEY}: shift must be less than an image's side of {side} pixels: it is {arguments[0]}")
+
+
+def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry], facts: Facts = NO_FACTS) -> jax.Array:
+  """Transform an image.
+
+  Moves come first. Their maps are composed in the order of the entries, and the image is resampled once. Flips and
+  shifts alone need no resampling. Then come the transforms of colors and the erasing, in their order.
+
+  Args:
+    key: of this image.
+    image: uint8 [H, W, C].
+    entries: as `read_transforms` gives them.
+    facts: about this image.
+
+  Returns:
+    uint8 [H, W, C].
+  """
+  keys = dict(zip(TRANSFORMS, jax.random.split(key, len(TRANSFORMS)), strict=True))
+  drawn = []
+  for name, *arguments in entries:
+    needed = (getattr(facts, need) for need in TRANSFORMS[name].needs)
+    drawn.append((TRANSFORMS[name], (keys[name], *needed, *arguments)))
+  if all(kind.exact or not kind.geometry for kind, _ in drawn):
+    for kind, (key, *arguments) in drawn:
+      image = kind.exact(key, image, *arguments) if kind.exact else image
+  else:
+    mapping = jnp.eye(2, 3)
+    for kind, (key, *arguments) in drawn:
+      if kind.geometry:
+        mapping = geometry.compose(mapping, kind.geometry(key, image.shape[:2], *arguments))
+    image = geometry.warp(image, mapping)
+  for kind, (key, *arguments) in drawn:
+    image = kind.pixels(key, image, *arguments) if kind.pixels else image
+  return image

@@ -1,0 +1,139 @@
+"""Data sets in memory: a user's own arrays, checked."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hbf.errors import UserError
+
+NAME = 'arrays'  # of the data set, in a config
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayData:
+  """Labeled images to train on and to test on, as `hbf.train` takes them.
+
+  The arrays are not copied if they have the right types, so leave them as they are during a run.
+
+  Attributes:
+    x_train: images [N, H, W, C] with one channel (gray) or three (RGB): uint8, or floats from 0 to 1, which are
+      rounded to 256 levels.
+    y_train: their labels, whole numbers [N] from 0 on.
+    x_test: images like those of x_train.
+    y_test: their labels.
+    class_names: the name of each label. None: the labels up to the largest of y_train, as text.
+
+  Raises:
+    ValueError: an array has another shape, type or range. The message says which, and what was expected.
+  """
+
+  x_train: np.ndarray
+  y_train: np.ndarray
+  x_test: np.ndarray
+  y_test: np.ndarray
+  class_names: Sequence[str] | None = None
+
+  def __post_init__(self) -> None:
+    """Check all arrays, and bring them to uint8 and int64."""
+    x_train = to_images('x_train', self.x_train)
+    x_test = to_images('x_test', self.x_test, x_train.shape[1:], 'as x_train')
+    names = None if self.class_names is None else _names(self.class_names)
+    y_train = _labels('y_train', self.y_train, 'x_train', x_train, names)
+    names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
+    if len(names) < 2:
+      raise UserError('y_train has label 0 only: expected two classes or more, every answer would be right')
+    y_test = _labels('y_test', self.y_test, 'x_test', x_test, names)
+    values = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test, 'class_names': names}
+    for name, value in values.items():
+      object.__setattr__(self, name, value)
+
+  def __repr__(self) -> str:
+    """Return sizes in the place of arrays."""
+    shape, classes = '×'.join(map(str, self.x_train.shape[1:])), len(self.class_names or ())
+    return f'ArrayData({len(self.x_train)} + {len(self.x_test)} images of {shape}, {classes} classes)'
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySource:
+  """A source in memory, see `hbf.data.images.sources.Source`."""
+
+  images: np.ndarray
+  labels: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.images)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    return self.images[index], int(self.labels[index])
+
+  def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
+    """Return the examples `indices`, int [n]; see `hbf.data.images.sources.Batched`."""
+    return zip(self.images[indices], self.labels[indices].tolist(), strict=True)
+
+  def read_labels(self) -> np.ndarray:
+    """Return the class of every example, int [n]."""
+    return self.labels
+
+  def traits(self, sample: np.ndarray) -> Iterable[bytes]:
+    """Return all labels and the images in `sample`; see `hbf.data.images.sources.Stored`."""
+    return (self.labels.tobytes(), self.images[sample].tobytes())
+
+
+def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: str = '') -> np.ndarray:
+  """Return images as uint8 [N, H, W, C].
+
+  Args:
+    name: of the argument, for messages.
+    value: uint8, or floats from 0 to 1.
+    shape: height, width and channels that the images must have; None: any.
+    why: says why they must, for messages.
+
+  Raises:
+    UserError: the value has another shape, type or range.
+  """
+  images = np.asarray(value)
+  expected = '[N, H, W, C]' if shape is None else f'[N, {", ".join(map(str, shape))}], {why}'
+  if images.ndim != 4 or 0 in images.shape or (shape is not None and images.shape[1:] != tuple(shape)):
+    hint = f': add a channel axis, {name}[..., None]' if images.ndim == 3 and images.shape[-1] not in (1, 3) else ''
+    raise UserError(f'{name} has shape {list(images.shape)}: expected {expected}{hint}')
+  if images.shape[-1] not in (1, 3):
+    raise UserError(f'{name} has {images.shape[-1]} channels: expected 1 (gray) or 3 (RGB) as the last axis')
+  if images.dtype == np.uint8:
+    return images
+  if not np.issubdtype(images.dtype, np.floating):
+    raise UserError(f'{name} has type {images.dtype}: expected uint8, or floats from 0 to 1')
+  low, high = float(images.min()), float(images.max())
+  if not (low >= 0 and high <= 1):  # NaN is neither
+    raise UserError(
+      f'{name} has values from {low:g} to {high:g}: expected floats from 0 to 1, or uint8. Rescale {name}'
+    )
+  return np.round(images * images.dtype.type(255)).astype(np.uint8)
+
+
+def _labels(name: str, value: Any, of: str, images: np.ndarray, classes: Sequence[str] | None) -> np.ndarray:
+  """Return labels as int64 [N]: one for each image, and all among the classes if these are known."""
+  labels = np.asarray(value)
+  if labels.shape != images.shape[:1]:
+    hint = f': use {name}.ravel()' if labels.shape == (len(images), 1) else ''
+    hint = f': use {name}.argmax(-1)' if labels.ndim == 2 and labels.shape[1] > 1 else hint
+    raise UserError(
+      f'{name} has shape {list(labels.shape)}: expected [{len(images)}], a label for each of {of}{hint}'
+    )
+  if not np.issubdtype(labels.dtype, np.integer):
+    raise UserError(f'{name} has type {labels.dtype}: expected whole numbers, such as {name}.astype(int)')
+  least, most = int(labels.min()), int(labels.max())
+  if least < 0 or (classes is not None and most >= len(classes)):
+    wrong = least if least < 0 else most
+    expected = '0 or more' if classes is None else f'0 to {len(classes) - 1}, for {len(classes)} classes'
+    raise UserError(f'{name} has label {wrong}: expected {expected}. Change the labels, or give class_names')
+  return labels.astype(np.int64)
+
+
+def _names(names: Any) -> tuple[str, ...]:
+  """Return the names of classes, which must differ."""
+  wrong = isinstance(names, str) or not all(isinstance(name, str) for name in names)
+  if wrong or len(set(names)) != len(names) or len(names) < 2:
+    raise UserError(f'class_names is {names!r}: expected two texts or more, all different, one for each label')
+  return tuple(names)

@@ -1,0 +1,146 @@
+"""A folder of images: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or another split's name for the latter."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import numpy as np
+
+from hbf.data.images import codec
+from hbf.data.images.files import list_folder
+from hbf.errors import UserError, warn
+
+_THREADS = 16
+_PART = 1024  # files that a thread asks the system about at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderSource:
+  """Image files with labels, read as RGB; a `Source`.
+
+  Attributes:
+    paths: of the files, [n].
+    labels: the class of each, [n].
+    size: height and width in pixels that every image is brought to.
+  """
+
+  paths: tuple[str, ...]
+  labels: tuple[int, ...]
+  size: int
+
+  def __len__(self) -> int:
+    return len(self.paths)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    return codec.decode_file(self.paths[index], channels=3, size=self.size), self.labels[index]
+
+  def read_labels(self) -> np.ndarray:
+    """Return the classes that the files lie in; see `Labeled`."""
+    return np.array(self.labels, np.int64)
+
+  def check(self, indices: np.ndarray) -> None:
+    """Decodes the examples `indices`, int [n], at the least cost.
+
+    Raises:
+      UserError: a file isn't an image or is damaged; the message names it.
+    """
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+      for _ in pool.map(codec.check_file, (self.paths[index] for index in indices)):
+        pass
+
+  def traits(self, sample: np.ndarray) -> Iterator[bytes]:
+    """Yields class, name and size of every file, and the content of the files `sample`, int [n]; see `Stored`."""
+    # Many at a time: a million futures would take a gigabyte.
+    parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+      sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))
+      for path, label, size in zip(self.paths, self.labels, sizes, strict=True):
+        yield f'{label} {os.path.basename(path)} {size}'.encode()
+      yield from pool.map(codec.read_file, (self.paths[index] for index in sample))
+
+
+def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
+  """List ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*; hidden files and folders are left out.
+
+  Warn of other folders in ROOT, and of files beside the class folders: nobody reads them.
+
+  Args:
+    root: the folder; `~` is the home directory.
+    size: height and width in pixels that every image is brought to.
+    test_split: name of the folder to test on.
+
+  Returns:
+    The names of the classes, sorted, and the sources of `train` and `test`.
+
+  Raises:
+    UserError: the size isn't given; a folder is missing, empty or not expected; a class has no image or holds a
+      folder; both splits are one folder.
+  """
+  if not size:
+    raise UserError('image_folder needs the size of its images; expected pixels: set data.image_size, say to 64')
+  folder = Path(os.path.expanduser(root))
+  if not root or not folder.is_dir():
+    raise UserError(f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root')
+  _require_splits(folder, ('train', test_split))
+  train, test = folder / 'train', folder / test_split
+  if train.samefile(test):
+    raise UserError(f'{test} is the folder of {train}; expected other images to test on: link it to another folder')
+  classes = _classes(train)
+  unknown = sorted(set(_classes(test)) - set(classes))
+  if unknown:
+    raise UserError(
+      f'{test / unknown[0]} is a class that train/ lacks; expected only classes of {train}: '
+      'remove the folder or add training images'
+    )
+  return classes, {'train': _open_split(train, classes, size), 'test': _open_split(test, classes, size)}
+
+
+def _require_splits(folder: Path, splits: tuple[str, str]) -> None:
+  found, _ = list_folder(folder)
+  for split in splits:
+    if split not in found:
+      raise UserError(
+        f'{folder}/{split} does not exist; expected train/ and a folder to test on, each of class folders, and there '
+        f'is {", ".join(found) or "no folder"}: rename one, or set data.test_split to the name of the one to test on'
+      )
+  for name in sorted(set(found) - set(splits)):
+    warn(
+      f'{folder / name} is not used: the run trains on {splits[0]}/, of which it holds data.validation out, and '
+      f'tests on {splits[1]}/; set data.test_split to test on another, or call it .{name} to be told no more'
+    )
+
+
+def _classes(split: Path) -> tuple[str, ...]:
+  classes, loose = list_folder(split)
+  if not classes:
+    raise UserError(f'{split} has no folder in it; expected one for each class: make {split}/CLASS/ with images')
+  if loose:
+    warn(f'{split} has files in no class folder, which are not used: {len(loose)}, such as {loose[0]}')
+  return tuple(classes)
+
+
+def _open_split(split: Path, classes: tuple[str, ...], size: int) -> FolderSource:
+  paths: list[str] = []
+  labels: list[int] = []
+  for label, name in enumerate(classes):
+    folder = split / name
+    if not folder.is_dir():  # A class of train that nobody tests.
+      continue
+    nested, files = list_folder(folder)
+    if nested:
+      raise UserError(
+        f'{folder / nested[0]} is a folder within a class; expected images only: move its images to {folder}, or '
+        f'call it .{nested[0]} to leave it out'
+      )
+    if not files:
+      raise UserError(f'{folder} has no image in it; expected at least one: add images or remove the folder')
+    paths += (f'{folder}/{file}' for file in files)
+    labels += [label] * len(files)
+  return FolderSource(tuple(paths), tuple(labels), size)
+
+
+def _sizes(paths: tuple[str, ...]) -> list[int]:
+  return [os.path.getsize(path) for path in paths]

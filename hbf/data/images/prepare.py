@@ -1,0 +1,213 @@
+"""Prepares data sets: `python -m hbf prepare NAME [--archive FILE] [--dir DIR]`."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow_datasets as tfds
+from etils import epath
+
+from hbf.arguments import Parser
+from hbf.data.builders import cifar, digits, tiny_imagenet, tiny_shakespeare
+from hbf.data.images import archives, prepared
+from hbf.data.images.archives import Published
+from hbf.errors import UserError, choose, in_one_line
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """What is known of a data set of labeled images that needn't be there.
+
+  Attributes:
+    classes: number of them.
+    image_shape: height, width, channels; None where it varies.
+    examples: number of them by split, `test` being the one to test on.
+  """
+
+  classes: int
+  image_shape: tuple[int | None, int | None, int]
+  examples: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+  """How to prepare a data set.
+
+  Attributes:
+    builder: makes its TFDS builder; takes `data_dir`, `file_format` and, unless `published` is None, `archive`.
+    published: its archive; None if the data need none.
+    images: what it is of; None if it is of texts, or always there.
+  """
+
+  builder: Callable[..., tfds.core.DatasetBuilder]
+  published: Published | None = None
+  images: Images | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Manual:
+  """A data set that TFDS alone prepares, from archives that its publisher gives to whoever registers.
+
+  Attributes:
+    page: where.
+    files: names of the archives.
+    images: what it is of.
+  """
+
+  page: str
+  files: tuple[str, ...]
+  images: Images
+
+
+MANUAL: Mapping[str, Manual] = {
+  'imagenet2012': Manual(
+    'https://image-net.org/download-images',
+    ('ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'),
+    Images(classes=1000, image_shape=(None, None, 3), examples={'train': 1_281_167, 'test': 50_000}),
+  ),
+}
+
+# The checksums of both CIFARs are TFDS's (url_checksums in its package). Tiny ImageNet's publisher states none: it's
+# the one that several public projects give of the file of 248,100,043 bytes.
+PREPARATIONS: Mapping[str, Preparation] = {
+  'digits': Preparation(digits.Digits),
+  'cifar10': Preparation(
+    cifar.Cifar10,
+    Published(
+      'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
+      'c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd',
+    ),
+    Images(10, (32, 32, 3), {'train': 50_000, 'test': 10_000}),
+  ),
+  'cifar100': Preparation(
+    cifar.Cifar100,
+    Published(
+      'https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
+      '58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec',
+    ),
+    Images(100, (32, 32, 3), {'train': 50_000, 'test': 10_000}),
+  ),
+  'tiny_imagenet': Preparation(
+    tiny_imagenet.TinyImagenet,
+    Published(
+      'https://cs231n.stanford.edu/tiny-imagenet-200.zip',
+      '6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821',
+    ),
+    Images(200, (64, 64, 3), {'train': 100_000, 'test': 10_000}),
+  ),
+  'tiny_shakespeare': Preparation(
+    tiny_shakespeare.TinyShakespeare,
+    Published(
+      'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
+      '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed',
+    ),
+  ),
+}
+# Data that lie elsewhere, or come with Python, and what to do instead of preparing them.
+UNPREPARED: Mapping[str, str] = {
+  'image_folder': 'set data.root to the folder',
+  'text_file': 'set data.root to the file or folder',
+  'python': 'it comes with Python',
+}
+
+
+def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
+  """The folder of a data set, which is prepared if it isn't and needs no download, or may have one.
+
+  Raises:
+    UserError: it is unknown, or not prepared; the message says what to do.
+  """
+  if folder := prepared.find(name, directory):
+    return folder
+  try:
+    choose('data set', name, {**PREPARATIONS, **MANUAL, **UNPREPARED})
+  except UserError as error:
+    raise UserError(f'{error}; nor is a {name} that TFDS has prepared in {directory}') from None
+  refuse_manual(name, directory)
+  if name in PREPARATIONS and PREPARATIONS[name].published is not None and not download:
+    raise UserError(
+      f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
+      f'`python -m hbf prepare {name} --dir {directory}`, or set data.dir to where it is'
+    )
+  return prepare(name, directory, archive=None)
+
+
+def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
+  """Prepares a data set as ArrayRecord; whether it is prepared already, `prepared.find` tells.
+
+  Args:
+    name: one of `PREPARATIONS`.
+    directory: the TFDS data directory, a local folder; nothing is left in DIRECTORY/NAME if the preparation fails.
+    archive: local file, as published or packed anew; None downloads the published one to DIRECTORY/downloads.
+
+  Returns:
+    The folder DIRECTORY/NAME/VERSION.
+
+  Raises:
+    UserError: the name is unknown, the archive missing, damaged or another, or the directory can't be written.
+  """
+  if name in UNPREPARED:
+    raise UserError(f'{name} needs no preparation; expected in the config only: {UNPREPARED[name]}')
+  refuse_manual(name, directory)
+  preparation = choose('data set', name, PREPARATIONS)
+  if '://' in directory:
+    raise UserError(f'{directory} is on a bucket; expected a local folder: prepare {name} in one and copy that there')
+  options = {}
+  if preparation.published is not None:
+    path = archive or archives.download(preparation.published, os.path.join(directory, 'downloads'))
+    options['archive'] = archives.Archive(path, preparation.published.url)
+  return _build(preparation.builder(data_dir=directory, file_format='array_record', **options), directory)
+
+
+def refuse_manual(name: str, directory: str) -> None:
+  """Raises UserError, with what to do instead, for a data set that TFDS alone prepares."""
+  if name in MANUAL:
+    manual = MANUAL[name]
+    files = ' and '.join(manual.files)
+    raise UserError(
+      f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: put {files} '
+      f'({manual.page}) into {directory}/downloads/manual and, where TensorFlow is installed, run '
+      f'`tfds build {name} --data_dir={directory} --file_format=array_record`; or set data.dir to where it is'
+    )
+
+
+def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
+  if not sys.stderr.isatty():
+    tfds.disable_progress_bar()
+  try:
+    # TFDS announces itself on stdout, which belongs to the scripts, and makes folders for downloads: there are none.
+    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as scratch:
+      builder.download_and_prepare(download_dir=scratch)
+  except OSError as error:
+    # Of two processes that prepare at once the second can't rename its folder, and needn't.
+    if not builder.is_prepared():
+      raise UserError(f'{directory} can not be written ({error}); expected a folder: set another --dir') from error
+  finally:
+    with contextlib.suppress(OSError):
+      os.rmdir(builder.data_path.parent)  # Only if it is empty: TFDS removes what it made but for this.
+  return builder.data_path
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  parser = Parser('hbf.data.images.prepare', 'Prepares a data set.')
+  parser.add_argument('name', metavar='NAME', help=', '.join(PREPARATIONS))
+  parser.add_argument('--archive', metavar='FILE', help='local archive; without it the official one is downloaded')
+  parser.add_argument('--dir', metavar='DIR', default='~/tensorflow_datasets', help='default: %(default)s')
+  flags = parser.parse_args(arguments)
+  directory = os.path.expanduser(flags.dir)
+  done = prepared.find(flags.name, directory)
+  folder = done or prepare(flags.name, directory, flags.archive)
+  counts = prepared.count(prepared.open_builder(folder))
+  sizes = ', '.join(f'{count:,} {split}' for split, count in counts.items())
+  print(f'{flags.name} is already prepared' if done else f'prepared {flags.name}', f'in {folder}: {sizes}')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

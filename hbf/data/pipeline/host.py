@@ -1,0 +1,78 @@
+"""Batches as host arrays: what is read before anything goes to a device."""
+
+import dataclasses
+from concurrent import futures
+from typing import Protocol
+
+import numpy as np
+
+from hbf.data.images import sources
+from hbf.data.images.sources import Source
+from hbf.errors import UserError
+
+THREADS = 16  # More than cores, since a disk or a bucket makes them wait.
+CHUNK = 64  # Examples that a thread reads at a time.
+
+HostBatch = dict[str, np.ndarray]
+
+
+class Order(Protocol):
+  """Which examples form a batch; see `hbf.data.pipeline.order`."""
+
+  @property
+  def batch_size(self) -> int:
+    """The rows of a batch."""
+
+  def __call__(self, step: int) -> np.ndarray:
+    """Returns the examples of batch `step`, int32 [batch_size], −1 for padding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostBatches:
+  """The batches start, …, stop − 1 of an order as host arrays by number: what Grain reads."""
+
+  source: Source
+  order: Order
+  start: int
+  stop: int
+  rows: np.ndarray
+  image_shape: tuple[int, ...]
+
+  def __len__(self) -> int:
+    return self.stop - self.start
+
+  def __getitem__(self, number: int) -> HostBatch:
+    return assemble(self.source, self.order(self.start + number)[self.rows], self.image_shape)
+
+
+def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> HostBatch:
+  """Reads a host batch; where an index is −1 the image and the label are 0."""
+  images = np.zeros((len(indices), *image_shape), np.uint8)
+  labels = np.zeros(len(indices), np.int32)
+  rows = np.flatnonzero(indices >= 0)
+  for row, example in zip(rows, sources.read(source, indices[rows]), strict=True):
+    images[row], labels[row] = example
+  return {'index': indices, 'image': images, 'label': labels}
+
+
+def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+  """Reads images, uint8 [n, H, W, C], and labels, int32 [n], of the examples `indices`; −1 as in `assemble`."""
+  images = np.empty((len(indices), *image_shape), np.uint8)
+  labels = np.empty(len(indices), np.int32)
+  starts = range(0, len(indices), CHUNK)
+  with futures.ThreadPoolExecutor(THREADS) as pool:
+    parts = pool.map(lambda start: assemble(source, indices[start : start + CHUNK], image_shape), starts)
+    for start, part in zip(starts, parts, strict=True):
+      images[start : start + CHUNK], labels[start : start + CHUNK] = part['image'], part['label']
+  return images, labels
+
+
+def image_shape(source: Source) -> tuple[int, ...]:
+  """Returns height, width, channels of the images.
+
+  Raises:
+    UserError: there is no image.
+  """
+  if not len(source):
+    raise UserError('a split holds no example; expected at least one: hold out less, or choose another data set')
+  return source[0][0].shape

@@ -1,0 +1,71 @@
+"""Exact metrics of texts, by the place of a token within its window."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.evaluation import exact
+from hbf.evaluation.scores import ACCURACY, BITS_PER_BYTE, PERPLEXITY, TOKEN_NLL
+
+
+class TextCounts(flax.struct.PyTreeNode):
+  """What is added up over the batches of a text.
+
+  Attributes:
+    nll: float32 [2, T], summed negative log-likelihood in nats of the tokens at each place, see `exact.add`.
+    correct: int32 [T], tokens that were the likeliest.
+    tokens: int32 [T].
+    bytes: int32, that these tokens stand for.
+  """
+
+  nll: jax.Array
+  correct: jax.Array
+  tokens: jax.Array
+  bytes: jax.Array
+
+  @classmethod
+  def zeros(cls, length: int) -> 'TextCounts':
+    """Counts of nothing, of windows of T tokens."""
+    correct, tokens = (jnp.zeros(length, jnp.int32) for _ in range(2))  # arrays of their own, as in `Counts`
+    return cls(jnp.zeros((2, length)), correct, tokens, jnp.zeros((), jnp.int32))
+
+  def add(self, nll: jax.Array, correct: jax.Array, counted: jax.Array, sizes: jax.Array) -> 'TextCounts':
+    """Counts with a batch added, all [B, T]: nats, hits, which tokens count, and the bytes that each stands for."""
+    return TextCounts(
+      nll=exact.add(self.nll, jnp.sum(nll, axis=0, where=counted)),
+      correct=self.correct + jnp.sum(correct & counted, axis=0, dtype=jnp.int32),
+      tokens=self.tokens + jnp.sum(counted, axis=0, dtype=jnp.int32),
+      bytes=self.bytes + jnp.sum(sizes, where=counted, dtype=jnp.int32),
+    )
+
+
+def summarize_text(counts: TextCounts) -> dict[str, Any]:
+  """Return the figures of a text: n, correct (tokens), bytes, and those of `hbf.evaluation.scores.NEXT_TOKEN`."""
+  c = jax.tree.map(np.asarray, jax.device_get(counts))
+  nll, n = exact.value(c.nll), int(c.tokens.sum(dtype=np.int64))
+  total, correct, size = float(nll.sum()), int(c.correct.sum(dtype=np.int64)), int(c.bytes)
+  return {
+    'n': n,
+    'correct': correct,
+    'bytes': size,
+    TOKEN_NLL.name: total / n,
+    PERPLEXITY.name: float(np.exp(total / n)),
+    BITS_PER_BYTE.name: total / size / float(np.log(2)),
+    ACCURACY.name: 100 * correct / n,
+  }
+
+
+def detail_text(counts: TextCounts) -> dict[str, Any]:
+  """Return by_position: for each place of a window that has tokens their number, token_nll and accuracy."""
+  c = jax.tree.map(np.asarray, jax.device_get(counts))
+  nll = exact.value(c.nll)
+  return {
+    'by_position': [
+      {'position': i, 'n': int(m), TOKEN_NLL.name: float(of_place) / int(m), ACCURACY.name: 100 * int(hit) / int(m)}
+      for i, (of_place, hit, m) in enumerate(zip(nll, c.correct, c.tokens, strict=True))
+      if m
+    ],
+  }

@@ -1,0 +1,47 @@
+"""What is measured of a model on a split: each figure's name, unit and better direction, said once.
+
+The log, checkpoints, tables and curves read it here.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """A number that says how good a model is.
+
+  Attributes:
+    name: its key in metrics.jsonl, and result.json.
+    unit: as a table shows it.
+    better: max or min: which of several values is the best.
+    form: how a value is written.
+  """
+
+  name: str
+  unit: str
+  better: Callable[..., float]
+  form: str = '.2f'
+
+  @property
+  def label(self) -> str:
+    """Name and unit, of an axis or a column."""
+    return f'{self.name}, {self.unit}'
+
+
+ACCURACY = Score('accuracy', '%', max)
+TOP5 = Score('top5', '%', max)
+NLL = Score('nll', 'nats', min, '.3f')
+ECE = Score('ece', '%', min)
+LOSS = Score('loss', 'nats', min, '.3f')  # what training minimizes
+
+TOKEN_NLL = Score('token_nll', 'nats a token', min, '.4f')
+PERPLEXITY = Score('perplexity', 'tokens', min, '.3f')
+BITS_PER_BYTE = Score('bits_per_byte', 'bits', min, '.4f')
+SCORES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
+
+# Of a classifier, of a model that tells the next token, and of one that tells masked ones; the first of each ranks
+# checkpoints and arms.
+CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)
+NEXT_TOKEN = (TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE, ACCURACY)
+MASKED_TOKEN = (TOKEN_NLL, PERPLEXITY, ACCURACY)

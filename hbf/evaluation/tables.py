@@ -1,0 +1,51 @@
+"""Results as tables for a terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from hbf.evaluation.scores import SCORES
+from hbf.markdown import table
+
+# How a value is written, and its unit; others as they are.
+FORMATS = {score.name: (score.form, score.unit) for score in SCORES}
+FORMATS |= {'train_operations': ('.3g', ''), 'train_seconds': ('.2f', 's'), 'compile_seconds': ('.2f', 's')}
+MOST_CLASSES = 20  # that are all shown
+
+
+def print_result(result: Mapping[str, Any], title: str, console: Console) -> None:
+  """Prints the scalars of a result, one a row, with their units."""
+  scalars = {key: value for key, value in result.items() if isinstance(value, str | int | float)}
+  _print(title, table(('figure', 'value'), [(key, _shown(key, value)) for key, value in scalars.items()]), console)
+
+
+def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: Console) -> None:
+  """Prints accuracy by class with the class it is most often taken for; of many classes, the hardest."""
+  rows = []
+  for i, (row, accuracy) in enumerate(zip(summary['confusion'], summary['per_class'], strict=True)):
+    wrong = [0 if j == i else count for j, count in enumerate(row)]
+    worst = max(range(len(row)), key=wrong.__getitem__)
+    taken_for = f'{classes[worst]} ({wrong[worst]})' if wrong[worst] else ''
+    rows.append((classes[i], str(sum(row)), '' if accuracy is None else f'{accuracy:.1f}%', taken_for))
+  title = 'classes'
+  if len(rows) > MOST_CLASSES:
+    accuracies = [101.0 if accuracy is None else accuracy for accuracy in summary['per_class']]
+    rows = [rows[i] for i in sorted(range(len(rows)), key=accuracies.__getitem__)[:MOST_CLASSES]]
+    title = f'the {MOST_CLASSES} of {len(classes)} classes with the lowest accuracy; the JSON has all'
+  _print(title, table(('class', 'n', 'accuracy', 'most often taken for'), rows), console)
+
+
+def _shown(key: str, value: str | int | float) -> str:
+  form, unit = FORMATS.get(key, ('.2f', ''))
+  text = f'{value:,{form}}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else value
+  return f'{text} {unit}'.strip()
+
+
+def _print(title: str, shown: str, console: Console) -> None:
+  say(console, f'{title}:\n\n{shown}\n')
+
+
+def say(console: Console, text: str) -> None:
+  """Print a text as it is. Rich would take a folder called `[/` for markup, and break long lines."""
+  console.print(text, highlight=False, markup=False, soft_wrap=True)

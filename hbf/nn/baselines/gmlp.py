@@ -1,0 +1,94 @@
+"""gMLP and aMLP: one gated unit that mixes tokens and channels, in place of both stages (Liu et al. 2021)."""
+
+from typing import Annotated, Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.nn.baselines.mlp import ACTIVATIONS
+from hbf.nn.baselines.token_mixing import TokenDense, check_length, room, shown
+from hbf.nn.cache import new_tokens, update_cache
+from hbf.nn.checked import CheckedModule
+from hbf.nn.context import EVALUATION, Context
+from hbf.nn.projections import Projections, visible
+from hbf.ops.fast.attention import attention
+from hbf.options import POSITIVE, one_of, whole
+
+# How the gate uses f(Z) = W Z + b over the tokens (Table 3 of the paper), and how wide Z is over what comes out.
+GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
+
+
+class GatedMLP(CheckedModule):
+  """out(s(GELU(in(x)))) with the Spatial Gating Unit s (Pay Attention to MLPs, eq. 1 to 3; aMLP: section 4.4).
+
+  s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. It starts as
+  a plain feed-forward: W near 0 with b = 1, or 0 in the additive form. With attention it is aMLP, whose gate is
+  Z₁ ⊙ (f(Z₂) + tiny attention of x). A token costs 6 hidden D + 2 hidden N operations (split); attention of d
+  dimensions costs 6 D d + 4 N d + 2 d hidden more. N is fixed. Under a causal context W is triangular.
+
+  Attributes:
+    hidden: channels that the gate gives; the split gate is fed twice as many (the paper's d_ffn).
+    gate: 'linear', 'additive', 'multiplicative' or 'split'.
+    attention: dimensions of the tiny attention, 64 in the paper; 0 for none.
+    activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
+    norm_epsilon: added to the variance in the gate's LayerNorm.
+    dtype: of the products; parameters are float32.
+  """
+
+  hidden: Annotated[int, whole(1)]
+  gate: Annotated[str, one_of(GATES)] = 'split'
+  attention: Annotated[int, whole(0)] = 0
+  activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
+  norm_epsilon: Annotated[float, POSITIVE] = 1e-6
+  dtype: Any = jnp.float32
+  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
+  masked: ClassVar[str] = 'keys'
+  causal: ClassVar[bool] = True
+  continues: ClassVar[bool] = True
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+    """Maps tokens [B, N, D] to [B, N, D].
+
+    Raises:
+      UserError: the parameters are for another number of tokens.
+    """
+    batch, length, width = tokens.shape
+    check_length(self, 'spatial', room(tokens, context))
+    activation = ACTIVATIONS[self.activation]
+    rows = Projections(GATES[self.gate], self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
+    z = [activation(part).reshape(batch, length, -1) for part in rows]
+    kept, gating = z[0], z[-1]
+    gating = shown(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating), context)
+    gate = self._over_tokens(gating, context)
+    if self.attention:
+      gate += self._tiny_attention(tokens, context)
+    gated = {'linear': gate, 'additive': kept + gate}.get(self.gate, kept * gate)
+    out = nn.Dense(width, dtype=self.dtype, name='out')(gated.reshape(-1, self.hidden))
+    return out.reshape(tokens.shape)
+
+  def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
+    """f of the gating channels [B, N, hidden]; in the linear form, all it has, W starts at its usual size."""
+    near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
+    count, length = gating.shape[1], room(gating, context)
+    spatial = TokenDense(
+      length,
+      length,
+      kernel_init=nn.initializers.lecun_normal() if self.gate == 'linear' else near_zero,
+      bias_init=nn.initializers.constant(float(gates)),
+      dtype=self.dtype,
+      name='spatial',
+    )
+    kernel = new_tokens(spatial.kernel(np.tri(length, dtype=bool).T if context.causal else None), context, count, 1)
+    gating = update_cache(self, 'gating', gating, context, 1)
+    return (gating.mT @ kernel + new_tokens(spatial.bias(), context, count, 0)).mT
+
+  def _tiny_attention(self, tokens: jax.Array, context: Context) -> jax.Array:
+    """Attention of a single head: [B, N, hidden]."""
+    qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
+    q, k, v = (z[:, None] for z in jnp.split(qkv, 3, axis=-1))
+    k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
+    attended = attention(q, k, v, **visible(context, q.shape[2]))[:, 0]
+    return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

@@ -1,0 +1,142 @@
+"""What heads make of where tokens are: distances over places, beside those over content; or turns of that."""
+
+import itertools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.nn.cache import new_tokens
+from hbf.nn.context import Context
+from hbf.ops.distances import row_dots
+from hbf.ops.fast.attention import short_parts
+from hbf.options import OptionError
+
+RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'rotary')}
+
+_WIDTH = 0.5  # patches, at init: the patch beside the one that a head looks at has e⁻² of its weight
+# Of rotary, by the dimensions of places: the slowest turn takes about 2π times so many. A text's as published, an
+# image's as Heo et al. 2024 have it, since it is a few patches wide.
+_SLOWEST = {1: 10_000.0, 2: 100.0}
+
+
+def relative_coordinates(
+  module: nn.Module, heads: int, context: Context, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+  """Coordinates of queries and of keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2 for every head.
+
+  A head's offset o and width s are learned, as `position_offset` [H, 1, P] and `position_log_sigma` [H, 1, 1]. Over
+  an image the heads start each on another one of the nearest neighbors, with a width of half a patch, so that they
+  see what the taps of a convolution do (after ConViT, d'Ascoli et al. 2021). Over a text so does half of them; the
+  others start without an offset and 4, 16, 64, … tokens wide, as what a word is about may be far from it (after
+  ALiBi's slopes, Press et al. 2022). A token without a place has coordinates 0: it is at no distance from any.
+
+  With a = p_q − o they are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: what is learned is all with the queries. C is
+  P + 2, or thrice that in a short type, see `_in_short`.
+
+  Args:
+    module: in whose scope the parameters are made.
+    heads: H.
+    context: of the call.
+    dtype: of the coordinates.
+
+  Raises:
+    OptionError: the context has no places.
+  """
+  if context.positions is None:
+    raise _without_positions('gaussian')
+  placed, keys = _from_the_middle(context.positions)
+  offsets, widths = _near(heads, context.positions.shape[-1], context.causal)
+  offset = module.param('position_offset', lambda _: jnp.asarray(offsets))
+  log_sigma = module.param('position_log_sigma', lambda _: jnp.asarray(np.log(widths)))
+  precision = jnp.exp(-2 * log_sigma)
+  around = keys - offset
+  ones = jnp.ones((*around.shape[:2], 1))
+  learned = precision * jnp.concatenate([around, -0.5 * row_dots(around, around), -ones], axis=-1)
+  given = jnp.concatenate([keys, jnp.ones_like(placed), 0.5 * row_dots(keys, keys)], axis=-1)
+  queries, keys = placed * learned, placed * jnp.broadcast_to(given, learned.shape)
+  return (queries, keys) if dtype == jnp.float32 else _in_short(queries, keys, dtype)
+
+
+def turned(z: jax.Array, context: Context) -> jax.Array:
+  """Queries or keys [..., N, d] of norms as before, so turned that products and distances know where tokens are.
+
+  Two of them depend on where one is from the other, not on where both are (rotary positions, Su et al. 2021, eq. 34;
+  in two dimensions one half of the pairs turns with the row, the other with the column). A token that has no place
+  isn't turned, as one at 0.
+
+  Args:
+    z: computed with in float32.
+    context: of the call.
+
+  Raises:
+    OptionError: the context has no places, or d isn't divisible by twice their dimensions.
+  """
+  if context.positions is None:
+    raise _without_positions('rotary')
+  positions = new_tokens(context.positions, context, z.shape[-2], 0)
+  length, axes = positions.shape
+  d = z.shape[-1]
+  if d % (2 * axes):
+    raise OptionError(
+      'relative_positions rotary turns pairs of numbers, as many for each coordinate of a place: it needs heads of a '
+      f'multiple of {2 * axes} dimensions, and here are {d}; change the width or the heads',
+      relative_positions='rotary',
+    )
+  pairs = d // (2 * axes)
+  speeds = _SLOWEST[axes] ** -(np.arange(pairs, dtype=np.float32) / pairs)
+  angles = (jnp.nan_to_num(positions)[..., None] * speeds).reshape(length, -1)
+  x, y = jnp.split(z.astype(jnp.float32), 2, axis=-1)
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  return jnp.concatenate([x * cos - y * sin, y * cos + x * sin], axis=-1).astype(z.dtype)
+
+
+def _without_positions(kind: str) -> OptionError:
+  return OptionError(
+    f'relative_positions {kind} needs tokens that have positions, and these have none: use relative_positions none',
+    relative_positions=kind,
+  )
+
+
+def append(z: jax.Array, coordinates: jax.Array) -> jax.Array:
+  """Queries or keys [B, ..., d] with coordinates [..., C] behind their own, the same in all images."""
+  # Float32 until here, so that the gradient's sum over the images is.
+  everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (z.shape[0], *coordinates.shape))
+  return jnp.concatenate([z, everywhere.astype(z.dtype)], axis=-1)
+
+
+def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Whether a token has a place, float32 [N, 1], and where that is from the middle of all, [N, 2]; else 0."""
+  placed = ~jnp.isnan(positions).any(axis=-1, keepdims=True)
+  middle = jnp.where(placed, positions, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
+  return placed.astype(jnp.float32), jnp.where(placed, positions - middle, 0)
+
+
+def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+  """Coordinates of a short type whose product is x·t to 16 bits and more: xt + x't + xt' of two numbers for each.
+
+  One would be too coarse: in the corners ‖a‖²/2s² is in the hundreds, and what counts is a difference of such.
+  """
+  (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
+  return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
+
+
+def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+  """Offsets [H, 1, P] and widths [H, 1, 1] at init: see `relative_coordinates`."""
+  near = heads if axes > 1 else -(-heads // 2)
+  offsets, widths = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _WIDTH, np.float32)
+  offsets[:near, 0] = _nearest(near, axes, causal)
+  widths[near:, 0, 0] = 4.0 ** np.arange(1, heads - near + 1)
+  return offsets, widths
+
+
+def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
+  """Offsets [count, P] to the nearest neighbors, round by round; causal: to those before."""
+  reach = count if axes == 1 else math.isqrt(count) + 1
+  offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
+  if causal:
+    offsets = [offset for offset in offsets if offset > (0,) * axes]
+  offsets.sort(key=lambda offset: (math.hypot(*offset), math.atan2(*offset) if axes == 2 else offset))
+  return np.array(offsets[:count], np.float32)

@@ -1,0 +1,265 @@
+"""Softmax attention: one rule for all of which kernel computes it; and the normalized Gaussian as such attention.
+
+(Facts 2 and 3 of docs/design.md.)
+"""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.ops.distances import apart, is_short, keeping_short, metric_product, products, row_dots, wide
+
+# Responses of a head that may lie in memory; beyond about a thousand tokens blocks of them are better.
+_MOST_PAIRS = 2**20
+_TILE = 8  # cuDNN wants heads of a multiple of 8 dimensions
+_EVEN = 2  # and, for the gradient, even numbers of queries and keys: so JAX checks it, whether there is a bias or not
+_PARTS = 3  # bfloat16 numbers that hold a float32
+_CAPABILITY = 8  # Ampere, the first NVIDIA GPUs on which cuDNN fuses attention
+
+
+def attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  scale: jax.Array | float | None = None,
+  centers: jax.Array | None = None,
+  mask: jax.Array | None = None,
+  causal: bool = False,
+) -> jax.Array:
+  """Compute softmax(scale (q·k − t·k/2)) v over the keys; without centers t it is softmax(scale q·k) v.
+
+  Softmax attention and the normalized Gaussian both call this function. cuDNN's fused kernel does the work where it
+  applies, else XLA does.
+
+  Args:
+    queries: q [..., N, d].
+    keys: k [..., A, d].
+    values: v [..., A, V].
+    scale: a number, or an array broadcastable to [..., 1, 1]; default 1/√d.
+    centers: t [..., A, D], D up to d; products t·k are over the first D dimensions.
+    mask: booleans broadcastable to [..., N, A], which queries see which keys; with one XLA does the work.
+    causal: whether query i sees keys 0 to i only (of those that the mask lets it see).
+
+  Returns:
+    [..., N, V] in the values' type.
+  """
+  queries, keys, values = (jnp.asarray(z) for z in (queries, keys, values))  # NumPy's types may not be JAX's
+  scale = queries.shape[-1] ** -0.5 if scale is None else scale
+  default = functools.partial(_xla_attention, scale=scale, centers=centers, mask=mask, causal=causal)
+  if mask is not None or not _cudnn_takes(queries, keys, values, 0 if centers is None else _PARTS):
+    return default(queries, keys, values)
+  fused = functools.partial(fused_attention, scale=scale, centers=centers, causal=causal)
+  return jax.lax.platform_dependent(queries, keys, values, cuda=fused, default=default)
+
+
+def _xla_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  *,
+  scale: jax.Array | float,
+  centers: jax.Array | None,
+  mask: jax.Array | None,
+  causal: bool,
+) -> jax.Array:
+  """Compute `attention` with all logits in memory."""
+  dtype = values.dtype
+  if is_short(queries.dtype) and isinstance(scale, jax.Array):
+    # A factor of 1 carries the scale's gradient: that of a factor of the logits would keep all of them.
+    fixed = jax.lax.stop_gradient(scale)
+    scale, factor = fixed, scale / jnp.where(fixed == 0, 1, fixed)
+    keys = (factor * keys).astype(keys.dtype)
+  norms = None if centers is None else 0.5 * row_dots(centers, keys[..., : centers.shape[-1]])
+  multiply = _logits if centers is None else products  # a distance is a difference of larger numbers
+  if not is_short(queries.dtype):  # one pass over the keys is cheaper than one over all logits
+    logits = multiply(queries, scale * keys)
+    logits = logits if norms is None else logits - (scale * norms).mT
+  else:  # a scaled key would be rounded, and no longer be the one that the norm is of
+    logits = multiply(queries, keys)
+    logits = scale * (logits if norms is None else logits - norms.mT)
+  if causal:
+    seen = np.tri(logits.shape[-2], logits.shape[-1]) > 0
+    mask = jnp.asarray(seen if mask is None else mask & seen)
+  if mask is not None:
+    logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+  return jnp.einsum('...na,...av->...nv', jax.nn.softmax(logits, axis=-1).astype(dtype), values)
+
+
+def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
+  """Compute q·k as precisely as `jax.default_matmul_precision` says."""
+  sums = wide(queries.dtype, keys.dtype)
+  return jnp.einsum('...nd,...ad->...na', queries, keys, preferred_element_type=sums)
+
+
+def fused_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  *,
+  scale: jax.Array | float,
+  centers: jax.Array | None = None,
+  causal: bool = False,
+  implementation: Literal['xla', 'cudnn'] = 'cudnn',
+) -> jax.Array:
+  """Compute `attention` of arrays [B, H, N, d] by one call of cuDNN's kernel.
+
+  The kernel takes one scale for all heads, and no bias of the keys. So scale and bias become coordinates: keys are
+  [scale k, bias] and queries [q, 1]. A bias in bfloat16 would be too coarse (it is of order √D), so it takes three
+  coordinates: its rounding, the rounding of the rest, and so on. Filling up to a multiple of 8 leaves room for them.
+  """
+  dtype = queries.dtype
+  if centers is None and isinstance(scale, float):
+    return padded_attention(queries, keys, values, scale, causal, implementation)
+  if centers is not None:
+    parts = short_parts(keeping_short(_bias, dtype)(centers, keys, scale), dtype, _PARTS)
+    queries = jnp.concatenate([queries, jnp.ones((*queries.shape[:-1], _PARTS), dtype)], axis=-1)
+    keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
+  else:
+    keys = (scale * keys).astype(dtype)
+  return padded_attention(queries, keys, values, 1.0, causal, implementation)
+
+
+def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.Array:
+  """Compute −scale t·k/2, float32 [..., A, 1], plus what rounding scale k to the type of k takes away from t·k.
+
+  A query near a center has nearly that center's products. There the plus makes up for the rounding of the key.
+  """
+  kind, scaled = jnp.finfo(keys.dtype), scale * keys[..., : centers.shape[-1]].astype(jnp.float32)
+  error = jax.lax.stop_gradient(scaled - jax.lax.reduce_precision(scaled, kind.nexp, kind.nmant))
+  return row_dots(centers, error - 0.5 * scaled)
+
+
+def padded_attention(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  scale: float,
+  causal: bool = False,
+  implementation: Literal['xla', 'cudnn'] = 'cudnn',
+) -> jax.Array:
+  """Compute attention in the shapes that cuDNN takes: zeros fill up tokens and dimensions, and are masked as keys."""
+  (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
+  width = max(d, v)
+  queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
+  queries, keys, values = (_fill(z, 3, -(-width // _TILE) * _TILE - z.shape[3]) for z in (queries, keys, values))
+  queries, keys, values = (_fill(z, 1, -z.shape[1] % _EVEN) for z in (queries, keys, values))
+  masked = keys.shape[1] != keys_length
+  out = jax.nn.dot_product_attention(
+    queries,
+    keys,
+    values,
+    scale=scale,
+    is_causal=causal,
+    key_value_seq_lengths=jnp.full(len(keys), keys_length, jnp.int32) if masked else None,
+    implementation=implementation,
+  )
+  return out[:, :length, :, :v].swapaxes(1, 2)
+
+
+def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
+  """Whether a program for an NVIDIA GPU is to compute attention of heads of d dimensions by cuDNN's fused kernel.
+
+  The platform is chosen when the program is lowered, by whoever asks here. But what cuDNN takes has to be known when
+  it is traced, for JAX's checks run then: they want cuDNN's library, and head sizes by the capability of this
+  process's GPU. A program for GPUs that this process doesn't have is taken to be for recent ones, with heads of at
+  most 128 dimensions.
+  """
+  if dtype not in (jnp.bfloat16, jnp.float16) or any(c < _CAPABILITY for c in _capabilities()):
+    return False
+  head = jax.ShapeDtypeStruct((1, 1, _EVEN, d), dtype)
+  training = jax.grad(lambda q, k, v: padded_attention(q, k, v, 1.0).astype(jnp.float32).sum(), (0, 1, 2))
+  try:
+    jax.eval_shape(training, head, head, head)
+  except (NotImplementedError, RuntimeError):  # heads that are too large; no CUDA, or no cuDNN
+    return False
+  return True
+
+
+def _any_batch(z: jax.Array) -> bool:
+  """Whether the program is exported for batches of any size (`jax.export`).
+
+  cuDNN's kernel is made for one size, and JAX refuses to export its custom call, which may change.
+  """
+  return bool(jax.export.is_symbolic_dim(z.shape[0]))
+
+
+def _capabilities() -> list[float]:
+  """Compute capabilities of this process's NVIDIA GPUs; AMD's have names, such as gfx90a."""
+  names = [getattr(device, 'compute_capability', '') for device in jax.local_devices()]
+  return [float(name) for name in names if name.replace('.', '', 1).isdigit()]
+
+
+def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
+  """z with so many zeros behind it along an axis."""
+  return jnp.pad(z, [(0, count if i == axis else 0) for i in range(z.ndim)])
+
+
+def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: int) -> bool:
+  """Return True if cuDNN takes these arrays with so many coordinates added to queries and keys."""
+  heads = queries.ndim == 4 and queries.shape[:2] == keys.shape[:2] == values.shape[:2]
+  width = max(queries.shape[-1] + extra, values.shape[-1])
+  return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, width)
+
+
+def is_attention(points: jax.Array, centers: jax.Array, coefficients: jax.Array, scale: jax.Array) -> bool:
+  """Return whether `gaussian_attention` is the way to a normalized Gaussian: one scale a head, few responses."""
+  shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
+  pairs = points.shape[-2] * centers.shape[-2]
+  few = not jax.export.is_symbolic_dim(pairs) and pairs <= _MOST_PAIRS  # all points of a batch may be of one head
+  return shared_scale and (few or _cudnn_takes(points, centers, coefficients, _PARTS))
+
+
+def gaussian_attention(
+  points: jax.Array,
+  centers: jax.Array,
+  coefficients: jax.Array,
+  *,
+  scale: jax.Array,
+  metric: str,
+  weights: jax.Array | None,
+  dot_only_dims: int = 0,
+  mask: jax.Array | None = None,
+  causal: bool = False,
+) -> jax.Array:
+  """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head, as attention.
+
+  It is the softmax of scale (xᵀMt − tᵀMt/2 + x'·t'). The norm of the points cancels, and the metric is needed on the
+  centers' side only, so it costs what attention costs.
+
+  Args:
+    points: x [..., N, D].
+    centers: t [..., A, D].
+    coefficients: c [..., A, V].
+    scale: 1/σ², broadcastable to [..., 1, 1].
+    metric: with `weights`, as in `hbf.ops.distances.distances`.
+    weights: the metric's parameters.
+    dot_only_dims: how many of the last coordinates are x' and t', see `hbf.ops.distances.distances`.
+    mask: as in `attention`.
+    causal: as in `attention`.
+
+  Returns:
+    [..., N, V] in the coefficients' type.
+  """
+  if is_short(centers.dtype):
+    # The gradient needs the centers: by themselves, or XLA would keep queries and values with them.
+    centers = jax.lax.optimization_barrier(centers)
+  centers, beside = apart(centers, dot_only_dims)
+  keys = metric_product(centers, metric, weights)
+  if dot_only_dims:
+    keys = jnp.concatenate([keys, beside], axis=-1)
+  return attention(points, keys, coefficients, scale, centers, mask, causal)
+
+
+def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:
+  """Numbers of a type, largest first, whose sum is z, float32, but for the last one's rounding."""
+  kind, parts = jnp.finfo(dtype), []
+  for _ in range(count):
+    # Not a conversion there and back, which XLA leaves out on a GPU, and the rest with it.
+    rounded = jax.lax.reduce_precision(z, kind.nexp, kind.nmant)
+    parts.append(rounded.astype(dtype))
+    z = z - rounded
+  return parts

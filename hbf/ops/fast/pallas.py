@@ -1,0 +1,350 @@
+"""The sums of `hbf.ops.fast.sums` as fused kernels, one source for GPUs (Triton) and TPUs (Mosaic), by JAX's Pallas.
+
+Responses exist for a block of points and a block of centers at a time. As in flash attention (Dao et al. 2022) the
+sums are kept relative to the largest response so far, and rescaled when a larger one comes. The gradient computes
+the responses again: one kernel sums over the centers for the points, one over the points for the centers.
+
+Tested in interpret mode, and that it lowers for both; not yet measured on hardware. No compiler splits a kernel over
+several devices (for Triton the points would be gathered, Mosaic refuses): under `jax.set_mesh` each device computes
+the sums of its share of the points.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plgpu
+from jax.sharding import PartitionSpec
+
+from hbf.ops.distances import Distances
+from hbf.ops.fast.sums import PivotedSums, Sums, center, pull_back
+from hbf.ops.kernels import KERNELS
+
+
+class _Tiling(NamedTuple):
+  """How a platform divides the work.
+
+  Attributes:
+    points: in a block; a power of two.
+    centers: in a block; a power of two.
+    features: most that a program holds of what it sums, a power of two; None for all. Programs for other features
+      compute the same responses again, so narrow tokens gain more than wide ones.
+    depth: most features multiplied at a time, a divisor of `features`; None for all.
+    ordered: the grid's last axis runs in order, and blocks summed over come along it while the sums stay in fast
+      memory; else programs run in parallel, and each has a loop over the blocks.
+    options: of `pallas_call`.
+  """
+
+  points: int
+  centers: int
+  features: int | None
+  depth: int | None
+  ordered: bool
+  options: dict[str, Any]
+
+
+_IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'parallel', 'arbitrary'))
+# A program's registers and shared memory are small on a GPU: blocks of all features wouldn't fit. A TPU has
+# megabytes of fast memory, and wants lanes in multiples of 128.
+_TILINGS = {
+  'cuda': _Tiling(64, 64, 128, 32, False, {'compiler_params': plgpu.CompilerParams(num_warps=8, num_stages=2)}),
+  'tpu': _Tiling(256, 128, None, None, True, {'compiler_params': _IN_ORDER}),
+  'cpu': _Tiling(256, 256, None, None, True, {'interpret': True}),
+}
+_LANES, _LEAST = 128, 16  # what a TPU wants, and the least that Triton multiplies
+
+
+def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+  """The sums for every point, as `hbf.ops.fast.sums.kernel_sums`; on a CPU in interpret mode, which is slow.
+
+  The points are split over all devices of JAX's mesh, if that is set (`jax.set_mesh`) and has as many shares.
+
+  Args:
+    distances: s for points [..., N, D] and centers [..., A, D].
+    coefficients: c [..., A, V].
+    kernel: a name in `hbf.ops.kernels.KERNELS`.
+  """
+  leading = coefficients.shape[:-2]
+  flat = jax.tree.map(lambda z: z.reshape(math.prod(leading), *z.shape[-2:]), (distances, coefficients))
+  sums = functools.partial(_sums, kernel)
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.size > 1 and distances.points.shape[-2] % mesh.size == 0:
+    rows: Any = PartitionSpec(None, mesh.axis_names)
+    whole: Any = PartitionSpec()
+    split = (Distances(rows, rows, whole, whole, whole), whole)
+    # check_vma: a kernel's results have no type that says what they vary over.
+    sums = jax.shard_map(sums, mesh=mesh, in_specs=split, out_specs=rows, check_vma=False)
+  return jax.tree.map(lambda z: z.reshape(*leading, *z.shape[-2:]), sums(*flat))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums(kernel: str, distances: Distances, coefficients: jax.Array) -> Sums:
+  return _forward(kernel, distances, coefficients)[0]
+
+
+def _forward(kernel: str, distances: Distances, coefficients: jax.Array) -> Any:
+  values, total, squares, log_peak, pivot = _run(_SUMS, kernel, distances, coefficients, ())
+  sums = center(PivotedSums(values, total, squares, pivot, log_peak), coefficients)
+  return sums, (distances, coefficients, sums.moments)
+
+
+def _backward(kernel: str, residuals: Any, cotangents: Sums) -> Any:
+  distances, coefficients, moments = residuals
+  pull = pull_back(cotangents, moments, coefficients)
+  assert pull.of_moments is not None
+  inputs = (kernel, distances, coefficients, (pull.given, *pull.of_moments, pull.log_peak))
+  of_points, of_norms = _run(_OF_POINTS, *inputs)
+  of_centers, of_center_norms, of_scale, of_coefficients = _run(_OF_CENTERS, *inputs)
+  gradient = Distances(of_points, of_norms, of_centers, of_center_norms.mT, of_scale.mT)
+  return jax.tree.map(lambda d, z: d.astype(z.dtype), (gradient, of_coefficients), (distances, coefficients))
+
+
+_sums.defvjp(_forward, _backward)
+
+
+class _Block(NamedTuple):
+  """References to the inputs, and what of them is the block at hand.
+
+  Attributes:
+    distances: with center_norms and scale as rows [1, A].
+    coefficients: [A, V].
+    given: the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last, or () when the sums are computed.
+    points: rows of the points.
+    centers: rows of the centers.
+    d: columns of D that the program sums.
+    v: columns of V that the program sums.
+    depth: features multiplied at a time.
+    exists: how many of the centers are not padding.
+  """
+
+  distances: Distances
+  coefficients: Any
+  given: Any
+  points: Any
+  centers: Any
+  d: Any
+  v: Any
+  depth: int | None
+  exists: jax.Array
+
+
+def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
+  """Adds a block of centers to the sums of a block of points; the first block's mean response becomes the pivot."""
+  log_k, _, _ = _log_responses(kernel, block)
+  values, total, squares, log_peak, pivot = sums
+  peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
+  k, shrink = jnp.exp(log_k - peak), jnp.exp(log_peak - peak)
+  mean = k.sum(axis=1, keepdims=True) / jnp.minimum(block.exists, k.shape[1])
+  pivot = jnp.where(log_peak == -math.inf, mean, shrink * pivot)
+  u = jnp.where(log_k == -math.inf, 0.0, k - pivot)
+  c = block.coefficients[block.centers, block.v]
+  return (
+    shrink * values + _dot(u.astype(c.dtype), c, 1, 0),
+    shrink * total + u.sum(axis=1, keepdims=True),
+    shrink * shrink * squares + (u * u).sum(axis=1, keepdims=True),
+    peak,
+    pivot,
+  )
+
+
+def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
+  """Adds what a block of centers gives to the cotangents of a block of points and of its norms."""
+  of_squares, _, _ = _cotangents(kernel, block)
+  t = block.distances.centers[block.centers, block.d]
+  of_points, of_norms = sums
+  return (
+    of_points - 2 * _dot(of_squares.astype(t.dtype), t, 1, 0),
+    of_norms + of_squares.sum(axis=1, keepdims=True),
+  )
+
+
+def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
+  """Adds what a block of points gives to the cotangents of a block of centers, its norms, scale and coefficients."""
+  of_squares, of_scale_each, deviations = _cotangents(kernel, block)
+  x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
+  of_centers, of_center_norms, of_scale, of_coefficients = sums
+  return (
+    of_centers - 2 * _dot(of_squares.astype(x.dtype), x, 0, 0),
+    of_center_norms + of_squares.sum(axis=0, keepdims=True),
+    of_scale + of_scale_each.sum(axis=0, keepdims=True),
+    of_coefficients + _dot(deviations.astype(of_values.dtype), of_values, 0, 0),
+  )
+
+
+def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
+  """log K, the squared distances, and what takes the cotangent of log K to that of the scaled ones, of a block."""
+  norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
+  inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
+  squares = norms + center_norms - 2 * inner
+  log_k, pull = jax.vjp(KERNELS[kernel], block.distances.scale[:, block.centers] * squares)
+  exists = jax.lax.broadcasted_iota(jnp.int32, log_k.shape, 1) < block.exists
+  return jnp.where(exists, log_k, -jnp.inf), squares, pull
+
+
+def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Cotangents of the squared distances and, before they are summed, of the scale; k less its mean. Of a block."""
+  log_k, squares, pull = _log_responses(kernel, block)
+  given, constant, slope, mean, log_peak = block.given
+  k = jnp.exp(log_k - log_peak[block.points, :])
+  deviations = k - mean[block.points, :]
+  of_k = _products(given, block.points, block.coefficients, block.centers, block.depth)
+  of_k += constant[block.points, :] + slope[block.points, :] * deviations
+  (of_scaled,) = pull(of_k * k)
+  return of_scaled * block.distances.scale[:, block.centers], of_scaled * squares, deviations
+
+
+def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
+  """a[rows] b[columns]ᵀ from references, some features at a time."""
+  if depth is None:
+    return _dot(a[rows, :], b[columns, :], 1, 1)
+
+  features = a.shape[-1]
+  at_once = min(depth, features)  # a GPU doesn't check what it reads: beyond a row lies the next
+
+  def add(i: jax.Array | int, total: jax.Array | float) -> jax.Array:
+    part = pl.ds(i * at_once, at_once)
+    return total + _dot(a[rows, part], b[columns, part], 1, 1)
+
+  return jax.lax.fori_loop(1, features // at_once, add, add(0, 0.0))
+
+
+def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:
+  """The product that sums over an axis of a and another of b, in float32; float32 inputs at full precision."""
+  precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  contracted = (((axis,), (other,)), ((), ()))
+  return jax.lax.dot_general(a, b, contracted, precision=precision, preferred_element_type=jnp.float32)
+
+
+class _Job(NamedTuple):
+  """What a kernel sums.
+
+  Attributes:
+    add: takes (kernel, block, sums) to new sums.
+    over: 'a' if it sums over the centers, for blocks of points; 'n' the other way round.
+    axes: of the sums, as in `_AXES`.
+    start: what every sum starts from.
+    products: of all points with all centers, those over D and those over V.
+  """
+
+  add: Callable[[str, _Block, Any], Any]
+  over: str
+  axes: tuple[str, ...]
+  start: tuple[float, ...]
+  products: tuple[int, int]
+
+
+_SUMS = _Job(_add_sums, 'a', ('nv', 'n1', 'n1', 'n1', 'n1'), (0.0, 0.0, 0.0, -math.inf, 0.0), (1, 1))
+_OF_POINTS = _Job(_add_of_points, 'a', ('nd', 'n1'), (0.0, 0.0), (2, 1))
+_OF_CENTERS = _Job(_add_of_centers, 'n', ('ad', '1a', '1a', 'av'), (0.0, 0.0, 0.0, 0.0), (2, 2))
+_ARITHMETIC = 10  # operations on a pair of point and center beside the products, about
+
+# The axes of the inputs, behind the leading one: n points, a centers, d features of both, v of the coefficients.
+_AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
+
+
+def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
+  """The sums, float32, by the kernel of whatever platform this is compiled for; arrays [L, ...]."""
+  distances = distances._replace(center_norms=distances.center_norms.mT, scale=distances.scale.mT)
+  forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
+  return jax.lax.platform_dependent(
+    (*distances, coefficients), tuple(given), cpu=forms['cpu'], tpu=forms['tpu'], default=forms['cuda']
+  )
+
+
+def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) -> Any:
+  """The same by the kernel of one platform."""
+  size = {'n': inputs[0].shape[1], 'a': inputs[2].shape[1], 'd': inputs[0].shape[2], 'v': inputs[5].shape[2], '1': 1}
+  unit = {'n': tiling.points, 'a': tiling.centers, '1': 1} | {x: _features(tiling, size[x]) for x in 'dv'}
+  count = {x: pl.cdiv(size[x], unit[x]) for x in size}
+  padded = {x: count[x] * unit[x] for x in size}
+  held = 'n' if job.over == 'a' else 'a'
+  grid = (
+    len(inputs[0]),
+    count[held],
+    max(count[x] for axes in job.axes for x in axes if x in 'dv'),
+    count[job.over] if tiling.ordered else 1,
+  )
+
+  def spec(block: dict[str, int], cut: str, axes: str) -> pl.BlockSpec:
+    def index(lead: Any, program: Any, features: Any, step: Any) -> Any:
+      at = {held: program, job.over: step} | {x: jnp.minimum(features, count[x] - 1) for x in cut}
+      return (lead, *(at.get(x, 0) for x in axes))
+
+    return pl.BlockSpec((None, *(block[x] for x in axes)), index)
+
+  seen = padded | {held: unit[held]} | ({job.over: unit[job.over]} if tiling.ordered else {})
+  axes = _AXES[0] + (_AXES[1] if given else ())
+  # log_peak, the last one given, is infinite for padding: its responses are 0, whatever a free metric makes of them.
+  fills = [0.0] * (len(axes) - 1) + [math.inf if given else 0.0]
+  shapes = [[padded[x] for x in ax] for ax in axes]
+  arrays = [_pad(*parts) for parts in zip((*inputs, *given), shapes, fills, strict=True)]
+  sums = pl.pallas_call(
+    functools.partial(_kernel, job, kernel, tiling, size['a'], count, unit),
+    grid=grid,
+    in_specs=[spec(seen, '', ax) for ax in axes],
+    out_specs=[spec(unit, 'dv', ax) for ax in job.axes],
+    out_shape=[jax.ShapeDtypeStruct((grid[0], *(padded[x] for x in ax)), jnp.float32) for ax in job.axes],
+    cost_estimate=_cost(job, grid[0], size, arrays),
+    **tiling.options,
+  )(*arrays)
+  return tuple(z[:, : size[ax[0]], : size[ax[1]]] for z, ax in zip(sums, job.axes, strict=True))
+
+
+def _kernel(
+  job: _Job, kernel: str, tiling: _Tiling, centers: int, count: dict[str, int], unit: dict[str, int], *refs: Any
+) -> None:
+  """Sums over blocks: those along the grid's last axis, or all in a loop."""
+  inputs, outputs = refs[: -len(job.axes)], refs[-len(job.axes) :]
+  program, features, step = (pl.program_id(i) for i in (1, 2, 3))
+  whole = slice(None)
+
+  def columns(x: str) -> Any:
+    return whole if count[x] == 1 else pl.ds(jnp.minimum(features, count[x] - 1) * unit[x], unit[x])
+
+  def add(step: Any, sums: Any) -> Any:
+    rows = whole if tiling.ordered else pl.ds(step * unit[job.over], unit[job.over])
+    points, these = (whole, rows) if job.over == 'a' else (rows, whole)
+    exists = centers - (step if job.over == 'a' else program) * unit['a']
+    block = _Block(
+      Distances(*inputs[:5]), inputs[5], inputs[6:], points, these, columns('d'), columns('v'), tiling.depth, exists
+    )
+    return job.add(kernel, block, sums)
+
+  def write(sums: Any) -> None:
+    for ref, z in zip(outputs, sums, strict=True):
+      ref[...] = z
+
+  start = tuple(jnp.full(ref.shape, z, jnp.float32) for ref, z in zip(outputs, job.start, strict=True))
+  if tiling.ordered:
+    pl.when(step == 0)(lambda: write(start))
+    write(add(step, tuple(ref[...] for ref in outputs)))
+  else:
+    write(jax.lax.fori_loop(0, count[job.over], add, start))
+
+
+def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]) -> pl.CostEstimate:
+  """What the sums take, blocks filled up and computed twice left out."""
+  pairs = leading * size['n'] * size['a']
+  products = 2 * (job.products[0] * size['d'] + job.products[1] * size['v'])
+  return pl.CostEstimate(
+    flops=pairs * (products + _ARITHMETIC),
+    transcendentals=pairs,
+    bytes_accessed=sum(z.size * z.dtype.itemsize for z in arrays),
+  )
+
+
+def _features(tiling: _Tiling, size: int) -> int:
+  """How many features a program holds of `size`."""
+  if tiling.features is None:
+    return pl.align_to(size, _LANES)
+  return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))
+
+
+def _pad(z: jax.Array, shape: list[int], fill: float) -> jax.Array:
+  """z [L, ...] filled up to [L, *shape]."""
+  return jnp.pad(z, [(0, 0), *((0, b - a) for a, b in zip(z.shape[1:], shape, strict=True))], constant_values=fill)

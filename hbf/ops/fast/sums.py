@@ -1,0 +1,313 @@
+"""Sums over the centers, from which the HyperBF operator follows under every normalization.
+
+With k_a = K(s_a) / max_b K(s_b) they are the mean and variance of k over the centers, and Σ_a (k_a − k̄) c_a. Where
+responses hardly differ, sums of k would hide what they differ by. So a form sums u = k − p, with a pivot p near k̄:
+the mean of the first centers' k. As they are among those that the variance is of, |k̄ − p| is at most √(A / first)
+standard deviations: what is taken away at the end is never large.
+
+Where this module says float32, it is float64 of float64 arrays (`hbf.ops.distances.wide`).
+
+Without normalization nothing is relative, and the sums need no moments: `unnormalized_sums`.
+
+The gradient is written by hand: it keeps one array of [points, centers] where automatic differentiation keeps
+several. Where even that is too large a block of points at a time is computed, so that memory grows with the block.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from hbf.ops.distances import Distances, is_short, products, wide
+from hbf.ops.kernels import KERNELS
+from hbf.ops.parts import join, split
+
+_FIRST = 64  # centers whose mean response is the pivot
+_KEPT_RATIO = 4  # centers over the dimensions of a point and its value
+_PAIRS = 2**21  # of point and center in a block; on a CPU 2^19 and 2^23 were no faster
+
+
+class Moments(NamedTuple):
+  """Of k_a = K_a / max K over the centers; float32 [..., N, 1].
+
+  Attributes:
+    mean: k̄ = mean_a k_a.
+    variance: mean_a (k_a − k̄)².
+    log_peak: log max_a K_a; its gradient is 0, for it cancels from what the moments are used for.
+  """
+
+  mean: jax.Array
+  variance: jax.Array
+  log_peak: jax.Array
+
+
+class Sums(NamedTuple):
+  """Sums over the centers.
+
+  Attributes:
+    values: Σ_a (k_a − k̄) c_a, float32 [..., N, V].
+    moments: of k.
+  """
+
+  values: jax.Array
+  moments: Moments
+
+
+class PivotedSums(NamedTuple):
+  """What a form sums, with u_a = k_a − pivot; float32.
+
+  Attributes:
+    values: Σ_a u_a c_a, [..., N, V].
+    total: Σ_a u_a, [..., N, 1].
+    squares: Σ_a u_a², [..., N, 1].
+    pivot: any number, [..., N, 1]; the nearer to k̄ the better.
+    log_peak: log max_a K_a, [..., N, 1].
+  """
+
+  values: jax.Array
+  total: jax.Array
+  squares: jax.Array
+  pivot: jax.Array
+  log_peak: jax.Array
+
+
+class MomentCotangents(NamedTuple):
+  """What the moments add to the cotangent of k_a: constant + slope (k_a − mean); float32 [..., N, 1] each."""
+
+  constant: jax.Array
+  slope: jax.Array
+  mean: jax.Array
+
+
+class ResponseCotangents(NamedTuple):
+  """What a form needs for the gradient: the cotangent of k_a is given·c_a and what the moments add.
+
+  Attributes:
+    given: the cotangent of the values, [..., N, V] in the coefficients' type.
+    log_peak: what k = exp(log K − log_peak) are relative to, float32 [..., N, 1].
+    of_moments: None of sums without moments.
+  """
+
+  given: jax.Array
+  log_peak: jax.Array
+  of_moments: MomentCotangents | None
+
+
+def center(pivoted: PivotedSums, coefficients: jax.Array) -> Sums:
+  """The sums about the mean."""
+  count = coefficients.shape[-2]
+  offset = pivoted.total / count
+  # A product, not a broadcast: XLA's CPU backend does it best so.
+  values = pivoted.values - products(
+    offset, coefficients.sum(axis=-2, keepdims=True, dtype=wide(coefficients.dtype)).mT
+  )
+  variance = pivoted.squares / count - offset * offset
+  return Sums(values, Moments(pivoted.pivot + offset, variance, pivoted.log_peak))
+
+
+def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> ResponseCotangents:
+  """What a form needs for the gradient, from the sums' cotangents."""
+  count = coefficients.shape[-2]
+  mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=wide(coefficients.dtype))
+  given = cotangents.values.astype(coefficients.dtype)
+  of_moments = MomentCotangents(
+    # Of what is given as it is rounded: what all coefficients have in common must cancel.
+    constant=cotangents.moments.mean / count - products(given.astype(wide(given.dtype)), mean_coefficients),
+    slope=2 * cotangents.moments.variance / count,
+    mean=moments.mean,
+  )
+  return ResponseCotangents(given, moments.log_peak, of_moments)
+
+
+def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+  """The sums for every point.
+
+  Args:
+    distances: s for points [..., N, D] and centers [..., A, D].
+    coefficients: c [..., A, V].
+    kernel: a name in `hbf.ops.kernels.KERNELS`.
+  """
+  return _sums(kernel, _blocks(distances, coefficients), distances, coefficients)
+
+
+def unnormalized_sums(
+  distances: Distances, coefficients: jax.Array, kernel: str, log_gain: jax.Array | float
+) -> jax.Array:
+  """Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the coefficients' type.
+
+  The moments would cost more passes over all responses. The log-gain is broadcastable to [..., 1, 1], the others are
+  as for `kernel_sums`.
+  """
+  log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
+  return _unnormalized(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
+
+
+def _blocks(distances: Distances, coefficients: jax.Array) -> int:
+  """In how many blocks of points.
+
+  Keeping a block's distances for the gradient saves a sixth of the products, so all points are one block as long as
+  the distances take no more memory than a few times points and values, as in an MLP. More centers than that are
+  computed in blocks, and again for the gradient.
+  """
+  points, centers = distances.points.shape, distances.centers.shape[-2]
+  if centers <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
+    return 1
+  return blocks_in_memory(points, centers)
+
+
+def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
+  """In how many blocks to compute points [..., N, D] so that the responses of only one lie in memory.
+
+  In a program that is exported for any number of images (`jax.export`) nobody knows: then it is one.
+  """
+  pairs = math.prod(points[:-1]) * centers
+  return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sums(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Sums:
+  return _sums_forward(kernel, count, distances, coefficients)[0]
+
+
+def _sums_forward(kernel: str, count: int, distances: Distances, coefficients: jax.Array) -> Any:
+  def of_block(scaled: jax.Array) -> PivotedSums:
+    return _block_sums(KERNELS[kernel](scaled), coefficients)
+
+  pivoted, kept = _forward(of_block, count, distances, coefficients.dtype)
+  sums = center(pivoted, coefficients)
+  return sums, (distances, coefficients, sums.moments, kept)
+
+
+def _sums_backward(kernel: str, count: int, residuals: Any, cotangents: Sums) -> Any:
+  distances, coefficients, moments, kept = residuals
+  return _backward(kernel, count, distances, coefficients, kept, pull_back(cotangents, moments, coefficients))
+
+
+_sums.defvjp(_sums_forward, _sums_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _unnormalized(
+  kernel: str, count: int, distances: Distances, coefficients: jax.Array, log_peak: jax.Array
+) -> jax.Array:
+  return _unnormalized_forward(kernel, count, distances, coefficients, log_peak)[0]
+
+
+def _unnormalized_forward(
+  kernel: str, count: int, distances: Distances, coefficients: jax.Array, log_peak: jax.Array
+) -> Any:
+  def of_block(scaled: jax.Array) -> jax.Array:
+    # As the gradient writes it, so that XLA computes it once.
+    return _values(jnp.exp(KERNELS[kernel](scaled) - log_peak), coefficients)
+
+  values, kept = _forward(of_block, count, distances, coefficients.dtype)
+  values = values.astype(coefficients.dtype)
+  return values, (distances, coefficients, log_peak, values, kept)
+
+
+def _unnormalized_backward(kernel: str, count: int, residuals: Any, given: jax.Array) -> Any:
+  distances, coefficients, log_peak, values, kept = residuals
+  pull = ResponseCotangents(given, jnp.broadcast_to(log_peak, distances.norms.shape), None)
+  of_log_gain = jnp.sum(given.astype(log_peak.dtype) * values.astype(log_peak.dtype), axis=(-2, -1), keepdims=True)
+  return (*_backward(kernel, count, distances, coefficients, kept, pull), -of_log_gain)
+
+
+_unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
+
+
+def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
+  """What `of_block` makes of a block's distances, for all points; and what of them is kept for the gradient."""
+
+  def block(points: tuple[jax.Array, jax.Array]) -> Any:
+    scaled = _of(distances, *points)()
+    return of_block(scaled), _shortened(scaled, dtype) if count == 1 else None
+
+  blocks, kept = jax.lax.map(block, tuple(split(z, count) for z in (distances.points, distances.norms)))
+  return jax.tree.map(lambda z: join(z, distances.points.shape[-2]), blocks), kept
+
+
+def _backward(
+  kernel: str, count: int, distances: Distances, coefficients: jax.Array, kept: Any, pull: ResponseCotangents
+) -> Any:
+  """Cotangents of distances and coefficients."""
+
+  def block(totals: Any, inputs: Any) -> Any:
+    (points, norms), pull, kept = inputs
+    part = _of(distances, points, norms)
+    scaled = part() if kept is None else functools.reduce(jnp.add, kept)
+    of_part, of_coefficients = _block_gradient(kernel, part, scaled, coefficients, pull)
+    of_centers = (*of_part[2:], of_coefficients)
+    return jax.tree.map(jnp.add, totals, of_centers), of_part[:2]
+
+  sums = wide(distances.points.dtype, coefficients.dtype)
+  zeros = tuple(jnp.zeros(z.shape, sums) for z in (*distances[2:], coefficients))
+  points = tuple(split(z, count) for z in (distances.points, distances.norms))
+  pulls = jax.tree.map(lambda z: split(z, count), pull)
+  # Rows that only fill up have no responses, whatever a free metric makes of them.
+  pulls = pulls._replace(log_peak=split(pull.log_peak, count, fill=math.inf))
+  (*of_centers, of_coefficients), of_points = jax.lax.scan(block, zeros, (points, pulls, kept))
+  of_points = (join(z, distances.points.shape[-2]) for z in of_points)
+  gradient = (Distances(*of_points, *of_centers), of_coefficients)
+  return jax.tree.map(lambda d, z: d.astype(z.dtype), gradient, (distances, coefficients))
+
+
+def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
+  """Distances as a sum in which the array of all of them, [..., N, A], is of the given type, as hidden units are.
+
+  A short type rounds what they are more than the least of a point by, so that those count most lose least: a
+  response's logarithm is off by a rounding of how far it is below the greatest.
+  """
+  if not is_short(dtype):
+    return (scaled,)
+  least = scaled.min(axis=-1, keepdims=True)
+  # Without the barrier XLA would keep the long distances, and round them when the gradient asks.
+  return jax.lax.optimization_barrier((least, (scaled - least).astype(dtype)))
+
+
+def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
+  """The sums from all log K at once, [..., N, A]."""
+  # It cancels; and some compilations find no largest of those recomputed, and divide its gradient by 0.
+  log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
+  pivot = jnp.mean(jnp.exp(log_k[..., :_FIRST] - log_peak), axis=-1, keepdims=True)
+  u = jnp.exp(log_k - log_peak) - pivot
+  total, squares = (z.sum(axis=-1, keepdims=True) for z in (u, u * u))
+  return PivotedSums(_values(u, coefficients), total, squares, pivot, log_peak)
+
+
+def _block_gradient(
+  kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, pull: ResponseCotangents
+) -> tuple[Distances, jax.Array]:
+  """Cotangents, float32, of the distances' parts and the coefficients."""
+  log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
+  k = jnp.exp(log_k - pull.log_peak)
+  of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros((), k.dtype)
+  if pull.of_moments is not None:
+    constant, slope, mean = pull.of_moments
+    deviations = k - mean
+    of_k += constant + slope * deviations
+    of_mean = products(mean.mT, pull.given.mT)
+  (of_scaled,) = pull_kernel(of_k * k)
+  if not is_short(coefficients.dtype):
+    # k has the digits; and XLA's CPU backend, which keeps k from the forward pass, would keep the deviations too.
+    of_coefficients = products(k.mT, pull.given.mT) - of_mean
+  else:
+    of_coefficients = _product('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
+  return distances.gradient(of_scaled), of_coefficients
+
+
+def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
+  """Σ_a k_a c_a, float32 [..., N, V]."""
+  return _product('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
+
+
+def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  return jnp.einsum(spec, a, b, preferred_element_type=wide(a.dtype, b.dtype))
+
+
+def _of(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
+  """The distances of other points, mapped by the metric already."""
+  return distances._replace(points=points, norms=norms)

@@ -1,0 +1,236 @@
+"""Attention by features: weights φ(q)·φ(k), whose sums over the keys cost O(N) (Katharopoulos et al. 2020).
+
+The features say which similarity the weights are, the normalizer whether they sum to 1. Features drawn at random
+approximate softmax attention, or stage 1 of a HyperBF block: the memo's eq. 2 with a kernel of finite rank.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError, choose
+from hbf.ops.distances import products, row_dots
+
+CHUNK = 128  # tokens whose weights lie in memory at once under a causal mask
+# Of a sum of weights, for queries to which no key is similar. Not below 1e-18: its inverse square is in the gradient.
+_EPSILON = 1e-12
+_UNSEEN = -1e30  # a log-scale that is never the largest; infinite, its difference to itself would be no number
+
+
+class Features(NamedTuple):
+  """φ = values · exp(log_scale): exponentials keep their largest feature at 1, or they would overflow.
+
+  Attributes:
+    values: at least 0, [..., N, m] in the points' type.
+    log_scale: float32 [..., N, 1]. Its gradient is 0, which is exact: it is a constant taken from the exponents of
+      the values and put back beside them.
+  """
+
+  values: jax.Array
+  log_scale: jax.Array
+
+
+class State(NamedTuple):
+  """What the keys so far come to, however many they are.
+
+  Attributes:
+    sums: Σ_j φ(k_j) (v_j, 1)ᵀ exp(−log_peak), float32 [..., m, V + 1].
+    log_peak: the largest log_scale of the keys so far, float32 [..., 1, 1].
+  """
+
+  sums: jax.Array
+  log_peak: jax.Array
+
+
+def feature_map(
+  points: jax.Array, name: str, *, projections: jax.Array | None = None, sigma: jax.Array | float = 1.0
+) -> Features:
+  """φ(x) for queries or keys.
+
+  Args:
+    points: x [..., N, D].
+    name: 'elu' (elu(x) + 1, Katharopoulos et al. 2020, eq. 7), 'relu' or 'exp', element by element; or random and
+      positive (Choromanski et al. 2021, lemma 1), with E φ(q)·φ(k) = exp(q·k/√D) for 'softmax' and
+      exp(−‖q − k‖²/2σ²) for 'gaussian'.
+    projections: ω of the random maps [..., m, D], see `orthogonal_projections`; unused by the others.
+    sigma: σ of 'gaussian', broadcastable to [..., 1, 1]; unused by the others.
+
+  Returns:
+    m features of every point; m = D for the maps that aren't random.
+
+  Raises:
+    UserError: the map isn't known.
+  """
+  return choose('features', name, MAPS)(points, projections, sigma)
+
+
+def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
+  """Rows ω, each of distribution N(0, 1), every D of them orthogonal (Choromanski et al. 2021, section 2.4).
+
+  Each row alone is what independent rows would be, so the features stay unbiased; together they vary less.
+
+  Returns:
+    float32 [count, d].
+  """
+  directions, upper = np.linalg.qr(rng.normal(size=(-(-count // d), d, d)))
+  # Without the signs the directions aren't uniform: the factorization prefers some.
+  directions *= np.sign(np.diagonal(upper, axis1=-2, axis2=-1))[:, None, :]
+  norms = np.sqrt(rng.chisquare(d, size=(count, 1)))
+  return (norms * directions.reshape(-1, d)[:count]).astype(np.float32)
+
+
+def only(keys: Features, seen: jax.Array) -> Features:
+  """Features of the keys that are seen, booleans broadcastable to [..., N, 1]; the others have no weight."""
+  return Features(jnp.where(seen, keys.values, 0), jnp.where(seen, keys.log_scale, _UNSEEN))
+
+
+def linear_attention(
+  queries: Features, keys: Features, values: jax.Array, *, normalizer: str, causal: bool
+) -> jax.Array:
+  """y_i = Σ_j φ(q_i)·φ(k_j) v_j, divided by Σ_j φ(q_i)·φ(k_j) or not, in time and memory O(N m V).
+
+  Args:
+    queries: φ(q), [..., N, m].
+    keys: φ(k), [..., M, m].
+    values: v [..., M, V], with the leading axes of the features.
+    normalizer: 'sum' divides (memo eq. 2); 'none' doesn't, and gives y up to a positive factor for each query, 1 for
+      'elu' and 'relu'. Normalize its rows (TransNormer, Qin et al. 2022).
+    causal: sum over j ≤ i only.
+
+  Returns:
+    [..., N, V] in the values' type.
+
+  Raises:
+    UserError: the normalizer isn't known, or attention is causal with unequal numbers of queries and keys.
+  """
+  if causal:
+    start = no_state(keys.values, values)
+    return continued_linear_attention(queries, keys, values, start, normalizer=normalizer)[0]
+  finish = choose('normalizer', normalizer, NORMALIZERS)
+  # A factor of all weights of a query cancels from the quotient, and from normalized rows: so the scale of the query
+  # isn't needed, and of the keys' only what is left after the largest in the sum is taken out.
+  return finish(_all_sums(queries.values, keys, _with_ones(values))).astype(values.dtype)
+
+
+def no_state(features: jax.Array, values: jax.Array) -> State:
+  """The state before any key, for features [..., N, m] and values [..., N, V]."""
+  leading, m, columns = values.shape[:-2], features.shape[-1], values.shape[-1] + 1
+  return State(jnp.zeros((*leading, m, columns)), jnp.full((*leading, 1, 1), -jnp.inf))
+
+
+def continued_linear_attention(
+  queries: Features, keys: Features, values: jax.Array, state: State, *, normalizer: str
+) -> tuple[jax.Array, State]:
+  """`linear_attention`, causal, of tokens behind others, whose keys and values the state has; and the next state."""
+  finish = choose('normalizer', normalizer, NORMALIZERS)
+  sums, state = _causal_sums(queries.values, keys, _with_ones(values), state)
+  return finish(sums).astype(values.dtype), state
+
+
+def _with_ones(values: jax.Array) -> jax.Array:
+  return jnp.concatenate([values, jnp.ones_like(values[..., :1])], axis=-1)
+
+
+def _elu(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
+  return _unscaled(points, jax.nn.elu(points.astype(jnp.float32)) + 1)
+
+
+def _relu(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
+  return _unscaled(points, jax.nn.relu(points))
+
+
+def _exp(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
+  return _from_exponents(points, points.astype(jnp.float32))
+
+
+def _softmax(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
+  """exp(ω·x − ‖x‖²/2)/√m for x scaled to x/D^¼."""
+  return _random(points, projections, points.shape[-1] ** 0.25, 0.5)
+
+
+def _gaussian(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
+  """exp(ω·x − ‖x‖²)/√m for x scaled to x/σ: the kernel is exp(q·k) with half of each squared norm off."""
+  return _random(points, projections, sigma, 1.0)
+
+
+def _random(
+  points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float, norm_factor: float
+) -> Features:
+  assert projections is not None
+  scaled = points.astype(jnp.float32) / sigma
+  exponents = products(scaled, projections) - norm_factor * row_dots(scaled, scaled)
+  return _from_exponents(points, exponents - 0.5 * np.log(projections.shape[-2]))
+
+
+def _unscaled(points: jax.Array, features: jax.Array) -> Features:
+  return Features(features.astype(points.dtype), jnp.zeros((*points.shape[:-1], 1), jnp.float32))
+
+
+def _from_exponents(points: jax.Array, exponents: jax.Array) -> Features:
+  log_scale = jax.lax.stop_gradient(jnp.max(exponents, axis=-1, keepdims=True))
+  return Features(jnp.exp(exponents - log_scale).astype(points.dtype), log_scale)
+
+
+Map = Callable[[jax.Array, jax.Array | None, jax.Array | float], Features]
+RANDOM_MAPS: dict[str, Map] = {'softmax': _softmax, 'gaussian': _gaussian}
+MAPS: dict[str, Map] = {'elu': _elu, 'relu': _relu, 'exp': _exp, **RANDOM_MAPS}
+
+
+def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Array:
+  """Σ_j φ(q_i)·φ(k_j) v_j over all keys, up to a factor: float32 [..., N, V]."""
+  weights = jnp.exp(keys.log_scale - jnp.max(keys.log_scale, axis=-2, keepdims=True))
+  return _product('...nm,...mv->...nv', queries, _state(keys.values, weights, values))
+
+
+def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
+  """Σ_j≤i φ(q_i)·φ(k_j) v_j, up to a factor of each i: float32 [..., N, V]. It goes on from a state.
+
+  Chunk by chunk: what came before is one matrix, the state; within a chunk weights are computed pair by pair.
+  The largest scale taken out is that of the keys so far, for that of a later key must not make earlier sums vanish.
+  """
+  if queries.shape[-2] != values.shape[-2]:
+    raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')
+  length = values.shape[-2]
+  size = min(CHUNK, length)
+  mask = np.tri(size, dtype=bool)
+
+  def step(carry: State, chunk: tuple[jax.Array, Features, jax.Array]) -> tuple[State, jax.Array]:
+    (state, peak), (q, (k, scale), v) = carry, chunk
+    peaks = jnp.maximum(peak, jax.lax.cummax(scale, axis=scale.ndim - 2))
+    weights = _product('...nm,...jm->...nj', q, k) * jnp.exp(jnp.where(mask, scale.mT - peaks, -jnp.inf))
+    sums = _product('...nj,...jv->...nv', weights.astype(v.dtype), v)
+    sums += jnp.exp(peak - peaks) * _product('...nm,...mv->...nv', q, state)
+    last = peaks[..., -1:, :]
+    state = jnp.exp(peak - last) * state + _state(k, jnp.exp(scale - last), v)
+    return State(state, last), sums
+
+  leading = values.shape[:-2]
+  chunked = Features(_chunks(keys.values, size), _chunks(keys.log_scale, size, _UNSEEN))
+  state, sums = jax.lax.scan(step, state, (_chunks(queries, size), chunked, _chunks(values, size)))
+  return jnp.moveaxis(sums, 0, -3).reshape(*leading, -1, values.shape[-1])[..., :length, :], state
+
+
+def _chunks(z: jax.Array, size: int, fill: float = 0.0) -> jax.Array:
+  """Neighboring rows of [..., N, C] in chunks [chunks, ..., size, C], the last one filled up."""
+  *leading, length, columns = z.shape
+  padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)], constant_values=fill)
+  return jnp.moveaxis(padded.reshape(*leading, -1, size, columns), -3, 0)
+
+
+def _state(features: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
+  """Σ_j w_j φ_j v_jᵀ: float32 [..., m, V]."""
+  return _product('...nm,...nv->...mv', features, (weights * values).astype(values.dtype))
+
+
+def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+
+
+# From sums [..., N, V + 1] whose last column is that of the weights.
+NORMALIZERS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'sum': lambda sums: sums[..., :-1] / (sums[..., -1:] + _EPSILON),
+  'none': lambda sums: sums[..., :-1],
+}
