@@ -145,7 +145,7 @@ def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
   groups = {
     'attention': correctness.attention_cases(heads, tokens),
     'linear attention': correctness.linear_cases(heads[0], tokens[-1]),
-    'stage 2 in blocks': correctness.stage2_cases('blocks', options.width, tokens, options.centers),
+    'stage 2 in blocks': correctness.stage2_cases('xla', options.width, tokens, options.centers),
     'stage 2 by Pallas': correctness.stage2_cases('pallas', options.width, tokens, options.centers),
   }
   for name, cases in groups.items():

@@ -145,7 +145,7 @@ def attention_cases(head_sizes: Sequence[int], tokens: Sequence[int]) -> Iterato
     qkv = normal(rng, **dict.fromkeys(ROUNDED, (BATCH, n, HEADS, d)))
     yield Case({'operator': 'softmax attention', **about}, fast_attention, softmax_attention, qkv)
     heads = normal(rng, **dict.fromkeys(ROUNDED, (BATCH, HEADS, n, d)))
-    heads['width'] = np.full((HEADS, 1, 1), d**0.25, np.float32)
+    heads['sigma'] = np.full((HEADS, 1, 1), d**0.25, np.float32)
     unit: dict[str, Any] = {'kernel': 'gaussian', 'normalization': 'sum'}
     form, reference = functools.partial(fast_hyperbf, **unit), functools.partial(naive_hyperbf, **unit)
     yield Case({'operator': 'gaussian attention', **about}, form, reference, heads)
@@ -174,14 +174,14 @@ def stage2_cases(form: str, d: int, tokens: Sequence[int], centers: Sequence[int
   for kernel, normalization, n, a in units:
     rng = np.random.default_rng(0)
     arrays = normal(rng, points=(n, d), centers=(a, d), coefficients=(a, d))
-    arrays['width'] = (d**0.25 * rng.uniform(0.8, 1.2, (1, a))).astype(np.float32)
+    arrays['sigma'] = (d**0.25 * rng.uniform(0.8, 1.2, (1, a))).astype(np.float32)
     arrays['weights'] = rng.uniform(0.8, 1.2, d).astype(np.float32)
     if normalization == 'none':
       arrays['log_gain'] = np.full((1, 1), d**0.5, np.float32)
     unit: dict[str, Any] = {'kernel': kernel, 'normalization': normalization}
     yield Case(
       {'operator': f'hyperbf {form}, {kernel}, {normalization}', 'tokens': n, 'centers': a, 'd': d},
-      functools.partial(fast_hyperbf, **unit, metric='diagonal', form=form),
+      functools.partial(fast_hyperbf, **unit, metric='diagonal', implementation=form),
       functools.partial(naive_hyperbf, **unit),
       arrays,
     )
@@ -199,8 +199,8 @@ def fast_hyperbf(z: Arrays, **options: Any) -> jax.Array:
 
 def linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
   """Linear attention as a stage calls it."""
-  width = z['points'].shape[-1] ** 0.25
-  q, k = (feature_map(z[n], features, projections=jnp.asarray(projections), width=width) for n in ROUNDED[:2])
+  sigma = z['points'].shape[-1] ** 0.25
+  q, k = (feature_map(z[n], features, projections=jnp.asarray(projections), sigma=sigma) for n in ROUNDED[:2])
   return linear_attention(q, k, z['coefficients'], normalizer='sum', causal=causal)
 
 
@@ -239,7 +239,7 @@ def naive_hyperbf(z: Arrays, kernel: str, normalization: str) -> jax.Array:
   """Σ_a R_a(x) c_a under a diagonal metric."""
   x, t = (z.get('weights', 1.0) * z[name] for name in ROUNDED[:2])
   r2 = (x * x).sum(-1)[..., None] + (t * t).sum(-1)[..., None, :] - 2 * x @ t.mT
-  k = KERNELS[kernel](r2 / (2 * z['width'] ** 2)) * jnp.exp(z.get('log_gain', 0.0))
+  k = KERNELS[kernel](r2 / (2 * z['sigma'] ** 2)) * jnp.exp(z.get('log_gain', 0.0))
   return RESPONSES[normalization](k) @ z['coefficients']
 
 

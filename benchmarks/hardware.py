@@ -27,7 +27,7 @@ from hbf.training.workdir import write_json
 RECORDS, FOLDER = pathlib.Path('results/hardware'), pathlib.Path('runs/hardware')
 TOPOLOGIES = {'tpu': ('v5e-1', 'v5e-16'), 'cuda': ('h200-1', 'h200-8')}
 # The two that the project compares, and HyperBF with its fused kernel.
-COMPARED = (('hyperbf', 'blocks'), ('vit', ''), ('hyperbf', 'pallas'))
+COMPARED = (('hyperbf', 'xla'), ('vit', ''), ('hyperbf', 'pallas'))
 _MB, _GB = 1e6, 1e9
 
 
@@ -72,7 +72,11 @@ def compile_known(flags: Sequence[str], topology: str, file: str, folders: Seque
     return describe_programs(config, parse_topology(topology), known=known)
   except UserError as error:
     about = {'topology': topology, 'model': config.model.name, 'recipe': config.recipe, 'dtype': config.model.dtype}
-    return about | {'form': (config.model.stage2 or {}).get('form', ''), 'refused': str(error), 'programs': []}
+    return about | {
+      'form': (config.model.stage2 or {}).get('implementation', ''),
+      'refused': str(error),
+      'programs': [],
+    }
 
 
 def rows(folder: pathlib.Path) -> str:
@@ -92,7 +96,7 @@ def rows(folder: pathlib.Path) -> str:
 
 def name_of(topology: str, model: str, form: str, recipe: str, dtype: str) -> str:
   """Of a case's file."""
-  return '-'.join(filter(None, (topology, model, form if form != 'blocks' else '', recipe, dtype))) + '.json'
+  return '-'.join(filter(None, (topology, model, form if form != 'xla' else '', recipe, dtype))) + '.json'
 
 
 def _line(record: dict[str, Any]) -> tuple[str, ...]:

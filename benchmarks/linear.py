@@ -80,7 +80,7 @@ def mean_error(name: str, d: int, deviation: float, count: int) -> float:
 
 def by_features(name: str, projections: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   """The approximation, [N, d]; the width σ² = √d is that at which HyperBF attention starts."""
-  queries, keys = (feature_map(z, name, projections=projections, width=z.shape[-1] ** 0.25) for z in (q, k))
+  queries, keys = (feature_map(z, name, projections=projections, sigma=z.shape[-1] ** 0.25) for z in (q, k))
   return linear_attention(queries, keys, v, normalizer='sum', causal=False)
 
 
@@ -91,7 +91,7 @@ def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def gaussian(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   """HyperBF attention of one head, [N, d]."""
-  return hyperbf(q, k, v, kernel='gaussian', width=q.shape[-1] ** 0.25)
+  return hyperbf(q, k, v, kernel='gaussian', sigma=q.shape[-1] ** 0.25)
 
 
 EXACT = {'softmax': softmax, 'gaussian': gaussian}

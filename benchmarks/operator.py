@@ -1,7 +1,7 @@
 """Stage 2 alone: the forms of the HyperBF operator against the plain one, in time and in temporary memory.
 
 python -m benchmarks.operator                                   # blocks; pallas too where there is a GPU or TPU
-python -m benchmarks.operator --forms blocks,pallas --tokens 256 --centers 512 --rounds 2
+python -m benchmarks.operator --forms xla,pallas --tokens 256 --centers 512 --rounds 2
 
 Temporary memory is what the compiled program asks for. On a CPU that leaves out what XLA's library fusions allocate
 while they run: the plain forward pass, when it is one such fusion, seems to need none for its responses, and does.
@@ -32,7 +32,7 @@ def main() -> None:
   flags.add_argument('--kernel', default='gaussian')
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
   on_cpu = jax.default_backend() == 'cpu'
-  flags.add_argument('--forms', default='blocks' if on_cpu else 'blocks,pallas', help='a CPU interprets pallas: slow')
+  flags.add_argument('--forms', default='xla' if on_cpu else 'xla,pallas', help='a CPU interprets pallas: slow')
   options = flags.parse_args()
   keep_freed_memory()
   arrays = make_arrays(options.tokens, options.centers, options.width, DTYPES[options.dtype])
@@ -40,7 +40,7 @@ def main() -> None:
   for normalization in options.normalizations.split(','):
     unit = {'kernel': options.kernel, 'metric': 'diagonal', 'normalization': normalization}
     forms = {'plain': functools.partial(hyperbf_plain, **unit)}
-    forms |= {form: functools.partial(hyperbf, form=form, **unit) for form in options.forms.split(',')}
+    forms |= {form: functools.partial(hyperbf, implementation=form, **unit) for form in options.forms.split(',')}
     rows += measure(normalization, forms, arrays, options.rounds)
   sizes = f'{options.tokens} tokens, {options.centers} centers, width {options.width}, {options.dtype}'
   report('operator', f'Stage 2, {options.kernel}: {sizes}', rows, options.out)
@@ -54,7 +54,7 @@ def make_arrays(tokens: int, centers: int, width: int, dtype: Any) -> dict[str, 
     for name, key, n in zip(('points', 'centers', 'coefficients'), keys, (tokens, centers, centers), strict=True)
   }
   sigma = jnp.full((1, centers), width**0.25)
-  return arrays | {'width': sigma, 'weights': jnp.ones(width), 'log_gain': jnp.full((1, 1), width**0.5)}
+  return arrays | {'sigma': sigma, 'weights': jnp.ones(width), 'log_gain': jnp.full((1, 1), width**0.5)}
 
 
 def measure(

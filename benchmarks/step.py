@@ -42,7 +42,7 @@ def main() -> None:
 def make(model: str, width: int, batch: int, dtype: str) -> Trainer:
   """The model of this width in training; 'hyperbf:pallas' is HyperBF with stage 2 computed in form pallas."""
   name, _, form = model.partition(':')
-  keys = {'stage2': {'form': form}} if form else {}
+  keys = {'stage2': {'implementation': form}} if form else {}
   hidden = 2 * width if width == 768 else 4 * width  # recipe memo's, else the usual
   return make_trainer(name, width, DEPTH, HEADS[width], hidden, batch, dtype=dtype, **keys)
 

@@ -15,7 +15,7 @@ COMMANDS = {
   'explain': ('hbf.cli.explain', 'Write a page that explains a run on images.'),
   'predict': ('hbf.cli.predict', 'Classify images of your own.'),
   'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),
-  'prepare': ('hbf.data.images.prepare', 'Prepare a data set, such as cifar10.'),
+  'prepare': ('hbf.cli.prepare', 'Prepare a data set, such as cifar10.'),
   'export': ('hbf.cli.export', "Write a run's classifier to a folder for use elsewhere."),
   'convert': ('hbf.cli.convert', "Read weights of the memo's authors into a run, or write them."),
 }

@@ -123,8 +123,8 @@ def no_kernel(distances, coefficients, kernel):
 
 @pytest.mark.parametrize('broken', [wrong_value, wrong_gradient, no_number, no_kernel])
 def test_a_broken_form_is_out_of_tolerance_or_says_why(broken, monkeypatch):
-  monkeypatch.setitem(hbf.ops.hyperbf.FORMS, 'blocks', hbf.ops.hyperbf.Form(broken))
-  case = next(iter(correctness.stage2_cases('blocks', 8, [5], [6])))
+  monkeypatch.setitem(hbf.ops.hyperbf.IMPLEMENTATIONS, 'xla', hbf.ops.hyperbf.Implementation(broken))
+  case = next(iter(correctness.stage2_cases('xla', 8, [5], [6])))
   rows = correctness.check([case])
   assert [row['dtype'] for row in rows] == ['float32', 'bfloat16']
   assert {row['within'] for row in rows} == {'no'}

@@ -9,17 +9,25 @@ from hbf import cli
 from hbf.arguments import Parser
 from hbf.errors import Notice, UserError, in_one_line, warn
 
-COMMANDS = ['authors', 'data.prepare', 'analysis.mixing', 'analysis.nested', 'analysis.dead_units', 'comparison.pack']
+COMMANDS = [
+  'cli.convert',
+  'cli.prepare',
+  'analysis.token_order',
+  'analysis.nested',
+  'analysis.dead_units',
+  'comparison.pack',
+]
 
 
 @pytest.mark.parametrize('command', COMMANDS)
 def test_a_wrong_flag_ends_in_one_line(command, capsys):
   main = importlib.import_module(f'hbf.{command}').main
-  required = {'data.prepare': ['digits'], 'authors': ['FILE', '--workdir=W'], 'analysis.dead_units': []}
+  required = {'cli.prepare': ['digits'], 'cli.convert': ['FILE', '--workdir=W'], 'analysis.dead_units': []}
   required['comparison.pack'] = ['RUNS', 'TARGET']
   assert main([*required.get(command, ['--workdir=W']), '--wrong=1']) == 1
   said = capsys.readouterr()
-  line = f'error: unrecognized arguments: --wrong=1: `python -m hbf.{command} --help` has the flags\n'
+  shown = f' {command[4:]}' if command.startswith('cli.') else f'.{command}'
+  line = f'error: unrecognized arguments: --wrong=1: `python -m hbf{shown} --help` has the flags\n'
   assert (said.out, said.err) == ('', line)
 
 

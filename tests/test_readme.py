@@ -24,7 +24,9 @@ PAGES = {path: path.read_text() for path in (ROOT / 'README.md', *sorted(ROOT.gl
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 # Up to the end of the line or of the code span; a line that ends in a backslash goes on.
 MODULE, ARGUMENTS = r'(?:hbf|benchmarks|results)[\w.]*', r'(?:\\\n|[^`#\n])*'
-COMMAND = re.compile(rf'\b(?:hbf ({"|".join(COMMANDS)})\b|python (?:-m ({MODULE})|(train|eval)\.py))({ARGUMENTS})')
+COMMAND = re.compile(
+  rf'\b(?:(?:python -m )?hbf ({"|".join(COMMANDS)})\b|python (?:-m ({MODULE})|(train|eval)\.py))({ARGUMENTS})'
+)
 
 
 def test_the_readme_is_short():

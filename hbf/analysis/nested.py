@@ -5,7 +5,7 @@ The first centers of every block are taken by themselves, as training with stage
 
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -68,10 +68,15 @@ def _powers(model: Any) -> list[int]:
   return sorted({2**i for i in range(centers.bit_length())} | {centers})
 
 
+def _centers(row: Mapping[str, Any]) -> int:
+  """Return the number of centers; rows of stored results may spell the key in the British way."""
+  return row['centers'] if 'centers' in row else row['centres']
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
   """Markdown."""
   cells = [
-    (str(row['centers']), f'{row["params"]:,}', f'{row["flops_per_image"] / 1e6:,.1f}', f'{row["accuracy"]:.2f}')
+    (str(_centers(row)), f'{row["params"]:,}', f'{row["flops_per_image"] / 1e6:,.1f}', f'{row["accuracy"]:.2f}')
     for row in rows
   ]
   return markdown.table(('centers', 'parameters', 'MFLOP', ACCURACY.label), cells)
@@ -80,7 +85,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
   """Writes a PNG of accuracy by centers."""
   score, axis = plt.subplots(figsize=(6, 4), layout='constrained')
-  axis.plot([row['centers'] for row in rows], [row['accuracy'] for row in rows], 'o-')
+  axis.plot([_centers(row) for row in rows], [row['accuracy'] for row in rows], 'o-')
   axis.set_xscale('log', base=2)
   axis.set(xlabel='centers in each stage 2', ylabel=f'test {ACCURACY.label}')
   axis.grid(alpha=0.3)

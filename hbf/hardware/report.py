@@ -65,7 +65,7 @@ def describe_programs(
     'model': config.model.name,
     'recipe': config.recipe,
     'dtype': config.model.dtype,
-    'form': (config.model.stage2 or {}).get('form', ''),
+    'form': (config.model.stage2 or {}).get('implementation', ''),
     'params': programs.plan.parameters,
     'parameter_bytes': programs.parameter_bytes,
     'optimizer_bytes': programs.optimizer_bytes,

@@ -71,7 +71,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
     scale,
     optax.masked(optax.scale(config.center_rate), _where(lambda rule: rule.rate == 'center')),
-    optax.masked(optax.scale(config.sigma_rate), _where(lambda rule: rule.rate == 'width')),
+    optax.masked(optax.scale(config.sigma_rate), _where(lambda rule: rule.rate == 'sigma')),
     optax.add_decayed_weights(config.weight_decay, _where(lambda rule: rule.decay)),
     # None where it is 1: the state keeps the form that checkpoints have of it.
     *([_scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []),

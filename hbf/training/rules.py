@@ -18,7 +18,7 @@ class Rule:
 
   Attributes:
     names: pattern of the last parts of their paths.
-    rate: what multiplies the learning rate: 'center' or 'width' (the config's `center_rate` or `sigma_rate`), or ''.
+    rate: what multiplies the learning rate: 'center' or 'sigma' (the config's `center_rate` or `sigma_rate`), or ''.
     decay: whether weight decay shrinks it.
     tensor: the axis of its heads, hidden units or centers, which the mesh's tensor splits; None if it has none.
     matrices: number of matrices side by side along its last axis, 0 for other parameters. Its last two axes are the
@@ -39,7 +39,7 @@ BESIDE_OUT = -1  # see `Rule.matrices`
 RULES = (
   Rule('centers', rate='center', decay=True, tensor=1, matrices=1),  # [heads, centers, dimensions]
   Rule('memory_centers', rate='center', decay=True, tensor=0, matrices=1),  # [heads, centers, dimensions of a head]
-  Rule('(place_)?log_sigma|beta', rate='width'),
+  Rule('(position_)?log_sigma|beta', rate='sigma'),
   Rule('coefficients', decay=True, tensor=1, matrices=1),  # [heads, centers, width]
   Rule('memory_coefficients', decay=True, tensor=0, matrices=1),
   Rule('(attention_)?qkv/kernel', decay=True, tensor=1, matrices=3),  # [width, 3 · units]

@@ -16,7 +16,7 @@ def titles(subject, tmp_path, stages):
   (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
   section = unit.section(dataclasses.replace(subject, workdir=tmp_path))
   drawings = [part for part in section.parts if isinstance(part, Drawing)]
-  return [[figure.axes[0].get_title() for figure in drawing.scores] for drawing in drawings]
+  return [[figure.axes[0].get_title() for figure in drawing.figures] for drawing in drawings]
 
 
 @pytest.mark.parametrize(

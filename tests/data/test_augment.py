@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.data.augment.batches import augment, geometry, normalize
+from hbf.data.augment import geometry
+from hbf.data.augment.batches import augment, normalize
 from hbf.data.augment.transforms import read_transforms
 from hbf.data.pipeline.order import TrainOrder
 

@@ -10,10 +10,11 @@ import pytest
 import tensorflow_datasets as tfds
 from conftest import write_tar
 
+from hbf.cli.prepare import main
 from hbf.data.datasets import load
 from hbf.data.images import archives, codec, prepared
 from hbf.data.images import prepare as prepare_module
-from hbf.data.images.prepare import main, prepare
+from hbf.data.images.prepare import prepare
 from hbf.errors import UserError
 
 

@@ -9,9 +9,10 @@ import pytest
 import tensorflow_datasets as tfds
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hbf.cli.prepare import main
 from hbf.data.builders import tiny_shakespeare
 from hbf.data.images import prepared
-from hbf.data.images.prepare import PREPARATIONS, main, prepare
+from hbf.data.images.prepare import PREPARATIONS, prepare
 from hbf.data.pipeline.order import EvalOrder
 from hbf.data.text import texts
 from hbf.data.text.windows import Text, TextInput, Tokens, shifted_windows, windows

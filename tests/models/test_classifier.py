@@ -251,7 +251,7 @@ def test_stages_are_told_where_the_tokens_are(pool):
   expected = grid(2, 3)
   for context in told:
     nowhere = [(np.nan, np.nan)] if pool == 'cls' else []
-    np.testing.assert_array_equal(context.places, [*nowhere, *expected.tolist()])
+    np.testing.assert_array_equal(context.positions, [*nowhere, *expected.tolist()])
     assert not context.train
   assert len(told) == 2
 

@@ -74,7 +74,7 @@ def attention_reference(params, tokens, options):
       points, keys, memory_keys = map(reference.norm_1, (points, keys, memory_keys))
     unit = {
       'kernel': options['kernel'],
-      'width': sigma(params, options, variance, h),
+      'sigma': sigma(params, options, variance, h),
       'metric': options['metric'],
       'weights': reference.head(params.get('metric'), h),
       'normalization': 'none',
@@ -102,7 +102,7 @@ def unit_reference(params, tokens, options):
       t,
       params['coefficients'][h],
       kernel=options['kernel'],
-      width=sigma(params, options, variance, h),
+      sigma=sigma(params, options, variance, h),
       metric=options['metric'],
       weights=reference.head(params.get('metric'), h),
       normalization=options['normalization'],
@@ -193,7 +193,7 @@ def test_memory_with_the_data_masked_out_is_normalized_stage_2():
   points, keys, values = (rng.normal(size=(N, D)).astype('f') for _ in range(3))
   centers, coefficients = (rng.normal(size=(3, D)).astype('f') for _ in range(2))
   only_memory = np.arange(N + 3) >= N
-  unit = {'kernel': 'gaussian', 'width': 1.7}
+  unit = {'kernel': 'gaussian', 'sigma': 1.7}
   both = np.concatenate([keys, centers]), np.concatenate([values, coefficients])
   masked = hbf.ops.hyperbf.hyperbf_plain(points, *both, mask=only_memory, **unit)
   stage2 = hbf.ops.hyperbf.hyperbf(points, centers, coefficients, normalization='sum', **unit)
@@ -276,7 +276,7 @@ def responses_at_init(options, tokens, params=None):
     points,
     centers,
     kernel=options['kernel'],
-    width=jnp.exp(params['log_sigma']),
+    sigma=jnp.exp(params['log_sigma']),
     metric=options['metric'],
     weights=params.get('metric'),
   )
@@ -410,7 +410,7 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFCenters, UNIT | {'heads': 3}, 'a width of 8 is not divisible by 3 heads'),
     (HyperBFCenters, UNIT | {'heads': 0}, 'heads is 0: expected a whole number of 1 or more'),
     (HyperBFCenters, UNIT | {'sigma_scale': -1.0}, 'sigma_scale is -1.0: expected a number above 0'),
-    (HyperBFAttention, ATTENTION | {'sigma_per': 'center'}, "unknown widths 'center': known: fixed, head, layer"),
+    (HyperBFAttention, ATTENTION | {'sigma_per': 'center'}, "unknown sigma_per 'center': known: fixed, head, layer"),
     (
       HyperBFCenters,
       UNIT | {'kernel': 'signed_gaussian'},
@@ -418,7 +418,7 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     ),
     (HyperBFAttention, ATTENTION | {'kernel': 'gausian'}, "did you mean 'gaussian'"),
     (HyperBFAttention, ATTENTION | {'metric': 'ful'}, "did you mean 'full'"),
-    (HyperBFAttention, ATTENTION | {'qk_norm': 'units'}, "did you mean 'unit'"),
+    (HyperBFAttention, ATTENTION | {'qk_norm': 'units'}, "qk_norm is 'units': expected True or False"),
     (HyperBFAttention, ATTENTION | {'metric': 'low_rank', 'rank': 5}, 'from 1 to 4'),
     (HyperBFCenters, UNIT | {'metric': 'low_rank', 'rank': 0}, 'from 1 to 8'),
     (HyperBFCenters, UNIT | {'sigma_per': 'center'}, "did you mean 'center'"),

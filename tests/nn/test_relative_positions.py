@@ -117,7 +117,7 @@ def test_attention_over_places_equals_the_formula(name, places):
 
 
 @pytest.mark.parametrize(
-  'name', ['hyperbf {}', "hyperbf {'kernel': 'rational_quadratic'}", "hyperbf {'memory': 3}", 'softmax none']
+  'name', ['hyperbf {}', "hyperbf {'kernel': 'rational_quadratic'}", "hyperbf {'memory': 3}", 'softmax False']
 )
 def test_its_gradients_are_the_formulas(name):
   """Along a random direction of every parameter, against differences of the float64 formula."""
@@ -152,7 +152,7 @@ def test_a_mask_is_kept_to(memory):
   np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize('name', ['hyperbf {}', 'softmax none'])
+@pytest.mark.parametrize('name', ['hyperbf {}', 'softmax False'])
 def test_only_where_tokens_are_relative_to_each_other_matters(name):
   """So an image of another size has the same neighbors; a token masked out may be anywhere."""
   module = MODULES[name]
@@ -203,7 +203,7 @@ def form(request, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'name', ['hyperbf {}', pytest.param("hyperbf {'memory': 3}", marks=pytest.mark.slow), 'softmax none']
+  'name', ['hyperbf {}', pytest.param("hyperbf {'memory': 3}", marks=pytest.mark.slow), 'softmax False']
 )
 def test_in_bfloat16_narrow_heads_of_16_by_16_patches_see_and_learn_what_they_do_in_float32(name, form):
   module = MODULES[name]
@@ -319,7 +319,7 @@ def test_softmax_of_unit_norm_and_hyperbf_of_unit_norm_are_the_same_over_places_
 @pytest.mark.parametrize(
   ('places', 'option', 'message'),
   [
-    (None, 'gaussian', 'relative_positions gaussian needs tokens that have places'),
+    (None, 'gaussian', 'relative_positions gaussian needs tokens that have positions'),
     (grid(1, 3), 'gauss', "unknown relative_positions 'gauss': did you mean 'gaussian'"),
   ],
 )
@@ -398,7 +398,7 @@ def test_tokens_that_are_nowhere_and_learned_centers_are_not_turned():
     (
       SoftmaxAttention(H, relative_positions='rotary'),
       None,
-      'relative_positions rotary needs tokens that have places',
+      'relative_positions rotary needs tokens that have positions',
     ),
     (SoftmaxAttention(4, relative_positions='rotary'), grid(2, 2), 'a multiple of 4 dimensions, and here are 2'),
     (

@@ -73,7 +73,7 @@ def unreadable(step, items):
 
 mesh = make_mesh(jax.devices())
 times = []
-heard = processes.Heard(lambda: process == 1 and len(times) >= 2, mesh)
+heard = processes.StopSignal(lambda: process == 1 and len(times) >= 2, mesh)
 for _ in range(5):
   times.append(heard())
 with contextlib.closing(Checkpoints(folder, keep=2)) as checkpoints:

@@ -6,16 +6,15 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import tensorflow_datasets as tfds
 from etils import epath
 
-from hbf.arguments import Parser
 from hbf.data.builders import cifar, digits, tiny_imagenet, tiny_shakespeare
 from hbf.data.images import archives, prepared
 from hbf.data.images.archives import Published
-from hbf.errors import UserError, choose, in_one_line
+from hbf.errors import UserError, choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,24 +189,3 @@ def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
     with contextlib.suppress(OSError):
       os.rmdir(builder.data_path.parent)  # Only if it is empty: TFDS removes what it made but for this.
   return builder.data_path
-
-
-@in_one_line
-def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
-  parser = Parser('hbf.data.images.prepare', 'Prepares a data set.')
-  parser.add_argument('name', metavar='NAME', help=', '.join(PREPARATIONS))
-  parser.add_argument('--archive', metavar='FILE', help='local archive; without it the official one is downloaded')
-  parser.add_argument('--dir', metavar='DIR', default='~/tensorflow_datasets', help='default: %(default)s')
-  flags = parser.parse_args(arguments)
-  directory = os.path.expanduser(flags.dir)
-  done = prepared.find(flags.name, directory)
-  folder = done or prepare(flags.name, directory, flags.archive)
-  counts = prepared.count(prepared.open_builder(folder))
-  sizes = ', '.join(f'{count:,} {split}' for split, count in counts.items())
-  print(f'{flags.name} is already prepared' if done else f'prepared {flags.name}', f'in {folder}: {sizes}')
-  return 0
-
-
-if __name__ == '__main__':
-  sys.exit(main())
