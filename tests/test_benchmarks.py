@@ -67,7 +67,7 @@ def test_fast_forms_are_within_tolerance(measured):
     'softmax attention',
     'gaussian attention',
     'linear attention',
-    'hyperbf blocks',
+    'hyperbf xla',
     'hyperbf pallas',
   }
   assert {row['within'] for row in rows} == {'yes'}
@@ -77,7 +77,7 @@ def test_fast_forms_are_within_tolerance(measured):
 def test_a_form_that_does_not_compile_costs_its_own_row_only(measured):
   identity, nonesuch = rows_of(measured, 'Train step')
   assert identity['images/s'] > 0 and identity['of matmul rate'] and not identity['error']
-  assert nonesuch['error'].startswith("OptionError: HyperBFCenters: unknown form 'nonesuch'")
+  assert nonesuch['error'].startswith("OptionError: HyperBFCenters: unknown implementation 'nonesuch'")
   assert nonesuch['images/s'] == ''
 
 

@@ -24,7 +24,7 @@ from hbf.training.machine import keep_freed_memory
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   parser = Parser(
-    'hbf.cli.convert', "Reads a state_dict of the authors' public code into a workdir for `hbf eval`, or writes one."
+    'hbf convert', "Read a state_dict of the authors' public code into a workdir for `hbf eval`, or writes one."
   )
   parser.add_path('file', metavar='FILE', help=', '.join(tensors.READERS))
   parser.add_run('made here; with --export: read')

@@ -40,7 +40,7 @@ def log_kernels(subject, images, block):
   kept = run(subject.params, subject.normalized(images))['intermediates']
   points = np.asarray(kept[block]['norm_stage2']['__call__'][0])
   unit = subject.params[block]['stage2']
-  how = {'kernel': 'gaussian', 'width': jnp.exp(unit['log_sigma']), 'metric': 'diagonal', 'weights': unit['metric']}
+  how = {'kernel': 'gaussian', 'sigma': jnp.exp(unit['log_sigma']), 'metric': 'diagonal', 'weights': unit['metric']}
   log_k = log_responses(points.reshape(1, -1, points.shape[-1]), unit['centers'], **how)
   return np.asarray(log_k)[0].reshape(*points.shape[:2], -1), points, unit
 

@@ -49,7 +49,7 @@ def test_responses_are_those_of_the_tokens_that_reach_each_unit(images, normaliz
       tokens,
       unit['centers'],
       kernel='gaussian',
-      width=jnp.exp(unit['log_sigma']),
+      sigma=jnp.exp(unit['log_sigma']),
       metric='diagonal',
       weights=unit['metric'],
     )

@@ -197,7 +197,7 @@ def units_at_init(config_json, shape):
       points,
       centers,
       kernel=options.kernel,
-      width=jnp.exp(mine['log_sigma']),
+      sigma=jnp.exp(mine['log_sigma']),
       metric=options.metric,
       weights=mine.get('metric'),
     )

@@ -364,7 +364,7 @@ def test_a_causal_stage_shows_no_token_a_later_one_or_its_block_refuses(name, ma
 
 def test_softmax_attention_needs_a_width_divisible_by_the_heads():
   with pytest.raises(UserError, match='a width of 8 is not divisible by 3 heads'):
-    SoftmaxAttention(3, 'none', False).init(jax.random.key(0), make_tokens())
+    SoftmaxAttention(3).init(jax.random.key(0), make_tokens())
 
 
 def test_unknown_activation_names_the_nearest():

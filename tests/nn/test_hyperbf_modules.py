@@ -421,7 +421,7 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     (HyperBFAttention, ATTENTION | {'qk_norm': 'units'}, "qk_norm is 'units': expected True or False"),
     (HyperBFAttention, ATTENTION | {'metric': 'low_rank', 'rank': 5}, 'from 1 to 4'),
     (HyperBFCenters, UNIT | {'metric': 'low_rank', 'rank': 0}, 'from 1 to 8'),
-    (HyperBFCenters, UNIT | {'sigma_per': 'center'}, "did you mean 'center'"),
+    (HyperBFCenters, UNIT | {'sigma_per': 'centre'}, "did you mean 'center'"),
     (HyperBFCenters, UNIT | {'normalization': 'layr'}, "did you mean 'layer'"),
     (HyperBFCenters, UNIT | {'centers_init': 'token'}, "did you mean 'tokens'"),
     (HyperBFCenters, UNIT | {'nested': True, 'implementation': 'pallas'}, 'implementation must be xla, not pallas'),

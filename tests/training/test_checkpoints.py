@@ -107,6 +107,29 @@ def test_parameters_that_are_gone_are_read_and_dropped(tmp_path):
     assert {float(leaf.mean()) for leaf in jax.tree.leaves((found.params, found.average, alone))} == {value}
 
 
+def test_parameters_of_old_names_are_read(tmp_path):
+  """The optimizer's state holds the names too."""
+  optimizer = optax.adam(1e-3)
+
+  def made(value, names):
+    tree = {'block0': {'stage2': {name: jnp.full((8, 4), value + i) for i, name in enumerate(names)}}}
+    return TrainState(jnp.asarray(1), tree, optimizer.init(tree), Totals.zeros(), tree)
+
+  old, asked = made(2.0, ('centres', 'log_width', 'metric')), made(0.0, ('centers', 'log_sigma', 'metric'))
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    checkpoints.save(1, old)
+    checkpoints.wait()
+    found = checkpoints.restore_newest(asked).state
+    alone = checkpoints.restore_params(1, asked.params, average=True)
+  assert jax.tree.structure(found) == jax.tree.structure(asked)
+  for params in (found.params, found.average, alone):
+    assert {name: float(z.mean()) for name, z in params['block0']['stage2'].items()} == {
+      'centers': 2.0,
+      'log_sigma': 3.0,
+      'metric': 4.0,
+    }
+
+
 def test_a_figure_that_comes_later_counts(tmp_path):
   """As that of a step whose validation was interrupted and is made up for."""
   with contextlib.closing(Checkpoints(tmp_path, keep=1, ranks=ACCURACY)) as checkpoints:

@@ -81,7 +81,7 @@ def test_every_committed_run_is_the_model_that_it_was(comparison):
 def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
   """The first runs had no rate of their own for centers; today's default is √D."""
   stored = stored_configs('rivals')['cifar10-hyperbf-0']
-  del stored['optimizer']['center_rate']
+  del stored['optimizer']['centre_rate']
   write_json(tmp_path / 'config.json', stored)
   assert load_config(tmp_path).optimizer.center_rate == 1.0
   asked = COMPARISONS['rivals'].config('cifar10-hyperbf-0')
@@ -111,7 +111,7 @@ def test_a_run_with_the_flip_and_crop_of_before_is_the_one_that_is_asked_for_tod
 
 
 def test_signed_widths_became_a_kernel():
-  stage2 = {'kernel': 'gaussian', 'sigma_per': 'signed', 'metric': 'bilinear'}
+  stage2 = {'kernel': 'gaussian', 'widths': 'signed', 'metric': 'bilinear'}
   found = current({'version': 10, 'model': {'name': 'hyperbf', 'stage1': {}, 'stage2': stage2}})['model']['stage2']
   assert found == {'kernel': 'signed_gaussian', 'sigma_per': 'center', 'metric': 'bilinear'}
 
