@@ -13,6 +13,7 @@ from hbf.comparison.presets import PRESETS
 from hbf.errors import UserError
 from hbf.models.build import flops_per_example
 from hbf.training.experiment import make_plan, training_operations
+from hbf.training.schema import stamp
 from hbf.training.workdir import write_json
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -160,7 +161,7 @@ def test_runs_of_another_config_are_refused_and_those_of_the_same_are_not(grid_o
   config = grid.arms[1].config(1)
   config.data.update(mean=(0.3,), std=(0.4,))  # as measured by a run
   (tmp_path / 'digits-hyperbf-1').mkdir()
-  write_json(tmp_path / 'digits-hyperbf-1' / 'config.json', json.loads(config.to_json()))
+  write_json(tmp_path / 'digits-hyperbf-1' / 'config.json', stamp(json.loads(config.to_json())))
   check_runs(grid, tmp_path)
   check_runs(grid_of('vit', 'hyperbf', seeds=(0, 1, 2)), tmp_path)
   other = grid_of('vit', 'hyperbf', overrides=['--config.optimizer.learning_rate=0.5'])
@@ -265,7 +266,7 @@ def test_one_arm_of_a_preset_has_the_parameters_that_it_has_beside_the_others(di
 def test_an_arm_asked_for_anew_may_not_differ_from_its_runs_of_other_seeds(grid_of, tmp_path):
   before = grid_of('vit', seeds=(0,))
   (tmp_path / 'digits-vit-0').mkdir()
-  write_json(tmp_path / 'digits-vit-0' / 'config.json', json.loads(before.arms[0].config(0).to_json()))
+  write_json(tmp_path / 'digits-vit-0' / 'config.json', stamp(json.loads(before.arms[0].config(0).to_json())))
   before.save(tmp_path)
   asked = Comparison((CONFIG,), ('vit',), (1,), (*before.arms[0].arguments[1:], '--config.train.epochs=7.0'))
   with pytest.raises(UserError, match=r'digits-vit-0 holds a run of another config \(train\.epochs is'):
