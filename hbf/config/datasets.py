@@ -1,4 +1,4 @@
-"""The config of each data set, known by name: the package needs no config file."""
+"""The config of each data set, by name. The package needs no config file."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
-"""Every key of a config: its default, the values that it may have, and its meaning.
+"""Every key of a config: its default, its allowed values and its meaning.
 
-The options of the stages are no keys of their own: they stand on the fields of their classes in hbf/nn.
+The options of the stages are the fields of their classes in hbf/nn.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ class Key:
   """A key of a config.
 
   Attributes:
-    default: its value in a fresh config; None: it is empty, and a recipe or `hbf.config.resolve` fills it.
-    values: those that it may have.
-    meaning: in a line.
+    default: its value in a fresh config. None: it starts empty, and a recipe or `hbf.config.resolve` fills it.
+    values: the allowed values.
+    meaning: one line for the reader.
   """
 
   default: Any

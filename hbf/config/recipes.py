@@ -1,6 +1,6 @@
-"""Recipes, sizes and named models. All keys have their defaults, ranges and meanings in hbf/config/defaults.py.
+"""Recipes, sizes and named models. Defaults, ranges and meanings of all keys stand in hbf/config/defaults.py.
 
-A data set in hbf/config/datasets.py calls `make_config`; arguments choose model, recipe and size.
+A data set in hbf/config/datasets.py calls `make_config`. Arguments choose model, recipe and size.
 
 --config=cifar10:model=vit,recipe=memo            arguments: model, recipe, size
 --config.optimizer.learning_rate=3e-4             then any key of hbf/config/defaults.py, or option of a stage
@@ -46,7 +46,7 @@ def memo() -> ConfigDict:
 
 
 def small() -> ConfigDict:
-  """A laptop's: minutes on two CPU cores."""
+  """Set a recipe for a laptop: minutes on two CPU cores."""
   config = defaults()
   # Fixed positions: a few epochs are too short to learn where a patch is from a start near 0.
   config.model.update(width=64, depth=4, heads=4, positions='sincos2d')
@@ -57,7 +57,7 @@ def small() -> ConfigDict:
 
 
 def laptop() -> ConfigDict:
-  """An hour of one CPU core for CIFAR-10, of models with at most 0.3 M parameters."""
+  """Set a recipe for an hour of one CPU core on CIFAR-10, for models with at most 0.3 M parameters."""
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.stages.stage1 = {'relative_positions': 'gaussian'}
@@ -74,7 +74,7 @@ def laptop() -> ConfigDict:
 
 
 def strong() -> ConfigDict:
-  """A GPU's: 300 passes of a model of 2.8 M parameters, of the sizes and with the tricks of Lee et al. 2021.
+  """Set a recipe for a GPU: 300 passes of a model of 2.8 M parameters, with the sizes and tricks of Lee et al. 2021.
 
   Their 100 epochs show every image three times. RandAugment stands for their AutoAugment.
   """
@@ -91,7 +91,10 @@ def strong() -> ConfigDict:
 
 
 def finetune() -> ConfigDict:
-  """From weights of others, `init_from`; `size` and the options of the model say what these are."""
+  """Set a recipe that starts from weights of others, `init_from`.
+
+  `size` and the options of the model must describe these weights.
+  """
   config = defaults()
   config.model.update(width=192, depth=12, heads=3, patch=16, drop_path=0.1)
   config.data.transforms = (('flip',), ('resized_crop', 0.4), ('rand_augment', 2, 9))
@@ -119,7 +122,7 @@ def plain() -> ConfigDict:
 
 
 def characters() -> ConfigDict:
-  """A laptop's, for texts by characters: nanoGPT's run on a CPU (Karpathy 2023), two minutes on two cores."""
+  """Set a recipe for texts by characters: nanoGPT's run on a CPU (Karpathy 2023), two minutes on two cores."""
   config = text_defaults()
   config.model.update(width=128, depth=4, heads=4)
   config.data.update(tokenizer='characters', length=64, validation=0.0)
@@ -175,20 +178,20 @@ def named_options(name: str) -> dict[str, Any]:
 
 
 def make_text_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
-  """The config of a run on texts; see `make_config`."""
+  """Return the config of a run on texts. Arguments are as in `make_config`."""
   return _make_config(arguments, TEXT_RECIPES, 'characters', data, overrides)
 
 
 def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
-  """The config of a run on images.
+  """Return the config of a run on images.
 
   Args:
     arguments: 'model=…,recipe=…,size=…', each optional.
     data: the `data` keys of the data set.
-    **overrides: sections with their keys that this data set wants otherwise, whatever the recipe.
+    **overrides: sections with keys that this data set sets otherwise, for every recipe.
 
   Raises:
-    UserError: an unknown argument or value.
+    UserError: an argument or value is unknown.
   """
   return _make_config(arguments, RECIPES, 'small', data, overrides)
 

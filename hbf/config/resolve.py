@@ -1,4 +1,4 @@
-"""From a config with its overrides to the one that is run: derived keys are filled in, all keys are checked."""
+"""Resolution of a config after its overrides: derived keys are filled in, and all keys are checked."""
 
 import contextlib
 from collections.abc import Iterator

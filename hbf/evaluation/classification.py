@@ -1,4 +1,4 @@
-"""Exact metrics: integers, and sums with what rounding keeps out of them, over every example of a split."""
+"""Exact scores of a classifier over every example of a split."""
 
 from typing import Any
 
@@ -15,15 +15,16 @@ BINS = 15  # of confidence, for the calibration error; the usual number (Guo et 
 
 
 class Counts(flax.struct.PyTreeNode):
-  """What is added up over the batches of a split.
+  """Sums over the batches of a split.
 
   Attributes:
-    confusion: int32 [C, C], examples by label and prediction.
-    top5: int32, examples whose label is among the five largest logits (all, if there are no more classes).
-    nll: float32 [2], summed negative log-likelihood in nats, and what rounding kept out of it.
-    bin_examples: int32 [BINS], examples by confidence of the prediction, equal bins of 0..1.
-    bin_correct: int32 [BINS].
-    bin_confidence: float32 [2, BINS], summed confidence, likewise.
+    confusion: int32 [C, C], number of examples by label and prediction.
+    top5: int32, number of examples whose label is among the five largest logits, or all if there are at most 5
+      classes.
+    nll: float32 [2], summed negative log-likelihood in nats, and its rounding error.
+    bin_examples: int32 [BINS], number of examples by confidence of the prediction, in equal bins of 0..1.
+    bin_correct: int32 [BINS], number of correct predictions in each bin.
+    bin_confidence: float32 [2, BINS], summed confidence in each bin, and its rounding error.
   """
 
   confusion: jax.Array
@@ -35,14 +36,14 @@ class Counts(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls, classes: int) -> 'Counts':
-    """Counts of no examples."""
+    """Return the counts of no examples."""
     # Every leaf is an array of its own, as a step that is given them may reuse their memory.
     integers = ((classes, classes), (), (BINS,), (BINS,))
     confusion, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)
     return cls(confusion, top5, jnp.zeros(2), bin_examples, bin_correct, jnp.zeros((2, BINS)))
 
   def add(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> 'Counts':
-    """Counts with a batch added: logits [B, C], labels int32 [B], mask [B], False for padding."""
+    """Add a batch: logits [B, C], labels int32 [B], mask [B], which is False for padding."""
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     predictions = jnp.argmax(logits, axis=-1)
     correct = (predictions == labels) & mask

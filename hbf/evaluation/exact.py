@@ -1,4 +1,4 @@
-"""Sums of many numbers that lose nothing to rounding."""
+"""Sums of many numbers without a rounding error that matters."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,12 @@ import numpy as np
 
 
 def add(total: jax.Array, value: jax.Array) -> jax.Array:
-  """A sum and the rest that rounding keeps out of it, with a value added: together as good as 48 bits.
+  """Add a value to a sum and its rounding error. Together they are as precise as 48 bits.
 
   Reference: Dekker 1971, "A floating-point technique for extending the available precision"; Knuth's TwoSum first.
 
   Args:
-    total: float32 [2, …], zeros for no values.
+    total: float32 [2, …], the sum and its rounding error. Zeros stand for no values.
     value: float32 […].
   """
   old, rest = total
@@ -23,5 +23,5 @@ def add(total: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def value(total: np.ndarray) -> np.ndarray:
-  """The sum, float64 […], on the host."""
+  """Return the sum, float64 […], on the host."""
   return total.astype(np.float64).sum(axis=0)

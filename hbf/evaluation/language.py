@@ -1,4 +1,4 @@
-"""Exact metrics of texts, by the place of a token within its window."""
+"""Exact scores of texts, by the position of a token within its window."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from hbf.evaluation.scores import ACCURACY, BITS_PER_BYTE, PERPLEXITY, TOKEN_NLL
 
 
 class TextCounts(flax.struct.PyTreeNode):
-  """What is added up over the batches of a text.
+  """Sums over the batches of a text.
 
   Attributes:
-    nll: float32 [2, T], summed negative log-likelihood in nats of the tokens at each place, see `exact.add`.
-    correct: int32 [T], tokens that were the likeliest.
-    tokens: int32 [T].
-    bytes: int32, that these tokens stand for.
+    nll: float32 [2, T], summed negative log-likelihood in nats of the tokens at each position, see `exact.add`.
+    correct: int32 [T], number of tokens that were the likeliest.
+    tokens: int32 [T], number of tokens.
+    bytes: int32, number of bytes that these tokens stand for.
   """
 
   nll: jax.Array
@@ -28,12 +28,12 @@ class TextCounts(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls, length: int) -> 'TextCounts':
-    """Counts of nothing, of windows of T tokens."""
+    """Return the counts of no texts, for windows of T tokens."""
     correct, tokens = (jnp.zeros(length, jnp.int32) for _ in range(2))  # arrays of their own, as in `Counts`
     return cls(jnp.zeros((2, length)), correct, tokens, jnp.zeros((), jnp.int32))
 
   def add(self, nll: jax.Array, correct: jax.Array, counted: jax.Array, sizes: jax.Array) -> 'TextCounts':
-    """Counts with a batch added, all [B, T]: nats, hits, which tokens count, and the bytes that each stands for."""
+    """Add a batch: nats, hits, a mask of the tokens that count, and the bytes of each token, all [B, T]."""
     return TextCounts(
       nll=exact.add(self.nll, jnp.sum(nll, axis=0, where=counted)),
       correct=self.correct + jnp.sum(correct & counted, axis=0, dtype=jnp.int32),

@@ -1,4 +1,4 @@
-"""How well a score tells images of what was trained on from others."""
+"""Separation of images like the training images from others, by a score of each image."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ KEPT = 0.95  # of the images inside, at the threshold of FPR95
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A figure with the bounds of its 95% confidence interval, in percent."""
+  """A value with the bounds of its 95% confidence interval, in percent."""
 
   value: float
   low: float
@@ -23,11 +23,11 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Separation:
-  """How far the scores of examples inside lie above those of examples outside.
+  """The separation of examples inside (like the training images) from examples outside.
 
   Attributes:
-    auroc: how often one inside scores above one outside, ties counting half; 50 at random.
-    fpr95: how many outside score no less than the threshold which 95% of those inside reach.
+    auroc: chance that one inside scores above one outside, ties counting half. At random it is 50.
+    fpr95: share of those outside that score at least the threshold which 95% of those inside reach.
   """
 
   auroc: Estimate
@@ -35,7 +35,7 @@ class Separation:
 
 
 def softmax_score(logits: np.ndarray) -> np.ndarray:
-  """The greatest probability (Hendrycks & Gimpel 2017), [n] of logits [n, classes]."""
+  """Return the greatest probability (Hendrycks & Gimpel 2017), [n], of logits [n, classes]."""
   return np.asarray(special.softmax(logits.astype(np.float64), axis=1).max(axis=1))
 
 
@@ -45,19 +45,19 @@ def energy_score(logits: np.ndarray) -> np.ndarray:
 
 
 def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
-  """Tells how well a score, greater for what is inside, keeps the two apart.
+  """Measure how well a score separates examples inside, which should have greater scores, from examples outside.
 
-  The interval of the AUROC is DeLong's (1988), of the logarithm of its odds, which keeps it within 0 to 100. Where
-  all are told apart it is Newcombe's (2006), as DeLong's variance is 0 there. That of the FPR takes in that the
-  threshold is estimated, from few examples at that: of the threshold as it is, it would be half as wide. In
-  simulations they hold the truth in 94 to 99 of 100 cases; DeLong's above an AUROC of 99.9, where few decide, in 90.
+  The interval of the AUROC is DeLong's (1988) for the logarithm of its odds, which stays within 0 to 100. If all
+  examples are separated, DeLong's variance is 0, and the interval is Newcombe's (2006). The interval of the FPR
+  includes the error of the estimated threshold; without it the interval would be half as wide. In simulations the
+  intervals hold the truth in 94 to 99 of 100 cases, and in 90 for an AUROC above 99.9, which few examples decide.
 
   Args:
-    inside: scores of examples like those trained on, [n].
-    outside: of others, [m].
+    inside: scores of examples like the training images, [n].
+    outside: scores of other examples, [m].
 
   Raises:
-    UserError: there are fewer than two of either, or a score is no number.
+    UserError: there are fewer than two examples of a kind, or a score is not finite.
   """
   _check(inside, outside)
   area, variance = _delong(inside, outside)
@@ -66,11 +66,11 @@ def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
 
 
 def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> Estimate:
-  """By how much one score's AUROC is above another's, of the same examples, with DeLong's paired interval.
+  """Return the AUROC of one score minus the AUROC of another on the same examples, with DeLong's paired interval.
 
   Args:
     one: scores inside [n] and outside [m].
-    other: of the same examples in the same order.
+    other: scores of the same examples in the same order.
 
   Raises:
     UserError: as for `separation`, or the numbers of examples differ.
@@ -94,9 +94,10 @@ def _check(inside: np.ndarray, outside: np.ndarray) -> None:
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-  """The AUROC, and of each example how many of the other kind it is rightly above or below, as a part of them.
+  """Return the AUROC, and for each example the share of the other kind that it is on the right side of.
 
-  By ranks (Sun & Xu 2014): those among all less those among its own kind are how many of the other kind lie below.
+  It is computed by ranks (Sun & Xu 2014): the rank among all minus the rank among its own kind counts the other kind
+  below.
   """
   n, m = len(inside), len(outside)
   ranks = stats.rankdata(np.concatenate([inside, outside]))
@@ -111,13 +112,13 @@ def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
 
 
 def _around(area: float, deviation: float) -> Estimate:
-  """An area with its interval, of log(area / (1 − area))."""
+  """Return an area with its interval, which is symmetric in log(area / (1 − area))."""
   odds, half = math.log(area / (1 - area)), _quantile() * deviation / (area * (1 - area))
   return Estimate(100 * area, *(100 * float(special.expit(odds + side * half)) for side in (-1, 1)))
 
 
 def _at_an_end(area: float, n: int, m: int) -> Estimate:
-  """An area of 0 or 1 with its interval, of Hanley & McNeil's variance at the bound (Newcombe 2006, method 5)."""
+  """Return an area of 0 or 1 with its interval (Newcombe 2006, method 5, Hanley & McNeil's variance)."""
   more = (n + m) / 2 - 1
 
   def excess(x: float) -> float:
@@ -128,11 +129,10 @@ def _at_an_end(area: float, n: int, m: int) -> Estimate:
 
 
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
-  """The share of those outside that are no less than the threshold which 95% of those inside reach.
+  """Return the share of examples outside that reach the threshold which 95% of those inside reach.
 
-  How many of those inside lie below the true threshold is binomial, so it lies at the one inside that has as many
-  below it; and given how many outside are above it, their true share has Jeffreys' Beta distribution. The interval is
-  of the mixture of these.
+  The number of examples inside below the true threshold is binomial, which gives the distribution of the threshold's
+  rank. For each rank, the true share outside has Jeffreys' Beta distribution. The interval is that of the mixture.
   """
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)

@@ -1,7 +1,4 @@
-"""What is measured of a model on a split: each figure's name, unit and better direction, said once.
-
-The log, checkpoints, tables and curves read it here.
-"""
+"""Scores of a model on a split: the name, unit and better direction of each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,10 +9,10 @@ class Score:
   """A number that says how good a model is.
 
   Attributes:
-    name: its key in metrics.jsonl, and result.json.
-    unit: as a table shows it.
-    better: max or min: which of several values is the best.
-    form: how a value is written.
+    name: key in metrics.jsonl and result.json.
+    unit: unit in tables.
+    better: max or min, which picks the best of several values.
+    form: format of a value in tables.
   """
 
   name: str
@@ -25,7 +22,7 @@ class Score:
 
   @property
   def label(self) -> str:
-    """Name and unit, of an axis or a column."""
+    """The name and unit, for an axis or a column."""
     return f'{self.name}, {self.unit}'
 
 

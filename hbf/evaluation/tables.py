@@ -15,13 +15,13 @@ MOST_CLASSES = 20  # that are all shown
 
 
 def print_result(result: Mapping[str, Any], title: str, console: Console) -> None:
-  """Prints the scalars of a result, one a row, with their units."""
+  """Print the scalars of a result, one in a row, with their units."""
   scalars = {key: value for key, value in result.items() if isinstance(value, str | int | float)}
   _print(title, table(('figure', 'value'), [(key, _shown(key, value)) for key, value in scalars.items()]), console)
 
 
 def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: Console) -> None:
-  """Prints accuracy by class with the class it is most often taken for; of many classes, the hardest."""
+  """Print the accuracy of each class, or of the hardest, and the class it is most often taken for."""
   rows = []
   for i, (row, accuracy) in enumerate(zip(summary['confusion'], summary['per_class'], strict=True)):
     wrong = [0 if j == i else count for j, count in enumerate(row)]

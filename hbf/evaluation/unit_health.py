@@ -1,4 +1,4 @@
-"""Health of the units of stage 2: dead, constant, or of a low share. Every report takes the definitions from here."""
+"""Health of the units of stage 2: dead, constant, or of a low share. Every report uses these definitions."""
 
 from typing import NamedTuple
 

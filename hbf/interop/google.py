@@ -1,9 +1,9 @@
 """Weights of github.com/google-research/vision_transformer: ViT and MLP-Mixer, as published in .npz files.
 
-Read in vit_jax/models_vit.py, models_mixer.py and checkpoint.py, at the commit c6de1e5 of 2024-05-21. The files
-number the layers of a ViT's block in a row (LayerNorm_0, MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3),
-today's code numbers each kind from 0; both are read. The published networks take images of values from −1 to 1, which
-are data.mean and data.std of 0.5.
+The sources are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21.
+Published files number all layers of a ViT's block in one row (LayerNorm_0, MultiHeadDotProductAttention_1,
+LayerNorm_2, MlpBlock_3). Today's code numbers each kind of layer from 0. Both can be read. The published networks
+take images with values from −1 to 1: data.mean and data.std of 0.5.
 """
 
 import functools
@@ -21,24 +21,24 @@ _POSITIONS = 'Transformer/posembed_input/pos_embedding'
 
 
 def load(path: str | pathlib.Path) -> tuple[ImageClassifier, dict[str, Params]]:
-  """A network of theirs as one of ours.
+  """Load a network of Google's code as a Flax module.
 
   Args:
-    path: a .npz file as published; .safetensors and .pth with the same names are read too.
+    path: a .npz file as published. Files .safetensors and .pth with the same names can be read too.
 
   Returns:
-    module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
-    images [batch, height, width, 3] that are normalized as the network's were; a ViT takes images of any size that
-    its patches divide, see `hbf.interop.positions.resize`.
+    module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
+    float32 [batch, height, width, 3], normalized like the training images of the network. A ViT takes images of any
+    size that its patches divide, see `hbf.interop.positions.resize`.
 
   Raises:
-    UserError: the file can't be read, or holds another network; the message lists the tensors that don't fit.
+    UserError: the file cannot be read, or holds another network. The message lists the tensors that do not fit.
   """
   return to_module(read_file(pathlib.Path(path), read))
 
 
 def read(tensors: Tensors) -> Network:
-  """The ViT or Mixer that has these tensors; errors as those of `load`."""
+  """Return the ViT or Mixer that has these tensors. Errors are those of `load`."""
   is_mixer = any(name.startswith(('MixerBlock_', 'stem/')) for name in tensors)
   if is_mixer:
     return read_fixed(_MIXER, tensors, functools.partial(mixer_config, activation='gelu'))
@@ -80,7 +80,7 @@ def _norm(ours: str, theirs: str) -> dict[str, Source]:
 
 
 def _patches(theirs: str) -> dict[str, Source]:
-  """A convolution that cuts patches out: its kernel [row, column, channel, D] is ours."""
+  """Describe the convolution that cuts patches. Its kernel [row, column, channel, D] is kept."""
   kernel = Source({f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1]))
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}/bias', 'D')}
 
@@ -105,7 +105,7 @@ def _joined_biases(*biases: np.ndarray) -> np.ndarray:
 
 
 def _vit(class_token_read: bool, attention: int, norm: int, mlp: int) -> Table:
-  """A ViT, with the numbers of its layers' names; one without a class token reads the mean of its patches."""
+  """Describe a ViT. Without a class token it reads the mean of its patches."""
   positions = {_POSITIONS: (1, 'N', 'D')}
   tokens = {'positions': Source(positions, lambda z: z[0])}
   if class_token_read:

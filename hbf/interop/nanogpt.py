@@ -1,6 +1,6 @@
-"""Weights of nanoGPT (github.com/karpathy/nanoGPT): state_dicts of its GPT, read in model.py of November 2025.
+"""Weights of nanoGPT (github.com/karpathy/nanoGPT): state_dicts of its GPT, as in model.py of November 2025.
 
-Its checkpoints, ckpt.pt, are read as they are. It writes GPT-2's weights in the same form.
+Its checkpoints ckpt.pt can be read. nanoGPT also writes GPT-2's weights in this layout.
 """
 
 import pathlib
@@ -22,18 +22,18 @@ _EPSILON = 1e-5  # of its norms
 
 
 def load(path: str | pathlib.Path, heads: int) -> tuple[LanguageModel, dict[str, Params]]:
-  """A GPT of nanoGPT's as one of ours.
+  """Load a GPT of nanoGPT as a Flax module.
 
   Args:
-    path: its ckpt.pt, or a .pth, .npz or .safetensors file of its state_dict; nothing in it is run.
-    heads: of its attention, `n_head`, which its tensors don't tell.
+    path: a ckpt.pt, or a .pth, .npz or .safetensors file of the state_dict. Nothing in the file is run.
+    heads: heads of the attention, `n_head`. The tensors do not tell it.
 
   Returns:
-    module and variables: `module.apply(variables, tokens, train=False)` gives logits [B, N, vocabulary] of tokens,
-    int32 [B, N], up to `block_size` of them.
+    module and variables: `module.apply(variables, tokens, train=False)` returns logits [B, N, vocabulary]. Tokens are
+    int32 [B, N], with N up to `block_size`.
 
   Raises:
-    UserError: the file can't be read, or holds another network; the message lists the tensors that don't fit.
+    UserError: the file cannot be read, or holds another network. The message lists the tensors that do not fit.
   """
   tensors = files.read(pathlib.Path(path))
   try:
@@ -53,10 +53,10 @@ def _read(tensors: Tensors, heads: int) -> tuple[LanguageModel, Params]:
 
 
 def _without_copies(tensors: Tensors) -> Tensors:
-  """Without the causal masks that older versions of PyTorch need, and the head, which is the vectors of the tokens.
+  """Drop the causal masks of older versions of PyTorch, and the head, which equals the vectors of the tokens.
 
   Raises:
-    UserError: the head isn't.
+    UserError: the head differs from the vectors of the tokens.
   """
   head, vectors = (tensors.get(name) for name in ('lm_head.weight', 'transformer.wte.weight'))
   if head is not None and (vectors is None or not np.array_equal(head, vectors)):
@@ -65,7 +65,7 @@ def _without_copies(tensors: Tensors) -> Tensors:
 
 
 def _with_biases(tensors: Tensors) -> Tensors:
-  """With biases of 0 if it has none, as where it was trained with bias=False."""
+  """Add biases of 0 if the network was trained with bias=False."""
   if any(name.endswith('.bias') for name in tensors):
     return tensors
   layers = [name for name in tensors if name.endswith('.weight') and '.wte.' not in name and '.wpe.' not in name]

@@ -1,4 +1,4 @@
-"""A network of others, read: the `model` part of a config that says what it is, and its parameters."""
+"""Networks of other projects after reading: the `model` part of a config, and the parameters."""
 
 import dataclasses
 import math
@@ -21,17 +21,17 @@ from hbf.nn.registry import stage_options
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """A network of others.
+  """A network of another project.
 
   Attributes:
-    origin: whose it is, such as "timm's ViT".
-    config: the `model` part of a config.
-    params: ours, float32, on the host.
-    channels: of its images.
+    origin: the project and kind, such as "timm's ViT".
+    config: the `model` part of a config that describes the network.
+    params: the parameters in this project's layout, float32, on the host.
+    channels: channels of its images.
     classes: number of logits.
-    patches: of its images.
-    resize: gives its positions for other images; None: it takes no other number of patches.
-    unused: names of tensors that it doesn't compute with.
+    patches: number of patches of its images.
+    resize: interpolation of its positions to other images. None: it takes no other number of patches.
+    unused: names of tensors that the network does not compute with.
   """
 
   origin: str
@@ -45,12 +45,12 @@ class Network:
 
   @property
   def grid(self) -> int:
-    """Rows, and columns, if the patches form a square."""
+    """Rows and columns of the patches if they form a square, else None."""
     return math.isqrt(self.patches)
 
 
 def read_file(path: pathlib.Path, read: Callable[[Tensors], Network]) -> Network:
-  """The network that `read` finds in a file of tensors; its errors name the file."""
+  """Return the network that `read` finds in a file of tensors. Errors name the file."""
   tensors = files.read(path)
   try:
     return read(tensors)
@@ -59,15 +59,15 @@ def read_file(path: pathlib.Path, read: Callable[[Tensors], Network]) -> Network
 
 
 def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, int]], dict[str, Any]]) -> Network:
-  """A network without positions, whose weights belong to its patches.
+  """Return a network without positions. Its weights belong to its number of patches.
 
   Args:
-    table: of its tensors.
-    tensors: by name.
-    config: the `model` part of a config from the sizes that the tensors have.
+    table: the table of its tensors.
+    tensors: arrays by name.
+    config: a function from the sizes of the tensors to the `model` part of a config.
 
   Raises:
-    UserError: it isn't such a network.
+    UserError: the tensors are not those of such a network.
   """
   sizes, params = table.read(tensors)
   return Network(table.origin, config(sizes), params, sizes['channels'], sizes['classes'], sizes['N'])
@@ -93,17 +93,17 @@ def model_config(
   positions: str = 'none',
   norm_epsilon: float = 1e-6,
 ) -> dict[str, Any]:
-  """The `model` part of a config.
+  """Return the `model` part of a config.
 
   Args:
-    name: of the model.
+    name: name of the model.
     sizes: its width D, depth and patch.
-    stage1: options of its stage 1 that aren't the defaults.
-    stage2: likewise.
-    heads: of stage 1, if it has heads.
-    pool: as in a config.
-    positions: likewise.
-    norm_epsilon: likewise.
+    stage1: options of stage 1 that are not the defaults.
+    stage2: options of stage 2 that are not the defaults.
+    heads: heads of stage 1, if it has heads.
+    pool: `model.pool`.
+    positions: `model.positions`.
+    norm_epsilon: `model.norm_epsilon`.
   """
   defaults = stage_options(name, 0)
   return {
@@ -131,12 +131,15 @@ def model_config(
 
 
 def vit_config(sizes: Mapping[str, int], heads: int, activation: str, pool: str = 'cls') -> dict[str, Any]:
-  """A ViT of Dosovitskiy et al. 2021 with D, depth, patch and hidden units as in `sizes`."""
+  """Return the config of a ViT (Dosovitskiy et al. 2021) with D, depth, patch and hidden units as in `sizes`."""
   mlp = {'hidden': sizes['hidden'], 'activation': activation}
   return model_config('vit', sizes, {'qkv_bias': True}, mlp, heads=heads, pool=pool, positions='learned')
 
 
 def mixer_config(sizes: Mapping[str, int], activation: str) -> dict[str, Any]:
-  """A Mixer of Tolstikhin et al. 2021 with D, depth, patch, and hidden units: `tokens` and `hidden`."""
+  """Return the config of a Mixer (Tolstikhin et al. 2021).
+
+  `sizes` has D, depth, patch, and the hidden units `tokens` and `hidden`.
+  """
   stages = ({'hidden': sizes[units], 'activation': activation} for units in ('tokens', 'hidden'))
   return model_config('mixer', sizes, *stages)

@@ -1,4 +1,4 @@
-"""Which code a file of tensors comes from."""
+"""Recognition of the code that a file of tensors comes from."""
 
 import pathlib
 
@@ -8,10 +8,10 @@ from hbf.interop.table import Tensors
 
 
 def read(path: pathlib.Path) -> Network:
-  """The network in a file of Google's, timm's or the authors' code; the names of its tensors tell which.
+  """Return the network in a file of Google's, timm's or the authors' code. The names of the tensors tell which.
 
   Raises:
-    UserError: the file can't be read, or holds another network.
+    UserError: the file cannot be read, or holds another network.
   """
   return read_file(path, _read)
 

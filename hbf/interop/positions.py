@@ -1,4 +1,4 @@
-"""Positions learned on one grid of patches, for images of another size."""
+"""Positions that were learned on one grid of patches, for images of another size."""
 
 import math
 from collections.abc import Callable
@@ -16,18 +16,18 @@ Resize = Callable[[jax.Array, int, int], jax.Array]
 
 
 class AnySizeEmbedding(PatchEmbedding):
-  """Embeds images of any size: its positions are resized to their patches at every call.
+  """An embedding of images of any size. It resizes its positions to the patches of the images at every call.
 
   Attributes:
-    grid: rows, and columns, of the patches that have positions.
-    resize: how; each code has its own rule.
+    grid: rows and columns of the patches that have positions.
+    resize: interpolation of the positions. Each code has its own.
   """
 
   grid: int = 0
   resize: Resize | None = None
 
   def _positions(self, places: np.ndarray) -> jax.Array:
-    """What is added to patches at places [N, 2], row by row: [N, D]."""
+    """Return the positions [N, D] that are added to patches at [N, 2], row by row."""
     assert self.resize is not None
     rows, columns = (int(last) + 1 for last in places[-1])
     learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
@@ -49,10 +49,10 @@ def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def square_side(patches: int) -> int:
-  """Rows, and columns, of a square of patches.
+  """Return the rows and columns of a square of patches.
 
   Raises:
-    UserError: so many don't form a square.
+    UserError: this number of patches forms no square.
   """
   side = math.isqrt(max(patches, 0))
   if side < 1 or side * side != patches:

@@ -1,8 +1,8 @@
-"""PyTorch's .pth files of tensors by name, without PyTorch and without running what a file says.
+"""Reading and writing of PyTorch's .pth files without PyTorch. Nothing in a file is run.
 
-torch.save has written zip archives since PyTorch 1.6: ROOT/data.pkl, a pickle of the object in which every tensor is
-a call that names its storage, and ROOT/data/KEY, the numbers of each storage. A pickle may call anything; here it may
-call only what stands in `_GLOBALS`, and a tensor's call does no more than note what it was given.
+Since PyTorch 1.6 torch.save writes zip archives: ROOT/data.pkl is a pickle of the object, in which every tensor is a
+call that names its storage, and ROOT/data/KEY are the numbers of each storage. A pickle may call anything. Here it
+may call only the functions in `_GLOBALS`, and the call for a tensor only records its arguments.
 """
 
 import collections
@@ -38,7 +38,7 @@ _STORAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-  """Where a tensor's numbers are; offset and strides count numbers, not bytes."""
+  """The place of a tensor's numbers. Offset and strides count numbers, not bytes."""
 
   storage: tuple
   offset: int
@@ -62,10 +62,10 @@ _GLOBALS: dict[tuple[str, str], Callable] = {
 
 
 class _Unpickler(pickle.Unpickler):
-  """Knows tensors and dictionaries, and nothing else."""
+  """An unpickler that accepts tensors and dictionaries only."""
 
   def find_class(self, module: str, name: str) -> Any:
-    """What a file may name: a key of `_GLOBALS`, or a type of storage, which stays a string."""
+    """Return the object that a pickle names: a key of `_GLOBALS`, or a type of storage, which stays a string."""
     if module == 'torch' and name in _STORAGES:
       return name
     if (module, name) not in _GLOBALS:
@@ -73,15 +73,15 @@ class _Unpickler(pickle.Unpickler):
     return _GLOBALS[module, name]
 
   def persistent_load(self, pid: Any) -> Any:
-    """A storage stays what the file calls it: ('storage', type, key, device, size)."""
+    """Return a storage as the file states it: ('storage', type, key, device, size)."""
     return pid
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The tensors of a file that torch.save made of a state_dict, or of a checkpoint with one as its `model`.
+  """Return the tensors in a file that torch.save wrote: a state_dict, or a checkpoint with a state_dict as `model`.
 
   Raises:
-    UserError: the file is damaged, of PyTorch before 1.6, or holds anything but tensors by name.
+    UserError: the file is damaged, was written by PyTorch before 1.6, or holds anything but tensors by name.
   """
   if not zipfile.is_zipfile(path):
     raise UserError(
@@ -114,7 +114,7 @@ def _read(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
 
 
 def _numbers(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray:
-  """A copy of the tensor's numbers; what lies outside of its storage is never touched."""
+  """Return a copy of the tensor's numbers. Memory outside of its storage is never read."""
   _, kind, key, *_ = tensor.storage
   storage = np.frombuffer(archive.read(f'{root}data/{key}'), _STORAGES[kind])
   shape, strides, offset = tensor.shape, tensor.strides, tensor.offset
@@ -130,7 +130,7 @@ def _numbers(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray
 
 
 def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-  """Writes float32 tensors, contiguous, as a file that torch.load reads, also with weights_only=True."""
+  """Write contiguous float32 tensors as a file that torch.load reads, with weights_only=True too."""
   with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED) as archive:
     archive.writestr('archive/data.pkl', _pickled(tensors))
     archive.writestr('archive/byteorder', 'little')
@@ -140,7 +140,10 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def _pickled(tensors: Mapping[str, np.ndarray]) -> bytes:
-  """The pickle of a dictionary of tensors, put together by hand: `pickle` can't name functions that aren't there."""
+  """Return the pickle of a dictionary of tensors, built by hand.
+
+  `pickle` cannot name functions that do not exist here.
+  """
   parts = [pickle.PROTO, b'\x02', pickle.EMPTY_DICT, pickle.MARK]
   for key, (name, tensor) in enumerate(tensors.items()):
     strides = (stride // tensor.itemsize for stride in tensor.strides)

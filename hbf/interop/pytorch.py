@@ -1,4 +1,4 @@
-"""Layers as PyTorch keeps them, for tables: linear ones [out, in], convolutions [out, in, row, column]."""
+"""Layers in PyTorch's layout, for tables: linear layers [out, in], convolutions [out, in, row, column]."""
 
 import numpy as np
 
@@ -6,18 +6,18 @@ from hbf.interop.table import Source, class_token, patch_positions, same
 
 
 def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, Source]:
-  """A linear layer with a bias."""
+  """Describe a linear layer with a bias."""
   kernel = Source({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
   return {f'{ours}/kernel': kernel, **same(f'{ours}/bias', f'{theirs}.bias', outputs)}
 
 
 def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, Source]:
-  """A LayerNorm."""
+  """Describe a LayerNorm."""
   return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
 
 
 def patches(theirs: str) -> dict[str, Source]:
-  """A convolution that cuts patches out, as our embedding."""
+  """Describe the convolution that cuts patches, as the embedding here."""
   kernel = Source({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flat)
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
 

@@ -1,4 +1,4 @@
-"""Networks of others as tables: which tensors a file has, of which shapes, and what becomes of them here."""
+"""Tables of other projects' networks: a file's tensors, their shapes, and the parameters they become here."""
 
 import dataclasses
 import re
@@ -18,11 +18,11 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """What one of our parameters is made of.
+  """The tensors that one parameter is made of.
 
   Attributes:
-    tensors: names and shapes of theirs.
-    make: gives the parameter from them, in this order.
+    tensors: names and shapes of the tensors.
+    make: a function from the tensors, in this order, to the parameter.
   """
 
   tensors: Mapping[str, Shape]
@@ -31,13 +31,13 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """All tensors of a kind of network.
+  """All tensors of one kind of network.
 
   Attributes:
-    origin: whose it is, such as "timm's ViT".
+    origin: the project and kind, such as "timm's ViT".
     network: sources of the parameters outside the blocks, by path, such as 'norm/scale'.
-    block: likewise in a block.
-    prefix: of the names of a block's tensors, with {} for its number, such as 'blocks.{}.'.
+    block: sources of the parameters of a block, by path in the block.
+    prefix: start of the names of a block's tensors, with {} for its number, such as 'blocks.{}.'.
   """
 
   origin: str
@@ -46,10 +46,10 @@ class Table:
   prefix: str
 
   def read(self, tensors: Tensors) -> tuple[dict[str, int], Params]:
-    """The size that each word is, with `depth`, the number of blocks; and our parameters, float32.
+    """Return the size of each word, with `depth` for the number of blocks, and the parameters, float32.
 
     Raises:
-      UserError: these aren't the tensors of such a network; the message lists those that don't fit.
+      UserError: the tensors are not those of such a network. The message lists those that do not fit.
     """
     depth = count_blocks(tensors, self.prefix)
     sources = dict(self.network)
@@ -67,22 +67,22 @@ class Table:
 
 
 def count_blocks(tensors: Tensors, prefix: str) -> int:
-  """How many blocks have tensors whose names start with the prefix, in which {} stands for their number."""
+  """Return the number of blocks whose tensors start with the prefix, with {} for the block's number."""
   start = re.escape(prefix).replace(r'\{\}', r'(\d+)')
   return len({match[1] for name in tensors if (match := re.match(start, name))})
 
 
 def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: str) -> dict[str, int]:
-  """The size that each word is.
+  """Return the size that each word in the shapes stands for.
 
   Args:
-    tensors: by name.
-    expected: shapes of exactly the tensors that there should be.
-    depth: number of blocks that they have.
-    origin: whose network has these.
+    tensors: arrays by name.
+    expected: the shapes of exactly the tensors that are needed.
+    depth: number of blocks.
+    origin: the project and kind of the network, for messages.
 
   Raises:
-    UserError: other tensors are there, and the message lists them; or there are no blocks.
+    UserError: the tensors differ from those expected, and the message lists them, or there are no blocks.
   """
   sizes: dict[str, int] = {}
   for name, shape in expected.items():
@@ -98,7 +98,7 @@ def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: s
 
 
 def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int = 30) -> str:
-  """Which names are missing, unknown or of a wrong shape, in words, at `most` so many of each; '' if none is."""
+  """List the names that are missing, unknown or of a wrong shape, at most `most` of each, or return '' if all fit."""
   faults = {
     'missing': [name for name in expected if name not in found],
     'unknown': [name for name in found if name not in expected],
@@ -112,7 +112,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
 
 
 def same(ours: str, theirs: str, *shape: int | str) -> dict[str, Source]:
-  """A tensor that is kept as it is."""
+  """Return a tensor unchanged."""
   return {ours: Source({theirs: shape})}
 
 

@@ -12,10 +12,10 @@ from hbf.interop import pth
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The tensors of a file, by name; without what PyTorch puts before all names on several devices, or compiled.
+  """Return the tensors of a file by name, without the prefixes that PyTorch adds for several devices or compilation.
 
   Raises:
-    UserError: there is no such file, its ending isn't known, or it holds something else than tensors by name.
+    UserError: the file does not exist, its ending is unknown, or it holds something else than tensors by name.
   """
   reader = choose('ending of a file of tensors', path.suffix, READERS)
   if not path.is_file():
@@ -31,10 +31,10 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
-  """Writes float32 tensors by name.
+  """Write float32 tensors by name.
 
   Raises:
-    UserError: the ending isn't known, or the file can't be written.
+    UserError: the ending is unknown, or the file cannot be written.
   """
   writer = choose('ending of a file of tensors', path.suffix, WRITERS)
   try:

@@ -1,7 +1,7 @@
 """Weights of timm (github.com/huggingface/pytorch-image-models): state_dicts of its ViT, gMLP and MLP-Mixer.
 
-Read in timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. Of its many ViTs those
-are read that are Dosovitskiy's, DeiT's among them: with a class token, learned positions, a bias of queries, keys and
+The sources are timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. ViTs in the form
+of Dosovitskiy et al. can be read, DeiT among them: with a class token, learned positions, a bias of queries, keys and
 values, and one norm before the head. The mean and std of a network's images stand in its pretrained_cfg.
 """
 
@@ -23,25 +23,25 @@ _GATE_EPSILON = 1e-5  # the gate's norm has PyTorch's, the others 1e-6
 
 
 def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClassifier, dict[str, Params]]:
-  """A network of timm's as one of ours.
+  """Load a network of timm as a Flax module.
 
   Args:
-    path: a .safetensors, .npz or .pth file of its state_dict; nothing in it is run.
-    heads: of a ViT's attention; None: those of timm's own ViT of this width.
+    path: a .safetensors, .npz or .pth file of the state_dict. Nothing in the file is run.
+    heads: heads of a ViT's attention. None: those of timm's own ViT of this width.
 
   Returns:
-    module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
-    images [batch, height, width, 3] that are normalized as the network's were; a ViT takes images of any size that
-    its patches divide, see `hbf.interop.positions.resize`.
+    module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
+    float32 [batch, height, width, 3], normalized like the training images of the network. A ViT takes images of any
+    size that its patches divide, see `hbf.interop.positions.resize`.
 
   Raises:
-    UserError: the file can't be read, or holds another network; the message lists the tensors that don't fit.
+    UserError: the file cannot be read, or holds another network. The message lists the tensors that do not fit.
   """
   return to_module(read_file(pathlib.Path(path), functools.partial(read, heads=heads)))
 
 
 def read(tensors: Tensors, heads: int | None = None) -> Network:
-  """The ViT, gMLP or Mixer that has these tensors; argument and errors as those of `load`."""
+  """Return the ViT, gMLP or Mixer that has these tensors. Arguments and errors are those of `load`."""
   if any('.mlp_tokens.' in name for name in tensors):
     return read_fixed(_MIXER, tensors, functools.partial(mixer_config, activation='gelu_erf'))
   if any('.mlp_channels.' in name for name in tensors):

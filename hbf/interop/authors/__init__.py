@@ -1,9 +1,9 @@
 """Weights of the authors' public code (github.com/sunrainyg/Unified_architecture, main.py: Hyper_ViT and ViT).
 
-Every version is read whose second stage is made of radial units: with and without M_RBF, with and without the bias
-of fc, with and without a learned scale. The version of 2023-10-16 had an MLP there. A state_dict doesn't tell that
-from 2023-09-26 to 10-08 M_RBF wasn't used, which changes nothing, as it then stayed the identity; nor that before
-2023-09-20 the code took the normed class token itself for logits and left the head untrained.
+All versions whose second stage has radial units can be read: with and without M_RBF, with and without the bias of fc,
+with and without a learned scale. The version of 2023-10-16 had an MLP there and cannot be read. Two facts cannot be
+seen in a state_dict. From 2023-09-26 to 10-08 M_RBF was not used; it then stayed the identity, which changes nothing.
+Before 2023-09-20 the code took the normed class token itself for logits and left the head untrained.
 """
 
 import functools
@@ -33,18 +33,18 @@ STATISTICS = {'cifar10': _CIFAR, 'cifar100': _CIFAR}
 
 
 def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClassifier, dict[str, Params]]:
-  """A network of theirs as one of ours.
+  """Load a network of the authors' code as a Flax module.
 
   Args:
-    path: a .pth, .npz or .safetensors file of its state_dict; nothing in it is run.
-    heads: of ViT's attention, see `hbf.interop.authors.layout.heads_of`.
+    path: a .pth, .npz or .safetensors file of the state_dict. Nothing in the file is run.
+    heads: heads of ViT's attention, see `hbf.interop.authors.layout.heads_of`.
 
   Returns:
-    module and variables: `module.apply(variables, images, train=False)` gives logits [batch, classes] of float32
-    images [batch, height, width, 3] that are normalized as the network's were (`STATISTICS` for CIFAR).
+    module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
+    float32 [batch, height, width, 3], normalized like the training images of the network (`STATISTICS` for CIFAR).
 
   Raises:
-    UserError: the file can't be read, or isn't a state_dict of that code; the message lists what is wrong with it.
+    UserError: the file cannot be read, or is no state_dict of that code. The message lists what is wrong.
   """
   network = read_file(pathlib.Path(path), functools.partial(read, heads=heads))
   if network.unused:
@@ -53,7 +53,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
 
 def read(tensors: Tensors, heads: int | None = None) -> Network:
-  """The network that has these tensors; argument and errors as those of `load`."""
+  """Return the network that has these tensors. Arguments and errors are those of `load`."""
   table = table_of(tensors, heads)
   sizes, params = table.read(tensors)
   model = next(model for model, origin in ORIGINS.items() if origin == table.origin)
@@ -85,19 +85,20 @@ def save(
   metric: bool = True,
   bias: bool = True,
 ) -> None:
-  """Writes one of our networks as a state_dict of theirs.
+  """Write a network as a state_dict of the authors' code.
 
-  Their code computes the same as ours if models are those of `check_form`, such as models that `load` gives.
+  The authors' code then computes the same function. The network must be of a form that `check_form` accepts, as the
+  networks of `load` are.
 
   Args:
     path: a .pth, .npz or .safetensors file.
-    module: of models hyperbf or vit.
+    module: a network of model hyperbf or vit.
     variables: {'params': …}.
-    metric: whether the Hyper_ViT that is to read it has an M_RBF.
-    bias: whether its fc has a bias.
+    metric: True if the Hyper_ViT that reads the file has an M_RBF.
+    bias: True if its fc has a bias.
 
   Raises:
-    UserError: their code can't compute what the network does, or the file can't be written.
+    UserError: the authors' code cannot compute what the network does, or the file cannot be written.
   """
   params = jax.tree.map(lambda z: np.asarray(z, np.float64), dict(variables['params']))
   tensors = to_tensors(params, module)

@@ -1,13 +1,13 @@
-"""Which tensors a state_dict of the authors' public code has, in all of its versions, and what becomes of them here.
+"""Tensors in all versions of the authors' state_dicts, and the parameters that they become here.
 
-Read in main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
+The source is main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
 
-Theirs                                            Ours
-attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, widths layer: σ² = 1 / (2 scale)
+The authors' code                                 This project
+attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, sigma_per layer: σ² = 1/(2 scale)
 mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFCenters, signed_gaussian, bilinear, normalization none
 ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
 
-A distance under a free M is meant as xᵀMx + tᵀMt − 2xᵀMt.
+M is free, so a distance means xᵀMx + tᵀMt − 2xᵀMt.
 """
 
 from collections.abc import Collection
@@ -33,24 +33,25 @@ _BLOCK = {
 
 
 def table_of(tensors: Tensors, heads: int | None) -> Table:
-  """The table of the network that seems to have these tensors; `heads` as in `heads_of`."""
+  """Return the tensor table of the network that fits these tensors. `heads` is as in `heads_of`."""
   if any(name.endswith('.mlp.fc1.weight') for name in tensors):
     return _vit(heads)
   return _hyper_vit([name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)])
 
 
 def heads_of(model: str, width: int, d: int, given: int | None) -> int:
-  """Heads of the attention.
+  """Return the number of heads of the attention.
 
   Args:
     model: 'hyperbf' (Hyper_ViT) or 'vit' (ViT).
     width: D.
     d: side of attn.M.
-    given: or None: Hyper_ViT's M has the dimensions of a head. ViT's tensors don't depend on its heads; there None is
-      4, the code's default, unless somebody made the unused M of another size than the code's 192.
+    given: the number of heads, or None. Hyper_ViT's M has the dimensions of a head, so its heads are known. ViT's
+      tensors do not depend on the heads: None then means 4, the default of the code, unless the unused M has another
+      size than the 192 of the code.
 
   Raises:
-    UserError: M and the width don't go with so many.
+    UserError: M and the width do not fit this number of heads.
   """
   told = _VIT_HEADS if (model, d) == ('vit', _VIT_M) else width // max(d, 1)
   heads = told if given is None or model == 'hyperbf' else given
@@ -61,7 +62,7 @@ def heads_of(model: str, width: int, d: int, given: int | None) -> int:
 
 
 def scaled_queries(kernel: np.ndarray, factor: float) -> np.ndarray:
-  """The kernel [D, 3D] of queries, keys and values with the queries multiplied."""
+  """Return the kernel [D, 3D] of queries, keys and values with the queries multiplied by a factor."""
   return kernel * np.repeat([factor, 1.0, 1.0], len(kernel))
 
 

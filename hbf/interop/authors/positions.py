@@ -1,4 +1,4 @@
-"""How the authors' code interpolates positions to images of another size."""
+"""Interpolation of positions to images of another size, as in the authors' code."""
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,11 @@ def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def cubic_weights(old: int, new: int) -> np.ndarray:
-  """What each of `new` points takes of `old` ones: [new, old], rows of sum 1.
+  """Return the weights [new, old] of cubic interpolation. Every row sums to 1.
 
-  Cubic convolution (Keys 1981, eq. 4, with a = −3/4), points at the centers of their cells, and beyond the edge the
-  outermost point once more: PyTorch's interpolate(mode='bicubic') with scale_factor (new + 0.1) / old.
+  This is cubic convolution (Keys 1981, eq. 4, with a = −3/4). Points lie at the centers of their cells, and the
+  outermost points are repeated beyond the edge. It equals PyTorch's interpolate(mode='bicubic') with scale_factor
+  (new + 0.1) / old.
   """
   a = -0.75
   weights = np.zeros((new, old))

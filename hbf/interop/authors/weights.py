@@ -1,4 +1,4 @@
-"""Our networks as the authors' code has them; `hbf.interop.authors.layout` says what their tensors mean."""
+"""Writing of networks in the layout of the authors' code, see `hbf.interop.authors.layout`."""
 
 import flax.linen as nn
 import numpy as np
@@ -47,7 +47,11 @@ def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
 
 
 def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
-  """The stages of a model; raises a UserError that lists its options that the authors' code doesn't have."""
+  """Return the two stages of a model that the authors' code can compute.
+
+  Raises:
+    UserError: the model has options that the authors' code lacks. The message lists them.
+  """
   stage1, stage2 = model.trunk.stage1(), model.trunk.stage2() if model.trunk.stage2 else None
   kinds = (type(stage1), type(stage2))
   if stage2 is None or kinds not in ((HyperBFAttention, HyperBFCenters), (SoftmaxAttention, MLP)):
