@@ -1,4 +1,4 @@
-"""From the `model` part of a config to a network, and what the network costs."""
+"""From the `model` part of a config to a network, and the cost of the network."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
 def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
-  """The classifier that `config` (the `model` part) describes; no parameters are made.
+  """Return the classifier that `config` (the `model` part) describes. No parameters are made.
 
   Raises:
-    UserError: unknown model, option or dtype. What only shapes tell is found by `abstract_params`.
+    UserError: the model, an option or the dtype is unknown. Errors that depend on shapes come from `abstract_params`.
   """
   embed = PatchEmbedding(
     width=config.width,
@@ -37,16 +37,16 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
 
 
 def build_language_model(config: ConfigDict, vocabulary: int, length: int, causal: bool) -> LanguageModel:
-  """The language model that `config` (the `model` part) describes; no parameters are made.
+  """Return the language model that `config` (the `model` part) describes. No parameters are made.
 
   Args:
-    config: of its sizes and stages.
-    vocabulary: number of tokens.
+    config: sizes and stages.
+    vocabulary: number of tokens in the vocabulary.
     length: most tokens of a text.
-    causal: whether a token sees only those before it and itself.
+    causal: True if a token sees only itself and the tokens before it.
 
   Raises:
-    UserError: as `build_model`.
+    UserError: as in `build_model`.
   """
   return LanguageModel(
     _build_trunk(config),
@@ -72,33 +72,33 @@ def _build_trunk(config: ConfigDict) -> Trunk:
     parallel=config.parallel,
     layer_scale=config.layer_scale,
     drop_path=config.drop_path,
-    merge=config.get('merge', 0),  # of images only
+    merge=config.get('merge', 0),  # image models only
     **_shared(config),
   )
 
 
 def _shared(config: ConfigDict) -> dict[str, Any]:
-  """What a trunk and what stands before it have in common."""
+  """Return the options that a trunk and its embedding share."""
   return {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}
 
 
 def abstract_params(model: nn.Module, shape: tuple[int, ...]) -> Any:
-  """Shapes and types of the model's parameters for examples of a shape; nothing is computed.
+  """Return shapes and types of the model's parameters for examples of a shape. Nothing is computed.
 
   Raises:
-    UserError: the patch doesn't divide the image, the heads don't divide the width, or an option isn't known.
+    UserError: the patch doesn't divide the image, the heads don't divide the width, or an option is unknown.
   """
   return jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), _example(model, shape))['params']
 
 
 def count_parameters(model: nn.Module, shape: tuple[int, ...]) -> int:
-  """Return the number of learned numbers of the model; those of `FROZEN` parameters aren't."""
+  """Return the number of learned numbers of the model, without `FROZEN` parameters."""
   leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model, shape))
   return sum(leaf.size for path, leaf in leaves if path[-1].key not in FROZEN)
 
 
 def flops_per_example(model: nn.Module, shape: tuple[int, ...]) -> int:
-  """Floating-point operations of one example's forward pass, see `hbf.models.flops.count_flops`."""
+  """Return the floating-point operations of one example's forward pass, see `hbf.models.flops.count_flops`."""
   return count_flops(
     lambda params, x: model.apply({'params': params}, x, train=False),
     abstract_params(model, shape),
@@ -107,5 +107,5 @@ def flops_per_example(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def _example(model: nn.Module, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-  """A batch of one, as the model takes it."""
+  """Return a batch of one example, as the model takes it."""
   return jax.ShapeDtypeStruct((1, *shape), model.input_dtype)

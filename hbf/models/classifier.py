@@ -12,16 +12,16 @@ from hbf.nn.trunk import Trunk
 
 
 class ImageClassifier(nn.Module):
-  """An embedding, a trunk of blocks, and a linear head on what the tokens that are read come to.
+  """An embedding, a trunk of blocks, and a linear head on the pooled tokens.
 
-  That is their mean, or for pool 'sequence' a mean weighted by a softmax over the tokens of a learned linear score
-  (sequence pooling, Hassani et al. 2021).
+  Pooling is the mean of the tokens that are read. For pool 'sequence' it is a mean weighted by a softmax over the
+  tokens of a learned linear score (sequence pooling, Hassani et al. 2021).
 
   Attributes:
-    embed: makes tokens of images.
+    embed: the embedding, which makes tokens from images.
     trunk: the blocks and the last norm.
     classes: number of logits.
-    input_dtype: of what it is called with.
+    input_dtype: type of the inputs.
   """
 
   input_dtype: ClassVar[Any] = jnp.float32
@@ -32,10 +32,10 @@ class ImageClassifier(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-    """Logits [B, classes] in float32 of normalized images [B, height, width, channels].
+    """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels].
 
     Raises:
-      UserError: the patch doesn't divide the image, or an option's value isn't known.
+      UserError: the patch doesn't divide the image, or an option's value is unknown.
     """
     for part in (self.embed, self.trunk):
       nn.share_scope(self, part)  # parameters are `embedding` and `block0`, not `embed/embedding` and `trunk/block0`
@@ -45,9 +45,9 @@ class ImageClassifier(nn.Module):
     return nn.Dense(self.classes, name='head')(self._pooled(tokens).astype(jnp.float32))
 
   def _pooled(self, tokens: jax.Array) -> jax.Array:
-    """Return one token [B, D] of those that are read, [B, M, D]."""
+    """Pool the tokens that are read, [B, M, D], to one token [B, D]."""
     if self.embed.pool != 'sequence':
       return tokens.mean(axis=1)
-    scores = nn.Dense(1, use_bias=False, dtype=tokens.dtype, name='pool')(tokens)  # the softmax takes a bias away
+    scores = nn.Dense(1, use_bias=False, dtype=tokens.dtype, name='pool')(tokens)  # a bias would cancel
     weights = jax.nn.softmax(scores.astype(jnp.float32), axis=1).astype(tokens.dtype)
     return jnp.sum(weights * tokens, axis=1)

@@ -1,4 +1,4 @@
-"""Images as tokens: patches, or what a few convolutions make of them, with their positions."""
+"""Embedding of images: patches, or the outputs of a few convolutions, as tokens with positions."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -11,9 +11,9 @@ import numpy as np
 from hbf.nn.checked import CheckedModule
 from hbf.options import FLAG, RATE, OptionError, one_of, whole
 
-# How the tokens become one for the head: whether a class token is read, or all are.
+# The ways to pool tokens for the head: True if a class token is read, False if all tokens are.
 POOLS = {'cls': True, 'mean': False, 'sequence': False}
-# Last names of parameters that never change: no gradient reaches them, and no number of them is learned.
+# Last names of parameters that never change. No gradient reaches them, and they do not count as learned.
 FROZEN = ('whitening',)
 _LEAST_VARIANCE = 5e-4  # added to the variances that whitening divides by, as in airbench
 
@@ -23,15 +23,15 @@ class PatchEmbedding(CheckedModule):
 
   Attributes:
     width: D, a token's dimensions.
-    patch: side of a square patch in pixels; it must divide the image's height and width.
-    pool: 'cls' (a class token comes first, and is read out), or 'mean' or 'sequence' (of the patches).
-    stem: what a token is of its patch: 'patch', a linear map of its pixels, or 'conv', log₂(patch) convolutions of
-      3×3 with a stride of 2 and channels that double up to D, LayerNorm and GELU between them (after Xiao et al.
-      2021, whose stem has BatchNorm and ReLU, and a convolution of 1×1 behind it).
-    whiten: freeze the first convolution of stem 'conv' as `Whitening`, with GELU but no LayerNorm behind it.
+    patch: side of a square patch in pixels, a divisor of the image's height and width.
+    pool: 'cls' (a class token comes first and is read out), or 'mean' or 'sequence' (of the patches).
+    stem: 'patch', a linear map of a patch's pixels, or 'conv', log₂(patch) convolutions of 3×3 with a stride of 2 and
+      channels that double up to D, with LayerNorm and GELU between them (after Xiao et al. 2021, whose stem has
+      BatchNorm and ReLU, and a last convolution of 1×1).
+    whiten: True to freeze the first convolution of stem 'conv' as `Whitening`, followed by GELU without LayerNorm.
     positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
-    dropout: rate.
-    dtype: of the products; parameters are float32.
+    dropout: dropout rate.
+    dtype: type of the products. Parameters are float32.
   """
 
   width: Annotated[int, whole(1)]
@@ -45,17 +45,17 @@ class PatchEmbedding(CheckedModule):
 
   @property
   def read(self) -> slice:
-    """The tokens that the head is given."""
+    """The tokens that the head reads."""
     return slice(0, 1) if POOLS[self.pool] else slice(None)
 
   @nn.compact
   def __call__(self, images: jax.Array, train: bool) -> tuple[jax.Array, jax.Array]:
-    """Tokens [B, N, D] of images [B, height, width, channels], and their places [N, 2]: row and column, in patches.
+    """Map images [B, height, width, channels] to tokens [B, N, D] and positions [N, 2], row and column in patches.
 
-    A class token has no place.
+    A class token has no position.
 
     Raises:
-      UserError: the patch doesn't divide the image, or an option's value isn't known.
+      UserError: the patch doesn't divide the image, or an option's value is unknown.
     """
     if self.whiten and (self.stem != 'conv' or self.patch < 4):
       raise OptionError(
@@ -77,7 +77,7 @@ class PatchEmbedding(CheckedModule):
     return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
   def _convolved(self, images: jax.Array) -> jax.Array:
-    """What the stem's last convolution, `embedding`, multiplies for each patch: [B, rows, columns, 9 · channels]."""
+    """Return the inputs of the stem's last convolution for each patch: [B, rows, columns, 9 · channels]."""
     _check_patch(images, self.patch)
     halvings = self.patch.bit_length() - 1
     if self.patch != 2**halvings or not halvings or self.width % self.patch:
@@ -98,7 +98,7 @@ class PatchEmbedding(CheckedModule):
     return neighborhoods(z)
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """What is added to patches at places [N, 2], row by row: [N, D]."""
+    """Return what is added to patches at coordinates [N, 2], row by row: [N, D]."""
     shape = (len(coordinates), self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
@@ -114,7 +114,7 @@ class Whitening(nn.Module):
   The map is measured on the images seen at initialization (Jordan 2024, section 3.2).
 
   Attributes:
-    dtype: of the product; parameters are float32.
+    dtype: type of the product. Parameters are float32.
   """
 
   dtype: Any = jnp.float32
@@ -122,7 +122,8 @@ class Whitening(nn.Module):
   @nn.compact
   def __call__(self, patches: jax.Array) -> jax.Array:
     """Map patches [B, rows, columns, K] to [B, rows, columns, 2 K]."""
-    # Once the parameter is there, Flax asks for its shape only: a program of any number of images has no number here.
+    # Once the parameter exists, Flax asks for its shape only, so one image is enough. A program for any number of
+    # images has no number here.
     seen = patches if self.is_initializing() else patches[:1]
     kernel = jax.lax.stop_gradient(self.param('whitening', lambda _: whitening(seen)))
     bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
@@ -135,7 +136,7 @@ def whitening(patches: jax.Array) -> jax.Array:
   """Return eigenvectors of the patches' second moments over the root of their eigenvalues, and the negatives.
 
   Args:
-    patches: [B, rows, columns, K]; the first row and column hold zeros from outside the image, and are left out.
+    patches: [B, rows, columns, K]. The first row and column hold zeros from outside the image, and are left out.
 
   Returns:
     [K, 2 K], float32.
@@ -148,7 +149,7 @@ def whitening(patches: jax.Array) -> jax.Array:
 
 
 def to_patches(images: jax.Array, patch: int) -> jax.Array:
-  """Cuts images [B, H, W, C] into patches [B, H/patch, W/patch, patch · patch · C].
+  """Cut images [B, H, W, C] into patches [B, H/patch, W/patch, patch · patch · C].
 
   Raises:
     UserError: the patch doesn't divide the height and width.
@@ -160,10 +161,10 @@ def to_patches(images: jax.Array, patch: int) -> jax.Array:
 
 
 def neighborhoods(z: jax.Array) -> jax.Array:
-  """What a convolution of 3×3 with a stride of 2 and zeros around multiplies: [B, H, W, C] to [B, H/2, W/2, 9 C].
+  """Map [B, H, W, C] to the inputs of a padded convolution of 3×3 with a stride of 2, [B, H/2, W/2, 9 C].
 
-  Its windows begin one row and one column before each pair. Kernels are [9 C, D], from [3, 3, C, D]. XLA's own
-  convolutions train slowly on a CPU; this product doesn't.
+  Windows begin one row and one column before each pair. Kernels are [9 C, D], from [3, 3, C, D]. XLA's own
+  convolutions train slowly on a CPU. This product doesn't.
   """
   _, height, width, _ = z.shape
   padded = jnp.pad(z, ((0, 0), (1, 0), (1, 0), (0, 0)))
@@ -178,13 +179,13 @@ def _check_patch(images: jax.Array, patch: int) -> None:
 
 
 def sincos(coordinates: np.ndarray, width: int) -> np.ndarray:
-  """Fixed positions [N, width] of places [N, P]: sines and cosines of each coordinate, the last one's first.
+  """Return sines and cosines [N, width] of each coordinate of [N, P], the last coordinate first.
 
-  In one dimension they are those of Vaswani et al. 2017, section 3.5; in two, of row and column, as in Beyer et al.
-  2022. Frequencies are 1 to 1/10,000.
+  In one dimension they are those of Vaswani et al. 2017, section 3.5. In two, they are of row and column, as in Beyer
+  et al. 2022. Frequencies are 1 to 1/10,000.
 
   Raises:
-    UserError: the width isn't divisible by 2P.
+    UserError: the width is not divisible by 2P.
   """
   parts = 2 * coordinates.shape[1]
   if width % parts:

@@ -1,4 +1,4 @@
-"""Floating-point operations of a function, counted from what JAX traces: no backend is asked, nothing is compiled."""
+"""Floating-point operations of a function, counted in the program that JAX traces. Nothing is compiled."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def _window(equation: Any) -> int:
   return _outputs(equation) * math.prod(equation.params['window_dimensions'])
 
 
-PRECISIONS = ('bfloat16', 'float32', 'highest')  # of products
+PRECISIONS = ('bfloat16', 'float32', 'highest')  # precisions of products
 
 Cost = Callable[[Any], int]
 Costs = Mapping[str, Cost]
@@ -47,7 +47,7 @@ _ELEMENTWISE = (
 )
 _REDUCTIONS = 'reduce_max reduce_min reduce_prod reduce_sum'
 
-# What an equation of a jaxpr costs, by the name of its primitive; what has no name here costs nothing.
+# The cost of an equation of a jaxpr, by the name of its primitive. Other primitives cost nothing.
 PRODUCTS: Costs = {'dot_general': _product, 'conv_general_dilated': _convolution, 'pallas_call': _kernel}
 ARITHMETIC: Costs = {
   **PRODUCTS,
@@ -59,33 +59,33 @@ ARITHMETIC: Costs = {
 
 
 def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> int:
-  """Floating-point operations of a call with these arguments (arrays or shapes).
+  """Count the floating-point operations of a call with these arguments (arrays or shapes).
 
-  A product or convolution that sums over k numbers takes 2k for each that comes out; any other arithmetic, an
-  exponential as well as a sum, one a number; moving, comparing and converting takes none, nor do integers. A loop
-  counts as often as it runs, and once if only running it shows how often. Of a condition's branches the dearest
-  counts, of those for several platforms the default. A Pallas kernel counts what its cost estimate says: what fills
-  up its blocks is no work of the function.
+  A product or convolution that sums over k numbers takes 2k operations for each output. Any other arithmetic, also an
+  exponential or a sum, takes one for each number. Moves, comparisons, conversions and integers take none. A loop
+  counts as often as it runs, or once if the number of runs is unknown before it runs. A condition counts its most
+  expensive branch, and a choice by platform its default. A Pallas kernel counts its cost estimate: padding of its
+  blocks is no work of the function.
 
   Args:
-    function: of arrays.
-    *args: its arguments.
-    costs: PRODUCTS to count those alone.
+    function: a function of arrays.
+    *args: arguments of the function.
+    costs: the costs of primitives. PRODUCTS counts products alone.
   """
   return count_jaxpr(jax.make_jaxpr(function)(*args).jaxpr, costs)
 
 
 def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC) -> int:
-  """`count_flops` of what JAX has traced already."""
+  """Count the floating-point operations of a traced program, as `count_flops` does."""
   return sum(_count_equation(equation, costs) for equation in jaxpr.eqns)
 
 
 def count_products(jaxpr: Any) -> dict[str, int]:
-  """Operations of the products alone, by what a device's rate depends on.
+  """Count the operations of the products alone, by precision, because a device's rate depends on it.
 
   Returns:
-    Of PRECISIONS 'bfloat16' (all short types), 'float32' (at the backend's default precision) and 'highest' (float32
-    in full), those that occur.
+    The counts of those PRECISIONS that occur: 'bfloat16' (all short types), 'float32' (at the backend's default
+    precision) and 'highest' (full float32).
   """
 
   def of_kind(cost: Cost, kind: str) -> Cost:
@@ -101,7 +101,7 @@ def _kind(equation: Any) -> str:
   floats = [var.aval.dtype for var in equation.invars if jnp.issubdtype(var.aval.dtype, jnp.floating)]
   if not floats or min(dtype.itemsize for dtype in floats) < 4:
     return 'bfloat16'
-  if equation.primitive.name == 'pallas_call':  # ours multiply float32 in full
+  if equation.primitive.name == 'pallas_call':  # ours multiply at full float32 precision
     return 'highest'
   precision = equation.params['precision']
   first = precision[0] if isinstance(precision, tuple) else precision
@@ -114,7 +114,7 @@ def _count_equation(equation: Any, costs: Costs) -> int:
     branches = [count_jaxpr(branch.jaxpr, costs) for branch in params['branches']]
     return branches[-1] if params.get('branches_platforms') else max(branches)
   inner = [] if name in costs else list(jaxprs_in_params(params))
-  if inner:  # of a loop, or of whatever wraps a function
+  if inner:  # a loop, or another wrapper of a function
     times = params['length'] if name == 'scan' else params['mesh'].size if name == 'shard_map' else 1
     return times * sum(count_jaxpr(part, costs) for part in inner)
   floating = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating) if equation.outvars else False

@@ -1,4 +1,4 @@
-"""Texts that a causal language model writes: a token a step, each at the cost of one, as the rest is remembered."""
+"""Generation of texts by a causal language model, one token a step. A cache keeps the earlier tokens."""
 
 import dataclasses
 import functools
@@ -15,12 +15,12 @@ from hbf.models.language import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How a token is drawn from its logits.
+  """The way to draw a token from its logits.
 
   Attributes:
-    temperature: that the logits are divided by; 0: always the likeliest token.
-    top_k: only the k likeliest tokens are drawn; 0: all.
-    top_p: only the likeliest tokens are drawn, as few as have this probability together (Holtzman et al. 2020).
+    temperature: divisor of the logits. 0: always the likeliest token.
+    top_k: draw from the k likeliest tokens only. 0: from all.
+    top_p: draw from the likeliest tokens only, as few as have this probability together (Holtzman et al. 2020).
   """
 
   temperature: float = 1.0
@@ -28,7 +28,11 @@ class Sampling:
   top_p: float = 1.0
 
   def __post_init__(self) -> None:
-    """Raises UserError if a value can't be."""
+    """Check the values.
+
+    Raises:
+      UserError: a value is outside its range.
+    """
     if not 0 <= self.temperature < np.inf:
       raise UserError(f'temperature must be 0 or more: it is {self.temperature}')
     if self.top_k < 0:
@@ -37,7 +41,7 @@ class Sampling:
       raise UserError(f'top_p is a probability, above 0 and up to 1: it is {self.top_p}')
 
   def draw(self, key: jax.Array, logits: jax.Array) -> jax.Array:
-    """A token, int32 [], from logits [V]."""
+    """Draw a token, int32 [], from logits [V]."""
     if self.temperature == 0:
       return jnp.argmax(logits).astype(jnp.int32)
     logits = logits / self.temperature
@@ -93,17 +97,17 @@ def generate_on(
   seed: int = 0,
   stop: int | None = None,
 ) -> list[np.ndarray]:
-  """As `generate`, but texts may become longer than the model: one that fills it forgets its first half.
+  """Continue texts like `generate`, even beyond the model's length: a full text forgets its first half.
 
-  The model then reads the text's last `length // 2` tokens anew, at the places where a text begins.
+  The model then reads the text's last `length // 2` tokens again, at the positions where a text begins.
 
   Raises:
-    UserError: as `generate`; a prompt must leave room for a token.
+    UserError: as in `generate`. A prompt must leave room for a token.
   """
   _check(model, prompts, 1)
   texts, ended, part = [list(prompt) for prompt in prompts], [False] * len(prompts), 0
   while not all(ended):
-    # At first the prompts; then all texts that go on have filled the model.
+    # The first part reads the prompts. After it, every text that goes on has filled the model.
     read = [text[-(model.length // 2) :] if part else text for text in texts]
     rooms = [model.length - len(text) for text in read]
     key = jax.random.fold_in(jax.random.key(seed), part)
@@ -119,7 +123,7 @@ def generate_on(
 
 def _check(model: LanguageModel, prompts: Sequence[Sequence[int]], count: int) -> None:
   if not model.causal:
-    raise UserError('a model that is not causal can not go on with a text: train one that is')
+    raise UserError('a model that is not causal cannot continue a text: train a causal one')
   if count < 1 or not len(prompts):
     raise UserError(f'nothing to write: {len(prompts)} prompts, {count} tokens each')
   for number, prompt in enumerate(prompts):
@@ -145,12 +149,12 @@ def _generate(
   key: jax.Array,
   stop: int | None,
 ) -> list[np.ndarray]:
-  """As `generate`, up to where the model is full."""
+  """Continue texts like `generate`, at most until the model is full."""
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
   filled = np.zeros((len(prompts), lengths.max()), np.int32)
   for row, prompt in zip(filled, prompts, strict=True):
     row[: len(prompt)] = prompt
-  # Neither changes the parameters, and loops have no cache.
+  # Scanned blocks have no cache. Both options leave the parameters as they are.
   model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
   written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, key))
   return [row[: np.argmax(row < 0)] if np.any(row < 0) else row for row in written]
@@ -167,7 +171,7 @@ def _write(
   lengths: jax.Array,
   key: jax.Array,
 ) -> jax.Array:
-  """Tokens int32 [B, count] behind prompts [B, P] of these lengths; −1 from a text's end, or the model's."""
+  """Return the tokens, int32 [B, count], that follow prompts [B, P] of these lengths. −1 follows a text's end."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
     """The logits [V] behind the first `length` of a text's next tokens [T], and what is remembered of these."""

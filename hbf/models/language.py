@@ -20,21 +20,21 @@ from hbf.options import FLAG, RATE, one_of, whole
 class LanguageModel(CheckedModule):
   """Learned vectors of the tokens, their positions, a trunk of blocks, and a linear head without a bias.
 
-  Causal, it tells for every token the next one (a GPT, Radford et al. 2019, if the stages are attention and MLP);
-  else it tells the token itself from those around it, as where some are masked out (Devlin et al. 2019).
+  A causal model predicts the next token of every token (a GPT, Radford et al. 2019, if the stages are attention and
+  MLP). Another predicts masked tokens from the tokens around them (Devlin et al. 2019).
 
   Attributes:
     trunk: the blocks and the last norm.
-    vocabulary: V, number of tokens that there are.
+    vocabulary: V, number of tokens in the vocabulary.
     length: most tokens of a text.
     width: D, a token's dimensions.
-    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages know places as well: token
-      i is at i, in one dimension.
-    causal: whether a token sees only those before it and itself.
-    tied: whether the head's weights are the vectors of the tokens (Press & Wolf 2017).
-    dropout: rate, on the embedded tokens.
-    dtype: of the products; parameters are float32.
-    input_dtype: of what it is called with.
+    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages know positions too: token i
+      is at i, in one dimension.
+    causal: True if a token sees only itself and the tokens before it.
+    tied: True if the weights of the head are the vectors of the tokens (Press & Wolf 2017).
+    dropout: dropout rate of the embedded tokens.
+    dtype: type of the products. Parameters are float32.
+    input_dtype: type of the inputs.
   """
 
   input_dtype: ClassVar[Any] = jnp.int32
@@ -53,18 +53,18 @@ class LanguageModel(CheckedModule):
   def __call__(
     self, tokens: jax.Array, *, train: bool, mask: jax.Array | None = None, start: jax.Array | None = None
   ) -> jax.Array:
-    """Logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
+    """Compute logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
 
     Args:
-      tokens: of the texts. A text with a token that the vocabulary doesn't have has logits of NaN.
-      train: whether dropout drops; that needs a 'dropout' key.
-      mask: booleans [B, N], False for what only fills a text up, which no token sees; None: all are seen.
-      start: int32 [], how many tokens came before these, in the calls that left the collection 'cache' as it is given
-        (see `hbf.nn.cache`); 0 for the first of such calls. A mask may then hide the last tokens only, and the next
-        call starts at the first of these. Logits are NaN if tokens find no room. None: these are whole texts.
+      tokens: the texts. A text with a token outside the vocabulary has logits of NaN.
+      train: True in training, with dropout. That needs a 'dropout' key.
+      mask: booleans [B, N], False for padding, which no token sees. None: all tokens are seen.
+      start: int32 [], number of tokens in the earlier calls that filled the collection 'cache' (see `hbf.nn.cache`).
+        0 for the first call. A mask may then hide only the last tokens, and the next call starts at the first hidden
+        one. Logits are NaN for tokens beyond the model's length. None: the texts are whole.
 
     Raises:
-      UserError: the texts are longer than `length`, or an option's value isn't known.
+      UserError: the texts are longer than `length`, or an option's value is unknown.
     """
     nn.share_scope(self, self.trunk)
     batch, length = tokens.shape
@@ -72,7 +72,7 @@ class LanguageModel(CheckedModule):
       raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')
     vectors = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(0.02), name='embedding')
     places = np.arange(self.length, dtype=np.float32)[:, None]
-    known = length if start is None else self.length  # tokens whose places the stages are told
+    known = length if start is None else self.length  # number of positions in the context
     context = Context(
       train=train,
       causal=self.causal,
@@ -81,7 +81,7 @@ class LanguageModel(CheckedModule):
       continued=None if start is None else Continued(start, self.length),
     )
     positions = new_tokens(self._positions(places)[:known], context, length, 0)
-    known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would read the last one's vector
+    known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would read the last token's vector
     embedded = (jnp.where(known_tokens, vectors(tokens), jnp.nan) + positions).astype(self.dtype)
     embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
     flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)
@@ -90,7 +90,7 @@ class LanguageModel(CheckedModule):
     return logits if start is None else jnp.where(start + length <= self.length, logits, jnp.nan)
 
   def _positions(self, places: np.ndarray) -> jax.Array:
-    """What is added to tokens at all places [length, 1]: [length, D]."""
+    """Return what is added to tokens at all places [length, 1]: [length, D]."""
     shape = (self.length, self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),

@@ -1,4 +1,4 @@
-"""Models of equal size and runs of equal cost: the units that match parameters, the steps that match operations."""
+"""Models of equal size and runs of equal cost: units that match parameters, steps that match operations."""
 
 from collections.abc import Callable
 
@@ -7,23 +7,23 @@ from ml_collections import ConfigDict
 from hbf.errors import UserError
 from hbf.nn.registry import size_option
 
-TOLERANCE = 0.01  # of the budget
-OPERATIONS_TOLERANCE = 0.005  # likewise, of training operations
+TOLERANCE = 0.01  # of a budget of parameters, relative
+OPERATIONS_TOLERANCE = 0.005  # of a budget of training operations, relative
 
 
 def match_parameters(
   config: ConfigDict, budget: int, parameters: Callable[[ConfigDict], int], tolerance: float = TOLERANCE
 ) -> ConfigDict:
-  """The model with as many units as bring it closest to a number of parameters.
+  """Return the model whose number of units brings it closest to a number of parameters.
 
   Args:
-    config: the `model` part of a config; it isn't changed.
+    config: the `model` part of a config. It is not changed.
     budget: learned numbers of the whole model.
-    parameters: of the model that such a part describes.
-    tolerance: how far from the budget the model may be, as a part of the budget.
+    parameters: function that counts the parameters of the model of such a part.
+    tolerance: largest distance from the budget, relative to the budget.
 
   Raises:
-    UserError: no number of units comes that close, and the message has the nearest; or the model has no units.
+    UserError: no number of units comes that close, or the model has no units. The message has the nearest number.
   """
   size = size_option(config.name)
   if size is None:
@@ -52,7 +52,7 @@ def match_steps(step: float, budget: float) -> int:
     budget: operations of the whole training.
 
   Raises:
-    UserError: no number of steps is within 0.5% of the budget; the message has the nearest.
+    UserError: no number of steps is within 0.5% of the budget. The message has the nearest number.
   """
   steps = max(1, round(budget / step))
   if abs(steps * step - budget) > OPERATIONS_TOLERANCE * budget:
@@ -65,7 +65,7 @@ def match_steps(step: float, budget: float) -> int:
 
 
 def units_of(config: ConfigDict) -> dict[str, int]:
-  """How many units the `model` part of a config asks for, such as {'stage2.centers': 256}; {} if it has no units."""
+  """Return the number of units in the `model` part of a config, such as {'stage2.centers': 256}. {} without units."""
   size = size_option(config.name)
   return {'.'.join(size): config[size[0]][size[1]]} if size else {}
 

@@ -1,4 +1,4 @@
-"""Smaller networks inside one whose centers are nested: its first centers, taken by themselves."""
+"""Smaller networks inside a network with nested centers: the first centers alone."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from hbf.errors import UserError
 
 
 def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
-  """The network of the first `count` centers of every stage 2.
+  """Return the network of the first `count` centers of every stage 2.
 
-  Any network can be cut so; one trained with stage2.nested is meant to be (`hbf.nn.hyperbf.HyperBFCenters`).
+  Any network can be cut so. One trained with stage2.nested is meant to be cut (`hbf.nn.hyperbf.HyperBFCenters`).
 
   Args:
-    config: the `model` part of a config whose stage 2 is hyperbf; it isn't changed.
-    params: of that model.
-    count: from 1 to the centers there are.
+    config: the `model` part of a config whose stage 2 is hyperbf. It is not changed.
+    params: parameters of that model.
+    count: number of centers to keep, at least 1.
 
   Raises:
-    UserError: the model has no centers in stage 2, or not so many.
+    UserError: the model has no centers in stage 2, or fewer than `count`.
   """
   if 'centers' not in config.stage2:
     raise UserError(f'{config.name} has no centers in its stage 2: expected a model with stage 2 hyperbf')
@@ -30,7 +30,7 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
 
 
 def _cut_block(block: Any, count: int) -> Any:
-  """Centers and coefficients [H, A, …], and what every center has of its own [H, 1, A], of the first centers."""
+  """Keep the first centers and coefficients [H, A, …], and the first numbers of arrays [H, 1, A]."""
   unit = dict(block['stage2'])
   unit |= {name: unit[name][:, :count] for name in ('centers', 'coefficients')}
   unit |= {name: unit[name][..., :count] for name in ('log_sigma', 'beta') if name in unit}

@@ -1,7 +1,8 @@
-"""What a causal stage remembers of earlier tokens, so that a text goes on at the cost of its new tokens.
+"""The cache of a causal stage. With it, a text is continued at the cost of its new tokens alone.
 
-It lies in the collection 'cache', which whoever continues a text gives, and has changed, at each call:
-`out, state = module.apply({'params': params, 'cache': cache}, ..., mutable=['cache'])`. Without one it starts empty.
+A stage keeps there what it needs of earlier tokens. The cache lies in the collection 'cache', which the caller passes
+in and gets back changed, at each call: `out, state = module.apply({'params': params, 'cache': cache}, ...,
+mutable=['cache'])`. Without one it starts empty.
 """
 
 import flax.linen as nn
@@ -12,14 +13,14 @@ from hbf.nn.context import Context, Continued
 
 
 def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
-  """What z is of all tokens so far, with room for those to come, from what it is of the new ones.
+  """Append new tokens to the cache and return the whole cache.
 
   Args:
-    module: in whose scope it is remembered.
-    name: of the variable.
+    module: the module in whose scope the cache lies.
+    name: name of the variable.
     z: an array with the new tokens along an axis.
-    context: of the call; if it continues nothing, z is all there is.
-    axis: of the tokens.
+    context: the context of the call. If it continues nothing, z is returned.
+    axis: axis of the tokens.
   """
   if context.continued is None:
     return z
@@ -31,13 +32,14 @@ def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, a
 
 
 def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Array:
-  """The part of an array that belongs to the new tokens, of one with all there can be along an axis.
+  """Return the part of an array that belongs to the new tokens.
 
   Args:
-    z: the array; if the context continues nothing, it is that part.
-    context: of the call.
-    count: of the new tokens.
-    axis: of the tokens.
+    z: an array with an entry for every token of a text, up to its longest. If the context continues nothing, z is
+      returned.
+    context: the context of the call.
+    count: number of new tokens.
+    axis: axis of the tokens.
   """
   if context.continued is None:
     return z
@@ -45,5 +47,5 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
 
 
 def cache_mask(continued: Continued, count: int) -> jax.Array:
-  """Which of all tokens there can be the new ones see, each those up to itself: [count, room]."""
+  """Return the attention mask of new tokens, [count, room]: each attends to the tokens up to itself."""
   return jnp.arange(continued.room) <= continued.start + jnp.arange(count)[:, None]

@@ -6,13 +6,13 @@ from hbf.options import check_options
 
 
 class CheckedModule(nn.Module):
-  """A module whose fields declare their values, as Annotated[int, whole(1)], and are checked when it is made."""
+  """A module that checks its fields when it is made. Fields declare their values, as Annotated[int, whole(1)]."""
 
   def __post_init__(self) -> None:
     """Check the fields.
 
     Raises:
-      OptionError: a field has a value that it can't have. It is a ValueError.
+      OptionError: a field has a value outside its range. It is a ValueError.
     """
     check_options(self)
     super().__post_init__()

@@ -1,19 +1,20 @@
-"""What a stage may know beside the tokens themselves."""
+"""The context of a call: what a stage may know beside the tokens themselves."""
 
 import flax.linen as nn
 import flax.struct
 import jax
 
 from hbf.errors import UserError
+from hbf.nn.traits import traits_of
 
 
 @flax.struct.dataclass
 class Continued:
-  """Tokens behind others, of which stages remember what they need in the collection 'cache' (`hbf.nn.cache`).
+  """The place of new tokens in a text whose earlier tokens are in the collection 'cache' (`hbf.nn.cache`).
 
   Attributes:
-    start: int32 [], how many tokens came before.
-    room: most tokens that there can be in all.
+    start: number of earlier tokens, int32 [].
+    room: most tokens that the text can have.
   """
 
   start: jax.Array
@@ -22,19 +23,19 @@ class Continued:
 
 @flax.struct.dataclass
 class Context:
-  """The circumstances of a call, the same for all stages of a network. A stage that doesn't care takes no notice.
+  """The circumstances of a call, the same for all stages of a network. A stage ignores what it does not need.
 
   Attributes:
-    train: whether the network is being trained, so that a stage may drop things; that needs a 'dropout' key.
-    mask: booleans that broadcast to [B, N, N], whether a token (first N) sees another (second N); every token sees
-      at least one. None: all see all. A stage 1 that honors it says so in its class attribute `masked`: 'any', or
-      'keys' if it takes those only that hide a token from all others alike.
-    causal: whether a token sees only those before it and itself (of those that the mask lets it see). A stage 1 that
-      honors it says so in its class attribute `causal`.
-    places: where each token is, float32 [N, P], in patches or tokens, NaN for one that is nowhere; None where nobody
-      said. Of continued tokens: of all that there can be, [room, P].
-    continued: of causal tokens, what they continue; a mask then hides none but the last ones. None: nothing comes
-      before. A stage 1 that can go on says so in its class attribute `continues`.
+    train: True in training, so that a stage may drop values. That needs a 'dropout' key.
+    causal: True if a token sees only itself and the tokens before it (those that the mask leaves). A stage 1 that
+      supports it says so in its traits (`hbf.nn.traits`).
+    mask: booleans that broadcast to [B, N, N], True where a token (first N) sees another (second N). Every token sees
+      at least one. None: all tokens see all tokens. A stage 1 says in its traits which masks it accepts.
+    positions: the position of each token, float32 [N, P], in patches or tokens. NaN for a token without a position,
+      such as a class token. None if positions are unknown. For continued tokens, it has the positions of all tokens
+      that the text can have, [room, P].
+    continued: the place of causal tokens after others. A mask then hides only the last tokens. None: nothing comes
+      before. A stage 1 that supports it says so in its traits.
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)
@@ -44,40 +45,44 @@ class Context:
   continued: Continued | None = None
 
 
-EVALUATION = Context()  # all see all, and nothing is dropped
+EVALUATION = Context()  # all tokens see all tokens, and nothing is dropped
 
 
 def check_context(stage: nn.Module, context: Context) -> None:
-  """Raises UserError if a token isn't to see all others, and the stage mixes tokens without regard to that."""
-  if context.causal and not getattr(stage, 'causal', False):
+  """Check that a stage supports a context.
+
+  Raises:
+    UserError: the stage ignores causality, the cache or the mask of the context.
+  """
+  traits = traits_of(stage)
+  if context.causal and not traits.causal:
     raise UserError(
-      f'{type(stage).__name__} mixes a token with those after it, and here are tokens that see only those before: '
+      f'{type(stage).__name__} mixes a token with later tokens, and the context is causal: '
       'use another stage 1, such as softmax, hyperbf, linear or gmlp'
     )
-  if context.continued is not None and not getattr(stage, 'continues', False):
+  if context.continued is not None and not traits.decodes:
     raise UserError(
-      f'{type(stage).__name__} remembers no earlier tokens: give it whole texts, or use another stage 1, such as '
-      'softmax, hyperbf, linear or gmlp'
+      f'{type(stage).__name__} keeps no cache of earlier tokens: give it whole texts, or use another stage 1, such '
+      'as softmax, hyperbf, linear or gmlp'
     )
   if context.mask is None:
     return
-  masked = getattr(stage, 'masked', 'none')
-  if masked == 'none':
+  if traits.masks == 'none':
     raise UserError(
-      f'{type(stage).__name__} mixes all tokens, whatever a mask says: use softmax or hyperbf as stage 1'
+      f'{type(stage).__name__} ignores masks, and the context has one: use softmax or hyperbf as stage 1'
     )
-  if masked == 'keys' and context.mask.ndim > 1 and context.mask.shape[-2] > 1:
+  if traits.masks == 'keys' and context.mask.ndim > 1 and context.mask.shape[-2] > 1:
     raise UserError(
-      f'{type(stage).__name__} takes masks that hide a token from all others alike, [B, 1, N], and here is one of '
-      f'shape {list(context.mask.shape)}: use softmax or hyperbf as stage 1'
+      f'{type(stage).__name__} takes only masks for keys, [B, 1, N], and this mask has shape '
+      f'{list(context.mask.shape)}: use softmax or hyperbf as stage 1'
     )
 
 
 def seen_by_all(context: Context) -> jax.Array | None:
-  """Which tokens a mask that hides a token from all alike doesn't hide, [B, N] or [1, N]; None: all."""
+  """Return the tokens that a mask for keys leaves, booleans [B, N] or [1, N]. None: all tokens."""
   return None if context.mask is None else of_pairs(context.mask)[:, 0]
 
 
 def of_pairs(mask: jax.Array) -> jax.Array:
-  """A context's mask, broadcastable to [B, N, N], with all three axes."""
+  """Return the mask of a context with all three axes, broadcastable to [B, N, N]."""
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

@@ -1,5 +1,6 @@
-"""The gated HyperBF: one unit that mixes tokens and channels, in place of both stages. Softmax is its control."""
+"""The gated HyperBF, which mixes tokens and channels in place of both stages, and gated softmax, its control."""
 
+import dataclasses
 from typing import Annotated, ClassVar
 
 import flax.linen as nn
@@ -11,16 +12,17 @@ from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.projections import Projections, check_heads, mimetic_init
+from hbf.nn.traits import StageTraits
 from hbf.options import one_of, whole
 
 
 class _Gated(nn.Module):
-  """out(act(gate(x)) ⊙ f(act(values(x)))), f an attention of as many values as the gate has.
+  """A gated attention: out(act(gate(x)) ⊙ f(act(values(x)))), where f attends over as many values as the gate has.
 
   It is the Gated Attention Unit (Hua et al. 2022, section 3.1) with several heads. A token costs
   4 D² + 6 hidden D + 2 (D + hidden) N operations.
 
-  The class goes before an attention among the bases, whose `_over_tokens` is f.
+  The class comes before an attention class among the bases. That class has the method `_over_tokens`, which is f.
   """
 
   @nn.compact
@@ -41,28 +43,27 @@ class _Gated(nn.Module):
 
 
 class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
-  """A gated unit whose attention is a HyperBF over the tokens, with metric identity at the cost of `_Gated`.
+  """A gated unit whose attention is a HyperBF over the tokens. With metric identity a token costs what `_Gated` says.
 
   Attributes:
-    hidden: channels of values and gate; the heads share them, the last one may have fewer.
-    activation: of both, a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
+    hidden: channels of values and gate. The heads share them, and the last head may have fewer.
+    activation: activation of both, a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
   """
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
-  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
-  share: ClassVar[float] = 5 / 6  # of a recipe's hidden units: with 4D of them it is as large as two stages
+  # With 5/6 of a block's 4D units it is as large as two stages.
+  traits: ClassVar[StageTraits] = dataclasses.replace(HyperBFAttention.traits, units='hidden', unit_share=5 / 6)
 
 
 class GatedSoftmax(_Gated, SoftmaxAttention, kw_only=True):
-  """A gated unit whose attention is softmax: the control that tells the gate from the kernel.
+  """A gated unit whose attention is softmax: the control that separates the effects of gate and kernel.
 
   Attributes:
-    hidden: as of `GatedHyperBF`.
-    activation: likewise.
+    hidden: channels of values and gate, as in `GatedHyperBF`.
+    activation: activation of both, as in `GatedHyperBF`.
   """
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
-  size: ClassVar[str] = 'hidden'
-  share: ClassVar[float] = GatedHyperBF.share
+  traits: ClassVar[StageTraits] = GatedHyperBF.traits

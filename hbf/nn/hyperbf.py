@@ -1,11 +1,14 @@
-"""HyperBF units: stage 1 over the tokens themselves, stage 2 over learned centers. Both call `hbf.ops.hyperbf`."""
+"""The two HyperBF stages: stage 1 over the tokens, stage 2 over learned centers. Both call `hbf.ops.hyperbf`."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from hbf.nn.cache import new_tokens, update_cache
 from hbf.nn.checked import CheckedModule
@@ -13,44 +16,41 @@ from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import METRICS, SIGMA_PER, beta_parameter, distance_scale, metric_parameter, sigma_parameter
 from hbf.nn.projections import check_heads, of_norm_1, project_out, project_qkv, visible
 from hbf.nn.relative_positions import RELATIVE_POSITIONS, append, relative_coordinates, turned
-from hbf.ops.hyperbf import (
-  IMPLEMENTATIONS,
-  NORMALIZATIONS,
-  ball_depths,
-  direct_responses,
-  hyperbf,
-  log_responses,
-  normalize,
-)
+from hbf.nn.traits import StageTraits
+from hbf.ops.basis import RadialBasis
+from hbf.ops.fast.choice import IMPLEMENTATIONS
+from hbf.ops.hyperbf import hyperbf, nearness, responses
 from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, replicate
+from hbf.ops.normalization import NORMALIZATIONS
 from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
 
 
 class HyperBFAttention(CheckedModule):
   """Stage 1 (memo eq. 6): y = Σ K(‖W(q − k)‖² / 2σ²) v / Σ K, per head, keys and values computed from the tokens.
 
-  With many memory tokens it is both stages in one: a HyperBF over the tokens and learned centers together (model
-  unified). A token costs 8D² + 4(N + m)D operations with metric identity.
+  With many memory tokens it does the work of both stages: a HyperBF over tokens and learned centers together (model
+  `unified`). A token costs 8D² + 4(N + m)D operations with metric identity.
 
   Attributes:
-    heads: H; the tokens' width D must be divisible by it. A head works on d = D/H dimensions.
+    heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
     kernel: a name in `hbf.ops.kernels.KERNELS`.
-    metric: of every head, see `hbf.ops.distances`.
-    rank: rows of W for metric low_rank, unused by the others.
-    sigma_per: 'fixed', 'layer' or 'head': what has a learned σ of its own.
-    sigma_scale: at init σ² is this times √d (√rank for low_rank), which keeps q·k/σ² of order 1.
-    qk_norm: queries and keys of norm 1 (and σ² at init this times 1/√d).
-    memory: m learned centers a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK); 0 for none.
-    relative_positions: 'none', or 'gaussian': a head's distances are over content and place, ‖W(q − k)‖²/2σ² +
-      ‖(p_q − p_k − o)/s‖²/2 with a learned offset o and width s (`hbf.nn.relative_positions`). What has no place,
-      a class token or a learned center, is at no distance in place from any. A token costs 2 C (N + m) H operations
-      more, of C = 4 coordinates, over a text 3, in short types thrice as many. 'rotary': queries and keys are turned
-      by their places; with metric identity, whose distances a turn leaves alone.
-    mimetic: start of queries and keys with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`;
-      0: as other projections. Near 0.7 their norms, and so σ at init, fit as they do without.
-    dtype: of the products; parameters are float32.
+    metric: the metric of every head, see `hbf.ops.distances`.
+    rank: rows of W for metric low_rank. Other metrics do not use it.
+    sigma_per: 'fixed', 'layer' or 'head': the scope of one learned σ.
+    sigma_scale: σ² at init over √d (√rank for low_rank), which keeps q·k/σ² of order 1.
+    qk_norm: True for queries and keys of norm 1. σ² at init is then divided by d.
+    memory: m, learned centers a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK). 0: there are none.
+    relative_positions: 'none', 'gaussian' or 'rotary'. With 'gaussian' a head's distances are over content and
+      position, ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2, with a learned offset o and a learned s
+      (`hbf.nn.relative_positions`). A token without a position and a learned center have a position distance of 0
+      from all. A token costs 2 C (N + m) H more operations, with C = 4 coordinates for images, 3 for texts, and
+      three times as many in short types. With 'rotary' queries and keys are rotated by their positions. It needs
+      metric identity, whose distances a rotation keeps.
+    mimetic: queries and keys start with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`. 0:
+      they start like other projections. Near 0.7 their norms fit the start of σ.
+    dtype: type of the products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]
@@ -64,65 +64,61 @@ class HyperBFAttention(CheckedModule):
   relative_positions: Annotated[str, one_of(RELATIVE_POSITIONS)] = 'none'
   mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
   dtype: Any = jnp.float32
-  size: ClassVar[str] = 'memory'  # the option that says how large the stage is
-  masked: ClassVar[str] = 'any'
-  causal: ClassVar[bool] = True
-  continues: ClassVar[bool] = True
+  traits: ClassVar[StageTraits] = StageTraits(units='memory', masks='any', causal=True, decodes=True)
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
+    """Map tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, mimetic=self.mimetic)
     return project_out(self._over_tokens(q, k, v, context), self.dtype)
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-    """The unit, [B, N, H, e], of queries and keys [B, N, H, d] and values [B, N, H, e]; makes its parameters."""
+    """Evaluate the HyperBF of queries and keys [B, N, H, d] and values [B, N, H, e]: [B, N, H, e]."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
     d = q.shape[-1]
     if self.relative_positions == 'rotary':
-      if self.metric != 'identity':
-        raise OptionError(
-          f'places rotary needs metric identity, and it is {self.metric}: change one of them',
-          relative_positions=self.relative_positions,
-          metric=self.metric,
-        )
+      self._check_rotary()
       q, k = turned(q, context), turned(k, context)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
-    k, v = self._extended('memory_centers', k), self._extended('memory_coefficients', v)
+    k, v = self._with_memory('memory_centers', k), self._with_memory('memory_coefficients', v)
     variance = self.sigma_scale * distance_scale(self.metric, d, self.rank)
     if self.qk_norm:
       q, k = of_norm_1(q), of_norm_1(k)
       variance /= d  # norms are 1 instead of √d
-    how: dict[str, Any] = {
-      'kernel': self.kernel,
-      'sigma': sigma_parameter(self, self.sigma_per, variance, self.heads),
-      'metric': self.metric,
-      'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
-    }
+    sigma: Any = sigma_parameter(self, self.sigma_per, variance, self.heads)
+    weights, dot_only_dims = metric_parameter(self, self.metric, self.heads, d, self.rank), 0
     if self.relative_positions == 'gaussian':
-      # Content over its width, as places are over theirs: σ = 1 then rounds no coordinate of a place.
-      q, k = ((z / how['sigma']).astype(z.dtype) for z in (q, k))
+      # Content over its σ, as positions are over theirs: σ = 1 then rounds no coordinate of a position.
+      q, k, sigma = (q / sigma).astype(q.dtype), (k / sigma).astype(k.dtype), 1.0
       x, t = relative_coordinates(self, self.heads, context, q.dtype)
-      q, k = (
-        append(q, new_tokens(x, context, q.shape[2], 1)),
-        append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0)))),
-      )
-      how |= {'sigma': 1.0, 'dot_only_dims': x.shape[-1]}
-    seen = self._seen(**visible(context, q.shape[2]), length=k.shape[2] - self.memory)
-    return hyperbf(q, k, v, **how, **seen).swapaxes(1, 2)
+      q = append(q, new_tokens(x, context, q.shape[2], 1))
+      k = append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
+      dot_only_dims = x.shape[-1]
+    basis = RadialBasis(self.kernel, sigma, metric=self.metric, weights=weights, dot_only_dims=dot_only_dims)
+    mask, causal = self._beside_memory(*visible(context, q.shape[2]), length=k.shape[2] - self.memory)
+    return hyperbf(q, k, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
 
-  def _seen(self, mask: jax.Array | None, causal: bool, length: int) -> dict[str, Any]:
-    """Which of the keys a token sees, if it sees so of N without the learned ones: all see these."""
+  def _check_rotary(self) -> None:
+    """Raise OptionError if the metric changes under a rotation."""
+    if self.metric != 'identity':
+      raise OptionError(
+        f'relative_positions rotary needs metric identity, and it is {self.metric}: change one of them',
+        relative_positions=self.relative_positions,
+        metric=self.metric,
+      )
+
+  def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
+    """Extend an attention mask and causality over `length` tokens: every token attends to the learned keys."""
     if not self.memory or (mask is None and not causal):
-      return {'mask': mask, 'causal': causal}
+      return mask, causal
     mask = jnp.ones((1, length), bool) if mask is None else mask
     mask = jnp.broadcast_to(mask, (*mask.shape[:-1], length))
     if causal:
       mask = mask & np.tri(length, dtype=bool)
-    return {'mask': jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1)}
+    return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1), False
 
-  def _extended(self, name: str, z: jax.Array) -> jax.Array:
-    """Keys or values [B, H, N, d] followed by the learned ones: [B, H, N + memory, d]."""
+  def _with_memory(self, name: str, z: jax.Array) -> jax.Array:
+    """Append learned keys or values to those of the tokens, [B, H, N, d]: [B, H, N + memory, d]."""
     if not self.memory:
       return z
     shape = (z.shape[1], self.memory, z.shape[3])
@@ -133,37 +129,40 @@ class HyperBFAttention(CheckedModule):
 class HyperBFCenters(CheckedModule):
   """Stage 2 (memo eq. 7): z = Σ_a R_a(y) c_a + b over learned centers.
 
-  With several heads each is a HyperBF on its own subspace of d = D/H dimensions that writes to all D outputs.
-  At init the unit is alive whatever the kernel, metric and width: a gain makes the mean response to the tokens
-  seen at initialization 1 (normalization none), and coefficients are drawn so that the output's scale is
-  `coefficients_scale`. With the collection 'responses' mutable it hands out R and log K, [H, B N, A], or the depth in
-  the ball where K has no logarithm. A token costs
+  With several heads, each head is a HyperBF on its own d = D/H dimensions, and writes to all D outputs. A token costs
   4 A D operations (with one head and a diagonal metric).
 
+  The unit is alive at init for every kernel, metric and sigma. With normalization none, a gain makes the mean
+  response to the tokens seen at initialization 1. Coefficients are drawn so that the output has the size
+  `coefficients_scale`.
+
+  If the collection 'responses' is mutable, the unit stores R and log K there, [H, B N, A] each. Kernels without a
+  logarithm store the depth in the ball instead of log K.
+
   Attributes:
-    centers: A, for every head.
-    heads: H; the tokens' width D must be divisible by it. 1 is the memo's unit.
-    kernel: a name in `hbf.ops.kernels.KERNELS`; or with normalization 'none' in `DIRECT`, φ(b_a − r²/2σ²) with a
-      learned radius ρ_a of each center, b_a = ρ_a²/2σ². b_a starts as the mean r²/2σ² of the tokens seen at
-      initialization, so that half of them lie in its ball. Or `SIGNED`, the authors' exp(−β r²) with a learned β of
-      any sign; it needs metric bilinear.
-    metric: of every head, see `hbf.ops.distances`.
-    rank: rows of W for metric low_rank, unused by the others.
-    sigma_per: 'fixed', 'layer', 'head' or 'center': what has a learned σ of its own, or β of kernel `SIGNED`.
-    sigma_scale: at init σ² is this times √d (√rank for low_rank), which keeps x·t/σ² of order 1.
-    normalize_inputs: points and centers of norm 1 (and σ² at init this times 1/d), so that a center that
-      moves at random gets no farther from all tokens at once.
-    norm_affine: whether the LayerNorm that the block has before the unit scales and shifts; its centers can do both.
-    normalization: of the responses over the centers, see `hbf.ops.hyperbf.normalize`. With 'layer' it takes two
-      centers or more: the response of a single one, or of several that are equal, is 0.
-    centers_init: 'normal', 'tokens' (drawn from those seen at initialization) or 'kmeans' (of those).
+    centers: A, the number of centers of every head.
+    heads: H, a divisor of the tokens' width D. The memo has 1.
+    kernel: a name in `hbf.ops.kernels.KERNELS`, a name in `DIRECT`, or `SIGNED`. `DIRECT` is φ(b_a − r²/2σ²) with
+      a learned b_a = ρ_a²/2σ² for each center. It needs normalization 'none'. b_a starts as the mean r²/2σ² of the
+      tokens seen at initialization, so about half of them lie in the ball. `SIGNED` is exp(−β r²) with a learned β
+      of any sign, as in the authors' code. It needs metric bilinear.
+    metric: the metric of every head, see `hbf.ops.distances`.
+    rank: rows of W for metric low_rank. Other metrics do not use it.
+    sigma_per: 'fixed', 'layer', 'head' or 'center': the scope of one learned σ, or β of kernel `SIGNED`.
+    sigma_scale: σ² at init over √d (√rank for low_rank), which keeps x·t/σ² of order 1.
+    normalize_inputs: True for points and centers of norm 1. σ² at init is then divided by d. A center that moves at
+      random then cannot get farther from all tokens at once.
+    norm_affine: True if the LayerNorm that the block puts before the unit has a scale and a bias. The centers can
+      learn both.
+    normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs two different centers or more:
+      with a single one the response is 0.
+    centers_init: 'normal', 'tokens' (drawn from the tokens seen at initialization) or 'kmeans' (means of those).
     coefficients_scale: root mean square of the output at init.
-    nested: in training all centers respond to one half of the images, and to each of the others a random number of
-      the first ones, as often one of 1 to 8 as of 8 to 64: so any number can be taken in the end
-      (`hbf.models.nested`; after nested dropout, Rippel et al. 2014). It needs all responses in memory, and a
-      'dropout' key in training.
-    implementation: how the sums over the centers are computed, see `hbf.ops.hyperbf.hyperbf`.
-    dtype: of the products; parameters are float32.
+    nested: True if the first centers alone shall work too (`hbf.models.nested`; after nested dropout, Rippel et al.
+      2014). In training all centers respond to half of the images. To each other image the first n respond, with a
+      random n that is log-uniform. It needs all responses in memory, and a 'dropout' key in training.
+    implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
+    dtype: type of the products. Parameters are float32.
   """
 
   centers: Annotated[int, whole(1)]
@@ -181,74 +180,76 @@ class HyperBFCenters(CheckedModule):
   nested: Annotated[bool, FLAG] = False
   implementation: Annotated[str, one_of(IMPLEMENTATIONS)] = 'xla'
   dtype: Any = jnp.float32
-  size: ClassVar[str] = 'centers'  # the option that says how large the stage is
+  traits: ClassVar[StageTraits] = StageTraits(units='centers')
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D]."""
-    self._check()
-    dimensions = tokens.shape[-1]
-    check_heads(dimensions, self.heads)
-    d = dimensions // self.heads
-    points = tokens.astype(self.dtype).reshape(-1, self.heads, d).swapaxes(0, 1)  # [H, B N, d]
-    # Where the parameters are there, Flax asks for the shapes of new ones only: for those a point does, and a program
-    # of any number of images has no number of points to draw from.
-    drawn_from = points if self.is_initializing() else points[:, :1]
-    centers = self.param('centers', CENTERS_INITS[self.centers_init], drawn_from, self.centers).astype(points.dtype)
-    variance = self.sigma_scale * distance_scale(self.metric, d, self.rank)
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
+    """Map tokens [B, N, D] to [B, N, D]."""
+    self._check(tokens.shape[-1])
+    points = tokens.astype(self.dtype).reshape(-1, self.heads, tokens.shape[-1] // self.heads).swapaxes(0, 1)
+    centers = self._centers(points)
     if self.normalize_inputs:
       points, centers = of_norm_1(points), of_norm_1(centers)
-      variance /= d  # norms are 1 instead of √d
     centers = replicate(centers, None, TENSOR, None)  # once: the sums read them several times
-    scale = ('beta', beta_parameter) if self.kernel == SIGNED else ('sigma', sigma_parameter)
-    terms: dict[str, Any] = {
-      scale[0]: scale[1](self, self.sigma_per, variance, self.heads, self.centers),
-      'metric': self.metric,
-      'weights': metric_parameter(self, self.metric, self.heads, d, self.rank),
-    }
-
+    basis = self._basis(points, centers)
     mask = self._first_centers(*tokens.shape[:2]) if self.nested and context.train else None
-    balls = self.kernel in DIRECT
-    if balls:
-      terms['squared_radius'] = self.param(
-        'squared_radius', lambda _: -ball_depths(points, centers, **terms).mean(-2, keepdims=True)
-      )
-    how: dict[str, Any] = {'kernel': self.kernel, **terms}
-    log_gain: jax.Array | float = 0.0
-    if self.normalization == 'none' and not balls:  # coefficients alone give balls their scale
+    coefficients = self._coefficients(lambda: responses(points, centers, basis, mask), tokens.shape[-1], points.dtype)
+    bias = self.param('bias', nn.initializers.zeros_init(), tokens.shape[-1:]).astype(points.dtype)
+    if self.is_mutable_collection('responses') and not self.is_initializing():
+      self.sow('responses', 'responses', responses(points, centers, basis, mask))
+      self.sow('responses', 'log_kernels', nearness(points, centers, basis))
+    out = hyperbf(points, centers, coefficients, basis, implementation=self.implementation, mask=mask)
+    return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
-      def init_log_gain(_: jax.Array) -> jax.Array:
-        log_k = log_responses(points, centers, **how)
-        return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
+  def _centers(self, points: jax.Array) -> jax.Array:
+    """Return the learned centers [H, A, d], which start as `centers_init` says."""
+    # Once the parameter exists, Flax asks for the shape of a new one only, so one point is enough. A program for any
+    # number of images has no number of points to draw from.
+    drawn_from = points if self.is_initializing() else points[:, :1]
+    return self.param('centers', CENTERS_INITS[self.centers_init], drawn_from, self.centers).astype(points.dtype)
 
-      log_gain = self.param('log_gain', init_log_gain)
+  def _basis(self, points: jax.Array, centers: jax.Array) -> RadialBasis:
+    """Return the learned radial basis for points [H, B N, d] and centers [H, A, d]."""
+    d = points.shape[-1]
+    variance = self.sigma_scale * distance_scale(self.metric, d, self.rank)
+    if self.normalize_inputs:
+      variance /= d  # norms are 1 instead of √d
+    name, parameter = ('beta', beta_parameter) if self.kernel == SIGNED else ('sigma', sigma_parameter)
+    scale: dict[str, Any] = {name: parameter(self, self.sigma_per, variance, self.heads, self.centers)}
+    weights = metric_parameter(self, self.metric, self.heads, d, self.rank)
+    basis = RadialBasis(self.kernel, metric=self.metric, weights=weights, normalization=self.normalization, **scale)
+    if self.kernel in DIRECT:  # coefficients alone give balls their scale
+      return dataclasses.replace(basis, squared_radius=self._squared_radius(points, centers, basis))
+    if self.normalization == 'none':
+      return dataclasses.replace(basis, log_gain=self._log_gain(points, centers, basis))
+    return basis
 
-    def nearness() -> jax.Array:
-      return ball_depths(points, centers, **terms) if balls else log_responses(points, centers, **how)
+  def _squared_radius(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
+    """Return b = ρ²/2σ² of each center's ball, [H, 1, A]. It starts as the mean r²/2σ² of the points."""
+    return self.param('squared_radius', lambda _: -nearness(points, centers, basis).mean(-2, keepdims=True))
 
-    def responses() -> jax.Array:
-      if balls:
-        values = direct_responses(points, centers, **how, normalization=self.normalization)
-        return values if mask is None else jnp.where(mask, values, 0)
-      return normalize(nearness(), self.normalization, log_gain, mask)
+  def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
+    """Return the logarithm of a gain on all responses of a head, [H, 1, 1]. The mean response starts at 1."""
 
-    def init_coefficients(key: jax.Array) -> jax.Array:
-      power = jnp.mean(jnp.sum(responses() ** 2, axis=(0, 2)))
-      # Less than 1/A there is only where zero mean has left nothing of responses that are all alike.
+    def init(_: jax.Array) -> jax.Array:
+      log_k = nearness(points, centers, basis)
+      return jnp.log(log_k[0].size) - jax.nn.logsumexp(log_k, axis=(1, 2), keepdims=True)
+
+    return self.param('log_gain', init)
+
+  def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
+    """Return the learned coefficients [H, A, D]. The responses at init give them their size."""
+
+    def init(key: jax.Array) -> jax.Array:
+      power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))
+      # It is less than 1/A only if zero mean has left nothing of responses that are all alike.
       size = self.coefficients_scale * jax.lax.rsqrt(jnp.maximum(power, 1 / self.centers))
       return size * jax.random.normal(key, (self.heads, self.centers, dimensions))
 
-    coefficients = replicate(self.param('coefficients', init_coefficients).astype(points.dtype), None, TENSOR, None)
-    bias = self.param('bias', nn.initializers.zeros_init(), (dimensions,)).astype(points.dtype)
-    if self.is_mutable_collection('responses') and not self.is_initializing():  # for whoever wants to see them
-      self.sow('responses', 'responses', responses())
-      self.sow('responses', 'log_kernels', nearness())
-    how |= {'normalization': self.normalization, 'log_gain': log_gain}
-    out = hyperbf(points, centers, coefficients, **how, implementation=self.implementation, mask=mask)
-    return (out.sum(axis=0) + bias).reshape(tokens.shape)
+    return replicate(self.param('coefficients', init).astype(dtype), None, TENSOR, None)
 
-  def _check(self) -> None:
-    """Raise OptionError if the options contradict each other."""
+  def _check(self, dimensions: int) -> None:
+    """Raise OptionError if the options contradict each other or the tokens."""
     if self.kernel == SIGNED and self.metric != 'bilinear':
       raise OptionError(
         f'kernel {SIGNED} needs metric bilinear, not {self.metric}: change one of them',
@@ -260,9 +261,10 @@ class HyperBFCenters(CheckedModule):
         f'nested centers need all responses in memory: implementation must be xla, not {self.implementation}',
         implementation=self.implementation,
       )
+    check_heads(dimensions, self.heads)
 
   def _first_centers(self, images: int, length: int) -> jax.Array:
-    """Which centers respond to which of the points, drawn for every image: booleans [B N, A]."""
+    """Draw a mask of the first centers for every image, booleans [B N, A]."""
     # An exponent from 1/2 to 1 counts as 1, all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centers) < self.centers**exponent, length, axis=0)
@@ -274,7 +276,7 @@ def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
 
 
 def _per_head(start: Any) -> Any:
-  """Lets `start(key, points [N, d], count)` work on points [H, N, d]."""
+  """Map `start(key, points [N, d], count)` over the heads of points [H, N, d]."""
 
   def init(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
     keys = jax.random.split(key, len(points))
@@ -283,5 +285,5 @@ def _per_head(start: Any) -> Any:
   return init
 
 
-# Where centers start, from points [H, N, d] seen at initialization: [H, count, d].
+# Starts of centers [H, count, d] from points [H, N, d] seen at initialization.
 CENTERS_INITS = {'normal': _normal, 'tokens': _per_head(sample), 'kmeans': _per_head(kmeans)}

@@ -1,4 +1,4 @@
-"""The parameters that both HyperBF stages have: a width and a metric for every head."""
+"""The parameters that both HyperBF stages have: sigma and a metric for every head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,18 +10,18 @@ import jax.numpy as jnp
 from hbf.errors import choose
 from hbf.options import OptionError
 
-# Which axes of [heads, points, centers] have a width of their own.
+# The axes of [heads, points, centers] along which σ differs, by scope.
 SIGMA_PER = {'fixed': (), 'layer': (), 'head': (0,), 'center': (0, 2)}
 
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 
 
 def sigma_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int = 1) -> jax.Array:
-  """Return σ, broadcastable to [heads, points, centers], learned in log space from σ² = variance.
+  """Return σ, broadcastable to [heads, points, centers], learned as its logarithm from σ² = variance.
 
   Args:
     module: the module in whose scope `log_sigma` is made.
-    scope: 'fixed' (not learned), 'layer', 'head' or 'center': what has a width of its own.
+    scope: 'fixed' (not learned), 'layer', 'head' or 'center': the scope of one σ.
     variance: σ² at init.
     heads: number of heads.
     centers: number of centers a head.
@@ -30,7 +30,7 @@ def sigma_parameter(module: nn.Module, scope: str, variance: float, heads: int, 
 
 
 def beta_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int) -> jax.Array:
-  """Return β of kernel `SIGNED`, learned as it is from 1/2σ² of σ² = variance. Arguments as for `sigma_parameter`."""
+  """Return β of kernel `SIGNED`, learned from 1/2σ² with σ² = variance. Arguments as for `sigma_parameter`."""
   return _parameter(module, 'beta', scope, 0.5 / variance, heads, centers)
 
 
@@ -42,12 +42,12 @@ def _parameter(module: nn.Module, name: str, scope: str, start: Any, heads: int,
 
 
 def learned_sigma(params: Mapping[str, Any]) -> jax.Array | None:
-  """Return σ as `sigma_parameter` makes it of a module's parameters; None if they have none."""
+  """Return the σ that `sigma_parameter` makes from a module's parameters. None if the module has none."""
   return jnp.exp(params['log_sigma']) if 'log_sigma' in params else None
 
 
 def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
-  """Return the mean of the learned σ of a network, by block and stage; {} for a network without any."""
+  """Return the mean of the learned σ of a network, by block and stage. {} for a network without σ."""
   found: dict[str, dict[str, jax.Array]] = {}
   for block, stages in params.items():
     for stage, of_stage in stages.items() if block.startswith('block') else ():
@@ -57,26 +57,26 @@ def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
 
 
 def distance_scale(metric: str, d: int, rank: int) -> float:
-  """Standard deviation of x·t under a fresh metric, for points and centers of unit variance; σ² is given in it."""
+  """Return the unit of σ²: the standard deviation of x·t for points and centers of unit variance, at init."""
   return (rank if metric == 'low_rank' else d) ** 0.5
 
 
 def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: int) -> jax.Array | None:
-  """Weights of the metric for `squared_distances`, one for every head; the metric starts as the identity.
+  """Return the weights of the metric for `squared_distances`, one for every head. The metric starts as the identity.
 
   Args:
     module: the module in whose scope `metric` is made.
-    metric: see `squared_distances`.
+    metric: name of the metric, see `squared_distances`.
     heads: number of heads.
     d: dimensions of a head.
-    rank: rows of W if the metric is low_rank; there W starts random, and keeps a unit variance.
+    rank: rows of W for metric low_rank. There W starts random, and keeps a unit variance.
 
   Returns:
     None for identity, [heads, d] for diagonal, [heads, rank, d] for low_rank, else [heads, d, d].
 
   Raises:
-    UserError: the metric isn't known.
-    OptionError: the rank isn't between 1 and d.
+    UserError: the metric is unknown.
+    OptionError: the rank is not between 1 and d.
   """
   if metric == 'low_rank' and not 1 <= rank <= d:
     raise OptionError(

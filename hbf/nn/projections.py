@@ -1,4 +1,4 @@
-"""Several dense layers of one input, computed as one."""
+"""Dense layers of one input, computed as one product, and helpers of attention stages."""
 
 from typing import Any
 
@@ -13,17 +13,18 @@ from hbf.options import OptionError
 
 
 class Projections(nn.Module):
-  """`parts` dense layers side by side, with the parameters of one `flax.linen.Dense` of all their outputs.
+  """Dense layers side by side, with the parameters of one `flax.linen.Dense` of all their outputs.
 
   Under a mesh that splits units over devices, each device has its share of every part.
 
   Attributes:
     parts: number of layers.
-    width: W, outputs of each.
-    use_bias: whether they have a bias.
-    normalize: points, and the weights of each output, have norm 1; one learned scale of all products starts at 2√D.
-    dtype: of the product; parameters are float32.
-    kernel_init: of the kernel [D, parts · W].
+    width: W, outputs of each layer.
+    use_bias: True if the layers have a bias.
+    normalize: True if points, and the weights of each output, have norm 1. One learned scale of all products then
+      starts at 2√D.
+    dtype: type of the product. Parameters are float32.
+    kernel_init: initializer of the kernel [D, parts · W].
   """
 
   parts: int
@@ -35,11 +36,11 @@ class Projections(nn.Module):
 
   @nn.compact
   def __call__(self, points: jax.Array) -> list[jax.Array]:
-    """Maps points [T, D] to [T, W] by each of the layers."""
+    """Map points [T, D] to [T, W] by each of the layers."""
     outputs = self.parts * self.width
     kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
     if self.normalize:
-      # So σ² = 1/scale starts where that of a HyperBF on points of norm 1 does, at 0.5/√D.
+      # So σ² = 1/scale starts at 0.5/√D, like σ² of a HyperBF on points of norm 1.
       scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
       points, kernel = of_norm_1(points.astype(self.dtype)), scale * of_norm_1(kernel.mT).mT
     # XLA's CPU backend multiplies matrices faster than the same numbers with more axes.
@@ -53,20 +54,20 @@ class Projections(nn.Module):
 def of_norm_1(z: jax.Array) -> jax.Array:
   """Scale rows to norm 1, computed in float32."""
   rows = z.astype(jnp.float32)
-  if z.shape[0] == 1:  # XLA's CPU backend takes 15 times as long for gradients of row sums below an axis of one
+  if z.shape[0] == 1:  # on XLA's CPU backend, gradients of row sums are slow below an axis of length 1
     rows = rows[0]
   return (rows * jax.lax.rsqrt(jnp.sum(rows * rows, axis=-1, keepdims=True) + 1e-12)).reshape(z.shape).astype(z.dtype)
 
 
 def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
-  """Return an initializer of a kernel [D, parts · D] that begins with queries and keys.
+  """Return an initializer of a kernel [D, parts · D] whose first parts are queries and keys.
 
-  With a strength they start as in `mimetic`, with α = β = strength, and the other parts as without; with 0 all parts
-  start by LeCun's rule.
+  With a strength, queries and keys start as in `mimetic` with α = β = strength. Other parts, and all parts if the
+  strength is 0, start by LeCun's rule.
 
   Args:
-    heads: number of heads, which divide the D columns of each part.
-    strength: of the noise and the identity; Trockman & Kolter 2023 take 0.7.
+    heads: number of heads, a divisor of the D columns of each part.
+    strength: size of the noise and of the identity. Trockman & Kolter 2023 take 0.7.
   """
   plain = nn.initializers.lecun_normal()
   if not strength:
@@ -82,11 +83,12 @@ def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
 def mimetic(key: jax.Array, width: int, heads: int, alpha: float, beta: float) -> tuple[jax.Array, jax.Array]:
   """Draw queries and keys whose products Wq Wkᵀ are about αZ + βI (Trockman & Kolter 2023, section 4).
 
-  Z is normal with variance 1/D, and every head has its own. A head's product has rank d = D/heads: it is the best
-  approximation of that rank, from the singular value decomposition, whose values queries and keys share evenly.
+  Z is normal with variance 1/D, and every head has its own. A head's product has rank d = D/heads. It is the best
+  approximation of that rank, from the singular value decomposition. Queries and keys share the singular values
+  evenly.
 
   Returns:
-    Wq and Wk, [D, D] each, with the columns of one head after those of another.
+    Wq and Wk, [D, D] each, head by head along the columns.
   """
   d = width // heads
   z = jax.random.normal(key, (heads, width, width)) / width**0.5
@@ -102,10 +104,10 @@ def project_qkv(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one product.
 
-  Call it from a compact method: it makes the layer `qkv` there.
+  It makes the layer `qkv`, so call it from a compact method.
 
   Raises:
-    OptionError: D isn't divisible by the number of heads.
+    OptionError: D is not divisible by the number of heads.
   """
   batch, length, width = tokens.shape
   check_heads(width, heads)
@@ -116,21 +118,21 @@ def project_qkv(
 
 
 def project_out(values: jax.Array, dtype: Any) -> jax.Array:
-  """Joins the heads of values [B, N, H, d] and projects them: [B, N, H d]. Makes the layer `out`."""
+  """Join the heads of values [B, N, H, d] and project them: [B, N, H d]. It makes the layer `out`."""
   batch, length, heads, d = values.shape
   joined = values.reshape(batch * length, heads * d)
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
 
 
-def visible(context: Context, count: int) -> dict[str, Any]:
-  """Return what `count` tokens see, as arguments of `hbf.ops.fast.attention.attention`: a mask and causality."""
-  if context.continued is not None:  # what a mask may hide then comes later than all that count
-    return {'mask': cache_mask(context.continued, count), 'causal': False}
-  return {'mask': None if context.mask is None else of_pairs(context.mask)[:, None], 'causal': context.causal}
+def visible(context: Context, count: int) -> tuple[jax.Array | None, bool]:
+  """Return the attention mask of `count` tokens, broadcastable to [B, H, N, N] or None, and causality."""
+  if context.continued is not None:  # a mask then hides later tokens only, which the cache's mask hides too
+    return cache_mask(context.continued, count), False
+  return None if context.mask is None else of_pairs(context.mask)[:, None], context.causal
 
 
 def check_heads(width: int, heads: int) -> None:
-  """Raise OptionError unless `width` divides into `heads`."""
+  """Raise OptionError unless `width` is divisible by `heads`."""
   if width % heads:
     raise OptionError(
       f'a width of {width} is not divisible by {heads} heads: change one of them', width=width, heads=heads

@@ -1,4 +1,4 @@
-"""Stages by name. A new stage is one file and one line here."""
+"""The stages by name. A new stage is one file, and one line here."""
 
 import dataclasses
 import functools
@@ -15,10 +15,10 @@ from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.baselines.token_mixing import AveragePooling, Identity, TokenMLP
 from hbf.nn.gated import GatedHyperBF, GatedSoftmax
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
+from hbf.nn.traits import traits_of
 from hbf.options import Values, declared
 
-# A stage's fields are its options, with their defaults. One that can have more or fewer units says in its class
-# attribute `size` which option counts them; what it honors of a context stands in `masked` and `causal`.
+# The fields of a stage are its options, with their defaults. Its class variable `traits` says everything else.
 STAGE1: dict[str, type[nn.Module]] = {
   'hyperbf': HyperBFAttention,
   'gated_hyperbf': GatedHyperBF,
@@ -30,11 +30,10 @@ STAGE1: dict[str, type[nn.Module]] = {
   'pooling': AveragePooling,
   'identity': Identity,
 }
-# After a stage 1 that does both stages' work there is none.
+# None: stage 1 does the work of both stages.
 STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFCenters, 'mlp': MLP, 'none': None}
 
-# Named models: which stages their blocks have. Any other pair is named STAGE1+STAGE2, as in softmax+hyperbf.
-# What else a named model sets stands in configs/common.py.
+# The stages of named models. Any other pair is named STAGE1+STAGE2, such as softmax+hyperbf.
 MODELS = {
   'hyperbf': ('hyperbf', 'hyperbf'),
   'unified': ('hyperbf', 'none'),
@@ -52,10 +51,10 @@ Stage = Callable[..., nn.Module]
 
 
 def stage_names(model: str) -> tuple[str, str]:
-  """The names of stage 1 and stage 2 of a model: a key of MODELS, or any pair as STAGE1+STAGE2.
+  """Return the names of stage 1 and stage 2 of a model: a key of MODELS, or any pair as STAGE1+STAGE2.
 
   Raises:
-    UserError: no such model or stage.
+    UserError: the model or a stage is unknown.
   """
   if '+' not in model:
     return choose('model', model, MODELS)
@@ -68,19 +67,19 @@ def stage_names(model: str) -> tuple[str, str]:
 def make_stages(
   model: str, heads: int, stage1: Mapping[str, Any], stage2: Mapping[str, Any]
 ) -> tuple[Stage, Stage | None]:
-  """Constructors of a model's two stages with these options bound; they still take name and dtype.
+  """Return constructors of a model's two stages with options bound. They still take name and dtype.
 
   Args:
     model: a name as in `stage_names`.
-    heads: of stage 1, if it has heads.
-    stage1: its other options.
-    stage2: its options.
+    heads: number of heads of stage 1, if it has heads.
+    stage1: other options of stage 1.
+    stage2: options of stage 2.
 
   Returns:
-    Stage 1 and stage 2, which is None if the model has none.
+    Stage 1 and stage 2. Stage 2 is None if the model has none.
 
   Raises:
-    UserError: unknown model, an option that its stages don't have, or none for what has no default.
+    UserError: the model is unknown, a stage lacks an option, or an option without a default is missing.
   """
   first, second = stage_names(model)
   return (
@@ -94,8 +93,8 @@ def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[s
 
   Args:
     model: a name as in `stage_names`.
-    units: of a block. Its number of units is the one option of a stage that has no default: it is a `share` of
-      these. None leaves it None.
+    units: units of a block. The number of a stage's units is the one option without a default: the stage's
+      `unit_share` of the block's units. With None, the number is None.
   """
   first, second = _own_fields(model)
   counts = (None, None) if units is None else stage_units(model, units)
@@ -103,9 +102,9 @@ def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[s
 
 
 def stage_units(model: str, units: int) -> tuple[int, int]:
-  """Return how many units each of a model's two stages has if its block has so many."""
+  """Return the number of units of each of a model's two stages, for a block of so many units."""
   first, second = stage_names(model)
-  one, two = (int(units * getattr(module, 'share', 1)) for module in (STAGE1[first], STAGE2[second]))
+  one, two = (int(units * traits_of(module).unit_share) for module in (STAGE1[first], STAGE2[second]))
   return one, two
 
 
@@ -116,45 +115,45 @@ def stage_values(model: str) -> tuple[dict[str, Values], dict[str, Values]]:
 
 
 def size_option(model: str) -> tuple[str, str] | None:
-  """The option that counts a model's units, such as ('stage2', 'centers'); of stage 1 if there is no stage 2."""
+  """Return the option that counts a model's units, such as ('stage2', 'centers').
+
+  It is an option of stage 1 if there is no stage 2. None: the model has no units.
+  """
   first, second = stage_names(model)
   stage, module = ('stage2', STAGE2[second]) if STAGE2[second] else ('stage1', STAGE1[first])
-  size: str | None = getattr(module, 'size', None)
-  return (stage, size) if size else None
+  units = traits_of(module).units
+  return (stage, units) if units else None
 
 
 def with_units(stage: Stage | None, factor: int) -> Any:
-  """Return a stage of `make_stages` with so many times the units, if it has units."""
+  """Return a stage of `make_stages` with `factor` times the units, if it has units."""
   if not isinstance(stage, functools.partial):
     return stage
-  sizes = {option: stage.keywords[option] for option in _size(stage.func) if option in stage.keywords}
-  return functools.partial(stage, **{option: factor * size for option, size in sizes.items()})
-
-
-def _size(module: Any) -> list[str]:
-  """Return the option that counts a stage's units, if it has units."""
-  return [module.size] if hasattr(module, 'size') else []
+  units = traits_of(stage.func).units
+  if units not in stage.keywords:
+    return stage
+  return functools.partial(stage, **{units: factor * stage.keywords[units]})
 
 
 def takes_heads(model: str) -> bool:
-  """Whether a model's stage 1 has heads."""
+  """Return True if a model's stage 1 has heads."""
   return bool(_shared(STAGE1[stage_names(model)[0]], 0))
 
 
 def _shared(module: type[nn.Module], heads: int) -> dict[str, int]:
-  """What a stage 1 takes from the model's own options."""
+  """Return the options that a stage 1 takes from the model."""
   return {'heads': heads} if 'heads' in _fields(module) else {}
 
 
 def _fields(module: type[nn.Module] | None) -> dict[str, dataclasses.Field]:
-  """The fields of a stage that a config can set."""
+  """Return the fields of a stage that a config can set."""
   internal = ('name', 'parent', 'dtype')
   fields = dataclasses.fields(module) if module else ()  # type: ignore[arg-type]
   return {field.name: field for field in fields if field.name not in internal}
 
 
 def _own_fields(model: str) -> tuple[dict[str, dataclasses.Field], dict[str, dataclasses.Field]]:
-  """Return the fields of a model's two stages that are options of theirs alone."""
+  """Return the fields of a model's two stages that the model does not set."""
   first, second = stage_names(model)
   shared = _shared(STAGE1[first], 0)
   own = {name: field for name, field in _fields(STAGE1[first]).items() if name not in shared}
@@ -167,14 +166,12 @@ def _defaults(fields: Mapping[str, dataclasses.Field], units: int | None) -> dic
 
 def _bind(what: str, module: Any, options: Mapping[str, Any]) -> Any:
   fields = _fields(module)
-  # A config's options belong to the model that its argument names.
-  remedy = 'pick the model in the config argument, model=NAME'
   try:
     for option in options:
       choose(f'option of {what}', option, fields)
   except UserError as error:
-    raise UserError(f'{error}; if the options are those of another model, {remedy}') from None
+    raise UserError(f'{error}. Options belong to a model: if you change the model, change its options') from None
   needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
   if missing := sorted(set(needed) - set(options)):
-    raise UserError(f'{what} needs the options {", ".join(missing)}: {remedy}')
+    raise UserError(f'{what} needs the options {", ".join(missing)}: add them')
   return functools.partial(module, **options) if module else None

@@ -1,4 +1,4 @@
-"""What heads make of where tokens are: distances over places, beside those over content; or turns of that."""
+"""Relative positions of tokens in attention: distances between positions, or rotations of queries and keys."""
 
 import itertools
 import math
@@ -16,34 +16,34 @@ from hbf.options import OptionError
 
 RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'rotary')}
 
-_WIDTH = 0.5  # patches, at init: the patch beside the one that a head looks at has e⁻² of its weight
-# Of rotary, by the dimensions of places: the slowest turn takes about 2π times so many. A text's as published, an
-# image's as Heo et al. 2024 have it, since it is a few patches wide.
+_WIDTH = 0.5  # s at init, in patches: a patch beside the one that a head looks at has e⁻² of its weight
+# By the dimensions of positions: the slowest rotation takes about 2π times so many tokens or patches. For texts it is
+# the published number. For images, which are a few patches wide, it is as in Heo et al. 2024.
 _SLOWEST = {1: 10_000.0, 2: 100.0}
 
 
 def relative_coordinates(
   module: nn.Module, heads: int, context: Context, dtype: jnp.dtype
 ) -> tuple[jax.Array, jax.Array]:
-  """Coordinates of queries and of keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2 for every head.
+  """Return coordinates of queries and keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2.
 
-  A head's offset o and width s are learned, as `position_offset` [H, 1, P] and `position_log_sigma` [H, 1, 1]. Over
-  an image the heads start each on another one of the nearest neighbors, with a width of half a patch, so that they
-  see what the taps of a convolution do (after ConViT, d'Ascoli et al. 2021). Over a text so does half of them; the
-  others start without an offset and 4, 16, 64, … tokens wide, as what a word is about may be far from it (after
-  ALiBi's slopes, Press et al. 2022). A token without a place has coordinates 0: it is at no distance from any.
+  A head's offset o and its s are learned, as `position_offset` [H, 1, P] and `position_log_sigma` [H, 1, 1]. For
+  images, each head starts at another one of the nearest neighbors, with s of half a patch. So heads see what the taps
+  of a convolution see (after ConViT, d'Ascoli et al. 2021). For texts, half of the heads start so. The others start
+  without an offset and with s of 4, 16, 64, … tokens, because the topic of a word may be far from it (after ALiBi's
+  slopes, Press et al. 2022). A token without a position has coordinates 0, so it has distance 0 from all.
 
-  With a = p_q − o they are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: what is learned is all with the queries. C is
-  P + 2, or thrice that in a short type, see `_in_short`.
+  With a = p_q − o the coordinates are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: all that is learned is with the
+  queries. C is P + 2, or three times that in a short type, see `_in_short`.
 
   Args:
-    module: in whose scope the parameters are made.
+    module: the module in whose scope the parameters are made.
     heads: H.
-    context: of the call.
-    dtype: of the coordinates.
+    context: the context of the call.
+    dtype: type of the coordinates.
 
   Raises:
-    OptionError: the context has no places.
+    OptionError: the context has no positions.
   """
   if context.positions is None:
     raise _without_positions('gaussian')
@@ -61,18 +61,17 @@ def relative_coordinates(
 
 
 def turned(z: jax.Array, context: Context) -> jax.Array:
-  """Queries or keys [..., N, d] of norms as before, so turned that products and distances know where tokens are.
+  """Rotate queries or keys [..., N, d] by their positions, so that products depend on relative positions.
 
-  Two of them depend on where one is from the other, not on where both are (rotary positions, Su et al. 2021, eq. 34;
-  in two dimensions one half of the pairs turns with the row, the other with the column). A token that has no place
-  isn't turned, as one at 0.
+  The norms stay the same. These are rotary positions (Su et al. 2021, eq. 34). In two dimensions one half of the
+  pairs rotates with the row, the other with the column. A token without a position is not rotated.
 
   Args:
-    z: computed with in float32.
-    context: of the call.
+    z: queries or keys. They are computed with in float32.
+    context: the context of the call.
 
   Raises:
-    OptionError: the context has no places, or d isn't divisible by twice their dimensions.
+    OptionError: the context has no positions, or d is not divisible by twice their dimensions.
   """
   if context.positions is None:
     raise _without_positions('rotary')
@@ -81,8 +80,8 @@ def turned(z: jax.Array, context: Context) -> jax.Array:
   d = z.shape[-1]
   if d % (2 * axes):
     raise OptionError(
-      'relative_positions rotary turns pairs of numbers, as many for each coordinate of a place: it needs heads of a '
-      f'multiple of {2 * axes} dimensions, and here are {d}; change the width or the heads',
+      f'relative_positions rotary needs heads of a multiple of {2 * axes} dimensions, and here are {d}: change the '
+      'width or the heads',
       relative_positions='rotary',
     )
   pairs = d // (2 * axes)
@@ -101,30 +100,31 @@ def _without_positions(kind: str) -> OptionError:
 
 
 def append(z: jax.Array, coordinates: jax.Array) -> jax.Array:
-  """Queries or keys [B, ..., d] with coordinates [..., C] behind their own, the same in all images."""
-  # Float32 until here, so that the gradient's sum over the images is.
+  """Append coordinates [..., C], the same for all examples, to queries or keys [B, ..., d]."""
+  # They are float32 until here, so that the gradient's sum over the batch is too.
   everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (z.shape[0], *coordinates.shape))
   return jnp.concatenate([z, everywhere.astype(z.dtype)], axis=-1)
 
 
 def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Whether a token has a place, float32 [N, 1], and where that is from the middle of all, [N, 2]; else 0."""
+  """Return 1 for tokens with a position, else 0, float32 [N, 1], and positions relative to their mean, [N, P]."""
   placed = ~jnp.isnan(positions).any(axis=-1, keepdims=True)
   middle = jnp.where(placed, positions, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
   return placed.astype(jnp.float32), jnp.where(placed, positions - middle, 0)
 
 
 def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-  """Coordinates of a short type whose product is x·t to 16 bits and more: xt + x't + xt' of two numbers for each.
+  """Return coordinates of a short type whose product is x·t to 16 bits and more.
 
-  One would be too coarse: in the corners ‖a‖²/2s² is in the hundreds, and what counts is a difference of such.
+  Each number becomes two, x + x' and t + t', and the product is xt + x't + xt'. One number would be too coarse: in
+  the corners ‖a‖²/2s² is in the hundreds, and differences of such numbers matter.
   """
   (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
 
 
 def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-  """Offsets [H, 1, P] and widths [H, 1, 1] at init: see `relative_coordinates`."""
+  """Return the offsets [H, 1, P] and s [H, 1, 1] at init, see `relative_coordinates`."""
   near = heads if axes > 1 else -(-heads // 2)
   offsets, widths = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _WIDTH, np.float32)
   offsets[:near, 0] = _nearest(near, axes, causal)
@@ -133,7 +133,7 @@ def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
-  """Offsets [count, P] to the nearest neighbors, round by round; causal: to those before."""
+  """Return offsets [count, P] to the nearest neighbors, in order of distance. Causal: to earlier neighbors only."""
   reach = count if axes == 1 else math.isqrt(count) + 1
   offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
   if causal:

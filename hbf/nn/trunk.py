@@ -1,4 +1,4 @@
-"""The trunk of a network: homogeneous blocks one after another, and a norm. What tokens stand for doesn't matter."""
+"""The trunk of a network: homogeneous blocks and a final norm. It does not know what the tokens stand for."""
 
 import dataclasses
 import functools
@@ -22,20 +22,20 @@ class Trunk(CheckedModule):
 
   Attributes:
     depth: number of blocks.
-    stage1: constructor, see `hbf.nn.registry.make_stages`.
-    stage2: constructor, or None.
-    dropout: rate, after each stage.
-    dtype: of the products; parameters are float32.
-    norm_epsilon: added to the variance in each LayerNorm.
-    scan_layers: loop over one block instead of writing all of them into the program. The parameters are the same, but
-      dropout draws other numbers, and intermediates can't be captured.
-    remat: compute what a block holds once more in the backward pass instead of keeping it.
-    parallel: both stages of a block read its input, see `hbf.nn.block.Block`.
-    layer_scale: where the factors on the stages' outputs start; 0: there are none.
-    drop_path: stochastic depth: rate of the last block, growing linearly from 0 in the first.
-    merge: two resolutions: before block `merge` every 2×2 tokens become one token of twice the width, by a LayerNorm
-      and a dense layer (patch merging, Liu et al. 2021, "Swin Transformer"). Heads stay as many, units of the stages
-      double. 0: one resolution.
+    stage1: a constructor, see `hbf.nn.registry.make_stages`.
+    stage2: a constructor, or None.
+    dropout: dropout rate after each stage.
+    dtype: type of the products. Parameters are float32.
+    norm_epsilon: number added to the variance in each LayerNorm.
+    scan_layers: True to loop over one block instead of writing all blocks into the program. The parameters are the
+      same, but dropout draws other numbers, and intermediates can't be captured.
+    remat: True to compute the activations of a block again in the backward pass instead of keeping them.
+    parallel: True if both stages of a block read the block's input, see `hbf.nn.block.Block`.
+    layer_scale: start of the factors on the stages' outputs. 0: there are none.
+    drop_path: rate of stochastic depth in the last block. It grows linearly from 0 in the first.
+    merge: block before which every 2×2 tokens become one token of twice the width, by a LayerNorm and a dense layer
+      (patch merging, Liu et al. 2021, "Swin Transformer"). The number of heads stays, the units of the stages double.
+      0: one resolution.
   """
 
   depth: Annotated[int, whole(1)]
@@ -58,20 +58,20 @@ class Trunk(CheckedModule):
     """Map tokens [B, N, D] to [B, M, D], or with two resolutions to [B, N/4, 2D].
 
     Args:
-      tokens: embedded.
-      context: of the call; every stage gets it.
-      read: which M of the N tokens come out. A norm works on each token alone, so only these are normed.
-      grid: rows and columns of tokens of an image, all N of them row by row; None for others.
+      tokens: embedded tokens.
+      context: the context of the call, for every stage.
+      read: slice of the M tokens that come out. A norm works on each token alone, so only these are normed.
+      grid: rows and columns of the tokens of an image, if all N are patches row by row. None otherwise.
 
     Raises:
-      OptionError: two resolutions are asked for and can't be.
+      OptionError: two resolutions are asked for and impossible.
     """
     self._check_merge(tokens.shape[1], grid)
     tokens = self._blocks(constrain(tokens, BATCH, None, None), context, grid)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
   def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
-    """Raise OptionError if two resolutions are asked for and can't be."""
+    """Raise OptionError if two resolutions are asked for and impossible."""
     if not self.merge:
       return
     wrong = ''
@@ -87,7 +87,7 @@ class Trunk(CheckedModule):
       raise OptionError(f'merge={self.merge} {wrong}', merge=self.merge)
 
   def _merged(self, tokens: jax.Array, context: Context, grid: tuple[int, int]) -> tuple[jax.Array, Context]:
-    """Return tokens [B, N/4, 2D] of tokens [B, N, D], and their context."""
+    """Return tokens [B, N/4, 2D] from tokens [B, N, D], and their context."""
     (rows, columns), (batch, _, width) = (grid[0] // 2, grid[1] // 2), tokens.shape
     squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
     normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{self.merge}')(squares)

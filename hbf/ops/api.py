@@ -1,4 +1,4 @@
-"""The operator for users: equations, shapes and checked arguments. `hbf.hyperbf` is this function."""
+"""The operator with checked arguments, for users: `hbf.hyperbf`. `hbf.ops.hyperbf` has the definition."""
 
 import numbers
 from typing import Any
@@ -9,14 +9,14 @@ import numpy as np
 
 from hbf.errors import UserError, choose
 from hbf.ops import hyperbf as operator
+from hbf.ops import kernels, normalization
+from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import wide
-from hbf.ops.kernels import DIRECT
-from hbf.ops.kernels import KERNELS as POSITIVE
+from hbf.ops.fast.choice import IMPLEMENTATIONS
 
-KERNELS = tuple(POSITIVE)
-BALL_KERNELS = tuple(DIRECT)
-NORMALIZATIONS = tuple(operator.NORMALIZATIONS)
-_IMPLEMENTATIONS = {'xla': 'xla', 'pallas': 'pallas', 'plain': 'plain'}
+KERNELS = tuple(kernels.KERNELS)
+BALL_KERNELS = tuple(kernels.DIRECT)
+NORMALIZATIONS = tuple(normalization.NORMALIZATIONS)
 
 
 def hyperbf(
@@ -60,12 +60,12 @@ def hyperbf(
     coefficients: c, floats [..., A, V].
     kernel: a name in `hbf.KERNELS` or `hbf.BALL_KERNELS`.
     sigma: σ > 0. A number, one for each center [A], or an array that broadcasts to [..., 1, A].
-    metric: W. None stands for 1, [D] for a diagonal; else [..., R, D] of any R.
+    metric: W. None for the identity, [D] for a diagonal, else [..., R, D] with any R.
     normalization: a name in `hbf.NORMALIZATIONS`.
-    radius: ρ of a ball kernel, of the same shapes as sigma. The other kernels have none.
+    radius: ρ of a ball kernel, of the same shapes as sigma. Other kernels have no radius.
     mask: booleans that broadcast to [..., N, A]. A center that is masked out does not exist for that point. Every
-      point needs one center. None: all points see all centers.
-    causal: whether point i sees centers 0 to i only.
+      point needs at least one center. None: all points see all centers.
+    causal: True if point i sees centers 0 to i only.
     implementation: 'xla', 'pallas' (fused kernels for a GPU or TPU) or 'plain' (the definition, all responses in
       memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
 
@@ -74,12 +74,12 @@ def hyperbf(
     an array is float64.
 
   Raises:
-    ValueError: an argument has another shape, type or name. The message says which, and what was expected.
+    ValueError: an argument has a wrong shape, type or name. The message says which one, and what was expected.
   """
   x, centers, coefficients = _floats('x', x), _floats('centers', centers), _floats('coefficients', coefficients)
   choose('kernel', kernel, dict.fromkeys((*KERNELS, *BALL_KERNELS)))
   choose('normalization', normalization, dict.fromkeys(NORMALIZATIONS))
-  chosen = choose('implementation', implementation, _IMPLEMENTATIONS)
+  choose('implementation', implementation, IMPLEMENTATIONS)
   points, dimensions, count = x.shape[-2], x.shape[-1], centers.shape[-2]
   if centers.shape[-1] != dimensions:
     raise _mismatch('centers', centers, f'[..., A, {dimensions}], as x has shape {_text(x.shape)}')
@@ -87,11 +87,11 @@ def hyperbf(
     raise _mismatch('coefficients', coefficients, f'[..., {count}, V], as centers has shape {_text(centers.shape)}')
   leading = _leading(x=x, centers=centers, coefficients=coefficients)
   shape, computed = (*leading, 1, count), wide(x.dtype, centers.dtype, coefficients.dtype)
-  how: dict[str, Any] = {'sigma': _per_center('sigma', sigma, shape, computed)}
-  if metric is not None:
-    how |= _metric(metric, leading, dimensions)
+  sigma = _per_center('sigma', sigma, shape, computed)
+  name, weights = _metric(metric, leading, dimensions)
+  squared_radius: jax.Array | float = 0.0
   if kernel in BALL_KERNELS:
-    how['squared_radius'] = _per_center('radius', radius, shape, computed) ** 2 / (2 * how['sigma'] ** 2)
+    squared_radius = _per_center('radius', radius, shape, computed) ** 2 / (2 * sigma**2)
   elif not (isinstance(radius, numbers.Real) and radius == 0):
     raise UserError(f'radius is for ball kernels, and kernel is {kernel!r}: leave radius out')
   if mask is not None:
@@ -100,16 +100,17 @@ def hyperbf(
       raise UserError(f'mask has type {mask.dtype}: expected booleans, True where a point sees a center')
     _check_broadcasts('mask', mask, (*leading, points, count))
   dtype = jnp.promote_types(x.dtype, centers.dtype)
+  basis = RadialBasis(
+    kernel, sigma, metric=name, weights=weights, normalization=normalization, squared_radius=squared_radius
+  )
   return operator.hyperbf(
     x.astype(dtype),
     centers.astype(dtype),
     coefficients,
-    kernel=kernel,
-    normalization=normalization,
-    implementation=chosen,
+    basis,
     mask=mask,
     causal=causal,
-    **how,
+    implementation=implementation,
   )
 
 
@@ -134,7 +135,7 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
 
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Return a number of each center that broadcasts to a shape [..., 1, A]."""
+  """Return a number for each center, as an array that broadcasts to a shape [..., 1, A]."""
   if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
@@ -145,15 +146,17 @@ def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype)
   return array[None] if array.ndim == 1 else array
 
 
-def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> dict[str, Any]:
-  """Return the operator's words for W."""
+def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> tuple[str, jax.Array | None]:
+  """Return the name and the weights of a metric W."""
+  if metric is None:
+    return 'identity', None
   array = jnp.asarray(metric)
   if not jnp.issubdtype(array.dtype, jnp.floating) or not array.ndim or array.shape[-1] != dimensions:
     raise _mismatch('metric', array, f'None, or floats [{dimensions}] or [..., R, {dimensions}] that multiply x − t')
   if array.ndim == 1:
-    return {'metric': 'diagonal', 'weights': array}
+    return 'diagonal', array
   _check_broadcasts('metric', array, (*leading, *array.shape[-2:]))
-  return {'metric': 'full', 'weights': array}
+  return 'full', array
 
 
 def _check_broadcasts(name: str, array: jax.Array, shape: tuple[int, ...]) -> None:

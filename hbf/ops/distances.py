@@ -13,27 +13,27 @@ _PRODUCTS = '...nd,...ad->...na'
 
 
 def wide(*dtypes: Any) -> jnp.dtype:
-  """Return the type that sums of numbers of these types are computed in: float64 of float64, else float32."""
+  """Return the type in which numbers of these types are summed: float64 if one is float64, else float32."""
   return jnp.result_type(*dtypes, jnp.float32)
 
 
 def is_short(dtype: jnp.dtype) -> bool:
-  """Return whether numbers of this type have fewer bits than their sums."""
+  """Return True if numbers of this type have fewer bits than their sums."""
   return dtype != wide(dtype)
 
 
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  The metric is in the points and centers already. Nothing of size [N, A] is held. Where this module says float32, it
-  is float64 of float64 points (`wide`).
+  The points and centers are already mapped by the metric. No array of size [N, A] is held. Where this module says
+  float32, it is float64 for float64 points (`wide`).
 
   Attributes:
     points: [..., N, D].
     norms: xᵀMx, float32 [..., N, 1].
-    centers: [..., A, D], of the points' type.
+    centers: [..., A, D], in the type of the points.
     center_norms: tᵀMt, float32 [..., A, 1].
-    scale: a factor of each center, float32 [..., A, 1].
+    scale: a factor for each center, float32 [..., A, 1].
   """
 
   points: jax.Array
@@ -43,7 +43,7 @@ class Distances(NamedTuple):
   scale: jax.Array
 
   def __call__(self) -> jax.Array:
-    """The distances, float32 [..., N, A]; not clamped, rounding may take them slightly below 0."""
+    """Compute the distances, float32 [..., N, A]. They are not clamped: rounding may take them slightly below 0."""
     if is_short(self.points.dtype):
       squares = self.norms + self.center_norms.mT - 2 * products(self.points, self.centers)
       return self.scale.mT * squares
@@ -53,9 +53,9 @@ class Distances(NamedTuple):
     return products(left, self.scale * right)
 
   def gradient(self, cotangent: jax.Array) -> 'Distances':
-    """The cotangents of all parts, float32, for that of the distances, float32 [..., N, A].
+    """Compute the cotangents of all parts, float32, from the cotangent of the distances, float32 [..., N, A].
 
-    By hand, because summing over the points outside of a product costs more than the products do.
+    It is written by hand, because summing over the points outside of a product costs more than the products do.
     """
     if not is_short(self.points.dtype):
       g = cotangent
@@ -63,7 +63,7 @@ class Distances(NamedTuple):
       sums = _product('...na,...nk->...ak', g, along_points)
       by_point, by_norm, by_one = sums[..., :-2], sums[..., -2:-1], sums[..., -1:]
       of_norms = jnp.einsum('...na,...ak->...nk', g, self.scale)
-    else:  # norms are too large for a short type; behind the barrier, or XLA would keep the float32 array as well
+    else:  # norms are too large for a short type. Without the barrier XLA would keep the float32 array as well.
       g = jax.lax.optimization_barrier(cotangent.astype(self.points.dtype))
       by_point = _product('...na,...nd->...ad', g, self.points)
       by_norm = jnp.sum(g * self.norms, axis=-2)[..., None]
@@ -87,21 +87,20 @@ def distances(
   scale: jax.Array | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Distances:
-  """The parts of the squared distances between every point and every center, times a factor of each center.
+  """Return the parts of the squared distances between every point and every center, times a factor for each center.
 
   Args:
     points: [..., N, D].
-    centers: [..., A, D], of the points' type.
+    centers: [..., A, D], in the type of the points.
     metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
-    weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full,
-      and M [..., D, D] for bilinear.
-    scale: broadcastable to [..., 1, A]; positive but for metric bilinear.
-    dot_only_dims: how many of the last coordinates, x' and t', the metric leaves alone, and which have no norms: r²
-      has −2 x'·t' of them and nothing else. Of null vectors that is a squared distance too
-      (`hbf.nn.relative_positions`).
+    weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full, and
+      M [..., D, D] for bilinear.
+    scale: a factor broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.
+    dot_only_dims: number of last coordinates, x' and t', that the metric ignores and that have no norms. They add
+      −2 x'·t' to r². Null vectors make that a squared distance too (`hbf.nn.relative_positions`).
 
   Raises:
-    UserError: the metric isn't known.
+    UserError: the metric is unknown.
   """
   if dot_only_dims:
     (points, x), (centers, t) = apart(points, dot_only_dims), apart(centers, dot_only_dims)
@@ -128,15 +127,15 @@ def squared_distances(
   scale: jax.Array | float = 1.0,
   dot_only_dims: int = 0,
 ) -> jax.Array:
-  """Squared distances between every point and every center (memo, under eq. 4), times a factor of each center.
+  """Compute squared distances of all points and centers (memo, under eq. 4), times a factor for each center.
 
-  Computed as ‖a‖² + ‖b‖² − 2 a·b, with norms and accumulation in float32 whatever the input type, so the error
-  is a rounding of ‖a‖² + ‖b‖², never of the input type.
+  They are ‖a‖² + ‖b‖² − 2 a·b, with norms and sums in float32 for every input type. So the error is a rounding of
+  ‖a‖² + ‖b‖² in float32, not in the input type.
 
   Args and errors: as for `distances`.
 
   Returns:
-    [..., N, A] in float32. At least 0 but for bilinear, whose M is free: xᵀMx + tᵀMt − 2xᵀMt, as in the
+    [..., N, A] in float32, 0 or more. With metric bilinear they may be negative: xᵀMx + tᵀMt − 2xᵀMt, as in the
     authors' code, is a squared distance only if M is symmetric and positive.
   """
   squares = distances(points, centers, metric, weights, scale, dot_only_dims)()
@@ -144,13 +143,13 @@ def squared_distances(
 
 
 def apart(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
-  """The coordinates under the metric, and the last ones beside it."""
+  """Split the coordinates into those under the metric and the last ones, which have a product only."""
   count = z.shape[-1] - dot_only_dims
   return z[..., :count], z[..., count:]
 
 
 def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Row by row a·b in float32: [..., N, 1]."""
+  """Compute a·b row by row in float32: [..., N, 1]."""
 
   def dots(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.sum(a.astype(wide(a.dtype)) * b.astype(wide(b.dtype)), axis=-1, keepdims=True)
@@ -159,12 +158,12 @@ def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def keeping_short(function: Callable, dtype: jnp.dtype) -> Callable:
-  """A function that computes in float32, whose gradient keeps arguments of a short type as they are."""
+  """Return a function that computes in float32, and whose gradient keeps arguments of a short type as they are."""
   return jax.checkpoint(function) if is_short(dtype) else function
 
 
 def products(a: jax.Array, b: jax.Array) -> jax.Array:
-  """a bᵀ, accumulated in float32: [..., N, A]; its gradient, too, multiplies numbers of the inputs' type."""
+  """Compute a bᵀ with sums in float32: [..., N, A]. The gradient also multiplies numbers of the inputs' type."""
   both_short = a.dtype == b.dtype and is_short(a.dtype)
   return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)
 
@@ -175,7 +174,7 @@ def _short_products(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _short_products_backward(inputs: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> Any:
-  # JAX would multiply the float32 cotangent with the inputs, for which XLA makes float32 copies of them.
+  # JAX would multiply the float32 cotangent with the inputs, and XLA would make float32 copies of the inputs for it.
   _, pull = jax.vjp(functools.partial(jnp.einsum, _PRODUCTS), *inputs)
   return pull(cotangent.astype(inputs[0].dtype))
 
@@ -184,17 +183,17 @@ _short_products.defvjp(lambda a, b: (_product(_PRODUCTS, a, b), (a, b)), _short_
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """An einsum accumulated in float32.
+  """Compute an einsum with sums in float32.
 
-  float32 inputs are multiplied at full precision: the difference of large terms would magnify the rounding of
-  TF32 or bfloat16 passes, which are the default on accelerators.
+  float32 inputs are multiplied at full precision. Accelerators use TF32 or bfloat16 passes by default, and the
+  difference of large terms would magnify their rounding.
   """
   sums = wide(a.dtype, b.dtype)
   return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
 
 
 def metric_product(centers: jax.Array, metric: str, weights: jax.Array | None) -> jax.Array:
-  """M t for every center t, [..., A, D]; metric and weights as in `squared_distances`."""
+  """Compute M t for every center t, [..., A, D]. The metric and weights are as in `squared_distances`."""
   if metric == 'bilinear':
     assert weights is not None
     return products(centers, weights.astype(centers.dtype)).astype(centers.dtype)

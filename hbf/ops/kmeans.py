@@ -1,4 +1,4 @@
-"""k-means by Lloyd's iteration: where centers may start (Moody & Darken 1989)."""
+"""k-means by Lloyd's iteration, a start for centers (Moody & Darken 1989)."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,15 @@ from hbf.ops.distances import squared_distances
 
 
 def sample(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
-  """`count` of the points [N, D], without repetition as long as there are enough: [count, D]."""
+  """Draw `count` of the points [N, D]: [count, D].
+
+  A point is drawn twice only if there are fewer points than `count`.
+  """
   return jax.random.choice(key, points, (count,), replace=count > len(points))
 
 
 def kmeans(key: jax.Array, points: jax.Array, count: int, iterations: int = 10) -> jax.Array:
-  """Means [count, D] of the points [N, D], from `count` points drawn at random; jit-able, deterministic.
+  """Compute means [count, D] of the points [N, D], starting from `count` random points. It can be jitted.
 
   A mean that loses all its points stays where it was.
   """

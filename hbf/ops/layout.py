@@ -1,7 +1,7 @@
-"""How arrays lie on the mesh of devices that JAX has been given (`jax.set_mesh`), by the names of its axes.
+"""The layout of arrays on the mesh of devices that JAX has been given (`jax.set_mesh`), by the names of its axes.
 
-Batches are split over `BATCH`; heads, hidden units and centers over `TENSOR`. Without a mesh, or where an axis has
-one device only, nothing here does anything.
+Batches are split over `BATCH`. Heads, hidden units and centers are split over `TENSOR`. Without a mesh, and on axes
+of one device, these functions do nothing.
 """
 
 import math
@@ -15,17 +15,17 @@ TENSOR = ('tensor',)
 
 
 def shares(axes: tuple[str, ...]) -> int:
-  """In how many shares the mesh divides what is split over these of its axes."""
+  """Return the number of shards along the given mesh axes."""
   mesh = jax.sharding.get_abstract_mesh()
   return math.prod(mesh.shape.get(axis, 1) for axis in axes)
 
 
 def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
-  """The array, split as said, or left as XLA likes it where the mesh can't divide it so.
+  """Constrain the layout of an array. If the mesh cannot divide the array so, XLA chooses the layout.
 
   Args:
     z: any array.
-    *axes: for each of its axes the mesh's axes that it is split over, or None: it isn't.
+    *axes: for each axis of the array, the mesh axes that split it. None: the axis is not split.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not {*BATCH, *TENSOR} <= {*mesh.axis_names} or mesh.size == 1:
@@ -36,11 +36,11 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 
 
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
-  """A parameter, split as `constrain` says where it is used; its gradient lies as the parameter does.
+  """Constrain the layout of a parameter where it is used. Its gradient keeps the parameter's own layout.
 
-  Constrained as its value is, the gradient would be summed whole over all devices, those of other hosts included.
-  Where data has one share it is so constrained, as nothing leaves fsdp: a TPU's compiler would otherwise sum in a
-  loop over shares, at more traffic than it saves (HyperBF of ViT-B's size on v5e-16: 99 GB a step instead of 79).
+  If the gradient had the constrained layout too, it would be summed whole over all devices, other hosts included.
+  With one shard along `data` nothing leaves `fsdp`, so the gradient has the constrained layout: a TPU's compiler
+  would otherwise sum in a loop over shards, with more traffic.
   """
   if constrain(parameter, *axes) is parameter or shares(('data',)) == 1:
     return constrain(parameter, *axes)
@@ -50,9 +50,9 @@ def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 
 
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
-  """Columns [..., parts · W] in the order of their shares over TENSOR: from each part its W/shares, share by share.
+  """Reorder columns [..., parts · W] so that every shard along `TENSOR` has its share of each part.
 
-  A device then has its share of every part, where the columns as they come would give it one part and none of others.
+  In the original order, a device would have all columns of one part and none of the others.
   """
   count = shares(TENSOR)
   if count == 1 or columns.shape[-1] % (parts * count):
@@ -63,7 +63,7 @@ def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
 
 
 def split_parts(z: jax.Array, parts: int) -> list[jax.Array]:
-  """The parts, [T, W] each, of what `interleave_shards` ordered, [T, parts · W]."""
+  """Split the columns of `interleave_shards`, [T, parts · W], into the parts, [T, W] each."""
   count, (length, width) = shares(TENSOR), z.shape
   if count == 1 or width % (parts * count):
     return jnp.split(z, parts, axis=-1)

@@ -1,7 +1,7 @@
 """Attention by features: weights φ(q)·φ(k), whose sums over the keys cost O(N) (Katharopoulos et al. 2020).
 
-The features say which similarity the weights are, the normalizer whether they sum to 1. Features drawn at random
-approximate softmax attention, or stage 1 of a HyperBF block: the memo's eq. 2 with a kernel of finite rank.
+The features choose the similarity. The normalizer chooses whether the weights sum to 1. Random features approximate
+softmax attention, or stage 1 of a HyperBF block: the memo's eq. 2 with a kernel of finite rank.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,19 @@ from hbf.errors import UserError, choose
 from hbf.ops.distances import products, row_dots
 
 CHUNK = 128  # tokens whose weights lie in memory at once under a causal mask
-# Of a sum of weights, for queries to which no key is similar. Not below 1e-18: its inverse square is in the gradient.
+# Added to a sum of weights, because a query may be similar to no key. Its inverse square is in the gradient, so it is
+# not below 1e-18.
 _EPSILON = 1e-12
-_UNSEEN = -1e30  # a log-scale that is never the largest; infinite, its difference to itself would be no number
+_UNSEEN = -1e30  # a log-scale that is never the largest; −∞ − (−∞) would be NaN
 
 
 class Features(NamedTuple):
-  """φ = values · exp(log_scale): exponentials keep their largest feature at 1, or they would overflow.
+  """Features φ = values · exp(log_scale). The largest exponential feature is kept at 1, or it could overflow.
 
   Attributes:
-    values: at least 0, [..., N, m] in the points' type.
-    log_scale: float32 [..., N, 1]. Its gradient is 0, which is exact: it is a constant taken from the exponents of
-      the values and put back beside them.
+    values: at least 0, [..., N, m] in the type of the points.
+    log_scale: float32 [..., N, 1]. Its gradient is 0, which is exact: a constant is subtracted from the exponents of
+      the values, and added again here.
   """
 
   values: jax.Array
@@ -34,7 +35,7 @@ class Features(NamedTuple):
 
 
 class State(NamedTuple):
-  """What the keys so far come to, however many they are.
+  """Sums over the keys so far, of one size for any number of keys.
 
   Attributes:
     sums: Σ_j φ(k_j) (v_j, 1)ᵀ exp(−log_peak), float32 [..., m, V + 1].
@@ -48,29 +49,29 @@ class State(NamedTuple):
 def feature_map(
   points: jax.Array, name: str, *, projections: jax.Array | None = None, sigma: jax.Array | float = 1.0
 ) -> Features:
-  """φ(x) for queries or keys.
+  """Compute the features φ(x) of queries or keys.
 
   Args:
     points: x [..., N, D].
-    name: 'elu' (elu(x) + 1, Katharopoulos et al. 2020, eq. 7), 'relu' or 'exp', element by element; or random and
-      positive (Choromanski et al. 2021, lemma 1), with E φ(q)·φ(k) = exp(q·k/√D) for 'softmax' and
+    name: 'elu' (elu(x) + 1, Katharopoulos et al. 2020, eq. 7), 'relu' or 'exp', element by element. Or a random,
+      positive map (Choromanski et al. 2021, lemma 1): E φ(q)·φ(k) is exp(q·k/√D) for 'softmax' and
       exp(−‖q − k‖²/2σ²) for 'gaussian'.
-    projections: ω of the random maps [..., m, D], see `orthogonal_projections`; unused by the others.
-    sigma: σ of 'gaussian', broadcastable to [..., 1, 1]; unused by the others.
+    projections: ω of the random maps [..., m, D], see `orthogonal_projections`. Other maps do not use it.
+    sigma: σ of 'gaussian', broadcastable to [..., 1, 1]. Other maps do not use it.
 
   Returns:
-    m features of every point; m = D for the maps that aren't random.
+    m features of every point. Maps that are not random have m = D.
 
   Raises:
-    UserError: the map isn't known.
+    UserError: the map is unknown.
   """
   return choose('features', name, MAPS)(points, projections, sigma)
 
 
 def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
-  """Rows ω, each of distribution N(0, 1), every D of them orthogonal (Choromanski et al. 2021, section 2.4).
+  """Draw rows ω from N(0, 1), of which every D are orthogonal (Choromanski et al. 2021, section 2.4).
 
-  Each row alone is what independent rows would be, so the features stay unbiased; together they vary less.
+  Each row alone has the distribution of an independent row, so the features stay unbiased. Together they vary less.
 
   Returns:
     float32 [count, d].
@@ -83,40 +84,40 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
 
 
 def only(keys: Features, seen: jax.Array) -> Features:
-  """Features of the keys that are seen, booleans broadcastable to [..., N, 1]; the others have no weight."""
+  """Return features in which only visible keys have weight. `seen` is booleans broadcastable to [..., N, 1]."""
   return Features(jnp.where(seen, keys.values, 0), jnp.where(seen, keys.log_scale, _UNSEEN))
 
 
 def linear_attention(
   queries: Features, keys: Features, values: jax.Array, *, normalizer: str, causal: bool
 ) -> jax.Array:
-  """y_i = Σ_j φ(q_i)·φ(k_j) v_j, divided by Σ_j φ(q_i)·φ(k_j) or not, in time and memory O(N m V).
+  """Compute y_i = Σ_j φ(q_i)·φ(k_j) v_j, divided by Σ_j φ(q_i)·φ(k_j) or not, in time and memory O(N m V).
 
   Args:
     queries: φ(q), [..., N, m].
     keys: φ(k), [..., M, m].
     values: v [..., M, V], with the leading axes of the features.
-    normalizer: 'sum' divides (memo eq. 2); 'none' doesn't, and gives y up to a positive factor for each query, 1 for
-      'elu' and 'relu'. Normalize its rows (TransNormer, Qin et al. 2022).
-    causal: sum over j ≤ i only.
+    normalizer: 'sum' divides (memo eq. 2). 'none' does not, and gives y up to a positive factor for each query, which
+      is 1 for 'elu' and 'relu'. Normalize its rows (TransNormer, Qin et al. 2022).
+    causal: True to sum over j ≤ i only.
 
   Returns:
-    [..., N, V] in the values' type.
+    [..., N, V] in the type of the values.
 
   Raises:
-    UserError: the normalizer isn't known, or attention is causal with unequal numbers of queries and keys.
+    UserError: the normalizer is unknown, or attention is causal with unequal numbers of queries and keys.
   """
   if causal:
     start = no_state(keys.values, values)
     return continued_linear_attention(queries, keys, values, start, normalizer=normalizer)[0]
   finish = choose('normalizer', normalizer, NORMALIZERS)
-  # A factor of all weights of a query cancels from the quotient, and from normalized rows: so the scale of the query
-  # isn't needed, and of the keys' only what is left after the largest in the sum is taken out.
+  # A factor of all weights of a query cancels from the quotient, and from normalized rows. So the scale of the query
+  # is dropped, and the scales of the keys are relative to the largest in the sum.
   return finish(_all_sums(queries.values, keys, _with_ones(values))).astype(values.dtype)
 
 
 def no_state(features: jax.Array, values: jax.Array) -> State:
-  """The state before any key, for features [..., N, m] and values [..., N, V]."""
+  """Return the state before any key, for features [..., N, m] and values [..., N, V]."""
   leading, m, columns = values.shape[:-2], features.shape[-1], values.shape[-1] + 1
   return State(jnp.zeros((*leading, m, columns)), jnp.full((*leading, 1, 1), -jnp.inf))
 
@@ -124,7 +125,7 @@ def no_state(features: jax.Array, values: jax.Array) -> State:
 def continued_linear_attention(
   queries: Features, keys: Features, values: jax.Array, state: State, *, normalizer: str
 ) -> tuple[jax.Array, State]:
-  """`linear_attention`, causal, of tokens behind others, whose keys and values the state has; and the next state."""
+  """Compute causal `linear_attention` of tokens after those of a state. Return the new state too."""
   finish = choose('normalizer', normalizer, NORMALIZERS)
   sums, state = _causal_sums(queries.values, keys, _with_ones(values), state)
   return finish(sums).astype(values.dtype), state
@@ -147,12 +148,12 @@ def _exp(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | fl
 
 
 def _softmax(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """exp(ω·x − ‖x‖²/2)/√m for x scaled to x/D^¼."""
+  """Compute exp(ω·x − ‖x‖²/2)/√m for x scaled to x/D^¼."""
   return _random(points, projections, points.shape[-1] ** 0.25, 0.5)
 
 
 def _gaussian(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """exp(ω·x − ‖x‖²)/√m for x scaled to x/σ: the kernel is exp(q·k) with half of each squared norm off."""
+  """Compute exp(ω·x − ‖x‖²)/√m for x scaled to x/σ: exp(q·k) with half of each squared norm subtracted."""
   return _random(points, projections, sigma, 1.0)
 
 
@@ -180,16 +181,16 @@ MAPS: dict[str, Map] = {'elu': _elu, 'relu': _relu, 'exp': _exp, **RANDOM_MAPS}
 
 
 def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Array:
-  """Σ_j φ(q_i)·φ(k_j) v_j over all keys, up to a factor: float32 [..., N, V]."""
+  """Compute Σ_j φ(q_i)·φ(k_j) v_j over all keys, up to a factor: float32 [..., N, V]."""
   weights = jnp.exp(keys.log_scale - jnp.max(keys.log_scale, axis=-2, keepdims=True))
   return _product('...nm,...mv->...nv', queries, _state(keys.values, weights, values))
 
 
 def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
-  """Σ_j≤i φ(q_i)·φ(k_j) v_j, up to a factor of each i: float32 [..., N, V]. It goes on from a state.
+  """Compute Σ_j≤i φ(q_i)·φ(k_j) v_j from a state on, up to a factor for each i: float32 [..., N, V].
 
-  Chunk by chunk: what came before is one matrix, the state; within a chunk weights are computed pair by pair.
-  The largest scale taken out is that of the keys so far, for that of a later key must not make earlier sums vanish.
+  It works chunk by chunk. Earlier chunks are one matrix, the state. Within a chunk, weights are computed pair by
+  pair. The scale of the keys so far is taken out. A later key's scale would make earlier sums vanish.
   """
   if queries.shape[-2] != values.shape[-2]:
     raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')
@@ -214,14 +215,14 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: S
 
 
 def _chunks(z: jax.Array, size: int, fill: float = 0.0) -> jax.Array:
-  """Neighboring rows of [..., N, C] in chunks [chunks, ..., size, C], the last one filled up."""
+  """Split [..., N, C] into chunks of neighboring rows [chunks, ..., size, C], the last one padded."""
   *leading, length, columns = z.shape
   padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)], constant_values=fill)
   return jnp.moveaxis(padded.reshape(*leading, -1, size, columns), -3, 0)
 
 
 def _state(features: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
-  """Σ_j w_j φ_j v_jᵀ: float32 [..., m, V]."""
+  """Compute Σ_j w_j φ_j v_jᵀ: float32 [..., m, V]."""
   return _product('...nm,...nv->...mv', features, (weights * values).astype(values.dtype))
 
 
@@ -229,7 +230,7 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
-# From sums [..., N, V + 1] whose last column is that of the weights.
+# Functions of sums [..., N, V + 1] whose last column is the sum of the weights.
 NORMALIZERS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'sum': lambda sums: sums[..., :-1] / (sums[..., -1:] + _EPSILON),
   'none': lambda sums: sums[..., :-1],

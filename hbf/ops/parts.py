@@ -5,9 +5,9 @@ import jax.numpy as jnp
 
 
 def split(z: jax.Array, count: int, axis: int = -2, fill: float = 0.0) -> jax.Array:
-  """Parts [count, ...] of an array along an axis, filled up to equal length with `fill`.
+  """Split an array along an axis into parts [count, ...], padded to equal length with `fill`.
 
-  Row i goes to part i mod count: rows that lie on several devices stay there, and every device works on every part.
+  Row i goes to part i mod count. So rows on several devices stay there, and every device works on every part.
   """
   axis %= z.ndim
   padding = [(0, 0)] * z.ndim
@@ -18,7 +18,7 @@ def split(z: jax.Array, count: int, axis: int = -2, fill: float = 0.0) -> jax.Ar
 
 
 def join(parts: jax.Array, length: int, axis: int = -2) -> jax.Array:
-  """Undoes `split` for an array of this length along the axis."""
+  """Undo `split` for an array of this length along the axis."""
   axis %= parts.ndim - 1
   rows = jnp.moveaxis(parts, 0, axis + 1)
   joined = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 2 :])

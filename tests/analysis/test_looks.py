@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ops.keywords import log_responses
 
 from hbf.analysis.centers import (
   census,
@@ -24,7 +25,7 @@ from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
-from hbf.ops.hyperbf import log_responses, normalize
+from hbf.ops.normalization import normalize
 from hbf.training.schema import stamp
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ops.keywords import log_responses
 
 from configs import digits
 from hbf.analysis import dead_units
@@ -14,7 +15,7 @@ from hbf.config.resolve import resolve
 from hbf.evaluation.unit_health import awake, low_share, unit_health
 from hbf.models.build import build_model
 from hbf.nn.hyperbf import HyperBFCenters
-from hbf.ops.hyperbf import log_responses, normalize
+from hbf.ops.normalization import normalize
 
 BATCH, CLASSES = 6, 10
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.custom_partitioning import custom_partitioning
+from ops.keywords import hyperbf
 
 from configs import cifar10, imagenet, text
 from hbf.data.datasets import describe
@@ -19,7 +20,6 @@ from hbf.hardware import report
 from hbf.hardware.programs import plan_of, trace_programs
 from hbf.hardware.report import check_fit, describe_programs, hash_program, markdown
 from hbf.hardware.topologies import Topology, parse_topology
-from hbf.ops.hyperbf import hyperbf
 from hbf.training.experiment import prepare
 from hbf.training.programs import jit_steps, make_init
 
@@ -135,7 +135,7 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
 def test_a_program_does_not_know_in_which_folder_it_was_made(made):
   """A Pallas kernel would, and would be compiled again in another."""
   assert made['programs']
-  unit = functools.partial(hyperbf, kernel='gaussian', width=2.0, normalization='layer', form='pallas')
+  unit = functools.partial(hyperbf, kernel='gaussian', sigma=2.0, normalization='layer', implementation='pallas')
   traced = jax.jit(lambda z: unit(z, z, z)).trace(jax.ShapeDtypeStruct((16, 128), jnp.float32))
   text = traced.lower(lowering_platforms=('tpu',)).as_text()
   kernels = [base64.b64decode(body) for body in re.findall(r'body\\22: \\22([^\\]+)', text)]

@@ -83,7 +83,7 @@ def test_a_stage_that_remembers_nothing_is_refused():
   model, texts = make('pooling', causal=False), make_texts(4)
   model = model.clone(length=4)
   params = model.init(jax.random.key(0), texts, train=False)
-  with pytest.raises(UserError, match='AveragePooling remembers no earlier tokens'):
+  with pytest.raises(UserError, match='AveragePooling keeps no cache of earlier tokens'):
     model.apply(params, texts, train=False, start=jnp.int32(0), mutable=['cache'])
 
 

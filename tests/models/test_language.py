@@ -9,10 +9,11 @@ from nn.drawn import random_params
 from hbf.errors import UserError
 from hbf.models.language import LanguageModel
 from hbf.nn.registry import STAGE1, make_stages, stage_options
+from hbf.nn.traits import traits_of
 from hbf.nn.trunk import Trunk
 
 V, LENGTH, D = 11, 6, 8
-CAUSAL = [name for name, stage in STAGE1.items() if getattr(stage, 'causal', False)]
+CAUSAL = [name for name, stage in STAGE1.items() if traits_of(stage).causal]
 OF_ANY_LENGTH = ['softmax', 'hyperbf', 'linear', 'gated_hyperbf']
 
 
@@ -113,7 +114,7 @@ def test_dropout_drops_in_training_only():
   [
     ({}, 7, 'a text of 7 tokens is longer than the 6 that the model takes'),
     ({'positions': 'sincos2d'}, 6, "unknown positions 'sincos2d': did you mean 'sincos'"),
-    ({'stage1': 'pooling'}, 6, 'AveragePooling mixes a token with those after it'),
+    ({'stage1': 'pooling'}, 6, 'AveragePooling mixes a token with later tokens'),
   ],
 )
 def test_what_can_not_be_is_refused(changes, length, message):

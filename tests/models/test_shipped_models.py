@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from ops.keywords import log_responses
 
 import hbf.models.build
 import hbf.nn.trunk
@@ -19,7 +20,7 @@ from hbf.errors import UserError
 from hbf.models.build import abstract_params, build_model, count_parameters, flops_per_example
 from hbf.nn.block import Block
 from hbf.nn.registry import make_stages
-from hbf.ops.hyperbf import log_responses, normalize
+from hbf.ops.normalization import normalize
 
 # Image shape and classes of every shipped config.
 SETS = {
@@ -110,7 +111,7 @@ def test_flops_are_near_those_of_the_products(model):
     ({'heads': 0}, 'heads is 0: expected a whole number of 1 or more'),
     ({'dtype': 'float23'}, "unknown model.dtype 'float23': did you mean 'float32'"),
     ({'name': 'vitt'}, "unknown model 'vitt': did you mean 'vit'"),
-    ({'name': 'hyperbf'}, 'pick the model in the config argument'),
+    ({'name': 'hyperbf'}, 'if you change the model, change its options'),
   ],
 )
 def test_impossible_models_are_user_errors(changes, message):

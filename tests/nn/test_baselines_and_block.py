@@ -18,6 +18,7 @@ from hbf.nn.block import Block
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.nn.registry import MODELS, STAGE1, STAGE2, make_stages, size_option, stage_names, stage_options
+from hbf.nn.traits import traits_of
 
 B, N, D = 2, 5, 8
 TRAIN = Context(train=True)
@@ -301,8 +302,8 @@ def test_options_never_hold_what_the_block_decides():
     assert 'heads' not in stage_options(f'{first}+{second}', 16)[0]
 
 
-MASKED = {name: getattr(module, 'masked', 'none') for name, module in STAGE1.items()}
-CAUSAL = [name for name, module in STAGE1.items() if getattr(module, 'causal', False)]
+MASKED = {name: traits_of(module).masks for name, module in STAGE1.items()}
+CAUSAL = [name for name, module in STAGE1.items() if traits_of(module).causal]
 
 
 def make_stage1_block(name):
@@ -331,8 +332,8 @@ def test_a_stage_honors_a_mask_or_its_block_refuses_it(name, of_each):
   apart = jnp.broadcast_to(~hidden, (B, 9, 9)) | jnp.eye(9, dtype=bool)
   context = Context(mask=apart if of_each else jnp.broadcast_to(~hidden, (B, 1, 9)))
   refused = {
-    'none': 'mixes all tokens, whatever a mask says',
-    'keys': r'\[B, 1, N\], and here is one of shape \[2, 9, 9\]',
+    'none': 'ignores masks, and the context has one',
+    'keys': r'\[B, 1, N\], and this mask has shape \[2, 9, 9\]',
   }
   if MASKED[name] == 'none' or (MASKED[name] == 'keys' and of_each):
     with pytest.raises(UserError, match=refused[MASKED[name]]):
@@ -350,7 +351,7 @@ def test_a_causal_stage_shows_no_token_a_later_one_or_its_block_refuses(name, ma
   block, params, tokens = make_stage1_block(name)
   context = Context(causal=True, mask=jnp.ones((B, 1, 9), bool) if masked else None)
   if name not in CAUSAL:
-    with pytest.raises(UserError, match='mixes a token with those after it'):
+    with pytest.raises(UserError, match='mixes a token with later tokens'):
       block.apply(params, tokens, context)
     return
   apply = jax.jit(block.apply)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from nn.drawn import random_params
 from ops import reference
+from ops.keywords import hyperbf, hyperbf_plain, log_responses
 
 import hbf.nn.hyperbf
 import hbf.ops.hyperbf
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention, HyperBFCenters
-from hbf.ops.hyperbf import log_responses, normalize
+from hbf.ops.normalization import normalize
 from hbf.options import OptionError
 
 B, N, D = 2, 5, 8
@@ -162,8 +163,8 @@ def test_both_stages_call_the_one_operator(monkeypatch):
   params = {module: random_params(module, tokens) for module in (attention, unit)}
   calls = []
 
-  def nothing(points, centers, coefficients, **options):
-    calls.append(options['kernel'])
+  def nothing(points, centers, coefficients, basis, **options):
+    calls.append(basis.kernel)
     return jnp.zeros((*points.shape[:-1], coefficients.shape[-1]), coefficients.dtype)
 
   monkeypatch.setattr(hbf.nn.hyperbf, 'hyperbf', nothing)
@@ -195,8 +196,8 @@ def test_memory_with_the_data_masked_out_is_normalized_stage_2():
   only_memory = np.arange(N + 3) >= N
   unit = {'kernel': 'gaussian', 'sigma': 1.7}
   both = np.concatenate([keys, centers]), np.concatenate([values, coefficients])
-  masked = hbf.ops.hyperbf.hyperbf_plain(points, *both, mask=only_memory, **unit)
-  stage2 = hbf.ops.hyperbf.hyperbf(points, centers, coefficients, normalization='sum', **unit)
+  masked = hyperbf_plain(points, *both, mask=only_memory, **unit)
+  stage2 = hyperbf(points, centers, coefficients, normalization='sum', **unit)
   np.testing.assert_allclose(masked, stage2, rtol=1e-5, atol=1e-6)
 
 
@@ -418,7 +419,7 @@ def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
     ),
     (HyperBFAttention, ATTENTION | {'kernel': 'gausian'}, "did you mean 'gaussian'"),
     (HyperBFAttention, ATTENTION | {'metric': 'ful'}, "did you mean 'full'"),
-    (HyperBFAttention, ATTENTION | {'qk_norm': 'units'}, "qk_norm is 'units': expected True or False"),
+    (HyperBFAttention, ATTENTION | {'qk_norm': 'units'}, 'qk_norm is .units.: expected True or False'),
     (HyperBFAttention, ATTENTION | {'metric': 'low_rank', 'rank': 5}, 'from 1 to 4'),
     (HyperBFCenters, UNIT | {'metric': 'low_rank', 'rank': 0}, 'from 1 to 8'),
     (HyperBFCenters, UNIT | {'sigma_per': 'centre'}, "did you mean 'center'"),

@@ -43,8 +43,8 @@ def test_it_is_the_operator_between_the_projections(name, normalizer, causal):
   for h in range(heads):
     q, k, v = (z[..., h * d : (h + 1) * d] for z in qkv)
     projections = hbf.nn.baselines.linear_attention._projections(heads, 6, d)[h]
-    sigma = np.exp(params['log_sigma'][h]) if name == 'gaussian' else 1.0
-    phi = (feature_map(z, name, projections=projections, sigma=sigma) for z in (q, k))
+    width = np.exp(params['log_sigma'][h]) if name == 'gaussian' else 1.0
+    phi = (feature_map(z, name, projections=projections, sigma=width) for z in (q, k))
     out = np.asarray(linear_attention(*phi, v, normalizer=normalizer, causal=causal), np.float64)
     if normalizer == 'none':
       out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-18) * params['norm']['scale'][h]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ops import reference
+from ops.keywords import hyperbf, hyperbf_plain
 
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
@@ -16,7 +17,6 @@ from hbf.nn.baselines.softmax import SoftmaxAttention
 from hbf.nn.context import Context
 from hbf.nn.hyperbf import HyperBFAttention
 from hbf.ops.fast.attention import attention, cudnn_applies, fused_attention, padded_attention, short_parts
-from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 
 
 def make(lengths, dims, dtype='float32', seed=4):

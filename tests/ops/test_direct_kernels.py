@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ops import reference
+from ops.keywords import hyperbf
 
 from hbf.errors import UserError
-from hbf.ops.hyperbf import hyperbf
 from hbf.ops.kernels import DIRECT, KERNELS
 
 N, A, D, V, HEADS = 4, 5, 6, 3, 2
@@ -68,5 +68,5 @@ def test_the_gradient_of_the_radius_is_that_of_a_difference():
 
 @pytest.mark.parametrize('normalization', ['sum', 'rms', 'layer'])
 def test_a_kernel_that_changes_sign_is_not_normalized(normalization):
-  with pytest.raises(UserError, match=f'kernel ball_gelu .* set normalization to none, not {normalization}'):
+  with pytest.raises(UserError, match=f'kernel ball_gelu .* use normalization none, not {normalization}'):
     hyperbf(**ARRAYS, kernel='ball_gelu', metric='full', normalization=normalization)

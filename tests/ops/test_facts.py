@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ops import reference
+from ops.keywords import hyperbf, log_responses
 
-from hbf.ops.hyperbf import hyperbf, log_responses, normalize
+from hbf.ops.normalization import normalize
 
 B, H, N, A, D = 2, 3, 5, 7, 8
 

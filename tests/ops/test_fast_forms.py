@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from ops import reference
+from ops.keywords import hyperbf, hyperbf_plain
 
 from hbf.ops.fast import sums
-from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 from hbf.training.sharding import make_mesh
 
 N, A, D, V = 37, 11, 6, 5

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ops import reference
+from ops.keywords import hyperbf, hyperbf_plain
 
 from hbf.errors import UserError
 from hbf.ops.fast import sums
 from hbf.ops.fast.attention import attention
-from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 
 N, A, D, V = 5, 40, 6, 3  # more centers than points and values have dimensions, so that blocks of points are computed
 
@@ -102,5 +102,5 @@ def test_one_array_of_float64_is_enough_and_the_coefficients_say_the_type_of_the
 
 def test_pallas_refuses_it():
   arrays, _ = make()
-  with jax.enable_x64(True), pytest.raises(UserError, match='form pallas computes in float32'):
+  with jax.enable_x64(True), pytest.raises(UserError, match='implementation pallas computes in float32'):
     hyperbf(*arrays, kernel='gaussian', normalization='layer', sigma=1.0, implementation='pallas')

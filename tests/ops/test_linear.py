@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ops import reference
+from ops.keywords import hyperbf
 
 import hbf.ops.linear_attention
 from hbf.errors import UserError
-from hbf.ops.hyperbf import hyperbf
 from hbf.ops.linear_attention import (
   MAPS,
   NORMALIZERS,

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ops import reference
-
-from hbf.ops.hyperbf import hyperbf
+from ops.keywords import hyperbf
 
 IMPLEMENTATIONS = ['xla', 'pallas']
 

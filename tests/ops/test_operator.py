@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ops import reference
+from ops.keywords import hyperbf, hyperbf_plain, log_responses
 
 from hbf.errors import UserError
-from hbf.ops.hyperbf import NORMALIZATIONS, hyperbf, hyperbf_plain, log_responses, normalize
 from hbf.ops.kernels import KERNELS, SIGNED
+from hbf.ops.normalization import NORMALIZATIONS, normalize
 
 N, A, D, V, RANK = 4, 5, 6, 3, 2
 EVERY = list(itertools.product(reference.KERNELS, reference.METRICS))
@@ -146,14 +147,14 @@ def test_the_gradient_of_beta_is_exact_at_0_and_beside_it(normalization, impleme
 @pytest.mark.parametrize(
   ('scale', 'message'),
   [
-    ({'kernel': 'gaussian'}, 'kernel gaussian is stated by a width'),
-    ({'kernel': 'ball_relu', 'beta': 1.0, 'sigma': 1.0}, 'kernel ball_relu is stated by a width'),
-    ({'kernel': 'gaussian', 'sigma': -1.3}, 'width is -1.3: expected a number above 0'),
-    ({'kernel': SIGNED, 'metric': 'bilinear', 'sigma': 1.0}, 'has no width: expected beta'),
+    ({'kernel': 'gaussian'}, 'kernel gaussian needs sigma'),
+    ({'kernel': 'ball_relu', 'beta': 1.0, 'sigma': 1.0, 'normalization': 'none'}, 'kernel ball_relu needs sigma'),
+    ({'kernel': 'gaussian', 'sigma': -1.3}, 'sigma is -1.3: expected a number above 0'),
+    ({'kernel': SIGNED, 'metric': 'bilinear', 'sigma': 1.0}, 'has no sigma: expected beta'),
     ({'kernel': SIGNED, 'beta': 1.0}, 'needs metric bilinear, not identity'),
   ],
 )
-def test_a_kernel_has_a_width_or_beta(scale, message):
+def test_a_kernel_has_sigma_or_beta(scale, message):
   with pytest.raises(UserError, match=message):
     hyperbf(*make('identity')[:3], **scale)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from ops import reference
+from ops.keywords import hyperbf, hyperbf_plain
 from rich.console import Console
 
 from hbf.ops.distances import distances
 from hbf.ops.fast import pallas
 from hbf.ops.fast.sums import kernel_sums
-from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 from hbf.training.loop import train
 from hbf.training.sharding import make_mesh
 

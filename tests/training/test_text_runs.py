@@ -140,7 +140,7 @@ def test_what_can_not_be_written_is_said(finished, prompt, stop, said):
 
 
 def test_a_stage_that_can_not_be_causal_is_refused_before_anything_is_written(make, tmp_path):
-  with pytest.raises(UserError, match='AveragePooling mixes a token with those after it'):
+  with pytest.raises(UserError, match='AveragePooling mixes a token with later tokens'):
     train(make('model=pooling'), tmp_path / 'run', QUIET, ONE)
   with pytest.raises(UserError, match='a window has 90,000'):
     train(make(**{'data.length': 90_000}), tmp_path / 'run', QUIET, ONE)

@@ -13,28 +13,31 @@ from hbf.nn.cache import new_tokens, update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.projections import Projections, visible
+from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
 from hbf.options import POSITIVE, one_of, whole
 
-# How the gate uses f(Z) = W Z + b over the tokens (Table 3 of the paper), and how wide Z is over what comes out.
+# Uses of f(Z) = W Z + b over the tokens (Table 3 of the paper), each with the width of its input over the output's.
 GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 
 
 class GatedMLP(CheckedModule):
-  """out(s(GELU(in(x)))) with the Spatial Gating Unit s (Pay Attention to MLPs, eq. 1 to 3; aMLP: section 4.4).
+  """The gated MLP out(s(GELU(in(x)))) with the Spatial Gating Unit s.
+
+  See Liu et al. 2021, eq. 1 to 3, and section 4.4 for aMLP.
 
   s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. It starts as
-  a plain feed-forward: W near 0 with b = 1, or 0 in the additive form. With attention it is aMLP, whose gate is
-  Z₁ ⊙ (f(Z₂) + tiny attention of x). A token costs 6 hidden D + 2 hidden N operations (split); attention of d
-  dimensions costs 6 D d + 4 N d + 2 d hidden more. N is fixed. Under a causal context W is triangular.
+  a plain feed-forward network: W near 0 with b = 1, or b = 0 in the additive form. With attention it is aMLP, whose
+  gate is Z₁ ⊙ (f(Z₂) + tiny attention of x). A token costs 6 hidden D + 2 hidden N operations (split). Attention of d
+  dimensions costs 6 D d + 4 N d + 2 d hidden more. N is fixed. In a causal context W is triangular.
 
   Attributes:
-    hidden: channels that the gate gives; the split gate is fed twice as many (the paper's d_ffn).
+    hidden: channels that the gate returns. The split gate is fed twice as many (the paper's d_ffn).
     gate: 'linear', 'additive', 'multiplicative' or 'split'.
-    attention: dimensions of the tiny attention, 64 in the paper; 0 for none.
+    attention: dimensions of the tiny attention, 64 in the paper. 0: there is none.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    norm_epsilon: added to the variance in the gate's LayerNorm.
-    dtype: of the products; parameters are float32.
+    norm_epsilon: number added to the variance in the gate's LayerNorm.
+    dtype: type of the products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]
@@ -43,14 +46,11 @@ class GatedMLP(CheckedModule):
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
   norm_epsilon: Annotated[float, POSITIVE] = 1e-6
   dtype: Any = jnp.float32
-  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
-  masked: ClassVar[str] = 'keys'
-  causal: ClassVar[bool] = True
-  continues: ClassVar[bool] = True
+  traits: ClassVar[StageTraits] = StageTraits(units='hidden', masks='keys', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D].
+    """Map tokens [B, N, D] to [B, N, D].
 
     Raises:
       UserError: the parameters are for another number of tokens.
@@ -70,7 +70,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """f of the gating channels [B, N, hidden]; in the linear form, all it has, W starts at its usual size."""
+    """Compute f of the gating channels [B, N, hidden]. In the linear form, s = f, W starts at its usual size."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], room(gating, context)
     spatial = TokenDense(
@@ -86,9 +86,10 @@ class GatedMLP(CheckedModule):
     return (gating.mT @ kernel + new_tokens(spatial.bias(), context, count, 0)).mT
 
   def _tiny_attention(self, tokens: jax.Array, context: Context) -> jax.Array:
-    """Attention of a single head: [B, N, hidden]."""
+    """Compute attention with a single head: [B, N, hidden]."""
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
     q, k, v = (z[:, None] for z in jnp.split(qkv, 3, axis=-1))
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
-    attended = attention(q, k, v, **visible(context, q.shape[2]))[:, 0]
+    mask, causal = visible(context, q.shape[2])
+    attended = attention(q, k, v, mask=mask, causal=causal)[:, 0]
     return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

@@ -1,4 +1,4 @@
-"""Linear attention, a stage 1 whose time grows with the number of tokens and not with its square."""
+"""Linear attention, a stage 1 whose time is linear in the number of tokens."""
 
 import functools
 from typing import Annotated, Any, ClassVar
@@ -12,6 +12,7 @@ from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, seen_by_all
 from hbf.nn.parameters import sigma_parameter
 from hbf.nn.projections import project_out, project_qkv
+from hbf.nn.traits import StageTraits
 from hbf.ops.linear_attention import (
   MAPS,
   NORMALIZERS,
@@ -26,7 +27,7 @@ from hbf.ops.linear_attention import (
 )
 from hbf.options import one_of, whole
 
-# Of the squared outputs of a head. Weights of random features may be 1e-8 and less, and the norm must not see it.
+# Added to the mean square of a head's outputs. It is so small because weights of random features may be 1e-8.
 _EPSILON = 1e-18
 
 
@@ -34,21 +35,21 @@ class LinearAttention(CheckedModule):
   """Multi-head Σ_j φ(q)·φ(k_j) v_j, divided by the sum of the weights or by its own norm.
 
   Operations a token, forward, for N tokens of D channels, H heads and m features a head (two for a product and its
-  sum); softmax attention needs 8 D² + 4 N D:
+  sum). Softmax attention needs 8 D² + 4 N D.
 
   - elu, relu, exp: 8 D² + 4 m (D + H), with m = D/H.
   - softmax, gaussian: 8 D² + 4 m (D + H) + 4 m D, the last for the features, with m = random_features.
-  - under a causal context 2 C (m H + D + H) more, in chunks of C = min(128, N) tokens.
+  - in a causal context 2 C (m H + D + H) more, in chunks of C = min(128, N) tokens.
 
   Attributes:
-    heads: H; the tokens' width D must be divisible by it. A head works on d = D/H dimensions.
-    features: φ, a name in `hbf.ops.linear_attention.MAPS`. 'softmax' approximates `SoftmaxAttention` and 'gaussian'
-      `HyperBFAttention` with metric identity and a width for each head, if the normalizer is 'sum'.
-    random_features: m, how many a head has if `features` asks for random ones. The relative variance of a weight is
-      of order exp(‖q + k‖²/√d)/m, so wide heads and long queries and keys take many.
-    normalizer: 'sum', or 'none', after which each head's output has its root mean square normalized (TransNormer,
-      Qin et al. 2022).
-    dtype: of the products; parameters are float32.
+    heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
+    features: φ, a name in `hbf.ops.linear_attention.MAPS`. With normalizer 'sum', 'softmax' approximates
+      `SoftmaxAttention`, and 'gaussian' approximates `HyperBFAttention` with metric identity and one σ a head.
+    random_features: m of a head with random features. The relative variance of a weight is of order
+      exp(‖q + k‖²/√d)/m, so wide heads and long queries and keys need many.
+    normalizer: 'sum', or 'none'. With 'none' each head's output is divided by its root mean square (TransNormer, Qin
+      et al. 2022).
+    dtype: type of the products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]
@@ -56,13 +57,11 @@ class LinearAttention(CheckedModule):
   random_features: Annotated[int, whole(1)] = 64
   normalizer: Annotated[str, one_of(NORMALIZERS)] = 'sum'
   dtype: Any = jnp.float32
-  masked: ClassVar[str] = 'keys'
-  causal: ClassVar[bool] = True
-  continues: ClassVar[bool] = True
+  traits: ClassVar[StageTraits] = StageTraits(masks='keys', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to [B, N, D]."""
     q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     d = q.shape[-1]
     chosen: dict[str, Any] = {'name': self.features}
@@ -79,7 +78,7 @@ class LinearAttention(CheckedModule):
     return project_out(out, self.dtype)
 
   def _over_tokens(self, queries: Features, keys: Features, values: jax.Array, context: Context) -> jax.Array:
-    """The sums over the tokens, [B, H, N, d]; of earlier ones a state is remembered, of one size however many."""
+    """Compute the sums over the tokens, [B, H, N, d]. The cache has the same size for all numbers of tokens."""
     if context.continued is None:
       return linear_attention(queries, keys, values, normalizer=self.normalizer, causal=context.causal)
     state = self.variable('cache', 'state', no_state, keys.values, values)
@@ -89,6 +88,6 @@ class LinearAttention(CheckedModule):
 
 @functools.cache
 def _projections(heads: int, count: int, d: int) -> np.ndarray:
-  """Return ω of every head, [H, count, d]: no parameters, and the same in all blocks, scanned or not."""
+  """Return ω of every head, [H, count, d]. They are no parameters, and are the same in all blocks, scanned or not."""
   rng = np.random.default_rng(0)
   return np.stack([orthogonal_projections(rng, count, d) for _ in range(heads)])

@@ -11,16 +11,17 @@ import jax.numpy as jnp
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.projections import Projections
+from hbf.nn.traits import StageTraits
 from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
 
-# gelu is its tanh form, as in JAX and Google's networks; gelu_erf the exact one, as in PyTorch.
+# 'gelu' is the tanh form, as in JAX and Google's networks. 'gelu_erf' is the exact form, as in PyTorch.
 Activation = Callable[[jax.Array], jax.Array]
 ACTIVATIONS: dict[str, Activation] = {
   'relu': nn.relu,
   'gelu': nn.gelu,
   'gelu_erf': functools.partial(nn.gelu, approximate=False),
 }
-# act(V x) ⊙ U x in place of act(V x) (Shazeer 2020): the activation by the gated form's name.
+# Activations of the gated forms act(V x) ⊙ U x (Shazeer 2020), by name.
 GATED: dict[str, Activation] = {'glu': nn.sigmoid, 'reglu': nn.relu, 'geglu': nn.gelu, 'swiglu': nn.silu}
 
 
@@ -28,14 +29,14 @@ class MLP(CheckedModule):
   """Two dense layers with a non-linearity between them, on every token: 4 hidden D operations (6 if gated).
 
   Attributes:
-    hidden: units between the layers; a gated one has two rows of weights from the tokens.
+    hidden: units between the layers. A gated MLP has two rows of weights for each unit.
     activation: 'relu' (the memo's), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu', 'geglu',
       'swiglu'.
-    output_scale: of the output at init: a factor on the second layer's usual start.
-    normalize: tokens, and each unit's weights, of norm 1, with one learned scale for all units that starts at 2√D:
-      act(s x·w + b). As ‖x − w‖² = 2 − 2 x·w, it is a HyperBF of kernel φ(b' − r²/2σ²) with φ = act, σ² = 1/s and
-      b' = b + s. So it is the control of every claim for such kernels.
-    dtype: of the products; parameters are float32.
+    output_scale: factor on the usual start of the second layer.
+    normalize: True if tokens, and each unit's weights, have norm 1. One learned scale for all units starts at 2√D:
+      act(s x·w + b). As ‖x − w‖² = 2 − 2 x·w, this is a HyperBF of kernel φ(b' − r²/2σ²) with φ = act, σ² = 1/s and
+      b' = b + s. So it is the control for every claim about such kernels.
+    dtype: type of the products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]
@@ -43,11 +44,11 @@ class MLP(CheckedModule):
   output_scale: Annotated[float, NOT_NEGATIVE] = 1.0
   normalize: Annotated[bool, FLAG] = False
   dtype: Any = jnp.float32
-  size: ClassVar[str] = 'hidden'  # the option that says how large the stage is
+  traits: ClassVar[StageTraits] = StageTraits(units='hidden')
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to [B, N, D]."""
     width = tokens.shape[-1]
     activation = (ACTIVATIONS | GATED)[self.activation]
     parts = 2 if self.activation in GATED else 1

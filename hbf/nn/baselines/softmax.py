@@ -1,4 +1,4 @@
-"""Softmax attention, the baseline stage 1, and the projections that every attention shares."""
+"""Softmax attention, the baseline stage 1."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +12,7 @@ from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import sigma_parameter
 from hbf.nn.projections import of_norm_1, project_out, project_qkv, visible
 from hbf.nn.relative_positions import RELATIVE_POSITIONS, append, relative_coordinates, turned
+from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
 from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
 
@@ -20,16 +21,16 @@ class SoftmaxAttention(CheckedModule):
   """Multi-head softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1): 8D² + 4ND operations a token.
 
   Attributes:
-    heads: H; the tokens' width D must be divisible by it.
-    qk_norm: softmax(q·k/τ) of queries and keys of norm 1, with a learned temperature τ a head that
-      starts at 1/√d. It is HyperBF attention of unit-norm queries and keys with σ² = τ (fact 1 of docs/design.md).
-    qkv_bias: whether queries, keys and values have a bias.
-    relative_positions: 'none', or 'gaussian': −‖(p_q − p_k − o)/s‖²/2 is added to a head's logits, with
-      a learned offset o and width s, as in HyperBF attention (`hbf.nn.relative_positions`). A token costs 2 C N H
-      operations more, with C as there. 'rotary': queries and keys are turned by their places.
-    mimetic: start of queries and keys with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`;
-      0: as other projections.
-    dtype: of the products; parameters are float32.
+    heads: H, a divisor of the tokens' width D.
+    qk_norm: True for softmax(q·k/τ) with queries and keys of norm 1, and a learned temperature τ for each head that
+      starts at 1/√d. It is HyperBF attention of queries and keys of norm 1 with σ² = τ (fact 1 of docs/design.md).
+    qkv_bias: True if queries, keys and values have a bias.
+    relative_positions: 'none', 'gaussian' or 'rotary'. 'gaussian' adds −‖(p_q − p_k − o)/s‖²/2 to a head's logits,
+      with a learned offset o and a learned s, as in HyperBF attention (`hbf.nn.relative_positions`). A token then
+      costs 2 C N H more operations, with C of that module. 'rotary' rotates queries and keys by their positions.
+    mimetic: queries and keys start with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`. 0:
+      they start like other projections.
+    dtype: type of the products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]
@@ -38,18 +39,16 @@ class SoftmaxAttention(CheckedModule):
   relative_positions: Annotated[str, one_of(RELATIVE_POSITIONS)] = 'none'
   mimetic: Annotated[float, NOT_NEGATIVE] = 0.0
   dtype: Any = jnp.float32
-  masked: ClassVar[str] = 'any'
-  causal: ClassVar[bool] = True
-  continues: ClassVar[bool] = True
+  traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, self.mimetic)
     return project_out(self._over_tokens(q, k, v, context), self.dtype)
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-    """Means of values [B, N, H, e], for queries and keys [B, N, H, d]: [B, N, H, e]; makes its parameters."""
+    """Compute attention of queries and keys [B, N, H, d] and values [B, N, H, e]: [B, N, H, e]."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
     scale = q.shape[-1] ** -0.5
     if self.relative_positions == 'rotary':
@@ -58,10 +57,10 @@ class SoftmaxAttention(CheckedModule):
       scale = jnp.square(1 / sigma_parameter(self, 'head', scale, self.heads))  # 1/τ [H, 1, 1]
       q, k = of_norm_1(q), of_norm_1(k)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
-    how: dict[str, Any] = visible(context, q.shape[2])
+    mask, causal = visible(context, q.shape[2])
     if self.relative_positions != 'gaussian':
-      return attention(q, k, v, scale, **how).swapaxes(1, 2)
+      return attention(q, k, v, scale, mask=mask, causal=causal).swapaxes(1, 2)
     x, t = relative_coordinates(self, self.heads, context, q.dtype)
     q = append((q * scale).astype(q.dtype), new_tokens(x, context, q.shape[2], 1))
     with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
-      return attention(q, append(k, t), v, 1.0, **how).swapaxes(1, 2)
+      return attention(q, append(k, t), v, 1.0, mask=mask, causal=causal).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""Stages that mix tokens without asking what is in them: MLP-Mixer's, PoolFormer's, and none."""
+"""Stages that mix tokens without looking at their content: MLP-Mixer's, PoolFormer's, and none."""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -13,32 +13,31 @@ from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.cache import new_tokens
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, seen_by_all
+from hbf.nn.traits import StageTraits
 from hbf.options import odd, one_of, whole
 
 
 class TokenMLP(CheckedModule):
   """Two dense layers over the tokens, the same for every channel (MLP-Mixer, Tolstikhin et al. 2021, eq. 1).
 
-  A token costs 4 hidden D operations. N is fixed. Under a causal context units belong to the tokens, in order: a unit
-  is made of the tokens up to its own, and read by those from there on (masks as in MADE, Germain et al. 2015).
+  A token costs 4 hidden D operations. N is fixed. In a causal context each unit belongs to a token. The unit reads
+  the tokens up to its own, and tokens from its own on read the unit (masks as in MADE, Germain et al. 2015).
 
   Attributes:
     hidden: units between the layers, the paper's D_S.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    dtype: of the products; parameters are float32.
+    dtype: type of the products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
   dtype: Any = jnp.float32
-  masked: ClassVar[str] = 'keys'
-  causal: ClassVar[bool] = True
-  continues: ClassVar[bool] = True
-  share: ClassVar[float] = 1 / 8  # of a recipe's hidden units: Mixer has D/2 here for 4D in stage 2
+  # Mixer has D/2 hidden units here for 4D in stage 2.
+  traits: ClassVar[StageTraits] = StageTraits(unit_share=1 / 8, masks='keys', causal=True, decodes=True)
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D] to [B, N, D].
+    """Map tokens [B, N, D] to [B, N, D].
 
     Raises:
       UserError: the parameters are for another number of tokens.
@@ -58,19 +57,20 @@ class TokenMLP(CheckedModule):
     return out.reshape(batch, width, count).mT
 
   def _order(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens a unit is made of, [N, hidden], and which read it, [hidden, N]."""
+    """Return masks of the tokens that a unit reads, [N, hidden], and of the tokens that read it, [hidden, N]."""
     tokens, owners = np.arange(length), np.arange(self.hidden) * length // self.hidden
     return tokens[:, None] <= owners, owners[:, None] <= tokens
 
 
 class AveragePooling(CheckedModule):
-  """The mean of a square of patches around each, minus the patch (PoolFormer, Yu et al. 2022, eq. 4).
+  """The mean of a square of patches around each patch, minus the patch (PoolFormer, Yu et al. 2022, eq. 4).
 
-  Nothing is learned and what the patches show doesn't matter: the null control. A token costs window² D operations.
+  Nothing is learned, and the content of the patches has no influence: the null control. A token costs window² D
+  operations.
 
   Attributes:
     window: side of the square in patches, odd.
-    dtype: of the result.
+    dtype: type of the result.
   """
 
   window: Annotated[int, odd(1)] = 3
@@ -78,10 +78,10 @@ class AveragePooling(CheckedModule):
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Maps tokens [B, N, D], a square of patches row by row, to [B, N, D].
+    """Map tokens [B, N, D], a square of patches row by row, to [B, N, D].
 
     Raises:
-      UserError: N isn't a square.
+      UserError: N is not a square.
     """
     batch, length, width = tokens.shape
     side = math.isqrt(length)
@@ -91,7 +91,7 @@ class AveragePooling(CheckedModule):
         '(pool mean or sequence)'
       )
     grid = tokens.reshape(batch, side, side, width).astype(self.dtype)
-    # Sums of neighbors within the image over their number: at the edges they are fewer.
+    # At the edges the mean is over the neighbors within the image.
     mean = nn.avg_pool(grid, (self.window, self.window), padding='SAME', count_include_pad=False)
     return (mean - grid).reshape(tokens.shape).astype(self.dtype)
 
@@ -100,29 +100,27 @@ class Identity(nn.Module):
   """The tokens as they are: no mixing at all (IdentityFormer, Yu et al. 2022). It costs nothing.
 
   Attributes:
-    dtype: of the result.
+    dtype: type of the result.
   """
 
   dtype: Any = jnp.float32
-  masked: ClassVar[str] = 'any'  # no token sees another
-  causal: ClassVar[bool] = True
-  continues: ClassVar[bool] = True
+  traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)  # no token sees another
 
   @nn.compact
   def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
-    """Returns tokens [B, N, D]."""
+    """Return tokens [B, N, D]."""
     return tokens.astype(self.dtype)
 
 
 class TokenDense(nn.Module):
-  """The parameters of a dense layer over tokens, to or from them; what they multiply is the stage's to say.
+  """The parameters of a dense layer over tokens. The stage decides what they multiply.
 
   Attributes:
-    inputs: numbers that it takes.
-    outputs: numbers that it gives.
-    kernel_init: of its kernel, [inputs, outputs].
-    bias_init: of its bias, [outputs].
-    dtype: of both as they are given out; as parameters they are float32.
+    inputs: number of inputs.
+    outputs: number of outputs.
+    kernel_init: initializer of the kernel, [inputs, outputs].
+    bias_init: initializer of the bias, [outputs].
+    dtype: type of the returned arrays. Parameters are float32.
   """
 
   inputs: int
@@ -132,36 +130,36 @@ class TokenDense(nn.Module):
   dtype: Any = jnp.float32
 
   def setup(self) -> None:
-    """Makes the parameters."""
+    """Make the parameters."""
     self._kernel = self.param('kernel', self.kernel_init, (self.inputs, self.outputs))
     self._bias = self.param('bias', self.bias_init, (self.outputs,))
 
   def kernel(self, seen: np.ndarray | None) -> jax.Array:
-    """The kernel [inputs, outputs], with zeros where booleans of that shape say that an input isn't seen."""
+    """Return the kernel [inputs, outputs], with zeros where a mask of that shape is False."""
     kernel = self._kernel if seen is None else jnp.where(seen, self._kernel, 0)
     return kernel.astype(self.dtype)
 
   def bias(self) -> jax.Array:
-    """The bias, [outputs]."""
+    """Return the bias, [outputs]."""
     return self._bias.astype(self.dtype)
 
 
 def room(tokens: jax.Array, context: Context) -> int:
-  """How many tokens [B, N, D] are, or, where they continue others, can be."""
+  """Return the number of tokens [B, N, D], or the most that the text can have if they continue others."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 
 def shown(tokens: jax.Array, context: Context) -> jax.Array:
-  """Tokens [B, N, D] with zeros for those that no other sees."""
+  """Return tokens [B, N, D] with zeros for those that no other sees."""
   seen = seen_by_all(context)
   return tokens if seen is None else jnp.where(seen[..., None], tokens, 0)
 
 
 def check_length(module: nn.Module, layer: str, length: int) -> None:
-  """Refuses another number of tokens than a module's dense layer over them was made for.
+  """Check that a module's dense layer over tokens was made for this number of tokens.
 
   Raises:
-    UserError: naming both numbers.
+    UserError: it was made for another number. The message has both.
   """
   if module.has_variable('params', layer):
     learned = module.variables['params'][layer]['kernel'].shape[0]

@@ -1,6 +1,6 @@
-"""Softmax attention: one rule for all of which kernel computes it; and the normalized Gaussian as such attention.
+"""Softmax attention, and the choice of the kernel that computes it. `gaussian_attention` is the normalized Gaussian.
 
-(Facts 2 and 3 of docs/design.md.)
+Facts 2 and 3 of docs/design.md say why the two are the same.
 """
 
 import functools
@@ -11,12 +11,13 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import apart, is_short, keeping_short, metric_product, products, row_dots, wide
 
-# Responses of a head that may lie in memory; beyond about a thousand tokens blocks of them are better.
+# Most responses of a head in memory. Beyond about a thousand tokens, blocks are better.
 _MOST_PAIRS = 2**20
-_TILE = 8  # cuDNN wants heads of a multiple of 8 dimensions
-_EVEN = 2  # and, for the gradient, even numbers of queries and keys: so JAX checks it, whether there is a bias or not
+_TILE = 8  # cuDNN takes heads of a multiple of 8 dimensions
+_EVEN = 2  # for the gradient, cuDNN takes even numbers of queries and keys
 _PARTS = 3  # bfloat16 numbers that hold a float32
 _CAPABILITY = 8  # Ampere, the first NVIDIA GPUs on which cuDNN fuses attention
 
@@ -30,22 +31,22 @@ def attention(
   mask: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
-  """Compute softmax(scale (q·k − t·k/2)) v over the keys; without centers t it is softmax(scale q·k) v.
+  """Compute softmax(scale (q·k − t·k/2)) v over the keys. Without centers t it is softmax(scale q·k) v.
 
-  Softmax attention and the normalized Gaussian both call this function. cuDNN's fused kernel does the work where it
-  applies, else XLA does.
+  Softmax attention and the normalized Gaussian both call this function. cuDNN's fused kernel computes it where it
+  can, and XLA elsewhere.
 
   Args:
     queries: q [..., N, d].
     keys: k [..., A, d].
     values: v [..., A, V].
-    scale: a number, or an array broadcastable to [..., 1, 1]; default 1/√d.
-    centers: t [..., A, D], D up to d; products t·k are over the first D dimensions.
-    mask: booleans broadcastable to [..., N, A], which queries see which keys; with one XLA does the work.
-    causal: whether query i sees keys 0 to i only (of those that the mask lets it see).
+    scale: a number, or an array broadcastable to [..., 1, 1]. The default is 1/√d.
+    centers: t [..., A, D] with D ≤ d. Products t·k are over the first D dimensions.
+    mask: booleans broadcastable to [..., N, A], True where a query sees a key. With a mask, XLA computes.
+    causal: True if query i sees keys 0 to i only (those that the mask leaves).
 
   Returns:
-    [..., N, V] in the values' type.
+    [..., N, V] in the type of the values.
   """
   queries, keys, values = (jnp.asarray(z) for z in (queries, keys, values))  # NumPy's types may not be JAX's
   scale = queries.shape[-1] ** -0.5 if scale is None else scale
@@ -69,7 +70,7 @@ def _xla_attention(
   """Compute `attention` with all logits in memory."""
   dtype = values.dtype
   if is_short(queries.dtype) and isinstance(scale, jax.Array):
-    # A factor of 1 carries the scale's gradient: that of a factor of the logits would keep all of them.
+    # A factor of 1 on the keys carries the scale's gradient. The gradient of a factor on the logits would keep them.
     fixed = jax.lax.stop_gradient(scale)
     scale, factor = fixed, scale / jnp.where(fixed == 0, 1, fixed)
     keys = (factor * keys).astype(keys.dtype)
@@ -78,7 +79,7 @@ def _xla_attention(
   if not is_short(queries.dtype):  # one pass over the keys is cheaper than one over all logits
     logits = multiply(queries, scale * keys)
     logits = logits if norms is None else logits - (scale * norms).mT
-  else:  # a scaled key would be rounded, and no longer be the one that the norm is of
+  else:  # a scaled key would be rounded, and would no longer fit its norm
     logits = multiply(queries, keys)
     logits = scale * (logits if norms is None else logits - norms.mT)
   if causal:
@@ -108,8 +109,9 @@ def fused_attention(
   """Compute `attention` of arrays [B, H, N, d] by one call of cuDNN's kernel.
 
   The kernel takes one scale for all heads, and no bias of the keys. So scale and bias become coordinates: keys are
-  [scale k, bias] and queries [q, 1]. A bias in bfloat16 would be too coarse (it is of order √D), so it takes three
-  coordinates: its rounding, the rounding of the rest, and so on. Filling up to a multiple of 8 leaves room for them.
+  [scale k, bias] and queries are [q, 1]. A bias in bfloat16 would be too coarse (it is of order √D), so it takes
+  three coordinates: its rounding, the rounding of the rest, and so on. Padding to a multiple of 8 leaves room for
+  them.
   """
   dtype = queries.dtype
   if centers is None and isinstance(scale, float):
@@ -124,9 +126,10 @@ def fused_attention(
 
 
 def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.Array:
-  """Compute −scale t·k/2, float32 [..., A, 1], plus what rounding scale k to the type of k takes away from t·k.
+  """Compute −scale t·k/2, float32 [..., A, 1], plus what t·k loses when scale k is rounded to the type of k.
 
-  A query near a center has nearly that center's products. There the plus makes up for the rounding of the key.
+  A query near a center has nearly that center's products. For such a query the plus compensates the rounding of the
+  key.
   """
   kind, scaled = jnp.finfo(keys.dtype), scale * keys[..., : centers.shape[-1]].astype(jnp.float32)
   error = jax.lax.stop_gradient(scaled - jax.lax.reduce_precision(scaled, kind.nexp, kind.nmant))
@@ -141,7 +144,7 @@ def padded_attention(
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> jax.Array:
-  """Compute attention in the shapes that cuDNN takes: zeros fill up tokens and dimensions, and are masked as keys."""
+  """Compute attention in the shapes that cuDNN takes. Zeros pad tokens and dimensions, and are masked as keys."""
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   width = max(d, v)
   queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
@@ -161,12 +164,11 @@ def padded_attention(
 
 
 def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
-  """Whether a program for an NVIDIA GPU is to compute attention of heads of d dimensions by cuDNN's fused kernel.
+  """Return True if cuDNN's fused kernel can compute attention of heads of d dimensions on an NVIDIA GPU.
 
-  The platform is chosen when the program is lowered, by whoever asks here. But what cuDNN takes has to be known when
-  it is traced, for JAX's checks run then: they want cuDNN's library, and head sizes by the capability of this
-  process's GPU. A program for GPUs that this process doesn't have is taken to be for recent ones, with heads of at
-  most 128 dimensions.
+  The platform is chosen later, when the program is lowered. But JAX checks cuDNN's limits when the program is traced:
+  the checks need cuDNN's library, and the limit on d depends on this process's GPU. If this process has no GPU, the
+  program is assumed to be for a recent one, with heads of at most 128 dimensions.
   """
   if dtype not in (jnp.bfloat16, jnp.float16) or any(c < _CAPABILITY for c in _capabilities()):
     return False
@@ -174,13 +176,13 @@ def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
   training = jax.grad(lambda q, k, v: padded_attention(q, k, v, 1.0).astype(jnp.float32).sum(), (0, 1, 2))
   try:
     jax.eval_shape(training, head, head, head)
-  except (NotImplementedError, RuntimeError):  # heads that are too large; no CUDA, or no cuDNN
+  except (NotImplementedError, RuntimeError):  # heads are too large, or there is no CUDA or no cuDNN
     return False
   return True
 
 
 def _any_batch(z: jax.Array) -> bool:
-  """Whether the program is exported for batches of any size (`jax.export`).
+  """Return True if the program is exported for batches of any size (`jax.export`).
 
   cuDNN's kernel is made for one size, and JAX refuses to export its custom call, which may change.
   """
@@ -188,28 +190,28 @@ def _any_batch(z: jax.Array) -> bool:
 
 
 def _capabilities() -> list[float]:
-  """Compute capabilities of this process's NVIDIA GPUs; AMD's have names, such as gfx90a."""
+  """Return the compute capabilities of this process's NVIDIA GPUs. AMD's GPUs have names instead, such as gfx90a."""
   names = [getattr(device, 'compute_capability', '') for device in jax.local_devices()]
   return [float(name) for name in names if name.replace('.', '', 1).isdigit()]
 
 
 def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
-  """z with so many zeros behind it along an axis."""
+  """Append `count` zeros to an array along an axis."""
   return jnp.pad(z, [(0, count if i == axis else 0) for i in range(z.ndim)])
 
 
 def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: int) -> bool:
-  """Return True if cuDNN takes these arrays with so many coordinates added to queries and keys."""
+  """Return True if cuDNN takes these arrays with `extra` coordinates added to queries and keys."""
   heads = queries.ndim == 4 and queries.shape[:2] == keys.shape[:2] == values.shape[:2]
   width = max(queries.shape[-1] + extra, values.shape[-1])
   return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, width)
 
 
 def is_attention(points: jax.Array, centers: jax.Array, coefficients: jax.Array, scale: jax.Array) -> bool:
-  """Return whether `gaussian_attention` is the way to a normalized Gaussian: one scale a head, few responses."""
+  """Return True if `gaussian_attention` should compute a normalized Gaussian: one sigma a head, and few responses."""
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]
-  few = not jax.export.is_symbolic_dim(pairs) and pairs <= _MOST_PAIRS  # all points of a batch may be of one head
+  few = not jax.export.is_symbolic_dim(pairs) and pairs <= _MOST_PAIRS
   return shared_scale and (few or _cudnn_takes(points, centers, coefficients, _PARTS))
 
 
@@ -217,48 +219,45 @@ def gaussian_attention(
   points: jax.Array,
   centers: jax.Array,
   coefficients: jax.Array,
-  *,
-  scale: jax.Array,
-  metric: str,
-  weights: jax.Array | None,
-  dot_only_dims: int = 0,
+  basis: RadialBasis,
   mask: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
-  """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K of one width a head, as attention.
+  """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K with one sigma a head, as attention.
 
-  It is the softmax of scale (xᵀMt − tᵀMt/2 + x'·t'). The norm of the points cancels, and the metric is needed on the
-  centers' side only, so it costs what attention costs.
+  It is the softmax of (xᵀMt − tᵀMt/2 + x'·t') / σ². The norm of the points cancels, and the metric is needed for the
+  centers only, so it costs the same as attention.
 
   Args:
     points: x [..., N, D].
     centers: t [..., A, D].
     coefficients: c [..., A, V].
-    scale: 1/σ², broadcastable to [..., 1, 1].
-    metric: with `weights`, as in `hbf.ops.distances.distances`.
-    weights: the metric's parameters.
-    dot_only_dims: how many of the last coordinates are x' and t', see `hbf.ops.distances.distances`.
-    mask: as in `attention`.
+    basis: a basis of kernel 'gaussian' and normalization 'sum', with sigma broadcastable to [..., 1, 1].
+    mask: booleans as in `attention`.
     causal: as in `attention`.
 
   Returns:
-    [..., N, V] in the coefficients' type.
+    [..., N, V] in the type of the coefficients.
   """
+  scale = 2 * basis.scale(points.dtype)
   if is_short(centers.dtype):
-    # The gradient needs the centers: by themselves, or XLA would keep queries and values with them.
+    # The gradient needs the centers. Without the barrier XLA would keep queries and values with them.
     centers = jax.lax.optimization_barrier(centers)
-  centers, beside = apart(centers, dot_only_dims)
-  keys = metric_product(centers, metric, weights)
-  if dot_only_dims:
+  centers, beside = apart(centers, basis.dot_only_dims)
+  keys = metric_product(centers, basis.metric, basis.weights)
+  if basis.dot_only_dims:
     keys = jnp.concatenate([keys, beside], axis=-1)
   return attention(points, keys, coefficients, scale, centers, mask, causal)
 
 
 def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:
-  """Numbers of a type, largest first, whose sum is z, float32, but for the last one's rounding."""
+  """Split z, float32, into `count` numbers of a short type, largest first.
+
+  Their sum is z but for the last rounding.
+  """
   kind, parts = jnp.finfo(dtype), []
   for _ in range(count):
-    # Not a conversion there and back, which XLA leaves out on a GPU, and the rest with it.
+    # On a GPU, XLA would remove a conversion to the short type and back, and the rest with it.
     rounded = jax.lax.reduce_precision(z, kind.nexp, kind.nmant)
     parts.append(rounded.astype(dtype))
     z = z - rounded

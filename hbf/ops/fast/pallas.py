@@ -1,12 +1,12 @@
-"""The sums of `hbf.ops.fast.sums` as fused kernels, one source for GPUs (Triton) and TPUs (Mosaic), by JAX's Pallas.
+"""The sums of `hbf.ops.fast.sums` as fused kernels in JAX's Pallas, one source for GPUs (Triton) and TPUs (Mosaic).
 
 Responses exist for a block of points and a block of centers at a time. As in flash attention (Dao et al. 2022) the
-sums are kept relative to the largest response so far, and rescaled when a larger one comes. The gradient computes
-the responses again: one kernel sums over the centers for the points, one over the points for the centers.
+sums are relative to the largest response so far, and are rescaled when a larger one comes. The gradient computes the
+responses again: one kernel sums over the centers for the points, one over the points for the centers.
 
-Tested in interpret mode, and that it lowers for both; not yet measured on hardware. No compiler splits a kernel over
-several devices (for Triton the points would be gathered, Mosaic refuses): under `jax.set_mesh` each device computes
-the sums of its share of the points.
+The kernels are tested in interpret mode, and lower for both platforms. They have not been measured on hardware. No
+compiler splits a kernel over several devices, so under `jax.set_mesh` each device computes the sums of its share of
+the points.
 """
 
 import functools
@@ -27,17 +27,17 @@ from hbf.ops.kernels import KERNELS
 
 
 class _Tiling(NamedTuple):
-  """How a platform divides the work.
+  """The division of the work on a platform.
 
   Attributes:
-    points: in a block; a power of two.
-    centers: in a block; a power of two.
-    features: most that a program holds of what it sums, a power of two; None for all. Programs for other features
+    points: points in a block, a power of two.
+    centers: centers in a block, a power of two.
+    features: most features of the sums that a program holds, a power of two. None: all. Programs for other features
       compute the same responses again, so narrow tokens gain more than wide ones.
-    depth: most features multiplied at a time, a divisor of `features`; None for all.
-    ordered: the grid's last axis runs in order, and blocks summed over come along it while the sums stay in fast
-      memory; else programs run in parallel, and each has a loop over the blocks.
-    options: of `pallas_call`.
+    depth: most features multiplied at a time, a divisor of `features`. None: all.
+    ordered: True if the grid's last axis runs in order, along the blocks summed over, while the sums stay in fast
+      memory. False if programs run in parallel, and each has a loop over the blocks.
+    options: options of `pallas_call`.
   """
 
   points: int
@@ -49,20 +49,20 @@ class _Tiling(NamedTuple):
 
 
 _IN_ORDER = pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'parallel', 'arbitrary'))
-# A program's registers and shared memory are small on a GPU: blocks of all features wouldn't fit. A TPU has
-# megabytes of fast memory, and wants lanes in multiples of 128.
+# A GPU's program has few registers and little shared memory, so blocks of all features would not fit. A TPU has
+# megabytes of fast memory, and needs lanes in multiples of 128.
 _TILINGS = {
   'cuda': _Tiling(64, 64, 128, 32, False, {'compiler_params': plgpu.CompilerParams(num_warps=8, num_stages=2)}),
   'tpu': _Tiling(256, 128, None, None, True, {'compiler_params': _IN_ORDER}),
   'cpu': _Tiling(256, 256, None, None, True, {'interpret': True}),
 }
-_LANES, _LEAST = 128, 16  # what a TPU wants, and the least that Triton multiplies
+_LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Triton
 
 
 def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
-  """The sums for every point, as `hbf.ops.fast.sums.kernel_sums`; on a CPU in interpret mode, which is slow.
+  """Compute the sums for every point, like `hbf.ops.fast.sums.kernel_sums`. On a CPU this is slow.
 
-  The points are split over all devices of JAX's mesh, if that is set (`jax.set_mesh`) and has as many shares.
+  The points are split over all devices of JAX's mesh, if a mesh is set (`jax.set_mesh`) and divides them.
 
   Args:
     distances: s for points [..., N, D] and centers [..., A, D].
@@ -77,7 +77,7 @@ def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> S
     rows: Any = PartitionSpec(None, mesh.axis_names)
     whole: Any = PartitionSpec()
     split = (Distances(rows, rows, whole, whole, whole), whole)
-    # check_vma: a kernel's results have no type that says what they vary over.
+    # check_vma is off because a kernel's results have no type that says along which axes they vary.
     sums = jax.shard_map(sums, mesh=mesh, in_specs=split, out_specs=rows, check_vma=False)
   return jax.tree.map(lambda z: z.reshape(*leading, *z.shape[-2:]), sums(*flat))
 
@@ -108,18 +108,18 @@ _sums.defvjp(_forward, _backward)
 
 
 class _Block(NamedTuple):
-  """References to the inputs, and what of them is the block at hand.
+  """References to the inputs, and the indices of the current block.
 
   Attributes:
-    distances: with center_norms and scale as rows [1, A].
+    distances: the distances, with center_norms and scale as rows [1, A].
     coefficients: [A, V].
-    given: the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last, or () when the sums are computed.
+    given: the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last. () while the sums are computed.
     points: rows of the points.
     centers: rows of the centers.
     d: columns of D that the program sums.
     v: columns of V that the program sums.
     depth: features multiplied at a time.
-    exists: how many of the centers are not padding.
+    exists: number of centers that are not padding.
   """
 
   distances: Distances
@@ -134,7 +134,7 @@ class _Block(NamedTuple):
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Adds a block of centers to the sums of a block of points; the first block's mean response becomes the pivot."""
+  """Add a block of centers to the sums of a block of points. The first block's mean response becomes the pivot."""
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
   peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
@@ -153,7 +153,7 @@ def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
-  """Adds what a block of centers gives to the cotangents of a block of points and of its norms."""
+  """Add the contribution of a block of centers to the cotangents of a block of points and of its norms."""
   of_squares, _, _ = _cotangents(kernel, block)
   t = block.distances.centers[block.centers, block.d]
   of_points, of_norms = sums
@@ -164,7 +164,7 @@ def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
-  """Adds what a block of points gives to the cotangents of a block of centers, its norms, scale and coefficients."""
+  """Add a block of points to the cotangents of a block of centers, its norms, scale and coefficients."""
   of_squares, of_scale_each, deviations = _cotangents(kernel, block)
   x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
   of_centers, of_center_norms, of_scale, of_coefficients = sums
@@ -177,7 +177,7 @@ def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
-  """log K, the squared distances, and what takes the cotangent of log K to that of the scaled ones, of a block."""
+  """Compute log K and the squared distances of a block, and the function from cotangents of log K to those of s."""
   norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
   inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
   squares = norms + center_norms - 2 * inner
@@ -187,7 +187,7 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Cotangents of the squared distances and, before they are summed, of the scale; k less its mean. Of a block."""
+  """Compute the cotangents of a block's squared distances and scale (before the sum), and k minus its mean."""
   log_k, squares, pull = _log_responses(kernel, block)
   given, constant, slope, mean, log_peak = block.given
   k = jnp.exp(log_k - log_peak[block.points, :])
@@ -199,12 +199,12 @@ def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.A
 
 
 def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
-  """a[rows] b[columns]ᵀ from references, some features at a time."""
+  """Compute a[rows] b[columns]ᵀ from references, some features at a time."""
   if depth is None:
     return _dot(a[rows, :], b[columns, :], 1, 1)
 
   features = a.shape[-1]
-  at_once = min(depth, features)  # a GPU doesn't check what it reads: beyond a row lies the next
+  at_once = min(depth, features)  # a GPU checks no bounds: beyond a row lies the next row
 
   def add(i: jax.Array | int, total: jax.Array | float) -> jax.Array:
     part = pl.ds(i * at_once, at_once)
@@ -214,21 +214,21 @@ def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax
 
 
 def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:
-  """The product that sums over an axis of a and another of b, in float32; float32 inputs at full precision."""
+  """Compute the product over an axis of a and another of b, in float32. Inputs in float32 have full precision."""
   precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   contracted = (((axis,), (other,)), ((), ()))
   return jax.lax.dot_general(a, b, contracted, precision=precision, preferred_element_type=jnp.float32)
 
 
 class _Job(NamedTuple):
-  """What a kernel sums.
+  """The sums that a kernel computes.
 
   Attributes:
-    add: takes (kernel, block, sums) to new sums.
-    over: 'a' if it sums over the centers, for blocks of points; 'n' the other way round.
-    axes: of the sums, as in `_AXES`.
-    start: what every sum starts from.
-    products: of all points with all centers, those over D and those over V.
+    add: function of (kernel, block, sums) that returns new sums.
+    over: 'a' to sum over the centers for blocks of points, 'n' to sum over the points for blocks of centers.
+    axes: axes of the sums, as in `_AXES`.
+    start: start of every sum.
+    products: number of products of all points with all centers, over D and over V.
   """
 
   add: Callable[[str, _Block, Any], Any]
@@ -241,9 +241,9 @@ class _Job(NamedTuple):
 _SUMS = _Job(_add_sums, 'a', ('nv', 'n1', 'n1', 'n1', 'n1'), (0.0, 0.0, 0.0, -math.inf, 0.0), (1, 1))
 _OF_POINTS = _Job(_add_of_points, 'a', ('nd', 'n1'), (0.0, 0.0), (2, 1))
 _OF_CENTERS = _Job(_add_of_centers, 'n', ('ad', '1a', '1a', 'av'), (0.0, 0.0, 0.0, 0.0), (2, 2))
-_ARITHMETIC = 10  # operations on a pair of point and center beside the products, about
+_ARITHMETIC = 10  # about the operations on a pair of point and center beside the products
 
-# The axes of the inputs, behind the leading one: n points, a centers, d features of both, v of the coefficients.
+# The axes of the inputs, after the leading one: n points, a centers, d features of both, v of the coefficients.
 _AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
 
 
@@ -279,7 +279,7 @@ def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) 
 
   seen = padded | {held: unit[held]} | ({job.over: unit[job.over]} if tiling.ordered else {})
   axes = _AXES[0] + (_AXES[1] if given else ())
-  # log_peak, the last one given, is infinite for padding: its responses are 0, whatever a free metric makes of them.
+  # log_peak, the last array, is infinite for padding. So its responses are 0, even under a free metric.
   fills = [0.0] * (len(axes) - 1) + [math.inf if given else 0.0]
   shapes = [[padded[x] for x in ax] for ax in axes]
   arrays = [_pad(*parts) for parts in zip((*inputs, *given), shapes, fills, strict=True)]
@@ -298,7 +298,7 @@ def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) 
 def _kernel(
   job: _Job, kernel: str, tiling: _Tiling, centers: int, count: dict[str, int], unit: dict[str, int], *refs: Any
 ) -> None:
-  """Sums over blocks: those along the grid's last axis, or all in a loop."""
+  """Sum over blocks: along the grid's last axis, or all blocks in a loop."""
   inputs, outputs = refs[: -len(job.axes)], refs[-len(job.axes) :]
   program, features, step = (pl.program_id(i) for i in (1, 2, 3))
   whole = slice(None)
@@ -328,7 +328,7 @@ def _kernel(
 
 
 def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]) -> pl.CostEstimate:
-  """What the sums take, blocks filled up and computed twice left out."""
+  """Estimate the cost of the sums, without padding and repeated work."""
   pairs = leading * size['n'] * size['a']
   products = 2 * (job.products[0] * size['d'] + job.products[1] * size['v'])
   return pl.CostEstimate(
@@ -339,12 +339,12 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """How many features a program holds of `size`."""
+  """Return the number of features that a program holds out of `size`."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))
 
 
 def _pad(z: jax.Array, shape: list[int], fill: float) -> jax.Array:
-  """z [L, ...] filled up to [L, *shape]."""
+  """Pad z [L, ...] to [L, *shape]."""
   return jnp.pad(z, [(0, 0), *((0, b - a) for a, b in zip(z.shape[1:], shape, strict=True))], constant_values=fill)

@@ -1,16 +1,16 @@
-"""Sums over the centers, from which the HyperBF operator follows under every normalization.
+"""Sums over the centers. The HyperBF operator follows from them under every normalization.
 
-With k_a = K(s_a) / max_b K(s_b) they are the mean and variance of k over the centers, and Σ_a (k_a − k̄) c_a. Where
-responses hardly differ, sums of k would hide what they differ by. So a form sums u = k − p, with a pivot p near k̄:
-the mean of the first centers' k. As they are among those that the variance is of, |k̄ − p| is at most √(A / first)
-standard deviations: what is taken away at the end is never large.
+With k_a = K(s_a) / max_b K(s_b) they are the mean and variance of k over the centers, and Σ_a (k_a − k̄) c_a. If
+responses hardly differ, sums of k would lose their differences. So an implementation sums u = k − p, with a pivot p
+near k̄: the mean of the first centers' k. These centers are part of the variance, so |k̄ − p| is at most √(A / first)
+standard deviations, and the correction at the end is never large.
 
-Where this module says float32, it is float64 of float64 arrays (`hbf.ops.distances.wide`).
+Where this module says float32, it is float64 for float64 arrays (`hbf.ops.distances.wide`).
 
 Without normalization nothing is relative, and the sums need no moments: `unnormalized_sums`.
 
-The gradient is written by hand: it keeps one array of [points, centers] where automatic differentiation keeps
-several. Where even that is too large a block of points at a time is computed, so that memory grows with the block.
+The gradient is written by hand. It keeps one array of [points, centers] where automatic differentiation keeps
+several. If even one is too large, a block of points at a time is computed, so that memory grows with the block.
 """
 
 import functools
@@ -24,25 +24,12 @@ import jax.numpy as jnp
 
 from hbf.ops.distances import Distances, is_short, products, wide
 from hbf.ops.kernels import KERNELS
+from hbf.ops.normalization import Moments
 from hbf.ops.parts import join, split
 
 _FIRST = 64  # centers whose mean response is the pivot
-_KEPT_RATIO = 4  # centers over the dimensions of a point and its value
-_PAIRS = 2**21  # of point and center in a block; on a CPU 2^19 and 2^23 were no faster
-
-
-class Moments(NamedTuple):
-  """Of k_a = K_a / max K over the centers; float32 [..., N, 1].
-
-  Attributes:
-    mean: k̄ = mean_a k_a.
-    variance: mean_a (k_a − k̄)².
-    log_peak: log max_a K_a; its gradient is 0, for it cancels from what the moments are used for.
-  """
-
-  mean: jax.Array
-  variance: jax.Array
-  log_peak: jax.Array
+_KEPT_RATIO = 4  # most centers for each dimension of a point and its value, if distances are kept
+_PAIRS = 2**21  # pairs of point and center in a block
 
 
 class Sums(NamedTuple):
@@ -50,7 +37,7 @@ class Sums(NamedTuple):
 
   Attributes:
     values: Σ_a (k_a − k̄) c_a, float32 [..., N, V].
-    moments: of k.
+    moments: the moments of k.
   """
 
   values: jax.Array
@@ -58,13 +45,13 @@ class Sums(NamedTuple):
 
 
 class PivotedSums(NamedTuple):
-  """What a form sums, with u_a = k_a − pivot; float32.
+  """The sums that an implementation computes, with u_a = k_a − pivot, float32.
 
   Attributes:
     values: Σ_a u_a c_a, [..., N, V].
     total: Σ_a u_a, [..., N, 1].
     squares: Σ_a u_a², [..., N, 1].
-    pivot: any number, [..., N, 1]; the nearer to k̄ the better.
+    pivot: any number, [..., N, 1]. Closer to k̄ is better.
     log_peak: log max_a K_a, [..., N, 1].
   """
 
@@ -76,7 +63,7 @@ class PivotedSums(NamedTuple):
 
 
 class MomentCotangents(NamedTuple):
-  """What the moments add to the cotangent of k_a: constant + slope (k_a − mean); float32 [..., N, 1] each."""
+  """The moments' part of the cotangent of k_a: constant + slope (k_a − mean), float32 [..., N, 1] each."""
 
   constant: jax.Array
   slope: jax.Array
@@ -84,12 +71,12 @@ class MomentCotangents(NamedTuple):
 
 
 class ResponseCotangents(NamedTuple):
-  """What a form needs for the gradient: the cotangent of k_a is given·c_a and what the moments add.
+  """The inputs of the gradient. The cotangent of k_a is given·c_a plus the part from the moments.
 
   Attributes:
-    given: the cotangent of the values, [..., N, V] in the coefficients' type.
-    log_peak: what k = exp(log K − log_peak) are relative to, float32 [..., N, 1].
-    of_moments: None of sums without moments.
+    given: the cotangent of the values, [..., N, V] in the type of the coefficients.
+    log_peak: the reference of k = exp(log K − log_peak), float32 [..., N, 1].
+    of_moments: the part from the moments. None for sums without moments.
   """
 
   given: jax.Array
@@ -98,10 +85,10 @@ class ResponseCotangents(NamedTuple):
 
 
 def center(pivoted: PivotedSums, coefficients: jax.Array) -> Sums:
-  """The sums about the mean."""
+  """Compute the sums about the mean from the sums about the pivot."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
-  # A product, not a broadcast: XLA's CPU backend does it best so.
+  # A product, not a broadcast, is fastest on XLA's CPU backend.
   values = pivoted.values - products(
     offset, coefficients.sum(axis=-2, keepdims=True, dtype=wide(coefficients.dtype)).mT
   )
@@ -110,12 +97,12 @@ def center(pivoted: PivotedSums, coefficients: jax.Array) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> ResponseCotangents:
-  """What a form needs for the gradient, from the sums' cotangents."""
+  """Compute the inputs of the gradient from the cotangents of the sums."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=wide(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
   of_moments = MomentCotangents(
-    # Of what is given as it is rounded: what all coefficients have in common must cancel.
+    # The rounded cotangent is used here too, so that the common part of all coefficients cancels.
     constant=cotangents.moments.mean / count - products(given.astype(wide(given.dtype)), mean_coefficients),
     slope=2 * cotangents.moments.variance / count,
     mean=moments.mean,
@@ -124,7 +111,7 @@ def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> Re
 
 
 def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
-  """The sums for every point.
+  """Compute the sums for every point.
 
   Args:
     distances: s for points [..., N, D] and centers [..., A, D].
@@ -137,21 +124,21 @@ def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> S
 def unnormalized_sums(
   distances: Distances, coefficients: jax.Array, kernel: str, log_gain: jax.Array | float
 ) -> jax.Array:
-  """Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the coefficients' type.
+  """Compute Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the type of the coefficients.
 
-  The moments would cost more passes over all responses. The log-gain is broadcastable to [..., 1, 1], the others are
-  as for `kernel_sums`.
+  The moments would cost more passes over all responses. The log-gain is broadcastable to [..., 1, 1]. The other
+  arguments are as for `kernel_sums`.
   """
   log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
   return _unnormalized(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
 
 
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
-  """In how many blocks of points.
+  """Return the number of blocks of points.
 
-  Keeping a block's distances for the gradient saves a sixth of the products, so all points are one block as long as
-  the distances take no more memory than a few times points and values, as in an MLP. More centers than that are
-  computed in blocks, and again for the gradient.
+  Keeping a block's distances for the gradient saves a sixth of the products. So all points are one block while the
+  distances take no more memory than a few times points and values, as in an MLP. With more centers, blocks are
+  computed, and computed again for the gradient.
   """
   points, centers = distances.points.shape, distances.centers.shape[-2]
   if centers <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
@@ -160,9 +147,9 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
 
 
 def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
-  """In how many blocks to compute points [..., N, D] so that the responses of only one lie in memory.
+  """Return the number of blocks of points [..., N, D] such that the responses of one block fit in memory.
 
-  In a program that is exported for any number of images (`jax.export`) nobody knows: then it is one.
+  A program that is exported for any number of images (`jax.export`) has one block, because the number is unknown.
   """
   pairs = math.prod(points[:-1]) * centers
   return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
@@ -201,7 +188,7 @@ def _unnormalized_forward(
   kernel: str, count: int, distances: Distances, coefficients: jax.Array, log_peak: jax.Array
 ) -> Any:
   def of_block(scaled: jax.Array) -> jax.Array:
-    # As the gradient writes it, so that XLA computes it once.
+    # It is written like the gradient, so that XLA computes it once.
     return _values(jnp.exp(KERNELS[kernel](scaled) - log_peak), coefficients)
 
   values, kept = _forward(of_block, count, distances, coefficients.dtype)
@@ -220,7 +207,7 @@ _unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
 
 
 def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
-  """What `of_block` makes of a block's distances, for all points; and what of them is kept for the gradient."""
+  """Apply `of_block` to each block's distances. Return all results, and the distances that the gradient keeps."""
 
   def block(points: tuple[jax.Array, jax.Array]) -> Any:
     scaled = _of(distances, *points)()
@@ -233,7 +220,7 @@ def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distan
 def _backward(
   kernel: str, count: int, distances: Distances, coefficients: jax.Array, kept: Any, pull: ResponseCotangents
 ) -> Any:
-  """Cotangents of distances and coefficients."""
+  """Compute the cotangents of distances and coefficients."""
 
   def block(totals: Any, inputs: Any) -> Any:
     (points, norms), pull, kept = inputs
@@ -247,7 +234,7 @@ def _backward(
   zeros = tuple(jnp.zeros(z.shape, sums) for z in (*distances[2:], coefficients))
   points = tuple(split(z, count) for z in (distances.points, distances.norms))
   pulls = jax.tree.map(lambda z: split(z, count), pull)
-  # Rows that only fill up have no responses, whatever a free metric makes of them.
+  # Rows of padding have no responses, even if a free metric would give them some.
   pulls = pulls._replace(log_peak=split(pull.log_peak, count, fill=math.inf))
   (*of_centers, of_coefficients), of_points = jax.lax.scan(block, zeros, (points, pulls, kept))
   of_points = (join(z, distances.points.shape[-2]) for z in of_points)
@@ -256,21 +243,21 @@ def _backward(
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-  """Distances as a sum in which the array of all of them, [..., N, A], is of the given type, as hidden units are.
+  """Return distances as terms of a sum in which the array [..., N, A] has the given type, as hidden units have.
 
-  A short type rounds what they are more than the least of a point by, so that those count most lose least: a
-  response's logarithm is off by a rounding of how far it is below the greatest.
+  A short type rounds the excess of a distance over the least distance of its point. So the largest responses lose
+  least: the logarithm of a response is off by a rounding of its distance to the greatest logarithm.
   """
   if not is_short(dtype):
     return (scaled,)
   least = scaled.min(axis=-1, keepdims=True)
-  # Without the barrier XLA would keep the long distances, and round them when the gradient asks.
+  # Without the barrier XLA would keep the float32 distances, and round them in the gradient.
   return jax.lax.optimization_barrier((least, (scaled - least).astype(dtype)))
 
 
 def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
-  """The sums from all log K at once, [..., N, A]."""
-  # It cancels; and some compilations find no largest of those recomputed, and divide its gradient by 0.
+  """Compute the sums from all log K at once, [..., N, A]."""
+  # The peak cancels. In some compilations no recomputed number equals it, and its gradient would divide by 0.
   log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
   pivot = jnp.mean(jnp.exp(log_k[..., :_FIRST] - log_peak), axis=-1, keepdims=True)
   u = jnp.exp(log_k - log_peak) - pivot
@@ -281,7 +268,7 @@ def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
 def _block_gradient(
   kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, pull: ResponseCotangents
 ) -> tuple[Distances, jax.Array]:
-  """Cotangents, float32, of the distances' parts and the coefficients."""
+  """Compute the cotangents, float32, of the distances' parts and of the coefficients."""
   log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
   k = jnp.exp(log_k - pull.log_peak)
   of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros((), k.dtype)
@@ -292,7 +279,7 @@ def _block_gradient(
     of_mean = products(mean.mT, pull.given.mT)
   (of_scaled,) = pull_kernel(of_k * k)
   if not is_short(coefficients.dtype):
-    # k has the digits; and XLA's CPU backend, which keeps k from the forward pass, would keep the deviations too.
+    # k is precise enough, and XLA's CPU backend keeps k. It would have to keep the deviations too.
     of_coefficients = products(k.mT, pull.given.mT) - of_mean
   else:
     of_coefficients = _product('...na,...nv->...av', deviations.astype(coefficients.dtype), pull.given)
@@ -300,7 +287,7 @@ def _block_gradient(
 
 
 def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
-  """Σ_a k_a c_a, float32 [..., N, V]."""
+  """Compute Σ_a k_a c_a, float32 [..., N, V]."""
   return _product('...na,...av->...nv', k.astype(coefficients.dtype), coefficients)
 
 
@@ -309,5 +296,5 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _of(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
-  """The distances of other points, mapped by the metric already."""
+  """Return the distances of other points, which the metric has already mapped."""
   return distances._replace(points=points, norms=norms)

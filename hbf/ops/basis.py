@@ -1,0 +1,80 @@
+"""The radial basis of a HyperBF: everything but the points, the centers and the coefficients."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from hbf.errors import UserError, choose
+from hbf.ops.distances import METRICS, wide
+from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
+from hbf.ops.normalization import NORMALIZATIONS
+
+
+@flax.struct.dataclass
+class RadialBasis:
+  """The functions R_a of a HyperBF: kernel, sigma, metric and normalization.
+
+  It is a pytree. The names and `dot_only_dims` are static; numbers and arrays are leaves.
+
+  Attributes:
+    kernel: a name in `hbf.ops.kernels.KERNELS`, a name in `DIRECT` (normalization 'none' only), or `SIGNED`.
+    sigma: σ > 0, broadcastable to [..., 1, A]. Every kernel but `SIGNED` needs it.
+    beta: β of kernel `SIGNED`, of any sign, broadcastable to [..., 1, A]. It replaces 1/2σ².
+    metric: a name of a metric, see `hbf.ops.distances.distances`.
+    weights: the parameters of the metric, None for 'identity'.
+    normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`.
+    log_gain: logarithm of a factor on responses of normalization 'none', broadcastable to [..., 1, 1].
+    squared_radius: b = ρ²/2σ² of a kernel in `DIRECT`, broadcastable to [..., 1, A].
+    dot_only_dims: number of last coordinates that have a product and no norm, see `hbf.ops.distances.distances`.
+  """
+
+  kernel: str = flax.struct.field(pytree_node=False)
+  sigma: jax.Array | float | None = None
+  beta: jax.Array | float | None = None
+  metric: str = flax.struct.field(pytree_node=False, default='identity')
+  weights: jax.Array | None = None
+  normalization: str = flax.struct.field(pytree_node=False, default='sum')
+  log_gain: jax.Array | float = 0.0
+  squared_radius: jax.Array | float = 0.0
+  dot_only_dims: int = flax.struct.field(pytree_node=False, default=0)
+
+  def __post_init__(self) -> None:
+    """Check the names. JAX also makes objects whose leaves are not numbers, so `scale` checks sigma and beta.
+
+    Raises:
+      UserError: a name is unknown, or two names do not fit together.
+    """
+    choose('kernel', self.kernel, KERNELS | DIRECT | {SIGNED: None})
+    choose('metric', self.metric, METRICS | {'bilinear': None})
+    choose('normalization', self.normalization, NORMALIZATIONS)
+    if self.kernel in DIRECT and self.normalization != 'none':
+      raise UserError(
+        f'kernel {self.kernel} can change sign or be 0, so its responses have no sum to divide by: '
+        f'use normalization none, not {self.normalization}'
+      )
+    if self.kernel == SIGNED and self.metric != 'bilinear':
+      # The other metrics clamp distances at 0, and beta may be negative.
+      raise UserError(f'kernel {SIGNED} needs metric bilinear, not {self.metric}: change one of them')
+
+  @property
+  def log_kernel(self) -> str:
+    """The name in `KERNELS` of log K as a function of scale · r²: exp(−β r²) is the Gaussian of β r²."""
+    return 'gaussian' if self.kernel == SIGNED else self.kernel
+
+  def scale(self, dtype: Any) -> jax.Array:
+    """Return the factor of r² for points of a type: 1/2σ², or β of kernel `SIGNED`.
+
+    Raises:
+      UserError: sigma or beta is missing, is out of range, or belongs to another kernel.
+    """
+    if self.kernel == SIGNED:
+      if self.beta is None or self.sigma is not None:
+        raise UserError(f'kernel {SIGNED} has no sigma: expected beta and no sigma')
+      return jnp.asarray(self.beta, wide(dtype))
+    if self.sigma is None or self.beta is not None:
+      raise UserError(f'kernel {self.kernel} needs sigma: expected sigma and no beta. Kernel {SIGNED} takes beta')
+    if isinstance(self.sigma, int | float) and self.sigma <= 0:
+      raise UserError(f'sigma is {self.sigma}: expected a number above 0. Kernel {SIGNED} takes a beta of any sign')
+    return 0.5 / jnp.square(jnp.asarray(self.sigma, wide(dtype)))

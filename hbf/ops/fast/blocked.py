@@ -1,0 +1,101 @@
+"""The HyperBF operator from sums over the centers, and in causal blocks of points."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hbf.ops.basis import RadialBasis
+from hbf.ops.distances import distances, keeping_short, products, wide
+from hbf.ops.fast.sums import Sums, blocks_in_memory
+from hbf.ops.normalization import NORMALIZATIONS, Normalization
+from hbf.ops.parts import join, split
+
+
+class Summation(NamedTuple):
+  """A way to sum over the centers.
+
+  Attributes:
+    sums: a function like `hbf.ops.fast.sums.kernel_sums`. Every normalization follows from its sums.
+    unnormalized: a function like `hbf.ops.fast.sums.unnormalized_sums`, a shorter way without normalization. None if
+      there is no shorter way.
+  """
+
+  sums: Callable[..., Sums]
+  unnormalized: Callable[..., jax.Array] | None = None
+
+
+def hyperbf_from_sums(
+  summation: Summation,
+  points: jax.Array,
+  centers: jax.Array,
+  coefficients: jax.Array,
+  basis: RadialBasis,
+  mask: None = None,
+  causal: bool = False,
+) -> jax.Array:
+  """Compute the operator from sums over the centers. There is no mask: every point sees every center."""
+  assert mask is None and not causal
+  scale, weights = basis.scale(points.dtype), basis.weights
+  log_gain = jnp.asarray(basis.log_gain, scale.dtype)
+  leading = jnp.broadcast_shapes(*(z.shape[:-2] for z in (points, centers, coefficients, scale, log_gain)))
+  if math.prod(leading) == 1:
+    # XLA's CPU backend is slower with leading axes of length 1.
+    points, centers, coefficients, scale, log_gain = (
+      z.reshape(z.shape[-2:]) for z in (points, centers, coefficients, scale, log_gain)
+    )
+    weights = _last_axes(weights, 1 if basis.metric == 'diagonal' else 2)
+  else:
+    points, centers, coefficients = (
+      jnp.broadcast_to(z, (*leading, *z.shape[-2:])) for z in (points, centers, coefficients)
+    )
+  scaled = distances(points, centers, basis.metric, weights, scale, basis.dot_only_dims)
+  if basis.normalization == 'none' and summation.unnormalized:
+    out = summation.unnormalized(scaled, coefficients, basis.log_kernel, log_gain)
+  else:
+    sums = summation.sums(scaled, coefficients, basis.log_kernel)
+    out = _finish(sums, coefficients, NORMALIZATIONS[basis.normalization], log_gain).astype(coefficients.dtype)
+  return out.reshape(*leading, *out.shape[-2:])
+
+
+def _finish(sums: Sums, coefficients: jax.Array, normalization: Normalization, log_gain: jax.Array) -> jax.Array:
+  """Compute Σ_a R_a c_a from the sums, float32 [..., N, V]."""
+  values, moments = sums
+  if not normalization.centered:
+    # A product, not a broadcast: its gradient sums over the points, which is fastest as a product on a CPU.
+    values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=wide(coefficients.dtype)).mT)
+  factor = normalization.factor(moments, coefficients.shape[-2], log_gain)
+  dtype = coefficients.dtype
+  return keeping_short(lambda z: z.astype(wide(dtype)) * factor, dtype)(values.astype(dtype))
+
+
+def causal_blocks(
+  definition: Callable[..., jax.Array],
+  points: jax.Array,
+  centers: jax.Array,
+  coefficients: jax.Array,
+  basis: RadialBasis,
+  mask: None = None,
+  causal: bool = True,
+) -> jax.Array:
+  """Compute a definition with centers 0 to i for point i, a block of points at a time.
+
+  The gradient computes each block again, so only one block's responses lie in memory.
+  """
+  assert mask is None and causal
+  length, count = points.shape[-2], centers.shape[-2]
+  blocks = blocks_in_memory(points.shape, count)
+
+  @jax.checkpoint
+  def block(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+    some, rows = part
+    return definition(some, centers, coefficients, basis, jnp.arange(count) <= rows)
+
+  rows = jnp.arange(length)[:, None]
+  return join(jax.lax.map(block, (split(points, blocks), split(rows, blocks))), length)
+
+
+def _last_axes(z: jax.Array | None, count: int) -> Any:
+  return None if z is None else z.reshape(z.shape[-count:])

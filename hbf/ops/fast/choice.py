@@ -1,0 +1,75 @@
+"""The choice of the implementation of the HyperBF operator, all of it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hbf.errors import UserError, choose
+from hbf.ops.basis import RadialBasis
+from hbf.ops.distances import Distances
+from hbf.ops.fast.attention import gaussian_attention, is_attention
+from hbf.ops.fast.blocked import Summation, causal_blocks, hyperbf_from_sums
+from hbf.ops.fast.sums import Sums, kernel_sums, unnormalized_sums
+from hbf.ops.kernels import DIRECT
+
+
+def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+  # Pallas is imported only if it is used, because its modules move between versions of JAX.
+  from hbf.ops.fast.pallas import pallas_sums
+
+  return pallas_sums(terms, coefficients, kernel)
+
+
+# None stands for the definition.
+IMPLEMENTATIONS: dict[str, Summation | None] = {
+  'xla': Summation(kernel_sums, unnormalized_sums),
+  'pallas': Summation(_pallas_sums),
+  'plain': None,
+}
+
+
+def fastest(
+  definition: Callable[..., jax.Array],
+  points: jax.Array,
+  centers: jax.Array,
+  coefficients: jax.Array,
+  basis: RadialBasis,
+  mask: jax.Array | None,
+  causal: bool,
+  implementation: str,
+) -> Callable[..., jax.Array]:
+  """Return the fastest implementation that equals a definition of the operator for these arguments.
+
+  Args:
+    definition: `hbf.ops.hyperbf.hyperbf_plain`.
+    points: x [..., N, D].
+    centers: t [..., A, D].
+    coefficients: c [..., A, V].
+    basis: kernel, sigma, metric and normalization.
+    mask: booleans broadcastable to [..., N, A], or None.
+    causal: True if point i sees centers 0 to i only.
+    implementation: a name in `IMPLEMENTATIONS`, for sums that are not attention.
+
+  Returns:
+    A function of (points, centers, coefficients, basis, mask, causal), like the definition.
+
+  Raises:
+    UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' has float64 arrays.
+  """
+  summation = choose('implementation', implementation, IMPLEMENTATIONS)
+  scale: Any = basis.scale(points.dtype)
+  if implementation == 'pallas' and points.dtype == jnp.float64:
+    raise UserError('implementation pallas computes in float32, and there are float64 arrays: use xla or plain')
+  if basis.kernel in DIRECT:
+    return definition  # XLA keeps one array [N, A] for the gradient, as for an MLP's hidden units
+  gaussian = (basis.kernel, basis.normalization) == ('gaussian', 'sum')
+  if gaussian and is_attention(points, centers, coefficients, scale):
+    return gaussian_attention
+  if causal and mask is None:
+    return functools.partial(causal_blocks, definition)
+  if causal or mask is not None or summation is None:
+    return definition
+  return functools.partial(hyperbf_from_sums, summation)

@@ -1,0 +1,76 @@
+"""The normalization of responses over the centers."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hbf.errors import choose
+
+
+class Moments(NamedTuple):
+  """The moments of k_a = K_a / max K over the centers, float32 [..., N, 1] each.
+
+  Attributes:
+    mean: k̄ = mean_a k_a.
+    variance: mean_a (k_a − k̄)².
+    log_peak: log max_a K_a. Its gradient is 0, because it cancels wherever the moments are used.
+  """
+
+  mean: jax.Array
+  variance: jax.Array
+  log_peak: jax.Array
+
+
+class Normalization(NamedTuple):
+  """A normalization as a function of k = K / max K and the moments of k.
+
+  Attributes:
+    centered: True if R = (k − k̄) · factor, False if R = k · factor.
+    factor: function of the moments, the number of centers and the log-gain, [..., N, 1].
+  """
+
+  centered: bool
+  factor: Callable[[Moments, jax.Array | int, jax.Array | float], jax.Array]
+
+
+_EPSILON = 1e-6  # relative to the squared mean response: keeps the gradient finite where all responses are equal
+
+NORMALIZATIONS = {
+  'none': Normalization(False, lambda k, count, log_gain: jnp.exp(k.log_peak + log_gain)),
+  'sum': Normalization(False, lambda k, count, log_gain: 1 / (count * k.mean)),
+  'rms': Normalization(False, lambda k, count, log_gain: jax.lax.rsqrt(k.variance + k.mean**2)),
+  'layer': Normalization(True, lambda k, count, log_gain: jax.lax.rsqrt(k.variance + _EPSILON * k.mean**2)),
+}
+
+
+def normalize(
+  log_k: jax.Array, normalization: str, log_gain: jax.Array | float = 0.0, mask: jax.Array | None = None
+) -> jax.Array:
+  """Compute responses from their logarithms.
+
+  Args:
+    log_k: log K, float32 [..., N, A].
+    normalization: 'none' for R = exp(log K + log-gain), 'sum' for R = K / ΣK, 'rms' for R = K / √mean(K²), or 'layer'
+      for R = (K − mean K) / √(var K + ε mean(K)²).
+    log_gain: logarithm of a factor, used by 'none' only. The others do not change under a factor.
+    mask: booleans broadcastable to [..., N, A]. Responses of masked-out centers are 0.
+
+  Returns:
+    The responses R, float32 [..., N, A].
+
+  Raises:
+    UserError: the normalization is unknown.
+  """
+  centered, factor = choose('normalization', normalization, NORMALIZATIONS)
+  mask = jnp.broadcast_to(True if mask is None else mask, log_k.shape)
+  log_k = jnp.where(mask, log_k, -jnp.inf)
+  # Far from every center K underflows. Relative to its largest value it doesn't.
+  log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
+  k = jnp.exp(log_k - log_peak)
+  count = jnp.sum(mask, axis=-1, keepdims=True)
+  mean = jnp.sum(k, axis=-1, keepdims=True) / count
+  deviations = jnp.where(mask, k - mean, 0)
+  variance = jnp.sum(deviations * deviations, axis=-1, keepdims=True) / count
+  return (deviations if centered else k) * factor(Moments(mean, variance, log_peak), count, log_gain)
