@@ -15,6 +15,7 @@ from benchmarks.common import attempt, filled
 from hbf.errors import UserError
 from hbf.hardware.hlo import count_kernels
 from hbf.models.build import DTYPES
+from hbf.ops.basis import RadialBasis
 from hbf.ops.fast.attention import attention
 from hbf.ops.hyperbf import hyperbf
 from hbf.ops.linear_attention import feature_map, linear_attention, orthogonal_projections
@@ -192,9 +193,12 @@ def fast_attention(z: Arrays) -> jax.Array:
   return attention(*(z[name].swapaxes(1, 2) for name in ROUNDED)).swapaxes(1, 2)
 
 
-def fast_hyperbf(z: Arrays, **options: Any) -> jax.Array:
-  """The operator of arrays by name."""
-  return hyperbf(**z, **options)
+def fast_hyperbf(z: Arrays, implementation: str = 'xla', **names: Any) -> jax.Array:
+  """Compute the operator from arrays by name."""
+  points, centers, coefficients = (z[name] for name in ROUNDED)
+  numbers = {name: value for name, value in z.items() if name not in ROUNDED}
+  basis = RadialBasis(**numbers, **names)
+  return hyperbf(points, centers, coefficients, basis, implementation=implementation)
 
 
 def linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:

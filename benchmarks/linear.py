@@ -25,6 +25,7 @@ from benchmarks.common import Thunk, compiled, parser, report
 from benchmarks.growth import Case, make_stage1, measure
 from hbf.nn.baselines.linear_attention import LinearAttention
 from hbf.nn.context import EVALUATION, Context
+from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf
 from hbf.ops.linear_attention import feature_map, linear_attention, orthogonal_projections
 from hbf.training.machine import keep_freed_memory
@@ -91,7 +92,7 @@ def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def gaussian(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   """HyperBF attention of one head, [N, d]."""
-  return hyperbf(q, k, v, kernel='gaussian', sigma=q.shape[-1] ** 0.25)
+  return hyperbf(q, k, v, RadialBasis('gaussian', q.shape[-1] ** 0.25))
 
 
 EXACT = {'softmax': softmax, 'gaussian': gaussian}

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from benchmarks.common import Thunk, alternate, compiled, parser, ratios, report, spread
 from hbf.models.build import DTYPES
+from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf, hyperbf_plain
 from hbf.training.machine import keep_freed_memory
 
@@ -39,8 +40,9 @@ def main() -> None:
   rows = []
   for normalization in options.normalizations.split(','):
     unit = {'kernel': options.kernel, 'metric': 'diagonal', 'normalization': normalization}
-    forms = {'plain': functools.partial(hyperbf_plain, **unit)}
-    forms |= {form: functools.partial(hyperbf, implementation=form, **unit) for form in options.forms.split(',')}
+    functions: dict[str, Callable] = {'plain': hyperbf_plain}
+    functions |= {form: functools.partial(hyperbf, implementation=form) for form in options.forms.split(',')}
+    forms = {form: functools.partial(by_name, function, **unit) for form, function in functions.items()}
     rows += measure(normalization, forms, arrays, options.rounds)
   sizes = f'{options.tokens} tokens, {options.centers} centers, width {options.width}, {options.dtype}'
   report('operator', f'Stage 2, {options.kernel}: {sizes}', rows, options.out)
@@ -55,6 +57,13 @@ def make_arrays(tokens: int, centers: int, width: int, dtype: Any) -> dict[str, 
   }
   sigma = jnp.full((1, centers), width**0.25)
   return arrays | {'sigma': sigma, 'weights': jnp.ones(width), 'log_gain': jnp.full((1, 1), width**0.5)}
+
+
+def by_name(
+  function: Callable, points: jax.Array, centers: jax.Array, coefficients: jax.Array, **basis: Any
+) -> jax.Array:
+  """Compute the operator with the numbers and names of a basis as keywords."""
+  return function(points, centers, coefficients, RadialBasis(**basis))
 
 
 def measure(

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import hbf.ops.hyperbf
+import hbf.ops.fast.choice
 from benchmarks import accelerator, correctness, step
 from benchmarks import input as input_benchmark
 from benchmarks.accelerator import Part
 from hbf.config import recipes as configs
 from hbf.errors import UserError
+from hbf.ops.fast.blocked import Summation
 from hbf.ops.fast.sums import kernel_sums
 
 ONE = jax.devices()[:1]
@@ -123,7 +124,7 @@ def no_kernel(distances, coefficients, kernel):
 
 @pytest.mark.parametrize('broken', [wrong_value, wrong_gradient, no_number, no_kernel])
 def test_a_broken_form_is_out_of_tolerance_or_says_why(broken, monkeypatch):
-  monkeypatch.setitem(hbf.ops.hyperbf.IMPLEMENTATIONS, 'xla', hbf.ops.hyperbf.Implementation(broken))
+  monkeypatch.setitem(hbf.ops.fast.choice.IMPLEMENTATIONS, 'xla', Summation(broken))
   case = next(iter(correctness.stage2_cases('xla', 8, [5], [6])))
   rows = correctness.check([case])
   assert [row['dtype'] for row in rows] == ['float32', 'bfloat16']

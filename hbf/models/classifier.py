@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.models.embedding import PatchEmbedding
 from hbf.nn.context import Context
@@ -31,7 +32,7 @@ class ImageClassifier(nn.Module):
   classes: int
 
   @nn.compact
-  def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
+  def __call__(self, images: Float[Array, 'B height width channels'], *, train: bool) -> Float[Array, 'B classes']:
     """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels].
 
     Raises:

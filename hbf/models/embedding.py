@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
 from hbf.options import FLAG, RATE, OptionError, one_of, whole
@@ -49,7 +50,9 @@ class PatchEmbedding(CheckedModule):
     return slice(0, 1) if POOLS[self.pool] else slice(None)
 
   @nn.compact
-  def __call__(self, images: jax.Array, train: bool) -> tuple[jax.Array, jax.Array]:
+  def __call__(
+    self, images: Float[Array, 'B height width channels'], train: bool
+  ) -> tuple[Float[Array, 'B N D'], Float[Array, 'N 2']]:
     """Map images [B, height, width, channels] to tokens [B, N, D] and positions [N, 2], row and column in patches.
 
     A class token has no position.
@@ -120,7 +123,7 @@ class Whitening(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, patches: jax.Array) -> jax.Array:
+  def __call__(self, patches: Float[Array, 'B rows columns K']) -> Float[Array, 'B rows columns 2*K']:
     """Map patches [B, rows, columns, K] to [B, rows, columns, 2 K]."""
     # Once the parameter exists, Flax asks for its shape only, so one image is enough. A program for any number of
     # images has no number here.
@@ -132,7 +135,7 @@ class Whitening(nn.Module):
     return z.reshape(*patches.shape[:-1], -1)
 
 
-def whitening(patches: jax.Array) -> jax.Array:
+def whitening(patches: Float[Array, 'B rows columns K']) -> Float[Array, 'K 2*K']:
   """Return eigenvectors of the patches' second moments over the root of their eigenvalues, and the negatives.
 
   Args:
@@ -148,7 +151,7 @@ def whitening(patches: jax.Array) -> jax.Array:
   return jnp.concatenate([scaled, -scaled], axis=1)
 
 
-def to_patches(images: jax.Array, patch: int) -> jax.Array:
+def to_patches(images: Float[Array, 'B H W C'], patch: int) -> Float[Array, 'B rows columns K']:
   """Cut images [B, H, W, C] into patches [B, H/patch, W/patch, patch · patch · C].
 
   Raises:
@@ -160,7 +163,7 @@ def to_patches(images: jax.Array, patch: int) -> jax.Array:
   return grid.swapaxes(2, 3).reshape(batch, height // patch, width // patch, -1)
 
 
-def neighborhoods(z: jax.Array) -> jax.Array:
+def neighborhoods(z: Float[Array, 'B H W C']) -> Float[Array, 'B H/2 W/2 9*C']:
   """Map [B, H, W, C] to the inputs of a padded convolution of 3×3 with a stride of 2, [B, H/2, W/2, 9 C].
 
   Windows begin one row and one column before each pair. Kernels are [9 C, D], from [3, 3, C, D]. XLA's own
@@ -181,8 +184,8 @@ def _check_patch(images: jax.Array, patch: int) -> None:
 def sincos(coordinates: np.ndarray, width: int) -> np.ndarray:
   """Return sines and cosines [N, width] of each coordinate of [N, P], the last coordinate first.
 
-  In one dimension they are those of Vaswani et al. 2017, section 3.5. In two, they are of row and column, as in Beyer
-  et al. 2022. Frequencies are 1 to 1/10,000.
+  Texts have the positions of Vaswani et al. 2017, section 3.5. Images have row and column, as in Beyer et al. 2022.
+  Frequencies are 1 to 1/10,000.
 
   Raises:
     UserError: the width is not divisible by 2P.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from hbf.errors import UserError
 from hbf.models.language import LanguageModel
@@ -40,7 +41,7 @@ class Sampling:
     if not 0 < self.top_p <= 1:
       raise UserError(f'top_p is a probability, above 0 and up to 1: it is {self.top_p}')
 
-  def draw(self, key: jax.Array, logits: jax.Array) -> jax.Array:
+  def draw(self, key: jax.Array, logits: Float[Array, ' V']) -> Int[Array, '']:
     """Draw a token, int32 [], from logits [V]."""
     if self.temperature == 0:
       return jnp.argmax(logits).astype(jnp.int32)
@@ -64,25 +65,26 @@ def generate(
   seed: int = 0,
   stop: int | None = None,
 ) -> list[np.ndarray]:
-  """Goes on with each prompt; prompts may be of different lengths.
+  """Continue prompts, which may have different lengths.
 
-  What is drawn for a prompt is a function of the seed, its number and itself: the others don't matter.
+  The tokens drawn for a prompt are a function of the seed, the prompt's number and the prompt. Other prompts have no
+  influence.
 
   Args:
-    model: causal, of any stages.
-    variables: of the model.
-    prompts: tokens, at least one each.
-    count: most tokens to write.
-    sampling: how they are drawn.
-    seed: of what is drawn.
-    stop: a token that ends a text, and isn't part of it; None: none does.
+    model: a causal model, with any stages.
+    variables: variables of the model.
+    prompts: tokens of each prompt, at least one.
+    count: most tokens to write after each prompt.
+    sampling: the way to draw tokens.
+    seed: seed of the draws.
+    stop: a token that ends a text, and is not part of it. None: no token does.
 
   Returns:
-    the tokens that follow each prompt, int32.
+    The tokens that follow each prompt, int32.
 
   Raises:
-    UserError: the model isn't causal, or has no room for a prompt and what is asked for; a prompt is empty, or has
-      tokens that the vocabulary lacks.
+    UserError: the model is not causal, or has no room for a prompt and `count` tokens. Or a prompt is empty, or has
+      tokens outside the vocabulary.
   """
   _check(model, prompts, count)
   return _generate(model, variables, prompts, count, sampling, jax.random.key(seed), stop)
@@ -174,7 +176,7 @@ def _write(
   """Return the tokens, int32 [B, count], that follow prompts [B, P] of these lengths. −1 follows a text's end."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
-    """The logits [V] behind the first `length` of a text's next tokens [T], and what is remembered of these."""
+    """Return the logits [V] after the first `length` of a text's next tokens [T], and the new cache."""
     mask = jnp.arange(len(tokens)) < length
     logits, cache = model.apply(
       {**variables, **cache}, tokens[None], train=False, mask=mask[None], start=start, mutable=['cache']

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from hbf.errors import UserError
 from hbf.models.embedding import sincos
@@ -51,8 +52,13 @@ class LanguageModel(CheckedModule):
 
   @nn.compact
   def __call__(
-    self, tokens: jax.Array, *, train: bool, mask: jax.Array | None = None, start: jax.Array | None = None
-  ) -> jax.Array:
+    self,
+    tokens: Int[Array, 'B N'],
+    *,
+    train: bool,
+    mask: Bool[Array, 'B N'] | None = None,
+    start: Int[Array, ''] | None = None,
+  ) -> Float[Array, 'B N V']:
     """Compute logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
 
     Args:

@@ -8,6 +8,7 @@ mutable=['cache'])`. Without one it starts empty.
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from hbf.nn.context import Context, Continued
 
@@ -46,6 +47,6 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
   return jax.lax.dynamic_slice_in_dim(z, context.continued.start, count, axis)
 
 
-def cache_mask(continued: Continued, count: int) -> jax.Array:
+def cache_mask(continued: Continued, count: int) -> Bool[Array, 'count room']:
   """Return the attention mask of new tokens, [count, room]: each attends to the tokens up to itself."""
   return jnp.arange(continued.room) <= continued.start + jnp.arange(count)[:, None]

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import flax.struct
 import jax
+from jaxtyping import Array, Bool
 
 from hbf.errors import UserError
 from hbf.nn.traits import traits_of
@@ -78,11 +79,11 @@ def check_context(stage: nn.Module, context: Context) -> None:
     )
 
 
-def seen_by_all(context: Context) -> jax.Array | None:
+def seen_by_all(context: Context) -> Bool[Array, 'B N'] | None:
   """Return the tokens that a mask for keys leaves, booleans [B, N] or [1, N]. None: all tokens."""
   return None if context.mask is None else of_pairs(context.mask)[:, 0]
 
 
-def of_pairs(mask: jax.Array) -> jax.Array:
+def of_pairs(mask: Bool[Array, '...']) -> Bool[Array, 'B N N']:
   """Return the mask of a context with all three axes, broadcastable to [B, N, N]."""
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.baselines.softmax import SoftmaxAttention
@@ -26,7 +26,7 @@ class _Gated(nn.Module):
   """
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
     batch, length, width = tokens.shape
     check_heads(width, self.heads)

@@ -159,8 +159,8 @@ class HyperBFCenters(CheckedModule):
     centers_init: 'normal', 'tokens' (drawn from the tokens seen at initialization) or 'kmeans' (means of those).
     coefficients_scale: root mean square of the output at init.
     nested: True if the first centers alone shall work too (`hbf.models.nested`; after nested dropout, Rippel et al.
-      2014). In training all centers respond to half of the images. To each other image the first n respond, with a
-      random n that is log-uniform. It needs all responses in memory, and a 'dropout' key in training.
+      2014). During training all centers respond to half of the images. To each other image only the first n respond,
+      with a random n that is log-uniform. It needs all responses in memory, and a 'dropout' key in training.
     implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
     dtype: type of the products. Parameters are float32.
   """

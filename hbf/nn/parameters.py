@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.errors import choose
 from hbf.options import OptionError
@@ -16,7 +17,9 @@ SIGMA_PER = {'fixed': (), 'layer': (), 'head': (0,), 'center': (0, 2)}
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 
 
-def sigma_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int = 1) -> jax.Array:
+def sigma_parameter(
+  module: nn.Module, scope: str, variance: float, heads: int, centers: int = 1
+) -> Float[Array, '... 1 A']:
   """Return σ, broadcastable to [heads, points, centers], learned as its logarithm from σ² = variance.
 
   Args:
@@ -29,7 +32,7 @@ def sigma_parameter(module: nn.Module, scope: str, variance: float, heads: int, 
   return jnp.exp(_parameter(module, 'log_sigma', scope, 0.5 * jnp.log(variance), heads, centers))
 
 
-def beta_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int) -> jax.Array:
+def beta_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int) -> Float[Array, 'H 1 A']:
   """Return β of kernel `SIGNED`, learned from 1/2σ² with σ² = variance. Arguments as for `sigma_parameter`."""
   return _parameter(module, 'beta', scope, 0.5 / variance, heads, centers)
 
@@ -61,7 +64,7 @@ def distance_scale(metric: str, d: int, rank: int) -> float:
   return (rank if metric == 'low_rank' else d) ** 0.5
 
 
-def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: int) -> jax.Array | None:
+def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: int) -> Float[Array, 'H ...'] | None:
   """Return the weights of the metric for `squared_distances`, one for every head. The metric starts as the identity.
 
   Args:

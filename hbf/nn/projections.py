@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from hbf.nn.cache import cache_mask
 from hbf.nn.context import Context, of_pairs
@@ -35,7 +36,7 @@ class Projections(nn.Module):
   kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
 
   @nn.compact
-  def __call__(self, points: jax.Array) -> list[jax.Array]:
+  def __call__(self, points: Float[Array, 'T D']) -> list[Float[Array, 'T W']]:
     """Map points [T, D] to [T, W] by each of the layers."""
     outputs = self.parts * self.width
     kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
@@ -51,7 +52,7 @@ class Projections(nn.Module):
     return split_parts(z, self.parts)
 
 
-def of_norm_1(z: jax.Array) -> jax.Array:
+def of_norm_1(z: Float[Array, '... D']) -> Float[Array, '... D']:
   """Scale rows to norm 1, computed in float32."""
   rows = z.astype(jnp.float32)
   if z.shape[0] == 1:  # on XLA's CPU backend, gradients of row sums are slow below an axis of length 1
@@ -80,7 +81,9 @@ def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
   return init
 
 
-def mimetic(key: jax.Array, width: int, heads: int, alpha: float, beta: float) -> tuple[jax.Array, jax.Array]:
+def mimetic(
+  key: jax.Array, width: int, heads: int, alpha: float, beta: float
+) -> tuple[Float[Array, 'D D'], Float[Array, 'D D']]:
   """Draw queries and keys whose products Wq Wkᵀ are about αZ + βI (Trockman & Kolter 2023, section 4).
 
   Z is normal with variance 1/D, and every head has its own. A head's product has rank d = D/heads. It is the best
@@ -100,8 +103,8 @@ def mimetic(key: jax.Array, width: int, heads: int, alpha: float, beta: float) -
 
 
 def project_qkv(
-  tokens: jax.Array, heads: int, dtype: Any, bias: bool = False, mimetic: float = 0.0
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+  tokens: Float[Array, 'B N D'], heads: int, dtype: Any, bias: bool = False, mimetic: float = 0.0
+) -> tuple[Float[Array, 'B N H d'], Float[Array, 'B N H d'], Float[Array, 'B N H d']]:
   """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one product.
 
   It makes the layer `qkv`, so call it from a compact method.
@@ -117,14 +120,14 @@ def project_qkv(
   return q, k, v
 
 
-def project_out(values: jax.Array, dtype: Any) -> jax.Array:
+def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B N D']:
   """Join the heads of values [B, N, H, d] and project them: [B, N, H d]. It makes the layer `out`."""
   batch, length, heads, d = values.shape
   joined = values.reshape(batch * length, heads * d)
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
 
 
-def visible(context: Context, count: int) -> tuple[jax.Array | None, bool]:
+def visible(context: Context, count: int) -> tuple[Bool[Array, '...'] | None, bool]:
   """Return the attention mask of `count` tokens, broadcastable to [B, H, N, N] or None, and causality."""
   if context.continued is not None:  # a mask then hides later tokens only, which the cache's mask hides too
     return cache_mask(context.continued, count), False

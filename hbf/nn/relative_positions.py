@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from hbf.nn.cache import new_tokens
 from hbf.nn.context import Context
@@ -24,7 +25,7 @@ _SLOWEST = {1: 10_000.0, 2: 100.0}
 
 def relative_coordinates(
   module: nn.Module, heads: int, context: Context, dtype: jnp.dtype
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float[Array, 'H N C'], Float[Array, 'H N C']]:
   """Return coordinates of queries and keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2.
 
   A head's offset o and its s are learned, as `position_offset` [H, 1, P] and `position_log_sigma` [H, 1, 1]. For
@@ -60,7 +61,7 @@ def relative_coordinates(
   return (queries, keys) if dtype == jnp.float32 else _in_short(queries, keys, dtype)
 
 
-def turned(z: jax.Array, context: Context) -> jax.Array:
+def turned(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N d']:
   """Rotate queries or keys [..., N, d] by their positions, so that products depend on relative positions.
 
   The norms stay the same. These are rotary positions (Su et al. 2021, eq. 34). In two dimensions one half of the
@@ -99,7 +100,7 @@ def _without_positions(kind: str) -> OptionError:
   )
 
 
-def append(z: jax.Array, coordinates: jax.Array) -> jax.Array:
+def append(z: Float[Array, 'B ... d'], coordinates: Float[Array, '... C']) -> Float[Array, 'B ... e']:
   """Append coordinates [..., C], the same for all examples, to queries or keys [B, ..., d]."""
   # They are float32 until here, so that the gradient's sum over the batch is too.
   everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (z.shape[0], *coordinates.shape))

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from hbf.nn.block import Block
 from hbf.nn.checked import CheckedModule
@@ -53,8 +54,12 @@ class Trunk(CheckedModule):
 
   @nn.compact
   def __call__(
-    self, tokens: jax.Array, context: Context, read: slice = slice(None), grid: tuple[int, int] | None = None
-  ) -> jax.Array:
+    self,
+    tokens: Float[Array, 'B N D'],
+    context: Context,
+    read: slice = slice(None),
+    grid: tuple[int, int] | None = None,
+  ) -> Float[Array, 'B M E']:
     """Map tokens [B, N, D] to [B, M, D], or with two resolutions to [B, N/4, 2D].
 
     Args:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError, choose
 from hbf.ops import hyperbf as operator
@@ -20,19 +21,19 @@ NORMALIZATIONS = tuple(normalization.NORMALIZATIONS)
 
 
 def hyperbf(
-  x: jax.Array,
-  centers: jax.Array,
-  coefficients: jax.Array,
+  x: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
   *,
   kernel: str = 'gaussian',
-  sigma: jax.Array | float = 1.0,
-  metric: jax.Array | None = None,
+  sigma: Float[Array, '...'] | float = 1.0,
+  metric: Float[Array, '... D'] | None = None,
   normalization: str = 'sum',
-  radius: jax.Array | float = 0.0,
-  mask: jax.Array | None = None,
+  radius: Float[Array, '...'] | float = 0.0,
+  mask: Bool[Array, '... N A'] | None = None,
   causal: bool = False,
   implementation: str = 'xla',
-) -> jax.Array:
+) -> Float[Array, '... N V']:
   """Evaluate a HyperBF: f(x) = Σ_a R_a(x) c_a with R from K_a = K(s_a), s_a = ‖W(x − t_a)‖² / 2σ_a².
 
   The responses R are the kernel's values, normalized over the centers a = 1 … A:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.errors import choose
 
@@ -42,7 +43,7 @@ class Distances(NamedTuple):
   center_norms: jax.Array
   scale: jax.Array
 
-  def __call__(self) -> jax.Array:
+  def __call__(self) -> Float[Array, '... N A']:
     """Compute the distances, float32 [..., N, A]. They are not clamped: rounding may take them slightly below 0."""
     if is_short(self.points.dtype):
       squares = self.norms + self.center_norms.mT - 2 * products(self.points, self.centers)
@@ -52,7 +53,7 @@ class Distances(NamedTuple):
     right = jnp.concatenate([-2 * self.centers, jnp.ones_like(self.center_norms), self.center_norms], axis=-1)
     return products(left, self.scale * right)
 
-  def gradient(self, cotangent: jax.Array) -> 'Distances':
+  def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
     """Compute the cotangents of all parts, float32, from the cotangent of the distances, float32 [..., N, A].
 
     It is written by hand, because summing over the points outside of a product costs more than the products do.
@@ -80,11 +81,11 @@ class Distances(NamedTuple):
 
 
 def distances(
-  points: jax.Array,
-  centers: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
   metric: str = 'identity',
-  weights: jax.Array | None = None,
-  scale: jax.Array | float = 1.0,
+  weights: Float[Array, '... D'] | None = None,
+  scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Distances:
   """Return the parts of the squared distances between every point and every center, times a factor for each center.
@@ -120,13 +121,13 @@ def distances(
 
 
 def squared_distances(
-  points: jax.Array,
-  centers: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
   metric: str = 'identity',
-  weights: jax.Array | None = None,
-  scale: jax.Array | float = 1.0,
+  weights: Float[Array, '... D'] | None = None,
+  scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
-) -> jax.Array:
+) -> Float[Array, '... N A']:
   """Compute squared distances of all points and centers (memo, under eq. 4), times a factor for each center.
 
   They are ‖a‖² + ‖b‖² − 2 a·b, with norms and sums in float32 for every input type. So the error is a rounding of
@@ -148,7 +149,7 @@ def apart(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
   return z[..., :count], z[..., count:]
 
 
-def row_dots(a: jax.Array, b: jax.Array) -> jax.Array:
+def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Array, '... N 1']:
   """Compute a·b row by row in float32: [..., N, 1]."""
 
   def dots(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -162,7 +163,7 @@ def keeping_short(function: Callable, dtype: jnp.dtype) -> Callable:
   return jax.checkpoint(function) if is_short(dtype) else function
 
 
-def products(a: jax.Array, b: jax.Array) -> jax.Array:
+def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Array, '... N A']:
   """Compute a bᵀ with sums in float32: [..., N, A]. The gradient also multiplies numbers of the inputs' type."""
   both_short = a.dtype == b.dtype and is_short(a.dtype)
   return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)
@@ -192,7 +193,9 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
 
 
-def metric_product(centers: jax.Array, metric: str, weights: jax.Array | None) -> jax.Array:
+def metric_product(
+  centers: Float[Array, '... A D'], metric: str, weights: Float[Array, '... D'] | None
+) -> Float[Array, '... A D']:
   """Compute M t for every center t, [..., A, D]. The metric and weights are as in `squared_distances`."""
   if metric == 'bilinear':
     assert weights is not None

@@ -1,12 +1,18 @@
-"""The HyperBF operator, f(x) = Σ_a R_a(x) c_a: its definition, and `hyperbf`, which computes it the fastest way.
+"""The HyperBF operator: its definition, and `hyperbf`, which computes it the fastest way.
 
-Both stages of a block call `hyperbf`. Equations are those of CBMM Memo 143. In stage 1, centers are keys and
-coefficients are values (eq. 2 and 6). In stage 2, centers and coefficients are learned (eq. 4 and 7).
+    s_a(x) = ‖W(x − t_a)‖² / 2σ_a²            the scaled squared distance to the center t_a
+    R_a(x) = K(s_a)                           the response, for normalization 'none' (CBMM Memo 143, eq. 4)
+    R_a(x) = K(s_a) / Σ_b K(s_b)              the response, for normalization 'sum' (eq. 2)
+    f(x) = Σ_a R_a(x) c_a                     the sum over the centers
+
+Both stages of a block call `hyperbf`. Stage 1 has keys as centers and values as coefficients (eq. 6). Stage 2 has
+learned centers and coefficients (eq. 7).
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import distances, squared_distances
@@ -16,52 +22,59 @@ from hbf.ops.normalization import normalize
 
 
 def hyperbf_plain(
-  points: jax.Array,
-  centers: jax.Array,
-  coefficients: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
-  mask: jax.Array | None = None,
+  mask: Bool[Array, '... N A'] | None = None,
   causal: bool = False,
-) -> jax.Array:
+) -> Float[Array, '... N V']:
   """Compute f by its definition, with all responses [..., N, A] in memory. Arguments as in `hyperbf`."""
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
   seen = _seen(mask, causal, points.shape[-2], centers.shape[-2])
   r = responses(points, centers, basis, seen).astype(coefficients.dtype)
-  return jnp.einsum('...na,...av->...nv', r, coefficients)  # f(x) = Σ_a R_a(x) c_a             eq. 7
+  return jnp.einsum('...na,...av->...nv', r, coefficients)  # f(x) = Σ_a R_a(x) c_a
 
 
-def responses(points: jax.Array, centers: jax.Array, basis: RadialBasis, mask: jax.Array | None = None) -> jax.Array:
+def responses(
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  basis: RadialBasis,
+  mask: Bool[Array, '... N A'] | None = None,
+) -> Float[Array, '... N A']:
   """Compute the responses R_a(x), float32 [..., N, A]."""
   if basis.kernel in DIRECT:
     r = DIRECT[basis.kernel](nearness(points, centers, basis))  # R = φ((ρ² − r²) / 2σ²)
     return r if mask is None else jnp.where(mask, r, 0)
-  log_k = nearness(points, centers, basis)  # R = K / Σ K (eq. 2), R = K (eq. 4), and two more
+  log_k = nearness(points, centers, basis)  # R = K, K / ΣK, K / √mean(K²) or (K − mean K) / √var K
   return normalize(log_k, basis.normalization, jnp.asarray(basis.log_gain, log_k.dtype), mask)
 
 
-def nearness(points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-  """Compute log K(s) of s = r²/2σ², or for a kernel in `DIRECT` the depth b − s in the ball: float32 [..., N, A]."""
+def nearness(
+  points: Float[Array, '... N D'], centers: Float[Array, '... A D'], basis: RadialBasis
+) -> Float[Array, '... N A']:
+  """Compute log K(s), or for a kernel in `DIRECT` the depth b − s = (ρ² − r²) / 2σ²: float32 [..., N, A]."""
   scale, metric = basis.scale(points.dtype), (basis.metric, basis.weights)
   if basis.kernel not in DIRECT:
     s = squared_distances(points, centers, *metric, scale, basis.dot_only_dims)  # s = ‖W(x − t_a)‖² / 2σ²
     return KERNELS[basis.log_kernel](s)
   terms = distances(points, centers, *metric, scale, basis.dot_only_dims)
-  # As a part of the centers' norms, b costs no pass over [N, A].
+  # b is a part of the centers' norms, so it costs no pass over [N, A].
   shape = (*centers.shape[:-2], 1, centers.shape[-2])
   b = jnp.broadcast_to(jnp.asarray(basis.squared_radius, terms.scale.dtype), shape).mT
   return -terms._replace(center_norms=terms.center_norms - b / terms.scale)()
 
 
 def hyperbf(
-  points: jax.Array,
-  centers: jax.Array,
-  coefficients: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
   *,
-  mask: jax.Array | None = None,
+  mask: Bool[Array, '... N A'] | None = None,
   causal: bool = False,
   implementation: str = 'xla',
-) -> jax.Array:
+) -> Float[Array, '... N V']:
   """Compute f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalized over the centers or not.
 
   It equals `hyperbf_plain` in value and gradient. `hbf.ops.fast.choice` picks the implementation.

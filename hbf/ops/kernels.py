@@ -15,25 +15,26 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 
-def gaussian(s: jax.Array) -> jax.Array:
+def gaussian(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute log exp(−s). The bilinear form need not be a distance, so s may be negative."""
   return -s
 
 
-def laplacian(s: jax.Array) -> jax.Array:
+def laplacian(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute log exp(−r/σ) = −√(2s). At s = 0, where K has a kink, the subgradient is 0."""
   away = s > 0
   return -jnp.where(away, jnp.sqrt(jnp.where(away, 2 * s, 1.0)), 0.0)
 
 
-def rational_quadratic(s: jax.Array) -> jax.Array:
+def rational_quadratic(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute log 1 / (1 + s): the Student kernel, a scale mixture of Gaussians."""
   return -jnp.log1p(jnp.maximum(s, 0))
 
 
-def inverse_multiquadric(s: jax.Array) -> jax.Array:
+def inverse_multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute log 1 / √(1 + r²/σ²) = −½ log(1 + 2s)."""
   return -0.5 * jnp.log1p(jnp.maximum(2 * s, 0))
 

@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.ops.distances import squared_distances
 
 
-def sample(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
+def sample(key: jax.Array, points: Float[Array, 'N D'], count: int) -> Float[Array, 'count D']:
   """Draw `count` of the points [N, D]: [count, D].
 
   A point is drawn twice only if there are fewer points than `count`.
@@ -14,7 +15,7 @@ def sample(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
   return jax.random.choice(key, points, (count,), replace=count > len(points))
 
 
-def kmeans(key: jax.Array, points: jax.Array, count: int, iterations: int = 10) -> jax.Array:
+def kmeans(key: jax.Array, points: Float[Array, 'N D'], count: int, iterations: int = 10) -> Float[Array, 'count D']:
   """Compute means [count, D] of the points [N, D], starting from `count` random points. It can be jitted.
 
   A mean that loses all its points stays where it was.

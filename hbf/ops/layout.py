@@ -52,7 +52,7 @@ def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
   """Reorder columns [..., parts · W] so that every shard along `TENSOR` has its share of each part.
 
-  In the original order, a device would have all columns of one part and none of the others.
+  Without this, a device would have all columns of one part and none of the others.
   """
   count = shares(TENSOR)
   if count == 1 or columns.shape[-1] % (parts * count):

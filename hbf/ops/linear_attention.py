@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError, choose
 from hbf.ops.distances import products, row_dots
@@ -47,7 +48,11 @@ class State(NamedTuple):
 
 
 def feature_map(
-  points: jax.Array, name: str, *, projections: jax.Array | None = None, sigma: jax.Array | float = 1.0
+  points: Float[Array, '... N D'],
+  name: str,
+  *,
+  projections: Float[Array, '... m D'] | None = None,
+  sigma: Float[Array, '...'] | float = 1.0,
 ) -> Features:
   """Compute the features φ(x) of queries or keys.
 
@@ -83,14 +88,14 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
   return (norms * directions.reshape(-1, d)[:count]).astype(np.float32)
 
 
-def only(keys: Features, seen: jax.Array) -> Features:
+def only(keys: Features, seen: Bool[Array, '... N 1']) -> Features:
   """Return features in which only visible keys have weight. `seen` is booleans broadcastable to [..., N, 1]."""
   return Features(jnp.where(seen, keys.values, 0), jnp.where(seen, keys.log_scale, _UNSEEN))
 
 
 def linear_attention(
-  queries: Features, keys: Features, values: jax.Array, *, normalizer: str, causal: bool
-) -> jax.Array:
+  queries: Features, keys: Features, values: Float[Array, '... M V'], *, normalizer: str, causal: bool
+) -> Float[Array, '... N V']:
   """Compute y_i = Σ_j φ(q_i)·φ(k_j) v_j, divided by Σ_j φ(q_i)·φ(k_j) or not, in time and memory O(N m V).
 
   Args:
@@ -116,15 +121,15 @@ def linear_attention(
   return finish(_all_sums(queries.values, keys, _with_ones(values))).astype(values.dtype)
 
 
-def no_state(features: jax.Array, values: jax.Array) -> State:
+def no_state(features: Float[Array, '... N m'], values: Float[Array, '... N V']) -> State:
   """Return the state before any key, for features [..., N, m] and values [..., N, V]."""
   leading, m, columns = values.shape[:-2], features.shape[-1], values.shape[-1] + 1
   return State(jnp.zeros((*leading, m, columns)), jnp.full((*leading, 1, 1), -jnp.inf))
 
 
 def continued_linear_attention(
-  queries: Features, keys: Features, values: jax.Array, state: State, *, normalizer: str
-) -> tuple[jax.Array, State]:
+  queries: Features, keys: Features, values: Float[Array, '... N V'], state: State, *, normalizer: str
+) -> tuple[Float[Array, '... N V'], State]:
   """Compute causal `linear_attention` of tokens after those of a state. Return the new state too."""
   finish = choose('normalizer', normalizer, NORMALIZERS)
   sums, state = _causal_sums(queries.values, keys, _with_ones(values), state)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from hbf.errors import choose
 
@@ -46,8 +47,11 @@ NORMALIZATIONS = {
 
 
 def normalize(
-  log_k: jax.Array, normalization: str, log_gain: jax.Array | float = 0.0, mask: jax.Array | None = None
-) -> jax.Array:
+  log_k: Float[Array, '... N A'],
+  normalization: str,
+  log_gain: Float[Array, '...'] | float = 0.0,
+  mask: Bool[Array, '... N A'] | None = None,
+) -> Float[Array, '... N A']:
   """Compute responses from their logarithms.
 
   Args:

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.baselines.token_mixing import TokenDense, check_length, room, shown
@@ -49,7 +50,7 @@ class GatedMLP(CheckedModule):
   traits: ClassVar[StageTraits] = StageTraits(units='hidden', masks='keys', causal=True, decodes=True)
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D].
 
     Raises:
@@ -70,7 +71,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f of the gating channels [B, N, hidden]. In the linear form, s = f, W starts at its usual size."""
+    """Compute f of the gating channels [B, N, hidden]. W starts at its usual size in the linear form, where s = f."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], room(gating, context)
     spatial = TokenDense(

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context, seen_by_all
@@ -60,7 +61,7 @@ class LinearAttention(CheckedModule):
   traits: ClassVar[StageTraits] = StageTraits(masks='keys', causal=True, decodes=True)
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
     q, k, v = (z.swapaxes(1, 2) for z in project_qkv(tokens, self.heads, self.dtype))
     d = q.shape[-1]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
@@ -47,7 +48,7 @@ class MLP(CheckedModule):
   traits: ClassVar[StageTraits] = StageTraits(units='hidden')
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
     width = tokens.shape[-1]
     activation = (ACTIVATIONS | GATED)[self.activation]

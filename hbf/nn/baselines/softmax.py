@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.nn.cache import new_tokens, update_cache
 from hbf.nn.checked import CheckedModule
@@ -42,7 +43,7 @@ class SoftmaxAttention(CheckedModule):
   traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D]."""
     q, k, v = project_qkv(tokens, self.heads, self.dtype, self.qkv_bias, self.mimetic)
     return project_out(self._over_tokens(q, k, v, context), self.dtype)

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from hbf.errors import UserError
 from hbf.nn.baselines.mlp import ACTIVATIONS
@@ -20,8 +21,8 @@ from hbf.options import odd, one_of, whole
 class TokenMLP(CheckedModule):
   """Two dense layers over the tokens, the same for every channel (MLP-Mixer, Tolstikhin et al. 2021, eq. 1).
 
-  A token costs 4 hidden D operations. N is fixed. In a causal context each unit belongs to a token. The unit reads
-  the tokens up to its own, and tokens from its own on read the unit (masks as in MADE, Germain et al. 2015).
+  A token costs 4 hidden D operations. N is fixed. If the context is causal, each unit belongs to a token. The unit
+  reads the tokens up to its own, and tokens from its own on read the unit (masks as in MADE, Germain et al. 2015).
 
   Attributes:
     hidden: units between the layers, the paper's D_S.
@@ -36,7 +37,7 @@ class TokenMLP(CheckedModule):
   traits: ClassVar[StageTraits] = StageTraits(unit_share=1 / 8, masks='keys', causal=True, decodes=True)
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D] to [B, N, D].
 
     Raises:
@@ -77,7 +78,7 @@ class AveragePooling(CheckedModule):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Map tokens [B, N, D], a square of patches row by row, to [B, N, D].
 
     Raises:
@@ -107,7 +108,7 @@ class Identity(nn.Module):
   traits: ClassVar[StageTraits] = StageTraits(masks='any', causal=True, decodes=True)  # no token sees another
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, context: Context = EVALUATION) -> jax.Array:
+  def __call__(self, tokens: Float[Array, 'B N D'], context: Context = EVALUATION) -> Float[Array, 'B N D']:
     """Return tokens [B, N, D]."""
     return tokens.astype(self.dtype)
 
@@ -144,13 +145,13 @@ class TokenDense(nn.Module):
     return self._bias.astype(self.dtype)
 
 
-def room(tokens: jax.Array, context: Context) -> int:
+def room(tokens: Float[Array, 'B N D'], context: Context) -> int:
   """Return the number of tokens [B, N, D], or the most that the text can have if they continue others."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 
-def shown(tokens: jax.Array, context: Context) -> jax.Array:
-  """Return tokens [B, N, D] with zeros for those that no other sees."""
+def shown(tokens: Float[Array, 'B N D'], context: Context) -> Float[Array, 'B N D']:
+  """Return tokens [B, N, D], with zeros for tokens that are masked as keys."""
   seen = seen_by_all(context)
   return tokens if seen is None else jnp.where(seen[..., None], tokens, 0)
 

@@ -10,6 +10,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import apart, is_short, keeping_short, metric_product, products, row_dots, wide
@@ -23,14 +24,14 @@ _CAPABILITY = 8  # Ampere, the first NVIDIA GPUs on which cuDNN fuses attention
 
 
 def attention(
-  queries: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
-  scale: jax.Array | float | None = None,
-  centers: jax.Array | None = None,
-  mask: jax.Array | None = None,
+  queries: Float[Array, '... N d'],
+  keys: Float[Array, '... A d'],
+  values: Float[Array, '... A V'],
+  scale: Float[Array, '...'] | float | None = None,
+  centers: Float[Array, '... A D'] | None = None,
+  mask: Bool[Array, '... N A'] | None = None,
   causal: bool = False,
-) -> jax.Array:
+) -> Float[Array, '... N V']:
   """Compute softmax(scale (q·k − t·k/2)) v over the keys. Without centers t it is softmax(scale q·k) v.
 
   Softmax attention and the normalized Gaussian both call this function. cuDNN's fused kernel computes it where it
@@ -97,15 +98,15 @@ def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def fused_attention(
-  queries: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
+  queries: Float[Array, 'B H N d'],
+  keys: Float[Array, 'B H A d'],
+  values: Float[Array, 'B H A V'],
   *,
-  scale: jax.Array | float,
-  centers: jax.Array | None = None,
+  scale: Float[Array, '...'] | float,
+  centers: Float[Array, 'B H A D'] | None = None,
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
-) -> jax.Array:
+) -> Float[Array, 'B H N V']:
   """Compute `attention` of arrays [B, H, N, d] by one call of cuDNN's kernel.
 
   The kernel takes one scale for all heads, and no bias of the keys. So scale and bias become coordinates: keys are
@@ -137,13 +138,13 @@ def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.
 
 
 def padded_attention(
-  queries: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
+  queries: Float[Array, 'B H N d'],
+  keys: Float[Array, 'B H A d'],
+  values: Float[Array, 'B H A V'],
   scale: float,
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
-) -> jax.Array:
+) -> Float[Array, 'B H N V']:
   """Compute attention in the shapes that cuDNN takes. Zeros pad tokens and dimensions, and are masked as keys."""
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   width = max(d, v)
@@ -207,7 +208,12 @@ def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: 
   return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, width)
 
 
-def is_attention(points: jax.Array, centers: jax.Array, coefficients: jax.Array, scale: jax.Array) -> bool:
+def is_attention(
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
+  scale: Float[Array, '...'],
+) -> bool:
   """Return True if `gaussian_attention` should compute a normalized Gaussian: one sigma a head, and few responses."""
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]
@@ -216,13 +222,13 @@ def is_attention(points: jax.Array, centers: jax.Array, coefficients: jax.Array,
 
 
 def gaussian_attention(
-  points: jax.Array,
-  centers: jax.Array,
-  coefficients: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
-  mask: jax.Array | None = None,
+  mask: Bool[Array, '... N A'] | None = None,
   causal: bool = False,
-) -> jax.Array:
+) -> Float[Array, '... N V']:
   """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K with one sigma a head, as attention.
 
   It is the softmax of (xᵀMt − tᵀMt/2 + x'·t') / σ². The norm of the points cancels, and the metric is needed for the

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import distances, keeping_short, products, wide
@@ -29,13 +30,13 @@ class Summation(NamedTuple):
 
 def hyperbf_from_sums(
   summation: Summation,
-  points: jax.Array,
-  centers: jax.Array,
-  coefficients: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
   mask: None = None,
   causal: bool = False,
-) -> jax.Array:
+) -> Float[Array, '... N V']:
   """Compute the operator from sums over the centers. There is no mask: every point sees every center."""
   assert mask is None and not causal
   scale, weights = basis.scale(points.dtype), basis.weights
@@ -73,13 +74,13 @@ def _finish(sums: Sums, coefficients: jax.Array, normalization: Normalization, l
 
 def causal_blocks(
   definition: Callable[..., jax.Array],
-  points: jax.Array,
-  centers: jax.Array,
-  coefficients: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
   mask: None = None,
   causal: bool = True,
-) -> jax.Array:
+) -> Float[Array, '... N V']:
   """Compute a definition with centers 0 to i for point i, a block of points at a time.
 
   The gradient computes each block again, so only one block's responses lie in memory.

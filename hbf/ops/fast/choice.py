@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from hbf.errors import UserError, choose
 from hbf.ops.basis import RadialBasis
@@ -33,11 +34,11 @@ IMPLEMENTATIONS: dict[str, Summation | None] = {
 
 def fastest(
   definition: Callable[..., jax.Array],
-  points: jax.Array,
-  centers: jax.Array,
-  coefficients: jax.Array,
+  points: Float[Array, '... N D'],
+  centers: Float[Array, '... A D'],
+  coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
-  mask: jax.Array | None,
+  mask: Bool[Array, '... N A'] | None,
   causal: bool,
   implementation: str,
 ) -> Callable[..., jax.Array]:

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
 
 from hbf.ops.distances import Distances
 from hbf.ops.fast.sums import PivotedSums, Sums, center, pull_back
@@ -59,7 +60,7 @@ _TILINGS = {
 _LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Triton
 
 
-def pallas_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+def pallas_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
   """Compute the sums for every point, like `hbf.ops.fast.sums.kernel_sums`. On a CPU this is slow.
 
   The points are split over all devices of JAX's mesh, if a mesh is set (`jax.set_mesh`) and divides them.
@@ -248,7 +249,7 @@ _AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
 
 
 def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
-  """The sums, float32, by the kernel of whatever platform this is compiled for; arrays [L, ...]."""
+  """Compute the sums, float32, by the kernel of the platform of the program. Arrays are [L, ...]."""
   distances = distances._replace(center_norms=distances.center_norms.mT, scale=distances.scale.mT)
   forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
   return jax.lax.platform_dependent(
@@ -257,7 +258,7 @@ def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, 
 
 
 def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) -> Any:
-  """The same by the kernel of one platform."""
+  """Compute the sums by the kernel of one platform."""
   size = {'n': inputs[0].shape[1], 'a': inputs[2].shape[1], 'd': inputs[0].shape[2], 'v': inputs[5].shape[2], '1': 1}
   unit = {'n': tiling.points, 'a': tiling.centers, '1': 1} | {x: _features(tiling, size[x]) for x in 'dv'}
   count = {x: pl.cdiv(size[x], unit[x]) for x in size}

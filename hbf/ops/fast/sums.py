@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.export
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from hbf.ops.distances import Distances, is_short, products, wide
 from hbf.ops.kernels import KERNELS
@@ -84,7 +85,7 @@ class ResponseCotangents(NamedTuple):
   of_moments: MomentCotangents | None
 
 
-def center(pivoted: PivotedSums, coefficients: jax.Array) -> Sums:
+def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
   """Compute the sums about the mean from the sums about the pivot."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
@@ -96,7 +97,7 @@ def center(pivoted: PivotedSums, coefficients: jax.Array) -> Sums:
   return Sums(values, Moments(pivoted.pivot + offset, variance, pivoted.log_peak))
 
 
-def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> ResponseCotangents:
+def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
   """Compute the inputs of the gradient from the cotangents of the sums."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=wide(coefficients.dtype))
@@ -110,7 +111,7 @@ def pull_back(cotangents: Sums, moments: Moments, coefficients: jax.Array) -> Re
   return ResponseCotangents(given, moments.log_peak, of_moments)
 
 
-def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> Sums:
+def kernel_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
   """Compute the sums for every point.
 
   Args:
@@ -122,8 +123,8 @@ def kernel_sums(distances: Distances, coefficients: jax.Array, kernel: str) -> S
 
 
 def unnormalized_sums(
-  distances: Distances, coefficients: jax.Array, kernel: str, log_gain: jax.Array | float
-) -> jax.Array:
+  distances: Distances, coefficients: Float[Array, '... A V'], kernel: str, log_gain: Float[Array, '...'] | float
+) -> Float[Array, '... N V']:
   """Compute Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the type of the coefficients.
 
   The moments would cost more passes over all responses. The log-gain is broadcastable to [..., 1, 1]. The other
