@@ -146,7 +146,7 @@ def _shared(module: type[nn.Module], heads: int) -> dict[str, int]:
 
 
 def _fields(module: type[nn.Module] | None) -> dict[str, dataclasses.Field]:
-  """Return the fields of a stage that a config can set."""
+  """Return the fields of a stage that are options."""
   internal = ('name', 'parent', 'dtype')
   fields = dataclasses.fields(module) if module else ()  # type: ignore[arg-type]
   return {field.name: field for field in fields if field.name not in internal}

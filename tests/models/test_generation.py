@@ -102,7 +102,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0]]
 
 @pytest.mark.parametrize('name', CAUSAL)
 def test_the_likeliest_text_is_that_of_whole_texts(name):
-  """Of prompts of different lengths, in one batch."""
+  """One batch has prompts of different lengths."""
   model = make(name).clone(length=12)
   params = with_params(model, jnp.zeros((1, 12), jnp.int32))
   found = generate(model, params, PROMPTS, 8, GREEDY)
@@ -190,7 +190,7 @@ LOGITS = np.array([2.0, -1.0, 1.5, 0.0, 1.0], np.float32)
   ],
 )
 def test_tokens_are_drawn_as_often_as_they_are_likely(sampling, drawn):
-  """Of those that may be drawn."""
+  """Only the allowed tokens are drawn."""
   count = 20_000
   tokens = jax.vmap(sampling.draw, (0, None))(jax.random.split(jax.random.key(0), count), jnp.asarray(LOGITS))
   weights = np.exp(LOGITS.astype(np.float64) / (sampling.temperature or 1.0)) * np.isin(np.arange(5), drawn)

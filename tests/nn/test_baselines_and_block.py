@@ -127,7 +127,7 @@ def test_block_is_pre_norm_and_residual():
 
 
 def update_of(params, name, tokens):
-  """What a stage of `make_block` adds to tokens, float64."""
+  """Return the update that a stage of `make_block` adds to tokens, float64."""
   stage = {'stage1': ATTENTION, 'stage2': RELU}[name]()
   normed = jnp.asarray(reference.layer_norm(tokens, **params[f'norm_{name}']), jnp.float32)
   return np.asarray(stage.apply({'params': params[name]}, normed), np.float64)
@@ -164,7 +164,7 @@ def test_a_block_without_stage_2_is_its_stage_1():
 
 
 def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean():
-  """Of many equal images some take neither stage, some one, some both; what is taken counts 1 / (1 − rate)."""
+  """Many equal images take no stage, one stage or both. A taken stage counts 1 / (1 − rate)."""
   rate, count = 0.25, 4000
   block = make_block(parallel=True)  # so that the two stages' parts don't depend on each other
   params = random_params(block, make_tokens())
@@ -326,7 +326,7 @@ def test_what_stages_honor():
 @pytest.mark.parametrize('of_each', [False, True])
 @pytest.mark.parametrize('name', STAGE1)
 def test_a_stage_honors_a_mask_or_its_block_refuses_it(name, of_each):
-  """What is masked, for each token apart or for all alike, may change as it likes."""
+  """Masked tokens may change without effect, with a mask for each token or one mask for all."""
   block, params, tokens = make_stage1_block(name)
   hidden = jnp.arange(9) >= 6
   apart = jnp.broadcast_to(~hidden, (B, 9, 9)) | jnp.eye(9, dtype=bool)

@@ -369,7 +369,7 @@ def test_widths_are_shared_as_far_as_asked(width, shape):
 
 
 def test_the_signed_gaussian_has_a_free_beta_of_every_center():
-  """Σ_a exp(−β_a r²) c_a + b, whatever the sign of β (the authors' code)."""
+  """The unit is Σ_a exp(−β_a r²) c_a + b with β of any sign (the authors' code)."""
   options = UNIT | {'kernel': 'signed_gaussian', 'metric': 'bilinear'}
   module, tokens = HyperBFCenters(**options), make_tokens()
   start = module.init(jax.random.key(0), tokens)['params']['beta']

@@ -79,7 +79,7 @@ def metric_weights(rng, metric, d, rank, lead=()):
 
 
 def head(z, h):
-  """What head h has of a parameter [H, ...], or None."""
+  """Return the part of a parameter [H, ...] that belongs to head h, or None."""
   return None if z is None else np.asarray(z)[h]
 
 

@@ -82,7 +82,7 @@ def test_what_cudnn_is_given_has_even_lengths_and_heads_of_a_multiple_of_8(monke
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 0.02)])
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_augmented_keys_make_plain_attention_the_normalized_gaussian(dtype, tolerance, is_causal):
-  """What cuDNN is given on a GPU, here to XLA's attention, in value and gradient."""
+  """XLA's attention gets the arrays that cuDNN gets on a GPU. Value and gradient agree."""
   scale = 0.4
   mask = np.tri(9, 7) > 0 if is_causal else None
 

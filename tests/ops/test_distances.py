@@ -66,7 +66,7 @@ def test_coincident_points_are_zero_to_float32_whatever_the_type(metric, dtype):
 
 @pytest.mark.parametrize('metric', DISTANCES)
 def test_error_in_bfloat16_shrinks_with_the_distance(metric):
-  """Of points r apart, mapped and held in bfloat16, r² is wrong by 2 r times the rounding of the points, not more."""
+  """For points r apart in bfloat16, the error of r² is at most 2 r times the rounding of the points."""
   points, centers, weights = make('near', metric, 'bfloat16')
   centers = points[:A] + jnp.bfloat16(0.125) * centers
   r = np.sqrt(reference.squared_distances(points, centers, metric, weights))

@@ -37,7 +37,7 @@ def use_blocks(monkeypatch, pairs):
 
 
 def value_and_gradients(implementation, arrays, **unit):
-  """Of a scalar that depends on every output differently."""
+  """Return the value and gradients of a scalar that depends on every output differently."""
   return jax.jit(jax.value_and_grad(lambda z: jnp.sum(jnp.sin(implementation(**z, **unit).astype(jnp.float32)))))(
     arrays
   )
@@ -95,7 +95,7 @@ def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric,
 def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
   kernel, sigma_per, masked, normalization, monkeypatch
 ):
-  """As attention, and in blocks that don't divide the points; and of those that a mask leaves."""
+  """The sums are attention, or blocks that don't divide the points. A mask may leave fewer centers."""
   use_blocks(monkeypatch, 4 * N)
   lead = (3,) if masked == (normalization in ('sum', 'layer')) else ()  # each with every other, but not all at once
   arrays = make('diagonal', lead=lead, centers=N)
@@ -109,7 +109,7 @@ def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
 
 @pytest.mark.parametrize(('kernel', 'sigma_per'), [('gaussian', 1), ('gaussian', A), ('laplacian', A)])
 def test_masked_sums_are_those_of_the_plain_form(kernel, sigma_per):
-  """As attention too."""
+  """Some of them are attention."""
   arrays = make('diagonal', lead=(3,))
   arrays['sigma'] = arrays['sigma'][..., :sigma_per]
   shown = jnp.asarray(np.random.default_rng(5).random((N, A)) < 0.5).at[:, 2].set(True)

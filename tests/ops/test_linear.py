@@ -42,7 +42,7 @@ def make_projections(count=M, seed=0):
 
 
 def features(z, name, projections=None):
-  """What `feature_map` is asked for in all tests."""
+  """Return the features that all tests use."""
   return feature_map(z, name, projections=projections, sigma=WIDTH)
 
 
@@ -161,7 +161,7 @@ def test_causal_outputs_dont_know_of_later_tokens(name, normalizer):
 
 @pytest.mark.parametrize('name', MAPS)
 def test_one_key_gets_all_the_weight(name):
-  """The first output of causal attention is the first value, whatever else there is."""
+  """The first output of causal attention is the first value, for any other keys."""
   q, k, v = make(6)
   q, k = np.abs(q), np.abs(k)  # relu needs a product above 0
   out = attend(q, k, v, name, 'sum', True, make_projections())
@@ -231,7 +231,7 @@ def test_products_of_random_features_are_unbiased(name):
 
 
 def exact(q, k, v, name):
-  """What the random features approximate."""
+  """Compute the attention that random features approximate."""
   if name == 'gaussian':
     return np.asarray(hyperbf(q, k, v, kernel='gaussian', sigma=WIDTH))
   return reference.softmax(np.einsum('bhnd,bhad->bhna', q, k, dtype=np.float64) / D**0.5) @ v

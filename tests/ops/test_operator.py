@@ -257,7 +257,7 @@ def test_gain_saves_responses_that_underflow_without_it():
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 def test_centers_masked_out_equal_absent_centers(kernel, normalization):
-  """In value and in gradient, wherever the masked center lies."""
+  """Value and gradient agree, for any position of the masked center."""
   points, centers, coefficients, _ = make('identity', 9)
   keep = np.array([0, 2, 4])
   mask = np.isin(np.arange(A), keep)

@@ -309,10 +309,18 @@ def _kernel(
 
   def add(step: Any, sums: Any) -> Any:
     rows = whole if tiling.ordered else pl.ds(step * unit[job.over], unit[job.over])
-    points, these = (whole, rows) if job.over == 'a' else (rows, whole)
+    point_rows, center_rows = (whole, rows) if job.over == 'a' else (rows, whole)
     exists = centers - (step if job.over == 'a' else program) * unit['a']
     block = _Block(
-      Distances(*inputs[:5]), inputs[5], inputs[6:], points, these, columns('d'), columns('v'), tiling.depth, exists
+      Distances(*inputs[:5]),
+      inputs[5],
+      inputs[6:],
+      point_rows,
+      center_rows,
+      columns('d'),
+      columns('v'),
+      tiling.depth,
+      exists,
     )
     return job.add(kernel, block, sums)
 
