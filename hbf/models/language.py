@@ -77,16 +77,16 @@ class LanguageModel(CheckedModule):
     if length > self.length:
       raise UserError(f'a text of {length} tokens is longer than the {self.length} that the model takes: cut it')
     vectors = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(0.02), name='embedding')
-    places = np.arange(self.length, dtype=np.float32)[:, None]
+    coordinates = np.arange(self.length, dtype=np.float32)[:, None]
     known = length if start is None else self.length  # number of positions in the context
     context = Context(
       train=train,
       causal=self.causal,
       mask=None if mask is None else mask[:, None],
-      positions=jnp.asarray(places[:known]),
+      positions=jnp.asarray(coordinates[:known]),
       continued=None if start is None else Continued(start, self.length),
     )
-    positions = new_tokens(self._positions(places)[:known], context, length, 0)
+    positions = new_tokens(self._positions(coordinates)[:known], context, length, 0)
     known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would read the last token's vector
     embedded = (jnp.where(known_tokens, vectors(tokens), jnp.nan) + positions).astype(self.dtype)
     embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
@@ -95,12 +95,12 @@ class LanguageModel(CheckedModule):
     logits = head(flat).reshape(batch, length, self.vocabulary)
     return logits if start is None else jnp.where(start + length <= self.length, logits, jnp.nan)
 
-  def _positions(self, places: np.ndarray) -> jax.Array:
-    """Return what is added to tokens at all places [length, 1]: [length, D]."""
+  def _positions(self, coordinates: np.ndarray) -> jax.Array:
+    """Return what is added to tokens at coordinates [length, 1]: [length, D]."""
     shape = (self.length, self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
-      'sincos': lambda: sincos(places, self.width),
+      'sincos': lambda: sincos(coordinates, self.width),
       'none': lambda: np.zeros(shape, np.float32),
     }
     return jnp.asarray(makers[self.positions]())

@@ -17,7 +17,7 @@ from hbf.options import OptionError
 
 RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'rotary')}
 
-_WIDTH = 0.5  # s at init, in patches: a patch beside the one that a head looks at has e⁻² of its weight
+_SIGMA = 0.5  # s at init, in patches: a patch beside the one that a head looks at has e⁻² of its weight
 # By the dimensions of positions: the slowest rotation takes about 2π times so many tokens or patches. For texts it is
 # the published number. For images, which are a few patches wide, it is as in Heo et al. 2024.
 _SLOWEST = {1: 10_000.0, 2: 100.0}
@@ -49,9 +49,9 @@ def relative_coordinates(
   if context.positions is None:
     raise _without_positions('gaussian')
   placed, keys = _from_the_middle(context.positions)
-  offsets, widths = _near(heads, context.positions.shape[-1], context.causal)
+  offsets, sigmas = _near(heads, context.positions.shape[-1], context.causal)
   offset = module.param('position_offset', lambda _: jnp.asarray(offsets))
-  log_sigma = module.param('position_log_sigma', lambda _: jnp.asarray(np.log(widths)))
+  log_sigma = module.param('position_log_sigma', lambda _: jnp.asarray(np.log(sigmas)))
   precision = jnp.exp(-2 * log_sigma)
   around = keys - offset
   ones = jnp.ones((*around.shape[:2], 1))
@@ -127,10 +127,10 @@ def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, 
 def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
   """Return the offsets [H, 1, P] and s [H, 1, 1] at init, see `relative_coordinates`."""
   near = heads if axes > 1 else -(-heads // 2)
-  offsets, widths = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _WIDTH, np.float32)
+  offsets, sigmas = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _SIGMA, np.float32)
   offsets[:near, 0] = _nearest(near, axes, causal)
-  widths[near:, 0, 0] = 4.0 ** np.arange(1, heads - near + 1)
-  return offsets, widths
+  sigmas[near:, 0, 0] = 4.0 ** np.arange(1, heads - near + 1)
+  return offsets, sigmas
 
 
 def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:

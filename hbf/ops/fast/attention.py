@@ -147,9 +147,9 @@ def padded_attention(
 ) -> Float[Array, 'B H N V']:
   """Compute attention in the shapes that cuDNN takes. Zeros pad tokens and dimensions, and are masked as keys."""
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
-  width = max(d, v)
+  size = max(d, v)
   queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
-  queries, keys, values = (_fill(z, 3, -(-width // _TILE) * _TILE - z.shape[3]) for z in (queries, keys, values))
+  queries, keys, values = (_fill(z, 3, -(-size // _TILE) * _TILE - z.shape[3]) for z in (queries, keys, values))
   queries, keys, values = (_fill(z, 1, -z.shape[1] % _EVEN) for z in (queries, keys, values))
   masked = keys.shape[1] != keys_length
   out = jax.nn.dot_product_attention(
@@ -204,8 +204,8 @@ def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
 def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: int) -> bool:
   """Return True if cuDNN takes these arrays with `extra` coordinates added to queries and keys."""
   heads = queries.ndim == 4 and queries.shape[:2] == keys.shape[:2] == values.shape[:2]
-  width = max(queries.shape[-1] + extra, values.shape[-1])
-  return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, width)
+  size = max(queries.shape[-1] + extra, values.shape[-1])
+  return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, size)
 
 
 def is_attention(
