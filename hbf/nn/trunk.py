@@ -102,19 +102,24 @@ class Trunk(CheckedModule):
     return constrain(merged.reshape(batch, rows * columns, 2 * width), BATCH, None, None), context
 
   def _blocks(self, tokens: jax.Array, context: Context, grid: tuple[int, int] | None = None) -> jax.Array:
+    """Apply all blocks to tokens [B, N, D]."""
     kind = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
     options = (self.dropout, self.dtype, self.norm_epsilon, self.parallel, self.layer_scale)
     make: Any = functools.partial(kind, self.stage1, self.stage2, *options)
     larger = functools.partial(kind, with_units(self.stage1, 2), with_units(self.stage2, 2), *options)
-    rates = jnp.linspace(0, self.drop_path, self.depth) if self.drop_path else [None] * self.depth
+    rates = jnp.linspace(0, self.drop_path, self.depth) if self.drop_path else None
     # At init, parameters depend on the tokens that reach their block.
-    if self.is_initializing() or not self.scan_layers:
-      for i in range(self.depth):
-        if i == self.merge > 0:
-          assert grid is not None
-          (tokens, context), make = self._merged(tokens, context, grid), larger
-        tokens = make(name=f'block{i}')(tokens, context, rates[i])
-      return tokens
+    if self.scan_layers and not self.is_initializing():
+      return self._scan(make, tokens, context, rates)
+    for i in range(self.depth):
+      if i == self.merge > 0:
+        assert grid is not None
+        (tokens, context), make = self._merged(tokens, context, grid), larger
+      tokens = make(name=f'block{i}')(tokens, context, None if rates is None else rates[i])
+    return tokens
+
+  def _scan(self, make: Any, tokens: jax.Array, context: Context, rates: jax.Array | None) -> jax.Array:
+    """Apply all blocks by a loop over one block, with the parameters of all blocks stacked."""
 
     def layer(tokens: jax.Array, xs: tuple[Any, dict[str, jax.Array], Any]) -> tuple[jax.Array, None]:
       params, rngs, rate = xs
@@ -123,4 +128,4 @@ class Trunk(CheckedModule):
     blocks = [self.variables['params'][f'block{i}'] for i in range(self.depth)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
     rngs = {'dropout': jax.random.split(self.make_rng('dropout'), self.depth)} if self.has_rng('dropout') else {}
-    return jax.lax.scan(layer, tokens, (stacked, rngs, rates if self.drop_path else None))[0]
+    return jax.lax.scan(layer, tokens, (stacked, rngs, rates))[0]
