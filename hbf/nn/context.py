@@ -79,11 +79,11 @@ def check_context(stage: nn.Module, context: Context) -> None:
     )
 
 
-def seen_by_all(context: Context) -> Bool[Array, 'B N'] | None:
+def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
   """Return the tokens that a mask for keys leaves, booleans [B, N] or [1, N]. None: all tokens."""
-  return None if context.mask is None else of_pairs(context.mask)[:, 0]
+  return None if context.mask is None else with_three_axes(context.mask)[:, 0]
 
 
-def of_pairs(mask: Bool[Array, '...']) -> Bool[Array, 'B N N']:
+def with_three_axes(mask: Bool[Array, '...']) -> Bool[Array, 'B N N']:
   """Return the mask of a context with all three axes, broadcastable to [B, N, N]."""
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

@@ -14,8 +14,8 @@ from hbf.nn.cache import new_tokens, update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import METRICS, SIGMA_PER, beta_parameter, distance_scale, metric_parameter, sigma_parameter
-from hbf.nn.projections import check_heads, of_norm_1, project_out, project_qkv, visible
-from hbf.nn.relative_positions import RELATIVE_POSITIONS, append, relative_coordinates, turned
+from hbf.nn.projections import check_heads, mask_and_causality, of_norm_1, project_out, project_qkv
+from hbf.nn.relative_positions import RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.fast.choice import IMPLEMENTATIONS
@@ -78,7 +78,7 @@ class HyperBFAttention(CheckedModule):
     d = q.shape[-1]
     if self.relative_positions == 'rotary':
       self._check_rotary()
-      q, k = turned(q, context), turned(k, context)
+      q, k = rotate(q, context), rotate(k, context)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
     k, v = self._with_memory('memory_centers', k), self._with_memory('memory_coefficients', v)
     variance = self.sigma_scale * distance_scale(self.metric, d, self.rank)
@@ -91,11 +91,11 @@ class HyperBFAttention(CheckedModule):
       # Content over its σ, as positions are over theirs: σ = 1 then rounds no coordinate of a position.
       q, k, sigma = (q / sigma).astype(q.dtype), (k / sigma).astype(k.dtype), 1.0
       x, t = relative_coordinates(self, self.heads, context, q.dtype)
-      q = append(q, new_tokens(x, context, q.shape[2], 1))
-      k = append(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
+      q = append_coordinates(q, new_tokens(x, context, q.shape[2], 1))
+      k = append_coordinates(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
       dot_only_dims = x.shape[-1]
     basis = RadialBasis(self.kernel, sigma, metric=self.metric, weights=weights, dot_only_dims=dot_only_dims)
-    mask, causal = self._beside_memory(*visible(context, q.shape[2]), length=k.shape[2] - self.memory)
+    mask, causal = self._beside_memory(*mask_and_causality(context, q.shape[2]), length=k.shape[2] - self.memory)
     return hyperbf(q, k, v, basis, mask=mask, causal=causal).swapaxes(1, 2)
 
   def _check_rotary(self) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hbf.nn.cache import cache_mask
-from hbf.nn.context import Context, of_pairs
+from hbf.nn.context import Context, with_three_axes
 from hbf.ops.layout import interleave_shards, split_parts
 from hbf.options import OptionError
 
@@ -127,11 +127,11 @@ def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B 
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
 
 
-def visible(context: Context, count: int) -> tuple[Bool[Array, '...'] | None, bool]:
+def mask_and_causality(context: Context, count: int) -> tuple[Bool[Array, '...'] | None, bool]:
   """Return the attention mask of `count` tokens, broadcastable to [B, H, N, N] or None, and causality."""
   if context.continued is not None:  # a mask then hides later tokens only, which the cache's mask hides too
     return cache_mask(context.continued, count), False
-  return None if context.mask is None else of_pairs(context.mask)[:, None], context.causal
+  return None if context.mask is None else with_three_axes(context.mask)[:, None], context.causal
 
 
 def check_heads(width: int, heads: int) -> None:

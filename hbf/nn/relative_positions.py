@@ -61,7 +61,7 @@ def relative_coordinates(
   return (queries, keys) if dtype == jnp.float32 else _in_short(queries, keys, dtype)
 
 
-def turned(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N d']:
+def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N d']:
   """Rotate queries or keys [..., N, d] by their positions, so that products depend on relative positions.
 
   The norms stay the same. These are rotary positions (Su et al. 2021, eq. 34). In two dimensions one half of the
@@ -100,7 +100,7 @@ def _without_positions(kind: str) -> OptionError:
   )
 
 
-def append(z: Float[Array, 'B ... d'], coordinates: Float[Array, '... C']) -> Float[Array, 'B ... e']:
+def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '... C']) -> Float[Array, 'B ... e']:
   """Append coordinates [..., C], the same for all examples, to queries or keys [B, ..., d]."""
   # They are float32 until here, so that the gradient's sum over the batch is too.
   everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (z.shape[0], *coordinates.shape))

@@ -12,7 +12,7 @@ from hbf.errors import UserError, choose
 from hbf.ops import hyperbf as operator
 from hbf.ops import kernels, normalization
 from hbf.ops.basis import RadialBasis
-from hbf.ops.distances import wide
+from hbf.ops.distances import sum_dtype
 from hbf.ops.fast.choice import IMPLEMENTATIONS
 
 KERNELS = tuple(kernels.KERNELS)
@@ -87,7 +87,7 @@ def hyperbf(
   if coefficients.shape[-2] != count:
     raise _mismatch('coefficients', coefficients, f'[..., {count}, V], as centers has shape {_text(centers.shape)}')
   leading = _leading(x=x, centers=centers, coefficients=coefficients)
-  shape, computed = (*leading, 1, count), wide(x.dtype, centers.dtype, coefficients.dtype)
+  shape, computed = (*leading, 1, count), sum_dtype(x.dtype, centers.dtype, coefficients.dtype)
   sigma = _per_center('sigma', sigma, shape, computed)
   name, weights = _metric(metric, leading, dimensions)
   squared_radius: jax.Array | float = 0.0

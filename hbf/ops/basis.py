@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from hbf.errors import UserError, choose
-from hbf.ops.distances import METRICS, wide
+from hbf.ops.distances import METRICS, sum_dtype
 from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
 from hbf.ops.normalization import NORMALIZATIONS
 
@@ -72,9 +72,9 @@ class RadialBasis:
     if self.kernel == SIGNED:
       if self.beta is None or self.sigma is not None:
         raise UserError(f'kernel {SIGNED} has no sigma: expected beta and no sigma')
-      return jnp.asarray(self.beta, wide(dtype))
+      return jnp.asarray(self.beta, sum_dtype(dtype))
     if self.sigma is None or self.beta is not None:
       raise UserError(f'kernel {self.kernel} needs sigma: expected sigma and no beta. Kernel {SIGNED} takes beta')
     if isinstance(self.sigma, int | float) and self.sigma <= 0:
       raise UserError(f'sigma is {self.sigma}: expected a number above 0. Kernel {SIGNED} takes a beta of any sign')
-    return 0.5 / jnp.square(jnp.asarray(self.sigma, wide(dtype)))
+    return 0.5 / jnp.square(jnp.asarray(self.sigma, sum_dtype(dtype)))

@@ -13,21 +13,21 @@ from hbf.errors import choose
 _PRODUCTS = '...nd,...ad->...na'
 
 
-def wide(*dtypes: Any) -> jnp.dtype:
+def sum_dtype(*dtypes: Any) -> jnp.dtype:
   """Return the type in which numbers of these types are summed: float64 if one is float64, else float32."""
   return jnp.result_type(*dtypes, jnp.float32)
 
 
 def is_short(dtype: jnp.dtype) -> bool:
   """Return True if numbers of this type have fewer bits than their sums."""
-  return dtype != wide(dtype)
+  return dtype != sum_dtype(dtype)
 
 
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
   The points and centers are already mapped by the metric. No array of size [N, A] is held. Where this module says
-  float32, it is float64 for float64 points (`wide`).
+  float32, it is float64 for float64 points (`sum_dtype`).
 
   Attributes:
     points: [..., N, D].
@@ -104,11 +104,11 @@ def distances(
     UserError: the metric is unknown.
   """
   if dot_only_dims:
-    (points, x), (centers, t) = apart(points, dot_only_dims), apart(centers, dot_only_dims)
+    (points, x), (centers, t) = split_dot_only(points, dot_only_dims), split_dot_only(centers, dot_only_dims)
     others = distances(points, centers, metric, weights, scale)
     left, right = (jnp.concatenate(z, axis=-1) for z in ((others.points, x), (others.centers, t)))
     return others._replace(points=left, centers=right)
-  scale = jnp.atleast_2d(jnp.asarray(scale, wide(points.dtype))).mT
+  scale = jnp.atleast_2d(jnp.asarray(scale, sum_dtype(points.dtype))).mT
   scale = jnp.broadcast_to(scale, (*centers.shape[:-1], 1))
   if metric == 'bilinear':
     assert weights is not None
@@ -143,7 +143,7 @@ def squared_distances(
   return squares if metric == 'bilinear' else jnp.maximum(squares, 0)
 
 
-def apart(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
+def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
   """Split the coordinates into those under the metric and the last ones, which have a product only."""
   count = z.shape[-1] - dot_only_dims
   return z[..., :count], z[..., count:]
@@ -153,12 +153,12 @@ def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Ar
   """Compute a·b row by row in float32: [..., N, 1]."""
 
   def dots(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.sum(a.astype(wide(a.dtype)) * b.astype(wide(b.dtype)), axis=-1, keepdims=True)
+    return jnp.sum(a.astype(sum_dtype(a.dtype)) * b.astype(sum_dtype(b.dtype)), axis=-1, keepdims=True)
 
-  return keeping_short(dots, a.dtype)(a, b)
+  return keep_short(dots, a.dtype)(a, b)
 
 
-def keeping_short(function: Callable, dtype: jnp.dtype) -> Callable:
+def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
   """Return a function that computes in float32, and whose gradient keeps arguments of a short type as they are."""
   return jax.checkpoint(function) if is_short(dtype) else function
 
@@ -189,7 +189,7 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   float32 inputs are multiplied at full precision. Accelerators use TF32 or bfloat16 passes by default, and the
   difference of large terms would magnify their rounding.
   """
-  sums = wide(a.dtype, b.dtype)
+  sums = sum_dtype(a.dtype, b.dtype)
   return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)
 
 

@@ -88,7 +88,7 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
   return (norms * directions.reshape(-1, d)[:count]).astype(np.float32)
 
 
-def only(keys: Features, seen: Bool[Array, '... N 1']) -> Features:
+def keep_visible(keys: Features, seen: Bool[Array, '... N 1']) -> Features:
   """Return features in which only visible keys have weight. `seen` is booleans broadcastable to [..., N, 1]."""
   return Features(jnp.where(seen, keys.values, 0), jnp.where(seen, keys.log_scale, _UNSEEN))
 

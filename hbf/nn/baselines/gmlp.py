@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hbf.nn.baselines.mlp import ACTIVATIONS
-from hbf.nn.baselines.token_mixing import TokenDense, check_length, room, shown
+from hbf.nn.baselines.token_mixing import TokenDense, check_length, most_tokens, zero_hidden
 from hbf.nn.cache import new_tokens, update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
-from hbf.nn.projections import Projections, visible
+from hbf.nn.projections import Projections, mask_and_causality
 from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
 from hbf.options import POSITIVE, one_of, whole
@@ -57,12 +57,12 @@ class GatedMLP(CheckedModule):
       UserError: the parameters are for another number of tokens.
     """
     batch, length, width = tokens.shape
-    check_length(self, 'spatial', room(tokens, context))
+    check_length(self, 'spatial', most_tokens(tokens, context))
     activation = ACTIVATIONS[self.activation]
     rows = Projections(GATES[self.gate], self.hidden, dtype=self.dtype, name='in')(tokens.reshape(-1, width))
     z = [activation(part).reshape(batch, length, -1) for part in rows]
     kept, gating = z[0], z[-1]
-    gating = shown(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating), context)
+    gating = zero_hidden(nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(gating), context)
     gate = self._over_tokens(gating, context)
     if self.attention:
       gate += self._tiny_attention(tokens, context)
@@ -73,7 +73,7 @@ class GatedMLP(CheckedModule):
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
     """Compute f of the gating channels [B, N, hidden]. W starts at its usual size in the linear form, where s = f."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
-    count, length = gating.shape[1], room(gating, context)
+    count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(
       length,
       length,
@@ -91,6 +91,6 @@ class GatedMLP(CheckedModule):
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
     q, k, v = (z[:, None] for z in jnp.split(qkv, 3, axis=-1))
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
-    mask, causal = visible(context, q.shape[2])
+    mask, causal = mask_and_causality(context, q.shape[2])
     attended = attention(q, k, v, mask=mask, causal=causal)[:, 0]
     return nn.Dense(self.hidden, dtype=self.dtype, name='attention_out')(attended)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context, seen_by_all
+from hbf.nn.context import EVALUATION, Context, visible_keys
 from hbf.nn.parameters import sigma_parameter
 from hbf.nn.projections import project_out, project_qkv
 from hbf.nn.traits import StageTraits
@@ -21,9 +21,9 @@ from hbf.ops.linear_attention import (
   Features,
   continued_linear_attention,
   feature_map,
+  keep_visible,
   linear_attention,
   no_state,
-  only,
   orthogonal_projections,
 )
 from hbf.options import one_of, whole
@@ -71,8 +71,8 @@ class LinearAttention(CheckedModule):
     if self.features == 'gaussian':
       chosen['sigma'] = sigma_parameter(self, 'head', d**0.5, self.heads)
     queries, keys = (feature_map(z, **chosen) for z in (q, k))
-    seen = seen_by_all(context)
-    keys = keys if seen is None else only(keys, seen[:, None, :, None])
+    seen = visible_keys(context)
+    keys = keys if seen is None else keep_visible(keys, seen[:, None, :, None])
     out = self._over_tokens(queries, keys, v, context).swapaxes(1, 2)
     if self.normalizer == 'none':
       out = nn.RMSNorm(epsilon=_EPSILON, dtype=self.dtype, reduction_axes=-1, feature_axes=(-2, -1), name='norm')(out)

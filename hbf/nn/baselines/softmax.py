@@ -11,8 +11,8 @@ from hbf.nn.cache import new_tokens, update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import sigma_parameter
-from hbf.nn.projections import of_norm_1, project_out, project_qkv, visible
-from hbf.nn.relative_positions import RELATIVE_POSITIONS, append, relative_coordinates, turned
+from hbf.nn.projections import mask_and_causality, of_norm_1, project_out, project_qkv
+from hbf.nn.relative_positions import RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
 from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
 from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
@@ -53,15 +53,15 @@ class SoftmaxAttention(CheckedModule):
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
     scale = q.shape[-1] ** -0.5
     if self.relative_positions == 'rotary':
-      q, k = turned(q, context), turned(k, context)
+      q, k = rotate(q, context), rotate(k, context)
     if self.qk_norm:
       scale = jnp.square(1 / sigma_parameter(self, 'head', scale, self.heads))  # 1/τ [H, 1, 1]
       q, k = of_norm_1(q), of_norm_1(k)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
-    mask, causal = visible(context, q.shape[2])
+    mask, causal = mask_and_causality(context, q.shape[2])
     if self.relative_positions != 'gaussian':
       return attention(q, k, v, scale, mask=mask, causal=causal).swapaxes(1, 2)
     x, t = relative_coordinates(self, self.heads, context, q.dtype)
-    q = append((q * scale).astype(q.dtype), new_tokens(x, context, q.shape[2], 1))
+    q = append_coordinates((q * scale).astype(q.dtype), new_tokens(x, context, q.shape[2], 1))
     with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
-      return attention(q, append(k, t), v, 1.0, mask=mask, causal=causal).swapaxes(1, 2)
+      return attention(q, append_coordinates(k, t), v, 1.0, mask=mask, causal=causal).swapaxes(1, 2)

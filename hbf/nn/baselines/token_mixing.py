@@ -13,7 +13,7 @@ from hbf.errors import UserError
 from hbf.nn.baselines.mlp import ACTIVATIONS
 from hbf.nn.cache import new_tokens
 from hbf.nn.checked import CheckedModule
-from hbf.nn.context import EVALUATION, Context, seen_by_all
+from hbf.nn.context import EVALUATION, Context, visible_keys
 from hbf.nn.traits import StageTraits
 from hbf.options import odd, one_of, whole
 
@@ -43,13 +43,13 @@ class TokenMLP(CheckedModule):
     Raises:
       UserError: the parameters are for another number of tokens.
     """
-    (batch, count, width), length = tokens.shape, room(tokens, context)
+    (batch, count, width), length = tokens.shape, most_tokens(tokens, context)
     check_length(self, 'hidden', length)
     activation = ACTIVATIONS[self.activation]
     first = TokenDense(length, self.hidden, dtype=self.dtype, name='hidden')
     second = TokenDense(self.hidden, length, dtype=self.dtype, name='out')
     made_of, read_by = self._order(length) if context.causal else (None, None)
-    sums = shown(tokens, context).mT.reshape(-1, count) @ new_tokens(first.kernel(made_of), context, count, 0)
+    sums = zero_hidden(tokens, context).mT.reshape(-1, count) @ new_tokens(first.kernel(made_of), context, count, 0)
     if context.continued is not None:
       earlier = self.variable('cache', 'sums', jnp.zeros, sums.shape, sums.dtype)
       sums = earlier.value = earlier.value + sums
@@ -145,14 +145,14 @@ class TokenDense(nn.Module):
     return self._bias.astype(self.dtype)
 
 
-def room(tokens: Float[Array, 'B N D'], context: Context) -> int:
+def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
   """Return the number of tokens [B, N, D], or the most that the text can have if they continue others."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 
-def shown(tokens: Float[Array, 'B N D'], context: Context) -> Float[Array, 'B N D']:
+def zero_hidden(tokens: Float[Array, 'B N D'], context: Context) -> Float[Array, 'B N D']:
   """Return tokens [B, N, D], with zeros for tokens that are masked as keys."""
-  seen = seen_by_all(context)
+  seen = visible_keys(context)
   return tokens if seen is None else jnp.where(seen[..., None], tokens, 0)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from hbf.ops.basis import RadialBasis
-from hbf.ops.distances import apart, is_short, keeping_short, metric_product, products, row_dots, wide
+from hbf.ops.distances import is_short, keep_short, metric_product, products, row_dots, split_dot_only, sum_dtype
 
 # Most responses of a head in memory. Beyond about a thousand tokens, blocks are better.
 _MOST_PAIRS = 2**20
@@ -93,7 +93,7 @@ def _xla_attention(
 
 def _logits(queries: jax.Array, keys: jax.Array) -> jax.Array:
   """Compute q·k as precisely as `jax.default_matmul_precision` says."""
-  sums = wide(queries.dtype, keys.dtype)
+  sums = sum_dtype(queries.dtype, keys.dtype)
   return jnp.einsum('...nd,...ad->...na', queries, keys, preferred_element_type=sums)
 
 
@@ -118,7 +118,7 @@ def fused_attention(
   if centers is None and isinstance(scale, float):
     return padded_attention(queries, keys, values, scale, causal, implementation)
   if centers is not None:
-    parts = short_parts(keeping_short(_bias, dtype)(centers, keys, scale), dtype, _PARTS)
+    parts = short_parts(keep_short(_bias, dtype)(centers, keys, scale), dtype, _PARTS)
     queries = jnp.concatenate([queries, jnp.ones((*queries.shape[:-1], _PARTS), dtype)], axis=-1)
     keys = jnp.concatenate([(scale * keys).astype(dtype), *parts], axis=-1)
   else:
@@ -249,7 +249,7 @@ def gaussian_attention(
   if is_short(centers.dtype):
     # The gradient needs the centers. Without the barrier XLA would keep queries and values with them.
     centers = jax.lax.optimization_barrier(centers)
-  centers, beside = apart(centers, basis.dot_only_dims)
+  centers, beside = split_dot_only(centers, basis.dot_only_dims)
   keys = metric_product(centers, basis.metric, basis.weights)
   if basis.dot_only_dims:
     keys = jnp.concatenate([keys, beside], axis=-1)

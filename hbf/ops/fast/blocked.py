@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hbf.ops.basis import RadialBasis
-from hbf.ops.distances import distances, keeping_short, products, wide
+from hbf.ops.distances import distances, keep_short, products, sum_dtype
 from hbf.ops.fast.sums import Sums, blocks_in_memory
 from hbf.ops.normalization import NORMALIZATIONS, Normalization
 from hbf.ops.parts import join, split
@@ -66,10 +66,10 @@ def _finish(sums: Sums, coefficients: jax.Array, normalization: Normalization, l
   values, moments = sums
   if not normalization.centered:
     # A product, not a broadcast: its gradient sums over the points, which is fastest as a product on a CPU.
-    values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=wide(coefficients.dtype)).mT)
+    values += products(moments.mean, coefficients.sum(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype)).mT)
   factor = normalization.factor(moments, coefficients.shape[-2], log_gain)
   dtype = coefficients.dtype
-  return keeping_short(lambda z: z.astype(wide(dtype)) * factor, dtype)(values.astype(dtype))
+  return keep_short(lambda z: z.astype(sum_dtype(dtype)) * factor, dtype)(values.astype(dtype))
 
 
 def causal_blocks(

@@ -5,7 +5,7 @@ responses hardly differ, sums of k would lose their differences. So an implement
 near k̄: the mean of the first centers' k. These centers are part of the variance, so |k̄ − p| is at most √(A / first)
 standard deviations, and the correction at the end is never large.
 
-Where this module says float32, it is float64 for float64 arrays (`hbf.ops.distances.wide`).
+Where this module says float32, it is float64 for float64 arrays (`hbf.ops.distances.sum_dtype`).
 
 Without normalization nothing is relative, and the sums need no moments: `unnormalized_sums`.
 
@@ -23,7 +23,7 @@ import jax.export
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hbf.ops.distances import Distances, is_short, products, wide
+from hbf.ops.distances import Distances, is_short, products, sum_dtype
 from hbf.ops.kernels import KERNELS
 from hbf.ops.normalization import Moments
 from hbf.ops.parts import join, split
@@ -91,7 +91,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
   offset = pivoted.total / count
   # A product, not a broadcast, is fastest on XLA's CPU backend.
   values = pivoted.values - products(
-    offset, coefficients.sum(axis=-2, keepdims=True, dtype=wide(coefficients.dtype)).mT
+    offset, coefficients.sum(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype)).mT
   )
   variance = pivoted.squares / count - offset * offset
   return Sums(values, Moments(pivoted.pivot + offset, variance, pivoted.log_peak))
@@ -100,11 +100,11 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
   """Compute the inputs of the gradient from the cotangents of the sums."""
   count = coefficients.shape[-2]
-  mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=wide(coefficients.dtype))
+  mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
   of_moments = MomentCotangents(
     # The rounded cotangent is used here too, so that the common part of all coefficients cancels.
-    constant=cotangents.moments.mean / count - products(given.astype(wide(given.dtype)), mean_coefficients),
+    constant=cotangents.moments.mean / count - products(given.astype(sum_dtype(given.dtype)), mean_coefficients),
     slope=2 * cotangents.moments.variance / count,
     mean=moments.mean,
   )
@@ -231,7 +231,7 @@ def _backward(
     of_centers = (*of_part[2:], of_coefficients)
     return jax.tree.map(jnp.add, totals, of_centers), of_part[:2]
 
-  sums = wide(distances.points.dtype, coefficients.dtype)
+  sums = sum_dtype(distances.points.dtype, coefficients.dtype)
   zeros = tuple(jnp.zeros(z.shape, sums) for z in (*distances[2:], coefficients))
   points = tuple(split(z, count) for z in (distances.points, distances.norms))
   pulls = jax.tree.map(lambda z: split(z, count), pull)
@@ -293,7 +293,7 @@ def _values(k: jax.Array, coefficients: jax.Array) -> jax.Array:
 
 
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.einsum(spec, a, b, preferred_element_type=wide(a.dtype, b.dtype))
+  return jnp.einsum(spec, a, b, preferred_element_type=sum_dtype(a.dtype, b.dtype))
 
 
 def _of(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
