@@ -32,6 +32,10 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
 def _cut_block(block: Any, count: int) -> Any:
   """Keep the first centers and coefficients [H, A, …], and the first numbers of arrays [H, 1, A]."""
   unit = dict(block['stage2'])
-  unit |= {name: unit[name][:, :count] for name in ('centers', 'coefficients')}
-  unit |= {name: unit[name][..., :count] for name in ('log_sigma', 'beta') if name in unit}
+  unit |= {name: unit[name][:, :count] for name in ('centers', 'coefficients', 'slopes') if name in unit}
+  unit |= {
+    name: unit[name][..., :count]
+    for name in ('log_sigma', 'beta', 'squared_radius', 'depth', 'slope_bias')
+    if name in unit
+  }
   return {**block, 'stage2': unit}

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from hbf.nn.cache import new_tokens, update_cache
+from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import METRICS, SIGMA_PER, beta_parameter, distance_scale, metric_parameter, sigma_parameter
 from hbf.nn.projections import check_heads, mask_and_causality, of_norm_1, project_out, project_qkv
-from hbf.nn.relative_positions import RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
+from hbf.nn.relative_positions import GAUSSIAN, RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
 from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.fast.choice import IMPLEMENTATIONS
@@ -42,11 +42,12 @@ class HyperBFAttention(CheckedModule):
     sigma_scale: σ² at init over √d (√rank for low_rank), which keeps q·k/σ² of order 1.
     qk_norm: True for queries and keys of norm 1. σ² at init is then divided by d.
     memory: m, learned centers a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK). 0: there are none.
-    relative_positions: 'none', 'gaussian' or 'rotary'. With 'gaussian' a head's distances are over content and
+    relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary'. With 'gaussian' a head's distances are over content and
       position, ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2, with a learned offset o and a learned s
       (`hbf.nn.relative_positions`). A token without a position and a learned center have a position distance of 0
       from all. A token costs 2 C (N + m) H more operations, with C = 4 coordinates for images, 3 for texts, and
-      three times as many in short types. With 'rotary' queries and keys are rotated by their positions. It needs
+      three times as many in short types. With 'adaptive' the query also moves o and s, for 2 D (P + 1) more.
+      With 'rotary' queries and keys are rotated by their positions. It needs
       metric identity, whose distances a rotation keeps.
     mimetic: queries and keys start with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`. 0:
       they start like other projections. Near 0.7 their norms fit the start of σ.
@@ -75,7 +76,7 @@ class HyperBFAttention(CheckedModule):
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
     """Evaluate the HyperBF of queries and keys [B, N, H, d] and values [B, N, H, e]: [B, N, H, e]."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
-    d = q.shape[-1]
+    raw, d = q, q.shape[-1]
     if self.relative_positions == 'rotary':
       self._check_rotary()
       q, k = rotate(q, context), rotate(k, context)
@@ -87,11 +88,11 @@ class HyperBFAttention(CheckedModule):
       variance /= d  # norms are 1 instead of √d
     sigma: Any = sigma_parameter(self, self.sigma_per, variance, self.heads)
     weights, dot_only_dims = metric_parameter(self, self.metric, self.heads, d, self.rank), 0
-    if self.relative_positions == 'gaussian':
+    if self.relative_positions in GAUSSIAN:
       # Content over its σ, as positions are over theirs: σ = 1 then rounds no coordinate of a position.
       q, k, sigma = (q / sigma).astype(q.dtype), (k / sigma).astype(k.dtype), 1.0
-      x, t = relative_coordinates(self, self.heads, context, q.dtype)
-      q = append_coordinates(q, new_tokens(x, context, q.shape[2], 1))
+      x, t = relative_coordinates(self, self.relative_positions, raw, context)
+      q = append_coordinates(q, x)
       k = append_coordinates(k, jnp.pad(t, ((0, 0), (0, self.memory), (0, 0))))
       dot_only_dims = x.shape[-1]
     basis = RadialBasis(self.kernel, sigma, metric=self.metric, weights=weights, dot_only_dims=dot_only_dims)
@@ -143,9 +144,8 @@ class HyperBFCenters(CheckedModule):
     centers: A, the number of centers of every head.
     heads: H, a divisor of the tokens' width D. The memo has 1.
     kernel: a name in `hbf.ops.kernels.KERNELS`, a name in `DIRECT`, or `SIGNED`. `DIRECT` is φ(b_a − r²/2σ²) with
-      a learned b_a = ρ_a²/2σ² for each center. It needs normalization 'none'. b_a starts as the mean r²/2σ² of the
-      tokens seen at initialization, so about half of them lie in the ball. `SIGNED` is exp(−β r²) with a learned β
-      of any sign, as in the authors' code. It needs metric bilinear.
+      a learned radius ρ_a for each center, b_a = ρ_a²/2σ². It needs normalization 'none'. `SIGNED` is exp(−β r²)
+      with a learned β of any sign, as in the authors' code. It needs metric bilinear.
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'fixed', 'layer', 'head' or 'center': the scope of one learned σ, or β of kernel `SIGNED`.
@@ -156,6 +156,14 @@ class HyperBFCenters(CheckedModule):
       learn both.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs two different centers or more:
       with a single one the response is 0.
+    radius: the learned number of a center's ball. 'relative': the depth β_a of a token of norm √d at right angles to
+      the center, b_a = β_a + (‖t_a‖² + d)/2σ², which starts at 0. 'absolute': b_a itself, which starts as the mean
+      r²/2σ² of the tokens seen at initialization. In both, about half of the tokens lie in a ball at first. With
+      'absolute' a step that only changes the length of a center moves all tokens out of its ball or into it; such
+      steps then outweigh those that turn the center.
+    coefficients: 'constant': c_a. 'linear': (u_a·x + w_a) c_a, a linear model of the token around each center, with
+      learned u_a and w_a: 6 A D operations. With kernel 'ball_silu' and radius 'relative' it is a SwiGLU on tokens of
+      norm √d.
     centers_init: 'normal', 'tokens' (drawn from the tokens seen at initialization) or 'kmeans' (means of those).
     coefficients_scale: root mean square of the output at init.
     nested: True if the first centers alone shall work too (`hbf.models.nested`; after nested dropout, Rippel et al.
@@ -176,6 +184,8 @@ class HyperBFCenters(CheckedModule):
   norm_affine: Annotated[bool, FLAG] = True
   normalization: Annotated[str, one_of(NORMALIZATIONS)] = 'layer'
   centers_init: Annotated[str, one_of(('normal', 'tokens', 'kmeans'))] = 'tokens'
+  radius: Annotated[str, one_of(('relative', 'absolute'))] = 'relative'
+  coefficients: Annotated[str, one_of(('constant', 'linear'))] = 'constant'
   coefficients_scale: Annotated[float, NOT_NEGATIVE] = 0.1  # blocks start close to stage 1 alone, and learn faster
   nested: Annotated[bool, FLAG] = False
   implementation: Annotated[str, one_of(IMPLEMENTATIONS)] = 'xla'
@@ -187,18 +197,24 @@ class HyperBFCenters(CheckedModule):
     """Map tokens [B, N, D] to [B, N, D]."""
     self._check(tokens.shape[-1])
     points = tokens.astype(self.dtype).reshape(-1, self.heads, tokens.shape[-1] // self.heads).swapaxes(0, 1)
-    centers = self._centers(points)
+    given, centers = points, self._centers(points)
     if self.normalize_inputs:
       points, centers = of_norm_1(points), of_norm_1(centers)
     centers = replicate(centers, None, TENSOR, None)  # once: the sums read them several times
     basis = self._basis(points, centers)
+    factors = self._factors(given)
     mask = self._first_centers(*tokens.shape[:2]) if self.nested and context.train else None
-    coefficients = self._coefficients(lambda: responses(points, centers, basis, mask), tokens.shape[-1], points.dtype)
+    gains = 1.0 if factors is None else factors
+    coefficients = self._coefficients(
+      lambda: gains * responses(points, centers, basis, mask), tokens.shape[-1], points.dtype
+    )
     bias = self.param('bias', nn.initializers.zeros_init(), tokens.shape[-1:]).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():
       self.sow('responses', 'responses', responses(points, centers, basis, mask))
       self.sow('responses', 'log_kernels', nearness(points, centers, basis))
-    out = hyperbf(points, centers, coefficients, basis, implementation=self.implementation, mask=mask)
+    out = hyperbf(
+      points, centers, coefficients, basis, mask=mask, factors=factors, implementation=self.implementation
+    )
     return (out.sum(axis=0) + bias).reshape(tokens.shape)
 
   def _centers(self, points: jax.Array) -> jax.Array:
@@ -225,8 +241,22 @@ class HyperBFCenters(CheckedModule):
     return basis
 
   def _squared_radius(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return b = ρ²/2σ² of each center's ball, [H, 1, A]. It starts as the mean r²/2σ² of the points."""
+    """Return b = ρ²/2σ² of each center's ball, [H, 1, A], see `radius`."""
+    if self.radius == 'relative':
+      depth = self.param('depth', nn.initializers.zeros_init(), (self.heads, 1, self.centers))
+      norm = 1 if self.normalize_inputs else points.shape[-1]
+      norms = jnp.sum(jnp.square(centers.astype(jnp.float32)), axis=-1)[:, None, :]
+      return depth + (norms + norm) * basis.scale(points.dtype)
     return self.param('squared_radius', lambda _: -nearness(points, centers, basis).mean(-2, keepdims=True))
+
+  def _factors(self, points: jax.Array) -> jax.Array | None:
+    """Return u_a·x + w_a for points [H, B N, d], [H, B N, A]; None if coefficients are constant."""
+    if self.coefficients == 'constant':
+      return None
+    shape = (self.heads, self.centers, points.shape[-1])
+    slopes = self.param('slopes', nn.initializers.normal(points.shape[-1] ** -0.5), shape).astype(points.dtype)
+    start = self.param('slope_bias', nn.initializers.zeros_init(), (self.heads, 1, self.centers))
+    return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
     """Return the logarithm of a gain on all responses of a head, [H, 1, 1]. The mean response starts at 1."""

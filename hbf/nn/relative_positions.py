@@ -15,7 +15,8 @@ from hbf.ops.distances import row_dots
 from hbf.ops.fast.attention import short_parts
 from hbf.options import OptionError
 
-RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'rotary')}
+RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'adaptive', 'rotary')}
+GAUSSIAN = ('gaussian', 'adaptive')  # those with coordinates
 
 _SIGMA = 0.5  # s at init, in patches: a patch beside the one that a head looks at has e⁻² of its weight
 # By the dimensions of positions: the slowest rotation takes about 2π times so many tokens or patches. For texts it is
@@ -24,9 +25,9 @@ _SLOWEST = {1: 10_000.0, 2: 100.0}
 
 
 def relative_coordinates(
-  module: nn.Module, heads: int, context: Context, dtype: jnp.dtype
-) -> tuple[Float[Array, 'H N C'], Float[Array, 'H N C']]:
-  """Return coordinates of queries and keys, [H, N, C] each, whose product is −‖(p_q − p_k − o)/s‖²/2.
+  module: nn.Module, kind: str, queries: Float[Array, 'B H n d'], context: Context
+) -> tuple[Float[Array, '... H n C'], Float[Array, 'H N C']]:
+  """Return coordinates of queries and keys whose product is −‖(p_q − p_k − o)/s‖²/2.
 
   A head's offset o and its s are learned, as `position_offset` [H, 1, P] and `position_log_sigma` [H, 1, 1]. For
   images, each head starts at another one of the nearest neighbors, with s of half a patch. So heads see what the taps
@@ -34,31 +35,44 @@ def relative_coordinates(
   without an offset and with s of 4, 16, 64, … tokens, because the topic of a word may be far from it (after ALiBi's
   slopes, Press et al. 2022). A token without a position has coordinates 0, so it has distance 0 from all.
 
+  With kind 'adaptive' every query moves its head's Gaussian: Δ = U q/√d is added to o, and 2 tanh(u·q/2√d) to log s.
+  U and u start at 0, as `position_slopes` [H, d, P + 1]. So the content of a token decides where it looks, and how
+  far. A token costs 2 D (P + 1) operations more.
+
   With a = p_q − o the coordinates are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: all that is learned is with the
   queries. C is P + 2, or three times that in a short type, see `_in_short`.
 
   Args:
     module: the module in whose scope the parameters are made.
-    heads: H.
+    kind: 'gaussian' or 'adaptive'.
+    queries: queries of the new tokens, [B, H, n, d]. The coordinates have their type.
     context: the context of the call.
-    dtype: type of the coordinates.
+
+  Returns:
+    Coordinates of the queries, [H, n, C], or [B, H, n, C] if adaptive, and of all keys, [H, N, C].
 
   Raises:
     OptionError: the context has no positions.
   """
   if context.positions is None:
-    raise _without_positions('gaussian')
-  placed, keys = _from_the_middle(context.positions)
-  offsets, sigmas = _near(heads, context.positions.shape[-1], context.causal)
+    raise _without_positions(kind)
+  placed, positions = _from_the_middle(context.positions)
+  heads, count, d = queries.shape[1:]
+  axes = positions.shape[-1]
+  offsets, sigmas = _near(heads, axes, context.causal)
   offset = module.param('position_offset', lambda _: jnp.asarray(offsets))
   log_sigma = module.param('position_log_sigma', lambda _: jnp.asarray(np.log(sigmas)))
-  precision = jnp.exp(-2 * log_sigma)
-  around = keys - offset
-  ones = jnp.ones((*around.shape[:2], 1))
-  learned = precision * jnp.concatenate([around, -0.5 * row_dots(around, around), -ones], axis=-1)
-  given = jnp.concatenate([keys, jnp.ones_like(placed), 0.5 * row_dots(keys, keys)], axis=-1)
-  queries, keys = placed * learned, placed * jnp.broadcast_to(given, learned.shape)
-  return (queries, keys) if dtype == jnp.float32 else _in_short(queries, keys, dtype)
+  if kind == 'adaptive':
+    slopes = module.param('position_slopes', nn.initializers.zeros_init(), (heads, d, axes + 1))
+    moved = jnp.einsum('bhnd,hdk->bhnk', queries.astype(jnp.float32), slopes) / d**0.5
+    offset, log_sigma = offset + moved[..., :axes], log_sigma + 2 * jnp.tanh(moved[..., axes:] / 2)
+  own, own_placed = (new_tokens(z, context, count, 0) for z in (positions, placed))
+  around = own - offset
+  ones = jnp.ones((*around.shape[:-1], 1))
+  learned = jnp.exp(-2 * log_sigma) * jnp.concatenate([around, -0.5 * row_dots(around, around), -ones], axis=-1)
+  given = jnp.concatenate([positions, jnp.ones_like(placed), 0.5 * row_dots(positions, positions)], axis=-1)
+  x, t = own_placed * learned, placed * jnp.broadcast_to(given, (heads, *given.shape))
+  return (x, t) if queries.dtype == jnp.float32 else _in_short(x, t, queries.dtype)
 
 
 def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N d']:
@@ -101,9 +115,9 @@ def _without_positions(kind: str) -> OptionError:
 
 
 def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '... C']) -> Float[Array, 'B ... e']:
-  """Append coordinates [..., C], the same for all examples, to queries or keys [B, ..., d]."""
+  """Append coordinates, [..., C] for all examples alike or [B, ..., C], to queries or keys [B, ..., d]."""
   # They are float32 until here, so that the gradient's sum over the batch is too.
-  everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (z.shape[0], *coordinates.shape))
+  everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (*z.shape[:-1], coordinates.shape[-1]))
   return jnp.concatenate([z, everywhere.astype(z.dtype)], axis=-1)
 
 

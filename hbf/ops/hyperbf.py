@@ -28,11 +28,12 @@ def hyperbf_plain(
   basis: RadialBasis,
   mask: Bool[Array, '... N A'] | None = None,
   causal: bool = False,
+  factors: Float[Array, '... N A'] | float = 1.0,
 ) -> Float[Array, '... N V']:
   """Compute f by its definition, with all responses [..., N, A] in memory. Arguments as in `hyperbf`."""
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
   seen = _seen(mask, causal, points.shape[-2], centers.shape[-2])
-  r = responses(points, centers, basis, seen).astype(coefficients.dtype)
+  r = (factors * responses(points, centers, basis, seen)).astype(coefficients.dtype)
   return jnp.einsum('...na,...av->...nv', r, coefficients)  # f(x) = Σ_a R_a(x) c_a
 
 
@@ -73,6 +74,7 @@ def hyperbf(
   *,
   mask: Bool[Array, '... N A'] | None = None,
   causal: bool = False,
+  factors: Float[Array, '... N A'] | None = None,
   implementation: str = 'xla',
 ) -> Float[Array, '... N V']:
   """Compute f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalized over the centers or not.
@@ -87,6 +89,7 @@ def hyperbf(
     mask: booleans broadcastable to [..., N, A]. A center that is masked out does not exist for that point. Every
       point needs at least one center.
     causal: True if point i sees centers 0 to i only (those that the mask leaves).
+    factors: g_a(x) of coefficients g_a(x) c_a that depend on the point, broadcastable to [..., N, A]. None: 1.
     implementation: 'xla', 'pallas' (fused kernels) or 'plain' (the definition). Forward mode (`jax.jvp`) needs
       'plain'. With a mask or causality, sums are computed by the definition.
 
@@ -97,6 +100,8 @@ def hyperbf(
   Raises:
     UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' has float64 arrays.
   """
+  if factors is not None:  # XLA keeps two arrays [N, A] for the gradient, as for a gated MLP
+    return hyperbf_plain(points, centers, coefficients, basis, mask, causal, factors)
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
   compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation)
   return compute(points, centers, coefficients, basis, mask, causal)

@@ -53,6 +53,7 @@ DIRECT: dict[str, Callable[[jax.Array], jax.Array]] = {
   'ball_relu': nn.relu,
   'ball_relu2': lambda depth: jnp.square(nn.relu(depth)),
   'ball_gelu': nn.gelu,
+  'ball_silu': nn.silu,
   'ball_softplus': nn.softplus,
   'ball_sigmoid': nn.sigmoid,
 }

@@ -40,6 +40,7 @@ RULES = (
   Rule('centers', rate='center', decay=True, tensor=1, matrices=1),  # [heads, centers, dimensions]
   Rule('memory_centers', rate='center', decay=True, tensor=0, matrices=1),  # [heads, centers, dimensions of a head]
   Rule('(position_)?log_sigma|beta', rate='sigma'),
+  Rule('slopes', decay=True, tensor=1, matrices=1),  # [heads, centers, dimensions]
   Rule('coefficients', decay=True, tensor=1, matrices=1),  # [heads, centers, width]
   Rule('memory_coefficients', decay=True, tensor=0, matrices=1),
   Rule('(attention_)?qkv/kernel', decay=True, tensor=1, matrices=3),  # [width, 3 · units]
@@ -48,7 +49,9 @@ RULES = (
   Rule('out/kernel', decay=True, tensor=0, matrices=1),  # [units, width]
   Rule('kernel|embedding/embedding', decay=True, matrices=1),  # tied, vectors of tokens are the head's kernel
   Rule('(qkv|qk|in|hidden)/bias', tensor=0),
-  Rule('bias|scale|scale_stage[12]|metric|log_gain|squared_radius|class_token|positions|position_offset'),
+  Rule(
+    'bias|scale|scale_stage[12]|metric|log_gain|squared_radius|depth|slope_bias|position_slopes|class_token|positions|position_offset'
+  ),
   Rule('whitening'),  # frozen: its gradient is 0, and nothing shrinks it
 )
 # First names: before the blocks, of a block, and behind them.

@@ -183,6 +183,8 @@ CHANGES = (
       'model.stage2:hyperbf': _name_implementation,
     },
   ),
+  # To version 13.
+  Change(added={'model.stage2:hyperbf': {'radius': 'absolute', 'coefficients': 'constant'}}),
 )
 VERSION = len(CHANGES)
 

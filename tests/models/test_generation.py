@@ -22,6 +22,7 @@ STAGES += [
   ('hyperbf', {'memory': 3, 'qk_norm': True}),
   ('hyperbf', {'relative_positions': 'rotary'}),
   ('hyperbf', {'relative_positions': 'gaussian', 'memory': 2}),
+  ('hyperbf', {'relative_positions': 'adaptive'}),
   ('softmax', {'relative_positions': 'rotary', 'qk_norm': True}),
   ('softmax', {'relative_positions': 'gaussian'}),
   ('gated_hyperbf', {'memory': 2}),

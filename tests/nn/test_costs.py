@@ -21,12 +21,20 @@ CASES = {
   'gmlp': ('gmlp', 1, {}, GMLP, 0.0),
   'softmax places': ('vit', 1, {'relative_positions': 'gaussian'}, ATTENTION + 2 * 4 * N * H, 0.0),
   'hyperbf places': ('hyperbf', 1, {'relative_positions': 'gaussian'}, ATTENTION + 2 * 4 * N * H, 0.05),
+  'adaptive places': (
+    'hyperbf',
+    1,
+    {'relative_positions': 'adaptive'},
+    ATTENTION + 2 * 4 * N * H + 6 * D,
+    0.05,
+  ),
   'amlp': ('gmlp', 1, {'attention': TINY}, GMLP + 6 * D * TINY + 4 * N * TINY + 2 * TINY * HIDDEN, 0.0),
   'token_mlp': ('mixer', 1, {'hidden': HIDDEN}, 4 * HIDDEN * D, 0.0),
   'pooling': ('pooling', 1, {}, 0, 0.0),
   'identity': ('identity', 1, {}, 0, 0.0),
   'mlp': ('vit', 2, {}, 4 * HIDDEN * D, 0.0),
   'swiglu': ('vit', 2, {'activation': 'swiglu'}, 6 * HIDDEN * D, 0.0),
+  'linear centers': ('hyperbf', 2, {'coefficients': 'linear'}, 6 * HIDDEN * D, 0.05),
   'centers': ('hyperbf', 2, {}, 4 * HIDDEN * D, 0.05),
 }
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.drawn import random_params
 
 from hbf.nn.baselines.mlp import MLP
 from hbf.nn.hyperbf import HyperBFCenters
@@ -45,7 +46,13 @@ def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
   np.testing.assert_allclose(mlp.apply({'params': params}, TOKENS), hidden, rtol=1e-4, atol=1e-4)
 
   unit = HyperBFCenters(
-    UNITS, kernel=kernel, metric='identity', sigma_per='layer', normalize_inputs=True, normalization='none'
+    UNITS,
+    kernel=kernel,
+    metric='identity',
+    sigma_per='layer',
+    normalize_inputs=True,
+    normalization='none',
+    radius='absolute',
   )
   params = {
     'centers': weights[None],
@@ -58,9 +65,39 @@ def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
   np.testing.assert_allclose(unit.apply({'params': params}, TOKENS), hidden, rtol=1e-4, atol=1e-4)
 
 
-def test_a_ball_starts_with_about_half_of_the_tokens_in_it():
+def test_balls_with_linear_coefficients_are_a_gated_mlp_on_tokens_of_norm_root_d():
+  """φ(β + (‖t‖² + D)/2σ² − ‖x − t‖²/2σ²) (u·x + w) is silu(x·t/σ² + β) (u·x + w): SwiGLU."""
+  tokens = jnp.asarray(D**0.5 * normalized(np.asarray(TOKENS, np.float64)), jnp.float32)
+  unit = HyperBFCenters(
+    UNITS, kernel='ball_silu', metric='identity', sigma_per='layer', normalization='none', coefficients='linear'
+  )
+  params = random_params(unit, tokens)
+  mlp = MLP(UNITS, activation='swiglu')
+  gates = np.asarray(params['centers'][0]).T * np.exp(-2 * params['log_sigma'][0, 0, 0])
+  kernels = np.concatenate([gates, np.asarray(params['slopes'][0]).T], axis=1)
+  biases = np.concatenate([params['depth'][0, 0], params['slope_bias'][0, 0]])
+  of_mlp = {
+    'hidden': {'kernel': kernels, 'bias': biases},
+    'out': {'kernel': params['coefficients'][0], 'bias': params['bias']},
+  }
+  expected = mlp.apply({'params': jax.tree.map(jnp.asarray, of_mlp)}, tokens)
+  np.testing.assert_allclose(unit.apply({'params': params}, tokens), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_length_of_a_center_does_not_move_tokens_at_right_angles():
+  tokens = jnp.zeros((1, 1, D)).at[0, 0, 0].set(D**0.5)
+  unit = HyperBFCenters(1, kernel='ball_gelu', metric='identity', normalization='none')
+  params = random_params(unit, tokens)
+  for length in (1.0, 5.0):
+    params['centers'] = jnp.zeros((1, 1, D)).at[0, 0, 1].set(length)
+    _, sown = unit.apply({'params': params}, tokens, mutable=['responses'])
+    np.testing.assert_allclose(sown['responses']['log_kernels'][0], params['depth'], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('radius', ['relative', 'absolute'])
+def test_a_ball_starts_with_about_half_of_the_tokens_in_it(radius):
   tokens = jnp.asarray(RNG.normal(size=(8, 64, D)), jnp.float32)
-  unit = HyperBFCenters(UNITS, kernel='ball_relu', normalize_inputs=True, normalization='none')
+  unit = HyperBFCenters(UNITS, kernel='ball_relu', normalize_inputs=True, normalization='none', radius=radius)
   params = unit.init(jax.random.key(0), tokens)
   _, sown = unit.apply(params, tokens, mutable=['responses'])
   inside = (sown['responses']['log_kernels'][0] > 0).mean(axis=(0, 1))

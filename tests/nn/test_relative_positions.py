@@ -38,12 +38,15 @@ def make(module, places, seed=0):
   return tokens, random_params(module, tokens, context(places))
 
 
-def place_distance(p, q, params, h):
-  """‖(p_q − p_k − o)/s‖²/2; 0 if one of the two has no place."""
+def place_distance(p, q, params, h, query=None):
+  """‖(p_q − p_k − o)/s‖²/2; 0 if one of the two has no place. The query may move o and s."""
   if np.isnan([p, q]).any():
     return 0.0
-  offset, width = params['position_offset'][h, 0], np.exp(params['position_log_sigma'][h, 0, 0])
-  return np.square((q - p - offset) / width).sum() / 2
+  offset, log_sigma = params['position_offset'][h, 0], params['position_log_sigma'][h, 0, 0]
+  if 'position_slopes' in params:
+    *moved, wider = query @ params['position_slopes'][h] / len(query) ** 0.5
+    offset, log_sigma = offset + moved, log_sigma + 2 * np.tanh(wider / 2)
+  return np.square((q - p - offset) / np.exp(log_sigma)).sum() / 2
 
 
 def by_the_formula(module, params, tokens, places, mask=None):
@@ -56,6 +59,7 @@ def by_the_formula(module, params, tokens, places, mask=None):
   joined = np.zeros(tokens.shape)
   for b, h in itertools.product(range(B), range(H)):
     part = slice(h * d, (h + 1) * d)
+    queries = q[b, :, part]
     points, keys, values = q[b, :, part], k[b, :, part], v[b, :, part]
     if memory:
       keys = np.concatenate([keys, params['memory_centers'][h]])
@@ -64,7 +68,7 @@ def by_the_formula(module, params, tokens, places, mask=None):
       points, keys = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (points, keys))
     content = content_distances(module, params, points, keys, h)
     for n in range(len(points)):
-      s = [content[n, a] + place_distance(places[a], places[n], params, h) for a in range(len(keys))]
+      s = [content[n, a] + place_distance(places[a], places[n], params, h, queries[n]) for a in range(len(keys))]
       kernel = reference.KERNELS[getattr(module, 'kernel', 'gaussian')]
       responses = np.array([kernel(z) for z in s]) * mask[n]
       joined[b, n, part] = responses @ values / responses.sum()
@@ -91,6 +95,10 @@ HYPERBF = [
 ]
 MODULES = {f'hyperbf {changes}': HyperBFAttention(H, **changes, relative_positions='gaussian') for changes in HYPERBF}
 MODULES |= {f'softmax {norm}': SoftmaxAttention(H, norm, relative_positions='gaussian') for norm in (False, True)}
+MODULES |= {
+  'hyperbf adaptive': HyperBFAttention(H, memory=2, qk_norm=True, relative_positions='adaptive'),
+  'softmax adaptive': SoftmaxAttention(H, relative_positions='adaptive'),
+}
 
 
 def positive(params):
@@ -117,7 +125,14 @@ def test_attention_over_places_equals_the_formula(name, places):
 
 
 @pytest.mark.parametrize(
-  'name', ['hyperbf {}', "hyperbf {'kernel': 'rational_quadratic'}", "hyperbf {'memory': 3}", 'softmax False']
+  'name',
+  [
+    'hyperbf {}',
+    "hyperbf {'kernel': 'rational_quadratic'}",
+    "hyperbf {'memory': 3}",
+    'softmax False',
+    'hyperbf adaptive',
+  ],
 )
 def test_its_gradients_are_the_formulas(name):
   """Along a random direction of every parameter, against differences of the float64 formula."""
@@ -237,7 +252,8 @@ class _Coordinates(nn.Module):
 
   @nn.compact
   def __call__(self, tokens, context):
-    return relative_coordinates(self, H, context, jnp.dtype(self.dtype))
+    queries = jnp.zeros((1, H, len(context.positions), 1), self.dtype)
+    return relative_coordinates(self, 'gaussian', queries, context)
 
 
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 0.001), ('float16', 0.001), ('bfloat16', 0.01)])

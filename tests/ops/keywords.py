@@ -4,9 +4,9 @@ from hbf.ops import hyperbf as operator
 from hbf.ops.basis import RadialBasis
 
 
-def hyperbf(points, centers, coefficients, *, mask=None, causal=False, implementation='xla', **basis):
+def hyperbf(points, centers, coefficients, *, mask=None, causal=False, factors=None, implementation='xla', **basis):
   """Compute f by the fastest implementation."""
-  how = {'mask': mask, 'causal': causal, 'implementation': implementation}
+  how = {'mask': mask, 'causal': causal, 'factors': factors, 'implementation': implementation}
   return operator.hyperbf(points, centers, coefficients, RadialBasis(**basis), **how)
 
 

@@ -13,6 +13,7 @@ DIRECT = {
   'ball_relu': lambda z: max(z, 0.0),
   'ball_relu2': lambda z: max(z, 0.0) ** 2,
   'ball_gelu': lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
+  'ball_silu': lambda z: z / (1 + np.exp(-z)),
   'ball_softplus': lambda z: np.logaddexp(0, z),
   'ball_sigmoid': lambda z: 1 / (1 + np.exp(-z)),
 }

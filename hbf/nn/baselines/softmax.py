@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hbf.nn.cache import new_tokens, update_cache
+from hbf.nn.cache import update_cache
 from hbf.nn.checked import CheckedModule
 from hbf.nn.context import EVALUATION, Context
 from hbf.nn.parameters import sigma_parameter
 from hbf.nn.projections import mask_and_causality, of_norm_1, project_out, project_qkv
-from hbf.nn.relative_positions import RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
+from hbf.nn.relative_positions import GAUSSIAN, RELATIVE_POSITIONS, append_coordinates, relative_coordinates, rotate
 from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
 from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
@@ -26,8 +26,9 @@ class SoftmaxAttention(CheckedModule):
     qk_norm: True for softmax(q·k/τ) with queries and keys of norm 1, and a learned temperature τ for each head that
       starts at 1/√d. It is HyperBF attention of queries and keys of norm 1 with σ² = τ (fact 1 of docs/design.md).
     qkv_bias: True if queries, keys and values have a bias.
-    relative_positions: 'none', 'gaussian' or 'rotary'. 'gaussian' adds −‖(p_q − p_k − o)/s‖²/2 to a head's logits,
-      with a learned offset o and a learned s, as in HyperBF attention (`hbf.nn.relative_positions`). A token then
+    relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary'. 'gaussian' adds −‖(p_q − p_k − o)/s‖²/2 to a head's logits,
+      with a learned offset o and a learned s, as in HyperBF attention (`hbf.nn.relative_positions`). With
+      'adaptive' the query moves o and s. A token then
       costs 2 C N H more operations, with C of that module. 'rotary' rotates queries and keys by their positions.
     mimetic: queries and keys start with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`. 0:
       they start like other projections.
@@ -51,7 +52,7 @@ class SoftmaxAttention(CheckedModule):
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
     """Compute attention of queries and keys [B, N, H, d] and values [B, N, H, e]: [B, N, H, e]."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
-    scale = q.shape[-1] ** -0.5
+    raw, scale = q, q.shape[-1] ** -0.5
     if self.relative_positions == 'rotary':
       q, k = rotate(q, context), rotate(k, context)
     if self.qk_norm:
@@ -59,9 +60,9 @@ class SoftmaxAttention(CheckedModule):
       q, k = of_norm_1(q), of_norm_1(k)
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)
     mask, causal = mask_and_causality(context, q.shape[2])
-    if self.relative_positions != 'gaussian':
+    if self.relative_positions not in GAUSSIAN:
       return attention(q, k, v, scale, mask=mask, causal=causal).swapaxes(1, 2)
-    x, t = relative_coordinates(self, self.heads, context, q.dtype)
-    q = append_coordinates((q * scale).astype(q.dtype), new_tokens(x, context, q.shape[2], 1))
+    x, t = relative_coordinates(self, self.relative_positions, raw, context)
+    q = append_coordinates((q * scale).astype(q.dtype), x)
     with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
       return attention(q, append_coordinates(k, t), v, 1.0, mask=mask, causal=causal).swapaxes(1, 2)
