@@ -53,17 +53,23 @@ CLAIM = (
   '--config.model.merge=2',
   '--config.model.width=48',
 )
-BALLS = 'hyperbf model.stage2.centers_init=normal model.stage2.kernel'
+ADAPTIVE = 'model.stage1.relative_positions=adaptive'
+# Stage 2 of soft-edged balls with a linear model of the token around each center.
+LINEAR_BALLS = (
+  'model.stage2.kernel=ball_silu model.stage2.coefficients=linear model.stage2.normalization=none '
+  'model.stage2.normalize_inputs=False model.stage2.metric=identity model.stage2.centers_init=normal '
+  'model.stage2.coefficients_scale=0.3'
+)
 # HyperBF, its rivals, and the controls that tell what an advantage is of. The first arm's units set the parameters.
 CONTROLS = {
-  'hyperbf': 'hyperbf model.stage2.centers=180',
-  'hyperbf-softplus': f'{BALLS}=ball_softplus',
-  'hyperbf-gelu': f'{BALLS}=ball_gelu',
-  'vit-gelu': 'vit model.stage2.activation=gelu',
+  'hyperbf': f'hyperbf model.stage2.centers=119 {LINEAR_BALLS} {ADAPTIVE}',
   'vit-swiglu': 'vit model.stage2.activation=swiglu',
+  'vit-adaptive': f'vit model.stage2.activation=swiglu {ADAPTIVE}',
+  'vit-gelu': 'vit model.stage2.activation=gelu',
   'vit-normalized': 'vit model.stage2.activation=gelu model.stage2.normalize=True',
-  'gated': 'gated',
   'gated-softmax': 'gated_softmax+none',
+  'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
+  'hyperbf-gaussian': f'hyperbf model.stage2.coefficients_scale=0.5 {ADAPTIVE}',
 }
 # One change of the recipe each.
 TRICKS = {
