@@ -42,7 +42,7 @@ class HyperBFAttention(CheckedModule):
     sigma_scale: σ² at init over √d (√rank for low_rank), which keeps q·k/σ² of order 1.
     qk_norm: True for queries and keys of norm 1. σ² at init is then divided by d.
     memory: m, learned centers a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK). 0: there are none.
-    relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary'. With 'gaussian' a head's distances are over content
+    relative_positions: none, gaussian, adaptive or rotary. With 'gaussian' a head's distances are over content
       and position, ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2, with a learned offset o and a learned s
       (`hbf.nn.relative_positions`). A token without a position and a learned center have a position distance of 0
       from all. A token costs 2 C (N + m) H more operations, with C = 4 coordinates for images, 3 for texts, and

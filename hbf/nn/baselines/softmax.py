@@ -26,7 +26,7 @@ class SoftmaxAttention(CheckedModule):
     qk_norm: True for softmax(q·k/τ) with queries and keys of norm 1, and a learned temperature τ for each head that
       starts at 1/√d. It is HyperBF attention of queries and keys of norm 1 with σ² = τ (fact 1 of docs/design.md).
     qkv_bias: True if queries, keys and values have a bias.
-    relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary'. 'gaussian' adds −‖(p_q − p_k − o)/s‖²/2 to a head's
+    relative_positions: none, gaussian, adaptive or rotary. 'gaussian' adds −‖(p_q − p_k − o)/s‖²/2 to a head's
       logits, with a learned offset o and s, as in HyperBF attention (`hbf.nn.relative_positions`). With
       'adaptive' the query moves o and s. A token then
       costs 2 C N H more operations, with C of that module. 'rotary' rotates queries and keys by their positions.
