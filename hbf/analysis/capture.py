@@ -1,4 +1,4 @@
-"""What passes through a network on its way from images to logits."""
+"""Arrays captured on the way from images to logits."""
 
 import functools
 from typing import Any, NamedTuple
@@ -13,14 +13,14 @@ from hbf.nn.hyperbf import HyperBFCenters
 
 
 class Activations(NamedTuple):
-  """Of B images.
+  """Intermediate arrays of a network for B images.
 
   Attributes:
-    tokens: what goes into the first block and comes out of each, float32 [depth + 1, B, N, D].
-    points: what the HyperBF of stage 2 is given, by block that has one: float32 [B, N, D].
-    responses: of its centers, as they go into its sum, head by head: float32 [B, N, heads · A].
-    log_kernels: log K of its distances, likewise: how near a token is to a center.
-    features: what the head is given, float32 [B, D].
+    tokens: tokens before the first block and after each block, float32 [depth + 1, B, N, D].
+    points: input of the HyperBF in stage 2, float32 [B, N, D], for each block that has one.
+    responses: responses of its centers as they enter the sum, all heads in a row, float32 [B, N, heads · A].
+    log_kernels: log K in the same layout, float32 [B, N, heads · A]. It says how near a token is to a center.
+    features: input of the classifier's head, float32 [B, D].
     logits: float32 [B, classes].
   """
 
@@ -33,18 +33,18 @@ class Activations(NamedTuple):
 
 
 def unrolled(model: Any) -> Any:
-  """The same network without a loop over its blocks, which hands out nothing of what passes there."""
+  """Return the model without a scan over its blocks. A scan hides the intermediate arrays."""
   return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def look(model: ImageClassifier, params: Any, images: jax.Array) -> Activations:
-  """Runs the network once and keeps what passes.
+def capture(model: ImageClassifier, params: Any, images: jax.Array) -> Activations:
+  """Run the network once and return its intermediate arrays.
 
   Args:
     model: the network.
-    params: of the network.
-    images: normalized, [B, height, width, channels].
+    params: its parameters.
+    images: normalized images, [B, height, width, channels].
   """
   tokens: list[jax.Array] = []
   points: dict[str, jax.Array] = {}
@@ -76,6 +76,6 @@ def look(model: ImageClassifier, params: Any, images: jax.Array) -> Activations:
   )
 
 
-def _by_token(of_heads: jax.Array, points: jax.Array) -> jax.Array:
-  """[heads, B N, A] to [B, N, heads · A]."""
-  return of_heads.swapaxes(0, 1).reshape(*points.shape[:2], -1).astype(jnp.float32)
+def _by_token(responses: jax.Array, points: jax.Array) -> jax.Array:
+  """Reshape responses [heads, B N, A] to [B, N, heads · A]."""
+  return responses.swapaxes(0, 1).reshape(*points.shape[:2], -1).astype(jnp.float32)

@@ -1,9 +1,9 @@
-"""Which units of stage 2 are alive: the memo's code against what we do, measured.
+"""Measurement of dead centers in stage 2: the memo's published code beside this library's default.
 
 python -m hbf.analysis.dead_units                  # trains five models of width 768 on the digits: minutes on a CPU
-python -m hbf.analysis.dead_units --report         # the table and the figure again, from what was measured
+python -m hbf.analysis.dead_units --report         # draws the table and the picture again, from stored numbers
 
-Each model differs only in its stage 2; docs/dead-units.md tells what it shows.
+The models differ only in stage 2. docs/dead-units.md explains the results.
 """
 
 import dataclasses
@@ -36,21 +36,21 @@ from hbf.training.machine import commit, device_name, keep_compiled_programs, ke
 from hbf.training.state import init_state
 from hbf.training.workdir import read_json, write_json
 
-WIDTH = 768  # the memo's
+WIDTH = 768  # as in the memo
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
 TRAINING = {'train.epochs': 2.0, 'train.batch_size': 32, 'evaluate.every': '2epochs', 'checkpoint.every': '2epochs'}
-IMAGES = 64  # of the test split, on which units are observed
-ROUNDING = 1e-6  # of the spread: a mean below it is 0
+IMAGES = 64  # test images for the measurement
+ROUNDING = 1e-6  # a mean below this part of the spread is reported as 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """A stage 2.
+  """A variant of stage 2.
 
   Attributes:
-    name: in the table.
+    name: row title in the table.
     stage2: options that differ from the config's.
-    as_published: start as the authors' code does: no gain, coefficients as a PyTorch linear layer's.
+    as_published: True to start like the authors' code: no gain, coefficients as in a PyTorch linear layer.
   """
 
   name: str
@@ -59,8 +59,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-  """The authors' two published forms, the two obvious widths, and our default."""
-
+  """Return the authors' two published forms, two obvious choices of sigma, and this library's default."""
   gained = {'normalization': 'none', 'centers_init': 'normal'}
 
   def memo(beta: float, centers: int) -> Setting:
@@ -79,7 +78,7 @@ def settings() -> list[Setting]:
 
 
 def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
-  """Trains a model and observes its units before and after."""
+  """Train a model and measure its centers before and after."""
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / 'run'
     experiment = prepare(_config(setting, data_dir))
@@ -88,10 +87,10 @@ def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
     write(workdir, experiment, params)
     result = train(experiment.config, workdir, Console(stderr=True))
     if result is None:
-      raise UserError('stopped by a signal: run it again')
+      raise UserError('a signal stopped the training: run the command again')
     after = _observe(experiment, restore(workdir, 'latest').params)
   about = {'setting': setting.name, 'params': result['params'], 'accuracy': result['accuracy']}
-  return about | {'init': _figures(before), 'trained': _figures(after)}
+  return about | {'init': _scores(before), 'trained': _scores(after)}
 
 
 def _config(setting: Setting, data_dir: str) -> ConfigDict:
@@ -102,7 +101,7 @@ def _config(setting: Setting, data_dir: str) -> ConfigDict:
 
 
 def _start(experiment: Experiment, setting: Setting) -> Any:
-  """Fresh parameters."""
+  """Return fresh parameters for a setting."""
   data = experiment.inputs['train']
   batch = next(iter(data.batches(experiment.order, 0, 1)))
   make = jax.jit(lambda *args: init_state(experiment.model, experiment.optimizer, experiment.objective, *args).params)
@@ -119,29 +118,31 @@ def _start(experiment: Experiment, setting: Setting) -> Any:
 def _observe(experiment: Experiment, params: Any) -> Units:
   source, data = experiment.splits['test'], experiment.config.data
   images, labels = zip(*(source[i] for i in range(IMAGES)), strict=True)
-  assert isinstance(experiment.model, ImageClassifier)  # _config's is
+  assert isinstance(experiment.model, ImageClassifier)  # as _config asks for
   return observe(
     experiment.model, params, normalize(jnp.asarray(np.stack(images)), data.mean, data.std), jnp.asarray(labels)
   )
 
 
-def _figures(units: Units) -> dict[str, Any]:
+def _scores(units: Units) -> dict[str, Any]:
   mean = units.mean()
   mean = np.where(np.abs(mean) < ROUNDING * units.spread(), 0, mean)
-  figures = {'mean': mean, 'spread': units.spread(), 'learning': units.learning()}
-  figures |= {name: 100 * faulty.mean(axis=1) for name, faulty in units.health()._asdict().items()}
-  return {name: of_blocks.tolist() for name, of_blocks in figures.items()}
+  scores = {'mean': mean, 'spread': units.spread(), 'learning': units.learning()}
+  scores |= {name: 100 * faulty.mean(axis=1) for name, faulty in units.health()._asdict().items()}
+  return {name: values.tolist() for name, values in scores.items()}
 
 
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
+  """Run the command and return its exit status."""
   parser = Parser('hbf.analysis.dead_units', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/dead-units', help='folder; default: %(default)s')
-  parser.add_argument('--data_dir', default='~/tensorflow_datasets', help='of the digits, prepared there if need be')
-  parser.add_argument('--report', action='store_true', help='draw what was measured before')
+  parser.add_path('--out', default='runs/dead-units', help='output folder; default: %(default)s')
+  parser.add_argument(
+    '--data_dir', default='~/tensorflow_datasets', help='TFDS folder; the digits are prepared there if missing'
+  )
+  parser.add_argument('--report', action='store_true', help='do not train; draw the stored numbers')
   flags = parser.parse_args(arguments)
-  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
   path = flags.out / 'dead-units.json'
   if not flags.report:
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""What the heads of stage 1 look at in images, and what becomes of the tokens with depth."""
+"""Attention heads on images: their range, their maps, and how tokens change with depth."""
 
 import dataclasses
 
@@ -7,35 +7,35 @@ import numpy as np
 from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
 
-IMAGES = 50  # whose weights are held at a time
+IMAGES = 50  # images whose attention weights are in memory at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-  """Of the heads of a block, means over the tokens of all images.
+  """Statistics of the heads of a block, means over the tokens of all images.
 
   Attributes:
-    distance: Σ w ‖p_i − p_j‖ over the patches, in patches, [heads]; of the patches that a head looks at.
-    tokens: effective number of tokens looked at, exp of the weights' entropy, [heads].
+    distance: mean distance Σ w ‖p_i − p_j‖ in patches, with weights normalized over the patches, [heads].
+    tokens: effective number of attended tokens, exp of the weights' entropy, [heads].
   """
 
   distance: np.ndarray
   tokens: np.ndarray
 
 
-def heads(subject: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
-  """What the heads of every block look at; {} where stage 1 is no attention.
+def heads(run: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
+  """Return statistics of the heads of every block. Return {} if stage 1 is not attention.
 
   Args:
-    subject: the run.
+    run: the run.
     images: uint8 [n, height, width, channels].
   """
   found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-  away = between_patches(subject)
+  distances = patch_distances(run)
   for start in range(0, len(images), IMAGES):
-    for block, w in _weights(subject, images[start : start + IMAGES]).items():
-      of_patches = w[:, :, subject.first_patch :, subject.first_patch :]
-      far = (of_patches * away).sum(-1) / np.maximum(of_patches.sum(-1), 1e-12)
+    for block, w in _weights(run, images[start : start + IMAGES]).items():
+      patch_weights = w[:, :, run.first_patch :, run.first_patch :]
+      far = (patch_weights * distances).sum(-1) / np.maximum(patch_weights.sum(-1), 1e-12)
       part = w / np.maximum(w.sum(-1, keepdims=True), 1e-12)
       entropy = -np.sum(part * np.log(np.maximum(part, 1e-300)), axis=-1)
       found.setdefault(block, []).append((far.mean(-1), np.exp(entropy).mean(-1)))
@@ -45,36 +45,43 @@ def heads(subject: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
   }
 
 
-def between_patches(subject: TrainedRun) -> np.ndarray:
-  """The distance of any two patches, in patches: [N, N]."""
-  rows, columns = subject.grid
-  places = np.mgrid[:rows, :columns].reshape(2, -1).T
-  return np.sqrt(np.square(places[:, None] - places[None]).sum(-1))
+def patch_distances(run: TrainedRun) -> np.ndarray:
+  """Return the distance of every two patches, in patches, [N, N]."""
+  rows, columns = run.grid
+  positions = np.mgrid[:rows, :columns].reshape(2, -1).T
+  return np.sqrt(np.square(positions[:, None] - positions[None]).sum(-1))
 
 
-def maps(subject: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
-  """What a token of each image takes of every patch, by block: [n, heads, rows, columns]; give at most `IMAGES`."""
+def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
+  """Return one token's attention weights on all patches, [n, heads, rows, columns] by block.
+
+  Give at most `IMAGES` images.
+  """
   return {
-    block: w[:, :, token, subject.first_patch :].reshape(*w.shape[:2], *subject.grid)
-    for block, w in _weights(subject, images).items()
+    block: w[:, :, token, run.first_patch :].reshape(*w.shape[:2], *run.grid)
+    for block, w in _weights(run, images).items()
   }
 
 
-def _weights(subject: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """The weights in at most `IMAGES`, float64 [n, heads, N, N], by one program for any number."""
+def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
+  """Return the attention weights of at most `IMAGES` images, float64 [n, heads, N, N].
+
+  The images are padded to `IMAGES`, so that one program serves any number.
+  """
   filled = images[np.minimum(np.arange(IMAGES), len(images) - 1)]
-  weights = attention_weights(subject.model, subject.params, subject.normalized(filled))
+  weights = attention_weights(run.model, run.params, run.normalized(filled))
   return {block: np.asarray(w[: len(images)], np.float64) for block, w in weights.items()}
 
 
-def differing(subject: TrainedRun, images: np.ndarray) -> np.ndarray:
-  """How far the tokens of an image are from all being the same: ‖X − 1x̄ᵀ‖/‖X‖, mean over the images, [depth + 1].
+def token_differences(run: TrainedRun, images: np.ndarray) -> np.ndarray:
+  """Return how much the tokens of an image differ: ‖X − 1x̄ᵀ‖/‖X‖, its mean over the images, [depth + 1].
 
-  Before the first block and after each; it falls to 0 where attention makes all tokens alike (Dong et al. 2021).
+  The values are before the first block and after each block. They fall to 0 if attention makes all tokens alike
+  (Dong et al. 2021).
   """
   parts = []
-  for number, seen in subject.looks(images):
-    x = np.asarray(seen.tokens, np.float64)[:, number >= 0]
+  for number, activations in run.capture_batches(images):
+    x = np.asarray(activations.tokens, np.float64)[:, number >= 0]
     rest = x - x.mean(axis=2, keepdims=True)
     parts.append(np.sqrt(np.square(rest).sum((2, 3)) / np.square(x).sum((2, 3))))
   return np.concatenate(parts, axis=1).mean(axis=1)

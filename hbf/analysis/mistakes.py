@@ -1,4 +1,4 @@
-"""Where a classifier errs, and whether it knows."""
+"""Mistakes of a classifier, and its confidence in them."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from hbf.evaluation.classification import Counts, detail, summarize
 
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
-  """Return scores and details of logits float32 [n, classes] and labels int32 [n], see `hbf.evaluation`."""
+  """Return the scores and details (`hbf.evaluation`) of logits float32 [n, classes] and labels int32 [n]."""
   count = jax.jit(
     lambda logits, labels: Counts.zeros(logits.shape[1]).add(logits, labels, jnp.ones(len(labels), bool))
   )
@@ -17,14 +17,14 @@ def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
 
 
 def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The error among those examples that a model is surest of (Geifman & El-Yaniv 2017).
+  """Compute the error among the most confident examples, for every coverage (Geifman & El-Yaniv 2017).
 
   Args:
     confidence: [n].
     correct: bool [n].
 
   Returns:
-    Coverage 1/n, 2/n, … 1 and the error of as many, both in percent [n]. The mean of the errors is the area under
+    The coverages 1/n, 2/n, … 1 and the error of each, both in percent [n]. The mean of the errors is the area under
     the curve.
   """
   order = np.argsort(-confidence, kind='stable')
@@ -33,19 +33,19 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarr
 
 
 def most_confident(probabilities: np.ndarray, labels: np.ndarray, most: int) -> np.ndarray:
-  """Examples that are answered wrongly, the surest first: int [m]."""
+  """Return the wrongly answered examples, most confident first, at most `most`: int [m]."""
   wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')][:most]
 
 
 def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
-  """Examples whose two likeliest classes are nearest to each other, the nearest first: int [m]."""
+  """Return the examples with the smallest gap between the two likeliest classes, smallest first: int [m]."""
   two = np.sort(probabilities, axis=1)[:, -2:]
   return np.argsort(two[:, 1] - two[:, 0], kind='stable')[:most]
 
 
 def confused(confusion: np.ndarray, most: int) -> list[tuple[int, int, int]]:
-  """(label, prediction, examples) of the commonest mistakes, at most so many."""
+  """Return (label, prediction, examples) of the most common mistakes, at most `most`."""
   wrong = confusion - np.diag(np.diag(confusion))
   order = np.argsort(-wrong, axis=None, kind='stable')[:most]
   pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)

@@ -1,4 +1,4 @@
-"""How near images are to what a model's centers stand for: a radial unit knows how far it is from all it has seen."""
+"""Distance of images to a model's centers, a score for out-of-distribution images."""
 
 import jax
 import jax.numpy as jnp
@@ -7,21 +7,21 @@ import numpy as np
 from hbf.analysis.trained_run import TrainedRun
 
 
-def nearness(subject: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """The greatest log K of every token over the centers, its mean over the tokens of an image, by block: [n].
+def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
+  """Return the greatest log K over the centers, its mean over the tokens of each image, [n] by block.
 
   Args:
-    subject: the run.
+    run: the run.
     images: uint8 [n, height, width, channels].
 
   Returns:
-    {} for a network without centers.
+    An array for each block. {} if the network has no centers.
   """
   parts: dict[str, list[np.ndarray]] = {}
-  for number, seen in subject.looks(images):
-    for block, of_batch in _nearest(seen.log_kernels).items():
-      parts.setdefault(block, []).append(np.asarray(of_batch)[number >= 0])
-  return {block: np.concatenate(of_block).astype(np.float64) for block, of_block in parts.items()}
+  for number, activations in run.capture_batches(images):
+    for block, values in _nearest(activations.log_kernels).items():
+      parts.setdefault(block, []).append(np.asarray(values)[number >= 0])
+  return {block: np.concatenate(values).astype(np.float64) for block, values in parts.items()}
 
 
 @jax.jit

@@ -1,6 +1,6 @@
-"""Accuracy by the number of centers, from one run: python -m hbf.analysis.nested --workdir runs/nested.
+"""Accuracy for growing numbers of centers, from one run: python -m hbf.analysis.nested --workdir runs/nested.
 
-The first centers of every block are taken by themselves, as training with stage2.nested lets any number of them work.
+Only the first centers of every block are kept. Training with stage2.nested makes any number of them work.
 """
 
 import pathlib
@@ -30,20 +30,20 @@ from hbf.training.workdir import write_json
 def curve(
   workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], average: bool = False, **moved: str
 ) -> list[dict[str, Any]]:
-  """Test figures of the networks of the first centers.
+  """Return the test scores of networks that keep only the first centers.
 
   Args:
-    workdir: of a run whose stage 2 is hyperbf.
+    workdir: folder of a run whose stage 2 is hyperbf.
     checkpoint: 'latest', 'best' or a step.
-    counts: of centers, in each stage 2; none: 1, 2, 4, … and all.
-    average: takes the moving average of the parameters in their place.
-    **moved: as in `hbf.training.evaluate.evaluate_workdir`.
+    counts: numbers of centers in each stage 2. If empty: 1, 2, 4, … and all.
+    average: True to take the moving average of the parameters.
+    **moved: data folders, as in `hbf.training.evaluate.evaluate_workdir`.
 
   Returns:
-    For each count: centers, params, flops_per_image, n, correct, accuracy, nll.
+    A row for each count, with the keys centers, params, flops_per_image, n, correct, accuracy and nll.
 
   Raises:
-    UserError: the run has no such checkpoint, or not so many centers.
+    UserError: the run has no such checkpoint, or fewer centers than asked for.
   """
   restored = restore(workdir, checkpoint, average=average, **moved)
   config, task = restored.config, restored.task
@@ -63,18 +63,18 @@ def curve(
 
 
 def _powers(model: Any) -> list[int]:
-  """1, 2, 4, … and all centers; a model without centers is refused by what takes them."""
+  """Return 1, 2, 4, … and the number of all centers. `first_centers` refuses a model without centers."""
   centers = model.stage2.get('centers', 1)
   return sorted({2**i for i in range(centers.bit_length())} | {centers})
 
 
 def _centers(row: Mapping[str, Any]) -> int:
-  """Return the number of centers; rows of stored results may spell the key in the British way."""
+  """Return the number of centers. Old results spell the key in the British way."""
   return row['centers'] if 'centers' in row else row['centres']
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-  """Markdown."""
+  """Return the rows as a Markdown table."""
   cells = [
     (str(_centers(row)), f'{row["params"]:,}', f'{row["flops_per_image"] / 1e6:,.1f}', f'{row["accuracy"]:.2f}')
     for row in rows
@@ -83,26 +83,28 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-  """Writes a PNG of accuracy by centers."""
-  score, axis = plt.subplots(figsize=(6, 4), layout='constrained')
+  """Write a PNG of the accuracy against the number of centers."""
+  figure, axis = plt.subplots(figsize=(6, 4), layout='constrained')
   axis.plot([_centers(row) for row in rows], [row['accuracy'] for row in rows], 'o-')
   axis.set_xscale('log', base=2)
   axis.set(xlabel='centers in each stage 2', ylabel=f'test {ACCURACY.label}')
   axis.grid(alpha=0.3)
-  score.savefig(path, dpi=120, metadata={'Software': None})
-  plt.close(score)
+  figure.savefig(path, dpi=120, metadata={'Software': None})
+  plt.close(figure)
 
 
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
+  """Run the command and return its exit status."""
   parser = Parser('hbf.analysis.nested', __doc__.split('\n')[0])
   parser.add_run('of a run with stage 2 hyperbf')
   parser.add_argument('--average', action='store_true', help='take the moving average of the parameters')
-  parser.add_argument('--counts', default='', help='of centers, such as 16,64,256; default: powers of two and all')
+  parser.add_argument(
+    '--counts', default='', help='numbers of centers, such as 16,64,256; default: powers of two and all'
+  )
   flags = parser.parse_args(arguments)
   keep_freed_memory()
-  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
   counts = [_count(text) for text in filter(None, flags.counts.split(','))]
   moved = {'dir': flags.data_dir, 'root': flags.data_root}
   rows = curve(flags.workdir, flags.checkpoint, counts, flags.average, **moved)
@@ -115,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _count(text: str) -> int:
   if not text.isdecimal():
-    raise UserError(f'--counts takes numbers such as 16,64,256, not {text!r}')
+    raise UserError(f'--counts has {text!r}, which is no number: give numbers such as 16,64,256')
   return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Images of other data sets, brought to the shape of a run's own."""
+"""Out-of-distribution images, converted to the shape of a run's own images."""
 
 import pathlib
 from collections.abc import Sequence
@@ -16,34 +16,38 @@ MOST = 2_000
 NOISE = 'noise'
 
 
-def others(subject: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-  """By name, at most `MOST` images: uint8 [m, height, width, channels] of the run's shape.
+def load_ood_images(run: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+  """Return at most `MOST` images of each kind by name, uint8 [m, height, width, channels] in the run's shape.
+
+  Images of random pixels are always among them.
 
   Args:
-    subject: the run.
-    wanted: names of data sets, whose test split is taken, or folders of images. Pixels drawn at random join them.
+    run: the run.
+    wanted: names of data sets, whose test split is taken, or folders of images.
 
   Raises:
-    UserError: a data set isn't there, a folder holds no image, or an image can't be read.
+    UserError: a data set is missing, a folder holds no image, or an image cannot be read.
   """
   random = np.random.default_rng(0)
-  found = {NOISE: random.integers(0, 256, (MOST, *subject.task.shape), np.uint8)}
+  found = {NOISE: random.integers(0, 256, (MOST, *run.task.shape), np.uint8)}
   for name in wanted:
     path = pathlib.Path(name).expanduser()
-    found[path.name if path.is_dir() else name] = _folder(subject, path) if path.is_dir() else _dataset(subject, name)
+    found[path.name if path.is_dir() else name] = _folder(run, path) if path.is_dir() else _dataset(run, name)
   return found
 
 
-def _folder(subject: TrainedRun, folder: pathlib.Path) -> np.ndarray:
+def _folder(run: TrainedRun, folder: pathlib.Path) -> np.ndarray:
+  """Read images of a folder."""
   paths = find_images([str(folder)])
-  height, _, channels = subject.task.shape
+  height, _, channels = run.task.shape
   chosen = (paths[i] for i in evenly_spaced(len(paths), MOST))
   return np.stack([decode_file(path, channels=channels, size=height) for path in chosen])
 
 
-def _dataset(subject: TrainedRun, name: str) -> np.ndarray:
-  height, _, channels = subject.task.shape
-  directory = subject.restored.config.data.dir
+def _dataset(run: TrainedRun, name: str) -> np.ndarray:
+  """Read images of a data set's test split."""
+  height, _, channels = run.task.shape
+  directory = run.restored.config.data.dir
   dataset = load(name=name, dir=directory, root='', image_size=height, download=False)
   source = dataset.splits['test']
   found, _ = read_many(source, evenly_spaced(len(source), MOST), dataset.image_shape)

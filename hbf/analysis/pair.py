@@ -1,4 +1,4 @@
-"""Two runs side by side: how alike what they compute is, and where their answers differ."""
+"""Comparison of two runs: similarity of their layers and of their centers."""
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -12,8 +12,8 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
   CKA is HSIC(x, y) / √(HSIC(x, x) HSIC(y, y)) (Kornblith et al. 2019, "Similarity of Neural Network Representations
   Revisited"). Here HSIC is the unbiased estimator (Song et al. 2012, "Feature Selection via Dependence
   Maximization"), as in Nguyen et al. 2021, "Do Wide and Deep Networks Learn the Same Things?". The estimator of 2019
-  is biased upwards: features with nothing in common come to 1 if p and q are well above n. Debiased they come to
-  about 0 on average, and may lie below. A rotation, a shift and a factor of the features change nothing.
+  is biased upwards: unrelated features approach 1 if p and q are well above n. The debiased value of unrelated
+  features is about 0 on average, and may be negative. CKA ignores rotation, shift and scale of the features.
   """
   return float(alignment(x[None], y[None])[0, 0])
 
@@ -22,8 +22,8 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Compute the CKA of every layer of one run with every layer of another, [K, L].
 
   Args:
-    one: features of the layers, [K, n, p], as `layers` gives them.
-    other: [L, n, q], of the same examples.
+    one: features of the layers, [K, n, p], as returned by `layers`.
+    other: features of the other run for the same examples, [L, n, q].
   """
   x, y = (np.stack([_u_centered(features).ravel() for features in run]) for run in (one, other))
   scale = np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1))
@@ -31,9 +31,9 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _u_centered(features: np.ndarray) -> np.ndarray:
-  """Center a Gram matrix so that Σ K_ij L_ij of two of them is n(n − 3) times the unbiased HSIC, [n, n].
+  """Center a Gram matrix, so that Σ K_ij L_ij of two results is n(n − 3) times the unbiased HSIC, [n, n].
 
-  This is U-centering (Székely & Rizzo 2014): the diagonal, which makes HSIC biased, is left out.
+  This is U-centering (Székely & Rizzo 2014). It leaves out the diagonal, which makes HSIC biased.
   """
   n = len(features)
   centered = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
@@ -45,27 +45,31 @@ def _u_centered(features: np.ndarray) -> np.ndarray:
   return gram
 
 
-def layers(subject: TrainedRun, images: np.ndarray) -> np.ndarray:
-  """The mean token of every image before the first block and after each, float64 [depth + 1, n, D].
+def layers(run: TrainedRun, images: np.ndarray) -> np.ndarray:
+  """Return the mean token of every image before the first block and after each block, float64 [depth + 1, n, D].
 
   Args:
-    subject: the run.
+    run: the run.
     images: uint8 [n, height, width, channels].
   """
-  parts = [np.asarray(seen.tokens, np.float64)[:, number >= 0].mean(axis=2) for number, seen in subject.looks(images)]
+  parts = [
+    np.asarray(activations.tokens, np.float64)[:, number >= 0].mean(axis=2)
+    for number, activations in run.capture_batches(images)
+  ]
   return np.concatenate(parts, axis=1)
 
 
 def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-  """How well the units of one run find a counterpart of their own among those of another.
+  """Match the centers of two runs one to one and return the correlation of each pair.
+
+  The assignment maximizes the sum of the correlations (Li et al. 2016, "Convergent learning").
 
   Args:
-    one: responses of the same M tokens, [M, U].
-    other: [M, V].
+    one: responses to M tokens, [M, U].
+    other: responses to the same tokens, [M, V].
 
   Returns:
-    Of as many pairs as there can be, the correlation of the two's responses; the sum is the greatest there is (Li et
-    al. 2016, "Convergent learning").
+    Correlations of the min(U, V) pairs.
   """
   x, y = (_standard(z.astype(np.float64)) for z in (one, other))
   correlation = x.T @ y / len(x)
@@ -73,17 +77,17 @@ def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _standard(z: np.ndarray) -> np.ndarray:
-  """Of mean 0 and variance 1 over the rows; a column that is constant is 0."""
+  """Scale each column to mean 0 and variance 1. A constant column becomes 0."""
   centered = z - z.mean(axis=0)
   deviation = centered.std(axis=0)
   return np.asarray(np.divide(centered, deviation, out=np.zeros_like(centered), where=deviation > 0))
 
 
-def responses(subject: TrainedRun, images: np.ndarray, block: str) -> np.ndarray | None:
-  """Of the centers of a block to every token of the images, float32 [n · N, U]; None if it has no centers."""
+def responses(run: TrainedRun, images: np.ndarray, block: str) -> np.ndarray | None:
+  """Return the responses of a block's centers to all tokens, float32 [n · N, U], or None if it has no centers."""
   parts = [
-    np.asarray(seen.responses[block])[number >= 0]
-    for number, seen in subject.looks(images)
-    if block in seen.responses
+    np.asarray(activations.responses[block])[number >= 0]
+    for number, activations in run.capture_batches(images)
+    if block in activations.responses
   ]
   return np.concatenate(parts).reshape(-1, parts[0].shape[-1]) if parts else None

@@ -1,4 +1,4 @@
-"""What decides an image: patches whose loss changes the answer, and the centers that voted for it."""
+"""Relevance of patches and centers for the answer to an image."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,29 +8,28 @@ import numpy as np
 from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
 
-Answers = Callable[
-  [np.ndarray], np.ndarray
-]  # images uint8 [n, height, width, channels] to probabilities [n, classes]
-STEPS = 16  # most, of a curve
-TOGETHER = 3_000  # most images with a patch gone that are in memory
-DRAWS = 3  # of random orders
+# A function from images uint8 [n, height, width, channels] to probabilities [n, classes].
+Answers = Callable[[np.ndarray], np.ndarray]
+STEPS = 16  # most steps of a deletion curve
+TOGETHER = 3_000  # most images with a removed patch in memory
+DRAWS = 3  # number of random orders
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
-  """Softmax of logits [n, classes], float64."""
+  """Compute the softmax of logits [n, classes] in float64."""
   z = logits.astype(np.float64)
   e = np.exp(z - z.max(axis=1, keepdims=True))
   return e / e.sum(axis=1, keepdims=True)
 
 
-def without(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[int]) -> np.ndarray:
-  """Images with patches painted over.
+def paint_over(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[int]) -> np.ndarray:
+  """Return the images with some patches replaced by one color.
 
   Args:
     images: uint8 [n, height, width, channels].
-    patch: side in pixels.
-    gone: bool [n, rows · columns], which patches are.
-    fill: the color, of each channel.
+    patch: side of a patch in pixels.
+    gone: patches to replace, bool [n, rows · columns].
+    fill: the color, a value for each channel.
   """
   rows, columns = images.shape[1] // patch, images.shape[2] // patch
   pixels = gone.reshape(-1, rows, columns).repeat(patch, axis=1).repeat(patch, axis=2)[..., None]
@@ -38,13 +37,13 @@ def without(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[int
 
 
 def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int]) -> np.ndarray:
-  """How much the probability of the answer falls when a patch is painted over, [n, rows · columns].
+  """Return the drop of the answer's probability if one patch is painted over, [n, rows · columns].
 
   Args:
     answers: the model.
     images: uint8 [n, height, width, channels].
-    patch: side in pixels.
-    fill: the color, of each channel.
+    patch: side of a patch in pixels.
+    fill: the color, a value for each channel.
   """
   patches = images.shape[1] // patch * (images.shape[2] // patch)
   size = max(1, TOGETHER // patches)
@@ -56,137 +55,142 @@ def _relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[
   whole = answers(images)
   answer = whole.argmax(axis=1)
   each = np.tile(np.eye(patches, dtype=bool), (len(images), 1))
-  left = answers(without(images.repeat(patches, axis=0), patch, each, fill))
-  of_answer = np.take_along_axis(left, answer.repeat(patches)[:, None], axis=1).reshape(len(images), patches)
-  return np.take_along_axis(whole, answer[:, None], axis=1) - of_answer
+  left = answers(paint_over(images.repeat(patches, axis=0), patch, each, fill))
+  remaining = np.take_along_axis(left, answer.repeat(patches)[:, None], axis=1).reshape(len(images), patches)
+  return np.take_along_axis(whole, answer[:, None], axis=1) - remaining
 
 
 def deletion(
   answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int], order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Probability of the answer while patches go (deletion, Petsiuk et al. 2018).
+  """Compute the probability of the answer while more and more patches are removed (Petsiuk et al. 2018).
 
   Args:
     answers: the model.
     images: uint8 [n, height, width, channels].
-    patch: side in pixels.
-    fill: the color of those that are gone.
-    order: of the patches of each image, the first to go first: int [n, rows · columns].
+    patch: side of a patch in pixels.
+    fill: the color of removed patches.
+    order: order of removal in each image, int [n, rows · columns].
 
   Returns:
-    Parts of the patches that are gone, [S], and the probability of what the whole image was answered by, [n, S]. The
-    mean over S is the area under the curve, lower where the order is better.
+    The removed parts, [S], and the probability of the answer to the whole image, [n, S]. The mean over S is the area
+    under the curve. A better order has a smaller area.
   """
   count = order.shape[1]
   numbers = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
   rank = np.argsort(order, axis=1)
   answer = answers(images).argmax(axis=1)
-  left = [answers(without(images, patch, rank < number, fill)) for number in numbers]
+  left = [answers(paint_over(images, patch, rank < number, fill)) for number in numbers]
   return numbers / count, np.stack([p[np.arange(len(images)), answer] for p in left], axis=1)
 
 
 def random_orders(count: int, patches: int) -> list[np.ndarray]:
-  """Orders of the patches of so many images, to compare others to: int [count, patches] each."""
+  """Return `DRAWS` random orders of the patches for `count` images, each int [count, patches]."""
   random = np.random.default_rng(0)
   return [random.permuted(np.tile(np.arange(patches), (count, 1)), axis=1) for _ in range(DRAWS)]
 
 
-def color(subject: TrainedRun) -> list[int]:
-  """The mean of the training images' channels, 0 to 255."""
-  return [round(255 * mean) for mean in subject.task.mean]
+def color(run: TrainedRun) -> list[int]:
+  """Return the mean color of the training images, 0 to 255."""
+  return [round(255 * mean) for mean in run.task.mean]
 
 
-def votes(subject: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Compute what every center of the last block adds to a class's logit through each token, [n, N, U].
+def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
+  """Compute the contribution of every center of the last block to a class's logit through each token, [n, N, U].
 
-  The division of the last norm and the weights of the pooling are frozen: they are taken as the whole network has
-  them. Then the head is linear in the last tokens, and the votes of the centers, their bias and what came before the
-  unit sum up to the logit. It is told as its excess over the mean of all classes. Without a center the norm and the
-  weights would be others, so a vote is no effect: see `effects`.
+  The division of the last norm and the weights of the pooling are frozen at their values in the whole network. The
+  head is then linear in the last tokens. The logit is the sum of the votes, of the stage's bias and of the tokens
+  before this stage. It is measured as its excess over the mean of all classes. Without a center, the norm and the
+  pooling would change. A vote is therefore not an effect: for the effect, see `effects`.
 
   Args:
-    subject: the run.
-    images: uint8 [n, height, width, channels]; give few.
-    classes: that is voted for, of each image, int [n].
+    run: the run.
+    images: uint8 [n, height, width, channels], a small number of them.
+    classes: the class for each image, int [n].
 
   Raises:
-    UserError: the last block's stage 2 isn't a HyperBF.
+    UserError: stage 2 of the last block is not a HyperBF.
   """
-  block = _last_block(subject)
-  tokens, responses = _last(subject, images, block)
-  unit = subject.params[block]['stage2']
+  block = _last_block(run)
+  tokens, responses = _last(run, images, block)
+  unit = run.params[block]['stage2']
   coefficients = np.asarray(unit['coefficients'], np.float64)
   coefficients = coefficients.reshape(-1, coefficients.shape[-1]) * np.asarray(
-    subject.params[block].get('scale_stage2', 1.0)
+    run.params[block].get('scale_stage2', 1.0)
   )
-  return responses * (reading(subject, tokens, classes) @ coefficients.T)
+  return responses * (readout(run, tokens, classes) @ coefficients.T)
 
 
-def effects(subject: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
-  """Compute by how much a class's logit falls without a center of the last block, [n, k].
+def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
+  """Compute the drop of a class's logit if one center of the last block is removed, [n, k].
 
-  The network is run again with the center's coefficients at 0. The other centers respond as before. Logits are told
-  as their excess over the mean of all classes, as votes are.
+  The network runs again with the center's coefficients at 0. The other centers respond as before. Logits are measured
+  as their excess over the mean of all classes, as in `votes`.
 
   Args:
-    subject: the run.
+    run: the run.
     images: uint8 [n, height, width, channels].
     classes: int [n].
-    centers: numbers of the centers to leave out, one at a time, int [n, k].
+    centers: numbers of the centers to remove, one at a time, int [n, k].
   """
-  block = _last_block(subject)
-  unit = subject.params[block]['stage2']
-  whole = _excess(subject.logits(images), classes)
-  fallen = np.empty(centers.shape)
+  block = _last_block(run)
+  unit = run.params[block]['stage2']
+  whole = _excess(run.logits(images), classes)
+  drop = np.empty(centers.shape)
   for center in np.unique(centers):
-    image, place = np.nonzero(centers == center)
+    image, column = np.nonzero(centers == center)
     head, number = divmod(int(center), unit['coefficients'].shape[1])
     silent = unit | {'coefficients': unit['coefficients'].at[head, number].set(0)}
-    params = subject.params | {block: subject.params[block] | {'stage2': silent}}
-    fallen[image, place] = whole[image] - _excess(subject.logits(images[image], params), classes[image])
-  return fallen
+    params = run.params | {block: run.params[block] | {'stage2': silent}}
+    drop[image, column] = whole[image] - _excess(run.logits(images[image], params), classes[image])
+  return drop
 
 
 def _excess(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Return the logit of each image's class over the mean of all classes, float64 [n]."""
+  """Return the logit of each image's class minus the mean of all classes, float64 [n]."""
   logits = logits.astype(np.float64)
   return np.take_along_axis(logits, classes[:, None], axis=1)[:, 0] - logits.mean(axis=1)
 
 
-def _last_block(subject: TrainedRun) -> str:
-  return f'block{subject.model.trunk.depth - 1}'
+def _last_block(run: TrainedRun) -> str:
+  return f'block{run.model.trunk.depth - 1}'
 
 
-def _last(subject: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
-  """The tokens that come out of the last block, and the responses in it, float64 [n, N, D] and [n, N, U]."""
+def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
+  """Return the tokens after the last block and its responses, float64 [n, N, D] and [n, N, U]."""
   parts = []
-  for number, seen in subject.looks(images):
-    if block not in seen.responses:
-      raise UserError("the last block's stage 2 is no HyperBF, and has no centers")
-    parts.append([np.asarray(z, np.float64)[number >= 0] for z in (seen.tokens[-1], seen.responses[block])])
+  for number, activations in run.capture_batches(images):
+    if block not in activations.responses:
+      raise UserError(
+        'stage 2 of the last block is not a HyperBF, so it has no centers: give a run with stage 2 hyperbf'
+      )
+    last = activations.tokens[-1], activations.responses[block]
+    parts.append([np.asarray(z, np.float64)[number >= 0] for z in last])
   tokens, responses = (np.concatenate(kind) for kind in zip(*parts, strict=True))
   return tokens, responses
 
 
-def reading(subject: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """What a number in a last token's coordinate adds to a class's logit over the mean of all, [n, N, D].
+def readout(run: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
+  """Return the derivative of a class's excess logit with respect to the last tokens, [n, N, D].
+
+  The division of the last norm and the weights of the pooling are constants here.
 
   Args:
-    subject: the run.
-    tokens: out of the last block, float64 [n, N, D].
+    run: the run.
+    tokens: tokens after the last block, float64 [n, N, D].
     classes: int [n].
   """
-  params: Any = subject.params
-  size = np.sqrt(tokens.var(axis=-1, keepdims=True) + subject.model.trunk.norm_epsilon)
+  params: Any = run.params
+  size = np.sqrt(tokens.var(axis=-1, keepdims=True) + run.model.trunk.norm_epsilon)
   scale, bias = (np.asarray(params['norm'][name], np.float64) for name in ('scale', 'bias'))
   weights = np.zeros(tokens.shape[:2])
-  if subject.model.embed.pool == 'sequence':
+  if run.model.embed.pool == 'sequence':
     normed = (tokens - tokens.mean(axis=-1, keepdims=True)) / size * scale + bias
     weights[:] = probabilities((normed @ np.asarray(params['pool']['kernel'], np.float64))[..., 0])
   else:
-    which = subject.model.embed.read
+    which = run.model.embed.read
     weights[:, which] = 1 / weights[:, which].shape[1]
   kernel = np.asarray(params['head']['kernel'], np.float64)
   through = (kernel - kernel.mean(axis=1, keepdims=True)).T[classes] * scale
-  through -= through.mean(axis=1, keepdims=True)  # the norm takes the mean over the coordinates away
+  through -= through.mean(axis=1, keepdims=True)  # the norm subtracts the mean over the coordinates
   return weights[..., None] * through[:, None] / size

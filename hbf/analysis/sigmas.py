@@ -1,4 +1,4 @@
-"""How wide the kernels of a model are, beside the distances that they are given, and what metrics were learned."""
+"""Learned sigmas of a model, the distances that its kernels receive, and the learned metrics."""
 
 import dataclasses
 import functools
@@ -20,56 +20,59 @@ from hbf.ops.distances import squared_distances
 
 
 @dataclasses.dataclass(frozen=True)
-class Widths:
-  """Of the kernels of a block's stage.
+class SigmaSummary:
+  """Sigmas and metric of a block's stage.
 
   Attributes:
-    kernel: its name, see `hbf.ops.kernels`.
-    width: σ, each that is learned, [n]; [] if it is fixed, or the kernel has none, as `SIGNED`.
-    start: σ at init, of all; NaN where there is no learned σ.
-    distance: root mean square of ‖W(x − t)‖ over the tokens and keys of an image, or tokens and centers.
-    metric: ‖WᵀW − 1‖/‖1‖ (Frobenius), how far the metric is from the identity; None if it isn't learned.
+    kernel: name of the kernel in `hbf.ops.kernels`.
+    sigma: all learned σ, [n]. [] if σ is fixed, or the kernel has none, as `SIGNED`.
+    sigma_init: mean σ at init. NaN if no σ is learned.
+    distance: root mean square of ‖W(x − t)‖ over tokens and keys of an image, or over tokens and centers.
+    metric: distance of the metric from the identity, ‖WᵀW − 1‖/‖1‖ (Frobenius). None if it is not learned.
   """
 
   kernel: str
-  width: np.ndarray
-  start: float
+  sigma: np.ndarray
+  sigma_init: float
   distance: float
   metric: float | None
 
   @property
   def relative(self) -> float:
-    """Return the mean width over the distances; NaN where there is no learned width."""
-    return float(self.width.mean()) / self.distance if len(self.width) else float('nan')
+    """Mean σ divided by the distance. NaN if no σ is learned."""
+    return float(self.sigma.mean()) / self.distance if len(self.sigma) else float('nan')
 
 
-def widths(subject: TrainedRun, images: np.ndarray) -> dict[str, dict[str, Widths]]:
-  """The kernels of every block that has some, by block and stage.
+def summarize_sigmas(run: TrainedRun, images: np.ndarray) -> dict[str, dict[str, SigmaSummary]]:
+  """Return a summary of every kernel, by block and stage.
 
   Args:
-    subject: the run.
-    images: uint8 [n, height, width, channels], of which distances are measured; a few do.
+    run: the run.
+    images: images for the distances, uint8 [n, height, width, channels]. A few are enough.
   """
-  found: dict[str, dict[str, Widths]] = {}
-  model, batch = subject.model, subject.normalized(images)
-  squares = jax.device_get(_mean_squares(model, subject.params, batch))
+  found: dict[str, dict[str, SigmaSummary]] = {}
+  model, batch = run.model, run.normalized(images)
+  squares = jax.device_get(_mean_squares(model, run.params, batch))
   starts = jax.device_get(_starts(model, batch[:1]))
   for (block, stage), square in squares.items():
-    params = subject.params[block][stage]
-    options = subject.restored.config.model[stage]
-    width = _width(params)
-    start = float(_width(starts[block][stage]).mean()) if len(width) else float('nan')
-    metric = _from_identity(options.metric, params.get('metric'))
-    found.setdefault(block, {})[stage] = Widths(options.kernel, width, start, float(np.sqrt(square)), metric)
+    params = run.params[block][stage]
+    options = run.restored.config.model[stage]
+    sigma = _sigma(params)
+    sigma_init = float(_sigma(starts[block][stage]).mean()) if len(sigma) else float('nan')
+    metric = _distance_from_identity(options.metric, params.get('metric'))
+    found.setdefault(block, {})[stage] = SigmaSummary(
+      options.kernel, sigma, sigma_init, float(np.sqrt(square)), metric
+    )
   return found
 
 
-def _width(params: Mapping[str, Any]) -> np.ndarray:
-  width = learned_sigma(params)
-  return np.zeros(0) if width is None else np.asarray(width, np.float64).ravel()
+def _sigma(params: Mapping[str, Any]) -> np.ndarray:
+  sigma = learned_sigma(params)
+  return np.zeros(0) if sigma is None else np.asarray(sigma, np.float64).ravel()
 
 
-def _from_identity(metric: str, weights: Any) -> float | None:
+def _distance_from_identity(metric: str, weights: Any) -> float | None:
+  """Return ‖WᵀW − 1‖/‖1‖, its mean over the heads."""
   if weights is None:
     return None
   w = np.asarray(weights, np.float64)
@@ -79,18 +82,18 @@ def _from_identity(metric: str, weights: Any) -> float | None:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _starts(model: ImageClassifier, images: jax.Array) -> dict[str, Any]:
-  """The parameters of widths at init, which depend on nothing that is drawn."""
+  """Return the parameters of σ at init. They do not depend on the random key."""
   params = model.init(jax.random.key(0), images, train=False)['params']
   return {
-    block: {stage: {n: z for n, z in of_stage.items() if n == 'log_sigma'} for stage, of_stage in of_block.items()}
-    for block, of_block in params.items()
+    block: {stage: {n: z for n, z in kept.items() if n == 'log_sigma'} for stage, kept in stages.items()}
+    for block, stages in params.items()
     if block.startswith('block')
   }
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _mean_squares(model: ImageClassifier, params: Any, images: jax.Array) -> dict[tuple[str, str], jax.Array]:
-  """Mean squared distances by block and stage."""
+  """Return the mean squared distances by block and stage."""
   found: dict[tuple[str, str], jax.Array] = {}
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

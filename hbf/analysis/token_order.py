@@ -1,8 +1,8 @@
-"""How a language model's stages 1 use the order of tokens: python -m hbf.analysis.token_order --workdir runs/text.
+"""Use of token order in a language model's stages 1: python -m hbf.analysis.token_order --workdir runs/text.
 
-Of heads how far they look on average, and how wide they see; of weights that belong to tokens (gMLP) how nearly they
-depend on the distance of two tokens alone, which nothing asks of them (Liu et al. 2021, Figure 3). Writes mixing.json
-and, of such weights, mixing.png.
+For attention: the mean distance of the attended tokens and the sigmas of each head. For gMLP: the share of the
+spatial weights' variance that depends only on the distance of two tokens. Nothing in training asks for this (Liu et
+al. 2021, Figure 3). Writes mixing.json and, for gMLP, mixing.png.
 """
 
 import pathlib
@@ -28,21 +28,21 @@ from hbf.training.evaluate import restore
 from hbf.training.machine import keep_freed_memory
 from hbf.training.workdir import write_json
 
-WINDOWS = 32  # of the test text, that distances are averaged over
+WINDOWS = 32  # windows of the test text for the mean distances
 
 
 def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str, np.ndarray]:
-  """How far the heads of each block look: the mean over tokens and windows of Σ w |i − j|, in tokens.
+  """Return the mean distance Σ w |i − j| of the attended tokens, in tokens, over tokens and windows.
 
-  Tokens of the window's second half count, which have something to look at.
+  Only tokens in the window's second half count, because they have enough earlier tokens to attend to.
 
   Args:
     model: the network.
-    params: of the network.
+    params: its parameters.
     tokens: int32 [B, N].
 
   Returns:
-    [heads] by block, of the blocks whose stage 1 has queries, keys and values.
+    [heads] for each block whose stage 1 has queries, keys and values.
   """
   length = tokens.shape[1]
   away = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))[length // 2 :]
@@ -53,7 +53,7 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
 
 
 def spatial(params: Mapping[str, Any], causal: bool) -> dict[str, np.ndarray]:
-  """The matrices [N, N] of gMLP's gates by block, row i what token i is made of; NaN where it sees nothing."""
+  """Return the spatial matrices [N, N] of gMLP's gates by block. Row i makes token i. NaN marks masked entries."""
   matrices = {}
   for block, part in params.items():
     if block.startswith('block') and 'spatial' in part['stage1']:
@@ -63,9 +63,9 @@ def spatial(params: Mapping[str, Any], causal: bool) -> dict[str, np.ndarray]:
 
 
 def toeplitz_share(matrix: np.ndarray) -> float:
-  """The share of a matrix's variance that the means of its diagonals have: 1 if it is Toeplitz, about 0 if random.
+  """Return the share of a matrix's variance that its diagonals' means explain: 1 if Toeplitz, about 0 if random.
 
-  NaN entries don't count; of n diagonals of a random matrix of m entries it is about n / m.
+  NaN entries do not count. A random matrix with n diagonals and m entries has a share of about n / m.
   """
   known = ~np.isnan(matrix)
   offsets = np.subtract.outer(np.arange(len(matrix)), np.arange(len(matrix)))[known]
@@ -76,18 +76,18 @@ def toeplitz_share(matrix: np.ndarray) -> float:
   return 1 - float(np.square(values - means[where]).sum() / np.square(values - values.mean()).sum())
 
 
-def figures(
+def measure(
   workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = ''
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """What is known of a run's stages 1, by block, for JSON, and the matrices of `spatial`.
+  """Return the statistics of a run's stages 1 by block, for JSON, and the matrices of `spatial`.
 
   Raises:
-    UserError: the run isn't one on texts, or as `hbf.training.evaluate.restore`.
+    UserError: the run is not on texts, or an error of `hbf.training.evaluate.restore`.
   """
   restored = restore(workdir, checkpoint, jax.devices()[:1], dir=dir, root=root)
   model, params = restored.model, restored.params
   if not isinstance(model, LanguageModel):
-    raise UserError(f'{workdir} holds no run on texts: give one of task next_token or masked_token')
+    raise UserError(f'{workdir} holds a run on images: give a run of task next_token or masked_token')
   task = restored.task
   tokens = np.asarray(task.dataset.splits['test'][: WINDOWS * task.units], np.int32)
   windows = jnp.asarray(tokens[: len(tokens) // task.units * task.units].reshape(-1, task.units))
@@ -97,22 +97,19 @@ def figures(
   blocks = {}
   for block in (f'block{i}' for i in range(model.trunk.depth)):
     stage = params[block]['stage1']
-    widths = {name.replace('log_', ''): np.exp(np.asarray(stage[name])).ravel().tolist() for name in _widths(stage)}
+    learned = [name for name in ('log_sigma', 'position_log_sigma') if name in stage]
+    sigmas = {name.replace('log_', ''): np.exp(np.asarray(stage[name])).ravel().tolist() for name in learned}
     offset = (
       {'position_offset': np.asarray(stage['position_offset']).ravel().tolist()} if 'position_offset' in stage else {}
     )
     away = {'distance': far[block].tolist()} if block in far else {}
     share = {'toeplitz_share': shares[block]} if block in shares else {}
-    blocks[block] = widths | offset | away | share
+    blocks[block] = sigmas | offset | away | share
   return {'window': task.units, 'blocks': blocks}, matrices
 
 
-def _widths(stage: Mapping[str, Any]) -> list[str]:
-  return [name for name in ('log_sigma', 'position_log_sigma') if name in stage]
-
-
 def table(found: Mapping[str, Any]) -> str:
-  """Markdown: a row a block."""
+  """Return a Markdown table with a row for each block."""
   names = list(dict.fromkeys(name for block in found['blocks'].values() for name in block))
   rows = [(block, *(_shown(about.get(name)) for name in names)) for block, about in found['blocks'].items()]
   return markdown.table(('block', *(name.replace('_', ' ') for name in names)), rows)
@@ -125,7 +122,7 @@ def _shown(value: Any) -> str:
 
 
 def draw(matrices: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
-  """Writes a PNG of the matrices, block by block; each has its own scale of colors, with 0 in the middle."""
+  """Write a PNG of the matrices, block by block. Each has its own color scale with 0 in the middle."""
   figure, axes = plt.subplots(
     1, len(matrices), figsize=(3.4 * len(matrices), 3.2), squeeze=False, layout='constrained'
   )
@@ -140,13 +137,13 @@ def draw(matrices: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
 
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
+  """Run the command and return its exit status."""
   parser = Parser('hbf.analysis.token_order', __doc__.split('\n')[0])
   parser.add_run('of a run on texts')
   flags = parser.parse_args(arguments)
   keep_freed_memory()
-  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
-  found, matrices = figures(flags.workdir, flags.checkpoint, dir=flags.data_dir, root=flags.data_root)
+  logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
+  found, matrices = measure(flags.workdir, flags.checkpoint, dir=flags.data_dir, root=flags.data_root)
   write_json(flags.workdir / 'mixing.json', found)
   if matrices:
     draw(matrices, flags.workdir / 'mixing.png')

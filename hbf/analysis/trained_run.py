@@ -1,4 +1,4 @@
-"""A run on images, with its data, ready to be looked at."""
+"""A trained run on images with its data, for analysis."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.analysis.capture import Activations, look
+from hbf.analysis.capture import Activations, capture
 from hbf.data.augment.batches import normalize
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
@@ -21,13 +21,13 @@ from hbf.training.evaluate import Restored, restore
 from hbf.training.experiment import make_splits
 from hbf.training.workdir import load_config
 
-MOST_TESTED = 10_000  # images
-BATCH = 100  # images that pass at once
-ROOM = 2**27  # most numbers that one pass keeps, in all
+MOST_TESTED = 10_000  # most test images
+BATCH = 100  # most images of a batch
+ROOM = 2**27  # most numbers that the activations of a batch may have
 
 
-class Labeled(NamedTuple):
-  """Images and what they are of: uint8 [n, height, width, channels] and int32 [n]."""
+class LabeledImages(NamedTuple):
+  """Images and their labels: uint8 [n, height, width, channels] and int32 [n]."""
 
   images: np.ndarray
   labels: np.ndarray
@@ -35,12 +35,12 @@ class Labeled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-  """A run's network at a checkpoint, and its images.
+  """The network of a run at a checkpoint, and its images.
 
   Attributes:
-    workdir: of the run.
-    restored: its network.
-    average: whether its parameters are their moving average.
+    workdir: the run folder.
+    restored: the network.
+    average: True if the parameters are their moving average.
   """
 
   workdir: pathlib.Path
@@ -51,31 +51,31 @@ class TrainedRun:
   def of(
     cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '', average: bool = False
   ) -> 'TrainedRun':
-    """Restores a run.
+    """Restore a run.
 
     Args:
-      workdir: of the run.
+      workdir: the run folder.
       checkpoint: 'latest', 'best' or a step.
-      dir: where prepared TFDS data lie, if not where they were in training.
-      root: the image folder, likewise.
-      average: whether to take the moving average of the parameters.
+      dir: folder of the prepared TFDS data. If empty, the folder used in training.
+      root: folder of the images. If empty, the folder used in training.
+      average: True to take the moving average of the parameters.
 
     Raises:
-      UserError: it is no run on images, or as `hbf.training.evaluate.restore`.
+      UserError: it is not a run on images, or an error of `hbf.training.evaluate.restore`.
     """
     config = load_config(workdir)
     if config.task != 'classification':
-      raise UserError(f'{workdir} holds a run of task {config.task}: give one of classification')
+      raise UserError(f'{workdir} holds a run of task {config.task}: give a run of task classification')
     if merge := config.model.get('merge', 0):
       raise UserError(
-        f'{workdir} holds a network of two resolutions (model.merge={merge}). Each token is set beside one patch: '
-        'give a run with model.merge=0'
+        f'{workdir} holds a network of two resolutions (model.merge={merge}). The analysis needs one patch for each '
+        'token: give a run with model.merge=0'
       )
     return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root), average)
 
   def untrained(self, seed: int) -> 'TrainedRun':
-    """Return the same network at initialization: a control for what training has made."""
-    inputs = self.normalized(self.read('train', BATCH).images)  # centers may start as their tokens
+    """Return the same network at initialization, as a control."""
+    inputs = self.normalized(self.read('train', BATCH).images)  # centers may start at tokens of these images
     init = jax.jit(functools.partial(self.model.init, train=False))
     return self.with_params(init(jax.random.key(seed), inputs)['params'])
 
@@ -85,7 +85,7 @@ class TrainedRun:
 
   @property
   def task(self) -> Classification:
-    """What the run was trained for."""
+    """The task of the run."""
     assert isinstance(self.restored.task, Classification)
     return self.restored.task
 
@@ -102,12 +102,12 @@ class TrainedRun:
 
   @property
   def params(self) -> Any:
-    """Its parameters."""
+    """Parameters of the network."""
     return self.restored.params
 
   @property
   def patch(self) -> int:
-    """Side of a token's patch in pixels."""
+    """Side of a patch in pixels."""
     return self.model.embed.patch
 
   @property
@@ -118,34 +118,39 @@ class TrainedRun:
 
   @property
   def first_patch(self) -> int:
-    """The token of the first patch: 1 where a class token comes before."""
+    """Index of the first patch's token: 1 after a class token, otherwise 0."""
     return int(self.model.embed.pool == 'cls')
 
-  def read(self, split: str, most: int) -> Labeled:
-    """At most so many images of a split, evenly spaced in its order.
+  def read(self, split: str, most: int) -> LabeledImages:
+    """Return at most `most` images of a split, evenly spaced in its order.
 
     Raises:
-      UserError: there is no such split, or an image can't be read.
+      UserError: there is no such split, or an image cannot be read.
     """
     source = choose('split', split, make_splits(self.task, self.restored.config.data.validation))
-    return Labeled(*read_many(source, evenly_spaced(len(source), most), self.task.shape))
+    return LabeledImages(*read_many(source, evenly_spaced(len(source), most), self.task.shape))
 
   @functools.cached_property
-  def test(self) -> Labeled:
-    """The test images, of more than `MOST_TESTED` as many."""
+  def test(self) -> LabeledImages:
+    """The test images, at most `MOST_TESTED`."""
     return self.read('test', MOST_TESTED)
 
   @functools.cached_property
   def test_logits(self) -> np.ndarray:
-    """Of the test images, float32 [n, classes]."""
+    """Logits of the test images, float32 [n, classes]."""
     return self.logits(self.test.images)
 
   def normalized(self, images: np.ndarray) -> jax.Array:
-    """Images uint8 as the network takes them."""
+    """Return uint8 images in the form that the network takes."""
     return normalize(jnp.asarray(images), self.task.mean, self.task.std)
 
   def logits(self, images: np.ndarray, params: Any = None) -> np.ndarray:
-    """Of images uint8 [n, height, width, channels], float32 [n, classes]; with other parameters if they are given."""
+    """Return the logits of uint8 images [n, height, width, channels], float32 [n, classes].
+
+    Args:
+      images: uint8 [n, height, width, channels].
+      params: parameters to use in place of the run's.
+    """
     params = self.params if params is None else params
     filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % BATCH, axis=0)])
     parts = [filled[start : start + BATCH] for start in range(0, len(filled), BATCH)]
@@ -159,23 +164,26 @@ class TrainedRun:
       lambda params, images: model.apply({'params': params}, normalize(images, task.mean, task.std), train=False)
     )
 
-  def looks(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Activations]]:
-    """What passes through the network, batch by batch, all of one size, so that there is one program.
+  def capture_batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Activations]]:
+    """Yield the activations of the network, batch by batch. All batches have one size, so there is one program.
 
     Args:
       images: uint8 [n, height, width, channels].
 
     Yields:
-      Numbers of the images of a batch, int [B], −1 for what only fills the last one up, and what passes.
+      Indices of a batch's images, int [B], and its activations. Index −1 marks images that only fill up the batch.
     """
     for number, inputs in self.batches(images):
-      yield number, look(self.model, self.params, inputs)
+      yield number, capture(self.model, self.params, inputs)
 
   def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, jax.Array]]:
-    """Yield images in batches of one size: their numbers, −1 for what only fills the last batch up, and themselves.
+    """Yield batches of one size.
 
     Args:
       images: uint8 [n, height, width, channels].
+
+    Yields:
+      Indices of the images, int [B], and the normalized images. Index −1 marks images that only fill up the batch.
     """
     for start in range(0, len(images), self._batch):
       number = np.arange(start, start + self._batch)
@@ -184,8 +192,9 @@ class TrainedRun:
 
   @functools.cached_property
   def _batch(self) -> int:
-    """Images that are looked at at once."""
+    """The number of images in a batch."""
     shapes = jax.eval_shape(
-      lambda images: look(self.model, self.params, images), jax.ShapeDtypeStruct((1, *self.task.shape), jnp.float32)
+      lambda images: capture(self.model, self.params, images),
+      jax.ShapeDtypeStruct((1, *self.task.shape), jnp.float32),
     )
     return max(1, min(BATCH, ROOM // sum(leaf.size for leaf in jax.tree.leaves(shapes))))

@@ -1,4 +1,4 @@
-"""What the units of stage 2 do: how they respond to the tokens, and whether they learn."""
+"""Responses and gradients of the centers of stage 2."""
 
 import dataclasses
 from typing import Any
@@ -14,42 +14,42 @@ from hbf.models.classifier import ImageClassifier
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-  """Of the stage 2 of each block, on some labeled images.
+  """Responses and gradients of the stages 2 of all blocks on some labeled images.
 
   Attributes:
-    responses: float32 [depth, B · N, heads · A], of every center to every token, as they go into the output.
-    gradients: float32 [depth, heads · A], root mean square of the loss's gradient by a center's coordinates.
-    of_coefficients: float32 [depth, heads · A], greatest |gradient| of the loss by a center's coefficients.
+    responses: response of every center to every token as it enters the output, float32 [depth, B · N, heads · A].
+    gradients: root mean square of the loss's gradient over a center's coordinates, float32 [depth, heads · A].
+    coefficient_gradients: greatest |gradient| of the loss over a center's coefficients, float32 [depth, heads · A].
   """
 
   responses: np.ndarray
   gradients: np.ndarray
-  of_coefficients: np.ndarray
+  coefficient_gradients: np.ndarray
 
   def health(self) -> Health:
-    """Tell which centers are dead and which constant, bool [depth, heads · A]."""
-    return Health(*jax.device_get(unit_health(self.responses, self.of_coefficients)))
+    """Return the dead and the constant centers, bool [depth, heads · A]."""
+    return Health(*jax.device_get(unit_health(self.responses, self.coefficient_gradients)))
 
   def mean(self) -> np.ndarray:
-    """Mean response of each block, [depth]."""
+    """Return the mean response of each block, [depth]."""
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """How a center's response differs from token to token: root mean variance, [depth]; 0 if units are constant."""
+    """Return the root mean variance of a center's response over the tokens, [depth]. It is 0 for constant centers."""
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 
   def learning(self) -> np.ndarray:
-    """Root mean square of the gradient of each block's centers, [depth]; 0 if they can't learn."""
+    """Return the root mean square of the gradient of each block's centers, [depth]. It is 0 if they cannot learn."""
     return np.sqrt(np.square(self.gradients, dtype=np.float64).mean(axis=1))
 
 
 def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.Array) -> Units:
-  """Responses and gradients of a model whose stage 2 is `hbf.nn.hyperbf.HyperBFCenters`.
+  """Compute the responses and gradients of a model whose stage 2 is `hbf.nn.hyperbf.HyperBFCenters`.
 
   Args:
     model: the network.
-    params: of the network.
-    images: [B, height, width, channels], normalized.
+    params: its parameters.
+    images: normalized images, [B, height, width, channels].
     labels: int [B].
   """
 
@@ -69,7 +69,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
     # [heads, tokens, A] to [tokens, heads · A]
     responses=np.stack([_by_token(responses[block]['stage2']['responses'][0]) for block in blocks]),
     gradients=np.stack([np.sqrt(np.mean(np.square(u['centers']), axis=-1)).reshape(-1) for u in units]),
-    of_coefficients=np.stack([np.abs(u['coefficients']).max(axis=-1).reshape(-1) for u in units]),
+    coefficient_gradients=np.stack([np.abs(u['coefficients']).max(axis=-1).reshape(-1) for u in units]),
   )
 
 

@@ -1,4 +1,4 @@
-"""How much of each token's values every token takes: the weights of attention, whatever computes it."""
+"""Attention weights of any attention, whatever implementation computes it."""
 
 import functools
 from typing import Any
@@ -16,18 +16,18 @@ from hbf.nn.hyperbf import HyperBFAttention
 
 @functools.partial(jax.jit, static_argnums=0)
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
-  """The weights of every head, by block, of the blocks whose stage 1 is attention: of softmax, HyperBF or gated.
+  """Compute the weights of every head for each block whose stage 1 is attention: softmax, HyperBF or gated.
 
-  No kernel gives them away; but what a head makes is linear in the values, so values that are 1 for one token and 0
-  for all others come out as its weights. Those of a query add up to 1, less what learned keys beside the tokens get.
+  No implementation returns its weights. But the output of a head is linear in the values: if the values are one-hot,
+  the output is the weights. The weights of a query sum to 1, minus the weight of learned keys.
 
   Args:
     model: the network.
-    params: of the network.
-    inputs: as the network takes them, [B, …].
+    params: its parameters.
+    inputs: the network's inputs, [B, …].
 
   Returns:
-    float32 [B, heads, N, N] by block, how much token i (first N) takes of token j (second N).
+    float32 [B, heads, N, N] by block: the weight of token j (second N) for token i (first N).
   """
   found: dict[str, jax.Array] = {}
 
@@ -37,10 +37,9 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
     q, k, v, about = args
     probes = _probes(v)
     q, k = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in (q, k))
-    out, *seen = call(q, k, jnp.concatenate([v, *probes]), about).reshape(-1, *v.shape).astype(jnp.float32)
-    weights = jnp.concatenate(
-      [of_probe - seen[0] for of_probe in seen[1:]], axis=-1
-    )  # what learned keys add is in all
+    out, *outputs = call(q, k, jnp.concatenate([v, *probes]), about).reshape(-1, *v.shape).astype(jnp.float32)
+    # The zero probe holds only the contribution of learned keys, which is in all outputs.
+    weights = jnp.concatenate([output - outputs[0] for output in outputs[1:]], axis=-1)
     found[context.module.path[0]] = weights[..., : v.shape[1]].swapaxes(1, 2)
     return out.astype(v.dtype)
 
@@ -50,7 +49,7 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 
 
 def _probes(values: jax.Array) -> jax.Array:
-  """In place of values [B, N, H, e]: zeros, then of e tokens at a time which each of them is, [P, B, N, H, e]."""
+  """Return values to probe with, [P, B, N, H, e]: zeros first, then one-hot values for e tokens at a time."""
   batch, length, heads, width = values.shape
   count = -(-length // width)
   each = jnp.eye(length, count * width, dtype=values.dtype).reshape(length, count, width).swapaxes(0, 1)

@@ -34,12 +34,12 @@ def made(toy):
 
 
 @pytest.fixture(scope='session')
-def subject(made):
+def run(made):
   """A HyperBF in both stages."""
   return made()
 
 
 @pytest.fixture(scope='session')
-def images(subject):
+def images(run):
   """Sixteen test images, uint8."""
-  return np.ascontiguousarray(subject.test.images[:16])
+  return np.ascontiguousarray(run.test.images[:16])

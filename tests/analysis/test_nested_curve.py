@@ -37,7 +37,7 @@ def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   assert row['correct'] == result['average']['correct']
   assert row['nll'] == pytest.approx(result['average']['nll'], rel=1e-6)  # a sum over eight devices, and over one
   capsys.readouterr()
-  for wrong, message in (('4', '4 centers can not be taken'), ('1,b', "not 'b'")):
+  for wrong, message in (('4', '4 centers can not be taken'), ('1,b', "--counts has 'b'")):
     assert nested.main(['--workdir', str(workdir), '--counts', wrong]) == 1
     assert message in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hbf.analysis.pair import alignment, cka, layers, matched, responses
-from hbf.analysis.report.page import Drawing, Lacks, Table
+from hbf.analysis.report.page import Drawing, MissingPart, PageTable
 from hbf.analysis.report.sections import pair
 
 RANDOM = np.random.default_rng(0)
@@ -48,32 +48,32 @@ def test_units_find_their_counterparts():
   assert matched(np.c_[x[:, 0], np.ones(300)], x[:, :2]).tolist()[1] == 0  # a constant unit is like none
 
 
-def test_layers_of_a_run_are_those_of_itself(subject, images, made):
-  here = layers(subject, images)
+def test_layers_of_a_run_are_those_of_itself(run, images, made):
+  here = layers(run, images)
   assert here.shape == (3, 16, 16)
   np.testing.assert_allclose(np.diag(alignment(here, here)), 1)
-  assert matched(*(responses(subject, images, 'block0'),) * 2).mean() == pytest.approx(1)
+  assert matched(*(responses(run, images, 'block0'),) * 2).mean() == pytest.approx(1)
   assert responses(made('model=vit'), images, 'block0') is None
 
 
-def test_runs_of_other_images_cannot_be_paired(subject, made):
+def test_runs_of_other_images_cannot_be_paired(run, made):
   other = made(**{'data.name': 'digits'}, seed=3)
-  found = pair.section(subject, other)
-  assert found.numbers['agree'] <= 100 and found.numbers['cka_images'] == len(subject.test.labels) < pair.IMAGES
+  found = pair.section(run, other)
+  assert found.numbers['agree'] <= 100 and found.numbers['cka_images'] == len(run.test.labels) < pair.IMAGES
   captions = [part.caption for part in found.parts if isinstance(part, Drawing)]
-  assert f'of {len(subject.test.labels)} test images' in captions[0]
+  assert f'of {len(run.test.labels)} test images' in captions[0]
   cka = [np.array(found.numbers[name]) for name in pair.CONTROLS]
   assert [z.shape for z in cka] == [(3, 3)] * 4 and found.numbers['kind'] == 'seeds'
   assert len({z[2, 2] for z in cka}) == 4
-  rows = next(part.rows for part in found.parts if isinstance(part, Table))
+  rows = next(part.rows for part in found.parts if isinstance(part, PageTable))
   assert rows[2] == ('block1', *(f'{z[2, 2]:.2f}' for z in cka))
   total = sum(found.numbers[key] for key in ('both_wrong', 'only_first_right', 'only_other_right'))
-  right = [(s.test_logits.argmax(1) == s.test.labels).mean() * 100 for s in (subject, other)]
+  right = [(s.test_logits.argmax(1) == s.test.labels).mean() * 100 for s in (run, other)]
   ahead = found.numbers['ahead']
   assert right[0] - right[1] == pytest.approx(found.numbers['only_first_right'] - found.numbers['only_other_right'])
   assert right[0] - right[1] == pytest.approx(ahead['estimate']) and ahead['low'] < ahead['estimate'] < ahead['high']
   assert total <= 100
   other.test.labels[:] = 0
   object.__setattr__(other, 'test', other.test._replace(images=other.test.images[:5]))
-  with pytest.raises(Lacks, match='other test images'):
-    pair.section(subject, other)
+  with pytest.raises(MissingPart, match='different test images'):
+    pair.section(run, other)

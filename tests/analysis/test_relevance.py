@@ -10,7 +10,7 @@ from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk
 from hbf.analysis.report.drawing import FRAME
 from hbf.analysis.report.sections.centers import marked
 from hbf.analysis.report.sections.relevance import median_share, picture, strongest
-from hbf.analysis.trained_run import Labeled
+from hbf.analysis.trained_run import LabeledImages
 from hbf.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 200, (5, 8, 8, 1), np.uint8)
@@ -51,7 +51,7 @@ def test_the_curve_falls_where_the_deciding_patch_goes():
 def test_patches_are_painted_over():
   gone = np.zeros((5, 16), bool)
   gone[:, [0, DECIDING]] = True
-  painted = relevance.without(IMAGES, 2, gone, [7])
+  painted = relevance.paint_over(IMAGES, 2, gone, [7])
   assert (painted[:, :2, :2] == 7).all() and (painted[:, 2:4, 4:6] == 7).all()
   np.testing.assert_array_equal(painted[:, 4:], IMAGES[:, 4:])
 
@@ -66,13 +66,13 @@ def test_patches_are_painted_over():
 )
 def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):
   """The head reads the last tokens, whose parts are the centers' sums, the unit's bias, and what came before."""
-  subject = made(**changes)
+  run = made(**changes)
   classes = np.arange(len(images)) % 10
-  cast = relevance.votes(subject, images, classes)
-  (number, seen), *_ = subject.looks(images)
+  cast = relevance.votes(run, images, classes)
+  (number, seen), *_ = run.capture_batches(images)
   tokens = np.asarray(seen.tokens, np.float64)[-1][number >= 0]
-  read = relevance.reading(subject, tokens, classes)
-  params = subject.params
+  read = relevance.readout(run, tokens, classes)
+  params = run.params
   scale = np.asarray(params['block1'].get('scale_stage2', 1.0), np.float64)
   unit = params['block1']['stage2']
   added = np.einsum(
@@ -82,7 +82,7 @@ def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):
   rest = ((before + np.asarray(unit['bias']) * scale) * read).sum((1, 2))
   head, norm = params['head'], params['norm']
   constant = np.asarray(norm['bias'], np.float64) @ np.asarray(head['kernel']) + np.asarray(head['bias'])
-  logits = subject.logits(images).astype(np.float64)
+  logits = run.logits(images).astype(np.float64)
   expected = np.take_along_axis(excess(logits), classes[:, None], 1)[:, 0]
   np.testing.assert_allclose(cast.sum((1, 2)) + rest + excess(constant)[classes], expected, rtol=1e-3, atol=1e-3)
 
@@ -96,14 +96,14 @@ def _flat(coefficients):
 
 
 def test_a_model_without_centers_has_no_votes(made, images):
-  with pytest.raises(UserError, match='has no centers'):
+  with pytest.raises(UserError, match='it has no centers'):
     relevance.votes(made('model=vit'), images, np.zeros(16, int))
 
 
-def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(subject, images):
+def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(run, images):
   classes = np.arange(len(images)) % 10
-  cast = relevance.votes(subject, images, classes)
-  for i, (first, second) in enumerate(strongest(subject, images, classes, 2)):
+  cast = relevance.votes(run, images, classes)
+  for i, (first, second) in enumerate(strongest(run, images, classes, 2)):
     adds = sorted((sum(cast[i, :, a]) for a in range(cast.shape[2])), reverse=True)
     assert [first.adds, second.adds] == pytest.approx(adds[:2])
     assert sum(cast[i, :, first.center]) == pytest.approx(first.adds)
@@ -112,15 +112,15 @@ def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(subje
 
 def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, images):
   """A vote freezes the last norm and the pooling's weights; without the center they are others."""
-  subject = made(**{'model.pool': 'sequence', 'model.stage2.heads': 2})
+  run = made(**{'model.pool': 'sequence', 'model.stage2.heads': 2})
   classes, images = np.zeros(3, int), images[:3]
-  votes = strongest(subject, images, classes, 1)
-  unit = subject.params['block1']['stage2']
+  votes = strongest(run, images, classes, 1)
+  unit = run.params['block1']['stage2']
   flat = unit['coefficients'].reshape(-1, unit['coefficients'].shape[-1])
   for i, (vote,) in enumerate(votes):
     silent = unit | {'coefficients': flat.at[vote.center].set(0).reshape(unit['coefficients'].shape)}
-    params = subject.params | {'block1': subject.params['block1'] | {'stage2': silent}}
-    whole, left = (excess(subject.logits(images[i : i + 1], p)[0])[0] for p in (subject.params, params))
+    params = run.params | {'block1': run.params['block1'] | {'stage2': silent}}
+    whole, left = (excess(run.logits(images[i : i + 1], p)[0])[0] for p in (run.params, params))
     assert vote.lost == pytest.approx(whole - left, abs=1e-4)
     assert abs(vote.lost - vote.adds) > 1e-3 * abs(vote.adds)
   assert median_share(votes) == pytest.approx(np.median([vote.lost / vote.adds for (vote,) in votes]))
@@ -128,27 +128,27 @@ def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, imag
 
 @pytest.mark.parametrize('pool', ['mean', 'cls'])
 def test_a_token_is_marked_at_its_patch(made, images, pool):
-  subject = made(**{'model.pool': pool})
+  run = made(**{'model.pool': pool})
   dark, times = np.zeros_like(images[0]), 6  # 8 pixels are to be 48
   for place in (0, 5, 15):
-    frame = (marked(subject, dark, place + subject.first_patch) == FRAME).all(axis=2)
+    frame = (marked(run, dark, place + run.first_patch) == FRAME).all(axis=2)
     rows, columns = np.nonzero(frame)
-    side = times * subject.patch
+    side = times * run.patch
     assert (rows.min() // side, columns.min() // side) == divmod(place, 4)
     assert not frame[
       rows.min() + times : rows.max() + 1 - times, columns.min() + times : columns.max() + 1 - times
     ].any()
   if pool == 'cls':
-    assert not marked(subject, dark, 0).any()
+    assert not marked(run, dark, 0).any()
 
 
-def test_the_picture_has_a_row_an_image(subject, images):
-  training = Labeled(images, np.zeros(len(images), int))
-  drawn = picture(subject, training, census(subject, images)['block1'], images[:3])
+def test_the_picture_has_a_row_an_image(run, images):
+  training = LabeledImages(images, np.zeros(len(images), int))
+  drawn = picture(run, training, census(run, images)['block1'], images[:3])
   assert len(drawn.axes) == 6
-  answers = subject.logits(images[:3]).argmax(axis=1)
+  answers = run.logits(images[:3]).argmax(axis=1)
   labels = [axis.get_ylabel().split('\n')[0] for axis in drawn.axes[::2]]
-  assert labels == [subject.classes[answer] for answer in answers]
+  assert labels == [run.classes[answer] for answer in answers]
   assert not any(text.get_parse_math() for text in drawn.findobj(Text))
 
 

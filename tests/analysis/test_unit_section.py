@@ -9,12 +9,12 @@ from hbf.analysis.report.page import Drawing
 from hbf.analysis.report.sections import unit
 
 
-def titles(subject, tmp_path, stages):
+def titles(run, tmp_path, stages):
   """Of the panels of each drawing, for a run that logged the widths of these stages twice."""
   widths = {f'block{i}': dict.fromkeys(stages, 1.5) for i in range(2)}
   lines = [{'step': step, 'epoch': step / 2, 'split': 'train', 'sigmas': widths} for step in (1, 2)]
   (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
-  section = unit.section(dataclasses.replace(subject, workdir=tmp_path))
+  section = unit.section(dataclasses.replace(run, workdir=tmp_path))
   drawings = [part for part in section.parts if isinstance(part, Drawing)]
   return [[figure.axes[0].get_title() for figure in drawing.figures] for drawing in drawings]
 
@@ -35,8 +35,8 @@ def test_a_stage_without_a_kernel_has_no_panel(made, tmp_path, arguments, stages
 )
 def test_a_kernel_that_its_width_does_not_state_has_no_curve(made, tmp_path, options, history):
   changes = options | {'normalization': 'none'}
-  subject = made(**{f'model.stage2.{key}': value for key, value in changes.items()})
-  assert titles(subject, tmp_path, ['stage1', 'stage2']) == [['stage1'], history]
+  run = made(**{f'model.stage2.{key}': value for key, value in changes.items()})
+  assert titles(run, tmp_path, ['stage1', 'stage2']) == [['stage1'], history]
 
 
 def test_fixed_widths_have_a_table_and_no_drawing(made, tmp_path):

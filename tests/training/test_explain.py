@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from toy_runs import ONE, QUIET
 
-from hbf.analysis.ood_images import others
+from hbf.analysis.ood_images import load_ood_images
 from hbf.analysis.report.explain import TITLES, about, explain, numbers
-from hbf.analysis.report.page import Beside, Folded, Section, Shown, Table, Text, render
+from hbf.analysis.report.page import Columns, Details, Gallery, PageTable, Paragraph, Section, render
 from hbf.analysis.report.prediction_page import write_page
-from hbf.analysis.report.sections import centers, corrupted, outliers, run
+from hbf.analysis.report.sections import centers, corrupted, outliers, summary
 from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
 from hbf.training.loop import train
@@ -41,14 +41,14 @@ def few():
 @pytest.fixture(scope='module')
 def page(finished, few):
   """The sections of a run, and the page."""
-  subject = TrainedRun.of(finished[0])
-  _, sections = explain(subject, None, [])
+  run = TrainedRun.of(finished[0])
+  _, sections = explain(run, None, [])
   made = list(sections)
-  return subject, made, render(about(subject), 'by a test', made)
+  return run, made, render(about(run), 'by a test', made)
 
 
 def test_every_section_is_there_with_its_numbers(page, finished):
-  subject, made, _ = page
+  run, made, _ = page
   assert [section.name for section in made] == list(TITLES)
   found = json.loads(json.dumps(numbers(made)))
   assert not [section.name for section in made if 'lacks' in section.numbers]
@@ -56,26 +56,26 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   assert found['run']['correct'] == result['correct'] == round(found['errors']['accuracy'] * result['n'] / 100)
   assert found['errors']['ece'] == pytest.approx(result['ece'], abs=1e-3)
   assert np.trace(found['errors']['confusion']) == result['correct']
-  assert found['centers']['block0']['centers'] == subject.params['block0']['stage2']['centers'].shape[1]
+  assert found['centers']['block0']['centers'] == run.params['block0']['stage2']['centers'].shape[1]
   assert {'purity', 'purity_of_random_tokens', 'purity_untrained'} < set(found['centers']['block0'])
   assert found['relevance']['votes'][0][0]['lost'] != found['relevance']['votes'][0][0]['adds']
   low, high = found['run']['interval']
   assert low < result['accuracy'] < high
   trained = found['unit']['block0']['stage1']['in_training']
   assert len(trained) == len(found['unit']['epochs']) == 6
-  assert trained[-1] == pytest.approx(np.mean(found['unit']['block0']['stage1']['width']), rel=1e-5)
+  assert trained[-1] == pytest.approx(np.mean(found['unit']['block0']['stage1']['sigma']), rel=1e-5)
 
 
 def test_the_average_is_explained_by_its_own_figures(finished):
-  subject = TrainedRun.of(finished[0], average=True)
-  found, expected = run.section(subject).numbers, finished[2]['average']
+  run = TrainedRun.of(finished[0], average=True)
+  found, expected = summary.section(run).numbers, finished[2]['average']
   assert (found['evaluated'], found['correct'], found['accuracy']) == (
     'average',
     expected['correct'],
     expected['accuracy'],
   )
-  assert found['correct'] == (subject.test_logits.argmax(1) == subject.test.labels).sum()
-  assert about(subject).endswith(', average')
+  assert found['correct'] == (run.test_logits.argmax(1) == run.test.labels).sum()
+  assert about(run).endswith(', average')
 
 
 def test_the_page_is_whole_by_itself(page):
@@ -94,18 +94,18 @@ def test_the_page_is_whole_by_itself(page):
 
 def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
   train(toy('model=mixer', **{'train.epochs': 0.1}), tmp_path / 'mixer', QUIET, ONE)
-  subject = TrainedRun.of(tmp_path / 'mixer')
-  count, sections = explain(subject, None, [])
+  run = TrainedRun.of(tmp_path / 'mixer')
+  count, sections = explain(run, None, [])
   made = {section.name: section for section in sections}
   assert len(made) == count
-  assert all('sigmas' not in line for line in read_metrics(subject.workdir))
+  assert all('sigmas' not in line for line in read_metrics(run.workdir))
   assert [name for name, section in made.items() if 'lacks' in section.numbers] == ['unit', 'centers', 'attention']
   assert 'no centers' in made['centers'].numbers['lacks']
 
 
 def test_two_runs_stand_beside_each_other(finished, page):
-  subject = TrainedRun.of(finished[0])
-  count, sections = explain(subject, subject, [])
+  run = TrainedRun.of(finished[0])
+  count, sections = explain(run, run, [])
   made = list(sections)
   assert len(made) == count == len(TITLES) + 1
   assert made[0].numbers['agree'] == 100 and made[0].numbers['cka'][1][1] == pytest.approx(1)
@@ -115,17 +115,17 @@ def test_two_runs_stand_beside_each_other(finished, page):
 
 
 def test_other_images_are_brought_to_the_runs_shape(finished, tmp_path):
-  subject = TrainedRun.of(finished[0])
+  run = TrainedRun.of(finished[0])
   for i in range(3):
     Image.new('RGB', (30 + i, 20), (255, 0, 0)).save(tmp_path / f'{i}.png')
-  found = others(subject, [str(tmp_path)])
+  found = load_ood_images(run, [str(tmp_path)])
   assert list(found) == ['noise', tmp_path.name]
-  assert found[tmp_path.name].shape == (3, *subject.task.shape) and found['noise'].shape[1:] == subject.task.shape
+  assert found[tmp_path.name].shape == (3, *run.task.shape) and found['noise'].shape[1:] == run.task.shape
   red = np.asarray(Image.new('RGB', (1, 1), (255, 0, 0)).convert('L'))[0, 0]
   assert (found[tmp_path.name] == red).all()
-  assert others(subject, ['digits'])['digits'].shape[1:] == subject.task.shape
+  assert load_ood_images(run, ['digits'])['digits'].shape[1:] == run.task.shape
   with pytest.raises(UserError, match='birds'):
-    others(subject, ['birds'])
+    load_ood_images(run, ['birds'])
 
 
 def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
@@ -134,18 +134,23 @@ def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
     Image.fromarray(np.full((20 + i, 20), 40 * i, np.uint8)).save(path)
   write_page(finished[0], 'latest', False, paths, str(tmp_path / 'new' / 'page.html'))
   html = (tmp_path / 'new' / 'page.html').read_text()
-  subject = TrainedRun.of(finished[0])
-  image = np.asarray(read_image(paths[2], subject.task.shape))
-  likeliest = subject.classes[subject.logits(image[None])[0].argmax()]
+  run = TrainedRun.of(finished[0])
+  image = np.asarray(read_image(paths[2], run.task.shape))
+  likeliest = run.classes[run.logits(image[None])[0].argmax()]
   assert f'<td>{likeliest}</td>' in html[html.index('id="image2"') :]
   assert [path for path in paths if path not in html] == [] and html.count('logit lost without it') == 3
-  with pytest.raises(UserError, match='1 to 100 images, and here are 0'):
+  with pytest.raises(UserError, match='1 to 100 images, but 0 were given'):
     write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'))
   assert not (tmp_path / 'page.html').exists()
 
 
 def test_parts_are_written_as_text():
-  parts = [Text('a < b'), Table(('x',), [('<b>',)]), Folded('more', [Text('&')]), Beside([('one', [Shown([], '')])])]
+  parts = [
+    Paragraph('a < b'),
+    PageTable(('x',), [('<b>',)]),
+    Details('more', [Paragraph('&')]),
+    Columns([('one', [Gallery([], '')])]),
+  ]
   html = render('<title>', '', [Section('s', 'S', parts)])
   assert 'a &lt; b' in html and '<td>&lt;b&gt;</td>' in html and '<summary>more</summary>' in html
   assert '<title>&lt;title&gt;</title>' in html

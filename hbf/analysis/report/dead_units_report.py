@@ -1,4 +1,4 @@
-"""What `hbf.analysis.dead_units` measured, as a table and a picture."""
+"""Table and picture of the numbers that `hbf.analysis.dead_units` measures."""
 
 import pathlib
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ SCORES = (
   ('spread', 'spread of a response over the tokens'),
   ('learning', "rms gradient of the centers' coordinates"),
 )
-SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # of the centers, not drawn
+SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # shares of the centers; the picture omits them
 
 
 def table(measured: dict[str, Any]) -> str:
-  """Markdown; of each figure the range over the blocks, at init → after training."""
+  """Return a Markdown table: for each score its range over the blocks, at init → after training."""
   header = ('stage 2', *(label for _, label in (*SCORES, *SHARES)), f'test {ACCURACY.label}')
   rows = []
   for row in measured['rows']:
@@ -37,13 +37,13 @@ def _range(values: Sequence[float]) -> str:
 
 
 def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
-  """Writes a PNG: a panel for each figure, a dot for each block, hollow at init and full after training."""
+  """Write a PNG: a panel for each score, a dot for each block, hollow at init and filled after training."""
   rows = measured['rows']
-  score, axes = plt.subplots(1, len(SCORES), figsize=(13, 4), sharey=True, layout='constrained')
+  figure, axes = plt.subplots(1, len(SCORES), figsize=(13, 4), sharey=True, layout='constrained')
   for axis, (name, label) in zip(axes, SCORES, strict=True):
     sizes = [abs(value) for row in rows for when in ('init', 'trained') for value in row[when][name] if value]
     floor = 10 ** np.floor(np.log10(min(sizes)))
-    # What is exactly 0 stands at the left.
+    # The axis is linear near 0, so that an exact 0 has a place at the left.
     axis.set_xscale('symlog', linthresh=floor, linscale=0.5)
     for y, row in enumerate(rows):
       for when, face, dy in (('init', 'none', 0.12), ('trained', 'C0', -0.12)):
@@ -56,5 +56,5 @@ def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
     axis.grid(alpha=0.3)
   axes[0].invert_yaxis()
   axes[0].legend(loc='lower center')
-  score.savefig(path, dpi=120, metadata={'Software': None})
-  plt.close(score)
+  figure.savefig(path, dpi=120, metadata={'Software': None})
+  plt.close(figure)

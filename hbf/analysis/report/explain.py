@@ -1,4 +1,4 @@
-"""The page of a run: its sections, one after another."""
+"""The sections of the explain page."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,107 +6,119 @@ from typing import Any
 import numpy as np
 
 from hbf.analysis.centers import Census
-from hbf.analysis.ood_images import others
-from hbf.analysis.report.page import Beside, Lacks, Section, Text
-from hbf.analysis.report.sections import attention, centers, corrupted, errors, outliers, pair, relevance, run, unit
+from hbf.analysis.ood_images import load_ood_images
+from hbf.analysis.report.page import Columns, MissingPart, Paragraph, Section
+from hbf.analysis.report.sections import (
+  attention,
+  centers,
+  corrupted,
+  errors,
+  outliers,
+  pair,
+  relevance,
+  summary,
+  unit,
+)
 from hbf.analysis.trained_run import TrainedRun
 from hbf.training.machine import commit, device_name
 
 TITLES = {
   'run': 'The run',
   'errors': 'Errors',
-  'unit': 'The unit',
+  'unit': 'The kernels',
   'centers': 'Centers',
   'attention': 'Attention',
   'relevance': 'What decides an image',
   'outliers': 'Out of distribution',
   'corrupted': 'Corrupted images',
 }
-PAIR = 'The two beside each other'
+PAIR = 'Comparison of the two runs'
 
 
-def sections(subject: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
-  """The sections of a run's page, in the order of `TITLES`; one that the model has no part for says so.
+def sections(run: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
+  """Yield the sections of a run's page in the order of `TITLES`.
+
+  If the model lacks the part that a section is about, the section says so.
 
   Args:
-    subject: the run.
-    outside: images of other data sets, as `hbf.analysis.ood_images.others` gives them.
+    run: the run.
+    outside: images of other data sets, as returned by `hbf.analysis.ood_images.load_ood_images`.
 
   Raises:
-    UserError: an image can't be read.
+    UserError: an image cannot be read.
   """
-  training = subject.read('train', centers.TRAINING)
+  training = run.read('train', centers.TRAINING)
   found: Mapping[str, Census] = {}
 
-  def of_centers() -> Section:
+  def centers_section() -> Section:
     nonlocal found
-    section, found = centers.section(subject, training)
+    section, found = centers.section(run, training)
     return section
 
   makers: dict[str, Callable[[], Section]] = {
-    'run': lambda: run.section(subject),
-    'errors': lambda: errors.section(subject),
-    'unit': lambda: unit.section(subject),
-    'centers': of_centers,
-    'attention': lambda: attention.section(subject),
-    'relevance': lambda: relevance.section(subject, training, found),
-    'outliers': lambda: outliers.section(subject, outside),
-    'corrupted': lambda: corrupted.section(subject),
+    'run': lambda: summary.section(run),
+    'errors': lambda: errors.section(run),
+    'unit': lambda: unit.section(run),
+    'centers': centers_section,
+    'attention': lambda: attention.section(run),
+    'relevance': lambda: relevance.section(run, training, found),
+    'outliers': lambda: outliers.section(run, outside),
+    'corrupted': lambda: corrupted.section(run),
   }
   for name, title in TITLES.items():
-    yield _made(name, title, makers[name])
+    yield _make(name, title, makers[name])
 
 
 def paired(one: TrainedRun, other: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
-  """The sections of two runs beside each other, after what tells the two apart.
+  """Yield a comparison of two runs, then their sections side by side.
 
   Args:
     one: the run.
-    other: the one that it is compared to.
-    outside: as for `sections`.
+    other: the run to compare it to.
+    outside: images of other data sets, as for `sections`.
 
   Raises:
-    UserError: an image can't be read.
+    UserError: an image cannot be read.
   """
-  yield _made('pair', PAIR, lambda: pair.section(one, other))
-  names = [subject.workdir.name for subject in (one, other)]
+  yield _make('pair', PAIR, lambda: pair.section(one, other))
+  names = [run.workdir.name for run in (one, other)]
   for first, second in zip(sections(one, outside), sections(other, outside), strict=True):
     columns = list(zip(names, (first.parts, second.parts), strict=True))
     numbers = {'first': first.numbers, 'other': second.numbers}
-    yield Section(first.name, first.title, [Beside(columns)], numbers, first.command)
+    yield Section(first.name, first.title, [Columns(columns)], numbers, first.command)
 
 
-def _made(name: str, title: str, make: Callable[[], Section]) -> Section:
+def _make(name: str, title: str, make: Callable[[], Section]) -> Section:
   try:
     return make()
-  except Lacks as reason:
-    return Section(name, title, [Text(str(reason))], {'lacks': str(reason)})
+  except MissingPart as reason:
+    return Section(name, title, [Paragraph(str(reason))], {'lacks': str(reason)})
 
 
-def explain(subject: TrainedRun, against: TrainedRun | None, ood: Sequence[str]) -> tuple[int, Iterator[Section]]:
-  """How many sections the page has, and the sections, which take their time.
+def explain(run: TrainedRun, against: TrainedRun | None, ood: Sequence[str]) -> tuple[int, Iterator[Section]]:
+  """Return the number of sections of the page, and an iterator that computes them.
 
   Args:
-    subject: the run.
-    against: another to set beside it, or None.
-    ood: names of data sets, or folders of images, of other kinds than those trained on.
+    run: the run.
+    against: another run to compare it to, or None.
+    ood: names of data sets, or folders of images, that differ from the training data.
 
   Raises:
-    UserError: as `hbf.analysis.ood_images.others`.
+    UserError: an error of `hbf.analysis.ood_images.load_ood_images`.
   """
-  outside = others(subject, ood)
+  outside = load_ood_images(run, ood)
   if against is None:
-    return len(TITLES), sections(subject, outside)
-  return len(TITLES) + 1, paired(subject, against, outside)
+    return len(TITLES), sections(run, outside)
+  return len(TITLES) + 1, paired(run, against, outside)
 
 
-def about(subject: TrainedRun) -> str:
-  """Describe a run in a line."""
-  config = subject.restored.config
+def about(run: TrainedRun) -> str:
+  """Describe a run in one line."""
+  config = run.restored.config
   about = f'{config.model.name} on {config.data.name}, recipe {config.recipe}, seed {config.seed}'
-  return f'{about}, average' if subject.average else about
+  return f'{about}, average' if run.average else about
 
 
-def numbers(made: Sequence[Section]) -> dict[str, Any]:
-  """What the sections found, by name, for JSON, and by which code and where."""
-  return {section.name: dict(section.numbers) for section in made} | {'device': device_name(), 'commit': commit()}
+def numbers(sections: Sequence[Section]) -> dict[str, Any]:
+  """Return the numbers of the sections by name, for JSON, with the device and the commit."""
+  return {section.name: dict(section.numbers) for section in sections} | {'device': device_name(), 'commit': commit()}

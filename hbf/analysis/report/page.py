@@ -1,7 +1,8 @@
-"""A page in one file: what its sections are made of, and how they become HTML."""
+"""A self-contained page: the parts of its sections, and their HTML."""
 
 import dataclasses
 import pathlib
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,25 +12,25 @@ from matplotlib.figure import Figure
 from hbf.analysis.report.drawing import svg
 
 
-class Lacks(Exception):
-  """A model, or what is known of it, lacks what a section is about; says what."""
+class MissingPart(Exception):
+  """Raised if a model, or its data, lacks the part that a section is about. The message is shown on the page."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
+class Paragraph:
   """A paragraph."""
 
   text: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-  """Rows of cells, of text or of images' addresses (`hbf.analysis.report.drawing.png`).
+class PageTable:
+  """A table whose cells are text or images as data URLs (`hbf.analysis.report.drawing.png`).
 
   Attributes:
-    header: of the columns.
-    rows: cells; what begins with 'data:' is an image.
-    caption: what it shows.
+    header: titles of the columns.
+    rows: cells. A cell that begins with 'data:' is an image.
+    caption: text above the table.
   """
 
   header: Sequence[str]
@@ -39,20 +40,20 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-  """Figures beside each other, or below where there is no room, with their caption."""
+  """Figures in a row, wrapped on a narrow screen, with a caption."""
 
   figures: Sequence[Figure]
   caption: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
-  """Images with a line of text each.
+class Gallery:
+  """Images with a line of text below each.
 
   Attributes:
-    images: addresses, and what is written below each.
-    caption: what they are.
-    width: of one, in pixels of the page; a small screen may have less.
+    images: a data URL and the text below it, for each image.
+    caption: text below the gallery.
+    width: width of an image in CSS pixels. A small screen may show less.
   """
 
   images: Sequence[tuple[str, str]]
@@ -61,33 +62,33 @@ class Shown:
 
 
 @dataclasses.dataclass(frozen=True)
-class Folded:
-  """Parts that a reader opens."""
+class Details:
+  """Parts that a reader can unfold."""
 
   title: str
   parts: Sequence[Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
-  """Parts beside others, or below them where there is no room; each column has a name."""
+class Columns:
+  """Named columns of parts, stacked on a narrow screen."""
 
   columns: Sequence[tuple[str, Sequence[Any]]]
 
 
-Part = Text | Table | Drawing | Shown | Folded | Beside
+Part = Paragraph | PageTable | Drawing | Gallery | Details | Columns
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """A part of the page.
+  """A section of the page.
 
   Attributes:
-    name: key of its numbers in the JSON, and anchor.
-    title: shown.
-    parts: in order.
-    numbers: for JSON.
-    command: what gives the same in Python.
+    name: key of its numbers in the JSON, and its anchor.
+    title: heading.
+    parts: content, in order.
+    numbers: values for the JSON.
+    command: Python code or a command that gives the same numbers.
   """
 
   name: str
@@ -98,7 +99,7 @@ class Section:
 
 
 def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-  """The page, an HTML document that needs nothing beside it."""
+  """Return the page: an HTML document that loads no other file."""
   folder = pathlib.Path(__file__).parent
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(folder),
@@ -108,7 +109,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     undefined=jinja2.StrictUndefined,
   )
   environment.filters['svg'] = lambda figure: jinja2.utils.markupsafe.Markup(svg(figure))
-  environment.tests |= {kind.__name__.lower(): _is(kind) for kind in (Text, Table, Drawing, Shown, Folded, Beside)}
+  environment.tests |= {kind.__name__.lower(): _is(kind) for kind in typing.get_args(Part)}
   return environment.get_template('page.html').render(title=title, subtitle=subtitle, sections=sections)
 
 

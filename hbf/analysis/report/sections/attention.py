@@ -1,77 +1,86 @@
-"""What heads look at."""
+"""Section on the attention heads."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from hbf.analysis.heads import between_patches, differing, heads, maps
+from hbf.analysis.heads import heads, maps, patch_distances, token_differences
 from hbf.analysis.report.drawing import colored, enlarged, framed, in_rows, panel, png, rgb
-from hbf.analysis.report.page import Drawing, Lacks, Section, Shown, Table, Text
+from hbf.analysis.report.page import Drawing, Gallery, MissingPart, PageTable, Paragraph, Section
 from hbf.analysis.trained_run import TrainedRun
 
-IMAGES = 100  # that figures are means over
+IMAGES = 100  # images for the mean values
 SHOWN = 3  # images with maps
-SIDE = 64  # pixels, of a map
+SIDE = 64  # side of a map in pixels
 
 
-def section(subject: TrainedRun) -> Section:
-  """Of every block; raises `Lacks` for a model whose stage 1 gives no weights away."""
-  images = subject.read('test', IMAGES).images
-  found = heads(subject, images)
+def section(run: TrainedRun) -> Section:
+  """Return the section. Raise `MissingPart` if stage 1 of the model is not attention."""
+  images = run.read('test', IMAGES).images
+  found = heads(run, images)
   if not found:
-    raise Lacks('This model’s stage 1 is neither softmax nor HyperBF attention, whose weights can be shown.')
-  depth = differing(subject, images)
+    raise MissingPart('Stage 1 of this model is not softmax or HyperBF attention, so it has no attention weights.')
+  depth = token_differences(run, images)
   numbers: dict[str, Any] = {
-    block: {'distance': of_block.distance.tolist(), 'tokens': of_block.tokens.tolist()}
-    for block, of_block in found.items()
+    block: {'distance': h.distance.tolist(), 'tokens': h.tokens.tolist()} for block, h in found.items()
   }
-  even = float(between_patches(subject).mean())
+  even = float(patch_distances(run).mean())
   numbers |= {'distance_of_even_weights': even, 'tokens_differ': depth.tolist()}
-  rows = [(block, _listed(h.distance), _listed(h.tokens)) for block, h in found.items()]
-  header = ('block', 'mean distance of what each head looks at, patches', 'effective number of tokens')
-  count = subject.grid[0] * subject.grid[1] + subject.first_patch
+  rows = [(block, _sorted_list(h.distance), _sorted_list(h.tokens)) for block, h in found.items()]
+  header = (
+    'block',
+    'mean distance of attended patches, a number for each head',
+    'effective number of attended tokens',
+  )
+  count = run.grid[0] * run.grid[1] + run.first_patch
   parts: list[Any] = [
-    Table(header, rows, f'Heads, from near to far; even weights would have {even:.1f} patches and {count} tokens.'),
-    _drawing(depth),
-    *_maps(subject, images[:: max(1, len(images) // SHOWN)][:SHOWN]),
-    Text('Colors run from 0 (dark) to the largest weight of the map (light).'),
+    PageTable(
+      header,
+      rows,
+      'Each cell is sorted from low to high. Distances are in patches. '
+      f'Uniform weights would give {even:.1f} patches and {count} tokens.',
+    ),
+    _depth_drawing(depth),
+    *_maps(run, images[:: max(1, len(images) // SHOWN)][:SHOWN]),
+    Paragraph('The colors of a map run from 0 (dark) to its largest weight (light).'),
   ]
-  command = 'hbf.analysis.heads.heads(subject, images); hbf.analysis.heads.maps(subject, images, token)'
+  command = 'hbf.analysis.heads.heads(run, images); hbf.analysis.heads.maps(run, images, token)'
   return Section('attention', 'Attention', parts, numbers, command)
 
 
-def _listed(values: np.ndarray) -> str:
+def _sorted_list(values: np.ndarray) -> str:
   return ', '.join(f'{value:.1f}' for value in np.sort(values))
 
 
-def _drawing(depth: np.ndarray) -> Drawing:
+def _depth_drawing(depth: np.ndarray) -> Drawing:
   figure, axis = panel()
   axis.plot(np.arange(len(depth)), depth, marker='o')
   axis.set(xlabel='after block', ylabel='‖X − 1x̄ᵀ‖ / ‖X‖', ylim=(0, 1), xticks=range(len(depth)))
   axis.set_xticklabels(['tokens', *(str(i) for i in range(len(depth) - 1))])
   return Drawing(
-    [figure], 'How far the tokens of an image are from all being the same: attention alone would take it to 0.'
+    [figure],
+    'Difference of the tokens of an image, X: 0 if all tokens are the same. Attention alone would bring it to 0.',
   )
 
 
-def _maps(subject: TrainedRun, images: np.ndarray) -> list[Shown]:
-  """What the token in the middle of each image takes of every patch."""
-  rows, columns = subject.grid
+def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery]:
+  """Return the attention maps of the token in the middle of each image."""
+  rows, columns = run.grid
   middle = rows // 2 * columns + columns // 2
-  found = maps(subject, images, subject.first_patch + middle)
-  return [_map(subject, image, {block: w[i] for block, w in found.items()}) for i, image in enumerate(images)]
+  found = maps(run, images, run.first_patch + middle)
+  return [_map(run, image, {block: w[i] for block, w in found.items()}) for i, image in enumerate(images)]
 
 
-def _map(subject: TrainedRun, image: np.ndarray, found: Mapping[str, np.ndarray]) -> Shown:
-  """An image beside a row of heads a block."""
-  rows, columns = subject.grid
+def _map(run: TrainedRun, image: np.ndarray, found: Mapping[str, np.ndarray]) -> Gallery:
+  """Return an image beside the maps of all heads, block by block."""
+  rows, columns = run.grid
   times = max(1, SIDE // rows)
   large = enlarged(rgb(image), max(1, SIDE // image.shape[0]))
   side = large.shape[0] // rows
   marked = framed(large, rows // 2 * side, columns // 2 * side, side, 2)
-  images = [(png(marked), 'the patch that looks')]
-  for block, of_heads in found.items():
-    sheets = np.stack([enlarged(colored(head, 0, head.max()), times) for head in of_heads])
+  images = [(png(marked), 'query patch')]
+  for block, weights in found.items():
+    sheets = np.stack([enlarged(colored(head, 0, head.max()), times) for head in weights])
     images.append((png(in_rows(sheets, min(len(sheets), 4), gap=3)), block))
-  return Shown(images, 'What the heads of each block take for this patch.', 190)
+  return Gallery(images, 'Attention weights of the framed patch, a map for each head.', 190)

@@ -1,4 +1,4 @@
-"""Which images are answered wrongly, and whether the model knows."""
+"""Section on wrong answers and calibration."""
 
 from typing import Any
 
@@ -7,61 +7,57 @@ import numpy as np
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
 from hbf.analysis.relevance import probabilities
 from hbf.analysis.report.drawing import enlarged, fitted, panel, png, rgb
-from hbf.analysis.report.page import Drawing, Section, Shown, Table
+from hbf.analysis.report.page import Drawing, Gallery, PageTable, Section
 from hbf.analysis.trained_run import TrainedRun
 from hbf.evaluation.tables import MOST_CLASSES
 
-SHOWN = 12  # images
-SIDE = 64  # pixels, of a large one
+SHOWN = 12  # images in a gallery
+SIDE = 64  # least side of a shown image in pixels
 
 
-def section(subject: TrainedRun) -> Section:
-  """Of the test images."""
-  labels, p = subject.test.labels, probabilities(subject.test_logits)
-  found = summary(subject.test_logits, labels)
+def section(run: TrainedRun) -> Section:
+  """Return the section, on the test images."""
+  labels, p = run.test.labels, probabilities(run.test_logits)
+  found = summary(run.test_logits, labels)
   coverage, risk = risk_coverage(p.max(axis=1), p.argmax(axis=1) == labels)
-  confusion = np.zeros((len(subject.classes), len(subject.classes)), int)
+  confusion = np.zeros((len(run.classes), len(run.classes)), int)
   np.add.at(confusion, (labels, p.argmax(axis=1)), 1)
   parts: list[Any] = [
-    _by_class(subject, found) if len(subject.classes) <= MOST_CLASSES else _pairs(subject, confusion),
+    _by_class(run, found) if len(run.classes) <= MOST_CLASSES else _pairs(run, confusion),
     _calibration(found, coverage, risk),
-    _images(subject, most_confident(p, labels, SHOWN), p, 'The mistakes that it is surest of.'),
-    _images(
-      subject, most_ambiguous(p, SHOWN), p, 'The images whose two likeliest classes are nearest to each other.'
-    ),
+    _images(run, most_confident(p, labels, SHOWN), p, 'The most confident mistakes.'),
+    _images(run, most_ambiguous(p, SHOWN), p, 'The images with the smallest gap between the two likeliest classes.'),
   ]
-  if len(subject.classes) <= MOST_CLASSES:
-    parts.insert(
-      1, Drawing([_matrix(subject, confusion)], 'Test images by class and by answer; the color is the share.')
-    )
-  told = ('n', 'accuracy', 'ece', 'nll', 'per_class', 'confusion', 'reliability')
-  numbers = {key: found[key] for key in told if key in found}  # of very many classes there is no confusion
+  if len(run.classes) <= MOST_CLASSES:
+    parts.insert(1, Drawing([_matrix(run, confusion)], 'Test images by class and answer. Color: share of the class.'))
+  keys = ('n', 'accuracy', 'ece', 'nll', 'per_class', 'confusion', 'reliability')
+  numbers = {key: found[key] for key in keys if key in found}  # with very many classes there is no confusion matrix
   numbers |= {'area_under_risk_coverage': float(risk.mean())}
   numbers |= {f'error_at_{part}_percent': float(risk[len(risk) * part // 100 - 1]) for part in (50, 80, 90)}
-  command = 'hbf.analysis.mistakes.summary(subject.test_logits, subject.test.labels)'
+  command = 'hbf.analysis.mistakes.summary(run.test_logits, run.test.labels)'
   return Section('errors', 'Errors', parts, numbers, command)
 
 
-def _by_class(subject: TrainedRun, found: dict[str, Any]) -> Table:
+def _by_class(run: TrainedRun, found: dict[str, Any]) -> PageTable:
   rows = []
   for i, (row, accuracy) in enumerate(zip(found['confusion'], found['per_class'], strict=True)):
     worst = max((j for j in range(len(row)) if j != i), key=row.__getitem__)
     share = '' if accuracy is None else f'{accuracy:.1f}'
-    taken = f'{subject.classes[worst]} ({row[worst]})' if row[worst] else ''
-    rows.append((subject.classes[i], f'{sum(row):,}', share, taken))
-  return Table(('class', 'images', 'accuracy, %', 'most often taken for'), rows)
+    taken = f'{run.classes[worst]} ({row[worst]})' if row[worst] else ''
+    rows.append((run.classes[i], f'{sum(row):,}', share, taken))
+  return PageTable(('class', 'images', 'accuracy, %', 'most often taken for'), rows)
 
 
-def _pairs(subject: TrainedRun, confusion: np.ndarray) -> Table:
+def _pairs(run: TrainedRun, confusion: np.ndarray) -> PageTable:
   rows = [
-    (subject.classes[label], subject.classes[answer], f'{count} of {confusion[label].sum()}')
+    (run.classes[label], run.classes[answer], f'{count} of {confusion[label].sum()}')
     for label, answer, count in confused(confusion, MOST_CLASSES)
   ]
-  return Table(('class', 'taken for', 'images'), rows, 'The commonest mistakes; the JSON has all.')
+  return PageTable(('class', 'taken for', 'images'), rows, 'The most common mistakes.')
 
 
-def _matrix(subject: TrainedRun, confusion: np.ndarray) -> Any:
-  count = len(subject.classes)
+def _matrix(run: TrainedRun, confusion: np.ndarray) -> Any:
+  count = len(run.classes)
   figure, axis = panel(min(7.0, 2.4 + 0.42 * count), min(6.2, 1.6 + 0.42 * count))
   share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
   axis.pcolormesh(share, cmap='cividis', vmin=0, vmax=1)
@@ -69,10 +65,10 @@ def _matrix(subject: TrainedRun, confusion: np.ndarray) -> Any:
     axis.text(
       j + 0.5, i + 0.5, str(number), ha='center', va='center', fontsize=8, color='k' if share[i, j] > 0.5 else 'w'
     )
-  places = np.arange(count) + 0.5
+  ticks = np.arange(count) + 0.5
   axis.set(xlabel='answer', ylabel='class', xlim=(0, count), ylim=(count, 0))
-  axis.set_xticks(places, subject.classes, rotation=45, ha='right')
-  axis.set_yticks(places, subject.classes)
+  axis.set_xticks(ticks, run.classes, rotation=45, ha='right')
+  axis.set_yticks(ticks, run.classes)
   axis.grid(visible=False)
   return figure
 
@@ -87,25 +83,25 @@ def _calibration(found: dict[str, Any], coverage: np.ndarray, risk: np.ndarray) 
   left.set(xlabel='confidence, %', ylabel='accuracy, %', xlim=(0, 100), ylim=(0, 100))
   shown = np.unique(np.linspace(len(risk) // 50, len(risk) - 1, 300).astype(int))
   right.plot(coverage[shown], risk[shown])
-  right.set(xlabel='answered, surest first, %', ylabel='wrong among them, %', xlim=(0, 100), ylim=(0, None))
+  right.set(xlabel='coverage, most confident first, %', ylabel='error, %', xlim=(0, 100), ylim=(0, None))
   caption = (
-    f'Left: how often it is right where it says so (15 bins, points as large as they are full; calibration error '
-    f'{found["ece"]:.2f}%). Right: the error if it may decline to answer; {risk.mean():.2f}% on average over all '
-    f'coverages, {risk[-1]:.2f}% if it answers all.'
+    'Left: accuracy against confidence in 15 bins. A larger point has more images. The expected calibration error is '
+    f'{found["ece"]:.2f}%. Right: the error if the model answers only the images that it is most confident about. It '
+    f'is {risk.mean():.2f}% on average over all coverages, and {risk[-1]:.2f}% for all images.'
   )
   return Drawing([reliable, declining], caption)
 
 
-def _images(subject: TrainedRun, which: np.ndarray, p: np.ndarray, caption: str) -> Shown:
+def _images(run: TrainedRun, indices: np.ndarray, p: np.ndarray, caption: str) -> Gallery:
   images = []
-  for i in which:
+  for i in indices:
     two = np.argsort(-p[i], kind='stable')[:2]
-    said = ', '.join(f'{subject.classes[j]} {100 * p[i, j]:.0f}%' for j in two)
-    images.append((address(subject.test.images[i]), f'{subject.classes[subject.test.labels[i]]}: {said}'))
-  return Shown(images, f'{caption} Below each its class, and the two likeliest answers.')
+    answers = ', '.join(f'{run.classes[j]} {100 * p[i, j]:.0f}%' for j in two)
+    images.append((address(run.test.images[i]), f'{run.classes[run.test.labels[i]]}: {answers}'))
+  return Gallery(images, f'{caption} Below each image: its class, and the two likeliest answers.')
 
 
 def address(image: np.ndarray) -> str:
-  """An image of a data set as a PNG, small ones enlarged so that any viewer shows their pixels."""
+  """Return an image of a data set as a data URL. Small images are enlarged, so that their pixels stay visible."""
   image = fitted(rgb(image), 2 * SIDE)
   return png(enlarged(image, max(1, SIDE // image.shape[0])))

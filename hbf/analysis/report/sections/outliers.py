@@ -1,4 +1,4 @@
-"""Whether the model knows what it hasn't been trained on."""
+"""Section on out-of-distribution images."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,23 +7,23 @@ import numpy as np
 
 from hbf.analysis.nearness import nearness
 from hbf.analysis.report.drawing import legend, panel
-from hbf.analysis.report.page import Drawing, Section, Table, Text
+from hbf.analysis.report.page import Drawing, PageTable, Paragraph, Section
 from hbf.analysis.trained_run import TrainedRun
 from hbf.evaluation.outliers import Estimate, auroc_difference, energy_score, separation, softmax_score
 
-IMAGES = 2_000  # most of each data set
+IMAGES = 2_000  # most images of each data set
 RESPONSE, SOFTMAX, ENERGY = 'greatest response', 'softmax', 'energy'
 
 
-def section(subject: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
-  """Scores of test images beside those of others.
+def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
+  """Return a comparison of the scores of test images with those of other images.
 
   Args:
-    subject: the run.
-    others: images of other data sets by name, uint8 [m, height, width, channels], of the test images' shape.
+    run: the run.
+    others: images of other data sets by name, uint8 [m, height, width, channels], in the test images' shape.
   """
-  inside = _scores(subject, subject.read('test', IMAGES).images)
-  outside = {name: _scores(subject, images[:IMAGES]) for name, images in others.items()}
+  inside = _scores(run, run.read('test', IMAGES).images)
+  outside = {name: _scores(run, images[:IMAGES]) for name, images in others.items()}
   numbers: dict[str, Any] = {}
   rows = []
   for name, scores in outside.items():
@@ -32,35 +32,36 @@ def section(subject: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
       found = separation(inside[score], scores[score])
       better = auroc_difference((inside[score], scores[score]), (inside[SOFTMAX], scores[SOFTMAX]))
       numbers[name][score] = {'auroc': vars(found.auroc), 'fpr95': vars(found.fpr95), 'over_softmax': vars(better)}
-      over = '' if score == SOFTMAX else _written(better, '+.2f')
-      rows.append((name, score, _written(found.auroc), _written(found.fpr95), over))
+      over = '' if score == SOFTMAX else _format(better, '+.2f')
+      rows.append((name, score, _format(found.auroc), _format(found.fpr95), over))
   header = ('other images', 'score', 'AUROC, %', 'FPR95, %', 'AUROC over softmax')
   parts: list[Any] = [
-    Table(
+    PageTable(
       header,
       rows,
-      f'At most {IMAGES:,} images of each, with 95% intervals. AUROC 50 is chance; FPR95: lower is better.',
+      f'At most {IMAGES:,} images of each data set, with 95% confidence intervals. An AUROC of 50 is chance. '
+      'For FPR95, lower is better.',
     )
   ]
   if RESPONSE in inside:
     parts.append(_histogram(inside[RESPONSE], {name: scores[RESPONSE] for name, scores in outside.items()}))
   else:
-    parts.append(Text('This model has no centers, so no greatest response.'))
-  command = 'hbf.evaluation.outliers.separation(inside, outside); hbf.analysis.nearness.nearness(subject, images)'
+    parts.append(Paragraph('This model has no centers, so it has no greatest response.'))
+  command = 'hbf.evaluation.outliers.separation(inside, outside); hbf.analysis.nearness.nearness(run, images)'
   return Section('outliers', 'Out of distribution', parts, numbers, command)
 
 
-def _scores(subject: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """By name, greater where an image is more like those of training: [n]."""
-  logits = subject.logits(images)
-  near = nearness(subject, images)
+def _scores(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
+  """Return the scores of the images by name, [n]. A score is greater if an image is more like the training images."""
+  logits = run.logits(images)
+  near = nearness(run, images)
   scores = {SOFTMAX: softmax_score(logits), ENERGY: energy_score(logits)}
   if near:
     scores[RESPONSE] = np.mean(list(near.values()), axis=0)
-  return scores | {f'{RESPONSE}, {block}': of_block for block, of_block in near.items()}
+  return scores | {f'{RESPONSE}, {block}': values for block, values in near.items()}
 
 
-def _written(estimate: Estimate, form: str = '.2f') -> str:
+def _format(estimate: Estimate, form: str = '.2f') -> str:
   return f'{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})'
 
 
@@ -72,4 +73,5 @@ def _histogram(inside: np.ndarray, outside: Mapping[str, np.ndarray]) -> Drawing
     axis.hist(scores, bins=bins, density=True, histtype='step', label=name)
   axis.set(xlabel='greatest log K', ylabel='density')
   legend(axis)
-  return Drawing([figure], 'The greatest response: the largest log K over the centers, mean over tokens and blocks.')
+  caption = 'Greatest response: the largest log K over the centers, averaged over tokens and blocks.'
+  return Drawing([figure], caption)

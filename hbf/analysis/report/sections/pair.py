@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""Section that compares two runs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,14 @@ import numpy as np
 from hbf.analysis.pair import alignment, layers, matched, responses
 from hbf.analysis.relevance import probabilities
 from hbf.analysis.report.drawing import INK, panel
-from hbf.analysis.report.page import Drawing, Lacks, Section, Shown, Table, Text
+from hbf.analysis.report.page import Drawing, Gallery, MissingPart, PageTable, Paragraph, Section
 from hbf.analysis.report.sections.errors import address
 from hbf.analysis.trained_run import TrainedRun
 from hbf.comparison.statistics import differences
 
-IMAGES = 1_000  # that layers are compared by
-RESPONDED = 100  # images whose tokens centers are matched by
-SHOWN = 12
+IMAGES = 1_000  # images to compare layers with
+RESPONDED = 100  # images to match centers with
+SHOWN = 12  # images in a gallery
 CONTROLS = {
   'cka': 'CKA',
   'cka_other_untrained': 'the other untrained',
@@ -25,18 +25,18 @@ CONTROLS = {
 
 
 def section(one: TrainedRun, other: TrainedRun) -> Section:
-  """What tells them apart; raises `Lacks` if they are of other test images.
+  """Return the differences of two runs. Raise `MissingPart` if their test images differ.
 
   Args:
     one: the run.
-    other: the one that it is compared to.
+    other: the run to compare it to.
   """
   if one.classes != other.classes or not np.array_equal(one.test.images, other.test.images):
-    raise Lacks('The two runs have other test images: nothing can be paired.')
-  labels, answers = one.test.labels, [subject.test_logits.argmax(axis=1) for subject in (one, other)]
+    raise MissingPart('The two runs have different test images, so their answers cannot be paired.')
+  labels, answers = one.test.labels, [run.test_logits.argmax(axis=1) for run in (one, other)]
   right = [answer == labels for answer in answers]
   images = one.read('test', IMAGES).images
-  first, reference = (100.0 * of_run[None] for of_run in right)
+  first, reference = (100.0 * correct[None] for correct in right)
   (ahead,) = differences([reference, first])
   numbers: dict[str, Any] = {
     'ahead': {'estimate': ahead.estimate, 'low': ahead.low, 'high': ahead.high},
@@ -47,45 +47,46 @@ def section(one: TrainedRun, other: TrainedRun) -> Section:
   }
   numbers |= {name: alike.tolist() for name, alike in _alignments(one, other, images).items()}
   numbers |= {'cka_estimator': 'debiased', 'cka_images': len(images), 'kind': _kind(one, other)}
-  said = (
-    f'They give the same answer to {numbers["agree"]:.2f}% of {len(labels):,} test images. The first alone is right '
-    f'in {numbers["only_first_right"]:.2f}%, the other alone in {numbers["only_other_right"]:.2f}%, neither in '
-    f'{numbers["both_wrong"]:.2f}%. The accuracy of the first less that of the other is {ahead.estimate:+.2f} points '
-    f'(95% confidence interval, paired over the test images: {ahead.low:+.2f} to {ahead.high:+.2f}). The interval '
-    'says nothing of other seeds.'
+  text = (
+    f'The two runs give the same answer to {numbers["agree"]:.2f}% of {len(labels):,} test images. Only the first is '
+    f'right for {numbers["only_first_right"]:.2f}%, only the other for {numbers["only_other_right"]:.2f}%, and '
+    f'neither for {numbers["both_wrong"]:.2f}%. The accuracy of the first minus the accuracy of the other is '
+    f'{ahead.estimate:+.2f} points (95% confidence interval, paired over the test images: {ahead.low:+.2f} to '
+    f'{ahead.high:+.2f}). The interval does not cover the variation between seeds.'
   )
   parts: list[Any] = [
-    Text(said),
-    _apart(one, other, right[0] & ~right[1], 'the first alone is right'),
-    _apart(one, other, ~right[0] & right[1], 'the other alone is right'),
+    Paragraph(text),
+    _disagreements(one, other, right[0] & ~right[1], 'Only the first run is right'),
+    _disagreements(one, other, ~right[0] & right[1], 'Only the other run is right'),
     _heat(np.array(numbers['cka']), len(images)),
     _diagonals(numbers),
   ]
   if (table := _matches(one, other, images[:RESPONDED], numbers)) is not None:
     parts.append(table)
   command = 'hbf.analysis.pair.alignment(layers(one, images), layers(other, images)); hbf.analysis.pair.matched(…)'
-  return Section('pair', 'The two beside each other', parts, numbers, command)
+  return Section('pair', 'Comparison of the two runs', parts, numbers, command)
 
 
-def _apart(one: TrainedRun, other: TrainedRun, which: np.ndarray, caption: str) -> Shown:
-  p = [probabilities(subject.test_logits) for subject in (one, other)]
-  chosen = np.flatnonzero(which)
+def _disagreements(one: TrainedRun, other: TrainedRun, chosen_mask: np.ndarray, caption: str) -> Gallery:
+  p = [probabilities(run.test_logits) for run in (one, other)]
+  chosen = np.flatnonzero(chosen_mask)
   sure = np.minimum(p[0][chosen].max(axis=1), p[1][chosen].max(axis=1))
   images = []
   for i in chosen[np.argsort(-sure, kind='stable')][:SHOWN]:
-    said = ' / '.join(one.classes[z[i].argmax()] for z in p)
-    images.append((address(one.test.images[i]), f'{one.classes[one.test.labels[i]]}: {said}'))
-  return Shown(images, f'Where {caption}, and both are surest. Below each its class, and the two answers.')
+    answers = ' / '.join(one.classes[z[i].argmax()] for z in p)
+    images.append((address(one.test.images[i]), f'{one.classes[one.test.labels[i]]}: {answers}'))
+  caption = f'{caption}: the images where both are most confident. Below each image: its class, and the two answers.'
+  return Gallery(images, caption)
 
 
 def _kind(one: TrainedRun, other: TrainedRun) -> str:
-  """Say what sets two runs apart: 'seeds' of one network, or 'networks'."""
+  """Return 'seeds' if the two runs train the same network, otherwise 'networks'."""
   same = one.restored.config.model == other.restored.config.model
   return 'seeds' if same else 'networks'
 
 
 def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Compute the CKA of the layers of two runs, and of both with what nobody trained."""
+  """Return the CKA of the layers of two runs, and the same with untrained networks as controls."""
   trained, theirs = layers(one, images), layers(other, images)
   start, their_start = layers(one.untrained(0), images), layers(other.untrained(1), images)
   return {
@@ -96,16 +97,16 @@ def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[
   }
 
 
-def _diagonals(numbers: Mapping[str, Any]) -> Table:
-  """Show the CKA of the same layers beside the controls."""
+def _diagonals(numbers: Mapping[str, Any]) -> PageTable:
+  """Return a table of the CKA of equal layers beside the controls."""
   columns = [np.diag(numbers[name]) for name in CONTROLS]
   rows = [(_layer(i), *(f'{z:.2f}' for z in of_layer)) for i, of_layer in enumerate(zip(*columns, strict=True))]
   kind = {'seeds': 'Two runs of one network', 'networks': 'Two networks'}[numbers['kind']]
   caption = (
-    f'{kind}: CKA of the same layers, and with one or both untrained. It means little beside '
-    'the controls alone: see also the other kind of pair, two seeds of one network or two networks.'
+    f'{kind}: CKA of equal layers, and the same with one or both networks untrained. Compare it also with the other '
+    'kind of pair (two seeds of one network, or two networks). The controls alone do not say much.'
   )
-  return Table(('layer', *CONTROLS.values()), rows, caption)
+  return PageTable(('layer', *CONTROLS.values()), rows, caption)
 
 
 def _layer(i: int) -> str:
@@ -123,16 +124,16 @@ def _heat(alike: np.ndarray, images: int) -> Drawing:
   figure.colorbar(shown, ax=axis).ax.tick_params(colors=INK)
   return Drawing(
     [figure],
-    f'Debiased linear CKA of the mean tokens of {images:,} test images, layer by layer; 1: alike, 0: as by chance.',
+    f'Debiased linear CKA of the mean tokens of {images:,} test images, layer by layer. 1: alike. 0: chance.',
   )
 
 
-def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: dict[str, Any]) -> Table | None:
-  """Centers of one run that have a counterpart in the other, block by block."""
+def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: dict[str, Any]) -> PageTable | None:
+  """Return a table of how well the centers of one run match the centers of the other, block by block."""
   rows = []
   numbers['matched'] = {}
   random = np.random.default_rng(0)
-  for i in range(min(subject.model.trunk.depth for subject in (one, other))):
+  for i in range(min(run.model.trunk.depth for run in (one, other))):
     block = f'block{i}'
     mine, theirs = responses(one, images, block), responses(other, images, block)
     if mine is None or theirs is None or len(mine) != len(theirs):
@@ -141,5 +142,8 @@ def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: di
     found['by_chance'] = float(matched(mine, random.permutation(theirs)).mean())
     numbers['matched'][block] = found
     rows.append((block, *(f'{z:.2f}' for z in found.values())))
-  caption = 'Mean correlation of the responses of each center with its counterpart’s, and with the tokens shuffled.'
-  return Table(('block', 'correlation', 'by chance'), rows, caption) if rows else None
+  caption = (
+    'Each center is matched with a center of the other run. Correlation: the mean correlation of their responses. '
+    'By chance: the same with shuffled tokens.'
+  )
+  return PageTable(('block', 'correlation', 'by chance'), rows, caption) if rows else None

@@ -1,4 +1,4 @@
-"""The unit itself: its kernels, how wide they are, and what metric it learned."""
+"""Section on the kernels: their sigmas and learned metrics."""
 
 import itertools
 from collections.abc import Mapping
@@ -8,50 +8,50 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.analysis.report.drawing import legend, panel
-from hbf.analysis.report.page import Drawing, Lacks, Section, Table, Text
-from hbf.analysis.sigmas import Widths, widths
+from hbf.analysis.report.page import Drawing, MissingPart, PageTable, Paragraph, Section
+from hbf.analysis.sigmas import SigmaSummary, summarize_sigmas
 from hbf.analysis.trained_run import TrainedRun
 from hbf.ops.kernels import KERNELS, SIGNED
 from hbf.training.writers import read_metrics
 
 IMAGES = 20
 STAGES = ('stage1', 'stage2')
-STYLES = ('-', '--', '-.', ':')  # of blocks, which colors alone don't tell apart
-SIGMAS = {'sigmas', 'widths'}  # of metrics.jsonl; runs of before version 12 have the second
+STYLES = ('-', '--', '-.', ':')  # line styles of the blocks, because there are few colors
+SIGMAS = {'sigmas', 'widths'}  # keys in metrics.jsonl; runs before schema version 12 have the second
 
 
-def section(subject: TrainedRun) -> Section:
-  """Of every block; raises `Lacks` for a model without a kernel."""
-  found = widths(subject, subject.test.images[:IMAGES])
+def section(run: TrainedRun) -> Section:
+  """Return the section. Raise `MissingPart` if the model has no radial kernel."""
+  found = summarize_sigmas(run, run.test.images[:IMAGES])
   if not found:
-    raise Lacks('This model has no radial kernel.')
+    raise MissingPart('This model has no radial kernel.')
   numbers: dict[str, Any] = {
     block: {stage: _numbers(w) for stage, w in stages.items()} for block, stages in found.items()
   }
   rows = [
-    (block, stage, w.kernel, _spread(w), *(_number(z) for z in (w.start, w.distance, w.relative)), _metric(w))
+    (block, stage, w.kernel, _spread(w), *(_number(z) for z in (w.sigma_init, w.distance, w.relative)), _metric(w))
     for block, stages in found.items()
     for stage, w in stages.items()
   ]
   header = ('block', 'stage', 'kernel', 'σ', 'σ at init', 'distance', 'σ / distance', '‖WᵀW − 1‖ / ‖1‖')
-  table = Table(header, rows, 'Widths, and the root mean square of the distances that they are for.')
-  parts: list[Any] = [*_kernels(found), table, *map(Text, _claims(found))]
-  if lines := [line for line in read_metrics(subject.workdir) if SIGMAS & line.keys()]:
+  table = PageTable(header, rows, 'Sigmas, and the root mean square of the distances that the kernels receive.')
+  parts: list[Any] = [*_kernels(found), table, *map(Paragraph, _claims(found))]
+  if lines := [line for line in read_metrics(run.workdir) if SIGMAS & line.keys()]:
     for block, stages in found.items():
       for stage, w in stages.items():
-        if len(w.width):
+        if len(w.sigma):
           numbers[block][stage]['in_training'] = [_sigmas(line)[block][stage] for line in lines]
     parts += _history([line['epoch'] for line in lines], numbers)
     numbers['epochs'] = [line['epoch'] for line in lines]
-  command = f'hbf.analysis.sigmas.widths(subject, subject.test.images[:{IMAGES}])'
-  return Section('unit', 'The unit', parts, numbers, command)
+  command = f'hbf.analysis.sigmas.summarize_sigmas(run, run.test.images[:{IMAGES}])'
+  return Section('unit', 'The kernels', parts, numbers, command)
 
 
-def _numbers(w: Widths) -> dict[str, Any]:
+def _numbers(w: SigmaSummary) -> dict[str, Any]:
   return {
     'kernel': w.kernel,
-    'width': w.width.tolist(),
-    'start': w.start if len(w.width) else None,
+    'sigma': w.sigma.tolist(),
+    'sigma_init': w.sigma_init if len(w.sigma) else None,
     'distance': w.distance,
     'metric': w.metric,
   }
@@ -61,32 +61,32 @@ def _number(z: float) -> str:
   return f'{z:.2f}' if np.isfinite(z) else ''
 
 
-def _spread(w: Widths) -> str:
+def _spread(w: SigmaSummary) -> str:
   if w.kernel == SIGNED:
-    return 'none, it has β'
-  if not len(w.width):
+    return 'none (it has β)'
+  if not len(w.sigma):
     return 'fixed'
-  if len(w.width) == 1:
-    return f'{w.width[0]:.2f}'
-  return f'{w.width.mean():.2f} ({w.width.min():.2f} to {w.width.max():.2f})'
+  if len(w.sigma) == 1:
+    return f'{w.sigma[0]:.2f}'
+  return f'{w.sigma.mean():.2f} ({w.sigma.min():.2f} to {w.sigma.max():.2f})'
 
 
-def _metric(w: Widths) -> str:
+def _metric(w: SigmaSummary) -> str:
   return 'identity' if w.metric is None else f'{w.metric:.2f}'
 
 
-def _kernels(found: dict[str, dict[str, Widths]]) -> list[Drawing]:
+def _kernels(found: dict[str, dict[str, SigmaSummary]]) -> list[Drawing]:
   distance = np.linspace(0, 2, 200)
 
-  def kernel(w: Widths) -> np.ndarray:
+  def kernel(w: SigmaSummary) -> np.ndarray:
     return np.exp(np.asarray(KERNELS[w.kernel](jnp.asarray(np.square(distance / w.relative) / 2))))
 
   curves = {
     block: {stage: kernel(w) for stage, w in stages.items() if w.kernel in KERNELS and np.isfinite(w.relative)}
     for block, stages in found.items()
   }
-  caption = 'Kernels with the mean of their learned widths (memo Fig. 2), where 1 is a usual distance.'
-  about = {'xlabel': 'distance, over its root mean square', 'ylabel': 'K', 'ylim': (0, 1.05)}
+  caption = 'Kernels with the mean of their learned σ (memo, Figure 2). 1 is the root mean square distance.'
+  about = {'xlabel': 'distance / its root mean square', 'ylabel': 'K', 'ylim': (0, 1.05)}
   return _drawings(distance, curves, caption, **about)
 
 
@@ -95,17 +95,17 @@ def _history(epochs: list[float], numbers: dict[str, Any]) -> list[Drawing]:
     block: {stage: z['in_training'] for stage, z in stages.items() if 'in_training' in z}
     for block, stages in numbers.items()
   }
-  return _drawings(epochs, curves, 'The mean of the learned widths in training.', xlabel='epoch', ylabel='mean σ')
+  return _drawings(epochs, curves, 'Mean of the learned σ during training.', xlabel='epoch', ylabel='mean σ')
 
 
 def _drawings(x: Any, curves: dict[str, dict[str, Any]], caption: str, **about: Any) -> list[Drawing]:
-  """One with a panel for each stage that has curves over x, by block and stage; none if no stage has any."""
+  """Return a drawing with a panel for each stage that has curves over x. Return [] if no stage has any."""
   figures = []
   for stage in STAGES:
-    of_blocks = {block: stages[stage] for block, stages in curves.items() if stage in stages}
-    if of_blocks:
+    blocks = {block: stages[stage] for block, stages in curves.items() if stage in stages}
+    if blocks:
       figure, axis = panel()
-      for (block, y), style in zip(of_blocks.items(), itertools.cycle(STYLES)):
+      for (block, y), style in zip(blocks.items(), itertools.cycle(STYLES)):
         axis.plot(x, y, label=block, ls=style)
       axis.set(**about, title=stage)
       legend(axis)
@@ -113,29 +113,29 @@ def _drawings(x: Any, curves: dict[str, dict[str, Any]], caption: str, **about: 
   return [Drawing(figures, caption)] if figures else []
 
 
-def _claims(found: dict[str, dict[str, Widths]]) -> list[str]:
-  """What the memo says of widths and metrics, told by numbers."""
+def _claims(found: dict[str, dict[str, SigmaSummary]]) -> list[str]:
+  """Return the memo's claims about sigmas and metrics, each with the measured numbers."""
   both = [stages for stages in found.values() if len(stages) == 2]
-  said = []
+  claims = []
   if both:
     pairs = [(stages['stage1'], stages['stage2']) for stages in both]
     smaller = sum(
-      one.width.mean() < other.width.mean() for one, other in pairs if len(one.width) and len(other.width)
+      one.sigma.mean() < other.sigma.mean() for one, other in pairs if len(one.sigma) and len(other.sigma)
     )
     relative = sum(one.relative < other.relative for one, other in pairs)
-    said.append(
-      f'“σ of stage 1 is smaller than of stage 2” (memo): in {smaller} of {len(both)} blocks as it is, in {relative} '
-      'relative to the distances, which are of other sizes in the two stages.'
+    claims.append(
+      f'“σ of stage 1 is smaller than of stage 2” (memo): true in {smaller} of {len(both)} blocks. Relative to the '
+      f'distances, which differ between the stages, it is true in {relative}.'
     )
   metrics = [w.metric for stages in found.values() for w in stages.values() if w.metric is not None]
   if metrics:
-    said.append(
-      f'“WᵀW is near the identity” (memo): it is off by {min(metrics):.2f} to {max(metrics):.2f} of the identity’s '
-      'norm; 0 is the identity.'
+    claims.append(
+      f'“WᵀW is near the identity” (memo): its distance from the identity is {min(metrics):.2f} to '
+      f'{max(metrics):.2f} of the identity’s norm. 0 is the identity.'
     )
-  return said
+  return claims
 
 
 def _sigmas(line: Mapping[str, Any]) -> Any:
-  """Return the mean σ by block and stage of a line of metrics.jsonl."""
+  """Return the mean σ by block and stage from a line of metrics.jsonl."""
   return line.get('sigmas', line.get('widths'))

@@ -10,17 +10,17 @@ from ops.keywords import log_responses
 
 from hbf.analysis.centers import (
   census,
+  class_scores,
   coefficient_gradients,
   crops,
   overlap,
-  projected,
+  project_centers,
   purity,
   random_tokens,
-  written,
 )
-from hbf.analysis.heads import between_patches, differing, heads, maps
+from hbf.analysis.heads import heads, maps, patch_distances, token_differences
 from hbf.analysis.nearness import nearness
-from hbf.analysis.sigmas import widths
+from hbf.analysis.sigmas import summarize_sigmas
 from hbf.analysis.trained_run import TrainedRun
 from hbf.analysis.weights import attention_weights
 from hbf.config.resolve import resolve
@@ -29,37 +29,37 @@ from hbf.ops.normalization import normalize
 from hbf.training.schema import stamp
 
 
-def looked(subject, images):
-  (number, seen), *more = subject.looks(images)
+def looked(run, images):
+  (number, seen), *more = run.capture_batches(images)
   assert not more
   return jax.tree.map(np.asarray, seen), number >= 0
 
 
-def log_kernels(subject, images, block):
+def log_kernels(run, images, block):
   """Log K of every token and center, [n, N, U], from what the norm before the unit gives."""
-  run = jax.jit(lambda p, x: subject.model.apply({'params': p}, x, train=False, capture_intermediates=True)[1])
-  kept = run(subject.params, subject.normalized(images))['intermediates']
+  forward = jax.jit(lambda p, x: run.model.apply({'params': p}, x, train=False, capture_intermediates=True)[1])
+  kept = forward(run.params, run.normalized(images))['intermediates']
   points = np.asarray(kept[block]['norm_stage2']['__call__'][0])
-  unit = subject.params[block]['stage2']
+  unit = run.params[block]['stage2']
   how = {'kernel': 'gaussian', 'sigma': jnp.exp(unit['log_sigma']), 'metric': 'diagonal', 'weights': unit['metric']}
   log_k = log_responses(points.reshape(1, -1, points.shape[-1]), unit['centers'], **how)
   return np.asarray(log_k)[0].reshape(*points.shape[:2], -1), points, unit
 
 
-def test_logits_are_those_of_the_whole_and_of_the_last_tokens(subject, images):
-  seen, real = looked(subject, images)
-  expected = np.asarray(subject.model.apply({'params': subject.params}, subject.normalized(images), train=False))
-  np.testing.assert_allclose(subject.logits(images), expected, rtol=1e-5, atol=1e-5)
+def test_logits_are_those_of_the_whole_and_of_the_last_tokens(run, images):
+  seen, real = looked(run, images)
+  expected = np.asarray(run.model.apply({'params': run.params}, run.normalized(images), train=False))
+  np.testing.assert_allclose(run.logits(images), expected, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(seen.logits[real], expected, rtol=1e-5, atol=1e-5)
-  head = subject.params['head']
+  head = run.params['head']
   np.testing.assert_allclose(seen.features[real] @ head['kernel'] + head['bias'], expected, rtol=1e-4, atol=1e-4)
   assert seen.tokens.shape[0] == 3
 
 
-def test_nearest_patches_are_those_of_brute_force(subject, images):
-  found = census(subject, images, nearest=3)
+def test_nearest_patches_are_those_of_brute_force(run, images):
+  found = census(run, images, nearest=3)
   for block in ('block0', 'block1'):
-    log_k, points, _ = log_kernels(subject, images, block)
+    log_k, points, _ = log_kernels(run, images, block)
     of_images = log_k.max(axis=1)  # each image once
     nearest = np.argsort(-of_images, axis=0, kind='stable')[:3].T
     np.testing.assert_array_equal(found[block].images, nearest)
@@ -74,10 +74,10 @@ def test_nearest_patches_are_those_of_brute_force(subject, images):
     np.testing.assert_allclose(found[block].mean, r.mean(0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(found[block].deviation, r.std(0), rtol=1e-2, atol=1e-4)
     np.testing.assert_allclose(found[block].correlation, np.corrcoef(r.T), atol=2e-2)
-    moved = projected(subject, images, found)[block]['stage2']['centers'][0]
+    moved = project_centers(run, images, found)[block]['stage2']['centers'][0]
     np.testing.assert_allclose(moved, points[nearest[:, 0], tokens[:, 0]], rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
-    nearness(subject, images)['block1'], log_kernels(subject, images, 'block1')[0].max(-1).mean(-1), rtol=1e-4
+    nearness(run, images)['block1'], log_kernels(run, images, 'block1')[0].max(-1).mean(-1), rtol=1e-4
   )
 
 
@@ -93,52 +93,52 @@ def test_what_fills_the_last_batch_up_counts_nowhere(made, images, monkeypatch):
 
 
 def test_dead_constant_and_doubled_centers_are_found(made, images):
-  subject = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
-  unit = subject.params['block0']['stage2']
+  run = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
+  unit = run.params['block0']['stage2']
   centers, width = np.array(unit['centers']), np.array(unit['log_sigma'])
   centers[0, 0] = 50  # far from all
   centers[0, 2] = centers[0, 1]
   width[..., 2] = width[..., 1]
   width[..., 3] = 8  # sees no difference
-  subject.params['block0']['stage2'] |= {'centers': jnp.asarray(centers), 'log_sigma': jnp.asarray(width)}
-  found = census(subject, images)['block0']
+  run.params['block0']['stage2'] |= {'centers': jnp.asarray(centers), 'log_sigma': jnp.asarray(width)}
+  found = census(run, images)['block0']
   assert np.flatnonzero(found.health.dead).tolist() == [0] and found.low_share[0] and found.doubled[2]
   assert found.health.constant[3] and not found.doubled[1] and not found.health.constant[:3].any()
 
 
 def test_a_share_says_nothing_of_life(made, images):
   """Responses that are all 0 have shares; a unit beside a wider one has none, and is alive."""
-  subject = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
-  last, first = subject.params['block1']['stage2'], subject.params['block0']['stage2']
+  run = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
+  last, first = run.params['block1']['stage2'], run.params['block0']['stage2']
   last['log_gain'] -= 1e4
   first['log_sigma'] = jnp.asarray(first['log_sigma']).at[..., :6].set(8.0)  # half of them wide: K = 1
   first['log_gain'] += 5
-  found = census(subject, images)
+  found = census(run, images)
   assert found['block1'].health.dead.all() and not found['block1'].low_share.all()
   assert not found['block0'].health.dead.any() and found['block0'].low_share[6:].all()
 
 
 def test_a_center_whose_coefficients_learn_nothing_is_dead(made, images):
-  subject = made(**{'model.layer_scale': 1.0})
-  subject.params['block1']['scale_stage2'] *= 0
+  run = made(**{'model.layer_scale': 1.0})
+  run.params['block1']['scale_stage2'] *= 0
   labels = np.arange(len(images)) % 10
-  found = census(subject, images, labels=labels)
+  found = census(run, images, labels=labels)
   assert found['block1'].health.dead.all() and not found['block0'].health.dead.any()
-  assert not census(subject, images)['block1'].health.dead.any()  # the responses are those of a live unit
-  gradient = coefficient_gradients(subject, images, labels)['block0']
+  assert not census(run, images)['block1'].health.dead.any()  # the responses are those of a live unit
+  gradient = coefficient_gradients(run, images, labels)['block0']
 
   def loss(coefficients):
-    unit = subject.params['block0']['stage2'] | {'coefficients': coefficients}
-    params = subject.params | {'block0': subject.params['block0'] | {'stage2': unit}}
-    log_p = jax.nn.log_softmax(subject.model.apply({'params': params}, subject.normalized(images), train=False))
+    unit = run.params['block0']['stage2'] | {'coefficients': coefficients}
+    params = run.params | {'block0': run.params['block0'] | {'stage2': unit}}
+    log_p = jax.nn.log_softmax(run.model.apply({'params': params}, run.normalized(images), train=False))
     return -log_p[np.arange(16), labels].mean()
 
-  expected = jax.jit(jax.grad(loss))(subject.params['block0']['stage2']['coefficients'])
+  expected = jax.jit(jax.grad(loss))(run.params['block0']['stage2']['coefficients'])
   np.testing.assert_allclose(gradient, np.abs(expected).max(-1).ravel(), rtol=1e-3, atol=1e-7)
 
 
-def test_purity_and_overlap(subject, images):
-  one, other = census(subject, images, 4), census(subject, images[::-1], 4)
+def test_purity_and_overlap(run, images):
+  one, other = census(run, images, 4), census(run, images[::-1], 4)
   labels = np.arange(16) % 2
   expected = [max(row.sum(), 4 - row.sum()) / 4 for row in labels[one['block0'].images]]
   np.testing.assert_allclose(purity(labels, one['block0']), expected)
@@ -148,47 +148,47 @@ def test_purity_and_overlap(subject, images):
   assert min(shared) >= 0.75  # rounding may exchange the last
 
 
-def test_random_tokens_have_their_own_image_left_out(subject, images):
+def test_random_tokens_have_their_own_image_left_out(run, images):
   """Give every image twice. The nearest token is then of the image's twin, at no distance."""
   twice = np.concatenate([images[:8], images[:8]])
-  found = census(subject, twice, nearest=4)
-  nulls = random_tokens(subject, twice, found, nearest=4)
+  found = census(run, twice, nearest=4)
+  nulls = random_tokens(run, twice, found, nearest=4)
   for block, null in nulls.items():
     np.testing.assert_allclose(null.log_kernels[:, 0], 0, atol=1e-4)
     assert (null.log_kernels[:, 1] < -1e-3).all() and null.images.shape == found[block].images.shape
   assert len(set(nulls['block0'].images[:, 0])) > 1
 
 
-def test_an_untrained_network_is_one_of_its_shape(subject, images):
-  start, other = subject.untrained(0), subject.untrained(1)
-  assert jax.tree.map(jnp.shape, start.params) == jax.tree.map(jnp.shape, subject.params)
+def test_an_untrained_network_is_one_of_its_shape(run, images):
+  start, other = run.untrained(0), run.untrained(1)
+  assert jax.tree.map(jnp.shape, start.params) == jax.tree.map(jnp.shape, run.params)
   assert not np.allclose(start.logits(images), other.logits(images))
-  assert not np.asarray(start.params['head']['bias']).any() and np.asarray(subject.params['head']['bias']).any()
+  assert not np.asarray(start.params['head']['bias']).any() and np.asarray(run.params['head']['bias']).any()
 
 
-def test_what_a_center_writes_is_what_the_head_reads(subject):
-  unit, norm, head = subject.params['block1']['stage2'], subject.params['norm'], subject.params['head']
-  scores = written(subject, 'block1')
+def test_what_a_center_writes_is_what_the_head_reads(run):
+  unit, norm, head = run.params['block1']['stage2'], run.params['norm'], run.params['head']
+  scores = class_scores(run, 'block1')
   c = np.asarray(unit['coefficients'][0, 5], np.float64)
   logits = (c - c.mean()) * np.asarray(norm['scale']) @ np.asarray(head['kernel'])
   np.testing.assert_allclose(scores[5], logits - logits.mean(), rtol=1e-5, atol=1e-6)
 
 
-def test_crops_show_the_patch_in_the_middle(subject, images):
+def test_crops_show_the_patch_in_the_middle(run, images):
   for token in (1, 6, 16):  # behind the class token: a corner, one inside, the other corner
     row, column = divmod(token - 1, 4)
-    cut = crops(subject, images[:1], np.array([token]))[0]
+    cut = crops(run, images[:1], np.array([token]))[0]
     assert cut.shape == (6, 6, 1)
     np.testing.assert_array_equal(cut[2:4, 2:4], images[0, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2])
-  assert (crops(subject, images[:1], np.array([1]))[0][:2] == 128).all()  # beyond the image
-  np.testing.assert_array_equal(crops(subject, images[:1], np.array([0]), around=0)[0], images[0, 4:6, 4:6])
+  assert (crops(run, images[:1], np.array([1]))[0][:2] == 128).all()  # beyond the image
+  np.testing.assert_array_equal(crops(run, images[:1], np.array([0]), around=0)[0], images[0, 4:6, 4:6])
 
 
-def test_heads_are_described_by_their_weights(subject, images):
-  found = heads(subject, images)
-  weights = attention_weights(subject.model, subject.params, subject.normalized(images))
+def test_heads_are_described_by_their_weights(run, images):
+  found = heads(run, images)
+  weights = attention_weights(run.model, run.params, run.normalized(images))
   assert list(found) == ['block0', 'block1']
-  away = between_patches(subject)
+  away = patch_distances(run)
   assert away[0, 5] == np.sqrt(2) and away[0, 3] == 3
   w = np.asarray(weights['block1'], np.float64)
   entropy = -(w * np.log(w)).sum(-1)
@@ -196,26 +196,26 @@ def test_heads_are_described_by_their_weights(subject, images):
   patches = w[:, :, 1:, 1:] / w[:, :, 1:, 1:].sum(-1, keepdims=True)
   np.testing.assert_allclose(found['block1'].distance, (patches * away).sum(-1).mean((0, 2)), rtol=1e-4)
   np.testing.assert_allclose(
-    maps(subject, images[3:5], 2)['block1'][0], w[3, :, 2, 1:].reshape(2, 4, 4), rtol=1e-3, atol=1e-6
+    maps(run, images[3:5], 2)['block1'][0], w[3, :, 2, 1:].reshape(2, 4, 4), rtol=1e-3, atol=1e-6
   )
 
 
-def test_tokens_that_are_alike_do_not_differ(subject, images):
-  seen, real = looked(subject, images)
+def test_tokens_that_are_alike_do_not_differ(run, images):
+  seen, real = looked(run, images)
   x = seen.tokens[:, real].astype(np.float64)
   expected = np.linalg.norm(x - x.mean(2, keepdims=True), axis=(2, 3)) / np.linalg.norm(x, axis=(2, 3))
-  np.testing.assert_allclose(differing(subject, images), expected.mean(1), rtol=1e-5)
+  np.testing.assert_allclose(token_differences(run, images), expected.mean(1), rtol=1e-5)
 
 
-def test_widths_are_those_learned_beside_those_of_init(made, images):
-  subject = made(**{'model.stage1.sigma_per': 'layer'})
-  found = widths(subject, images)
-  unit = subject.params['block0']['stage2']
+def test_sigmas_are_summarized_with_their_values_at_init(made, images):
+  run = made(**{'model.stage1.sigma_per': 'layer'})
+  found = summarize_sigmas(run, images)
+  unit = run.params['block0']['stage2']
   here = found['block0']['stage2']
-  np.testing.assert_allclose(here.width, np.exp(unit['log_sigma']).ravel(), rtol=1e-5)
-  assert here.start == pytest.approx(np.sqrt(0.5 * 16**0.5))
-  assert found['block0']['stage1'].start == pytest.approx(np.sqrt(8**0.5))
-  log_k, _, _ = log_kernels(subject, images, 'block0')
+  np.testing.assert_allclose(here.sigma, np.exp(unit['log_sigma']).ravel(), rtol=1e-5)
+  assert here.sigma_init == pytest.approx(np.sqrt(0.5 * 16**0.5))
+  assert found['block0']['stage1'].sigma_init == pytest.approx(np.sqrt(8**0.5))
+  log_k, _, _ = log_kernels(run, images, 'block0')
   squares = -log_k * 2 * np.exp(2 * np.asarray(unit['log_sigma'][0]))
   assert here.distance == pytest.approx(np.sqrt(squares.mean()), rel=1e-3)
   w = np.asarray(unit['metric'], np.float64)[0]
@@ -225,7 +225,7 @@ def test_widths_are_those_learned_beside_those_of_init(made, images):
 
 def test_a_model_without_centers_or_kernels_has_none(made, images):
   mixer = made('model=mixer')
-  assert census(mixer, images) == {} and nearness(mixer, images) == {} and widths(mixer, images) == {}
+  assert census(mixer, images) == {} and nearness(mixer, images) == {} and summarize_sigmas(mixer, images) == {}
   assert heads(mixer, images) == {}
 
 

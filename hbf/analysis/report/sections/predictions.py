@@ -1,0 +1,57 @@
+"""Sections that explain the answers to a user's own images, one for each image."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hbf.analysis import relevance
+from hbf.analysis.centers import census
+from hbf.analysis.report.drawing import png
+from hbf.analysis.report.page import Gallery, PageTable, Paragraph, Part, Section
+from hbf.analysis.report.sections.centers import TRAINING
+from hbf.analysis.report.sections.errors import address
+from hbf.analysis.report.sections.relevance import VOTERS, map_of, strongest, voters
+from hbf.analysis.trained_run import TrainedRun
+from hbf.errors import UserError
+
+MOST = 100  # most images of a page
+NAMED = 3  # classes shown for each image
+SIDE = 160  # width of an image in CSS pixels
+
+
+def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
+  """Return a section for each image: its likeliest classes, relevant patches, and the voters' training patches.
+
+  Args:
+    run: the run, with its training data.
+    named: images by name, uint8 [height, width, channels], in the run's shape.
+
+  Raises:
+    UserError: there are no images, or more than a page takes.
+  """
+  if not 1 <= len(named) <= MOST:
+    raise UserError(f'a page takes 1 to {MOST} images, but {len(named)} were given: split them over several pages')
+  images = np.stack(list(named.values()))
+
+  def answers(shown: np.ndarray) -> np.ndarray:
+    return relevance.probabilities(run.logits(shown))
+
+  found = relevance.relevance(answers, images, run.patch, relevance.color(run))
+  training = run.read('train', TRAINING)
+  last_census = census(run, training.images).get(f'block{run.model.trunk.depth - 1}')
+  made = []
+  for i, (name, p) in enumerate(zip(named, answers(images), strict=True)):
+    best = np.argsort(-p, kind='stable')[:NAMED]
+    deciding = png(map_of(run, found[i]))
+    shown = [(address(images[i]), 'as the model sees it'), (deciding, f'at most {found[i].max():.2f}')]
+    parts: list[Part] = [
+      PageTable(('class', 'probability'), [(run.classes[c], f'{100 * p[c]:.1f}%') for c in best]),
+      Gallery(shown, 'Right: drop of the answer’s probability if a patch is painted over (light: most).', SIDE),
+    ]
+    if last_census is None:
+      parts.append(Paragraph('The last block has no centers, so there are no votes.'))
+    else:
+      cast = strongest(run, images[i : i + 1], p.argmax(keepdims=True), VOTERS)
+      parts.append(voters(run, training, last_census, images[i : i + 1], cast))
+    made.append(Section(f'image{i}', name, parts))
+  return made
