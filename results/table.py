@@ -13,7 +13,7 @@ from hbf.analysis.nested import table as nested_centers
 from hbf.analysis.report.dead_units_report import table as dead_units
 from hbf.analysis.token_order import table as mixing
 from hbf.comparison.grid import Grid
-from hbf.comparison.held_out import held_out
+from hbf.comparison.held_out import held_out_table
 from hbf.comparison.stored import open_runs
 from hbf.comparison.table import markdown, read_rows
 from hbf.evaluation.scores import ACCURACY, NLL
@@ -52,7 +52,7 @@ def comparison(name: str) -> str:
 def rates(name: str) -> str:
   """What a search for learning rates found on held-out images."""
   folder = ROOT / name
-  return held_out(Grid.load(folder), folder)
+  return held_out_table(Grid.load(folder), folder)
 
 
 def search(name: str) -> str:

@@ -20,37 +20,37 @@ from hbf.comparison.stored import StoredRuns, open_runs
 from hbf.evaluation.scores import ACCURACY, LOSS, Score
 
 REFERENCE, REST = 'black', '0.55'
-# Told apart by color-blind readers too (Okabe & Ito 2008, without yellow, which is too light for a line).
+# Colors that color-blind readers can distinguish (Okabe & Ito 2008), without yellow, which is too light for a line.
 COLORS = ('#D55E00', '#0072B2', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
-WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # inches: of a row of panels, its least height, and the height of a label
+WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # inches: width and least height of a row of panels, height of a label
 
 
 class Curve(NamedTuple):
-  """An arm's: epochs [n], and of each of its seeds the values at these, [S, n]."""
+  """The curve of an arm: epochs [n], and the values of each seed at these epochs, [S, n]."""
 
   epochs: np.ndarray
   values: np.ndarray
 
   @property
   def mean(self) -> np.ndarray:
-    """Over the seeds, [n]."""
+    """Mean over the seeds, [n]."""
     return self.values.mean(axis=0)
 
 
 class Panel(NamedTuple):
-  """What is shown, of which split, and the curves of the arms that have begun, by label."""
+  """A panel: the name of its split, its score, and the curves of all arms with data, by label."""
 
   name: str
-  shown: Score
+  score: Score
   curves: dict[str, Curve]
 
 
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
-  """Writes a PNG: a row of panels for each group, each arm's mean over the seeds and their range.
+  """Write a PNG with a row of panels for each group. It shows each arm's mean and range over the seeds.
 
-  Arms are named where their lines end. If there are more than colors, the best have one and the rest are gray. Runs
-  that are still at work are drawn as far as all seeds of their arm have come, and runs that diverged up to there. A
-  group of which nothing is held out shows the accuracy on training batches instead.
+  Labels stand at the ends of the lines. If there are more arms than colors, the best arms get a color and the rest
+  are gray. An unfinished arm is drawn as far as all of its seeds have come, and a diverged run up to its divergence.
+  If a group has no held-out examples, the second panel shows the accuracy on training batches.
   """
   runs = open_runs(workdir)
   groups = {group: _logs(grid, runs, group) for group in dict.fromkeys(arm.group for arm in grid.arms)}
@@ -65,74 +65,74 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
       colors = _colors(list(logs), panels[-1])
       row[0].set_title(f'{group}, mean and range over the seeds', loc='left')
       for axis, panel in zip(row, panels, strict=True):
-        axis.set(xlabel='epoch', ylabel=f'{panel.name} {panel.shown.label}')
+        axis.set(xlabel='epoch', ylabel=f'{panel.name} {panel.score.label}')
         _draw(axis, panel.curves, colors)
-        _name(axis, panel.curves, colors, LABEL / (height - 1))
+        _label_lines(axis, panel.curves, colors, LABEL / (height - 1))
     figure.savefig(path, dpi=120, metadata={'Software': None})
     plt.close(figure)
 
 
-def draw_expected(expected: Mapping[str, Sequence[float]], shown: Score, path: pathlib.Path) -> None:
-  """Write a PNG: each arm's expected best held-out score, by label, against the number of trials."""
+def draw_expected(expected: Mapping[str, Sequence[float]], score: Score, path: pathlib.Path) -> None:
+  """Write a PNG: each arm's expected best held-out score against the number of trials."""
   curves = {
     label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
   }
   height = max(HEIGHT, 1 + LABEL * len(curves))
   with plt.rc_context({'font.size': 11}):
     figure, axis = plt.subplots(figsize=(0.65 * WIDTH, height), layout='constrained')
-    axis.set(xlabel='trials', ylabel=f'expected best held-out {shown.label}')
+    axis.set(xlabel='trials', ylabel=f'expected best held-out {score.label}')
     if curves:
-      colors = _colors(list(curves), Panel('validation', shown, curves))
+      colors = _colors(list(curves), Panel('validation', score, curves))
       _draw(axis, curves, colors)
-      _name(axis, curves, colors, LABEL / (height - 1))
+      _label_lines(axis, curves, colors, LABEL / (height - 1))
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     figure.savefig(path, dpi=120, metadata={'Software': None})
     plt.close(figure)
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
-  """Places [n] at least a gap apart, in the order of those wanted, within bounds, and as near as can be.
+def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
+  """Return positions [n] near the wanted ones, at least `gap` apart, in the same order and within bounds.
 
-  The squared distances are least: the offsets from evenly spaced places are an isotonic regression.
+  The sum of squared distances is minimal: the offsets from evenly spaced positions are an isotonic regression.
   """
   order = np.argsort(wanted, kind='stable')
   even = gap * np.arange(len(order))
-  places = np.empty(len(order))
+  positions = np.empty(len(order))
   offsets = isotonic_regression(np.asarray(wanted)[order] - even).x
-  places[order] = np.clip(offsets, low, max(low, high - gap * (len(order) - 1))) + even
-  return places
+  positions[order] = np.clip(offsets, low, max(low, high - gap * (len(order) - 1))) + even
+  return positions
 
 
 def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]]]:
   """Return the lines of each seed's log, by label."""
   arms = [arm for arm in grid.arms if arm.group == group]
-  return {arm.label: [runs.metrics(arm.run(seed)) for seed in grid.seeds] for arm in arms}
+  return {arm.label: [runs.metrics(arm.run_name(seed)) for seed in grid.seeds] for arm in arms}
 
 
-def _panel(logs: Mapping[str, list[list[dict]]], split: str, shown: Score) -> Panel:
-  curves = {label: curve for label, runs in logs.items() if (curve := _curve(runs, split, shown))}
+def _panel(logs: Mapping[str, list[list[dict]]], split: str, score: Score) -> Panel:
+  curves = {label: curve for label, runs in logs.items() if (curve := _curve(runs, split, score))}
   if not curves and split != 'train':
-    return _panel(logs, 'train', ACCURACY)  # the one score that all training reports
-  return Panel({'train': 'training'}.get(split, split), shown, curves)
+    return _panel(logs, 'train', ACCURACY)  # every task reports this score in training
+  return Panel({'train': 'training'}.get(split, split), score, curves)
 
 
-def _curve(runs: list[list[dict]], split: str, shown: Score) -> Curve | None:
+def _curve(runs: list[list[dict]], split: str, score: Score) -> Curve | None:
   lines = [[line for line in run if line['split'] == split] for run in runs]
-  finite = [itertools.takewhile(lambda line: math.isfinite(line[shown.name]), of_seed) for of_seed in lines]
-  points = [[(line['epoch'], line[shown.name]) for line in of_seed] for of_seed in finite]
-  points = [of_seed for of_seed in points if of_seed]
+  finite = [itertools.takewhile(lambda line: math.isfinite(line[score.name]), seed_lines) for seed_lines in lines]
+  points = [[(line['epoch'], line[score.name]) for line in seed_lines] for seed_lines in finite]
+  points = [seed_points for seed_points in points if seed_points]
   if not points:
     return None
-  both = np.array([of_seed[: min(map(len, points))] for of_seed in points])
+  both = np.array([seed_points[: min(map(len, points))] for seed_points in points])
   return Curve(both[0, :, 0], both[:, :, 1])
 
 
 def _colors(labels: list[str], ranks: Panel) -> dict[str, str]:
-  """By label: the reference's own, then one each while there are enough; if there aren't, for the best."""
+  """Return a color for each label. If there are too few colors, the arms that rank best get them."""
   others = labels[1:]
   if len(others) > len(COLORS):
     ends = {label: ranks.curves[label].mean[-1] for label in others if label in ranks.curves}
-    others = sorted(ends, key=ends.__getitem__, reverse=ranks.shown.better is max)
+    others = sorted(ends, key=ends.__getitem__, reverse=ranks.score.better is max)
   return dict.fromkeys(labels, REST) | dict(zip(others, COLORS, strict=False)) | {labels[0]: REFERENCE}
 
 
@@ -147,18 +147,18 @@ def _draw(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, str]) ->
   axis.spines[['top', 'right']].set_visible(False)
 
 
-def _name(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, str], gap: float) -> None:
-  """Writes each label beside the end of its line, a gap (in parts of the axis) apart, and connects the two."""
+def _label_lines(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, str], gap: float) -> None:
+  """Write each label beside the end of its line and connect the two. `gap` is a part of the axis."""
   if not curves:
     return
   low, high = axis.get_ylim()
   axis.set_ylim(low, high)
-  places = spread([(curve.mean[-1] - low) / (high - low) for curve in curves.values()], gap, 0.0, 1.0)
-  for (label, curve), place in zip(curves.items(), places, strict=True):
+  positions = spread_labels([(curve.mean[-1] - low) / (high - low) for curve in curves.values()], gap, 0.0, 1.0)
+  for (label, curve), position in zip(curves.items(), positions, strict=True):
     axis.annotate(
       label,
       (curve.epochs[-1], curve.mean[-1]),
-      (1.04, place),
+      (1.04, position),
       textcoords='axes fraction',
       va='center',
       color=colors[label],

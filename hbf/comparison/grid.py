@@ -1,4 +1,4 @@
-"""What is compared: arms (a model with its options on a data set) times seeds, and where their runs lie."""
+"""Arms (a model with its options on a data set) times seeds, and the folders of their runs."""
 
 import dataclasses
 import pathlib
@@ -20,23 +20,23 @@ from hbf.training.workdir import damaged, differences, read_json, write_json
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """What is asked for.
+  """The request for a comparison or a search.
 
   Attributes:
-    configs: as --config of train.py, without a model: 'configs/cifar10.py:recipe=small'.
-    arms: 'MODEL' or 'LABEL: MODEL key=value …', keys as after --config.; the first is the reference for differences
-      and parameters.
-    seeds: of the runs, all different.
+    configs: values of --config without a model, such as 'configs/cifar10.py:recipe=small'.
+    arms: 'MODEL' or 'LABEL: MODEL key=value …', with keys as after --config. The first arm is the reference for
+      differences and parameters.
+    seeds: seeds of the runs, all different.
     overrides: '--config.KEY=VALUE' for all arms.
-    published: the test figure that others report, accuracy in percent of images, by 'data/label'.
-    match: give each arm the parameters of its group's first, to within 1%, through the number of its units; arms
-      that come as close with the units they have keep them.
-    like: an arm, as in arms, whose parameters and operations all get instead of their group's first's; '': none.
-    operations: of the training of each arm. 'match' gives each arm those of its group's first, and a number such as
-      '1.8e14' gives each arm that many, through train.epochs, to within 0.5%. '' leaves the epochs alone. An arm that
-      sets train.epochs itself keeps its own.
-    parameters: most parameters that an arm may have; 0: no limit.
-    space: what `tune` draws for each arm: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm alone; see
+    published: test scores that others report, by 'data/label'. For images, the accuracy in percent.
+    match: True to give each arm the parameters of its group's first arm, to within 1%, by the number of its units. An
+      arm that is close enough keeps its units.
+    like: an arm whose parameters and operations all arms get, in place of their group's first arm. '' for none.
+    operations: training operations of each arm, to within 0.5%, set through train.epochs. 'match' takes those of the
+      group's first arm. A number such as '1.8e14' sets them. '' leaves the epochs alone. An arm that sets
+      train.epochs itself keeps its own.
+    parameters: most parameters of an arm. 0 for no limit.
+    space: distributions that `tune` draws from: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm. See
       `hbf.comparison.space`.
   """
 
@@ -54,63 +54,63 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """One row of a comparison.
+  """A row of a comparison.
 
   Attributes:
-    group: arms of one config file are compared with each other; the file's name.
-    label: names the arm among those of its group.
-    arguments: of train.py, all but the seed and the workdir.
-    published: the first figure of its task, on the test split, that others report, or None.
-    task: of its config, by name.
+    group: name of the config file. Arms of one group are compared with each other.
+    label: name of the arm in its group.
+    arguments: arguments of `hbf train` without the seed and the workdir.
+    published: first test score of the task that others report, or None.
+    task: name of the config's task.
   """
 
   group: str
   label: str
   arguments: tuple[str, ...]
   published: float | None = None
-  task: str = 'classification'  # what all were before there was another
+  task: str = 'classification'  # old grids have no task
 
   @property
   def kind(self) -> type[Task]:
-    """Its task."""
+    """Class of its task."""
     return TASKS[self.task]
 
-  def run(self, seed: int) -> str:
-    """Name of the folder of a run."""
+  def run_name(self, seed: int) -> str:
+    """Return the name of a run's folder."""
     return f'{self.group}-{self.label}-{seed}'
 
   def config(self, seed: int) -> ConfigDict:
-    """What train.py reads of the arguments.
+    """Return the config that `hbf train` reads from the arguments.
 
     Raises:
-      UserError: one of them is wrong.
+      UserError: an argument is wrong.
     """
     return read_config([*self.arguments, f'--config.seed={seed}'])
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """Every arm is run with every seed.
+  """Runs of every arm with every seed.
 
   Attributes:
-    arms: those of a group are compared with its first.
-    seeds: of the runs.
+    arms: arms, each compared with the first of its group.
+    seeds: seeds of the runs.
   """
 
   arms: tuple[Arm, ...] = ()
   seeds: tuple[int, ...] = ()
 
   def runs(self) -> list[tuple[Arm, int]]:
-    """Seed by seed, so that an early look compares all arms."""
+    """Return all runs, seed by seed, so that an early report compares all arms."""
     return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
   def union(self, other: 'Grid') -> 'Grid':
-    """Arms and seeds of both; an arm of the other's takes the place of the one of its name."""
+    """Return the arms and seeds of both grids. An arm of `other` replaces an arm of the same name."""
     arms = {(arm.group, arm.label): arm for arm in (*self.arms, *other.arms)}
     return Grid(tuple(arms.values()), tuple(sorted({*self.seeds, *other.seeds})))
 
   def save(self, workdir: pathlib.Path) -> None:
-    """Writes grid.json."""
+    """Write grid.json."""
     write_json(workdir / 'grid.json', dataclasses.asdict(self))
 
   @classmethod
@@ -118,12 +118,12 @@ class Grid:
     """Read grid.json.
 
     Raises:
-      UserError: there is none, or it is damaged.
+      UserError: grid.json is missing or damaged.
     """
     path, cure = workdir / 'grid.json', 'restore it from a copy, or choose another --workdir'
     stored = read_json(path, cure, 'arms', 'seeds')
     if stored is None:
-      raise UserError(f'{workdir} is not a comparison (no grid.json): give the --workdir you compared with')
+      raise UserError(f'{workdir} is not a comparison (no grid.json): give the --workdir of a comparison')
     try:
       arms = tuple(Arm(**{**arm, 'arguments': tuple(arm['arguments'])}) for arm in stored['arms'])
       return cls(arms, tuple(stored['seeds']))
@@ -132,12 +132,12 @@ class Grid:
 
   @classmethod
   def stored(cls, workdir: pathlib.Path) -> 'Grid':
-    """The grid of a comparison, empty where there is nothing yet.
+    """Return the grid of a comparison. It is empty if the folder is empty or missing.
 
     Raises:
-      UserError: something else is there.
+      UserError: the folder holds something else.
     """
-    left = {'.lock', 'grid.json.tmp'}  # of a call that was killed at its start
+    left = {'.lock', 'grid.json.tmp'}  # left by a call that was killed at its start
     empty = not workdir.exists() or (workdir.is_dir() and {path.name for path in workdir.iterdir()} <= left)
     if not empty and not (workdir / 'grid.json').is_file():
       raise UserError(f'{workdir} exists and is not a comparison: choose another --workdir, or remove it')
@@ -145,10 +145,10 @@ class Grid:
 
 
 def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
-  """A preset with these arms in place of its own, all of them if there are none.
+  """Return a preset with these arms in place of its own. Without arms, the preset keeps its own.
 
-  An arm of the preset is named by its label. Parameters stay those of the preset's first, so that an arm that is run
-  by itself is the one that stands beside the others.
+  An arm of the preset is named by its label. Parameters still match the preset's first arm. So an arm that is run
+  alone equals the arm that is run beside the others.
   """
   if not arms or not preset.arms:
     return dataclasses.replace(preset, arms=tuple(arms) or preset.arms)
@@ -159,68 +159,68 @@ def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   return dataclasses.replace(preset, arms=chosen, like=preset.arms[0], space=space)
 
 
-def make_grid(asked: Comparison, before: Grid = Grid()) -> Grid:
-  """The grid of some config files × some arms.
+def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
+  """Return the grid of config files × arms.
 
   Args:
-    asked: what it shall be.
-    before: what the same folder holds already: a group's first arm there is the one whose parameters others get,
-      unless asked.like names another.
+    request: the requested comparison.
+    before: grid that the folder already holds. The other arms get the parameters of a group's first arm in it, unless
+      request.like names another.
 
   Raises:
-    UserError: something of it is wrong, or a data set isn't there.
+    UserError: the request is wrong, or a data set is missing.
   """
-  if not asked.configs or not asked.arms or not asked.seeds:
-    raise UserError('a comparison needs a config, an arm and a seed at least')
-  _refuse_twice('seed', asked.seeds)
+  if not request.configs or not request.arms or not request.seeds:
+    raise UserError('a comparison needs at least one config, one arm and one seed')
+  _refuse_duplicates('seed', request.seeds)
   result: list[Arm] = []
-  for config in asked.configs:
+  for config in request.configs:
     group = pathlib.Path(config.partition(':')[0]).stem
     if any(arm.group == group for arm in result):
       raise UserError(f'two configs are called {group}: rename a file, or compare them in two folders')
-    arms = [_parse_arm(arm, config, asked.overrides) for arm in asked.arms]
-    _refuse_twice('arm', [arm.label for arm in arms])
+    arms = [_parse_arm(arm, config, request.overrides) for arm in request.arms]
+    _refuse_duplicates('arm', [arm.label for arm in arms])
     known = Grid(tuple(arm for arm in before.arms if arm.group == group))
     first = known.union(Grid(tuple(arms))).arms[0]
-    if asked.like:
-      first = _parse_arm(asked.like, config, asked.overrides)
-    for arm in _checked(arms, first, asked):
+    if request.like:
+      first = _parse_arm(request.like, config, request.overrides)
+    for arm in _match_arms(arms, first, request):
       stored = next((other.published for other in known.arms if other.label == arm.label), None)
-      published = asked.published.get(f'{group}/{arm.label}', stored)
+      published = request.published.get(f'{group}/{arm.label}', stored)
       result.append(dataclasses.replace(arm, published=published))
-  return Grid(tuple(result), tuple(asked.seeds))
+  return Grid(tuple(result), tuple(request.seeds))
 
 
-def with_own_epochs(asked: Comparison) -> list[str]:
-  """Return the labels of the arms that set train.epochs, whose operations are therefore not matched."""
-  own = [arm for arm in asked.arms if asked.operations and re.search(r'\strain\.epochs=', arm)]
+def arms_with_own_epochs(request: Comparison) -> list[str]:
+  """Return the labels of the arms that set train.epochs. Their operations are not matched."""
+  own = [arm for arm in request.arms if request.operations and re.search(r'\strain\.epochs=', arm)]
   return [label_of(arm) for arm in own]
 
 
 def label_of(arm: str) -> str:
-  """Return the label of an arm in words, 'LABEL: MODEL key=value …' or 'MODEL'."""
+  """Return the label of an arm that is written as 'LABEL: MODEL key=value …' or 'MODEL'."""
   return arm.partition(':')[0].strip()
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-  """Seeds from a list such as '0,1,2'; none from ''.
+  """Parse seeds from a list such as '0,1,2'. '' gives none.
 
   Raises:
-    UserError: not of this form.
+    UserError: the form is wrong.
   """
   if not re.fullmatch(r'(\d+(,\d+)*)?', text):
-    raise UserError(f"--seeds={text} is not a list of numbers; expected such as '0,1,2'")
+    raise UserError(f"--seeds={text} is not a list of numbers: expected a list such as '0,1,2'")
   return tuple(map(int, filter(None, text.split(','))))
 
 
 def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
-  """Refuses a folder that has a run of another config where one of the grid's belongs.
+  """Refuse a folder that holds a run of another config under the name of one of the grid's runs.
 
   Raises:
-    UserError: naming the run and the keys that differ.
+    UserError: a config differs. The message names the run and the keys.
   """
   for arm, seed in grid.runs():
-    run = workdir / arm.run(seed)
+    run = workdir / arm.run_name(seed)
     if differ := differences(run, arm.config(seed)):
       raise UserError(f'{run} holds a run of another config ({differ}): choose another --workdir, or remove it')
 
@@ -234,52 +234,53 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
       f"arm {text!r} needs a label of letters, digits, '.', '+', '_' and '-': 'LABEL: MODEL key=value …'"
     )
   if wrong := [option for option in options if '=' not in option]:
-    raise UserError(f"arm {text!r}: {wrong[0]!r} is not key=value; an arm is 'LABEL: MODEL key=value …'")
+    raise UserError(f"arm {text!r} is wrong: {wrong[0]!r} is not key=value. Give 'LABEL: MODEL key=value …'")
   path, colon, arguments = config.partition(':')
   if re.search(r'(^|,)model=', arguments):
-    raise UserError(f'config {config!r} names a model: arms do that, --arm=MODEL')
+    raise UserError(f'config {config!r} names a model: give models with --arm=MODEL')
   given = f'--config={path}:' + ','.join(filter(None, [f'model={model}', arguments]))
   return Arm(pathlib.Path(path).stem, label, (given, *overrides, *(f'--config.{option}' for option in options)))
 
 
-def _checked(arms: Sequence[Arm], first: Arm, asked: Comparison) -> list[Arm]:
-  """Return the arms with the parameters and the operations that were asked for; all their configs are sound."""
+def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
+  """Return the arms with the requested parameters and operations. Check all configs."""
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
-  far = [arm for arm in arms if asked.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
-  sized = [_matched(arm, plans[arm], budget) if arm in far else arm for arm in arms]
+  unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
+  sized = [_match_parameters(arm, plans[arm], budget) if arm in unmatched else arm for arm in arms]
   plans |= {arm: make_plan(arm.config(0)) for arm in sized if arm not in plans}
   for arm in sized:
-    if 0 < asked.parameters < (count := plans[arm].parameters):
+    if 0 < request.parameters < (count := plans[arm].parameters):
       raise UserError(
-        f'{arm.group} {arm.label} has {count:,} parameters, and the comparison allows {asked.parameters:,}: choose '
+        f'{arm.group} {arm.label} has {count:,} parameters, and the comparison allows {request.parameters:,}: choose '
         'a smaller width or depth'
       )
-  if asked.operations:
-    operations = _operations(asked.operations, plans[first])
-    own = with_own_epochs(asked)
-    sized = [arm if arm.label in own else _lengthened(arm, plans[arm], operations) for arm in sized]
+  if request.operations:
+    operations = _operations(request.operations, plans[first])
+    own = arms_with_own_epochs(request)
+    sized = [arm if arm.label in own else _match_operations(arm, plans[arm], operations) for arm in sized]
   return [dataclasses.replace(arm, task=plans[first].config.task) for arm in sized]
 
 
-def _matched(arm: Arm, plan: Plan, budget: int) -> Arm:
+def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
+  """Return the arm with the number of units that brings its parameters near the budget."""
   task = plan.task
   model = match_parameters(plan.config.model, budget, lambda part: count_parameters(task.network(part), task.shape))
   units = (f'--config.model.{option}={count}' for option, count in units_of(model).items())
   return dataclasses.replace(arm, arguments=(*arm.arguments, *units))
 
 
-def _operations(asked: str, first: Plan) -> float:
+def _operations(text: str, first: Plan) -> float:
   """Return the operations that each arm's training takes."""
-  if asked == 'match':
+  if text == 'match':
     return training_operations(flops_per_example(first.model, first.task.shape), first.clock)
-  if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', asked) or not float(asked):
-    raise UserError(f"operations {asked!r} are no number: expected 'match' or a number such as 1.8e14")
-  return float(asked)
+  if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not float(text):
+    raise UserError(f"operations {text!r} are no number: expected 'match' or a number such as 1.8e14")
+  return float(text)
 
 
-def _lengthened(arm: Arm, plan: Plan, operations: float) -> Arm:
-  """Return the arm with the epochs that take so many operations."""
+def _match_operations(arm: Arm, plan: Plan, operations: float) -> Arm:
+  """Return the arm with the number of epochs that takes so many operations."""
   clock = plan.clock
   step = training_operations(flops_per_example(plan.model, plan.task.shape), clock) / clock.steps
   try:
@@ -291,7 +292,7 @@ def _lengthened(arm: Arm, plan: Plan, operations: float) -> Arm:
   return dataclasses.replace(arm, arguments=(*arm.arguments, f'--config.train.epochs={clock.epochs_of(steps)}'))
 
 
-def _refuse_twice(what: str, names: Sequence[Any]) -> None:
+def _refuse_duplicates(what: str, names: Sequence[Any]) -> None:
   twice = [name for i, name in enumerate(names) if name in names[:i]]
   if twice:
     raise UserError(f'{what} {twice[0]!r} is given twice')

@@ -1,4 +1,4 @@
-"""What the arms of a comparison reach on held-out images, by which choices are made before a test figure is seen."""
+"""Scores of the arms on held-out examples. Choices are made by them, before a test score is seen."""
 
 import pathlib
 import statistics
@@ -10,8 +10,8 @@ from hbf.evaluation.scores import Score
 from hbf.markdown import table
 
 
-def held_out(grid: Grid, workdir: pathlib.Path) -> str:
-  """Markdown: each arm's figures at the end of its finished runs, means over the seeds; a group's best is bold."""
+def held_out_table(grid: Grid, workdir: pathlib.Path) -> str:
+  """Return Markdown: each arm's mean scores at the end of its finished runs. The best of a group is bold."""
   runs = open_runs(workdir)
   ends = {arm: _ends(arm, grid, runs) for arm in grid.arms}
   parts = []
@@ -23,10 +23,10 @@ def held_out(grid: Grid, workdir: pathlib.Path) -> str:
     best = first.better(means) if means else None
     rows = []
     for arm in arms:
-      shown = [_cell(ends[arm], score) for score in kind.scores]
+      cells = [_format(ends[arm], score) for score in kind.scores]
       if ends[arm] and _mean(ends[arm], first) == best:
-        shown[0] = f'**{shown[0]}**'
-      rows.append((arm.label, str(len(ends[arm])), *shown))
+        cells[0] = f'**{cells[0]}**'
+      rows.append((arm.label, str(len(ends[arm])), *cells))
     header = ('model', 'seeds', *(f'{score.label} (sd)' for score in kind.scores))
     parts += [f'{group}, held-out {kind.example}s at the end of training:', table(header, rows)]
   return '\n\n'.join(parts)
@@ -34,7 +34,7 @@ def held_out(grid: Grid, workdir: pathlib.Path) -> str:
 
 def _ends(arm: Arm, grid: Grid, runs: StoredRuns) -> list[dict[str, float]]:
   """Return the last line of split validation of each seed that has finished."""
-  names = [arm.run(seed) for seed in grid.seeds]
+  names = [arm.run_name(seed) for seed in grid.seeds]
   logs = [runs.metrics(name) for name in names if runs.failure(name) is None]
   return [line for log in logs for line in [line for line in log if line['split'] == 'validation'][-1:]]
 
@@ -43,7 +43,7 @@ def _mean(lines: Sequence[dict[str, float]], score: Score) -> float:
   return statistics.fmean(line[score.name] for line in lines)
 
 
-def _cell(lines: Sequence[dict[str, float]], score: Score) -> str:
+def _format(lines: Sequence[dict[str, float]], score: Score) -> str:
   if not lines:
     return '–'
   values = [line[score.name] for line in lines]

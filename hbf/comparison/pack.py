@@ -1,10 +1,10 @@
-"""Packs a comparison: all runs become lines of one file and arrays of another.
+"""Packing of a comparison: all runs become lines of one file and arrays of another.
 
 python -m hbf.comparison.pack runs/small results/small
 
-The packed folder has runs.jsonl (a line a run: config, data, result and metrics), predictions.npz, and the
-comparison's other files. Other files of a run are beside them, as RUN-FILE. `hbf.cli.compare --report` reads either
-form, and its tables and curves are the same. Checkpoints and printed output are left out.
+The packed folder has runs.jsonl (a line for each run: config, data, result and metrics), predictions.npz, and the
+other files of the comparison. Other files of a run become RUN-FILE. `hbf compare --report` reads both forms and
+writes the same tables and curves. Checkpoints and printed output are left out.
 """
 
 import json
@@ -24,35 +24,35 @@ from hbf.errors import UserError, in_one_line
 from hbf.training.workdir import in_use, read_data, read_json, read_result, replace_text, write_predictions
 from hbf.training.writers import read_metrics
 
-LINES = {'config.json', 'data.json', 'metrics.jsonl', 'predictions.npz', 'result.json'}  # of a run, packed
-AGAIN = {'comparison.md', 'comparison.json'}  # --report writes them from the rest
+LINES = {'config.json', 'data.json', 'metrics.jsonl', 'predictions.npz', 'result.json'}  # packed files of a run
+REPORTS = {'comparison.md', 'comparison.json'}  # left out, because --report writes them again
 INTEGERS = (np.int8, np.int16, np.int32)
 
 
 def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
-  """Write a comparison's packed form.
+  """Write a comparison in its packed form.
 
   Args:
-    folder: of the comparison, with a folder for each run.
-    target: is made, all of it or nothing.
+    folder: folder of the comparison, with a folder for each run.
+    target: folder to make. It is written completely or not at all.
 
   Returns:
-    The runs without a result, and the folders that were left out.
+    Names of the runs without a result, and of the folders that were left out.
 
   Raises:
-    UserError: the folder is no comparison, is at work or is packed; or the target exists or cannot be written.
+    UserError: the folder is not a comparison, is in use or is packed; or the target exists or cannot be written.
   """
   runs, about = RunFolders(folder), _about(folder)
   names = [*about, *(name for name in runs.names() if name not in about)]
   if not runs.names():
-    raise UserError(f'{folder} has no runs: give the --workdir you compared with')
+    raise UserError(f'{folder} has no runs: give the --workdir of a comparison')
   if busy := next((path for path in (folder, *map(folder.joinpath, names)) if in_use(path)), None):
     raise UserError(f'{busy} is in use by another process: wait for it')
   if target.exists() and (not target.is_dir() or any(target.iterdir())):
     raise UserError(f'{target} exists: choose another folder, or remove it')
   lines, arrays, left = [], _Arrays(), []
   for name in names:
-    runs.config(name)  # or a damaged config would be found by the first reader only
+    runs.config(name)  # finds a damaged config now, not when the packed form is read
     line = {'run': name, **about.get(name, {}), **_line(folder / name, arrays)}
     if name in about and 'result' not in line:
       line['failed'] = runs.failure(name)
@@ -60,7 +60,7 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
     lines.append(json.dumps(line, separators=(',', ':')) + '\n')
   draft = target.with_name(target.name + '.tmp')
   try:
-    shutil.rmtree(draft, ignore_errors=True)  # of a call that was killed
+    shutil.rmtree(draft, ignore_errors=True)  # left by a killed call
     draft.mkdir(parents=True)
     for path, name in _copies(folder, names):
       if (draft / name).exists():
@@ -71,21 +71,21 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
     replace_text(draft / PACKED, ''.join(lines))
     draft.replace(target)
   except OSError as error:
-    raise UserError(f'{target} could not be written ({error}): make room, or see who may write there') from error
+    raise UserError(f'{target} could not be written ({error}): check free space and permissions') from error
   finally:
     shutil.rmtree(draft, ignore_errors=True)
   return left, _left_out(folder, names)
 
 
 class _Arrays:
-  """Arrays of all runs by key; of equal ones the first is kept."""
+  """Arrays of all runs by key. Equal arrays are stored once."""
 
   def __init__(self) -> None:
     self.by_key: dict[str, np.ndarray] = {}
     self._keys: dict[tuple[Any, ...], str] = {}
 
   def add(self, key: str, array: np.ndarray) -> str:
-    """Return the key under which the array is kept."""
+    """Add an array and return the key under which it is stored."""
     small = _smallest(array)
     key = self._keys.setdefault((small.dtype.str, small.shape, small.tobytes()), key)
     self.by_key[key] = small
@@ -93,7 +93,7 @@ class _Arrays:
 
 
 def _smallest(array: np.ndarray) -> np.ndarray:
-  """Return integers in the smallest type that holds them, and any other array as it is."""
+  """Return integers in the smallest type that holds them. Return other arrays unchanged."""
   if array.dtype.kind not in 'iu' or not array.size:
     return array
   low, high = int(array.min()), int(array.max())
@@ -102,20 +102,20 @@ def _smallest(array: np.ndarray) -> np.ndarray:
 
 
 def _about(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """Return the group, label and seed of each run that the comparison, or the search, is of."""
+  """Return the group, label and seed of each run of the comparison or search."""
   if (folder / PACKED).exists():
     raise UserError(f'{folder} is packed already')
   if (folder / 'grid.json').exists():
-    runs = [(arm.run(seed), arm.group, arm.label, seed) for arm, seed in Grid.load(folder).runs()]
+    runs = [(arm.run_name(seed), arm.group, arm.label, seed) for arm, seed in Grid.load(folder).runs()]
   elif (folder / TUNING).exists():
     runs = [(trial.run, trial.group, trial.label, trial.seed) for trial in load_trials(folder / TUNING)]
   else:
-    runs = []  # runs that somebody put together
+    runs = []  # a folder of single runs
   return {name: {'group': group, 'label': label, 'seed': seed} for name, group, label, seed in runs}
 
 
 def _line(run: pathlib.Path, arrays: _Arrays) -> dict[str, Any]:
-  """Return what a run left, without the parts that it lacks."""
+  """Return the stored parts of a run."""
   kept = RunFolders(run.parent).predictions(run.name) or {}
   parts = {
     'config': read_json(run / 'config.json', 'restore it from a copy'),
@@ -128,22 +128,22 @@ def _line(run: pathlib.Path, arrays: _Arrays) -> dict[str, Any]:
 
 
 def _copies(folder: pathlib.Path, names: Sequence[str]) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yield the files that stay files, and their names in the packed folder."""
+  """Yield the files to copy, with their names in the packed folder."""
   for path in sorted(folder.iterdir()):
-    if path.is_file() and path.name not in AGAIN and not _passing(path):
+    if path.is_file() and path.name not in REPORTS and not _temporary(path):
       yield path, path.name
   for name in names:
     for path in sorted((folder / name).glob('*')):
-      if path.is_file() and path.name not in LINES and not _passing(path):
+      if path.is_file() and path.name not in LINES and not _temporary(path):
         yield path, f'{name}-{path.name}'
 
 
-def _passing(path: pathlib.Path) -> bool:
+def _temporary(path: pathlib.Path) -> bool:
   return path.name == '.lock' or path.suffix == '.tmp'
 
 
 def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
-  """Return the names of folders that aren't packed, beside the runs and inside them."""
+  """Return the names of folders that are not packed, beside the runs and inside them."""
   inside = [path for name in names for path in (folder / name).glob('*')]
   beside = [path for path in folder.iterdir() if path.name not in names]
   return sorted({path.name for path in (*beside, *inside) if path.is_dir()})
@@ -151,8 +151,8 @@ def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
 
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Pack a comparison."""
-  parser = Parser('hbf.comparison.pack', 'Packs the runs of a comparison into a few files.')
+  """Run the command and return its exit status."""
+  parser = Parser('hbf.comparison.pack', 'Pack the runs of a comparison into a few files.')
   parser.add_path('runs', help='the --workdir of the comparison')
   parser.add_path('target', help='folder to make, such as results/NAME')
   flags = parser.parse_args(arguments)

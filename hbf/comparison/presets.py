@@ -1,4 +1,4 @@
-"""Comparisons by name: which configs, arms and seeds, and what others report of them."""
+"""Named comparisons: configs, arms, seeds and published scores."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ SMALL = {
   'hyperbf': 'hyperbf',
 }
 TEXT = {
-  'gpt': 'vit model.stage2.activation=gelu model.stage1.relative_positions=none',  # nanoGPT's
+  'gpt': 'vit model.stage2.activation=gelu model.stage1.relative_positions=none',  # as in nanoGPT
   'gpt-places': 'vit model.stage2.activation=gelu',
   'hyperbf': 'hyperbf',
 }
@@ -20,7 +20,7 @@ TEXT_RATES = ('1e-3', '2e-3', '4e-3')
 LAPTOP = {**SMALL, 'gated': 'gated', 'gmlp': 'gmlp'}
 STRONG = {label: LAPTOP[label] for label in ('vit-gelu', 'hyperbf', 'gated')}
 RELATIVE_POSITIONS = 'model.stage1.relative_positions=gaussian'
-LAPTOPS_UNIT = (
+LAPTOP_STAGE2 = (
   'model.stage2.normalize_inputs=True model.stage2.norm_affine=False model.stage2.normalization=none '
   'model.stage2.sigma_per=layer'
 )
@@ -28,25 +28,25 @@ LEADERS = {
   'hyperbf-places': f'hyperbf {RELATIVE_POSITIONS}',
   'gated-places': f'gated {RELATIVE_POSITIONS}',
   'gmlp': 'gmlp',
-  'hyperbf-laptop': f'hyperbf {RELATIVE_POSITIONS} {LAPTOPS_UNIT}',
+  'hyperbf-laptop': f'hyperbf {RELATIVE_POSITIONS} {LAPTOP_STAGE2}',
 }
-BEST_RATES = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}  # of 'rivals-rates'
+BEST_RATES = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}  # found by 'rivals-rates'
 BEST = {label: f'{LEADERS[label]} optimizer.learning_rate={rate}' for label, rate in BEST_RATES.items()}
-# Another form of each.
+# A variant of each.
 FORMS = {
   'hyperbf-places-8-heads': f'{BEST["hyperbf-places"]} model.heads=8',
   'gated-places-8-heads': f'{BEST["gated-places"]} model.heads=8',
   'gmlp-multiplicative': f'{BEST["gmlp"]} model.stage1.gate=multiplicative',
 }
-# Trials of six epochs, one image in ten held out.
+# Trials of six epochs. One image in ten is held out.
 SIX_EPOCHS = ('--config.model.pool=sequence', '--config.train.epochs=6.0', '--config.data.validation=0.1')
-# The space of `--tune`, the same for every arm; 'LABEL: KEY=…' adds an arm's own options.
+# The space of `--tune` for every arm. 'LABEL: KEY=…' adds options of a single arm.
 SPACE = (
   'optimizer.learning_rate=4e-3..3e-2',
   'optimizer.weight_decay=0.01..0.3',
   'train.label_smoothing=0.0|0.1',
 )
-# The recipe of the claim: Muon and two resolutions, the same for every arm.
+# The recipe of the claim for every arm: Muon and two resolutions.
 CLAIM = (
   '--config.optimizer.name=muon',
   '--config.optimizer.learning_rate=12e-3',
@@ -60,7 +60,7 @@ LINEAR_BALLS = (
   'model.stage2.normalize_inputs=False model.stage2.metric=identity model.stage2.centers_init=normal '
   'model.stage2.coefficients_scale=0.3'
 )
-# HyperBF, its rivals, and the controls that tell what an advantage is of. The first arm's units set the parameters.
+# HyperBF, its rivals, and controls that isolate the cause of an advantage. The first arm's units set the parameters.
 CONTROLS = {
   'hyperbf': f'hyperbf model.stage2.centers=119 {LINEAR_BALLS} {ADAPTIVE}',
   'vit-swiglu': 'vit model.stage2.activation=swiglu',
@@ -71,7 +71,7 @@ CONTROLS = {
   'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
   'hyperbf-gaussian': f'hyperbf model.stage2.coefficients_scale=0.5 {ADAPTIVE}',
 }
-# One change of the recipe each.
+# Changes of the recipe, one for each arm.
 TRICKS = {
   'plain': '',
   'smooth': 'train.label_smoothing=0.1',
@@ -92,13 +92,13 @@ def _arms(models: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _at_rates(models: Mapping[str, str], rates: Sequence[str] = RATES) -> tuple[str, ...]:
-  """Each model at each rate."""
+  """Return an arm for each model and learning rate."""
   pairs = [(rate, label) for rate in rates for label in models]
   return _arms({f'{label}-{rate}': f'{models[label]} optimizer.learning_rate={rate}' for rate, label in pairs})
 
 
 PRESETS = {
-  # CBMM Memo 143, Table 2: one seed, 100 epochs, the best test epoch.
+  # CBMM Memo 143, Table 2. The memo has one seed, 100 epochs, and the best test epoch.
   'memo': Comparison(
     configs=tuple(f'configs/{data}.py:recipe=memo' for data in DATA),
     arms=('vit', 'hyperbf'),
@@ -112,23 +112,23 @@ PRESETS = {
       'tiny_imagenet/hyperbf': 31.14,
     },
   ),
-  # A laptop's: an hour or two on two cores.
+  # For a laptop: an hour or two on two cores.
   'small': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_arms(SMALL),
     seeds=(0, 1, 2),
-    # The best of each arm in 'rates'.
+    # This rate was best for each arm in 'rates'.
     overrides=('--config.train.epochs=5.0', '--config.optimizer.learning_rate=4e-3'),
     operations='match',
   ),
-  # Of the arms of 'small', the learning rate: chosen on held-out images, `--report --split=validation`.
+  # Learning rates for the arms of 'small', to choose on held-out images with `--report --split=validation`.
   'rates': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_at_rates(SMALL),
     seeds=(0, 1),
     overrides=('--config.train.epochs=2.0', '--config.data.validation=0.1'),
   ),
-  # An hour of one core a run: eight on two cores for CIFAR-10. The other data sets go the same way, by --config.
+  # An hour of one core for each run, so eight hours on two cores for CIFAR-10. --config takes other data sets.
   'laptop': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(LAPTOP),
@@ -137,7 +137,7 @@ PRESETS = {
     operations='match',
     parameters=300_000,
   ),
-  # The search for the arms of 'laptop', `--tune=12`; `--preset=laptop --tuned=…` goes on with the best.
+  # The search for the arms of 'laptop' with `--tune=12`. `--preset=laptop --tuned=…` trains with the best options.
   'laptop-tune': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(LAPTOP),
@@ -146,7 +146,7 @@ PRESETS = {
     parameters=300_000,
     space=SPACE,
   ),
-  # Tricks of training, each against the recipe without it, on held-out images: `--report --split=validation`.
+  # Training tricks, each against the plain recipe, on held-out images: `--report --split=validation`.
   'screen': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms({label: f'{CONTROLS["hyperbf"]} {options}' for label, options in TRICKS.items()}),
@@ -155,7 +155,7 @@ PRESETS = {
     operations='3e13',
     parameters=300_000,
   ),
-  # HyperBF and its controls at a budget of operations, each at the best of its search: `--tuned=…/tuning.json`.
+  # HyperBF and its controls at equal training operations, each with its best options: `--tuned=…/tuning.json`.
   'claim': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(CONTROLS),
@@ -164,7 +164,7 @@ PRESETS = {
     operations='1.8e14',
     parameters=300_000,
   ),
-  # The search for 'claim', `--tune=12`: a sixth of its operations.
+  # The search for 'claim' with `--tune=12`, at a sixth of its operations.
   'claim-tune': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(CONTROLS),
@@ -173,7 +173,7 @@ PRESETS = {
     parameters=300_000,
     space=SPACE,
   ),
-  # A GPU's. Published: the ViT of Lee et al. 2021, whose sizes, passes and tricks these are.
+  # For a GPU. Published is the ViT of Lee et al. 2021, with the same sizes, epochs and tricks.
   'strong': Comparison(
     configs=tuple(f'configs/{data}.py:recipe=strong' for data in DATA),
     arms=_arms(STRONG),
@@ -181,15 +181,14 @@ PRESETS = {
     published={'cifar10/vit-gelu': 93.58, 'cifar100/vit-gelu': 73.81, 'tiny_imagenet/vit-gelu': 57.07},
     operations='match',
   ),
-  # Of the arms of 'laptop', the learning rate: as many trials for each, on held-out images. After two epochs of it
-  # the greatest rate was best for all; what learns fast need not be what is best in the end.
+  # Learning rates for the arms of 'laptop', on held-out images. Shorter trials would favor rates that are too high.
   'laptop-rates': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_at_rates(LAPTOP),
     seeds=(0,),
     overrides=SIX_EPOCHS,
   ),
-  # Texts by characters: nanoGPT's run on a CPU, whose published figure is an estimate from random batches.
+  # Text by characters, as in nanoGPT's run on a CPU. Its published score is an estimate from random batches.
   'text': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=_arms(TEXT),
@@ -197,29 +196,29 @@ PRESETS = {
     published={'shakespeare/gpt': 1.88},
     operations='match',
   ),
-  # Of the arms of 'text', the learning rate, on the held-out end of train.
+  # Learning rates for the arms of 'text', on the held-out end of train.
   'text-rates': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=_at_rates(TEXT, TEXT_RATES),
     seeds=(0,),
-    overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # of less text, as many steps
+    overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # as many steps on less text
   ),
-  # Ten times the tokens a step, in windows of four times the length: the same number of steps, ten times as long.
+  # As many steps as 'text', each with ten times the tokens, in windows of four times the length.
   'text-long': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=(*_arms(TEXT), 'gmlp', 'linear'),
     seeds=(0,),
     overrides=('--config.data.length=256', '--config.train.batch_size=32', '--config.train.epochs=16.3'),
   ),
-  # Tokens that were masked, told from those around them.
+  # Masked tokens, predicted from the tokens around them.
   'text-masked': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=('vit: vit model.stage2.activation=gelu', 'hyperbf', 'gmlp', 'amlp'),
     seeds=(0,),
     overrides=('--config.task=masked_token',),
   ),
-  # The leaders of 'rivals' at four rates each, one being best at the greatest of the usual three, on held-out
-  # images; and another form of some.
+  # Learning rates for the leaders of 'rivals' and variants of some, on held-out images. The fourth rate is needed,
+  # because the greatest of the usual three was best for one arm.
   'rivals-rates': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=(*_at_rates(LEADERS, (*RATES, '16e-3')), *_arms(FORMS)),
@@ -227,7 +226,7 @@ PRESETS = {
     overrides=(*RIVALS, '--config.data.validation=0.1'),
     like='vit',
   ),
-  # The leaders of 'rivals', each at the rate that was best in 'rivals-rates'.
+  # The leaders of 'rivals', each at its best rate of 'rivals-rates'.
   'rivals-best': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_arms(BEST),
@@ -236,7 +235,7 @@ PRESETS = {
     like='vit',
     operations='match',
   ),
-  # Every model, its means read out, as some have no class token. Two hours on two cores.
+  # Every model, with mean pooling, because some have no class token. Two hours on two cores.
   'rivals': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=(

@@ -1,4 +1,4 @@
-"""Runs of a grid, each a process of its own: what is finished stays, what was interrupted goes on."""
+"""Runs of a grid, each in its own process. Finished runs stay, and interrupted runs continue."""
 
 import collections
 import contextlib
@@ -24,20 +24,20 @@ POLL_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """A run to do: its folder's name and the arguments of `hbf train`, without the workdir."""
+class PendingRun:
+  """A run to do: the name of its folder, and the arguments of `hbf train` without the workdir."""
 
   name: str
   arguments: tuple[str, ...]
 
 
 def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], console: Console) -> bool:
-  """Runs what isn't finished, one run a device at a time.
+  """Run all unfinished runs, one at a time on each device.
 
-  A run that fails is reported and left; the next call tries it again.
+  A failed run is reported and left alone. The next call tries it again.
 
   Returns:
-    False if a signal ended it; the runs have saved and go on at the next call.
+    False if a signal ended the call. The runs have then saved their state, and the next call continues them.
   """
   waiting = collections.deque(_unfinished(grid, workdir))
   total, free = len(waiting), collections.deque(devices)
@@ -50,7 +50,7 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
           process.stop()
       elif waiting and free:
         run = waiting.popleft()
-        if in_use(workdir / run.name):  # by a run that outlived a killed comparison; its result will do
+        if in_use(workdir / run.name):  # by a run that outlived a killed comparison: wait for its result
           waiting.append(run)
         else:
           running.append(_Process(run, workdir, free.popleft()))
@@ -64,13 +64,13 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
     return not stopped()
 
 
-def complete(grid: Grid, workdir: pathlib.Path) -> bool:
-  """Whether every run of the grid has a result."""
+def all_finished(grid: Grid, workdir: pathlib.Path) -> bool:
+  """Return True if every run of the grid has a result."""
   return not any(_unfinished(grid, workdir))
 
 
 def failure(workdir: pathlib.Path, name: str) -> str | None:
-  """Why a run has no result, from its output; None if it has one."""
+  """Return the reason why a run has no result, from its output. Return None if it has one."""
   if _finished(workdir / name):
     return None
   log = _log(workdir, name)
@@ -80,11 +80,11 @@ def failure(workdir: pathlib.Path, name: str) -> str | None:
 
 
 class _Process:
-  """An `hbf train` at work."""
+  """A process of `hbf train`."""
 
-  def __init__(self, run: Run, workdir: pathlib.Path, device: Device):
+  def __init__(self, run: PendingRun, workdir: pathlib.Path, device: Device):
     self.run, self.device = run, device
-    self._workdir, self._begin, self._told = workdir, time.monotonic(), False
+    self._workdir, self._begin, self._asked_to_stop = workdir, time.monotonic(), False
     with open(_new_log(workdir, run.name), 'x') as log:
       self._process = subprocess.Popen(
         [*TRAIN, *run.arguments, f'--workdir={workdir / run.name}'],
@@ -95,33 +95,33 @@ class _Process:
       )
     if device.kind == 'cpu':
       with contextlib.suppress(ProcessLookupError):
-        os.sched_setaffinity(self._process.pid, {device.number})  # before it has threads, which inherit it
+        os.sched_setaffinity(self._process.pid, {device.number})  # its later threads inherit the core
 
   def ended(self) -> bool:
     return self._process.poll() is not None
 
   def stop(self) -> None:
-    """Ask once for an end; the run saves first."""
-    if not self._told:
+    """Ask the process to end. It saves its state first. Further calls do nothing."""
+    if not self._asked_to_stop:
       self._process.terminate()
-      self._told = True
+      self._asked_to_stop = True
 
   def outcome(self) -> str:
-    if self._process.returncode < 0 and not self._told:
+    if self._process.returncode < 0 and not self._asked_to_stop:
       with open(_log(self._workdir, self.run.name), 'a') as log:
-        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # 9: perhaps for want of memory
+        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # 9 is often a lack of memory
     reason = failure(self._workdir, self.run.name)
     if reason is None:
       return f'finished after {(time.monotonic() - self._begin) / 60:.1f} min'
     if self._process.returncode == 0:
-      return 'stopped, saved; the same command goes on'
+      return 'stopped and saved; the same command continues it'
     return f'FAILED ({reason}); its output is in {_log(self._workdir, self.run.name)}'
 
 
-def _unfinished(grid: Grid, workdir: pathlib.Path) -> Iterator[Run]:
+def _unfinished(grid: Grid, workdir: pathlib.Path) -> Iterator[PendingRun]:
   for arm, seed in grid.runs():
-    if not _finished(workdir / arm.run(seed)):
-      yield Run(arm.run(seed), (*arm.arguments, f'--config.seed={seed}'))
+    if not _finished(workdir / arm.run_name(seed)):
+      yield PendingRun(arm.run_name(seed), (*arm.arguments, f'--config.seed={seed}'))
 
 
 def _finished(run: pathlib.Path) -> bool:
@@ -129,7 +129,7 @@ def _finished(run: pathlib.Path) -> bool:
 
 
 def _new_log(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Return where a run's next attempt logs; the log of the attempt before stays, as NAME.1.log, NAME.2.log, …"""
+  """Return the path of a run's next log. Rename the previous log to NAME.1.log, NAME.2.log and so on."""
   log = _log(workdir, name)
   log.parent.mkdir(exist_ok=True)
   if log.exists():

@@ -1,4 +1,4 @@
-"""Options drawn at random for the trials of a search."""
+"""Random options for the trials of a search."""
 
 import dataclasses
 import re
@@ -17,11 +17,11 @@ class Option:
   """A config key with its distribution.
 
   Attributes:
-    label: the one arm that has the option; '': all arms.
-    key: as after --config.
-    choices: equally likely values; () if the value comes from a range.
-    low: least value of the range, which is uniform in the logarithm.
-    high: greatest value of the range.
+    label: the arm that has the option. '' stands for all arms.
+    key: config key, as after --config.
+    choices: equally likely values. () if the value comes from a range.
+    low: lower end of the range. The logarithm of the value is uniform.
+    high: upper end of the range.
   """
 
   label: str
@@ -49,8 +49,9 @@ def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
 def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str]]:
   """Draw an arm's options, by key, for each trial.
 
-  Draws depend on the key and the trial's number alone: all arms that share a key get the same values, and more trials
-  begin with the values of fewer. Trials are independent, as `hbf.comparison.tune.expected_best` assumes.
+  A draw depends only on the key and the trial's number. All arms that share a key get the same values, and a longer
+  search begins with the values of a shorter one. Trials are independent, as `hbf.comparison.tune.expected_best`
+  assumes.
   """
   own = {option.key: option for wanted in ('', label) for option in space if option.label == wanted}
   quantiles = {key: np.random.default_rng(zlib.crc32(key.encode())).random(trials) for key in own}
@@ -68,7 +69,7 @@ def _parse(line: str) -> Option:
   try:
     low, high = map(float, bounds.groups())
   except ValueError:
-    raise UserError(f'space {line!r} has a range without two numbers: {FORM}') from None
+    raise UserError(f'the range of space {line!r} does not have two numbers: {FORM}') from None
   if not 0 < low < high:
-    raise UserError(f'space {line!r}: a range is uniform in the logarithm, so it needs 0 < LOW < HIGH')
+    raise UserError(f'space {line!r} is no range: it is uniform in the logarithm, so it needs 0 < LOW < HIGH')
   return Option(label, key, low=low, high=high)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 LEVEL = 0.95
-SEEDS = 3  # the fewest of an arm whose interval is over seeds too
-BLOCKS = 10  # of examples that follow one another in a text
+SEEDS = 3  # fewest seeds of an arm for an interval over seeds
+BLOCKS = 10  # blocks of consecutive examples in a text
 DRAWS = 50_000
 
 
@@ -17,10 +17,10 @@ class Difference:
   """An arm's mean outcome minus the reference's, with a 95% confidence interval.
 
   Attributes:
-    estimate: over all examples and all seeds of each arm.
-    low: the interval's lower bound; None if there is one example, or one block of them.
-    high: its upper bound, likewise.
-    seeds: True if the interval is over test examples and seeds; False if it is over the examples alone.
+    estimate: difference over all examples and all seeds of each arm.
+    low: lower bound of the interval. None if there is only one example, or one block of them.
+    high: upper bound of the interval, or None like `low`.
+    seeds: True if the interval is over test examples and seeds. False if it is over the examples alone.
   """
 
   estimate: float
@@ -30,33 +30,33 @@ class Difference:
 
 
 def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS) -> list[Difference]:
-  """Compare arms with the first of them, with intervals that hold together in 95% of comparisons.
+  """Compare arms with the first arm. All intervals together hold in 95% of comparisons.
 
-  The model is an analysis of variance. Arms and examples are crossed; seeds are nested in arms, not paired:
+  The model is an analysis of variance. Arms and examples are crossed. Seeds are nested in arms, not paired:
 
     y[a, s, i] = mean[a] + example[a, i] + seed[a, s] + both[a, s, i].
 
-  All but the means are random, independent effects, and the seeds' variance τ² is one for all arms. A difference of
-  two arms, of S and R seeds and n examples, then has the variance
+  All terms but the means are random, independent effects. The seeds' variance τ² is the same for all arms. A
+  difference of two arms with S and R seeds and n examples has the variance
 
     Var_i(mean over s of y[a, s, i] − mean over s of y[r, s, i]) / n + τ² (1/S + 1/R).
 
-  The first term is paired over the examples and holds the noise of `both` already. A seed's mean over the examples
-  varies by τ² + Var(both)/n, so τ² is estimated without the second part, and nothing is counted twice. It is 0 at
-  least. An arm of fewer than three seeds, or one whose reference has fewer, gets the first term alone.
+  The first term is paired over the examples and already contains the noise of `both`. A seed's mean over the examples
+  varies by τ² + Var(both)/n. So Var(both)/n is subtracted from the estimate of τ², and nothing is counted twice. The
+  estimate of τ² is at least 0. If an arm or the reference has fewer than three seeds, only the first term is used.
 
-  The intervals are as long as the greatest of all studentized differences asks for (Dunnett 1955). Its quantile is
-  drawn from the estimated model, with the estimates' own degrees of freedom. So it becomes Dunnett's where one of
-  the variances is all, and Student's for a single arm.
+  The length of the intervals comes from the greatest of all studentized differences (Dunnett 1955). Its quantile is
+  drawn from the estimated model, with the degrees of freedom of the estimates. It equals Dunnett's quantile if one of
+  the two variances is 0, and Student's for a single arm.
 
   References: Obuchowski & Rockette 1995 (the model, with readers in place of seeds); Searle, Casella & McCulloch 1992
   (estimates of variances); Dunnett 1955.
 
   Args:
-    arms: [S, n] each, the outcome of an example with each seed's model, such as 100 where it was classified
-      correctly. The number of seeds may differ. The first is the reference.
-    length: examples of a block, where neighbors are alike: see `block_length`.
-    draws: from the model.
+    arms: outcomes of each arm, [S, n]: a value for each seed and example, such as 100 for a correct answer. The
+      number of seeds may differ. The first arm is the reference.
+    length: number of examples in a block of similar neighbors, see `block_length`.
+    draws: number of draws from the model.
   """
   n = arms[0].shape[1]
   counts = np.array([len(arm) for arm in arms])
@@ -71,13 +71,13 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
   own = max(within - noise, 0.0)
 
   random = np.random.default_rng(0)
-  of_examples = random.multivariate_normal(np.zeros(len(others)), examples, draws, method='eigh')
-  of_seeds = random.multivariate_normal(np.zeros(len(others)), own * shares, draws, method='eigh')
+  example_draws = random.multivariate_normal(np.zeros(len(others)), examples, draws, method='eigh')
+  seed_draws = random.multivariate_normal(np.zeros(len(others)), own * shares, draws, method='eigh')
   estimated = np.diag(examples) * _relative_variance(random, n / length - 1, draws)
   estimated_own = np.maximum(max(within, noise) * _relative_variance(random, freedom, draws) - noise, 0.0)
   factor = max(
-    _quantile(of_examples, estimated),
-    _quantile(of_examples + of_seeds, estimated + estimated_own * np.diag(shares)),
+    _quantile(example_draws, estimated),
+    _quantile(example_draws + seed_draws, estimated + estimated_own * np.diag(shares)),
   )
   halves = factor * np.sqrt(np.diag(examples + own * shares))
   return [
@@ -89,9 +89,8 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
 def block_length(examples: int) -> int:
   """Return the number of examples in a block of a text: a tenth of the text.
 
-  Neighboring windows of a text are alike, and so are those of a scene or a play. Differences between models are
-  correlated over more than 60 windows, so blocks are as long as an interval can use: Schmeiser 1982 advises 10 to 30
-  blocks, whatever the correlation.
+  Neighboring windows of a text are similar. Differences between models are correlated over more than 60 windows. So
+  blocks are as long as an interval allows: Schmeiser 1982 advises 10 to 30 blocks for any correlation.
   """
   return math.ceil(examples / BLOCKS)
 
@@ -100,7 +99,7 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
   """Return the covariance [K, K] of the means of outcomes [K, n], by a bootstrap of blocks.
 
   The circular block bootstrap (Politis & Romano 1992) draws blocks of consecutive examples. Its covariance has a
-  closed form, so nothing is drawn. It is scaled from k = n / length blocks to k − 1; blocks of one example give the
+  closed form, so nothing is drawn. It is scaled from k = n / length blocks to k − 1. Blocks of one example give the
   ordinary unbiased covariance.
   """
   n = outcomes.shape[1]
@@ -111,7 +110,10 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, float, int]:
-  """Return, pooled over the arms, the seeds' variance that the examples cause, all of it, and degrees of freedom."""
+  """Return three values pooled over the arms, for the means of seeds.
+
+  These are the part of their variance that the examples cause, their whole variance, and its degrees of freedom.
+  """
   repeated = [arm for arm in arms if len(arm) > 1]
   freedom = sum(len(arm) - 1 for arm in repeated)
   if not freedom:
@@ -122,11 +124,11 @@ def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, floa
 
 
 def _relative_variance(random: np.random.Generator, freedom: float, draws: int) -> np.ndarray:
-  """Draw estimates of a variance over the variance, [draws, 1]."""
+  """Draw estimates of a variance, divided by the variance, [draws, 1]."""
   return random.chisquare(freedom, (draws, 1)) / freedom
 
 
 def _quantile(drawn: np.ndarray, variances: np.ndarray) -> float:
-  """Return the quantile of the greatest of the studentized values in each draw."""
+  """Return the `LEVEL` quantile of the greatest studentized value in each draw."""
   ratios = np.divide(np.abs(drawn), np.sqrt(variances), out=np.zeros_like(drawn), where=variances > 0)
   return float(np.quantile(ratios.max(axis=1), LEVEL))

@@ -1,4 +1,4 @@
-"""Reading the runs of a comparison: from a folder each, or from the packed form that `hbf.comparison.pack` writes."""
+"""Stored runs of a comparison: a folder for each run, or the packed form of `hbf.comparison.pack`."""
 
 import abc
 import functools
@@ -27,9 +27,9 @@ CURE = 'restore it from a copy, or pack the comparison again'
 
 
 class StoredRuns(abc.ABC):
-  """The runs of a comparison, by the names of their folders.
+  """Runs of a comparison by the names of their folders.
 
-  Every method takes a name. A run that isn't there has no result, no metrics and no predictions.
+  Every method but `names` takes a name. A missing run has no result, no metrics and no predictions.
   """
 
   @abc.abstractmethod
@@ -38,15 +38,15 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def config(self, name: str) -> ConfigDict | None:
-    """Return the config with the keys of today; None if the run kept none."""
+    """Return the config with today's keys, or None if the run has none."""
 
   @abc.abstractmethod
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return what data.json held, which must have `keys`; None if the run is too old to have one."""
+    """Return data.json, or None if the run is too old to have one. It must have `keys`."""
 
   @abc.abstractmethod
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return what result.json held, which must have `keys`; None if the run isn't finished."""
+    """Return result.json, or None if the run is not finished. It must have `keys`."""
 
   @abc.abstractmethod
   def metrics(self, name: str) -> list[dict[str, Any]]:
@@ -54,11 +54,11 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of predictions.npz, [n] each; None if the run kept none."""
+    """Return the arrays of predictions.npz, [n] each, or None if the run has none."""
 
   @abc.abstractmethod
   def failure(self, name: str) -> str | None:
-    """Return why a run has no result; None if it has one."""
+    """Return the reason why a run has no result, or None if it has one."""
 
 
 def open_runs(folder: pathlib.Path) -> StoredRuns:
@@ -71,19 +71,19 @@ def open_runs(folder: pathlib.Path) -> StoredRuns:
 
 
 def refuse_packed(folder: pathlib.Path) -> None:
-  """Check that runs can be added to a comparison.
+  """Refuse to add runs to a packed comparison.
 
   Raises:
     UserError: the comparison is packed.
   """
   if (folder / PACKED).exists():
     raise UserError(
-      f'{folder} is packed, and packed runs cannot go on: choose another --workdir, or give --report for its tables'
+      f'{folder} is packed, and packed runs cannot continue: choose another --workdir, or give --report for tables'
     )
 
 
 class RunFolders(StoredRuns):
-  """Runs in a folder each, as train.py leaves them."""
+  """Runs in folders, as written by `hbf train`."""
 
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
@@ -114,20 +114,20 @@ class RunFolders(StoredRuns):
 
 
 class PackedRuns(StoredRuns):
-  """Runs in runs.jsonl, a line each, with their arrays in predictions.npz."""
+  """Runs in lines of runs.jsonl, with their arrays in predictions.npz."""
 
   def __init__(self, folder: pathlib.Path):
-    """Read the lines; arrays are read when one of them is asked for.
+    """Read the lines. The arrays are read when they are first needed.
 
     Raises:
-      UserError: a line is damaged, or two lines are of one run.
+      UserError: a line is damaged, or two lines have the same run.
     """
     self._folder, self._path = folder, folder / PACKED
     self._lines: dict[str, dict[str, Any]] = {}
     for number, text in enumerate(self._path.read_bytes().splitlines(), 1):
       line = parse_json(text, f'line {number} of {self._path}', CURE, 'run')
       if line['run'] in self._lines:
-        raise damaged(self._path, f'two lines are of run {line["run"]}', CURE)
+        raise damaged(self._path, f'two lines have the run {line["run"]}', CURE)
       self._lines[line['run']] = line
 
   def names(self) -> list[str]:
@@ -160,7 +160,7 @@ class PackedRuns(StoredRuns):
 
   @functools.cached_property
   def _arrays(self) -> dict[str, np.ndarray] | None:
-    """All arrays by key, integers as int64; None if the file was removed."""
+    """All arrays by key, with integers as int64. None if the file is missing."""
     arrays = read_predictions(self._folder)
     if arrays is None:
       return None

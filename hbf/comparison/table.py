@@ -1,4 +1,4 @@
-"""The table of a comparison, from the logs of its runs alone."""
+"""The table of a comparison, made from the logs of its runs."""
 
 import dataclasses
 import json
@@ -16,24 +16,25 @@ from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 
-OPTIONAL = ('training operations', 'published')  # columns that are left out where they would be empty
+OPTIONAL = ('training operations', 'published')  # columns that are left out if they are empty
 Results = dict[int, dict[str, Any]]  # result.json by seed
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """An arm's figures over its finished runs.
+  """The scores of an arm over its finished runs.
 
   Attributes:
-    group: the arms that are compared with each other.
-    task: of the group, by name; arms are compared by the first of its figures.
-    label: of the arm.
-    results: by seed, what result.json holds.
-    failed: by seed, why there is no result.
-    mean: of the compared figure, over the seeds; None without a result.
-    sd: standard deviation over the seeds; None with fewer than two.
-    difference: from the group's first arm; None for the first, and where the runs kept no examples or others.
-    published: the figure that others report.
+    group: arms of one group are compared with each other.
+    task: name of the group's task. Arms are compared by its first score.
+    label: label of the arm.
+    results: content of result.json, by seed.
+    failed: reason why there is no result, by seed.
+    mean: mean of the compared score over the seeds. None without a result.
+    sd: standard deviation over the seeds. None with fewer than two.
+    difference: difference from the group's first arm. None for the first arm, or if the stored examples are missing
+      or differ.
+    published: score that others report.
   """
 
   group: str
@@ -48,11 +49,11 @@ class Row:
 
   @property
   def kind(self) -> type[Task]:
-    """The group's task."""
+    """Class of the group's task."""
     return TASKS[self.task]
 
-  def shown(self, value: float, sign: str = '') -> str:
-    """A value of the compared figure, as a table has it."""
+  def format(self, value: float, sign: str = '') -> str:
+    """Format a value of the compared score for the table."""
     return f'{value:{sign}{self.kind.scores[0].form}}'
 
 
@@ -72,7 +73,7 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
         task=arm.task,
         label=arm.label,
         results=results[arm],
-        failed={seed: runs.failure(arm.run(seed)) or '' for seed in grid.seeds if seed not in results[arm]},
+        failed={seed: runs.failure(arm.run_name(seed)) or '' for seed in grid.seeds if seed not in results[arm]},
         mean=statistics.fmean(values) if values else None,
         sd=statistics.stdev(values) if len(values) > 1 else None,
         difference=compared.get(arm),
@@ -83,49 +84,49 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
 
 
 def markdown(rows: list[Row]) -> str:
-  """Return for each group a title, a table and how to read it; then the runs that have no result."""
+  """Return a title, a table and a note for each group, then the runs without a result."""
   parts = []
   for group in dict.fromkeys(row.group for row in rows):
-    of_group = [row for row in rows if row.group == group]
-    names = _header(of_group[0].kind)
-    over = {row.difference.seeds for row in of_group if row.difference}
-    lines = [_cells(row, mixed=len(over) > 1) for row in of_group]
+    group_rows = [row for row in rows if row.group == group]
+    names = _header(group_rows[0].kind)
+    kinds = {row.difference.seeds for row in group_rows if row.difference}
+    lines = [_cells(row, mixed=len(kinds) > 1) for row in group_rows]
     columns = [i for i, name in enumerate(names) if name not in OPTIONAL or any(line[i].strip('–') for line in lines)]
     header, *cells = (tuple(line[i] for i in columns) for line in (names, *lines))
-    parts += [_title(group, of_group), table(header, cells), _note(of_group)]
+    parts += [_title(group, group_rows), table(header, cells), _note(group_rows)]
   missing = [f'- {row.group} {row.label}, seed {seed}: {why}' for row in rows for seed, why in row.failed.items()]
   parts += ['Without a result:', '\n'.join(missing)] if missing else []
   return '\n\n'.join(filter(None, parts)) + '\n'
 
 
 def as_json(rows: list[Row]) -> str:
-  """The rows with all that their runs' results hold."""
+  """Return the rows as JSON, with the complete results of their runs."""
   return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + '\n'
 
 
 def _results(arm: Arm, grid: Grid, runs: StoredRuns) -> Results:
-  found = {seed: runs.result(arm.run(seed), arm.kind.scores[0].name) for seed in grid.seeds}
+  found = {seed: runs.result(arm.run_name(seed), arm.kind.scores[0].name) for seed in grid.seeds}
   return {seed: result for seed, result in found.items() if result is not None}
 
 
 def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[Arm, Difference]:
-  """Compare the arms of a group with its first, by the outcomes of their test examples.
+  """Compare the arms of a group with its first arm by the outcomes of their test examples.
 
-  Arms are left out if they have no runs yet, if a run kept nothing of its examples, or if the examples differ from
-  those of the first arm's first run.
+  An arm is left out if it has no runs yet, if a run stored no examples, or if its examples differ from those of the
+  first arm's first run.
   """
   outcomes: dict[Arm, np.ndarray] = {}
   examples: list[np.ndarray] = []
-  for arm, of_arm in seeds.items():
-    kept = [runs.predictions(arm.run(seed)) for seed in of_arm]
-    read = [run for run in kept if run is not None]
+  for arm, arm_seeds in seeds.items():
+    stored = [runs.predictions(arm.run_name(seed)) for seed in arm_seeds]
+    read = [run for run in stored if run is not None]
     names = arm.kind.examples
     examples = examples or [run[name] for run in read[:1] for name in names]
-    alike = all(np.array_equal(run[name], these) for run in read for name, these in zip(names, examples, strict=True))
-    if read and len(read) == len(kept) and alike:
+    alike = all(np.array_equal(run[name], array) for run in read for name, array in zip(names, examples, strict=True))
+    if read and len(read) == len(stored) and alike:
       outcomes[arm] = np.array([arm.kind.outcomes(run) for run in read])
     elif not outcomes:
-      return {}  # without the first there is nothing to compare with
+      return {}  # without the first arm there is no reference
   arms = list(outcomes)
   length = block_length(outcomes[arms[0]].shape[1]) if arms[0].kind.consecutive else 1
   return dict(zip(arms[1:], differences(list(outcomes.values()), length), strict=True))
@@ -156,7 +157,7 @@ def _title(group: str, rows: list[Row]) -> str:
 
 
 def _note(rows: list[Row]) -> str:
-  """Return how to read the differences; '' if there are none."""
+  """Return an explanation of the differences. Return '' if there are none."""
   found = [row.difference for row in rows if row.difference]
   if not found:
     return ''
@@ -185,17 +186,17 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
     f'{some[f"flops_per_{unit}"] / 1e6:,.1f}',
     f'{some["train_operations"]:.2e}'.replace('e+', 'e') if 'train_operations' in some else '',
     str(len(row.results)),
-    f'**{row.shown(row.mean)}**' + (f' ({row.shown(row.sd)})' if row.sd is not None else ''),
-    row.shown(row.difference.estimate, '+') if row.difference else '',
+    f'**{row.format(row.mean)}**' + (f' ({row.format(row.sd)})' if row.sd is not None else ''),
+    row.format(row.difference.estimate, '+') if row.difference else '',
     _bounds(row, mixed),
-    row.shown(row.published) if row.published is not None else '',
+    row.format(row.published) if row.published is not None else '',
   )
 
 
 def _bounds(row: Row, mixed: bool) -> str:
-  """Return the interval; if the table has both kinds, with a mark where it is over the examples alone."""
+  """Return the interval. If the table mixes both kinds, mark the intervals over examples alone."""
   difference = row.difference
   if difference is None or difference.low is None or difference.high is None:
     return ''
   over = f' ({row.kind.example}s)' if mixed and not difference.seeds else ''
-  return f'{row.shown(difference.low, "+")} … {row.shown(difference.high, "+")}{over}'
+  return f'{row.format(difference.low, "+")} … {row.format(difference.high, "+")}{over}'

@@ -1,7 +1,7 @@
-"""A search that is equal for all arms: as many trials each, drawn from one space, chosen on held-out images.
+"""A fair search for all arms: equal numbers of trials from one space, chosen on held-out examples.
 
 References: Dodge et al. 2019, "Show Your Work" (the expected best result against the number of trials); Tang et al.
-2020, "Showing Your Work Doesn't Always Work" (its estimate without bias).
+2020, "Showing Your Work Doesn't Always Work" (its unbiased estimate).
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hbf.comparison.curves import draw_expected
 from hbf.comparison.devices import Device
-from hbf.comparison.grid import Arm, Comparison, Grid, check_runs, label_of, make_grid, with_own_epochs
+from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, check_runs, label_of, make_grid
 from hbf.comparison.runs import run_all
 from hbf.comparison.space import draw, parse_space
 from hbf.comparison.stored import StoredRuns, open_runs, refuse_packed
@@ -25,10 +25,10 @@ from hbf.markdown import table
 from hbf.tasks.registry import TASKS
 from hbf.training.workdir import held, write_json
 
-FIRST_SEED = 1000  # of trial 0; a comparison's own seeds start at 0
+FIRST_SEED = 1000  # seed of trial 0; the seeds of a comparison start at 0
 HELD_OUT = '--config.data.validation='
 TUNING = pathlib.PurePath('tuning.json')
-LEFT = {'.lock', 'tuning.json.tmp'}  # by a call that was killed at its start
+LEFT = {'.lock', 'tuning.json.tmp'}  # left by a call that was killed at its start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Trial:
 
   Attributes:
     label: the arm's label.
-    number: from 0; arms share the draws and the seed of a number.
-    seed: of the run; no other number has it.
-    options: the drawn values by key.
-    held_out: the task's first figure on held-out examples at the end of training; None without a result.
-    loss: the training loss at the end; None without a result.
-    failed: why there is no result; '' if there is one.
-    arm: the arm as it was asked for, 'LABEL: MODEL key=value …'.
-    like: the arm whose parameters, and operations if they match, the trial has.
-    group: the config's name.
-    task: the config's task, by name.
+    number: number of the trial from 0. Arms share the draws and the seed of a number.
+    seed: seed of the run. No other number has it.
+    options: drawn values by key.
+    held_out: first score of the task on held-out examples at the end of training. None without a result.
+    loss: training loss at the end. None without a result.
+    failed: reason why there is no result. '' if there is one.
+    arm: the requested arm, 'LABEL: MODEL key=value …'.
+    like: the arm whose parameters (and operations, if they match) the trial has.
+    group: name of the config.
+    task: name of the config's task.
     run: name of the run's folder.
-    arguments: of train.py, all but the seed and the workdir.
+    arguments: arguments of `hbf train` without the seed and the workdir.
   """
 
   label: str
@@ -67,21 +67,21 @@ class Trial:
 
   @property
   def ranks(self) -> Score:
-    """The figure that ranks trials."""
+    """Score that ranks trials."""
     return TASKS[self.task].scores[0]
 
   @property
   def diverged(self) -> bool:
-    """Return True if training diverged. Such a trial counts, because it would diverge again."""
+    """True if training diverged. The trial then counts, because it would diverge again."""
     return 'training diverged' in self.failed
 
   @property
   def settled(self) -> bool:
-    """Return True if nothing is left to run."""
+    """True if nothing is left to run."""
     return not self.failed or self.diverged
 
   def measured(self, runs: StoredRuns) -> 'Trial':
-    """Return the trial with the figures of its logs."""
+    """Return the trial with the scores from its logs."""
     if failed := runs.failure(self.run):
       return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
     last = {line['split']: line for line in runs.metrics(self.run)}
@@ -90,33 +90,33 @@ class Trial:
 
 
 class _Trials(Grid):
-  """Arms that have one run each, with a seed of their own."""
+  """A grid whose arms have one run each, with their own seeds."""
 
   def runs(self) -> list[tuple[Arm, int]]:
     return list(zip(self.arms, self.seeds, strict=True))
 
 
-def tune(asked: Comparison, count: int, workdir: pathlib.Path, devices: Sequence[Device]) -> bool:
+def tune(request: Comparison, count: int, workdir: pathlib.Path, devices: Sequence[Device]) -> bool:
   """Run the missing trials of every arm, and report all trials of the folder.
 
   Returns:
-    False if a trial failed without diverging; True also if a signal stopped the search.
+    False if a trial failed without diverging. True also if a signal stopped the search.
 
   Raises:
-    UserError: something of the request is wrong, or it doesn't fit the folder.
+    UserError: the request is wrong, or it does not fit the folder.
   """
   refuse_packed(workdir)
   before = _read(workdir)
-  trials, grid = _make_trials(asked, count, before)
+  trials, grid = _make_trials(request, count, before)
   check_runs(grid, workdir)
   console = Console(stderr=True)
-  for label in with_own_epochs(asked):
+  for label in arms_with_own_epochs(request):
     console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)
   with held(workdir):
     by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
     _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
     settled = {trial.run for trial in _read(workdir) if trial.settled}
-    left = [(arm, seed) for arm, seed in grid.runs() if arm.run(seed) not in settled]
+    left = [(arm, seed) for arm, seed in grid.runs() if arm.run_name(seed) not in settled]
     todo = _Trials(tuple(arm for arm, _ in left), tuple(seed for _, seed in left))
     stopped = not run_all(todo, workdir, devices, console)
     report(workdir)
@@ -125,15 +125,15 @@ def tune(asked: Comparison, count: int, workdir: pathlib.Path, devices: Sequence
 
 
 def report(workdir: pathlib.Path) -> None:
-  """Write tuning.json and tuning.png again, from the logs, and print each arm's best trial."""
+  """Write tuning.json and tuning.png again from the logs, and print each arm's best trial."""
   trials = _write(_read(workdir), workdir)
   ranks = trials[0].ranks
   draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'))
   rows = []
-  for label, of_arm in _by_label(trials).items():
-    best = _best(of_arm)
+  for label, arm_trials in _by_label(trials).items():
+    best = _best(arm_trials)
     scores = (f'{best.held_out:{ranks.form}}', f'{best.loss:.3f}', _joined(best.options)) if best else ('–',) * 3
-    counts = sum(trial.settled for trial in of_arm), sum(trial.diverged for trial in of_arm)
+    counts = sum(trial.settled for trial in arm_trials), sum(trial.diverged for trial in arm_trials)
     rows.append((label, *map(str, counts), *scores))
   header = ('model', 'trials', 'diverged', f'held-out {ranks.label}', 'training loss', 'options')
   missing = [f'- {trial.run}: {trial.failed}' for trial in trials if not trial.settled]
@@ -142,23 +142,23 @@ def report(workdir: pathlib.Path) -> None:
   sys.stdout.write('\n\n'.join(parts) + '\n')
 
 
-def with_best(asked: Comparison, path: pathlib.Path) -> Comparison:
-  """Give each arm the options of its best trial.
+def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
+  """Return the request with the options of each arm's best trial.
 
   Args:
-    asked: arms of the search, and seeds that no trial used.
-    path: tuning.json.
+    request: arms of the search, and seeds that no trial used.
+    path: the tuning.json of the search.
 
   Raises:
-    UserError: an arm was not searched, has fewer trials than another, or a seed was used.
+    UserError: an arm was not searched, arms have different numbers of trials, or a trial used a seed.
   """
   if not path.is_file():
     raise UserError(f'{path} is not there: give the tuning.json that --tune wrote')
   arms = _by_label(load_trials(path))
-  if used := {trial.seed for trials in arms.values() for trial in trials} & {*asked.seeds}:
-    raise UserError(f'seed {min(used)} was used by a trial of {path}: give --seeds that no trial used')
+  if used := {trial.seed for trials in arms.values() for trial in trials} & {*request.seeds}:
+    raise UserError(f'a trial of {path} used seed {min(used)}: give --seeds that no trial used')
   texts = {}
-  for text in dict.fromkeys((*asked.arms, *filter(None, [asked.like]))):
+  for text in dict.fromkeys((*request.arms, *filter(None, [request.like]))):
     label = label_of(text)
     trials = choose(f'arm of {path}', label, arms)
     if trials[0].arm != text:
@@ -170,18 +170,18 @@ def with_best(asked: Comparison, path: pathlib.Path) -> Comparison:
   settled = {label: sum(trial.settled for trial in arms[label]) for label in map(label_of, texts)}
   if len({*settled.values()}) > 1:
     counts = ', '.join(f'{label} {count}' for label, count in settled.items())
-    raise UserError(f'the search of {path} is not equal, finished are {counts}: run --tune again with all arms')
+    raise UserError(f'the arms of {path} have different numbers of trials ({counts}): run --tune again with all arms')
   return dataclasses.replace(
-    asked, arms=tuple(texts[text] for text in asked.arms), like=texts[asked.like] if asked.like else ''
+    request, arms=tuple(texts[text] for text in request.arms), like=texts[request.like] if request.like else ''
   )
 
 
 def expected_best(values: Sequence[float], score: Score) -> list[float]:
-  """Return the expected best result of 1, 2, … trials: its mean over all subsets of so many.
+  """Return the expected best result of 1, 2, … trials: the mean of the best over all subsets of this size.
 
   Args:
-    values: of independent trials.
-    score: says which of several values is the best.
+    values: results of independent trials.
+    score: the score that the values are of. It says if greater is better.
   """
   ordered, n = sorted(values, reverse=score.better is min), len(values)
   return [
@@ -190,32 +190,34 @@ def expected_best(values: Sequence[float], score: Score) -> list[float]:
   ]
 
 
-def _make_trials(asked: Comparison, count: int, before: Sequence[Trial]) -> tuple[list[Trial], _Trials]:
+def _make_trials(request: Comparison, count: int, before: Sequence[Trial]) -> tuple[list[Trial], _Trials]:
   """Return the trials of all arms, number by number, and their runs."""
-  if count < 1 or not asked.arms:
-    raise UserError('a search needs an arm and a trial at least: give --arm, and --tune=1 or more')
-  space = parse_space(asked.space)
+  if count < 1 or not request.arms:
+    raise UserError('a search needs at least one arm and one trial: give --arm, and --tune=1 or more')
+  space = parse_space(request.space)
   if not space:
     raise UserError('a search needs a space: give --space=KEY=LOW..HIGH or --space=KEY=A|B, or a preset that has one')
-  if len(asked.configs) != 1:
-    raise UserError(f'a search is on one config, not on {len(asked.configs)}: give one --config')
-  labels = [*map(label_of, asked.arms)]
+  if len(request.configs) != 1:
+    raise UserError(f'a search takes one config, but {len(request.configs)} were given: give one --config')
+  labels = [*map(label_of, request.arms)]
   if unknown := [option.label for option in space if option.label and option.label not in labels]:
     raise UserError(f'the space has an option of arm {unknown[0]}: the arms are {", ".join(labels)}')
   options = {label: draw(space, label, count) for label in labels}
   drawn = [
     (text, label, number, options[label][number])
     for number in range(count)
-    for text, label in zip(asked.arms, labels, strict=True)
+    for text, label in zip(request.arms, labels, strict=True)
   ]
-  like = asked.like or (before[0].like if before else asked.arms[0])
-  given = any(override.startswith(HELD_OUT) for override in asked.overrides)
+  like = request.like or (before[0].like if before else request.arms[0])
+  given = any(override.startswith(HELD_OUT) for override in request.overrides)
   grid = make_grid(
     dataclasses.replace(
-      asked,
+      request,
       like=like,
-      arms=tuple(_with_options(text, f'{label}-t{number:02}', of_arm) for text, label, number, of_arm in drawn),
-      overrides=asked.overrides if given else (*asked.overrides, f'{HELD_OUT}0.1'),
+      arms=tuple(
+        _with_options(text, f'{label}-t{number:02}', arm_trials) for text, label, number, arm_trials in drawn
+      ),
+      overrides=request.overrides if given else (*request.overrides, f'{HELD_OUT}0.1'),
       seeds=(FIRST_SEED,),
     )
   )
@@ -231,7 +233,7 @@ def _make_trials(asked: Comparison, count: int, before: Sequence[Trial]) -> tupl
       label=label,
       number=number,
       seed=seed,
-      options=of_arm,
+      options=arm_trials,
       held_out=None,
       loss=None,
       failed='not run yet',
@@ -239,10 +241,10 @@ def _make_trials(asked: Comparison, count: int, before: Sequence[Trial]) -> tupl
       like=like,
       group=arm.group,
       task=arm.task,
-      run=arm.run(seed),
+      run=arm.run_name(seed),
       arguments=arm.arguments,
     )
-    for (text, label, number, of_arm), arm, seed in zip(drawn, grid.arms, seeds, strict=True)
+    for (text, label, number, arm_trials), arm, seed in zip(drawn, grid.arms, seeds, strict=True)
   ]
   return trials, _Trials(grid.arms, seeds)
 
@@ -263,28 +265,28 @@ def _by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
-  """Return the finished trial with the best figure; of several the first."""
+  """Return the finished trial with the best score, or the first of several."""
   finished = [trial for trial in trials if trial.held_out is not None]
   best = trials[0].ranks.better((trial.held_out for trial in finished), default=None)
   return next((trial for trial in finished if trial.held_out == best), None)
 
 
 def _expected(trials: Sequence[Trial]) -> dict[str, list[float]]:
-  """Return each arm's expected best; a trial that diverged counts as the arm's worst."""
+  """Return the expected best of each arm. A diverged trial counts as the arm's worst result."""
   expected = {}
-  for label, of_arm in _by_label(trials).items():
-    ranks = of_arm[0].ranks
-    if values := [trial.held_out for trial in of_arm if trial.held_out is not None]:
+  for label, arm_trials in _by_label(trials).items():
+    ranks = arm_trials[0].ranks
+    if values := [trial.held_out for trial in arm_trials if trial.held_out is not None]:
       worst = min(values) if ranks.better is max else max(values)
-      expected[label] = expected_best([*values, *(worst for trial in of_arm if trial.diverged)], ranks)
+      expected[label] = expected_best([*values, *(worst for trial in arm_trials if trial.diverged)], ranks)
   return expected
 
 
 def _write(trials: Sequence[Trial], workdir: pathlib.Path) -> list[Trial]:
-  """Write tuning.json from the logs, and return the trials with their figures."""
+  """Write tuning.json from the logs, and return the trials with their scores."""
   runs = open_runs(workdir)
   measured = [trial.measured(runs) for trial in trials]
-  best = {label: found for label, of_arm in _by_label(measured).items() if (found := _best(of_arm))}
+  best = {label: found for label, arm_trials in _by_label(measured).items() if (found := _best(arm_trials))}
   stored = {
     'figure': measured[0].ranks.name,
     'best': {label: {'trial': trial.number, 'options': trial.options} for label, trial in best.items()},
@@ -296,10 +298,10 @@ def _write(trials: Sequence[Trial], workdir: pathlib.Path) -> list[Trial]:
 
 
 def _read(workdir: pathlib.Path) -> list[Trial]:
-  """Return the trials of a folder; none if there is nothing yet.
+  """Return the trials of a folder. Return [] if the folder is empty or missing.
 
   Raises:
-    UserError: something else is there.
+    UserError: the folder holds something else.
   """
   if (workdir / TUNING).is_file():
     return load_trials(workdir / TUNING)

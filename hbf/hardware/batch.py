@@ -1,23 +1,23 @@
-"""The largest batch that fits."""
+"""Search for the largest batch that fits."""
 
 from collections.abc import Callable
 
 _TRIES = 8
-_CLOSE = 0.03  # of the batch: what fits isn't sought more closely
+_CLOSE = 0.03  # relative precision of the search
 
 
 def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: int, most: int) -> int | None:
-  """The largest multiple of `unit` that fits, to 3%; None if not even one unit does.
+  """Return the largest multiple of `unit` that fits, to 3%. Return None if one unit does not fit.
 
-  Memory grows nearly as a straight line with the batch: each try is where the line through two others meets the
-  memory, and every answer has been tried.
+  Memory grows almost linearly with the batch. Each try is the batch at which the line through two earlier tries meets
+  the memory. The returned batch has been tried.
 
   Args:
-    needs: bytes on a device that a batch needs; it compiles, which takes minutes.
-    memory: of a device.
-    unit: that the batch must be a multiple of.
-    start: the first batch to try.
-    most: no batch may be larger.
+    needs: function from a batch to the bytes that it needs on a device. A call compiles, which takes minutes.
+    memory: bytes of a device.
+    unit: number that must divide the batch.
+    start: first batch to try.
+    most: largest batch to consider.
   """
   known: dict[int, int] = {}
   fits, fails, units = 0, most // unit + 1, max(1, min(start, most) // unit)
@@ -27,12 +27,12 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
     close = max(1, int(_CLOSE * fits))
     if fails - fits <= close:
       break
-    units = min(max(_meet(known, memory), fits + close), fails - close)
+    units = min(max(_interpolate(known, memory), fits + close), fails - close)
   return fits * unit or None
 
 
-def _meet(known: dict[int, int], memory: int) -> int:
-  """Where the line through the two batches nearest to the memory meets it."""
+def _interpolate(known: dict[int, int], memory: int) -> int:
+  """Return the batch at which the line through the two tries nearest to the memory meets it."""
   (a, at_a), *others = sorted(known.items(), key=lambda item: abs(item[1] - memory))
   if not others:
     return 2 * a if at_a <= memory else a // 2

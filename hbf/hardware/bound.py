@@ -1,7 +1,7 @@
-"""An estimate of a program's time: its operations and traffic over the device's rates.
+"""A time estimate for a program, from its operations and traffic and the device's rates.
 
-This is the roofline model (Williams et al. 2009). It is no bound: traffic is what instructions read and write, and a
-cache may keep a part of it from the memory.
+This is the roofline model (Williams et al. 2009). It is not a bound: traffic counts all bytes that instructions read
+and write, but a cache may hold a part of them.
 """
 
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from typing import NamedTuple
 from hbf.hardware.chips import Chip
 from hbf.hardware.hlo import COLLECTIVES, Collective
 
-# Bytes that a device sends for each that a collective of n devices gives, n large: each of a ring's n − 1 steps sends
-# 1/n, and an all-reduce goes around twice.
-_SENT = dict.fromkeys(COLLECTIVES, 1.0) | {'all-reduce': 2.0}
+# Bytes that a device sends for each byte of a collective's result, for many devices. A ring of n devices takes n − 1
+# steps that send 1/n each. An all-reduce goes around the ring twice.
+_SENT_RATIO = dict.fromkeys(COLLECTIVES, 1.0) | {'all-reduce': 2.0}
 
 
 class Bound(NamedTuple):
-  """Seconds that a program would take for each of three reasons alone.
+  """Seconds that a program would take if only one resource limited it.
 
   Attributes:
-    compute: its matrix products at the full rate of their type.
-    memory: what it reads and writes at the memory's full rate, as if nothing stayed in a cache.
-    network: what its collectives send at the full rate of the slowest links on the way.
+    compute: time of its matrix products at the peak rate of their type.
+    memory: time of its reads and writes at the peak memory bandwidth, without a cache.
+    network: time of its collectives at the rate of the slowest links in use.
   """
 
   compute: float
@@ -30,12 +30,12 @@ class Bound(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """The greatest of the three, the estimate."""
+    """The estimate: the greatest of the three."""
     return max(self)
 
   @property
   def limit(self) -> str:
-    """The name of the greatest."""
+    """Name of the greatest."""
     return max(self._fields, key=lambda name: getattr(self, name))
 
 
@@ -45,19 +45,19 @@ def bound(
   memory: float,
   network: Mapping[Collective, float] | None = None,
 ) -> Bound:
-  """Return the estimate for a program.
+  """Estimate the time of a program.
 
   Args:
-    chip: what it runs on.
-    products: operations of one device, as `hbf.models.flops.count_products` names them.
+    chip: the chip that it runs on.
+    products: operations of one device by type, as returned by `hbf.models.flops.count_products`.
     memory: bytes that one device reads and writes.
-    network: bytes by collective, as `hbf.hardware.hlo.count_traffic` has them.
+    network: bytes by collective, as returned by `hbf.hardware.hlo.count_traffic`.
   """
   compute = sum(count / chip.flops[kind] for kind, count in products.items())
   fast, slow = 0.0, 0.0
   for among, count in (network or {}).items():
-    sent = _SENT[among.kind] * count
+    sent = _SENT_RATIO[among.kind] * count
     fast += sent * (1 - 1 / among.devices) / chip.network
-    if chip.network_between_hosts is not None:  # a group's devices on a host share what leaves it
+    if chip.network_between_hosts is not None:  # the devices of a group on one host share its traffic to other hosts
       slow += sent * (1 - 1 / among.hosts) * among.hosts / among.devices / chip.network_between_hosts
   return Bound(compute, memory / chip.memory_bandwidth, max(fast, slow))

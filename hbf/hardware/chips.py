@@ -1,12 +1,13 @@
-"""Accelerators that the project compiles for: what their makers say of them.
+"""Accelerators to compile for, with the numbers that their makers publish.
 
-Rates are peaks of the data sheet, dense, and so bounds that no program passes. Sources, as named below:
+Rates are dense peak rates of the data sheets, so no program exceeds them. Sources, as cited below:
 
 * Cloud TPU: Google Cloud's pages of each generation, https://docs.cloud.google.com/tpu/docs/v5e and so on.
 * Scaling book: Austin et al., How to Scale Your Model (2025), table of TPU specs.
-* Data sheets of NVIDIA A100 80GB SXM, H100 SXM, H200 SXM and HGX B200 (eight GPUs; rates of tensor cores are stated
-  with sparsity from H100 on: half of them is dense).
-* XLA: openxla/xla, xla/backends/gpu/target_config/specs (a100_sxm_80, h100_sxm, h200, b200): what devices report.
+* Data sheets of NVIDIA A100 80GB SXM, H100 SXM, H200 SXM and HGX B200 (eight GPUs). From H100 on, the sheets give
+  tensor core rates with sparsity. The dense rate is half of it.
+* XLA: openxla/xla, xla/backends/gpu/target_config/specs (a100_sxm_80, h100_sxm, h200, b200): values that devices
+  report.
 """
 
 import dataclasses
@@ -15,38 +16,38 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-  """A kind of accelerator; everything is of one chip, which JAX shows as one device."""
+  """A kind of accelerator. All values are for one chip, which JAX shows as one device."""
 
-  name: str  # as topologies are named: 'v5e'
-  kind: str  # as people say: 'TPU v5e'
-  platform: str  # 'tpu' or 'cuda', as JAX names lowering platforms
-  # FLOP/s of dense matrix products: 'bfloat16'; 'float32' at JAX's default precision (TF32 on NVIDIA, one pass in
-  # bfloat16 on TPU); 'highest', float32 at Precision.HIGHEST (CUDA cores on NVIDIA, six passes on TPU).
+  name: str  # prefix of topology names: 'v5e'
+  kind: str  # product name: 'TPU v5e'
+  platform: str  # JAX's lowering platform: 'tpu' or 'cuda'
+  # FLOP/s of dense matrix products. 'bfloat16'. 'float32' at JAX's default precision (TF32 on NVIDIA, one pass in
+  # bfloat16 on TPU). 'highest' is float32 at Precision.HIGHEST (CUDA cores on NVIDIA, six passes on TPU).
   flops: Mapping[str, float]
   memory_bytes: int
   memory_bandwidth: float  # bytes/s
-  network: float  # bytes/s, one way, that it can send to others of its slice (ICI, all links) or host (NVLink)
-  network_between_hosts: float | None = None  # bytes/s, one way, to other hosts if that is slower
+  network: float  # bytes/s, one way, to other chips of its slice (ICI, all links) or host (NVLink)
+  network_between_hosts: float | None = None  # bytes/s, one way, to other hosts. None if it equals `network`
 
   @property
   def usable_bytes(self) -> int:
-    """Of the memory, what JAX takes for programs."""
+    """Bytes of the memory that JAX uses for programs."""
     return self.memory_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuChip(Chip):
-  """A TPU, its slices being meshes or tori of 2 or 3 dimensions."""
+  """A TPU. Its slices are meshes or tori of 2 or 3 dimensions."""
 
   platform: str = 'tpu'
   dimensions: int
-  cores_in_names: int  # what a chip counts in a slice's name: v4-8 is 8 TensorCores, four chips
-  slices: tuple[int, ...]  # chips of each, ascending
+  cores_in_names: int  # count of a chip in a slice's name: v4-8 has 8 TensorCores, so four chips
+  slices: tuple[int, ...]  # number of chips of each slice, ascending
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuChip(Chip):
-  """An NVIDIA GPU on an eight-way HGX or DGX board, with what XLA's compiler asks of it."""
+  """An NVIDIA GPU on an eight-way HGX or DGX board, with the values that XLA's compiler needs."""
 
   platform: str = 'cuda'
   compute_capability: tuple[int, int]
@@ -55,23 +56,23 @@ class GpuChip(Chip):
   clock_ghz: float
   l2_cache_bytes: int
   shared_memory_per_core: int  # bytes
-  shared_memory_per_block: int  # bytes that a kernel can opt in to
+  shared_memory_per_block: int  # most bytes that a kernel can opt in to
 
   @property
   def usable_bytes(self) -> int:
-    """Three quarters, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (JAX, GPU memory allocation)."""
+    """Three quarters of the memory, JAX's default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
     return self.memory_bytes * 3 // 4
 
 
 def _tpu_flops(bfloat16: float) -> dict[str, float]:
-  """Rates of a TPU, which multiplies in bfloat16: jax.lax.Precision's HIGHEST splits float32 into six products."""
+  """Return the rates of a TPU. It multiplies in bfloat16, and Precision.HIGHEST splits float32 into six products."""
   return {'bfloat16': bfloat16, 'float32': bfloat16, 'highest': bfloat16 / 6}
 
 
 GIB = 2**30
-# Slices whose chips are a power of two; 3-D ones of other multiples exist but aren't known here.
+# Slices with a power of two of chips. Other 3-D slices exist, but are not supported.
 _SLICES_2D = (1, 4, 8, 16, 32, 64, 128, 256)
-# HBM is what libtpu 0.0.42 says is available when a program doesn't fit; the pages' figures are in the comments.
+# The memory is the available HBM that libtpu 0.0.42 reports if a program does not fit. Comments have published sizes.
 _TPUS = (
   TpuChip(
     name='v4',
@@ -105,7 +106,7 @@ _TPUS = (
     network=600e9,  # Cloud TPU: 1,200 GB/s both ways, six links (scaling book: 90 GB/s a link)
     dimensions=3,
     cores_in_names=2,
-    slices=tuple(2**n for n in range(2, 13)),  # of the 6,144 chips that one job can have
+    slices=tuple(2**n for n in range(2, 13)),  # one job can have at most 6,144 chips
   ),
   TpuChip(
     name='v6e',
@@ -119,8 +120,8 @@ _TPUS = (
     slices=_SLICES_2D,
   ),
 )
-# Rates and NVLink (both ways, hence halved) from the data sheets, the rest from XLA where nothing is said. Between
-# hosts: the network card of each GPU of a DGX: 200 Gbit/s (A100, ConnectX-6), 400 Gbit/s (the others, ConnectX-7).
+# Rates and NVLink (halved, because sheets count both ways) are from the data sheets, other values from XLA. Between
+# hosts, each GPU of a DGX has a network card of 200 Gbit/s (A100, ConnectX-6) or 400 Gbit/s (others, ConnectX-7).
 _H100 = GpuChip(
   name='h100',
   kind='NVIDIA H100',
@@ -159,7 +160,7 @@ _GPUS = (
     _H100,
     name='h200',
     kind='NVIDIA H200',
-    # What CUDA reports on one, as out-of-memory messages quote it; XLA's text has a round 141 GiB.
+    # CUDA reports this size in out-of-memory messages. XLA's file has a rounded 141 GiB.
     memory_bytes=int(139.8 * GIB),
     memory_bandwidth=4800e9,
   ),
@@ -168,7 +169,7 @@ _GPUS = (
     kind='NVIDIA B200',
     flops={'bfloat16': 2250e12, 'float32': 1125e12, 'highest': 75e12},  # HGX: 36, 18 and 0.6 PFLOP/s
     memory_bytes=191_514_411_008,
-    memory_bandwidth=7672e9,  # as reported; 8 TB/s in the sheet
+    memory_bandwidth=7672e9,  # as reported by XLA; the data sheet has 8 TB/s
     network=900e9,
     network_between_hosts=50e9,
     compute_capability=(10, 0),
@@ -184,14 +185,14 @@ CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *
 
 
 def target_config(chip: GpuChip) -> str:
-  """Describes a GPU to XLA's compiler: a GpuTargetConfigProto as text.
+  """Return a GPU's description for XLA's compiler: a GpuTargetConfigProto as text.
 
-  Rates of each type, names and versions of drivers are left out: they change nothing in what is compiled without
-  autotuning. The limits of blocks and threads are CUDA's for every chip here (CUDA C++ Programming Guide, technical
+  Rates of each type, names and driver versions are left out. Without autotuning they do not change the compiled
+  program. The limits of blocks and threads are CUDA's for every chip here (CUDA C++ Programming Guide, technical
   specifications per compute capability).
   """
   major, minor = chip.compute_capability
-  # From 9.0 on XLA compiles for the architecture itself (sm_90a), whose kernels run on no other.
+  # From 9.0 on, XLA compiles for exactly this architecture (sm_90a).
   features = 'ACCELERATED_FEATURES' if major >= 9 else 'NONE'
   return f"""
 gpu_device_info {{

@@ -1,7 +1,7 @@
-"""What a compiled program moves: bytes to and from a device's memory, and between devices, read from XLA's text.
+"""Traffic of a compiled program: bytes to and from a device's memory, and between devices, parsed from XLA's text.
 
-XLA's own count of bytes takes a loop once and doesn't know which values stay on the chip; for a GPU that isn't there
-it gives none. The text says both: how long a loop is, and by S(1) in a layout that a TPU keeps a value on the chip.
+XLA's own count takes a loop once, ignores on-chip values, and is missing for an absent GPU. The text has both facts:
+the number of iterations of a loop, and S(1) in the layout of a value that a TPU keeps on the chip.
 """
 
 import collections
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hbf.hardware.groups import first_group
 
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-# Kernels that XLA calls and doesn't write.
+# Kernels that XLA calls but does not generate.
 KERNELS = {
   '__cudnn$fmha': 'cuDNN',
   '__gpu$xla.gpu.triton': 'Triton',
@@ -23,10 +23,10 @@ KERNELS = {
   'tpu_custom_call': 'Mosaic',
 }
 
-# What moves nothing by itself. What runs asynchronously is counted where it begins.
+# Instructions that move nothing. Asynchronous ones are counted at their start.
 _FREE = {'parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'partition-id', 'replica-id'}
 _PASSING = {'bitcast', 'copy', 'reshape', 'transpose'}
-_SLICES = {'slice', 'dynamic-slice', 'gather'}  # read as much as they give
+_SLICES = {'slice', 'dynamic-slice', 'gather'}  # they read as many bytes as they return
 
 _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
 _ARRAY = re.compile(r'\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^{}]*\})?')
@@ -39,8 +39,8 @@ class Array(NamedTuple):
   """An array of a program.
 
   Attributes:
-    bytes: of its elements, without the padding of its layout.
-    in_memory: whether it lies in the device's memory, not on the chip.
+    bytes: bytes of its elements, without the padding of its layout.
+    in_memory: True if it lies in the device's memory, False if on the chip.
   """
 
   bytes: int
@@ -52,11 +52,11 @@ class Instruction:
   """A line of a computation.
 
   Attributes:
-    name: of its value.
-    opcode: what it does.
-    arrays: its value, several if that is a tuple.
-    operands: names of the values that it takes.
-    rest: its attributes, as text; of a constant and a parameter also what stands between its brackets.
+    name: name of its value.
+    opcode: name of the operation.
+    arrays: its value. A tuple has several arrays.
+    operands: names of its operands.
+    rest: its attributes as text. For a constant or a parameter, the text between its brackets.
   """
 
   name: str
@@ -77,12 +77,12 @@ Computation = Mapping[str, Instruction]  # the last instruction is the root
 
 
 class Collective(NamedTuple):
-  """What devices exchange something by.
+  """A kind of communication between devices.
 
   Attributes:
     kind: one of `COLLECTIVES`.
-    devices: that exchange among themselves: a group.
-    hosts: that a group's devices are on.
+    devices: number of devices in a group.
+    hosts: number of hosts of a group.
   """
 
   kind: str
@@ -91,11 +91,11 @@ class Collective(NamedTuple):
 
 
 class Traffic(NamedTuple):
-  """What one device moves.
+  """Bytes that one device moves.
 
   Attributes:
-    memory: bytes that are read from its memory and written to it.
-    network: by collective, bytes that it takes or gives, whichever is more.
+    memory: bytes read from its memory and written to it.
+    network: bytes that it receives or sends, whichever is more, by collective.
   """
 
   memory: int
@@ -103,31 +103,31 @@ class Traffic(NamedTuple):
 
 
 def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
-  """What a program moves on one device when it runs.
+  """Count the bytes that a program moves on one device in one call.
 
   Args:
-    text: of the compiled program. A loop counts as often as it runs, and once if only running it shows how often.
-    hosts: for each of its devices the host that it is on.
+    text: text of the compiled program. A loop counts as often as it runs, or once if the text does not say.
+    hosts: the host of each device.
   """
   computations, entry = _parse(text)
   memory, network = 0, collections.Counter[Collective]()
   within = set[str]()
-  for computation, instruction, times in _runs(computations, entry, 1):
-    memory += times * _moved(computations, computation, instruction)
-    for kind, scope, line in _exchanges(computations, computation, instruction, within):
+  for computation, instruction, times in _executed(computations, entry, 1):
+    memory += times * _memory_bytes(computations, computation, instruction)
+    for kind, scope, line in _collectives(computations, computation, instruction, within):
       group = first_group(line.rest, len(hosts))
-      among = Collective(kind, len(group), len({hosts[device] for device in group}))
-      network[among] += times * _exchanged(scope, line)
-  return Traffic(memory, {among: size for among, size in network.items() if among.devices > 1})
+      collective = Collective(kind, len(group), len({hosts[device] for device in group}))
+      network[collective] += times * _network_bytes(scope, line)
+  return Traffic(memory, {collective: size for collective, size in network.items() if collective.devices > 1})
 
 
-def _exchanges(
+def _collectives(
   computations: Mapping[str, Computation], computation: Computation, instruction: Instruction, within: set[str]
 ) -> Iterator[tuple[str, Computation, Instruction]]:
-  """The collectives that an instruction is or has within it: kind, computation, line.
+  """Yield the collectives that an instruction is or contains: kind, computation, line.
 
-  A TPU's compiler has some go on beside the products of several fusions, and writes them, with their channels, into
-  each of these: `within` has the channels that have been met so.
+  A TPU's compiler overlaps some collectives with the products of several fusions. It then writes the collective, with
+  its channel, into each of these fusions. `within` collects the channels that were counted.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction
@@ -139,45 +139,45 @@ def _exchanges(
       channel = re.search(r'channel_id=\d+', line.rest)
       if channel is None or channel[0] not in within:
         within.add(channel[0] if channel else '')
-        # A sum of which each device cuts its slice out.
+        # An all-reduce after which each device keeps its slice is a reduce-scatter.
         yield 'reduce-scatter' if 'all-reduce-scatter' in instruction.called else line.opcode, scope, line
 
 
-def _exchanged(computation: Computation, instruction: Instruction) -> int:
-  """Bytes that a collective takes or gives, whichever is more."""
+def _network_bytes(computation: Computation, instruction: Instruction) -> int:
+  """Return the bytes that a collective receives or sends, whichever is more."""
   taken = sum(_value(computation, name).bytes for name in instruction.operands)
   given = sum(array.bytes for array in instruction.arrays)
-  if instruction.opcode in ('all-gather-start', 'collective-permute-start'):  # its value is (taken, given, …)
+  if instruction.opcode in ('all-gather-start', 'collective-permute-start'):  # its value is (operand, result, …)
     given -= taken
   return max(taken, given)
 
 
 def count_kernels(text: str) -> dict[str, int]:
-  """How many calls a compiled program has of each kernel that XLA didn't write."""
+  """Return the number of calls of each kernel that XLA did not generate."""
   counts = collections.Counter[str]()
   for target, label in KERNELS.items():
     counts[label] += text.count(f'custom_call_target="{target}')
   return {label: count for label, count in counts.items() if count}
 
 
-def _runs(
+def _executed(
   computations: Mapping[str, Computation], name: str, times: int
 ) -> Iterator[tuple[Computation, Instruction, int]]:
-  """Every instruction that moves something, its computation, and how often it runs."""
+  """Yield every instruction that moves data, with its computation and the number of its executions."""
   for instruction in computations[name].values():
     if instruction.opcode == 'while':
-      yield from _runs(computations, instruction.called, times * _trips(computations, instruction))
+      yield from _executed(computations, instruction.called, times * _trip_count(computations, instruction))
     elif instruction.opcode in ('call', 'async-start'):
-      yield from _runs(computations, instruction.called, times)
+      yield from _executed(computations, instruction.called, times)
     elif instruction.opcode == 'conditional':
       for branch in _NAME.findall(instruction.rest.split('branch_computations={')[-1].split('}')[0]):
-        yield from _runs(computations, branch, times)
+        yield from _executed(computations, branch, times)
     elif instruction.opcode not in _FREE and not instruction.opcode.endswith('-done'):
       yield computations[name], instruction, times
 
 
-def _trips(computations: Mapping[str, Computation], loop: Instruction) -> int:
-  """How often a loop runs: as XLA noted it, or the number that its condition compares a counter with; else 1."""
+def _trip_count(computations: Mapping[str, Computation], loop: Instruction) -> int:
+  """Return the number of a loop's iterations: XLA's note, or the limit of its counter, or 1 if neither is there."""
   if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
     return int(known[1])
   condition = re.search(r'condition=%?([\w.\-]+)', loop.rest)
@@ -187,8 +187,8 @@ def _trips(computations: Mapping[str, Computation], loop: Instruction) -> int:
   return limits[0] if counted and len(limits) == 1 else 1
 
 
-def _moved(computations: Mapping[str, Computation], computation: Computation, instruction: Instruction) -> int:
-  """Bytes of memory that an instruction reads and writes when it runs once."""
+def _memory_bytes(computations: Mapping[str, Computation], computation: Computation, instruction: Instruction) -> int:
+  """Return the bytes of memory that one execution of an instruction reads and writes."""
   if instruction.opcode == 'copy-start':  # its value is (copy, original, context)
     return sum(array.bytes for array in instruction.arrays if array.in_memory)
   if instruction.opcode == 'slice-start':  # its value is ((original), slice, context)
@@ -203,28 +203,28 @@ def _moved(computations: Mapping[str, Computation], computation: Computation, in
     *_, root = inner.values()
   given = [_value(computation, name) for name in instruction.operands]
   read = sum(
-    _used(computations, inner, name, array) for name, array in zip(names, given, strict=True) if array.in_memory
+    _read_bytes(computations, inner, name, array) for name, array in zip(names, given, strict=True) if array.in_memory
   )
-  sizes = _written(computations, scope, root)
+  sizes = _written_bytes(computations, scope, root)
   return read + sum(size for size, array in zip(sizes, instruction.arrays, strict=False) if array.in_memory)
 
 
 def _parameters(computation: Computation) -> list[str]:
-  """Their names, in order."""
+  """Return the names of a computation's parameters, in order."""
   parameters = [line for line in computation.values() if line.opcode == 'parameter']
   return [line.name for line in sorted(parameters, key=lambda line: int(line.rest.partition(')')[0]))]
 
 
-def _used(computations: Mapping[str, Computation], inner: Computation, name: str, array: Array) -> int:
-  """Bytes read of a value: of one that is only sliced the slices, and none of one that is only written into."""
+def _read_bytes(computations: Mapping[str, Computation], inner: Computation, name: str, array: Array) -> int:
+  """Return the bytes read of a value: only the slices if it is sliced, and 0 if it is only overwritten."""
   read = 0
   users = [line for line in inner.values() if name in line.operands]
   for user in users:
-    if _passes(computations, user):
-      read += _used(computations, inner, user.name, array)
+    if _is_passthrough(computations, user):
+      read += _read_bytes(computations, inner, user.name, array)
     elif user.opcode == 'fusion' and user.operands.count(name) == 1:
       within = computations[user.called]
-      read += _used(computations, within, _parameters(within)[user.operands.index(name)], array)
+      read += _read_bytes(computations, within, _parameters(within)[user.operands.index(name)], array)
     elif user.opcode in _SLICES and user.operands[0] == name:
       read += user.arrays[0].bytes
     elif user.opcode != 'dynamic-update-slice' or user.operands[0] != name:
@@ -232,35 +232,35 @@ def _used(computations: Mapping[str, Computation], inner: Computation, name: str
   return min(array.bytes, read) if users else array.bytes
 
 
-def _passes(computations: Mapping[str, Computation], line: Instruction) -> bool:
-  """Whether a line within a fusion gives what it is given, perhaps in another layout: alone it moves nothing."""
+def _is_passthrough(computations: Mapping[str, Computation], line: Instruction) -> bool:
+  """Return True if a line in a fusion only changes the layout of its operand. Alone it moves nothing."""
   if line.opcode == 'fusion':
     return all(part.opcode == 'parameter' or part.opcode in _PASSING for part in computations[line.called].values())
   return line.opcode in _PASSING
 
 
-def _written(computations: Mapping[str, Computation], scope: Computation, root: Instruction) -> list[int]:
-  """Bytes written for each array of a value: of one that is changed in place what changes."""
+def _written_bytes(computations: Mapping[str, Computation], scope: Computation, root: Instruction) -> list[int]:
+  """Return the bytes written for each array of a value. For an update in place, only the update counts."""
   if root.opcode == 'tuple':
-    return [size for name in root.operands for size in _written(computations, scope, scope[name])]
+    return [size for name in root.operands for size in _written_bytes(computations, scope, scope[name])]
   source = root
-  while _passes(computations, source) and source.operands[0] in scope:
+  while _is_passthrough(computations, source) and source.operands[0] in scope:
     source = scope[source.operands[0]]
   if source.opcode == 'dynamic-update-slice':
     return [_value(scope, source.operands[1]).bytes]
   if '__cublas' in root.rest:
-    return [root.arrays[0].bytes]  # then comes its workspace
+    return [root.arrays[0].bytes]  # the other array is a workspace
   return [array.bytes for array in root.arrays]
 
 
 def _value(computation: Computation, name: str) -> Array:
-  """A value as one array; a tuple's parts together."""
+  """Return a value as one array. The parts of a tuple are added up."""
   arrays = computation[name].arrays
   return Array(sum(array.bytes for array in arrays), any(array.in_memory for array in arrays))
 
 
 def _parse(text: str) -> tuple[dict[str, Computation], str]:
-  """All computations by name, and the name of the one that runs."""
+  """Return all computations by name, and the name of the entry computation."""
   computations: dict[str, dict[str, Instruction]] = {}
   entry, lines = '', dict[str, Instruction]()
   for line in text.splitlines():
@@ -274,12 +274,12 @@ def _parse(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def _parse_line(line: str) -> Instruction:
-  """An instruction: `[ROOT ]%name = type opcode(operands), attributes`."""
+  """Parse an instruction: `[ROOT ]%name = type opcode(operands), attributes`."""
   name, _, right = line.strip().removeprefix('ROOT ').partition(' = ')
-  end = _closing(right, 0) if right.startswith('(') else right.index(' ')
+  end = _closing_bracket(right, 0) if right.startswith('(') else right.index(' ')
   found = _OPCODE.match(right, end)
-  assert found, f'no instruction of XLA: {line}'
-  close = _closing(right, found.end() - 1)
+  assert found, f'not an instruction of XLA: {line}'
+  close = _closing_bracket(right, found.end() - 1)
   operands = right[found.end() : close - 1]
   is_leaf = found[1] in ('constant', 'parameter')
   return Instruction(
@@ -298,11 +298,11 @@ def _parse_arrays(text: str) -> Iterator[Array]:
     yield Array(math.ceil(count * size), not re.search(r'S\([1-9]', layout))
 
 
-def _closing(text: str, opening: int) -> int:
-  """Where the bracket that opens there has been closed."""
+def _closing_bracket(text: str, opening: int) -> int:
+  """Return the position after the bracket that closes the one at `opening`."""
   depth = 0
-  for place in range(opening, len(text)):
-    depth += (text[place] == '(') - (text[place] == ')')
+  for position in range(opening, len(text)):
+    depth += (text[position] == '(') - (text[position] == ')')
     if not depth:
-      return place + 1
-  raise ValueError(f'a bracket is left open: {text[opening:]}')
+      return position + 1
+  raise ValueError(f'a bracket is not closed: {text[opening:]}')

@@ -1,4 +1,4 @@
-"""The programs of a config, traced for devices that needn't exist: those that `train.py` and `eval.py` run."""
+"""Programs of a config, traced for devices that may be absent. They are the programs of training and evaluation."""
 
 import dataclasses
 import math
@@ -19,13 +19,13 @@ from hbf.training.sharding import batch_sharding, check_batch_size, check_tensor
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A program, traced.
+  """A traced program.
 
   Attributes:
-    name: what it does.
-    units: images or tokens that it takes at once, on all devices.
-    traced: by JAX; `traced.lower().compile()` makes it for the devices.
-    held_bytes: what else lies in a device's memory while it runs.
+    name: the step that it computes.
+    units: images or tokens of a call, on all devices.
+    traced: the result of JAX's tracing. `traced.lower().compile()` compiles it for the devices.
+    held_bytes: bytes of other arrays in a device's memory while it runs.
   """
 
   name: str
@@ -36,14 +36,14 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """What a config runs on some devices.
+  """The programs of a config on some devices.
 
   Attributes:
-    plan: of the run.
+    plan: plan of the run.
     mesh: the devices.
-    parameter_bytes: of the model, on a device.
-    optimizer_bytes: of the optimizer's state, and of the parameters' average if there is one, on a device.
-    each: the programs: a train step, an evaluation step.
+    parameter_bytes: bytes of the model's parameters on a device.
+    optimizer_bytes: bytes of the optimizer's state and of the parameters' moving average on a device.
+    each: the train step and the evaluation step.
   """
 
   plan: Plan
@@ -54,24 +54,24 @@ class Programs:
 
 
 def plan_of(config: ConfigDict) -> Plan:
-  """The plan of a config, whose published data set and whose `init_from` needn't be there."""
+  """Return the plan of a config. A published data set and the file of `init_from` may be missing."""
   data = config.data
   described = describe(data.name, data.dir, data.image_size) if config.task == 'classification' else None
   return make_plan(config, resumed=True, dataset=described)
 
 
 def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
-  """Traces the train step and the evaluation step of a config.
+  """Trace the train step and the evaluation step of a config.
 
-  Examples are never read: a published data set needn't be there. What is measured on them are constants of the
-  programs; here others stand for them.
+  No example is read, so a published data set may be missing. Values that training measures on the examples are
+  constants of the programs. Placeholders stand for them here.
 
   Args:
-    config: as `configs/` make it.
-    devices: real ones, or of `hbf.hardware.topologies`.
+    config: a config as made in `configs/`.
+    devices: real devices, or those of `hbf.hardware.topologies`.
 
   Raises:
-    UserError: something is wrong with the config, or the devices can't share its batch.
+    UserError: the config is wrong, or its batch cannot be split over the devices.
   """
   mesh, plan = make_mesh(devices, config.mesh), plan_of(config)
   config = plan.config
@@ -85,21 +85,21 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)
   resident, stack = task.shapes(splits['train'], sharding, steps, config.train.batch_size)
   rows = evaluator.rows(len(splits['test']))
-  tested, batch = task.shapes(splits['test'], sharding, rows)
+  test_resident, batch = task.shapes(splits['test'], sharding, rows)
   state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
   counts = with_sharding(jax.eval_shape(task.zeros), mesh)
-  with jax.set_mesh(mesh):  # type: ignore[arg-type]  # not an abstract one
+  with jax.set_mesh(mesh):  # type: ignore[arg-type]  # a concrete mesh
     train = jit_steps(plan, objective, mesh, state).trace(state, resident, stack, np.int32(1))
-    evaluate = evaluator.step.trace(counts, {'params': state.params}, tested, batch)
+    evaluate = evaluator.step.trace(counts, {'params': state.params}, test_resident, batch)
   examples, optimizer = _bytes(residents), _bytes((state.opt_state, state.average))
   each = (
     Program('train step', config.train.batch_size * task.units, train, examples - _bytes(resident)),
-    Program('evaluation step', rows * task.units, evaluate, examples - _bytes(tested) + optimizer),
+    Program('evaluation step', rows * task.units, evaluate, examples - _bytes(test_resident) + optimizer),
   )
   return Programs(plan, mesh, _bytes(state.params), optimizer, each)
 
 
 def _bytes(tree: Any) -> int:
-  """Of arrays with shardings, on one device."""
+  """Return the bytes of arrays with shardings on one device."""
   leaves = jax.tree.leaves(tree)
   return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,4 +1,4 @@
-"""Programs compiled for a topology, and what that says of them: memory, operations, traffic, estimated time."""
+"""Report on programs compiled for a topology: memory, operations, traffic and estimated time."""
 
 import hashlib
 import pathlib
@@ -23,11 +23,11 @@ from hbf.models.flops import count_jaxpr, count_products
 from hbf.training.machine import commit, versions
 from hbf.training.sharding import batch_shares, make_mesh
 
-# Without a device nothing can be timed, so no algorithms are tried; and Triton's products have no default tiling
-# for some shapes then.
+# Without a device, XLA cannot time algorithms, so autotuning is off. Triton's matrix products are off too, because
+# they then lack a default tiling for some shapes.
 _OPTIONS = {'cuda': {'xla_gpu_autotune_level': '0', 'xla_gpu_enable_triton_gemm': False}, 'tpu': None}
 
-# How a lowered program calls a function that says itself how it is divided over devices: by the number of an object.
+# A lowered program calls a custom-partitioned function by the number of a Python object, which differs every time.
 _PARTITIONED = re.compile(r'(@CustomSPMDPartitioning\(.*?backend_config = )"\d+"')
 _ADDRESS = re.compile(r' at 0x[0-9a-f]+')
 
@@ -38,21 +38,22 @@ def describe_programs(
   text: pathlib.Path | None = None,
   known: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-  """Compiles the programs of a config for a topology.
+  """Compile the programs of a config for a topology and describe them.
 
   Args:
-    config: as `configs/` make it.
-    topology: to compile for.
-    text: folder for the compiled programs' text; None: nowhere.
-    known: what this function gave before: a program that is still the same, for the same compiler, isn't compiled.
+    config: a config as made in `configs/`.
+    topology: the topology to compile for.
+    text: folder for the text of the compiled programs, or None.
+    known: an earlier result of this function. A program that has not changed, for the same compiler, is not compiled
+      again.
 
   Returns:
-    What `docs/hardware.md` explains, ready for JSON.
+    The report, ready for JSON. `docs/hardware.md` explains it.
 
   Raises:
-    UserError: something is wrong with the config, or the compiler isn't there.
+    UserError: the config is wrong, or the compiler is missing.
   """
-  # A Pallas kernel carries the paths of its source: without them it is the same program in every folder.
+  # A Pallas kernel contains the paths of its source. Without them, the program is the same in every folder.
   jax.config.update('jax_hlo_source_file_canonicalization_regex', '.*')
   devices = topology.compile_devices()
   with topology.tracing():
@@ -82,11 +83,11 @@ def describe_programs(
 
 
 def hash_program(text: str, jaxpr: Any) -> str:
-  """Tells a program from others, the same in every process.
+  """Return a hash of a program that is the same in every process.
 
   Args:
-    text: of the lowered program.
-    jaxpr: that it was lowered from, which alone has what functions that are called by number do.
+    text: text of the lowered program.
+    jaxpr: the jaxpr that it was lowered from. It has the content of functions that the text only numbers.
   """
   if _PARTITIONED.search(text):
     text = _PARTITIONED.sub(r'\1""', text) + _ADDRESS.sub('', str(jaxpr))
@@ -96,14 +97,14 @@ def hash_program(text: str, jaxpr: Any) -> str:
 def _describe(
   program: Program, programs: Programs, topology: Topology, text: pathlib.Path | None, known: dict[str, Any]
 ) -> dict[str, Any]:
-  """The row of a program: what its compiler said, or what is known of it, and what follows for the topology."""
+  """Return the row of a program: the compiler's facts, or known ones, and the estimates for the topology."""
   begin = time.perf_counter()
-  with jax.set_mesh(programs.mesh):  # type: ignore[arg-type]  # not an abstract one
+  with jax.set_mesh(programs.mesh):  # type: ignore[arg-type]  # a concrete mesh
     lowered = program.traced.lower()
   seconds = time.perf_counter() - begin
   program_hash = hash_program(lowered.as_text(), program.traced.jaxpr)
   if program_hash in known and text is None:
-    facts = known[program_hash]  # what follows from them is computed anew
+    facts = known[program_hash]  # the estimates are computed again
   else:
     facts = {'program_hash': program_hash, 'lower_seconds': round(seconds, 2)}
     facts |= _facts(program, lowered, programs.mesh, topology, text)
@@ -112,13 +113,13 @@ def _describe(
   jaxpr = program.traced.jaxpr.jaxpr
   products = {kind: count / topology.devices for kind, count in count_products(jaxpr).items()}
   counts = {'flops': count_jaxpr(jaxpr) / topology.devices, 'product_flops': products}
-  return facts | about | counts | _follows(program, unit, facts, products, topology)
+  return facts | about | counts | _estimate(program, unit, facts, products, topology)
 
 
 def _facts(
   program: Program, lowered: Any, mesh: Mesh, topology: Topology, text: pathlib.Path | None
 ) -> dict[str, Any]:
-  """What the compiler says of a program; of one that it finds too large, only how large."""
+  """Return the compiler's facts about a program. If the program is too large, only its size is known."""
   begin = time.perf_counter()
   needed, compiled = _compile(program.name, lowered, topology)
   seconds = {'compile_seconds': round(time.perf_counter() - begin, 2)}
@@ -148,7 +149,7 @@ def _facts(
 
 
 def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
-  """(0, the compiled program), or the bytes that it needs and None if its compiler says that they are too many."""
+  """Return (0, the compiled program), or (bytes that it needs, None) if the compiler finds it too large."""
   try:
     return 0, lowered.compile(compiler_options=_OPTIONS[topology.chip.platform])
   except jax.errors.JaxRuntimeError as error:
@@ -159,10 +160,10 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
     ) from error
 
 
-def _follows(
+def _estimate(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Return whether a program fits, and the estimate of its time."""
+  """Return if a program fits, and the estimate of its time."""
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
@@ -173,12 +174,12 @@ def _follows(
 
 
 def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
-  """Bytes of a device's collectives, from the row of a program in a report."""
+  """Return the bytes of a device's collectives, from the row of a program in a report."""
   return {Collective(each['kind'], each['devices'], each['hosts']): each['bytes'] for each in row['collectives']}
 
 
 def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
-  """The largest `train.batch_size` whose train step fits, to 3%; None if not even the smallest does."""
+  """Return the largest `train.batch_size` whose train step fits, to 3%. Return None if the smallest does not fit."""
   config = config.copy_and_resolve_references().unlock()
   devices = topology.compile_devices()
 
@@ -194,7 +195,7 @@ def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
 
 
 def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) -> None:
-  """Raises UserError, with the batch that would fit, if a program of the report doesn't."""
+  """Raise UserError if a program of the report does not fit. The message has the largest batch that fits."""
   for row in report['programs']:
     if not row['fits']:
       most = report.get('largest_batch') or find_largest_batch(config, topology)
@@ -207,13 +208,13 @@ def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) ->
 
 
 def markdown(report: dict[str, Any]) -> str:
-  """The report as a table with a column for each program."""
+  """Return the report as a table with a column for each program."""
   programs, units = report['programs'], f'{report["unit"]}s'
   gib = {'argument_bytes': 'arguments', 'temporary_bytes': 'temporaries', 'code_bytes': 'code'}
   lines: list[tuple[str, ...]] = [(f'{units} at once', *(f'{row[units]:,}' for row in programs))]
 
-  def add(label: str, shown: Any) -> None:
-    lines.append((label, *(shown(row) if 'traffic_bytes' in row else '' for row in programs)))
+  def add(label: str, cell: Any) -> None:
+    lines.append((label, *(cell(row) if 'traffic_bytes' in row else '' for row in programs)))
 
   add('parameters, GiB', lambda row: f'{report["parameter_bytes"] / GIB:.3f}')
   add("optimizer's state, GiB", lambda row: f'{report["optimizer_bytes"] / GIB:.3f}')

@@ -1,4 +1,4 @@
-"""Topologies by name, such as v5e-16 or h100-8, and the devices that XLA compiles for in their stead."""
+"""Topologies by name, such as v5e-16 or h100-8, and their virtual devices, for which XLA compiles."""
 
 import bisect
 import contextlib
@@ -17,20 +17,19 @@ from jax.experimental import topologies
 from hbf.errors import UserError, choose
 from hbf.hardware.chips import CHIPS, Chip, GpuChip, TpuChip, target_config
 
-GPUS_A_HOST = 8
-# By platform: the module that brings its compiler, the packages whose versions change what it makes, and the
-# requirements that install them.
+GPUS_PER_HOST = 8
+# By platform: the module with its compiler, the packages whose versions affect the compiled program, and the file of
+# requirements that installs them.
 _COMPILERS = {
   'tpu': ('libtpu', ('libtpu',), 'requirements-tpu.txt'),
   'cuda': ('jax_cuda12_plugin', ('jax-cuda12-plugin', 'nvidia-cudnn-cu12'), 'requirements-gpu.txt'),
 }
-# What lets the compilers start where their devices aren't: libtpu would ask a metadata server that only Google's
-# machines have, complain of what it doesn't learn there, and let one process alone load it; JAX would ask CUDA's
-# driver for its version.
+# These variables let the compilers start without devices. Otherwise libtpu asks a metadata server that only Google's
+# machines have, and allows only one process; and JAX asks CUDA's driver for its version.
 _ENVIRONMENT = {
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_WORKER_HOSTNAMES': 'localhost',
-  'TPU_ACCELERATOR_TYPE': 'v5litepod-1',  # whatever the topology
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-1',  # any type will do for every topology
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
   'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1',
 }
@@ -38,33 +37,33 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Devices of one chip and how they are joined."""
+  """Devices of one chip and their connections."""
 
-  name: str  # as asked: 'v5e-16'
+  name: str  # name as given, such as 'v5e-16'
   chip: TpuChip | GpuChip
-  devices: int  # as JAX counts them: one a chip
-  hosts: int  # processes of JAX
+  devices: int  # number of JAX devices, one for each chip
+  hosts: int  # number of JAX processes
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """A TPU slice's mesh; of GPUs, hosts and GPUs a host."""
+    """Mesh of a TPU slice. For GPUs: the number of hosts, and of GPUs per host."""
     if isinstance(self.chip, TpuChip):
       return _mesh(self.devices, self.chip.dimensions)
     return self.hosts, self.devices // self.hosts
 
   def compiler_versions(self) -> dict[str, str]:
-    """Versions of what compiles for the devices, by package."""
+    """Return the versions of the packages that compile for the devices."""
     _, packages, _ = _COMPILERS[self.chip.platform]
     return {name: importlib.metadata.version(name) for name in packages}
 
   def compile_devices(self) -> list[Any]:
-    """Devices to put into a mesh and to lower and compile for; nothing can be executed on them.
+    """Return devices for a mesh, to lower and compile for. They cannot execute anything.
 
-    The process's own platform stays what it is. To be asked before JAX's first computation of the process, unless
-    JAX_PLATFORMS leaves the platform's own devices out: JAX gives up a plugin whose devices it then doesn't find.
+    The process keeps its own platform. Call this before JAX's first computation in the process, unless JAX_PLATFORMS
+    excludes the topology's platform: JAX drops a plugin if it finds no devices for it.
 
     Raises:
-      UserError: the platform's compiler isn't installed.
+      UserError: the platform's compiler is not installed.
     """
     _require_compiler(self)
     for variable, value in _ENVIRONMENT.items():
@@ -76,7 +75,7 @@ class Topology:
     else:
       name = f'{self.chip.name}:{"x".join(map(str, self.shape))}'
       options = {
-        # A host of several has 2x2 chips.
+        # If there are several hosts, each has 2x2 chips.
         'chips_per_host_bounds': [*self.shape, 1][:3] if self.hosts == 1 else [2, 2, 1],
         # Both cores of a v4 or v5p chip are one device.
         'chip_config_name': 'megacore' if self.chip.cores_in_names == 2 else 'default',
@@ -85,9 +84,9 @@ class Topology:
 
   @contextlib.contextmanager
   def tracing(self) -> Iterator[None]:
-    """Has JAX trace what it would trace beside these devices.
+    """Make JAX trace as if this chip were present.
 
-    What cuDNN's attention takes depends on the GPU, and JAX asks this process's: it hears of the chip instead.
+    cuDNN's attention depends on the GPU. JAX would ask this process's own GPU.
     """
     if not isinstance(self.chip, GpuChip):
       yield
@@ -102,31 +101,31 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-  """Returns the topology of a name such as v4-8 (8 TensorCores), v5e-16 (16 chips) or h100-8 (8 GPUs).
+  """Parse the name of a topology such as v4-8 (8 TensorCores), v5e-16 (16 chips) or h100-8 (8 GPUs).
 
   Raises:
-    UserError: it isn't of this form, or there is no such chip or no such number of it.
+    UserError: the form is wrong, or there is no such chip or no such number of it.
   """
   parts = re.fullmatch(r'(\w+)-([1-9][0-9]*)', name)
   if not parts:
-    raise UserError(f'topology {name!r}: expected a chip and a number, such as v5e-16 or h100-8')
+    raise UserError(f'topology {name!r} is unknown: expected a chip and a number, such as v5e-16 or h100-8')
   chip = choose('chip', parts[1], CHIPS)
   count = int(parts[2])
   if isinstance(chip, TpuChip):
     _require_count(name, chip, count, [chips * chip.cores_in_names for chips in chip.slices])
     chips = count // chip.cores_in_names
-    # A machine holds 4 chips; of v5e and v6e there are machines of 8 too, which slices of several aren't made of
+    # A machine holds 4 chips. v5e and v6e also have machines of 8 chips, but only as slices of a single machine
     # (Cloud TPU, TPU v5e and v6e, VM types).
     alone = 8 if chip.dimensions == 2 else 4
     return Topology(name, chip, chips, 1 if chips <= alone else chips // 4)
-  hosts = -(-count // GPUS_A_HOST)
+  hosts = -(-count // GPUS_PER_HOST)
   if hosts > 1:
-    _require_count(name, chip, count, [(hosts - 1) * GPUS_A_HOST, hosts * GPUS_A_HOST])
+    _require_count(name, chip, count, [(hosts - 1) * GPUS_PER_HOST, hosts * GPUS_PER_HOST])
   return Topology(name, chip, count, hosts)
 
 
 def _mesh(chips: int, dimensions: int) -> tuple[int, ...]:
-  """Sides of a slice of 2^n chips: powers of two as equal as can be, ascending."""
+  """Return the sides of a slice of 2^n chips: powers of two, as equal as possible, ascending."""
   if dimensions == 3 and chips == 4:
     return 2, 2, 1  # one host, flat
   exponent = chips.bit_length() - 1
@@ -134,12 +133,12 @@ def _mesh(chips: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _require_count(name: str, chip: Chip, count: int, known: list[int]) -> None:
-  """Refuses a number that isn't among the known ones (ascending), naming the nearest on either side."""
+  """Refuse a number that is not among the known ones (ascending). The message names the nearest ones."""
   if count in known:
     return
-  place = bisect.bisect(known, count)
-  nearest = ' or '.join(f'{chip.name}-{n}' for n in known[max(place - 1, 0) : place + 1])
-  raise UserError(f'topology {name!r}: {chip.kind}s do not come in this number: use {nearest}')
+  index = bisect.bisect(known, count)
+  nearest = ' or '.join(f'{chip.name}-{n}' for n in known[max(index - 1, 0) : index + 1])
+  raise UserError(f'topology {name!r} does not exist: {chip.kind}s do not come in this number. Use {nearest}')
 
 
 def _require_compiler(topology: Topology) -> None:

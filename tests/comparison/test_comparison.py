@@ -177,13 +177,13 @@ def test_runs_that_fail_or_are_killed_are_reported_and_the_others_go_on(tmp_path
   for done in (0, 1):  # the second call tries again what has no result
     assert runs.run_all(grid, tmp_path, [Device()], Console(file=sys.stdout))
     assert f'{done} runs finished, {3 - done} to do' in capsys.readouterr().out
-    assert not runs.complete(grid, tmp_path)
+    assert not runs.all_finished(grid, tmp_path)
     assert [row.failed for row in read_rows(grid, tmp_path)] == [
       {0: 'error: ended by signal 9'},
       {0: 'error: it can not be'},
       {},
     ]
-  assert runs.complete(Grid(grid.arms[2:], (0,)), tmp_path)
+  assert runs.all_finished(Grid(grid.arms[2:], (0,)), tmp_path)
   logs = {path.name: path.read_text() for path in (tmp_path / 'logs').glob('digits-failing-0.*')}
   assert logs == dict.fromkeys(('digits-failing-0.1.log', 'digits-failing-0.log'), 'error: it can not be\n')
 

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hbf.comparison.curves import COLORS, REST, draw_curves, spread
+from hbf.comparison.curves import COLORS, REST, draw_curves, spread_labels
 from hbf.comparison.grid import Arm, Grid
 
 LONG = 'a-rather-long-name-of-an-arm'
@@ -29,7 +29,7 @@ def drawn(tmp_path, monkeypatch):
     grid = Grid(tuple(Arm('cifar10', f'{LONG}-{i}', ()) for i in range(len(ends))), seeds)
     for arm, end in zip(grid.arms, ends, strict=True):
       for seed in seeds:
-        (tmp_path / arm.run(seed)).mkdir()
+        (tmp_path / arm.run_name(seed)).mkdir()
         lines = [
           {
             'step': e,
@@ -42,7 +42,7 @@ def drawn(tmp_path, monkeypatch):
           for split in ('train', 'validation')
         ]
         text = ''.join(json.dumps(line) + '\n' for line in lines)
-        (tmp_path / arm.run(seed) / 'metrics.jsonl').write_text(text)
+        (tmp_path / arm.run_name(seed) / 'metrics.jsonl').write_text(text)
     draw_curves(grid, tmp_path, tmp_path / 'curves.png')
     return scores[0]
 
@@ -95,10 +95,10 @@ def test_a_comparison_without_a_line_is_drawn_empty(tmp_path):
 
 def test_runs_on_texts_of_which_nothing_is_held_out_show_what_training_reports(tmp_path):
   arm = Arm('shakespeare', 'gpt', (), task='next_token')
-  (tmp_path / arm.run(0)).mkdir()
+  (tmp_path / arm.run_name(0)).mkdir()
   lines = [{'step': e, 'epoch': e, 'split': 'train', 'loss': 2.5 - e, 'accuracy': 40.0 + e} for e in (1, 2)]
   lines += [{'step': 2, 'epoch': 2, 'split': 'test', 'token_nll': 1.7}]
-  (tmp_path / arm.run(0) / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  (tmp_path / arm.run_name(0) / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
   draw_curves(Grid((arm,), (0,)), tmp_path, tmp_path / 'curves.png')
   assert (tmp_path / 'curves.png').stat().st_size > 0
 
@@ -121,7 +121,7 @@ def test_an_arm_that_diverged_is_drawn_up_to_there(drawn):
 def test_places_are_apart_in_order_within_bounds_and_near(seed):
   random = np.random.default_rng(seed)
   wanted = random.random(12) ** 2
-  places = spread(wanted, 0.05, 0.0, 1.0)
+  places = spread_labels(wanted, 0.05, 0.0, 1.0)
   order = np.argsort(wanted)
   assert (np.diff(places[order]) >= 0.05 - 1e-9).all()
   assert places.min() >= 0
@@ -134,7 +134,7 @@ def test_places_are_apart_in_order_within_bounds_and_near(seed):
 
 
 def test_places_that_are_apart_stay():
-  np.testing.assert_allclose(spread([0.9, 0.1, 0.5], 0.2, 0.0, 1.0), [0.9, 0.1, 0.5])
+  np.testing.assert_allclose(spread_labels([0.9, 0.1, 0.5], 0.2, 0.0, 1.0), [0.9, 0.1, 0.5])
 
 
 def test_committed_pictures_are_those_of_their_logs(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from hbf.comparison.compare import compare
 from hbf.comparison.devices import ALLOTMENTS, Device, parse_devices
-from hbf.comparison.grid import Comparison, Grid, check_runs, make_grid, parse_seeds, with_arms, with_own_epochs
+from hbf.comparison.grid import Comparison, Grid, arms_with_own_epochs, check_runs, make_grid, parse_seeds, with_arms
 from hbf.comparison.presets import PRESETS
 from hbf.errors import UserError
 from hbf.models.build import flops_per_example
@@ -48,7 +48,7 @@ def test_an_arm_is_a_train_command(grid_of):
     'vit', 'wide-gelu: vit model.stage2.activation=gelu model.dropout=0.1', overrides=['--config.seed=7']
   )
   arm = grid.arms[1]
-  assert (arm.group, arm.label, arm.run(3)) == ('digits', 'wide-gelu', 'digits-wide-gelu-3')
+  assert (arm.group, arm.label, arm.run_name(3)) == ('digits', 'wide-gelu', 'digits-wide-gelu-3')
   config = arm.config(3)
   assert (config.seed, config.model.name, config.model.dropout) == (3, 'vit', 0.1)
   assert config.model.stage2.activation == 'gelu'
@@ -85,7 +85,7 @@ def test_arms_have_the_operations_of_the_first_in_whole_steps(asked_of):
   assert operations(plain[1]) > 1.03 * operations(first)  # or this would test nothing
   assert all(abs(operations(arm) / operations(first) - 1) < 0.005 for arm in (gated, half))
   assert make_grid(with_arms(asked_of(*arms, operations='match'), ['gated'])).arms == (gated,)
-  assert with_own_epochs(asked_of(*arms, operations='match')) == ['own']
+  assert arms_with_own_epochs(asked_of(*arms, operations='match')) == ['own']
 
 
 def test_a_budget_in_operations_sets_the_epochs_of_every_arm(asked_of):
@@ -132,7 +132,7 @@ def test_the_memos_table_is_six_arms_with_its_figures(monkeypatch):
     (['vit', 'a: vit model.heads=5'], 'heads'),
     (['vit', 'a: vit optimizer.name=adam'], "unknown optimizer.name 'adam': did you mean 'adamw'"),
     (['vit', 'a: vit train.epochs=0.0'], 'train.epochs is 0.0: expected a number above 0'),
-    ([], 'needs a config, an arm and a seed'),
+    ([], 'needs at least one config, one arm and one seed'),
   ],
 )
 def test_wrong_arms_are_refused(grid_of, arms, message):
@@ -141,7 +141,7 @@ def test_wrong_arms_are_refused(grid_of, arms, message):
 
 
 def test_wrong_configs_are_refused(grid_of):
-  with pytest.raises(UserError, match='names a model: arms do that'):
+  with pytest.raises(UserError, match='names a model: give models with'):
     grid_of('vit', config='configs/digits.py:model=vit')
   with pytest.raises(UserError, match=r'configs/nothing\.py'):
     grid_of('vit', config='configs/nothing.py')

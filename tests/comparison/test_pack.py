@@ -11,7 +11,7 @@ from hbf.comparison import tune
 from hbf.comparison.compare import compare
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid
-from hbf.comparison.held_out import held_out
+from hbf.comparison.held_out import held_out_table
 from hbf.comparison.pack import main, pack
 from hbf.comparison.stored import PackedRuns, RunFolders, open_runs
 from hbf.comparison.table import as_json, markdown, read_rows
@@ -21,7 +21,7 @@ from hbf.training.schema import stamp
 from hbf.training.workdir import held, write_json, write_predictions
 
 GRID = Grid(tuple(Arm('cifar10', label, ()) for label in ('vit', 'a.b+c', 'bad')), (0, 1))
-FINISHED = [arm.run(seed) for arm, seed in GRID.runs() if arm.label != 'bad']
+FINISHED = [arm.run_name(seed) for arm, seed in GRID.runs() if arm.label != 'bad']
 CONFIG = stamp(json.loads(resolve(cifar10.get_config()).to_json()))
 LABELS = np.arange(300, dtype=np.int32) % 10
 
@@ -74,7 +74,7 @@ def rewritten(packed, change):
 def test_nothing_is_lost(folder, packed):
   before, after = open_runs(folder), open_runs(packed)
   assert isinstance(before, RunFolders) and isinstance(after, PackedRuns)
-  assert sorted(after.names()) == sorted(arm.run(seed) for arm, seed in GRID.runs())
+  assert sorted(after.names()) == sorted(arm.run_name(seed) for arm, seed in GRID.runs())
   for name in [*after.names(), 'unknown']:
     assert after.failure(name) == before.failure(name)
     for part in ('config', 'data', 'result', 'metrics'):
@@ -95,7 +95,7 @@ def test_tables_are_the_same(folder, packed):
   rows, others = read_rows(GRID, folder), read_rows(Grid.load(packed), packed)
   assert rows[1].difference and rows[2].failed == {0: 'error: training diverged', 1: 'not run yet'}
   assert (markdown(others), as_json(others)) == (markdown(rows), as_json(rows))
-  assert held_out(GRID, packed) == held_out(GRID, folder)
+  assert held_out_table(GRID, packed) == held_out_table(GRID, folder)
 
 
 def test_equal_arrays_are_kept_once_and_integers_small(packed):
@@ -149,7 +149,7 @@ def test_what_cannot_be_packed_is_refused_and_leaves_nothing(folder, packed, tmp
 def test_runs_are_not_added_to_packed_ones(packed):
   before = sorted(packed.iterdir())
   for ask in (lambda: compare(Comparison(), packed, [Device()]), lambda: tune.tune(Comparison(), 1, packed, [])):
-    with pytest.raises(UserError, match='packed is packed, and packed runs cannot go on: choose another --workdir'):
+    with pytest.raises(UserError, match='packed is packed, and packed runs cannot continue: choose another --workdir'):
       ask()
   assert sorted(packed.iterdir()) == before
 

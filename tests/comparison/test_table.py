@@ -19,7 +19,7 @@ def finish(tmp_path):
   """Writes what a finished run leaves; its figures follow from its seed."""
 
   def write(arm, seed, held_out=()):
-    run, random = tmp_path / arm.run(seed), np.random.default_rng([seed, len(arm.label)])
+    run, random = tmp_path / arm.run_name(seed), np.random.default_rng([seed, len(arm.label)])
     run.mkdir()
     labels = np.arange(EXAMPLES) % 10
     predictions = np.where(random.random(EXAMPLES) < 0.6, labels, 9 - labels)
@@ -30,7 +30,7 @@ def finish(tmp_path):
     log(arm, seed, held_out)
 
   def log(arm, seed, held_out):
-    run = tmp_path / arm.run(seed)
+    run = tmp_path / arm.run_name(seed)
     run.mkdir(exist_ok=True)
     lines = [{'step': 1, 'epoch': 1.0, 'split': 'train', 'loss': 2.0, 'accuracy': 99.0}]
     lines += [{'step': 1, 'epoch': 1.0, 'split': 'validation', **scores} for scores in held_out]
@@ -96,11 +96,11 @@ def test_runs_on_other_images_are_not_compared(finish, tmp_path):
     if arm.label != 'late':
       finish(arm, seed)
   labels = np.arange(EXAMPLES) % 5
-  write_predictions(tmp_path / grid.arms[1].run(1), {'labels': labels, 'predictions': labels})
-  (tmp_path / grid.arms[2].run(0) / 'predictions.npz').unlink()
+  write_predictions(tmp_path / grid.arms[1].run_name(1), {'labels': labels, 'predictions': labels})
+  (tmp_path / grid.arms[2].run_name(0) / 'predictions.npz').unlink()
   assert [row.difference for row in read_rows(grid, tmp_path)] == [None] * 4
   finish_again = grid_of('vit', 'gone', 'hyperbf')
-  write_predictions(tmp_path / grid.arms[2].run(0), {'labels': np.arange(EXAMPLES) % 10, 'predictions': labels})
+  write_predictions(tmp_path / grid.arms[2].run_name(0), {'labels': np.arange(EXAMPLES) % 10, 'predictions': labels})
   assert [row.difference is None for row in read_rows(finish_again, tmp_path)] == [True, False, True]
 
 

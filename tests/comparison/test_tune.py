@@ -92,7 +92,7 @@ def test_all_arms_have_the_same_draws_of_the_options_that_they_share():
     ('optimizer.learning_rate', 'no distribution of a key'),
     (f'{RATE}=0..1', 'needs 0 < LOW < HIGH'),
     (f'{RATE}=1e-2..1e-3', 'needs 0 < LOW < HIGH'),
-    (f'{RATE}=1.2.3..4', 'without two numbers'),
+    (f'{RATE}=1.2.3..4', 'does not have two numbers'),
     ('a b=1|2', 'no distribution of a key'),
   ],
 )
@@ -151,7 +151,7 @@ def test_a_search_goes_on_with_what_is_missing(asked, search, tmp_path):
   (workdir / 'out-of-memory').touch()
   done, started = search(asked, 2)
   assert (done, len(started)) == (False, 3)
-  with pytest.raises(UserError, match=r'finished are relu 1, gelu 0|gelu has no finished trial'):
+  with pytest.raises(UserError, match=r'numbers of trials \(relu 1, gelu 0\)|gelu has no finished trial'):
     tune.with_best(asked, workdir / 'tuning.json')
   (workdir / 'out-of-memory').unlink()
   assert search(asked, 2) == (True, started)
@@ -164,7 +164,7 @@ def test_tuned_arms_are_those_that_were_searched_with_seeds_that_were_not(asked,
   search(with_arms(asked, ['relu']), 1)
   path = tmp_path / 'search' / 'tuning.json'
   for changed, message in (
-    ({'seeds': (0, 1000)}, r'seed 1000 was used by a trial of .*tuning\.json: give --seeds'),
+    ({'seeds': (0, 1000)}, r'a trial of .*tuning\.json used seed 1000: give --seeds'),
     ({'arms': ('gelu',)}, "unknown arm of .*tuning.json 'gelu'"),
     ({'arms': ('relu: mixer',)}, "arm relu is 'relu: mixer' here and 'relu: identity' in"),
   ):
@@ -178,9 +178,9 @@ def test_tuned_arms_are_those_that_were_searched_with_seeds_that_were_not(asked,
   ('changes', 'count', 'message'),
   [
     ({'space': ()}, 1, 'a search needs a space'),
-    ({'arms': ()}, 1, 'needs an arm and a trial'),
-    ({}, 0, 'needs an arm and a trial'),
-    ({'configs': ('configs/digits.py', 'configs/cifar10.py')}, 1, 'one config, not on 2'),
+    ({'arms': ()}, 1, 'needs at least one arm and one trial'),
+    ({}, 0, 'needs at least one arm and one trial'),
+    ({'configs': ('configs/digits.py', 'configs/cifar10.py')}, 1, 'takes one config, but 2 were given'),
     ({'space': ('rleu: model.heads=2|4',)}, 1, 'option of arm rleu: the arms are relu, gelu'),
     ({'space': ('model.haeds=2|4',)}, 1, "unknown config key 'haeds'"),
     ({'overrides': ('--config.data.validation=0.0',)}, 1, 'set data.validation to more than 0'),

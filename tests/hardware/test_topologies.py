@@ -84,7 +84,7 @@ def test_what_is_no_topology_is_refused_in_a_line(name, said):
   ],
 )
 def test_a_number_that_a_chip_does_not_come_in_is_refused_with_the_nearest(name, nearest):
-  with pytest.raises(UserError, match=f"^topology '{name}': [^\n]*: use {' or '.join(nearest)}$"):
+  with pytest.raises(UserError, match=f"^topology '{name}' [^\n]*[.] Use {' or '.join(nearest)}$"):
     parse_topology(name)
   assert [parse_topology(known).name for known in nearest] == nearest
 
