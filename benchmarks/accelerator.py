@@ -1,13 +1,14 @@
-"""All that one wants to know first of a GPU or TPU, in ten minutes.
+"""First tests of a GPU or TPU, in ten minutes.
 
 python -m benchmarks.accelerator
 python -m benchmarks.accelerator --cases 192x1024,384x512,768x256 --minutes 20     # a device with less memory
 python -m benchmarks.accelerator --parts resume --recipes small
 
-In this order: errors of every fast form against float64 on the host, forward and backward, in float32 and bfloat16;
-train steps of HyperBF, with both forms of stage 2, and ViT; the recipes' images/s as train.py reaches them; what of
-that time is spent waiting for input; and how far an interrupted run ends from one that wasn't. The JSON file is
-written after every part; a part for which too little time is left is skipped, and one that fails says why.
+The parts, in order: errors of every fast implementation against float64 on the host, forward and backward, in float32
+and bfloat16; train steps of HyperBF, with two implementations of stage 2, and ViT; images/s of the recipes in
+training; the part of that time that is spent on waiting for input; and the difference between an interrupted run and
+an uninterrupted one. The JSON file is written after every part. A part is skipped if too little time is left. A part
+that fails reports its error.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from rich.console import Console
 
 from benchmarks import correctness, step
 from benchmarks import input as input_benchmark
-from benchmarks.common import attempt, failure, filled, measured_on, parser, save, shown
+from benchmarks.common import attempt, failure, filled, format_report, measured_on, parser, save
 from configs import digits
 from hbf.config.recipes import make_config
 from hbf.config.resolve import resolve
@@ -44,21 +45,21 @@ from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 Rows = list[dict[str, Any]]
 
-MODELS = ('hyperbf', 'hyperbf:pallas', 'vit')  # of the train steps
+MODELS = ('hyperbf', 'hyperbf:pallas', 'vit')  # models whose train steps are timed
 STEP_DTYPE = 'bfloat16'
-EPOCHS, EXAMPLES = 100, 50_000  # of recipe memo on CIFAR
+EPOCHS, EXAMPLES = 100, 50_000  # recipe memo on CIFAR
 INPUTS = ('device', 'stream')
-RUNS = ('whole', 'again', 'interrupted')  # names of workdirs
+RUNS = ('whole', 'again', 'interrupted')  # names of run folders
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A table.
+  """A part of the benchmark: a table.
 
   Attributes:
-    title: of the table.
-    programs: that are compiled for it, by which its time is estimated.
-    measure: its rows.
+    title: title of the table.
+    programs: number of programs that are compiled for it. The time estimate uses it.
+    measure: function that returns the rows.
   """
 
   title: str
@@ -67,45 +68,45 @@ class Part:
 
 
 def main() -> None:
-  """Prints a table for every part."""
+  """Print a table for every part."""
   flags = parser(__doc__)
-  flags.add_argument('--minutes', type=float, default=10.0, help='in which all has to be done')
+  flags.add_argument('--minutes', type=float, default=10.0, help='time limit of all parts')
   flags.add_argument('--parts', default=','.join(PARTS))
-  flags.add_argument('--tokens', default='256,257', type=numbers, help='of the operators that are checked')
-  flags.add_argument('--centers', default='500,8192', type=numbers, help='of stage 2 that is checked')
-  flags.add_argument('--width', default=192, type=int, help='of the tokens of stage 2 that is checked')
-  flags.add_argument('--head-sizes', default='64,192', type=numbers, help='of the attention that is checked')
+  flags.add_argument('--tokens', default='256,257', type=numbers, help='tokens of the checked operators')
+  flags.add_argument('--centers', default='500,8192', type=numbers, help='centers of the checked stage 2')
+  flags.add_argument('--width', default=192, type=int, help='token width of the checked stage 2')
+  flags.add_argument('--head-sizes', default='64,192', type=numbers, help='head sizes of the checked attention')
   flags.add_argument(
-    '--cases', default='192x4096,384x2048,768x1024', type=pairs, help='WIDTHxBATCH, … of train steps'
+    '--cases', default='192x4096,384x2048,768x1024', type=pairs, help='WIDTHxBATCH, … of the train steps'
   )
-  flags.add_argument('--recipes', default='memo,small', help='the last one is also fed and interrupted')
-  flags.add_argument('--seconds', type=float, default=3.0, help='of each measurement of recipes and input')
+  flags.add_argument('--recipes', default='memo,small', help='the last one also serves parts input and resume')
+  flags.add_argument('--seconds', type=float, default=3.0, help='length of each timing in parts recipe and input')
   options = flags.parse_args()
   try:
     correctness.host()
     parts = [part for name in options.parts.split(',') for part in choose('part', name, PARTS)(options)]
   except UserError as error:
     sys.exit(str(error))
-  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
   keep_freed_memory()
   keep_compiled_programs()
   run(parts, 60 * options.minutes, options.out)
 
 
 def numbers(text: str) -> list[int]:
-  """Of a flag."""
+  """Parse the numbers of a flag."""
   return [int(part) for part in text.split(',')]
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
-  """Of numbers with an x between them, of a flag."""
+  """Parse pairs of numbers, such as 192x1024, of a flag."""
   return [(int(first), int(second)) for first, second in (part.split('x') for part in text.split(','))]
 
 
 def run(parts: Sequence[Part], seconds: float, out: pathlib.Path | None) -> None:
-  """Measures what there is time for, and prints and writes it part by part.
+  """Measure the parts that the time allows. Print and write each one when it is done.
 
-  A program is expected to take as long as those of the slowest part before it.
+  A program is expected to take as long as the slowest program so far.
   """
   begin, slowest = time.perf_counter(), 0.0
   measured: dict[str, Any] = {**measured_on(), 'seconds': seconds, 'parts': []}
@@ -122,25 +123,28 @@ def run(parts: Sequence[Part], seconds: float, out: pathlib.Path | None) -> None
 
 
 def timed(part: Part) -> dict[str, Any]:
-  """The part's rows, or why there are none, and the seconds that took."""
+  """Return the rows of a part, or its error, and the seconds that it took."""
   begin = time.perf_counter()
   try:
     found: dict[str, Any] = {'rows': filled(part.measure())}
-  except Exception as error:  # compilers and devices raise whatever they like, and the next part may work
+  except Exception as error:  # compilers and devices raise errors of any type, and the next part may work
     traceback.print_exc()
     found = {'error': failure(error)}
   return found | {'seconds': round(time.perf_counter() - begin, 1)}
 
 
 def text(part: dict[str, Any]) -> str:
-  """What is printed of a part."""
+  """Return the text to print for a part."""
   if 'rows' in part:
-    return f'{shown(part)}\n'
+    return f'{format_report(part)}\n'
   return f'{part["title"]}: ' + (f'skipped {part["skipped"]}' if 'skipped' in part else part['error']) + '\n'
 
 
 def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Errors of every fast form. The Pallas kernel comes last: one that crashes may leave the device unusable."""
+  """Yield the errors of every fast implementation.
+
+  Pallas comes last, because a crash may leave the device unusable.
+  """
   tokens, heads = options.tokens, options.head_sizes
   groups = {
     'attention': correctness.attention_cases(heads, tokens),
@@ -149,13 +153,13 @@ def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
     'stage 2 by Pallas': correctness.stage2_cases('pallas', options.width, tokens, options.centers),
   }
   for name, cases in groups.items():
-    known = list(cases)
+    case_list = list(cases)
     title = f'Relative errors against float64: {name}'
-    yield Part(title, len(DTYPES) * len(known), functools.partial(correctness.check, known))
+    yield Part(title, len(DTYPES) * len(case_list), functools.partial(correctness.check, case_list))
 
 
 def step_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Time and share of the matrix rate of train steps, width by width."""
+  """Yield the times of train steps and their share of the matrix rate, width by width."""
   for width, batch in options.cases:
     choose('width', str(width), {str(known): known for known in step.HEADS})
     title = f'Train step, width {width}, {STEP_DTYPE}'
@@ -163,12 +167,12 @@ def step_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def steps(width: int, batch: int, rounds: int) -> Rows:
-  """Rows of all models that compile, and why the others don't."""
+  """Return rows of all models that compile, and the errors of the others."""
   trainers, failed = {}, []
   for model in MODELS:
     try:
       trainers[model] = step.make(model, width, batch, STEP_DTYPE)
-    except Exception as error:  # compilers raise whatever they like
+    except Exception as error:  # compilers raise errors of any type
       failed.append({'model': model, 'width': width, 'batch': batch, 'error': failure(error)})
   rows = step.measure(trainers, width, batch, STEP_DTYPE, rounds) if trainers else []
   for row in rows:
@@ -177,14 +181,14 @@ def steps(width: int, batch: int, rounds: int) -> Rows:
 
 
 def recipe_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Images a second of HyperBF as train.py trains it, and what that means for a whole training."""
+  """Yield HyperBF's images/s in training, and the hours of a whole training."""
   for name in options.recipes.split(','):
     configs = [training(name, dtype) for dtype in DTYPES]
     yield Part(f'Recipe {name} of HyperBF', len(configs), functools.partial(recipe, configs, options.seconds))
 
 
 def recipe(configs: Sequence[ConfigDict], seconds: float) -> Rows:
-  """Rows of both types."""
+  """Return a row for each type."""
   source = input_benchmark.open_source('cifar10', '')
 
   def measure(config: ConfigDict) -> dict[str, Any]:
@@ -197,21 +201,21 @@ def recipe(configs: Sequence[ConfigDict], seconds: float) -> Rows:
 
 
 def training(recipe: str, dtype: str) -> ConfigDict:
-  """The config of HyperBF on CIFAR-10."""
+  """Return the config of HyperBF on CIFAR-10."""
   config = resolve(make_config(f'model=hyperbf,recipe={recipe}', {'name': 'cifar10'})).unlock()
   config.model.dtype = dtype
   return config
 
 
 def input_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """What share of the time training waits for images in device memory, and for a stream of them."""
+  """Yield the share of the time that training waits for images, from device memory and from a stream."""
   name = options.recipes.split(',')[-1]
   title = f'Input of HyperBF, recipe {name}, {STEP_DTYPE}'
   yield Part(title, len(INPUTS), functools.partial(inputs, training(name, STEP_DTYPE), options.seconds))
 
 
 def inputs(config: ConfigDict, seconds: float) -> Rows:
-  """Rows of both kinds of input."""
+  """Return a row for each kind of input."""
   source = input_benchmark.open_source('cifar10', '')
 
   def measure(kind: str) -> dict[str, Any]:
@@ -222,7 +226,7 @@ def inputs(config: ConfigDict, seconds: float) -> Rows:
 
 
 def resume_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Whether a run that is interrupted and goes on ends as one that isn't, on all devices."""
+  """Yield the difference between an interrupted run and an uninterrupted one, on all devices."""
   name = options.recipes.split(',')[-1]
   configs = [resolve(digits.get_config(f'model=hyperbf,recipe={name}')) for _ in DTYPES]
   for config, dtype in zip(configs, DTYPES, strict=True):
@@ -233,13 +237,16 @@ def resume_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def resumed(configs: Sequence[ConfigDict]) -> Rows:
-  """Rows of both types."""
+  """Return the rows of each type."""
   with tempfile.TemporaryDirectory() as folder:
     return [row for config in configs for row in compare_runs(config, pathlib.Path(folder))]
 
 
 def compare_runs(config: ConfigDict, folder: pathlib.Path) -> Rows:
-  """Rows of a run like the first, which shows how far the device repeats itself, and of one that is interrupted."""
+  """Return the rows of a repeated run and of an interrupted run, each against the first run.
+
+  The repeated run shows if the device is deterministic.
+  """
   config.data.dir, dtype = str(folder), config.model.dtype
   whole, again, parts = (folder / f'{name}-{dtype}' for name in RUNS)
   for workdir in (whole, again):
@@ -254,17 +261,17 @@ def compare_runs(config: ConfigDict, folder: pathlib.Path) -> Rows:
 
 
 class Interrupting(io.StringIO):
-  """Where a run prints; at its first report it is interrupted, as by Ctrl-C."""
+  """An output stream that interrupts a run at its first report, like Ctrl-C."""
 
   def write(self, text: str) -> int:
-    """Takes what is printed."""
+    """Write text. At the first report, raise SIGINT."""
     if text.startswith('step ') and 'step ' not in self.getvalue():
       signal.raise_signal(signal.SIGINT)
     return super().write(text)
 
 
 def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> dict[str, Any]:
-  """Between two lists of arrays."""
+  """Return the largest difference between two lists of arrays."""
   largest = max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
   return {'largest difference': largest, 'bit for bit': 'no' if largest else 'yes'}
 

@@ -1,6 +1,6 @@
-"""Augmentation: the train step of a config with all of it on, over the same step without.
+"""The cost of augmentation: a train step with all of it, against the same step without.
 
-python -m benchmarks.augmentation                                        # recipe small, all that costs most
+python -m benchmarks.augmentation                                        # recipe small, the most expensive transforms
 python -m benchmarks.augmentation --config configs/cifar10.py:recipe=strong --transforms= --mix=  # the config's
 """
 
@@ -17,7 +17,7 @@ MIX = "(('mixup', 0.8, 0.5), ('cutmix', 1.0, 0.5))"
 
 
 def main() -> None:
-  """Prints a row for each of the two steps; they are taken in turn."""
+  """Print a row for each of the two steps, which run in turn."""
   flags = parser(__doc__)
   flags.add_argument('--config', default='configs/cifar10.py:recipe=small', help='FILE[:arguments]')
   flags.add_argument('--transforms', default=TRANSFORMS, help="data.transforms; empty: the config's")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def make(config: str, image_size: int, data: dict[str, tuple]) -> Trainer:
-  """The model of a config in training, with these keys of its data part."""
+  """Return the training of a config with these keys in its data part."""
   made = read_config([f'--config={config}'])
   made.data.update(data)
   return compile_trainer(made, image_size, made.train.batch_size)

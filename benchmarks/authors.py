@@ -1,11 +1,12 @@
-"""Training speed of HyperBF here against the authors' PyTorch form of it, in images a second.
+"""Training speed of HyperBF against the authors' PyTorch code, in images a second.
 
 python -m benchmarks.authors          # needs PyTorch: pip install torch
 
-Both take whole training steps (forward, cross-entropy, backward, AdamW) in float32 on the same images, in one process
-and in turn. `Authors` states the arithmetic of Hyper_ViT in main.py of github.com/sunrainyg/Unified_architecture
-(2023-10-31), run eagerly as there. Two of ours meet it: the default model, and the one of exactly its form.
-PyTorch multiplies float32 at full precision; on a GPU, JAX does so for distances only.
+Both sides take whole training steps (forward, cross-entropy, backward, AdamW) in float32 on the same images, in one
+process and in turn. `Authors` has the arithmetic of Hyper_ViT in main.py of
+github.com/sunrainyg/Unified_architecture (2023-10-31), and runs eagerly as there. It is compared with two models of
+this library: the default, and one of exactly its form. PyTorch multiplies float32 at full precision. On a GPU, JAX
+does so only for distances.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # two libraries share a GPU's memory
+os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs a part of the GPU's memory
 
 import jax
 import numpy as np
@@ -32,14 +33,14 @@ except ImportError:
   sys.exit('error: this benchmark needs PyTorch: pip install torch')
 
 IMAGE, PATCH = 32, 4
-# What it takes, beside a bias of stage 2's output, to be the authors' form: free metrics, one σ a layer in stage 1.
+# Options of the authors' form, which also has a bias in the output of stage 2.
 AUTHORS_STAGE1 = {'metric': 'bilinear', 'sigma_per': 'layer'}
 AUTHORS_STAGE2 = {'metric': 'bilinear', 'sigma_per': 'center', 'normalization': 'none'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """Of a model, and of its batch."""
+  """Sizes of a model and of its batch."""
 
   width: int
   depth: int
@@ -52,7 +53,7 @@ SIZES = {192: Size(192, 4, 3, 4 * 192, 128), 768: Size(768, 4, 4, 2 * 768, 32)}
 
 
 def squared_distances(points: torch.Tensor, centers: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
-  """xᵀMx + tᵀMt − 2xᵀMt: [..., N, A] of points [..., N, d] and centers [..., A, d]."""
+  """Compute xᵀMx + tᵀMt − 2xᵀMt: [..., N, A] for points [..., N, d] and centers [..., A, d]."""
   mapped = points @ metric
   own = (points * mapped).sum(dim=-1, keepdim=True)
   theirs = (centers * (centers @ metric)).sum(dim=-1)
@@ -60,7 +61,7 @@ def squared_distances(points: torch.Tensor, centers: torch.Tensor, metric: torch
 
 
 class AuthorsAttention(nn.Module):
-  """Softmax of −scale · squared distance of queries and keys; metric and scale are those of the layer."""
+  """Softmax of −scale · squared distance of queries and keys. A layer has one metric and one scale."""
 
   def __init__(self, width: int, heads: int):
     super().__init__()
@@ -71,7 +72,7 @@ class AuthorsAttention(nn.Module):
     self.out = nn.Linear(width, width)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to [B, N, D]."""
     batch, length, width = tokens.shape
     q, k, v = self.qkv(tokens).reshape(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
     weights = (-squared_distances(q, k, self.metric) * self.scale).softmax(dim=-1)
@@ -85,17 +86,17 @@ class AuthorsUnit(nn.Module):
     super().__init__()
     self.centers = nn.Parameter(torch.randn(centers, width))
     self.metric = nn.Parameter(torch.eye(width))
-    # Not the published 0.1, with which every response is 0: products of zeros and denormals differ in speed.
+    # Not the published 0.1, which makes every response 0. Products of zeros and denormals have another speed.
     self.beta = nn.Parameter(torch.full((centers,), 0.5 / width))
     self.out = nn.Linear(centers, width)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to [B, N, D]."""
     return self.out(torch.exp(-self.beta.unsqueeze(0) * squared_distances(tokens, self.centers, self.metric)))
 
 
 class AuthorsBlock(nn.Module):
-  """Both stages, pre-norm and residual."""
+  """Both stages with pre-norm and residual connections."""
 
   def __init__(self, width: int, heads: int, centers: int):
     super().__init__()
@@ -103,13 +104,13 @@ class AuthorsBlock(nn.Module):
     self.attention, self.unit = AuthorsAttention(width, heads), AuthorsUnit(width, centers)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-    """Maps tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to [B, N, D]."""
     tokens = tokens + self.attention(self.norm1(tokens))
     return tokens + self.unit(self.norm2(tokens))
 
 
 class Authors(nn.Module):
-  """Hyper_ViT, with positions for the images' own patches: the published ones are interpolated at every step."""
+  """Hyper_ViT with positions for exactly the images' patches. The published code interpolates them at every step."""
 
   def __init__(self, size: Size):
     super().__init__()
@@ -121,14 +122,17 @@ class Authors(nn.Module):
     self.head = nn.Linear(size.width, CLASSES)
 
   def forward(self, images: torch.Tensor) -> torch.Tensor:
-    """Logits [B, classes] of images [B, 3, height, width]."""
+    """Return the logits [B, classes] of images [B, 3, height, width]."""
     patches = self.patches(images).flatten(2).transpose(1, 2)
     tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1) + self.positions
     return self.head(self.norm(self.blocks(tokens))[:, 0])
 
 
 def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
-  """Takes a step of HyperBF with these changes of its stages; images are normalized in it, but not augmented."""
+  """Return a training step of HyperBF with these changes of its stages.
+
+  The step normalizes images but does not augment them.
+  """
   config = resolve(make_config('model=hyperbf,recipe=memo', {'name': 'cifar10', 'transforms': ()}))
   config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
   config.model.stage2.centers = size.centers
@@ -137,7 +141,7 @@ def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
 
 
 def their_step(size: Size) -> common.Thunk:
-  """Takes a step of the authors' form, with the optimizer of recipe memo, which is theirs."""
+  """Return a training step of the authors' form with their optimizer, as in recipe memo."""
   device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
   torch.manual_seed(0)
   model = Authors(size).to(device)
@@ -152,13 +156,13 @@ def their_step(size: Size) -> common.Thunk:
     loss = functional.cross_entropy(model(images), labels)
     loss.backward()
     optimizer.step()
-    return loss.item()  # waits for the device, as the authors' loop does at every step
+    return loss.item()  # waits for the device, like the authors' loop
 
   return take
 
 
 def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
-  """A row for each of the three, with ratios round by round."""
+  """Return a row for each model, with ratios round by round."""
   thunks: dict[str, common.Thunk] = {
     'authors (PyTorch)': their_step(size),
     'ours, their form': our_step(size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),
@@ -171,17 +175,17 @@ def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
       'width': size.width,
       'batch': size.batch,
       'model': name,
-      'images/s': common.spread([size.batch / s for s in taken], digits=1),
-      'ours/theirs': common.spread(common.ratios(theirs, taken)),
+      'images/s': common.spread([size.batch / s for s in times], digits=1),
+      'ours/theirs': common.spread(common.ratios(theirs, times)),
     }
-    for name, taken in seconds.items()
+    for name, times in seconds.items()
   ]
 
 
 def main() -> None:
-  """Measures, prints and writes."""
+  """Run the benchmark."""
   flags = common.parser(__doc__.splitlines()[0])
-  flags.add_argument('--width', type=int, choices=SIZES, nargs='+', default=list(SIZES), help='which models')
+  flags.add_argument('--width', type=int, choices=SIZES, nargs='+', default=list(SIZES), help='widths of the models')
   arguments = flags.parse_args()
   keep_freed_memory()
   rows = [row for width in arguments.width for row in measure(SIZES[width], arguments.rounds)]

@@ -1,13 +1,13 @@
-"""Record what every shipped config computes, bit for bit, and check a changed code against the record.
+"""Record the results of every shipped config bit by bit, and check changed code against the record.
 
-python -m benchmarks.behavior --check                        # after a move or a rename: not one bit may differ
+python -m benchmarks.behavior --check                        # after a move or a rename: no bit may differ
 python -m benchmarks.behavior --check --only 'cifar10-vit-*'
-python -m benchmarks.behavior --record --only NAME           # after a change of behavior that is meant
+python -m benchmarks.behavior --record --only NAME           # after an intended change of behavior
 
 The record holds the losses of 20 training steps, and the logits of fixed inputs before and after them. Images and
 texts are random, batches are small, and one core computes. Bits depend on the CPU and on the versions of JAX and its
-libraries. If these differ from the record's, numbers are compared to a tolerance. Names of modules and parameters
-have no influence (`ignore_names`). Differences are listed in the order in which a run gets to them.
+libraries. If these differ from the record's, numbers are compared with a tolerance. Names of modules and parameters
+have no influence (`ignore_names`). Differences are listed in the order of computation.
 """
 
 import argparse
@@ -49,11 +49,11 @@ from tests.test_golden_configs import GOLDEN
 Arrays = dict[str, np.ndarray]
 
 RECORD = pathlib.Path(__file__).with_suffix('.json')
-# One core would take minutes for 20 steps of each: of these only the logits of fresh parameters are recorded.
+# For these, 20 steps would take minutes on one core. Only the logits of fresh parameters are recorded.
 TOO_LARGE = ('imagenet-hyperbf', 'imagenet-vit', 'imagenet-hyperbf-size-large')
 STEPS, BATCH, SHOWN = 20, 4, 2
-TRAIN, HELD_OUT, TEST = 40, 10, 4  # examples; two epochs, so that the second order counts too
-TOKENS = 16  # logits of every 16th token of a text are kept
+TRAIN, HELD_OUT, TEST = 40, 10, 4  # examples. The steps are two epochs, so that both orders count
+TOKENS = 16  # the logits of every 16th token of a text are kept
 OVERRIDES = {
   'train.batch_size': BATCH,
   'train.epochs': STEPS * BATCH / TRAIN,
@@ -67,11 +67,11 @@ IMAGES = {  # height, width, channels; classes
   'image_folder': ((64, 64, 3), 10),
   'imagenet2012': ((224, 224, 3), 1000),
 }
-CHARACTERS = bytes(range(32, 97))  # 65, as many as Shakespeare has
-TOLERANCE = 1e-4  # between other CPUs or versions, relative to the largest number
-# Compiling costs half as much without LLVM's expensive passes: for programs that run once, and for small ones.
+CHARACTERS = bytes(range(32, 97))  # 65, as many as in Shakespeare
+TOLERANCE = 1e-4  # for other CPUs or versions, relative to the largest number
+# For programs that run once and for small ones: compiling takes half the time without LLVM's expensive passes.
 QUICKLY: dict[str, Any] = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
-# The record has two more, for a test that takes seconds.
+# Two more configs of the record, for a fast test.
 TINY = {
   'tiny-images': ('digits.py', '--config.model.depth=1'),
   'tiny-text': ('shakespeare.py:model=vit', '--config.model.depth=1'),
@@ -81,7 +81,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
 
 
 def random_data(config: ConfigDict) -> Dataset | Texts:
-  """Return random data of the shape that the config's data set has; only their size and the seed are made up."""
+  """Return random data in the shape of the config's data set, with few examples."""
   generator = np.random.default_rng(0)
   sizes = {'train': TRAIN + HELD_OUT, 'test': TEST}
   if config.task != 'classification':
@@ -102,10 +102,10 @@ def random_data(config: ConfigDict) -> Dataset | Texts:
 
 @contextlib.contextmanager
 def ignore_names() -> Iterator[None]:
-  """Let no number depend on how modules and parameters are called, or on how deep modules are nested.
+  """Make numbers independent of the names and the nesting of modules and parameters.
 
-  Flax derives random keys from names: here the n-th key that a call of the model asks for has number n. Gradients are
-  added up in the order of names for their norm: here in the order of their sizes.
+  Flax derives random keys from names. Here the n-th key that a call of the model asks for has number n. The norm of
+  the gradients adds them up in the order of names. Here it adds them up in the order of their sizes.
   """
   counters: dict[str, Iterator[int]] = {}
   bind = flax.core.scope.bind
@@ -132,7 +132,7 @@ def ignore_names() -> Iterator[None]:
 
 @ignore_names()
 def compute(name: str) -> Arrays:
-  """Return float32 arrays of what the config computes, in the order in which a run gets to them."""
+  """Return the results of a config as float32 arrays, in the order of computation."""
   path, *changes = CONFIGS[name]
   changes += [f'--config.{key}={value}' for key, value in OVERRIDES.items()]
   config = read_config([f'--config=configs/{path}', *changes])
@@ -169,7 +169,7 @@ def compute(name: str) -> Arrays:
 
 
 def computed_on() -> dict[str, str]:
-  """Return all that bits may depend on beside the code."""
+  """Return all facts beside the code that bits may depend on."""
   cpu = pathlib.Path('/proc/cpuinfo')
   facts = dict(line.split(':', 1) for line in cpu.read_text().split('\n\n')[0].splitlines()) if cpu.is_file() else {}
   known = {key.strip(): value.strip() for key, value in facts.items()}
@@ -179,7 +179,7 @@ def computed_on() -> dict[str, str]:
 
 
 def difference(name: str, ours: np.ndarray, theirs: np.ndarray, exact: bool) -> str:
-  """Say where an array differs from the recorded one; return '' if it doesn't."""
+  """Describe the difference of an array from the recorded one. Return '' if there is none."""
   if ours.shape != theirs.shape:
     return f'{name} have shape {ours.shape}, recorded is {theirs.shape}'
   if exact and ours.tobytes() == theirs.tobytes():
@@ -193,17 +193,17 @@ def difference(name: str, ours: np.ndarray, theirs: np.ndarray, exact: bool) -> 
 
 
 def encode(array: np.ndarray) -> dict[str, Any]:
-  """Return an array for JSON: the bytes of its numbers, float32, little-endian."""
+  """Return an array for JSON: its shape and its bytes as little-endian float32."""
   return {'shape': array.shape, 'float32': base64.b64encode(array.astype('<f4').tobytes()).decode()}
 
 
 def decode(found: Mapping[str, Any]) -> np.ndarray:
-  """Return the array that `encode` was given."""
+  """Return the array that was given to `encode`."""
   return np.frombuffer(base64.b64decode(found['float32']), '<f4').reshape(found['shape'])
 
 
 def read() -> dict[str, Any]:
-  """Return the record, empty if there is none."""
+  """Return the record, or an empty one if there is none."""
   return json.loads(RECORD.read_text()) if RECORD.is_file() else {'computed on': computed_on(), 'configs': {}}
 
 
@@ -211,8 +211,8 @@ def record(name: str, _: dict[str, Any]) -> str:
   """Put a config's arrays into the record."""
   found = compute(name)
   if not all(np.isfinite(array).all() for array in found.values()):
-    raise UserError(f'{name} computes numbers that are not finite: nothing can be compared to them')
-  everything = read()  # another process may have recorded other configs meanwhile
+    raise UserError(f'{name} computes numbers that are not finite, so they cannot be compared later: mend the config')
+  everything = read()  # read again, because another process may have recorded other configs
   everything['configs'][name] = {key: encode(array) for key, array in found.items()}
   ordered = {known: everything['configs'][known] for known in CONFIGS if known in everything['configs']}
   lines = ',\n'.join(f'  {json.dumps(known)}: {json.dumps(entry)}' for known, entry in ordered.items())
@@ -222,7 +222,7 @@ def record(name: str, _: dict[str, Any]) -> str:
 
 
 def check(name: str, everything: dict[str, Any]) -> str:
-  """Compare a config's arrays with the record; return the differences, or ''."""
+  """Compare a config's arrays with the record. Return the differences, or ''."""
   recorded = everything['configs'].get(name)
   if recorded is None:
     return f'is not in the record: run python -m benchmarks.behavior --record --only {name}'
@@ -234,7 +234,7 @@ def check(name: str, everything: dict[str, Any]) -> str:
 
 
 def use_one_core() -> None:
-  """Compute as train.py does on the CPU, but on one core: how sums are split depends on the number of threads."""
+  """Compute like training on the CPU, but on one core. The number of threads changes how sums are split."""
   os.environ.pop('XLA_FLAGS', None)
   jax.config.update('jax_platforms', 'cpu')
   if hasattr(os, 'sched_setaffinity'):
@@ -246,7 +246,7 @@ def use_one_core() -> None:
 
 @in_one_line
 def main() -> int:
-  """Record or check configs one after another; return 1 if one differs."""
+  """Record or check configs one after another. Return 1 if one differs."""
   flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   action = flags.add_mutually_exclusive_group(required=True)
   action.add_argument('--record', dest='act', action='store_const', const=record, help=f'write {RECORD.name}')
@@ -261,9 +261,9 @@ def main() -> int:
   everything = read()
   if everything['computed on'] != computed_on():
     if options.act is check:
-      print(f'The record is of {everything["computed on"]}; numbers are compared to {TOLERANCE}.')
+      print(f'The record was made on {everything["computed on"]}. Numbers are compared with tolerance {TOLERANCE}.')
     elif len(names) < len(CONFIGS):
-      raise UserError(f'the record is of {everything["computed on"]}: record all configs, without --only')
+      raise UserError(f'the record was made on {everything["computed on"]}: record all configs, without --only')
     else:
       RECORD.unlink()
       everything = read()

@@ -1,10 +1,10 @@
-"""The estimate of `hbf.cli.compile` against the times of programs on this device, from its measured rates.
+"""The time estimate of `hbf compile` against measured times on this device.
 
 python -m benchmarks.bound
 
-The rates are those of a square product and of a copy, measured in the same turns. Another product and copy show how
-exact the rates are. Steps on an array that caches hold show that the estimate is no bound. Train steps show how much
-of their time it explains.
+The device's rates are those of a square matrix product and of a copy, measured in the same rounds. A second product
+and copy show how exact the rates are. Steps on a small array, which stays in a cache, show that the estimate is not a
+bound. Train steps show how much of their time it explains.
 """
 
 import statistics
@@ -24,15 +24,15 @@ from hbf.hardware.hlo import count_traffic
 from hbf.models.flops import PRECISIONS, count_products
 from hbf.training.machine import keep_freed_memory
 
-PRODUCT, COPIED = 2048, 2**26  # side of the product, numbers of the copy, that stand for the device's rates
+PRODUCT, COPIED = 2048, 2**26  # side of the product and size of the copy that give the device's rates
 
 
 class Measured(NamedTuple):
-  """A program that runs here.
+  """A program to measure.
 
   Attributes:
-    call: runs it once.
-    products: operations of its products by kind.
+    call: function that runs it once.
+    products: operations of its matrix products by kind.
     memory: bytes that it moves.
   """
 
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 
 def program(function: Callable, *args: Any) -> Measured:
-  """A function of arrays as a measured program."""
+  """Return a function of arrays as a program to measure."""
   traced = jax.jit(function).trace(*args)
   compiled = traced.lower().compile()
   moved = count_traffic(compiled.as_text()).memory
@@ -50,12 +50,12 @@ def program(function: Callable, *args: Any) -> Measured:
 
 
 def forty_steps(numbers: jax.Array) -> jax.Array:
-  """Add one forty times, in a loop, which XLA doesn't make one step of."""
+  """Add one forty times in a loop, which XLA does not merge."""
   return jax.lax.fori_loop(0, 40, lambda _, z: z + 1, numbers)
 
 
 def train_step(model: str) -> Measured:
-  """The train step of recipe small, which keeps its state."""
+  """Return the train step of recipe small. It does not donate its state."""
   config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'}))
   _, init, step = make_training(config, image_size=32)
   batch = random_batch(config.train.batch_size, 32)
@@ -63,7 +63,7 @@ def train_step(model: str) -> Measured:
 
 
 def main() -> None:
-  """Prints a row for every program."""
+  """Print a row for every program."""
   flags = parser(__doc__.splitlines()[0])
   options = flags.parse_args()
   keep_freed_memory()

@@ -1,13 +1,13 @@
-"""Is anything lost of runs that are killed, whose checkpoints are damaged, or whose disk is full?
+"""Robustness of runs that are killed, whose checkpoints are damaged, or whose disk is full.
 
 python -m benchmarks.chaos                      # minutes on two cores
 python -m benchmarks.chaos --kills=3 --seed=1
 
-A small run on the digits that writes a checkpoint every four steps is killed (signal 9) at random moments and started
-again by the same command until it ends; is stopped and its newest checkpoint damaged, in every way of
-`benchmarks.damages`; and is given disks that it fills. Of a run of two processes both are killed, or one, which the
-other must notice. In the end each must have the state, parameters, metrics and predictions of a run that nobody
-disturbed, bit for bit. Whoever may not mount a small disk misses that part.
+A small run on the digits writes a checkpoint every four steps. It is disturbed in three ways. It is killed (signal 9)
+at random moments and started again by the same command until it ends. It is stopped, and its newest checkpoint is
+damaged in every way of `benchmarks.damages`. Its disk is filled. For a run of two processes, both or one are killed,
+and the other must notice. Each run must end with the state, parameters, metrics and predictions of an undisturbed
+run, bit for bit. The part with full disks is skipped if the user may not mount a small disk.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from benchmarks.common import measured_on, save, shown
+from benchmarks.common import format_report, measured_on, save
 from benchmarks.damages import DAMAGES, METADATA
 from hbf.training.evaluate import restore
 from hbf.training.workdir import read_predictions
@@ -54,24 +54,24 @@ RUN = (
   '--config.checkpoint.every=4steps',
   '--config.checkpoint.keep=4',
 )
-STOP = 0.9  # of its steps: where a run is stopped, to be damaged
-KILLS_A_RUN = 10
-# Shares of the kills: while a run starts, after its data are read, after it has begun to take steps.
+STOP = 0.9  # share of the steps after which a run is stopped, before its checkpoint is damaged
+KILLS_PER_RUN = 10
+# Shares of the kills: while a run starts, after it has read its data, after its first steps.
 KINDS = {'starting': 0.1, 'restoring': 0.1, 'training': 0.8}
-SPAN = {'starting': 6.0, 'restoring': 3.0, 'training': 0.5}  # seconds within which they come
-PROGRESS = 0.2  # of its steps: what a run takes before, at most
-LIMIT = 300.0  # seconds after which a run hangs
+SPAN = {'starting': 6.0, 'restoring': 3.0, 'training': 0.5}  # a kill comes within so many seconds
+PROGRESS = 0.2  # most steps before a kill, as a share of all
+LIMIT = 300.0  # seconds after which a run counts as hanging
 CLOCKS = {'images_per_second', 'seconds', 'train_seconds', 'compile_seconds', 'peak_memory_bytes'}
 UNFINISHED = '.orbax-checkpoint-tmp'
 
 
 def one_process(flags: Sequence[str]) -> list[list[str]]:
-  """As on a laptop."""
+  """Return the command of a run of one process."""
   return [[sys.executable, str(ROOT / 'train.py'), *flags]]
 
 
 def two_processes(flags: Sequence[str]) -> list[list[str]]:
-  """On one machine, each with what devices it has."""
+  """Return the commands of a run of two processes on one machine."""
   with socket.create_server(('localhost', 0)) as free:
     coordinator = f'localhost:{free.getsockname()[1]}'
   meet = (f'--coordinator={coordinator}', '--processes=2')
@@ -79,14 +79,14 @@ def two_processes(flags: Sequence[str]) -> list[list[str]]:
 
 
 class Layout(NamedTuple):
-  """How runs are started, and what is done to them.
+  """Processes of runs, and the disturbances.
 
   Attributes:
-    commands: of a run's processes, given the flags of train.py.
-    epochs: of a run.
-    kills: of all, the share of these runs.
-    damages: names of those in `DAMAGES`.
-    rooms: checkpoints that a disk has room for; the run keeps five.
+    commands: function from flags of `hbf train` to the commands of a run's processes.
+    epochs: epochs of a run.
+    kills: share of all kills that strike these runs.
+    damages: names of damages in `DAMAGES`.
+    rooms: sizes of small disks, in checkpoints. The run keeps five.
   """
 
   commands: Callable[[Sequence[str]], list[list[str]]]
@@ -97,22 +97,22 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-  'two processes': Layout(two_processes, 3, 0.2, [*DAMAGES][::7], ()),  # each start takes several times as long
+  'two processes': Layout(two_processes, 3, 0.2, [*DAMAGES][::7], ()),  # fewer, because starts take longer
   'one process': Layout(one_process, 10, 0.8, [*DAMAGES], (0.5, 2.5, 3.5)),
 }
 
 
 class Lost(Exception):
-  """A run doesn't go on, or ended as another."""
+  """A run does not continue, or it ends with another result."""
 
 
-class Start:
-  """The processes of a run that is started or goes on; the context ends them."""
+class RunProcesses:
+  """The processes of a run that starts or continues. Leaving the context kills them."""
 
   def __init__(self, layout: Layout, workdir: pathlib.Path, folder: pathlib.Path):
-    """Starts them; what they say, and compiled programs, go to a folder."""
-    self._workdir, self._log = workdir, folder / 'said'
-    # A cache of their own: those who are killed shall not write the user's.
+    """Start the processes. Their output and compiled programs go to a folder."""
+    self._workdir, self._log = workdir, folder / 'output'
+    # A separate cache: killed processes must not damage the user's.
     cache = {'JAX_COMPILATION_CACHE_DIR': str(folder / 'xla'), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
     with open(self._log, 'w') as log:
       self._processes = [
@@ -120,42 +120,42 @@ class Start:
         for command in layout.commands([*RUN, f'--config.train.epochs={layout.epochs}', f'--workdir={workdir}'])
       ]
 
-  def said(self) -> str:
-    """On the console, so far."""
+  def output(self) -> str:
+    """Return the console output so far."""
     return self._log.read_text()
 
   def steps(self) -> list[int]:
-    """Those that were reported there."""
-    return [int(step) for step in re.findall(r'^step +(\d+)', self.said(), re.MULTILINE)]
+    """Return the steps that were reported there."""
+    return [int(step) for step in re.findall(r'^step +(\d+)', self.output(), re.MULTILINE)]
 
   def targets(self) -> list[int | None]:
-    """Whom a kill may strike: all processes, or one of several, whereupon the others end by themselves."""
+    """Return the targets of a kill: all processes (None), or one of several. The others must then end."""
     return [None, *range(len(self._processes))] if len(self._processes) > 1 else [None]
 
   def runs(self) -> bool:
-    """Whether a process has not ended."""
+    """Return True if a process has not ended."""
     return any(process.poll() is None for process in self._processes)
 
   def wait(self, come: Callable[[], bool], seconds: float = LIMIT) -> None:
-    """Waits until something has come, but not longer than so many seconds or the processes run."""
+    """Wait until `come` is true, but at most so many seconds and while the processes run."""
     end = time.monotonic() + seconds
     while not come() and self.runs() and time.monotonic() < end:
       time.sleep(0.01)
 
   def send(self, number: signal.Signals, process: int | None = None) -> None:
-    """Sends a process, or all, a signal."""
+    """Send a signal to one process, or to all."""
     for each in self._processes if process is None else [self._processes[process]]:
       each.send_signal(number)
 
   def end(self, code: int = 0) -> str:
-    """Waits for the end, which must have this exit status; returns what was said."""
+    """Wait for the end, which must have this exit status. Return the output."""
     self.wait(lambda: False)
     codes = {process.poll() for process in self._processes}
     if codes != {code}:
-      raise Lost(f'{self._workdir} ended with {codes}, not {code} (None: not within {LIMIT:.0f} s):\n{self.said()}')
-    return self.said()
+      raise Lost(f'{self._workdir} ended with {codes}, not {code} (None: after {LIMIT:.0f} s):\n{self.output()}')
+    return self.output()
 
-  def __enter__(self) -> 'Start':
+  def __enter__(self) -> 'RunProcesses':
     return self
 
   def __exit__(self, *_: object) -> None:
@@ -166,7 +166,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Chaos:
-  """What is done to runs of one layout in a folder; each must end as `whole` did."""
+  """Disturbances of runs of one layout in a folder. Each run must end like `whole`."""
 
   layout: Layout
   folder: pathlib.Path
@@ -174,8 +174,8 @@ class Chaos:
 
   @functools.cached_property
   def whole(self) -> dict[str, Any]:
-    """The outcome of a run that nobody disturbs."""
-    self._go_on(self.folder / 'whole')
+    """Outcome of an undisturbed run."""
+    self._finish(self.folder / 'whole')
     return outcome(self.folder / 'whole')
 
   @property
@@ -183,36 +183,36 @@ class Chaos:
     return self.whole['result']['steps']
 
   def kills(self, count: int) -> list[dict[str, Any]]:
-    """Kills runs so often in all; returns a row for each kill."""
+    """Kill runs so many times in all. Return a row for each kill."""
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
-      workdir, most = self.folder / f'killed-{len(rows)}', min(len(rows) + KILLS_A_RUN, count)
+      workdir, most = self.folder / f'killed-{len(rows)}', min(len(rows) + KILLS_PER_RUN, count)
       while len(rows) < most and (row := self._kill(workdir)):
         rows.append(_printed({'run': workdir.name} | row))
-      self._go_on(workdir)
+      self._finish(workdir)
       self._check(workdir)
     return rows
 
   def _kill(self, workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Starts a run and kills it; None if it ended before."""
+    """Start a run and kill it. Return None if it ended before."""
     before, launched = _unfinished(workdir), time.monotonic()
     kind, *_ = self.draw.choices(list(KINDS), list(KINDS.values()))
     moment, steps = self.draw.uniform(0, SPAN[kind]), self.draw.uniform(0, PROGRESS * self._steps)
-    with self._start(workdir) as start:
+    with self._start(workdir) as processes:
       if kind != 'starting':
-        start.wait(lambda: 'workdir' in start.said())
+        processes.wait(lambda: 'workdir' in processes.output())
       if kind == 'training':
         steps += max(_complete(workdir), default=0)
-        start.wait(lambda: any(step > steps for step in start.steps()))
-      start.wait(lambda: False, moment)
-      if not start.runs():
-        start.end()
+        processes.wait(lambda: any(step > steps for step in processes.steps()))
+      processes.wait(lambda: False, moment)
+      if not processes.runs():
+        processes.end()
         return None
-      after, struck = time.monotonic() - launched, self.draw.choice(start.targets())
-      start.send(signal.SIGKILL, struck)
-      start.wait(lambda: False)
-      if start.runs():
-        raise Lost(f'{workdir}: process {struck} is gone, and the others have not ended within {LIMIT:.0f} s')
+      after, struck = time.monotonic() - launched, self.draw.choice(processes.targets())
+      processes.send(signal.SIGKILL, struck)
+      processes.wait(lambda: False)
+      if processes.runs():
+        raise Lost(f'{workdir}: process {struck} was killed, but the others did not end within {LIMIT:.0f} s')
     writing = ', '.join(name.removesuffix(UNFINISHED) for name, _ in _unfinished(workdir) - before)
     return {
       'struck': 'all' if struck is None else f'process {struck}',
@@ -223,7 +223,7 @@ class Chaos:
     }
 
   def damages(self) -> list[dict[str, Any]]:
-    """Damages the newest checkpoint of a stopped run in every way; returns a row for each."""
+    """Damage the newest checkpoint of a stopped run in every way. Return a row for each."""
     stopped = self._stopped
     newest, second = sorted(_complete(stopped))[:-3:-1]
     rows = []
@@ -232,8 +232,8 @@ class Chaos:
       DAMAGES[name](workdir / 'checkpoints' / str(newest))
       aside = workdir / 'checkpoints' / f'{newest}.damaged'
       lines = f'checkpoint {newest} cannot be read; set aside as {aside}\ngoes on after step {second}\n'
-      if lines not in (said := self._go_on(workdir)) or 'Traceback' in said or not aside.exists():
-        raise Lost(f'{workdir}, {name}: expected {lines!r}, and no traceback, in:\n{said}')
+      if lines not in (output := self._finish(workdir)) or 'Traceback' in output or not aside.exists():
+        raise Lost(f'{workdir}, {name}: expected {lines!r}, and no traceback, in:\n{output}')
       self._check(workdir)
       rows.append(_printed({'damage': name, 'newest': newest, 'went on after': second}))
     return rows
@@ -242,14 +242,14 @@ class Chaos:
   def _stopped(self) -> pathlib.Path:
     """A run that was stopped before its end."""
     workdir = self.folder / 'stopped'
-    with self._start(workdir) as start:
-      start.wait(lambda: any(step >= STOP * self._steps for step in start.steps()))
-      start.send(signal.SIGTERM)
-      start.end()
+    with self._start(workdir) as processes:
+      processes.wait(lambda: any(step >= STOP * self._steps for step in processes.steps()))
+      processes.send(signal.SIGTERM)
+      processes.end()
     return workdir
 
   def disks(self) -> list[dict[str, Any]]:
-    """Has runs fill disks, and makes room; returns a row for each disk."""
+    """Let runs fill disks, and then make room. Return a row for each disk."""
     rows = []
     size = max(_bytes_on_disk(path) for path in (self.folder / 'whole' / 'checkpoints').iterdir())
     for room in self.layout.rooms:
@@ -264,37 +264,39 @@ class Chaos:
     return rows
 
   def _fill(self, workdir: pathlib.Path, make_room: Callable[[], Any]) -> dict[str, Any]:
-    """A run whose disk is too small, and then isn't."""
-    with self._start(workdir) as start:
-      said = start.end(1)
-    last = said.splitlines()[-1]
-    if 'Traceback' in said or not last.startswith(f'error: {workdir} could not be written: no space left on device'):
-      raise Lost(f'{workdir}: expected one clear line in:\n{said}')
+    """Start a run on a disk that is too small, make room, and continue it."""
+    with self._start(workdir) as processes:
+      output = processes.end(1)
+    last = output.splitlines()[-1]
+    if 'Traceback' in output or not last.startswith(
+      f'error: {workdir} could not be written: no space left on device'
+    ):
+      raise Lost(f'{workdir}: expected one clear line in:\n{output}')
     complete = _complete(workdir)
     make_room()
-    said = self._go_on(workdir)
-    if complete and f'\ngoes on after step {max(complete)}\n' not in said:
-      raise Lost(f'{workdir}: does not go on after step {max(complete)}:\n{said}')
+    output = self._finish(workdir)
+    if complete and f'\ngoes on after step {max(complete)}\n' not in output:
+      raise Lost(f'{workdir}: does not continue after step {max(complete)}:\n{output}')
     self._check(workdir)
     return {'complete': sorted(complete), 'said': last.replace(str(workdir), workdir.name)}
 
-  def _start(self, workdir: pathlib.Path) -> Start:
-    return Start(self.layout, workdir, self.folder)
+  def _start(self, workdir: pathlib.Path) -> RunProcesses:
+    return RunProcesses(self.layout, workdir, self.folder)
 
-  def _go_on(self, workdir: pathlib.Path) -> str:
-    """Starts a run, or goes on with it, until it ends; returns what it said."""
-    with self._start(workdir) as start:
-      return start.end()
+  def _finish(self, workdir: pathlib.Path) -> str:
+    """Start or continue a run until it ends. Return its output."""
+    with self._start(workdir) as processes:
+      return processes.end()
 
   def _check(self, workdir: pathlib.Path) -> None:
-    """Raises Lost unless a run ended as the one that nobody disturbed."""
+    """Raise Lost unless a run ended like the undisturbed one."""
     mine = outcome(workdir)
     if wrong := [what for what in self.whole if mine[what] != self.whole[what]]:
-      raise Lost(f'{workdir}: not the {", ".join(wrong)} of the undisturbed run')
+      raise Lost(f'{workdir}: {", ".join(wrong)} differ from the undisturbed run')
 
 
 def outcome(workdir: pathlib.Path) -> dict[str, Any]:
-  """What a run ended with, but for what a clock says."""
+  """Return the results of a run without its timings."""
   result = json.loads((workdir / 'result.json').read_text())
   about = json.loads((workdir / 'checkpoints' / str(result['steps']) / METADATA).read_text())
   params, average = (restore(workdir, 'latest', average=which).params for which in (False, True))
@@ -318,12 +320,12 @@ def _printed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(workdir: pathlib.Path) -> set[int]:
-  """Steps of the checkpoints."""
+  """Return the steps of the complete checkpoints."""
   return {int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal()}
 
 
 def _unfinished(workdir: pathlib.Path) -> set[tuple[str, int]]:
-  """Checkpoints that are being written or never will be: name, and what tells two of a name apart."""
+  """Return the checkpoints without an end, by name and inode. The inode distinguishes two of one name."""
   return {(path.name, path.stat().st_ino) for path in (workdir / 'checkpoints').glob(f'*{UNFINISHED}')}
 
 
@@ -333,10 +335,13 @@ def _bytes_on_disk(folder: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def small_disk(folder: pathlib.Path, size: int) -> Iterator[tuple[pathlib.Path, Callable[[], None]]]:
-  """Mounts a disk of so many bytes, in memory, on a new folder; gives it, and a function that enlarges the disk.
+  """Mount an in-memory disk of so many bytes on a new folder.
+
+  Yields:
+    The folder, and a function that enlarges the disk.
 
   Raises:
-    OSError: this machine, or user, can't.
+    OSError: this machine or user cannot mount.
   """
 
   def mount(options: str) -> None:
@@ -354,17 +359,17 @@ def small_disk(folder: pathlib.Path, size: int) -> Iterator[tuple[pathlib.Path, 
 
 
 def can_mount(folder: pathlib.Path) -> bool:
-  """Whether small disks can be had; says so if not."""
+  """Return True if small disks can be mounted. Otherwise print why not."""
   try:
     with small_disk(folder / 'any', 2**16):
       return True
   except OSError as error:
-    print(f'full disks are left out, as none can be mounted: {error}')
+    print(f'full disks are skipped, because no disk can be mounted: {error}')
     return False
 
 
 def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
-  """Does everything to runs of every layout; returns rows of counts, and what happened one by one."""
+  """Disturb runs of every layout. Return rows of counts, and a list of all events."""
   rows, events, device = [], {}, ''
   for name, layout in LAYOUTS.items():
     chaos = Chaos(layout, folder / name.replace(' ', '-'), random.Random(seed))
@@ -379,7 +384,7 @@ def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
       'newest checkpoint damaged': (len(damaged), '', len(damaged), len(damaged)),
       'disk full': (len(full), '', len(full), len(full)),
     }
-    # Whoever is lost ends all with an error.
+    # A lost run would have raised an error, so all runs ended as if undisturbed.
     columns = ('times', 'while a checkpoint was written', 'runs', 'ended as if undisturbed')
     rows += [{'of': name, 'what': what} | dict(zip(columns, n, strict=True)) for what, n in counts.items() if n[0]]
     events[name] = {'kills': killed, 'damages': damaged, 'disks': full}
@@ -388,22 +393,22 @@ def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Prints and writes the counts; exit status 1 if anything is lost."""
+  """Print and write the counts. The exit status is 1 if anything is lost."""
   flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  flags.add_argument('--kills', type=int, default=30, help='in all; a fifth of them of two processes (30)')
-  flags.add_argument('--layouts', nargs='+', choices=LAYOUTS, default=[*LAYOUTS], help='which; default all')
-  flags.add_argument('--seed', type=int, default=0, help='of their moments (0)')
+  flags.add_argument('--kills', type=int, default=30, help='number of kills; a fifth for two processes (30)')
+  flags.add_argument('--layouts', nargs='+', choices=LAYOUTS, default=[*LAYOUTS], help='layouts to test; default all')
+  flags.add_argument('--seed', type=int, default=0, help='seed of the random moments (0)')
   flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/chaos.json')
   options = flags.parse_args()
-  jax.config.update('jax_platforms', 'cpu')  # devices are for the runs
-  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  jax.config.update('jax_platforms', 'cpu')  # leave the accelerators to the runs
+  logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
   begin, folder = time.monotonic(), pathlib.Path(tempfile.mkdtemp(prefix='chaos-'))
   try:
     measured = measure(folder, options.kills, options.seed)
   except Lost as error:
     sys.exit(f'error: {error}\nThe runs are in {folder}.')
   save('chaos', measured | {'seconds': round(time.monotonic() - begin)}, options.out)
-  print('\n' + shown(measured))
+  print('\n' + format_report(measured))
   shutil.rmtree(folder)
 
 

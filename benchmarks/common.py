@@ -1,4 +1,4 @@
-"""What every benchmark shares: alternating timings, the machine's own matmul rate, a table and a JSON file."""
+"""Shared parts of the benchmarks: alternating timings, the machine's matmul rate, a table and a JSON file."""
 
 import argparse
 import json
@@ -21,18 +21,18 @@ Thunk = Callable[[], Any]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-  """Flags that every benchmark has."""
+  """Return a parser with the flags that every benchmark has."""
   flags = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-  flags.add_argument('--rounds', type=int, default=10, help='times that everything is measured, in turn')
+  flags.add_argument('--rounds', type=int, default=10, help='number of timings of each program')
   flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/NAME.json')
   return flags
 
 
 def alternate(thunks: Mapping[str, Thunk], rounds: int) -> dict[str, list[float]]:
-  """Seconds of every thunk in every round.
+  """Return the seconds of every thunk in every round.
 
-  All run once before, to compile; then in turn, so that whatever else the machine does meets all of them alike.
-  A thunk returns what must be waited for.
+  Every thunk runs once first, to compile. Then all run in turn, so that other load on the machine affects all alike.
+  A thunk returns the array to wait for.
   """
   seconds: dict[str, list[float]] = {name: [] for name in thunks}
   for thunk in thunks.values():
@@ -46,77 +46,77 @@ def alternate(thunks: Mapping[str, Thunk], rounds: int) -> dict[str, list[float]
 
 
 def compiled(function: Callable, *args: Any) -> tuple[Thunk, int]:
-  """A call of the compiled function with these arrays, and the temporary memory that it needs, in bytes."""
+  """Return a call of the compiled function with these arrays, and its temporary memory in bytes."""
   executable = jax.jit(function).lower(*args).compile()
   memory: Any = executable.memory_analysis()
   return lambda: executable(*args), memory.temp_size_in_bytes
 
 
 def attempt(about: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-  """The row of what `measure` measures; if it fails, of the first line of why."""
+  """Return the row that `measure` gives. If it fails, return a row with the first line of the error."""
   try:
     return {**about, **measure()}
-  except Exception as error:  # compilers and devices raise whatever they like
+  except Exception as error:  # compilers and devices raise errors of any type
     return {**about, 'error': failure(error)}
 
 
 def failure(error: Exception) -> str:
-  """Kind and first line of an error."""
+  """Return the type and the first line of an error."""
   return f'{type(error).__name__}: {error}'.splitlines()[0]
 
 
 def filled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """The rows with the columns of all of them; what a row lacks is empty."""
+  """Return the rows with the columns of all rows. Missing values are empty."""
   columns = dict.fromkeys(column for row in rows for column in row)
   return [{column: row.get(column, '') for column in columns} for row in rows]
 
 
 def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
-  """Round by round."""
+  """Return the ratios, round by round."""
   return [a / b for a, b in zip(numerator, denominator, strict=True)]
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-  """Median, and the quartiles between which half of the values lie."""
+  """Format the median and the quartiles."""
   low, middle, high = statistics.quantiles(list(values) * 2, n=4, method='inclusive')
   return f'{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})'
 
 
 def matmul(size: int, dtype: Any) -> tuple[Thunk, float]:
-  """A square matrix product as the machine does it at its best, and its floating-point operations."""
+  """Return a square matrix product at full speed, and its floating-point operations."""
   a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
   product = jax.jit(jnp.matmul)
   return lambda: product(a, b), 2.0 * size**3
 
 
 def matmul_flops(function: Callable, *args: Any) -> float:
-  """Floating-point operations of all matrix products in a function of these arguments (arrays or shapes)."""
+  """Count the floating-point operations of all matrix products in a call of a function with arrays or shapes."""
   return float(count_flops(function, *args, costs=PRODUCTS))
 
 
 def report(name: str, title: str, rows: Sequence[Mapping[str, Any]], out: pathlib.Path | None) -> None:
-  """Prints the rows as a table and writes them, with what they were measured on, as JSON."""
+  """Print the rows as a table, and write them as JSON with the facts about the machine."""
   measured = {'title': title, **measured_on(), 'rows': list(rows)}
-  print(shown(measured))
+  print(format_report(measured))
   save(name, measured, out)
 
 
 def measured_on() -> dict[str, Any]:
-  """The command, and the device and code that it measures."""
+  """Return the command, the device, the commit and the versions."""
   script, *flags = sys.argv
-  command = ' '.join(['python -m', f'benchmarks.{pathlib.Path(script).stem}', *flags])  # wherever the script lies
+  command = ' '.join(['python -m', f'benchmarks.{pathlib.Path(script).stem}', *flags])
   return {'command': command, 'device': device_name(), 'commit': commit(), 'versions': versions()}
 
 
 def save(name: str, measured: Mapping[str, Any], out: pathlib.Path | None) -> None:
-  """Writes the JSON file of a benchmark, or replaces it in one step."""
+  """Write the JSON file of a benchmark, or replace it in one step."""
   path = out or pathlib.Path('runs/benchmarks') / f'{name}.json'
   path.parent.mkdir(parents=True, exist_ok=True)
   replace_text(path, json.dumps(measured, indent=1, ensure_ascii=False) + '\n')
 
 
-def shown(measured: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
-  """What was measured as `report` prints it, title and table, or these columns of it."""
+def format_report(measured: Mapping[str, Any], columns: Sequence[str] = ()) -> str:
+  """Return the title and the table that `report` prints, with all columns or only these."""
   columns = columns or list(measured['rows'][0])
   rows = [[cell(row[column]) for column in columns] for row in measured['rows']]
   return f'{measured["title"]}; {measured["device"]}:\n\n{table(columns, rows)}'

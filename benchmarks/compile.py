@@ -25,7 +25,7 @@ FORMS: dict[str, dict[str, bool]] = {
 
 
 def main() -> None:
-  """Prints a row for every model, depth and form of its blocks."""
+  """Print a row for every model, depth and form of its blocks."""
   flags = parser(__doc__)
   flags.add_argument('--models', default='hyperbf,vit')
   flags.add_argument('--depths', default='4,12')
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(model: str, depth: int, form: str) -> dict[str, Any]:
-  """The row of a model: compiled twice, the second time loaded from the cache."""
+  """Return the row of a model. It is compiled twice, the second time from the cache."""
   config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'})).unlock()
   config.model.update(depth=depth, **FORMS[form])
   _, compiled, cold = lower_and_compile(config)
@@ -62,7 +62,7 @@ def measure(model: str, depth: int, form: str) -> dict[str, Any]:
 
 
 def lower_and_compile(config: ConfigDict) -> tuple[float, Any, float]:
-  """Seconds of tracing and lowering, the compiled step, and seconds of compiling or loading it."""
+  """Return the seconds of tracing and lowering, the compiled step, and the seconds of compiling or loading it."""
   _, init, train_step = make_training(config, image_size=32)
   batch = random_batch(config.train.batch_size, 32)
   state = jax.eval_shape(init, None, batch)

@@ -1,4 +1,4 @@
-"""Fast forms of the operators on the device at hand against float64 on the host, in value and in every gradient."""
+"""Errors of the fast implementations on this device against float64 on the host, in value and in every gradient."""
 
 import dataclasses
 import functools
@@ -23,23 +23,23 @@ from hbf.ops.linear_attention import feature_map, linear_attention, orthogonal_p
 Arrays = dict[str, Any]
 Operator = Callable[[Arrays], jax.Array]
 
-# Greatest relative error, of the value and of each gradient. In float32 there is room for the rounding of what GPUs
-# multiply to 10 bits (TF32), and TPUs to 8, where no higher precision is asked for; a wrong sum is off by more.
+# Greatest relative error of the value and of each gradient. float32 includes the default rounding of factors, to 10
+# bits on GPUs (TF32) and 8 on TPUs. A wrong sum has a larger error.
 TOLERANCES = {'float32': 5e-3, 'bfloat16': 3e-2}
-ROUNDED = ('points', 'centers', 'coefficients')  # to the type that is checked; other arrays stay float32
-BATCH, HEADS = 2, 2  # of attention
-THREADS = 8  # that compile
+ROUNDED = ('points', 'centers', 'coefficients')  # arrays in the checked type; others stay float32
+BATCH, HEADS = 2, 2  # sizes of attention
+THREADS = 8  # threads that compile
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """An operator in a fast form.
+  """An operator in a fast implementation.
 
   Attributes:
     about: first columns of its row.
-    form: of arrays by name.
-    reference: the same from its equations, in the arrays' type.
-    arrays: float32.
+    form: the implementation, a function of arrays by name.
+    reference: the same function, written from its equations, in the arrays' type.
+    arrays: float32 arrays.
   """
 
   about: dict[str, Any]
@@ -49,7 +49,7 @@ class Case:
 
 
 def check(cases: Sequence[Case]) -> list[dict[str, Any]]:
-  """Rows of all cases in every type; one that doesn't compile or run says why."""
+  """Return rows of all cases in every type. A case that does not compile or run reports its error."""
   typed = [(case, dtype) for case in cases for dtype in DTYPES]
   with futures.ThreadPoolExecutor(THREADS) as pool:
     programs = [pool.submit(compile_case, case, dtype) for case, dtype in typed]
@@ -61,13 +61,13 @@ def check(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def compile_case(case: Case, dtype: str) -> Any:
-  """The program of the form with its gradients."""
+  """Compile the implementation with its gradients."""
   arrays = rounded(case.arrays, dtype)
   return jax.jit(with_gradients(case.form)).lower(arrays, random_target(case.form, arrays)).compile()
 
 
 def compare(case: Case, dtype: str, program: futures.Future) -> dict[str, Any]:
-  """Relative errors of the value and of each gradient, and the kernel that computed them."""
+  """Return the relative errors of the value and of each gradient, and the kernel in use."""
   compiled, arrays = program.result(), rounded(case.arrays, dtype)
   inputs = arrays, random_target(case.form, arrays)
   value, gradients = compiled(*inputs)
@@ -79,9 +79,10 @@ def compare(case: Case, dtype: str, program: futures.Future) -> dict[str, Any]:
 
 
 def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Array, Arrays]]:
-  """The function's value, and the gradient by every array of half its squared distance from a target.
+  """Return a function of arrays that returns the value and the gradients of half its squared distance from a target.
 
-  Of a number that changes all outputs the gradient is then no small sum of large terms, which rounding would spoil.
+  With a random target, the gradient of an array that affects all outputs is not a small sum of large terms, which
+  rounding would spoil.
   """
 
   def call(arrays: Arrays, target: Any) -> tuple[jax.Array, Arrays]:
@@ -92,28 +93,28 @@ def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Arra
 
 
 def rounded(arrays: Arrays, dtype: str) -> Arrays:
-  """The arrays as the form is given them."""
+  """Return the arrays in the checked type."""
   return {name: z.astype(DTYPES[dtype]) if name in ROUNDED else z for name, z in arrays.items()}
 
 
 def random_target(form: Operator, arrays: Arrays) -> np.ndarray:
-  """A random target of the shape and type that the form gives."""
+  """Return a random target in the shape and type of the output."""
   value = jax.eval_shape(form, arrays)
   return np.random.default_rng(1).normal(size=value.shape).astype(value.dtype)
 
 
 def exact(reference: Operator, arrays: Arrays, target: np.ndarray) -> tuple[jax.Array, Arrays]:
-  """Value and gradients in float64, computed on the host."""
+  """Return value and gradients in float64, computed on the host."""
   with jax.enable_x64(True), jax.default_device(host()):
     wide = jax.tree.map(lambda z: jnp.asarray(z.astype(np.float64)), (arrays, target))
     return jax.device_get(with_gradients(reference)(*wide))
 
 
 def host() -> jax.Device:
-  """The device that computes in float64.
+  """Return the device that computes in float64.
 
   Raises:
-    UserError: JAX was told to leave it out.
+    UserError: JAX_PLATFORMS excludes the CPU.
   """
   try:
     return jax.devices('cpu')[0]
@@ -123,23 +124,23 @@ def host() -> jax.Device:
 
 
 def relative_error(found: jax.Array, expected: jax.Array) -> float:
-  """Root of the summed squares of the differences over that of what is expected."""
+  """Return the norm of the difference divided by the norm of the expected array."""
   difference = np.asarray(found).astype(np.float64) - np.asarray(expected)
   return float(np.linalg.norm(difference) / np.linalg.norm(expected))
 
 
 def kernel_of(text: str) -> str:
-  """Whose kernels a compiled program calls, beside XLA's own."""
+  """Return the makers of the kernels that a compiled program calls, or 'XLA'."""
   return ' + '.join(count_kernels(text)) or 'XLA'
 
 
 def normal(rng: np.random.Generator, **shapes: tuple[int, ...]) -> Arrays:
-  """Random float32 arrays."""
+  """Return random float32 arrays."""
   return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def attention_cases(head_sizes: Sequence[int], tokens: Sequence[int]) -> Iterator[Case]:
-  """Softmax attention, and the normalized Gaussian of one width a head, which is computed as such."""
+  """Yield softmax attention, and the normalized Gaussian with one sigma per head, which uses the same kernel."""
   for d, n in itertools.product(head_sizes, tokens):
     about = {'tokens': n, 'centers': n, 'd': d}
     rng = np.random.default_rng(0)
@@ -153,7 +154,7 @@ def attention_cases(head_sizes: Sequence[int], tokens: Sequence[int]) -> Iterato
 
 
 def linear_cases(d: int, n: int) -> Iterator[Case]:
-  """Linear attention, one head of as many features as dimensions."""
+  """Yield linear attention, one head with as many features as dimensions."""
   projections = orthogonal_projections(np.random.default_rng(0), d, d)
   for features, causal in itertools.product(('elu', 'gaussian'), (False, True)):
     name = f'linear attention, {features}{", causal" if causal else ""}'
@@ -167,7 +168,7 @@ def linear_cases(d: int, n: int) -> Iterator[Case]:
 
 
 def stage2_cases(form: str, d: int, tokens: Sequence[int], centers: Sequence[int]) -> Iterator[Case]:
-  """Sums over centers of their own widths: every normalization, every kernel, and every number of centers."""
+  """Yield sums with one sigma per center: every normalization, every kernel, and every number of centers."""
   few, odd = centers[0], tokens[-1]
   units = [('gaussian', normalization, n, few) for normalization in RESPONSES for n in tokens]
   units += [(kernel, 'layer', odd, few) for kernel in KERNELS if kernel != 'gaussian']
@@ -189,7 +190,7 @@ def stage2_cases(form: str, d: int, tokens: Sequence[int], centers: Sequence[int
 
 
 def fast_attention(z: Arrays) -> jax.Array:
-  """Attention of arrays by name."""
+  """Compute attention from arrays by name."""
   return attention(*(z[name].swapaxes(1, 2) for name in ROUNDED)).swapaxes(1, 2)
 
 
@@ -202,17 +203,17 @@ def fast_hyperbf(z: Arrays, implementation: str = 'xla', **names: Any) -> jax.Ar
 
 
 def linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
-  """Linear attention as a stage calls it."""
+  """Compute linear attention like a stage does."""
   sigma = z['points'].shape[-1] ** 0.25
   q, k = (feature_map(z[n], features, projections=jnp.asarray(projections), sigma=sigma) for n in ROUNDED[:2])
   return linear_attention(q, k, z['coefficients'], normalizer='sum', causal=causal)
 
 
-# From here on: the equations, without anything of `hbf`.
+# The reference equations, without any code of `hbf`.
 
 
 def softmax_attention(z: Arrays) -> jax.Array:
-  """softmax(q·k/√d) v, of queries, keys and values [B, N, H, d]."""
+  """Compute softmax(q·k/√d) v for queries, keys and values [B, N, H, d]."""
   q, k, v = (z[name].swapaxes(1, 2) for name in ROUNDED)
   weights = jnp.exp(q @ k.mT / q.shape[-1] ** 0.5)
   return (weights / weights.sum(-1, keepdims=True) @ v).swapaxes(1, 2)
@@ -240,7 +241,7 @@ RESPONSES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def naive_hyperbf(z: Arrays, kernel: str, normalization: str) -> jax.Array:
-  """Σ_a R_a(x) c_a under a diagonal metric."""
+  """Compute Σ_a R_a(x) c_a under a diagonal metric."""
   x, t = (z.get('weights', 1.0) * z[name] for name in ROUNDED[:2])
   r2 = (x * x).sum(-1)[..., None] + (t * t).sum(-1)[..., None, :] - 2 * x @ t.mT
   k = KERNELS[kernel](r2 / (2 * z['sigma'] ** 2)) * jnp.exp(z.get('log_gain', 0.0))
@@ -248,7 +249,7 @@ def naive_hyperbf(z: Arrays, kernel: str, normalization: str) -> jax.Array:
 
 
 def naive_linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
-  """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), of one head [N, d]."""
+  """Compute Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) for one head [N, d]."""
 
   def phi(x: jax.Array) -> jax.Array:
     if features == 'elu':

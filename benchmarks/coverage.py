@@ -1,10 +1,10 @@
-"""The share of simulated comparisons whose 95% intervals hold the true differences.
+"""Coverage of the 95% intervals: the share of simulated comparisons whose intervals hold the true differences.
 
 python -m benchmarks.coverage
 
-Images: an answer is right where a sum of normal effects is positive. The effects are those of the arm, the image, the
-arm's image, the seed, and the seed's image. Arms differ by up to two points. Texts: outcomes are white noise and a
-slow part, which is alike in windows near each other. The means of their arms are equal.
+Images: an answer is right if a sum of normal effects is positive. The effects are those of the arm, the image, the
+arm's image, the seed, and the seed's image. Arms differ by up to two points. Texts: outcomes are white noise plus a
+slow part, which is similar in neighboring windows. All arms have the same mean.
 """
 
 import argparse
@@ -19,25 +19,25 @@ from scipy.stats import norm
 from benchmarks.common import report
 from hbf.comparison.statistics import Difference, block_length, differences
 
-IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # deviations of an image's effect, of an arm's image, of a seed's image
-ARMS = 0.05  # greatest shift of an arm, in the units of these
-SLOW = 0.3  # share of a text's variance that is slow
+IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # standard deviations of the effects of an image, an arm's image, a seed's image
+ARMS = 0.05  # greatest shift of an arm, in the same units
+SLOW = 0.3  # share of the slow part in a text's variance
 
-Drawn = tuple[list[np.ndarray], np.ndarray]  # outcomes of arms, true differences to the first
+Drawn = tuple[list[np.ndarray], np.ndarray]  # outcomes of the arms, true differences from the first arm
 
 
 def images(
   random: np.random.Generator, arms: int, seeds: int, n: int, deviation: float, first: float | None = None
 ) -> Drawn:
-  """Draw outcomes [S, n] of arms in percent, and return them with the true differences to the first.
+  """Draw outcomes [S, n] of arms in percent. Return them with the true differences from the first arm.
 
   Args:
     random: generator.
-    arms: number.
-    seeds: of each arm.
-    n: images.
-    deviation: of an arm's accuracy over seeds, in points, on infinitely many images.
-    first: deviation of the first arm; None: the same.
+    arms: number of arms.
+    seeds: number of seeds of each arm.
+    n: number of images.
+    deviation: standard deviation of an arm's accuracy over seeds, in points, on infinitely many images.
+    first: deviation of the first arm, if it differs.
   """
   shifts = 0.25 + ARMS * np.linspace(0, 1, arms)
   total = np.sqrt(IMAGE**2 + OWN**2 + BOTH**2)
@@ -53,15 +53,15 @@ def images(
 
 
 def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> Drawn:
-  """Draw outcomes [1, n] of windows that follow one another, and return them with the true differences.
+  """Draw outcomes [1, n] of consecutive windows. Return them with the true differences.
 
   Args:
     random: generator.
-    arms: number.
-    n: windows.
-    memory: correlation of the slow part with that of the next window.
+    arms: number of arms.
+    n: number of windows.
+    memory: correlation of the slow part with the next window's.
   """
-  before = 500  # windows until the slow part has forgotten its start
+  before = 500  # windows after which the start of the slow part no longer matters
   drawn = random.standard_normal((arms, before + n))
   slow = lfilter([np.sqrt(1 - memory**2)], [1, -memory], drawn)[:, before:]
   fast = random.standard_normal((arms, n))
@@ -75,10 +75,10 @@ def share(
   """Return how often single intervals and all intervals of a comparison hold the truth, in percent.
 
   Args:
-    times: comparisons.
-    draw: function of a generator that gives outcomes and true differences.
-    length: of a block.
-    over_seeds: False: the interval takes the mean over the seeds as one seed's.
+    times: number of comparisons.
+    draw: function of a generator that returns outcomes and true differences.
+    length: length of a block.
+    over_seeds: False to treat the mean over the seeds as one seed.
   """
   held = []
   for time in range(times):
@@ -120,7 +120,7 @@ def rows(times: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
   """Print a row for every case."""
   flags = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
-  flags.add_argument('--times', type=int, default=2000, help='comparisons of every case')
+  flags.add_argument('--times', type=int, default=2000, help='number of comparisons in every case')
   flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/coverage.json')
   options = flags.parse_args()
   title = f'95% intervals that hold the true differences, of {options.times:,} simulated comparisons'

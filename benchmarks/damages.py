@@ -1,4 +1,4 @@
-"""Ways to damage a checkpoint, given its folder, so that it can't be restored."""
+"""Ways to damage a checkpoint folder, so that it cannot be restored."""
 
 import os
 import pathlib
@@ -9,32 +9,32 @@ METADATA = '_CHECKPOINT_METADATA'
 NUMBERS = 'params/ocdbt.process_0/d'
 
 
-def each(harm: Callable[[pathlib.Path], object], folder: pathlib.Path) -> None:
-  """Does harm to every file of a folder; of those that hold numbers not all are read, and their ends often aren't."""
+def each(damage: Callable[[pathlib.Path], object], folder: pathlib.Path) -> None:
+  """Damage every file of a folder. A single file would not do, because not all of its bytes are read."""
   for path in [*folder.iterdir()]:
-    harm(path)
+    damage(path)
 
 
 def flip(path: pathlib.Path) -> None:
-  """Flips a bit in the first tenth of a file."""
+  """Flip a bit in the first tenth of a file."""
   content = bytearray(path.read_bytes())
   content[len(content) // 10] ^= 1
   path.write_bytes(content)
 
 
 def cut(path: pathlib.Path) -> None:
-  """Leaves the first tenth of a file."""
+  """Keep only the first tenth of a file."""
   os.truncate(path, path.stat().st_size // 10)
 
 
 def replace(path: pathlib.Path, by: str = '') -> None:
-  """Puts a file with this text in the place of whatever is there, or an empty folder if there is no text."""
+  """Replace a path by a file with this text, or by an empty folder if there is no text."""
   shutil.rmtree(path) if path.is_dir() else path.unlink()
   path.write_text(by) if by else path.mkdir()
 
 
 def rename_keys(path: pathlib.Path) -> None:
-  """Flips a bit in two keys of JSON: one of Orbax's, one of ours."""
+  """Flip a bit in two keys of JSON: one of Orbax, one of this library."""
   path.write_text(path.read_text().replace('"commit_', '"bommit_').replace('"checksums"', '"bhecksums"'))
 
 

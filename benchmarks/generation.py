@@ -1,11 +1,11 @@
-"""Texts written a token at a time: with what stages remember, over reading the whole text anew for every token.
+"""Speed of text generation with a KV cache, against reading the whole text again for every token.
 
 python -m benchmarks.generation
 python -m benchmarks.generation --models hyperbf,gmlp --count 64 --batch 8
 
-Networks have random weights: 4 blocks of width 128 with 4 heads, 65 tokens in the vocabulary, room for just the text.
-Both ways are one compiled loop; the one that remembers nothing reads as many tokens as there is room for. That both
-write the same is a test (tests/models/test_generation.py).
+Networks have random weights: 4 blocks of width 128 with 4 heads, a vocabulary of 65 tokens, and windows of just the
+text's length. Both ways are one compiled loop. Without a cache, the loop reads the whole window for every token.
+tests/models/test_generation.py checks that both write the same text.
 """
 
 import functools
@@ -26,11 +26,11 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def main() -> None:
-  """Prints a row for every model."""
+  """Print a row for every model."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=5)
   flags.add_argument('--models', default='hyperbf,vit,linear,gmlp,mixer', type=lambda text: text.split(','))
-  flags.add_argument('--count', type=int, default=256, help='tokens that are written, behind a prompt of one')
+  flags.add_argument('--count', type=int, default=256, help='tokens to write after a prompt of one token')
   flags.add_argument('--batch', type=int, default=1, help='texts at once')
   options = flags.parse_args()
   keep_freed_memory()
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(name: str, count: int, batch: int, rounds: int) -> dict[str, Any]:
-  """A model's tokens a second both ways, and their ratio round by round."""
+  """Return a model's tokens per second both ways, and their ratio round by round."""
   trunk = Trunk(DEPTH, *make_stages(name, HEADS, *stage_options(name, HIDDEN)))
   model = LanguageModel(trunk, VOCABULARY, count + 1, WIDTH)
   prompts = [[i % VOCABULARY] for i in range(batch)]
@@ -48,22 +48,22 @@ def measure(name: str, count: int, batch: int, rounds: int) -> dict[str, Any]:
   variables = jax.jit(functools.partial(model.init, train=False))(jax.random.key(0), texts)
   seconds = alternate(
     {
-      'remembered': lambda: generate(model, variables, prompts, count, GREEDY),
-      'anew': whole_texts(model, variables, jnp.asarray(prompts), count),
+      'cached': lambda: generate(model, variables, prompts, count, GREEDY),
+      'uncached': whole_texts(model, variables, jnp.asarray(prompts), count),
     },
     rounds,
   )
-  speed = {way: spread([batch * count / z for z in of_way], 0) for way, of_way in seconds.items()}
+  speed = {way: spread([batch * count / z for z in times], 0) for way, times in seconds.items()}
   return {
     'model': name,
-    'tokens/s, remembered': speed['remembered'],
-    'tokens/s, anew': speed['anew'],
-    'ratio': spread(ratios(seconds['anew'], seconds['remembered']), 1),
+    'tokens/s, cached': speed['cached'],
+    'tokens/s, uncached': speed['uncached'],
+    'ratio': spread(ratios(seconds['uncached'], seconds['cached']), 1),
   }
 
 
 def whole_texts(model: LanguageModel, variables: Any, prompts: jax.Array, count: int) -> Thunk:
-  """The likeliest tokens behind prompts [B, 1], all of the text read for each."""
+  """Return a function that writes the likeliest tokens after prompts [B, 1] without a cache."""
 
   @jax.jit
   def write(variables: Any, texts: jax.Array) -> jax.Array:

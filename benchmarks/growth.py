@@ -1,10 +1,10 @@
-"""How time and temporary memory grow: stage 1 with the tokens, stage 2 with its units, a train step with its sizes.
+"""Growth of time and memory: of stage 1 with the tokens, of stage 2 with its units, of a step with its sizes.
 
 python -m benchmarks.growth
 python -m benchmarks.growth --parts stage1 --lengths 64,4096 --width 768
 
-Stages are measured forward and backward on as many tokens in all, whatever their number in an image. The last
-columns are exponents p between a size and the one before: 1 where twice the size takes twice as much.
+Stages run forward and backward on the same total number of tokens for every length. The last columns are exponents p
+between a size and the one before: p = 1 if twice the size takes twice as much.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,
 
 
 class Case(NamedTuple):
-  """One measurement: its series, which size of what, the call and its temporary memory."""
+  """A measurement: its series, the varied size, the call and its temporary memory."""
 
   series: str
   varied: str
@@ -36,15 +36,17 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-  """Prints a row for every part, model and size."""
+  """Print a row for every part, model and size."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=3)
   flags.add_argument('--parts', default='stage1,stage2,step')
-  flags.add_argument('--models', default='hyperbf,vit', type=lambda text: text.split(','), help='and their stages')
+  flags.add_argument(
+    '--models', default='hyperbf,vit', type=lambda text: text.split(','), help='models, also for their stages'
+  )
   for name, sizes in SIZES.items():
     flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
-  flags.add_argument('--tokens', type=int, default=4096, help='in all, of stage 1; a quarter of them for stage 2')
-  flags.add_argument('--width', type=int, default=192, help='of the tokens')
+  flags.add_argument('--tokens', type=int, default=4096, help='total tokens of stage 1; stage 2 takes a quarter')
+  flags.add_argument('--width', type=int, default=192, help='width of the tokens')
   flags.add_argument('--heads', type=int, default=3)
   options = flags.parse_args()
   keep_freed_memory()
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def stage1(options: argparse.Namespace) -> Iterator[Case]:
-  """Attention, by the number of tokens that attend to one another."""
+  """Yield stages 1 by the number of tokens in an image."""
   for name in dict.fromkeys(stage_names(model)[0] for model in options.models):
     for length in options.lengths:
       module = make_stage1(name, options.heads, options.width)
@@ -64,13 +66,13 @@ def stage1(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def make_stage1(name: str, heads: int, width: int) -> nn.Module:
-  """A stage 1 with its shipped options for tokens of this width."""
+  """Return a stage 1 with its default options for tokens of this width."""
   model = f'{name}+none'
   return make_stages(model, heads, *stage_options(model, 4 * width))[0]()
 
 
 def stage2(options: argparse.Namespace) -> Iterator[Case]:
-  """The unit or MLP, by its centers or hidden units."""
+  """Yield stages 2 by the number of centers or hidden units."""
   for name in dict.fromkeys(stage_names(model)[1] for model in options.models):
     for units in options.units:
       model = f'identity+{name}'
@@ -82,7 +84,7 @@ def stage2(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def steps(options: argparse.Namespace) -> Iterator[Case]:
-  """Whole train steps, by the batch at the greatest depth and by the depth at the smallest batch."""
+  """Yield whole train steps by batch, at the greatest depth, and by depth, at the smallest batch."""
   width, batch, depth = options.width, min(options.batches), max(options.depths)
   for model in options.models:
     sizes = [('batch', b, depth) for b in options.batches] + [('depth', batch, d) for d in options.depths]
@@ -93,7 +95,7 @@ def steps(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def stage(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
-  """Forward and backward of a stage on random tokens [B, N, D]: the call and its temporary memory."""
+  """Return a call of a stage, forward and backward on random tokens [B, N, D], and its temporary memory."""
   tokens = jax.random.normal(jax.random.key(0), shape)
   params = jax.jit(module.init)(jax.random.key(1), tokens[:1])
 
@@ -105,7 +107,7 @@ def stage(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
 
 
 def measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
-  """Rows of one part: all its cases, in turn."""
+  """Return the rows of one part, with all its cases in turn."""
   seconds = alternate({f'{case.series} {case.varied} {case.size}': case.thunk for case in cases}, rounds)
   rows: list[dict[str, Any]] = []
   before: tuple[Case, float] | None = None
@@ -116,7 +118,7 @@ def measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
     if before and before[0][:2] == case[:2]:
       factor = math.log(case.size / before[0].size)
       row['time ~'] = f'{math.log(time / before[1]) / factor:.2f}'
-      if before[0].temporary_bytes and case.temporary_bytes:  # stage identity needs none
+      if before[0].temporary_bytes and case.temporary_bytes:  # stage identity needs no memory
         row['memory ~'] = f'{math.log(case.temporary_bytes / before[0].temporary_bytes) / factor:.2f}'
     rows.append(row)
     before = case, time

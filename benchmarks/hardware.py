@@ -1,11 +1,11 @@
-"""Compiles the models for hardware that isn't there, and records what they need of it: make compile.
+"""Compilation of the models for absent hardware, with the resources that they need: make compile.
 
 python -m benchmarks.hardware --platform=tpu      # needs requirements-tpu.txt
 python -m benchmarks.hardware --platform=cuda     # needs requirements-gpu.txt
 
-A program is compiled once: again only if it, the compiler or another version is new. What can't be compiled is
-recorded with the reason. Records, one file for each config and topology, go to runs/hardware; those of
-results/hardware are known too.
+A program is compiled again only if it, the compiler or another version has changed. If a program cannot be compiled,
+the record has the reason. Records, one file for each config and topology, go to runs/hardware. Records in
+results/hardware are used too.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from hbf.training.workdir import write_json
 
 RECORDS, FOLDER = pathlib.Path('results/hardware'), pathlib.Path('runs/hardware')
 TOPOLOGIES = {'tpu': ('v5e-1', 'v5e-16'), 'cuda': ('h200-1', 'h200-8')}
-# The two that the project compares, and HyperBF with its fused kernel.
+# The two models that the project compares, and HyperBF with its fused kernel.
 COMPARED = (('hyperbf', 'xla'), ('vit', ''), ('hyperbf', 'pallas'))
 _MB, _GB = 1e6, 1e9
 
 
 def cases(platform: str) -> Iterator[tuple[str, str, str, str, str]]:
-  """What is compiled: topology, model, form of stage 2, recipe, type."""
+  """Yield the cases: topology, model, implementation of stage 2, recipe, type."""
   one, many = TOPOLOGIES[platform]
   for model, form in COMPARED:
     yield one, model, form, 'memo', 'bfloat16'
@@ -49,20 +49,20 @@ def cases(platform: str) -> Iterator[tuple[str, str, str, str, str]]:
 def compile_case(
   folder: pathlib.Path, topology: str, model: str, form: str, recipe: str, dtype: str
 ) -> dict[str, Any]:
-  """The record of a case, compiled unless the one that is there still holds."""
+  """Return the record of a case. Compile it unless an existing record is still valid."""
   flags = [f'--config=configs/cifar10.py:model={model},recipe={recipe}', f'--config.model.dtype={dtype}']
   flags += [f'--config.model.stage2.implementation={form}'] if form else []
   return compile_known(flags, topology, name_of(topology, model, form, recipe, dtype), (folder, RECORDS))
 
 
 def compile_known(flags: Sequence[str], topology: str, file: str, folders: Sequence[pathlib.Path]) -> dict[str, Any]:
-  """The record of a config.
+  """Return the record of a config.
 
   Args:
-    flags: of the config.
-    topology: to compile for.
-    file: name of the record; what one in `folders`, the first that has it, knows isn't compiled again.
-    folders: of records.
+    flags: flags of the config.
+    topology: name of the topology to compile for.
+    file: name of the record. The first record of this name in `folders` is used if it is still valid.
+    folders: folders of records.
   """
   paths = [folder / file for folder in folders]
   records = (json.loads(path.read_text()) for path in paths if path.exists())
@@ -80,7 +80,7 @@ def compile_known(flags: Sequence[str], topology: str, file: str, folders: Seque
 
 
 def rows(folder: pathlib.Path) -> str:
-  """The table of all records in a folder."""
+  """Return the table of all records in a folder."""
   header = (
     ('topology', 'model', 'recipe', 'type', 'train: GFLOP', 'traffic, GB', 'temporaries, MB', 'peak, MB')
     + ('estimate, ms', 'limit', 'images/s', 'evaluation: peak, MB', 'images/s', 'kernels')
@@ -95,7 +95,7 @@ def rows(folder: pathlib.Path) -> str:
 
 
 def name_of(topology: str, model: str, form: str, recipe: str, dtype: str) -> str:
-  """Of a case's file."""
+  """Return the name of a case's file."""
   return '-'.join(filter(None, (topology, model, form if form != 'xla' else '', recipe, dtype))) + '.json'
 
 
@@ -121,7 +121,7 @@ def _line(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def platform_parser(description: str | None, folder: pathlib.Path) -> argparse.ArgumentParser:
-  """Flags of what compiles."""
+  """Return a parser with the flags of the compiling benchmarks."""
   flags = argparse.ArgumentParser(description=(description or '').splitlines()[0])
   flags.add_argument('--platform', choices=TOPOLOGIES, required=True)
   flags.add_argument('--folder', type=pathlib.Path, default=folder)
@@ -129,7 +129,7 @@ def platform_parser(description: str | None, folder: pathlib.Path) -> argparse.A
 
 
 def main() -> None:
-  """Compiles what is new, one case after another, and prints the table."""
+  """Compile the new cases, one after another, and print the table."""
   options = platform_parser(__doc__, FOLDER).parse_args()
   jax.config.update('jax_platforms', 'cpu')
   options.folder.mkdir(parents=True, exist_ok=True)

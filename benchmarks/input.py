@@ -1,9 +1,10 @@
-"""Input: how fast it delivers batches by itself; then, device-resident and streamed in turn, how long training waits
-for it, and how fast it trains from a stream over from device memory.
+"""Speed of the input alone, the time that training waits for it, and the speed of training from each kind of input.
 
 python -m benchmarks.input                                   # random PNG images of the shapes of digits and CIFAR-10
 python -m benchmarks.input --data cifar10 --dir ~/tensorflow_datasets     # prepared data
-python -m benchmarks.input --data imagenet                   # random JPEG images of ImageNet's size, the stream alone
+python -m benchmarks.input --data imagenet                   # random JPEG images of ImageNet's size, only the stream
+
+The kinds of input, from device memory and from a stream, are measured in turn.
 """
 
 import contextlib
@@ -38,10 +39,10 @@ from hbf.training.sharding import batch_sharding, make_mesh
 from hbf.training.state import several
 
 SHAPES = {'digits': (8, 8, 1), 'cifar10': (32, 32, 3), 'cifar100': (32, 32, 3), 'tiny_imagenet': (64, 64, 3)}
-EXAMPLES = 4096  # random ones
+EXAMPLES = 4096  # random examples
 KINDS = ('device', 'stream')
-FILL = 8  # stacks before a measurement: readers start, look-ahead fills or empties
-ENDLESS = 10**5  # stacks
+FILL = 8  # stacks before a measurement, so that readers have started and buffers have settled
+ENDLESS = 10**5  # stacks, more than any measurement takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class RandomImages:
 
 
 class Turn(NamedTuple):
-  """What training took for some steps, seconds; `cpu` of this process and its readers."""
+  """Seconds that training took for some steps. `cpu` is the CPU time of this process and its readers."""
 
   steps: int
   wall: float
@@ -69,12 +70,12 @@ class Turn(NamedTuple):
 
 
 def main() -> None:
-  """Prints a row for every data set and kind of input."""
+  """Print a row for every data set and kind of input."""
   flags = parser(__doc__)
   flags.add_argument('--data', default='digits,cifar10', help=f'of {", ".join([*SHAPES, "imagenet"])}')
-  flags.add_argument('--dir', default='', help='TFDS folder with the prepared data; none: random images')
+  flags.add_argument('--dir', default='', help='TFDS folder with the prepared data; empty: random images')
   flags.add_argument('--model', default='hyperbf')
-  flags.add_argument('--seconds', type=float, default=20.0, help='of each of the two measurements of a row')
+  flags.add_argument('--seconds', type=float, default=20.0, help='length of each of the two timings of a row')
   options = flags.parse_args()
   keep_freed_memory()
   keep_compiled_programs()
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 def open_source(name: str, directory: str) -> Source:
-  """The training split, or random images of its shape."""
+  """Return the training split, or random images of its shape."""
   if directory:
     return load(name=name, dir=directory, root='', image_size=None, download=False).splits['train']
   shape = SHAPES[name]
@@ -102,9 +103,9 @@ def open_source(name: str, directory: str) -> Source:
 def measure(
   config: ConfigDict, source: Source, kinds: Sequence[str], seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
-  """A row of a data set for each kind of input; they train in turn."""
-  with contextlib.ExitStack() as leaving:
-    feeds = {kind: leaving.enter_context(Feed(config, source, kind)) for kind in kinds}
+  """Return a row of a data set for each kind of input. The kinds train in turn."""
+  with contextlib.ExitStack() as stack:
+    feeds = {kind: stack.enter_context(Feed(config, source, kind)) for kind in kinds}
     rows = [{'input': f'{config.data.name} {kind}', **feed.deliver(seconds)} for kind, feed in feeds.items()]
     for feed in feeds.values():
       feed.start()
@@ -119,7 +120,7 @@ def measure(
 
 
 def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
-  """The row of ImageNet's stream, which nobody trains on here: two readers, batches of one device of many."""
+  """Return the row of ImageNet's stream without training: two readers, batches for one device of many."""
   config = resolve(imagenet.get_config())
   with tempfile.TemporaryDirectory() as made:
     if not directory:
@@ -130,7 +131,7 @@ def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
 
 
 class Feed(contextlib.AbstractContextManager):
-  """An input and the training that it feeds."""
+  """An input and the training that takes it."""
 
   def __init__(self, config: ConfigDict, source: Source, kind: str):
     self._config, self._image_size = config, source[0][0].shape[0]
@@ -144,7 +145,7 @@ class Feed(contextlib.AbstractContextManager):
     self._stacks.close()
 
   def deliver(self, seconds: float) -> dict[str, Any]:
-    """What arrives on the devices, images and labels, while nobody trains."""
+    """Measure how fast images and labels reach the devices without training."""
     complete = jax.jit(jax.vmap(gather, in_axes=(None, 0)))
     for _ in range(FILL):
       jax.block_until_ready(complete(self._data.resident, next(self._stacks)))
@@ -161,17 +162,17 @@ class Feed(contextlib.AbstractContextManager):
     }
 
   def start(self) -> None:
-    """Compiles the steps and takes some."""
+    """Compile the steps and take some."""
     stack = next(self._stacks)
     _, init, train_step = make_training(self._config, self._image_size)
     self._state = jax.jit(init)(self._data.resident, jax.tree.map(lambda z: z[0], stack))
     steps = jax.jit(several(train_step), donate_argnums=0)
     self._steps: Any = steps.lower(self._state, self._data.resident, stack, np.int32(self._size)).compile()
-    for _ in range(FILL):  # also what was read ahead while the steps were compiled
+    for _ in range(FILL):  # also uses up what was read ahead during compilation
       self.train(0.0)
 
   def train(self, seconds: float) -> Turn:
-    """Trains for so long, or for one call if that takes longer."""
+    """Train for so many seconds, but for at least one call."""
     calls, waits, done = 0, 0.0, None
     before, begin = cpu_seconds(), time.perf_counter()
     while not calls or time.perf_counter() - begin < seconds:
@@ -186,7 +187,7 @@ class Feed(contextlib.AbstractContextManager):
 
 
 def cpu_seconds() -> float:
-  """That this process and its readers have computed (Linux; elsewhere this process alone)."""
+  """Return the CPU seconds of this process and, on Linux, of its readers."""
   tick = os.sysconf('SC_CLK_TCK')
   total = time.process_time()
   for process in multiprocessing.active_children():

@@ -1,12 +1,12 @@
-"""Linear attention: how fast random features come close to the exact operator, and from how many tokens it pays.
+"""Linear attention: convergence of random features to the exact operator, and the number of tokens where it pays.
 
 python -m benchmarks.linear
 python -m benchmarks.linear --parts time --lengths 64,1024 --width 64 --heads 2 --rounds 1
 
-Errors are relative, of the outputs, at the width σ² = √d of a new block. They fall with the square root of the
-features, an exponent of −1/2, once there are many more of them than exp(2 s² √d), for heads of d dimensions and
-normal queries and keys of standard deviation s, which is 1 in a new block. Times are of stage 1 alone on one image,
-forward, with the temporary memory at the most tokens; exponents are those of the three greatest sizes.
+Errors are relative errors of the outputs at σ² = √d, as in a new block. They fall with the square root of the number
+of features (exponent −1/2) once it is well above exp(2 s² √d). Here d is the head size, and s the standard deviation
+of normal queries and keys, which is 1 in a new block. Times are of stage 1 alone on one image, forward. Temporary
+memory is at the most tokens. Exponents are over the three greatest sizes.
 """
 
 import argparse
@@ -31,21 +31,21 @@ from hbf.ops.linear_attention import feature_map, linear_attention, orthogonal_p
 from hbf.training.machine import keep_freed_memory
 
 SIZES = {'lengths': '64,256,1024,4096,16384', 'features': '16,64,256,1024,4096'}
-# Of a head, and of its queries and keys: what decides how many features are enough.
+# Head sizes, and standard deviations of queries and keys. They determine how many features are enough.
 DIMENSIONS, DEVIATIONS = (16, 64), (0.25, 0.5, 1.0)
 EXACT_STAGES = ('hyperbf', 'softmax')
-TOKENS = 256  # of the convergence
+TOKENS = 256  # tokens in the convergence part
 SEEDS = 5
 
 
 def main() -> None:
-  """Prints a table for every part."""
+  """Print a table for every part."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=3)
   flags.add_argument('--parts', default='convergence,time')
   for name, sizes in SIZES.items():
     flags.add_argument(f'--{name}', default=sizes, type=lambda text: [int(size) for size in text.split(',')])
-  flags.add_argument('--width', type=int, default=192, help='of the tokens that are timed')
+  flags.add_argument('--width', type=int, default=192, help='width of the timed tokens')
   flags.add_argument('--heads', type=int, default=3)
   options = flags.parse_args()
   keep_freed_memory()
@@ -58,7 +58,7 @@ Part = tuple[str, list[dict[str, Any]]]  # title and rows
 
 
 def convergence(options: argparse.Namespace) -> Part:
-  """Mean relative error by map, head and number of features, and the exponent with which it falls."""
+  """Return the mean relative error by feature map, head and number of features, and the exponent of its decrease."""
   rows = []
   for name, d, deviation in itertools.product(EXACT, DIMENSIONS, DEVIATIONS):
     errors = [mean_error(name, d, deviation, count) for count in options.features]
@@ -69,7 +69,7 @@ def convergence(options: argparse.Namespace) -> Part:
 
 
 def mean_error(name: str, d: int, deviation: float, count: int) -> float:
-  """‖approximation − exact‖ / ‖exact‖ of one head, its mean over draws of the projections."""
+  """Return ‖approximation − exact‖ / ‖exact‖ of one head, its mean over draws of the projections."""
   q, k, v = jax.random.normal(jax.random.key(0), (3, TOKENS, d))
   arrays = deviation * q, deviation * k, v
   approximation = jax.jit(functools.partial(by_features, name))
@@ -80,18 +80,18 @@ def mean_error(name: str, d: int, deviation: float, count: int) -> float:
 
 
 def by_features(name: str, projections: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """The approximation, [N, d]; the width σ² = √d is that at which HyperBF attention starts."""
+  """Return the approximation, [N, d], at the initial σ² = √d of HyperBF attention."""
   queries, keys = (feature_map(z, name, projections=projections, sigma=z.shape[-1] ** 0.25) for z in (q, k))
   return linear_attention(queries, keys, v, normalizer='sum', causal=False)
 
 
 def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """Attention of one head, [N, d]."""
+  """Compute softmax attention of one head, [N, d]."""
   return jax.nn.softmax(q @ k.T / q.shape[-1] ** 0.5) @ v
 
 
 def gaussian(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """HyperBF attention of one head, [N, d]."""
+  """Compute HyperBF attention of one head, [N, d]."""
   return hyperbf(q, k, v, RadialBasis('gaussian', q.shape[-1] ** 0.25))
 
 
@@ -99,7 +99,7 @@ EXACT = {'softmax': softmax, 'gaussian': gaussian}
 
 
 def times(options: argparse.Namespace) -> Part:
-  """Milliseconds by stage 1 and number of tokens, and from where each linear one is faster than HyperBF."""
+  """Return milliseconds by stage 1 and number of tokens, and where each linear one becomes faster than HyperBF."""
   measured: dict[str, list[dict[str, Any]]] = {}
   for row in measure(list(cases(options)), options.rounds):
     measured.setdefault(row['part'], []).append(row)
@@ -114,7 +114,7 @@ def times(options: argparse.Namespace) -> Part:
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
-  """Every stage 1 at every number of tokens; m = d random features, as many as elu has, and four times as many."""
+  """Yield every stage 1 at every number of tokens. Random features have m = d, as many as elu, and m = 4 d."""
   d = options.width // options.heads
   stages = {name: (make_stage1(name, options.heads, options.width), EVALUATION) for name in EXACT_STAGES}
   for context in (EVALUATION, Context(causal=True)):
@@ -128,19 +128,19 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def forward(module: nn.Module, context: Context, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
-  """A stage on random tokens [B, N, D]: the call and its temporary memory."""
+  """Return a call of a stage on random tokens [B, N, D], and its temporary memory."""
   tokens = jax.random.normal(jax.random.key(0), shape)
   params = jax.jit(module.init)(jax.random.key(1), tokens[:, :64])
   return compiled(functools.partial(module.apply, context=context), params, tokens)
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
-  """The p of values ~ size^p, by least squares of the logarithms; of the three greatest sizes."""
+  """Return p of values ~ size^p by least squares of the logarithms, over the three greatest sizes."""
   return round(float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0]), 2)
 
 
 def crossover(lengths: list[int], linear: list[float], exact: list[float]) -> str:
-  """The number of tokens from which `linear` stays below `exact`, interpolated in logarithms of time and tokens."""
+  """Return the number of tokens from which `linear` stays below `exact`, interpolated in logarithms."""
   gains = np.log(np.divide(exact, linear))
   slower = np.flatnonzero(gains <= 0)
   if not len(slower):

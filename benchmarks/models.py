@@ -1,4 +1,4 @@
-"""Train steps of any model on random images, by the code that train.py runs."""
+"""Train steps of any model on random images, by the code of the training loop."""
 
 import dataclasses
 import functools
@@ -28,15 +28,15 @@ CLASSES = 10
 
 @dataclasses.dataclass
 class Trainer:
-  """A model in training; a call takes a step.
+  """A model in training. A call takes a step.
 
   Attributes:
-    step: compiled.
-    state: before the next step.
+    step: the compiled step.
+    state: state before the next step.
     batch: images and labels.
-    flops: of the matrix products of a step: three times those of the forward pass.
-    compile_seconds: of lowering and compilation.
-    temporary_bytes: that the compiled step needs beside its arguments and results.
+    flops: operations of the matrix products of a step, three times those of the forward pass.
+    compile_seconds: seconds of lowering and compilation.
+    temporary_bytes: bytes of the compiled step beside its arguments and results.
   """
 
   step: Any
@@ -48,26 +48,26 @@ class Trainer:
 
   @property
   def parameters(self) -> int:
-    """Learned numbers."""
+    """Number of learned parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
   def __call__(self) -> jax.Array:
-    """Takes a step and returns what to wait for."""
+    """Take a step and return the array to wait for."""
     self.state = self.step(self.state, None, self.batch)
     return self.state.step
 
 
 def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, batch: int, **keys: Any) -> Trainer:
-  """A model of these sizes, its train step compiled on random images of CIFAR's shape.
+  """Return a model of these sizes with its train step, compiled on random images of CIFAR's shape.
 
   Args:
-    model: name, as in a config.
-    width: of the tokens.
-    depth: blocks.
-    heads: of stage 1.
+    model: name as in a config.
+    width: width of the tokens.
+    depth: number of blocks.
+    heads: heads of stage 1.
     hidden: hidden units or centers of stage 2.
-    batch: images a step.
-    **keys: further keys of the config's model part, such as dtype; `image_size` is the images' side.
+    batch: images in a step.
+    **keys: further keys of the config's model part, such as dtype. `image_size` is the images' side.
   """
   config = resolve(make_config(f'model={model},recipe=memo', {'name': 'cifar10'})).unlock()
   image_size = keys.pop('image_size', 32)
@@ -79,7 +79,7 @@ def make_trainer(model: str, width: int, depth: int, heads: int, hidden: int, ba
 
 
 def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
-  """The trainer of a whole config."""
+  """Return the trainer of a complete config."""
   model, init, train_step = make_training(config, image_size)
   examples = random_batch(batch, image_size)
   state = jax.jit(lambda: init(None, examples))()
@@ -96,7 +96,7 @@ def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
 def make_training(
   config: ConfigDict, image_size: int
 ) -> tuple[nn.Module, Callable[[Resident, Batch], TrainState], Step]:
-  """The model, what makes its state from (resident, batch), and its train step, for images of any statistics."""
+  """Return the model, a function from (resident, batch) to its state, and its train step. Any images will do."""
   config = config.copy_and_resolve_references()
   config.data.update(mean=(0.5,) * 3, std=(0.25,) * 3)
   shape = (image_size, image_size, 3)
@@ -109,7 +109,7 @@ def make_training(
 
 
 def random_batch(batch: int, image_size: int) -> dict[str, jax.Array]:
-  """Random images and labels, as a stream yields them."""
+  """Return random images and labels in the form of a stream's batch."""
   random = np.random.default_rng(0)
   images = random.integers(0, 256, (batch, image_size, image_size, 3), np.uint8)
   labels = random.integers(0, CLASSES, batch, np.int32)

@@ -1,13 +1,13 @@
-"""Training steps of a GPT and of HyperBF here against nanoGPT's own GPT in PyTorch, and its loss on a whole text.
+"""Training speed of a GPT and of HyperBF against nanoGPT in PyTorch, and nanoGPT's loss on the whole held-out text.
 
 git clone https://github.com/karpathy/nanoGPT; pip install torch
 python -m benchmarks.nanogpt --nanogpt nanoGPT                    # steps, in one process and in turn
-python -m benchmarks.nanogpt --checkpoint nanoGPT/out/ckpt.pt     # its loss on the held-out text, as ours is measured
+python -m benchmarks.nanogpt --checkpoint nanoGPT/out/ckpt.pt     # its loss on the held-out text
 
-All take whole training steps (windows drawn from a text, forward, cross-entropy, backward, clipping, AdamW) in
-float32, of nanoGPT's sizes for a CPU: 4 blocks of width 128, 4 heads, windows of 64 characters, 12 at once. nanoGPT
-prints estimates from random windows; here every character of the held-out text counts once, with the characters
-before it in its window of as many as the model takes, for its checkpoints as for ours.
+All take whole training steps (windows of a text, forward, cross-entropy, backward, clipping, AdamW) in float32, in
+nanoGPT's sizes for a CPU: 4 blocks of width 128, 4 heads, windows of 64 characters, batches of 12. nanoGPT prints
+estimates from random windows. Here every character of the held-out text counts once, with the earlier characters of
+its window as context. The same holds for this library's models.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from hbf.training.sharding import batch_sharding, make_mesh
 from hbf.training.state import init_state, make_train_step
 
 OURS = {'gpt': 'vit', 'hyperbf': 'hyperbf'}
-CHARACTERS = Characters(''.join(map(chr, range(32, 97))))  # as many as tiny Shakespeare has
-STEPS = 20  # of a round
+CHARACTERS = Characters(''.join(map(chr, range(32, 97))))  # as many as in tiny Shakespeare
+STEPS = 20  # steps of a round
 
 
 def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
-  """Takes steps of recipe characters."""
+  """Return a function that takes steps of recipe characters."""
   config = make_text_config(f'model={name}', {'name': 'random'})
   if name == 'vit':
     config.model.stage2.activation = 'gelu'
@@ -65,7 +65,7 @@ def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
 
 
 def their_steps(nanogpt: pathlib.Path, tokens: np.ndarray) -> common.Thunk:
-  """Takes steps of nanoGPT's GPT, as its train.py does without compilation, whose windows are drawn so too."""
+  """Return a function that takes steps of nanoGPT's GPT like its train.py without compilation, on random windows."""
   try:
     import torch
   except ImportError:
@@ -102,7 +102,7 @@ def their_steps(nanogpt: pathlib.Path, tokens: np.ndarray) -> common.Thunk:
 
 
 def speed(nanogpt: pathlib.Path, rounds: int) -> list[dict[str, Any]]:
-  """A row for each, with ratios round by round."""
+  """Return a row for each model, with ratios round by round."""
   tokens = np.random.default_rng(0).integers(0, 65, 1_000_000).astype(np.uint8)
   thunks = {'nanoGPT (PyTorch)': their_steps(nanogpt, tokens)}
   thunks |= {f'ours, {name}': our_steps(model, tokens) for name, model in OURS.items()}
@@ -111,33 +111,33 @@ def speed(nanogpt: pathlib.Path, rounds: int) -> list[dict[str, Any]]:
   return [
     {
       'model': name,
-      'steps/s': common.spread([STEPS / s for s in taken], digits=1),
-      'ours/theirs': common.spread(common.ratios(theirs, taken)),
+      'steps/s': common.spread([STEPS / s for s in times], digits=1),
+      'ours/theirs': common.spread(common.ratios(theirs, times)),
     }
-    for name, taken in seconds.items()
+    for name, times in seconds.items()
   ]
 
 
 def evaluate(checkpoint: pathlib.Path, heads: int, data_dir: str) -> dict[str, Any]:
-  """Figures of a checkpoint of nanoGPT's on the last tenth of tiny Shakespeare, its held-out text."""
+  """Return the scores of a nanoGPT checkpoint on the last tenth of tiny Shakespeare, its held-out text."""
   model, variables = load(checkpoint, heads)
   config = resolve(shakespeare.get_config())
   config.update_from_flattened_dict({'data.dir': data_dir, 'data.length': model.length})
   task, mesh = make_task(config), make_mesh(jax.devices()[:1])
   test = task.open(make_splits(task, 0.0)['test'], batch_sharding(mesh))
   found: Mapping[str, Any] = make_evaluator(config, task, model, mesh)(variables['params'], test).summary
-  shown = {figure.name: f'{found[figure.name]:{figure.form}}' for figure in task.scores}
-  return {'checkpoint': checkpoint.name, 'window': model.length, 'tokens': found['n'], **shown}
+  scores = {score.name: f'{found[score.name]:{score.form}}' for score in task.scores}
+  return {'checkpoint': checkpoint.name, 'window': model.length, 'tokens': found['n'], **scores}
 
 
 def main() -> None:
-  """Measures, prints and writes."""
+  """Run the benchmark."""
   flags = common.parser(__doc__.splitlines()[0])
   what = flags.add_mutually_exclusive_group(required=True)
-  what.add_argument('--nanogpt', type=pathlib.Path, help='a clone of it, for its model.py')
-  what.add_argument('--checkpoint', type=pathlib.Path, nargs='+', help='of its runs on shakespeare_char')
-  flags.add_argument('--heads', type=int, default=4, help='of the checkpoints')
-  flags.add_argument('--data_dir', default='~/tensorflow_datasets', help='where tiny_shakespeare is prepared')
+  what.add_argument('--nanogpt', type=pathlib.Path, help='clone of nanoGPT, for its model.py')
+  what.add_argument('--checkpoint', type=pathlib.Path, nargs='+', help='checkpoints of its runs on shakespeare_char')
+  flags.add_argument('--heads', type=int, default=4, help='heads of the checkpoints')
+  flags.add_argument('--data_dir', default='~/tensorflow_datasets', help='TFDS folder with tiny_shakespeare')
   arguments: argparse.Namespace = flags.parse_args()
   keep_freed_memory()
   if arguments.nanogpt:

@@ -1,10 +1,10 @@
-"""Stage 2 alone: the forms of the HyperBF operator against the plain one, in time and in temporary memory.
+"""Time and temporary memory of stage 2 alone: the fast implementations against the plain one.
 
-python -m benchmarks.operator                                   # blocks; pallas too where there is a GPU or TPU
+python -m benchmarks.operator                                   # blocks; on a GPU or TPU also pallas
 python -m benchmarks.operator --forms xla,pallas --tokens 256 --centers 512 --rounds 2
 
-Temporary memory is what the compiled program asks for. On a CPU that leaves out what XLA's library fusions allocate
-while they run: the plain forward pass, when it is one such fusion, seems to need none for its responses, and does.
+Temporary memory is the compiled program's request. On a CPU it leaves out allocations inside XLA's library fusions.
+The plain forward pass can be one such fusion. It then seems to need no memory for its responses, but it does.
 """
 
 import functools
@@ -23,17 +23,21 @@ from hbf.training.machine import keep_freed_memory
 
 
 def main() -> None:
-  """Prints a row for every normalization, direction and form; ratios are to the plain form."""
+  """Print a row for every normalization, direction and implementation. Ratios are to the plain one."""
   flags = parser(__doc__)
   flags.set_defaults(rounds=5)
   flags.add_argument('--tokens', type=int, default=4096)
   flags.add_argument('--centers', type=int, default=8192)
-  flags.add_argument('--width', type=int, default=192, help='of the tokens')
+  flags.add_argument('--width', type=int, default=192, help='width of the tokens')
   flags.add_argument('--normalizations', default='layer,sum,none')
   flags.add_argument('--kernel', default='gaussian')
   flags.add_argument('--dtype', default='float32', choices=DTYPES)
   on_cpu = jax.default_backend() == 'cpu'
-  flags.add_argument('--forms', default='xla' if on_cpu else 'xla,pallas', help='a CPU interprets pallas: slow')
+  flags.add_argument(
+    '--forms',
+    default='xla' if on_cpu else 'xla,pallas',
+    help='implementations; a CPU interprets pallas, which is slow',
+  )
   options = flags.parse_args()
   keep_freed_memory()
   arrays = make_arrays(options.tokens, options.centers, options.width, DTYPES[options.dtype])
@@ -49,7 +53,7 @@ def main() -> None:
 
 
 def make_arrays(tokens: int, centers: int, width: int, dtype: Any) -> dict[str, jax.Array]:
-  """Arguments of the operator as a unit starts: a width for each center, σ² = √D, a gain near 1 / mean response."""
+  """Return arguments like a new stage's: a sigma per center, σ² = √D, and a gain near 1 / mean response."""
   keys = jax.random.split(jax.random.key(0), 3)
   arrays = {
     name: jax.random.normal(key, (n, width), dtype)
@@ -69,7 +73,7 @@ def by_name(
 def measure(
   normalization: str, forms: Mapping[str, Callable], arrays: dict[str, jax.Array], rounds: int
 ) -> list[dict[str, Any]]:
-  """Rows of one normalization: all forms in both directions, in turn."""
+  """Return the rows of one normalization: all implementations in both directions, in turn."""
   thunks: dict[str, Thunk] = {}
   temporary: dict[str, int] = {}
   for form, function in forms.items():
@@ -96,12 +100,12 @@ def measure(
 
 
 def unpacked(function: Callable) -> Callable:
-  """The function of a dict of its arguments."""
+  """Return the function of a dict of its arguments."""
   return lambda arrays: function(**arrays)
 
 
 def with_gradient(function: Callable) -> Callable:
-  """The output's sum of squares and its gradient by every argument, from a dict of the arguments."""
+  """Return a function of a dict of arguments: the output's sum of squares and its gradients."""
   return jax.value_and_grad(lambda arrays: jnp.sum(jnp.square(function(**arrays).astype(jnp.float32))))
 
 

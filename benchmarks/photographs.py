@@ -1,4 +1,4 @@
-"""Files like ImageNet's, made of noise and prepared as TFDS would."""
+"""Random image files like ImageNet's, prepared as by TFDS."""
 
 import contextlib
 import io
@@ -11,9 +11,9 @@ from PIL import Image
 
 from hbf.data.builders.base import Local
 
-WIDTH, HEIGHT = 500, 375  # pixels; no size is more frequent in ImageNet
+WIDTH, HEIGHT = 500, 375  # pixels, the most frequent size in ImageNet
 QUALITY = 95
-NOISE = 10.2  # gray levels; gives files of 110 kB, the mean of ImageNet's
+NOISE = 10.2  # gray levels, for files of 110 kB, the mean of ImageNet's
 COUNT = 500
 
 
@@ -37,7 +37,7 @@ class Photographs(Local, tfds.core.GeneratorBasedBuilder, skip_registration=True
 
 
 def photograph(seed: int) -> bytes:
-  """A JPEG file of smooth colors with noise on them."""
+  """Return a JPEG file of smooth colors with noise."""
   random = np.random.default_rng(seed)
   coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
   smooth = np.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.float32)
@@ -48,7 +48,7 @@ def photograph(seed: int) -> bytes:
 
 
 def prepare(directory: str) -> None:
-  """Prepares them in a TFDS data directory."""
+  """Prepare the files in a TFDS data directory."""
   tfds.disable_progress_bar()
-  with contextlib.redirect_stdout(io.StringIO()):  # where TFDS announces itself
+  with contextlib.redirect_stdout(io.StringIO()):  # hides TFDS's messages
     Photographs(data_dir=directory, file_format='array_record').download_and_prepare()

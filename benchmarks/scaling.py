@@ -1,9 +1,10 @@
-"""Compiles HyperBF of ViT's sizes on ImageNet for slices and hosts that aren't here, on many meshes: make scaling.
+"""Compilation of HyperBF in ViT's sizes on ImageNet for absent slices and hosts, on many meshes: make scaling.
 
 python -m benchmarks.scaling --platform=tpu      # needs requirements-tpu.txt
 python -m benchmarks.scaling --platform=cuda     # needs requirements-gpu.txt
 
-A program is compiled once, as in benchmarks.hardware. Records go to runs/scaling; those of results/scaling are known.
+Programs are compiled only if they have changed, as in benchmarks.hardware. Records go to runs/scaling. Records in
+results/scaling are used too.
 """
 
 import json
@@ -20,7 +21,7 @@ from hbf.training.sharding import AXES
 from hbf.training.workdir import write_json
 
 RECORDS, FOLDER = pathlib.Path('results/scaling'), pathlib.Path('runs/scaling')
-# Meshes as (data, fsdp, tensor), by platform and topology; the first is ViT's too.
+# Meshes as (data, fsdp, tensor), by platform and topology. ViT takes the first mesh too.
 MESHES = {
   'tpu': {
     'v5e-16': ((16, 1, 1), (1, 16, 1), (4, 1, 4), (1, 4, 4)),
@@ -31,24 +32,24 @@ MESHES = {
     'h200-64': ((64, 1, 1), (1, 64, 1), (8, 8, 1), (16, 1, 4), (1, 16, 4)),
   },
 }
-# Recipe plain's batch, and where that leaves a device few images the usual larger one (Dosovitskiy et al. 2021).
+# The batch of recipe plain. If it gives a device few images, also the usual larger one (Dosovitskiy et al. 2021).
 BATCHES = {'v5e-16': (1024,), 'v5e-256': (4096, 1024), 'h200-8': (1024,), 'h200-64': (4096, 1024)}
-# Of 24 blocks a TPU keeps no more than their inputs.
+# A TPU has memory for the inputs of the 24 blocks only, so their activations are recomputed.
 SIZES = {'base': (), 'large': ('--config.model.remat=True',)}
-# A loop over one block, and flips alone: the other augmentations take most of a compilation, and little of a step.
+# To compile faster: a scan over the blocks, and flips alone. Other augmentations take little time in a step.
 SHORTER = ('--config.model.scan_layers=True', "--config.data.transforms=(('flip',),)", '--config.data.mix=()')
 _GB = 1e9
 
 
 class Case(NamedTuple):
-  """What is compiled once; the mesh has devices of data, fsdp and tensor."""
+  """A case to compile. The mesh has numbers of devices for data, fsdp and tensor."""
 
   topology: str
   model: str
   size: str
   batch: int
   mesh: tuple[int, int, int]
-  form: str = ''  # of stage 2, if it isn't the usual
+  form: str = ''  # implementation of stage 2, if it is not the default
 
   @property
   def file(self) -> str:
@@ -58,7 +59,7 @@ class Case(NamedTuple):
 
   @property
   def flags(self) -> list[str]:
-    """Its config."""
+    """Flags of its config."""
     axes = [f'--config.mesh.{axis}={size}' for axis, size in zip(AXES, self.mesh, strict=True)]
     model = f'--config=configs/imagenet.py:model={self.model},size={self.size}'
     form = [f'--config.model.stage2.implementation={self.form}'] if self.form else []
@@ -66,9 +67,9 @@ class Case(NamedTuple):
 
 
 def cases(platform: str) -> Iterator[Case]:
-  """Each mesh at the topology's first batch, and its first mesh at every batch; on the very first ViT too.
+  """Yield each mesh at the topology's first batch, and its first mesh at every batch.
 
-  On a platform's first topology also HyperBF's fused form.
+  The first mesh and batch come with ViT too. A platform's first topology also has HyperBF with the Pallas kernel.
   """
   for size in SIZES:
     for topology, meshes in MESHES[platform].items():
@@ -84,7 +85,7 @@ def cases(platform: str) -> Iterator[Case]:
 
 
 def rows(folder: pathlib.Path, size: str) -> str:
-  """The table of a folder's records of models of a size."""
+  """Return the table of a folder's records for models of a size."""
   header = (
     ('topology', 'model', 'batch', 'data × fsdp × tensor', 'parameters and optimizer, GB', 'peak, GB')
     + ('all-reduce, GB', 'all-gather, GB', 'compute, ms', 'memory, ms', 'network, ms', 'images/s')
@@ -106,18 +107,18 @@ def _line(case: Case, record: Mapping[str, Any]) -> tuple[str, ...]:
   peak = f'{train["peak_bytes"] / _GB:.1f}'
   if 'collectives' not in train:
     return (*about, state, f'{peak}: too much', *[''] * 6)
-  exchanged = {'all-reduce': 0, 'all-gather': 0}
-  for among, size in collectives(train).items():
-    # What is left of a sum in each device is a sum half done.
-    kind = 'all-reduce' if among.kind in ('all-reduce', 'reduce-scatter') else 'all-gather'
-    exchanged[kind] += size
+  traffic = {'all-reduce': 0, 'all-gather': 0}
+  for collective, size in collectives(train).items():
+    # A reduce-scatter is the first half of an all-reduce.
+    kind = 'all-reduce' if collective.kind in ('all-reduce', 'reduce-scatter') else 'all-gather'
+    traffic[kind] += size
   times = [f'{1e3 * train["bound_seconds"][reason]:.1f}' for reason in ('compute', 'memory', 'network')]
-  sizes = [f'{size / _GB:.2f}' for size in exchanged.values()]
+  sizes = [f'{size / _GB:.2f}' for size in traffic.values()]
   return (*about, state, peak, *sizes, *times, f'{train["images_per_second"]:,.0f}')
 
 
 def main() -> None:
-  """Compiles what is new, one case after another, and prints the tables."""
+  """Compile the new cases, one after another, and print the tables."""
   options = platform_parser(__doc__, FOLDER).parse_args()
   jax.config.update('jax_platforms', 'cpu')
   options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Train steps: HyperBF against ViT at matched parameters, and against the machine's own matrix products.
+"""Train steps of HyperBF against ViT with equal parameters, and against the machine's matrix products.
 
 python -m benchmarks.step                                         # widths 192 and 768, float32
 python -m benchmarks.step --models hyperbf,vit,hyperbf+mlp --dtype bfloat16 --cases 768x1024
-python -m benchmarks.step --models hyperbf:pallas,hyperbf         # NAME:FORM, how stage 2 is computed
+python -m benchmarks.step --models hyperbf:pallas,hyperbf         # NAME:IMPLEMENTATION of stage 2
 """
 
 import statistics
@@ -16,15 +16,15 @@ from benchmarks.models import Trainer, make_trainer
 from hbf.models.build import DTYPES
 from hbf.training.machine import keep_freed_memory
 
-HEADS = {64: 4, 192: 3, 384: 6, 768: 4}  # of 64 dimensions, but for recipe memo's 768
+HEADS = {64: 4, 192: 3, 384: 6, 768: 4}  # 768 as in recipe memo
 DEPTH = 4
-# Side of the square product that stands for the machine's rate. An accelerator is done with a small one before it is
-# asked for the next.
+# Side of the square product that gives the machine's rate. On an accelerator it is large, because a small product
+# ends before the next one is dispatched.
 MATMUL_CPU, MATMUL = 2048, 16384
 
 
 def main() -> None:
-  """Prints a row for every case and model."""
+  """Print a row for every case and model."""
   flags = parser(__doc__)
   flags.add_argument('--models', default='hyperbf,vit', help='ratios are to the last')
   flags.add_argument('--cases', default='192x128,768x32', help='WIDTHxBATCH, …')
@@ -40,15 +40,15 @@ def main() -> None:
 
 
 def make(model: str, width: int, batch: int, dtype: str) -> Trainer:
-  """The model of this width in training; 'hyperbf:pallas' is HyperBF with stage 2 computed in form pallas."""
+  """Return a model of this width in training. 'hyperbf:pallas' is HyperBF with Pallas in stage 2."""
   name, _, form = model.partition(':')
   keys = {'stage2': {'implementation': form}} if form else {}
-  hidden = 2 * width if width == 768 else 4 * width  # recipe memo's, else the usual
+  hidden = 2 * width if width == 768 else 4 * width  # 768 as in recipe memo
   return make_trainer(name, width, DEPTH, HEADS[width], hidden, batch, dtype=dtype, **keys)
 
 
 def measure(trainers: Mapping[str, Trainer], width: int, batch: int, dtype: str, rounds: int) -> list[dict[str, Any]]:
-  """Rows of one width and batch: all models and a matrix product, in turn; ratios are to the last model."""
+  """Return the rows of one width and batch. Models and a matrix product run in turn. Ratios are to the last model."""
   side = MATMUL_CPU if jax.default_backend() == 'cpu' else MATMUL
   product, product_flops = matmul(side, DTYPES[dtype])
   seconds = alternate({**trainers, 'matmul': product}, rounds)

@@ -1,11 +1,11 @@
-"""Prints the tables of README.md and docs/ from the logs in this folder: python -m results.table."""
+"""Print the tables of README.md and docs/ from the logs in this folder: python -m results.table."""
 
 import json
 import pathlib
 import statistics
 from typing import Any
 
-from benchmarks.common import shown
+from benchmarks.common import format_report
 from benchmarks.hardware import rows as hardware
 from benchmarks.scaling import SIZES
 from benchmarks.scaling import rows as scaling
@@ -24,10 +24,10 @@ ROOT = pathlib.Path(__file__).parent
 COMPARISONS = ('small', 'laptop', 'rivals', 'rivals-best', 'text', 'text-long', 'text-masked')
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
-# Whether each block is told of.
+# True if the table has a row for each block.
 EXPLAINED = {'cifar10-laptop-1': True, 'cifar10-laptop-2': False, 'cifar10-small-0': False}
-WINDOWS = ((100, 175), (200, 300), (300, 352))  # steps of the search's runs
-TRIAL_WINDOWS = ((200, 300), (300, 400), (500, 600), (950, 1050))  # steps of the trials of stage 2
+WINDOWS = ((100, 175), (200, 300), (300, 352))  # windows of steps in the runs of a search
+TRIAL_WINDOWS = ((200, 300), (300, 400), (500, 600), (950, 1050))  # windows of steps in the trials of stage 2
 HELD_OUT = (NLL, ACCURACY)
 BENCHMARKS = {
   'step': ('model', 'width', 'batch', 'parameters', 'images/s', 'time / vit', 'of matmul rate', 'temporary MB'),
@@ -44,46 +44,46 @@ BENCHMARKS = {
 
 
 def comparison(name: str) -> str:
-  """The table of a comparison."""
+  """Return the table of a comparison."""
   folder = ROOT / name
   return markdown(read_rows(Grid.load(folder), folder)).strip()
 
 
 def rates(name: str) -> str:
-  """What a search for learning rates found on held-out images."""
+  """Return the held-out scores of a search for learning rates."""
   folder = ROOT / name
   return held_out_table(Grid.load(folder), folder)
 
 
 def search(name: str) -> str:
-  """Return what each change of a model did, by seed: training losses of parts of the run, and held-out figures.
+  """Return the effect of each change of a model, by seed: training losses in windows of steps, and held-out scores.
 
-  With a seed every run sees the same batches, so training losses of equal steps compare well.
+  All runs of a seed see the same batches, so training losses of equal steps are comparable.
   """
   runs = open_runs(ROOT / name)
   kept = {run: runs.config(run) for run in runs.names()}
   configs = {run: flatten(config.to_dict()) for run, config in kept.items() if config}
-  # What a change is a change of: the search's start, or ViT's.
+  # A change is listed relative to the first config of the search, or to ViT's.
   bases = {'hyperbf': configs['base-0'], 'vit': configs['vit-0']}
-  figures = [f'held-out {figure.label}' for figure in HELD_OUT]
-  header = ('model', 'change', 'seed', *(f'steps {a + 1}–{b}' for a, b in WINDOWS), *figures)
+  labels = [f'held-out {score.label}' for score in HELD_OUT]
+  header = ('model', 'change', 'seed', *(f'steps {a + 1}–{b}' for a, b in WINDOWS), *labels)
   rows = []
   for run, config in configs.items():
     lines = runs.metrics(run)
     losses = _losses(lines)
     means = [_mean([loss for step, loss in losses.items() if a < step <= b]) for a, b in WINDOWS]
     last = [line for line in lines if line['split'] == 'validation'][-1:] if means[-1] else []
-    reached = [''.join(f'{line[figure.name]:{figure.form}}' for line in last) for figure in HELD_OUT]
+    scores = [''.join(f'{line[score.name]:{score.form}}' for line in last) for score in HELD_OUT]
     base = bases.get(config['model.name'], bases['hyperbf'])
-    rows.append((*_change(config, base), str(config['seed']), *means, *reached))
-  rows.sort(key=lambda row: (row[2], row[3]))  # equal ones stay in the order of their names
+    rows.append((*_change(config, base), str(config['seed']), *means, *scores))
+  rows.sort(key=lambda row: (row[2], row[3]))  # a stable sort: equal rows keep the order of their names
   full = [i for i in range(len(header)) if any(row[i] for row in rows)]
   header, *rows = [tuple(row[i] for i in full) for row in [header, *rows]]
   return table(header, rows)
 
 
 def trials(name: str) -> str:
-  """Return the training losses of trials that were stopped on the way, within the windows that each came through."""
+  """Return the training losses of trials that were stopped early, for the windows that each one completed."""
   rows = []
   for trial in json.loads((ROOT / name / 'trials.json').read_text()):
     losses = _losses(open_runs(ROOT / trial['comparison']).metrics(trial['run']))
@@ -93,7 +93,7 @@ def trials(name: str) -> str:
 
 
 def _losses(lines: list[dict[str, Any]]) -> dict[int, float]:
-  """Training loss by step."""
+  """Return the training loss by step."""
   return {line['step']: line['loss'] for line in lines if line['split'] == 'train'}
 
 
@@ -102,12 +102,12 @@ def _mean(values: list[float]) -> str:
 
 
 def benchmark(name: str, columns: tuple[str, ...]) -> str:
-  """These columns of a benchmark's rows, or all, and where they were measured."""
-  return shown(json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text()), columns)
+  """Return the title and the table of a benchmark, with these columns or with all."""
+  return format_report(json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text()), columns)
 
 
 def growth() -> str:
-  """Milliseconds of every part at every size, from benchmarks.growth."""
+  """Return the milliseconds of every part at every size, from benchmarks.growth."""
   measured = json.loads((ROOT / 'benchmarks' / 'growth.json').read_text())
   sizes = sorted({row['size'] for row in measured['rows']})
   milliseconds = {(row['part'], row['size']): cell(row['ms']) for row in measured['rows']}
@@ -118,23 +118,23 @@ def growth() -> str:
 
 
 def explained(name: str, every: bool) -> str:
-  """What one run, or two, make of other data sets' images and of corrupted ones, by what hbf.cli.explain found.
+  """Return the scores of one run, or of two, on other data sets' images and on corrupted images.
 
   Args:
-    name: of the file.
-    every: whether to tell of each block by itself.
+    name: name of the file that `hbf explain` wrote.
+    every: True for a row for each block.
   """
   found = json.loads((ROOT / 'explain' / f'{name}.json').read_text())
 
-  def of(section: str) -> list[Any]:
+  def sections(section: str) -> list[Any]:
     return [found[section][one] for one in ('first', 'other')] if 'pair' in found else [found[section]]
 
-  runs = of('run')
+  runs = sections('run')
   names = [f'{run["model"]}, seed {run["seed"]}' for run in runs]
-  title = ' and '.join(f'{run} ({of_run["accuracy"]:.2f}%)' for run, of_run in zip(names, runs, strict=True))
+  title = ' and '.join(f'{name} ({run["accuracy"]:.2f}%)' for name, run in zip(names, runs, strict=True))
   parts = [f'{runs[0]["dataset"]}, recipe {runs[0]["recipe"]}: {title}; {found["device"]}:']
-  parts.append(_outside(names, of('outliers'), every))
-  parts.append(_corrupted(names, of('corrupted')))
+  parts.append(_outside(names, sections('outliers'), every))
+  parts.append(_corrupted(names, sections('corrupted')))
   if matched := found.get('pair', {}).get('matched'):
     counterparts = [(block, f'{z["correlation"]:.2f}', f'{z["by_chance"]:.2f}') for block, z in matched.items()]
     parts.append(table(('block', "centers' correlation with their counterparts", 'by chance'), counterparts))
@@ -142,24 +142,24 @@ def explained(name: str, every: bool) -> str:
 
 
 def _outside(names: list[str], outside: list[dict[str, Any]], every: bool) -> str:
-  """How runs separate other data sets' images."""
+  """Return the table of how well runs separate other data sets' images."""
   rows = [
-    (other, score, *(cell for of_run in outside for cell in _separation(of_run[other].get(score))))
+    (other, score, *(cell for run in outside for cell in _separation(run[other].get(score))))
     for other in outside[0]
     for score in outside[0][other]
     if score != 'images' and (every or 'block' not in score)
   ]
-  columns = [f'{run}: {figure}' for run in names for figure in ('AUROC, %', 'FPR95, %')]
+  columns = [f'{name}: {score}' for name in names for score in ('AUROC, %', 'FPR95, %')]
   return table(('images', 'score', *columns), rows)
 
 
 def _corrupted(names: list[str], corrupted: list[dict[str, Any]]) -> str:
-  """The errors of runs by kind of corruption."""
+  """Return the errors of runs by group of corruptions."""
   groups = [
-    (group, *(f'{100 - of_run["accuracy_of_groups"][group]:.1f}' for of_run in corrupted))
+    (group, *(f'{100 - run["accuracy_of_groups"][group]:.1f}' for run in corrupted))
     for group in corrupted[0]['accuracy_of_groups']
   ]
-  none = ('none', *(f'{100 - of_run["accuracy_clean"]:.1f}' for of_run in corrupted))
+  none = ('none', *(f'{100 - run["accuracy_clean"]:.1f}' for run in corrupted))
   means = (
     'all',
     *('{:.1f} ({:.1f}–{:.1f})'.format(run['mean_corruption_error'], *run['interval']) for run in corrupted),
@@ -168,21 +168,22 @@ def _corrupted(names: list[str], corrupted: list[dict[str, Any]]) -> str:
 
 
 def _separation(found: dict[str, Any] | None) -> tuple[str, str]:
-  """AUROC and FPR95 with their intervals."""
-  figures = [found[name] for name in ('auroc', 'fpr95')] if found else []
-  shown = ['{value:.1f} ({low:.1f}–{high:.1f})'.format(**figure) for figure in figures] or ['', '']
-  return shown[0], shown[1]
+  """Return AUROC and FPR95 with their intervals, or two empty cells."""
+  if not found:
+    return '', ''
+  auroc, fpr95 = ('{value:.1f} ({low:.1f}–{high:.1f})'.format(**found[name]) for name in ('auroc', 'fpr95'))
+  return auroc, fpr95
 
 
 def _change(config: dict[str, Any], base: dict[str, Any]) -> tuple[str, str]:
-  """The model and how its options differ from those of the base, in words."""
+  """Return the model, and the options that differ from the base."""
   free = {'seed', 'model.name', 'data.dir', 'data.mean', 'data.std'}
   keys = [key for key in base if key in config and key not in free and config[key] != base[key]]
   return config['model.name'], ', '.join(f'{key.removeprefix("model.")}={config[key]}' for key in keys)
 
 
 def main() -> None:
-  """Prints everything."""
+  """Print all tables."""
   units = json.loads((ROOT / 'dead-units' / 'dead-units.json').read_text())
   parts = [comparison(name) for name in COMPARISONS]
   parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]

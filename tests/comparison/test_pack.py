@@ -149,7 +149,7 @@ def test_what_cannot_be_packed_is_refused_and_leaves_nothing(folder, packed, tmp
 def test_runs_are_not_added_to_packed_ones(packed):
   before = sorted(packed.iterdir())
   for ask in (lambda: compare(Comparison(), packed, [Device()]), lambda: tune.tune(Comparison(), 1, packed, [])):
-    with pytest.raises(UserError, match='packed is packed, and packed runs cannot continue: choose another --workdir'):
+    with pytest.raises(UserError, match='packed is packed, and packed runs cannot continue: choose another'):
       ask()
   assert sorted(packed.iterdir()) == before
 
