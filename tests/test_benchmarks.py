@@ -1,4 +1,4 @@
-"""The first minutes on an accelerator, at toy size on a CPU: what is measured, and what is said of failures."""
+"""The accelerator benchmark in toy size on a CPU, with its messages about failures."""
 
 import json
 
@@ -29,11 +29,11 @@ def toy_recipe():
 
 @pytest.fixture(scope='module')
 def measured(tmp_path_factory):
-  """The JSON of a run: one type, one kernel and two normalizations, one model and one that doesn't exist."""
+  """The JSON of a run with one type, one kernel and two normalizations, a model, and a model that does not exist."""
   out = tmp_path_factory.mktemp('accelerator') / 'folder' / 'found.json'
   bfloat16 = {'bfloat16': jnp.bfloat16}
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(jax, 'devices', lambda *_: ONE)  # eight that share two cores take seconds for a step
+    patch.setattr(jax, 'devices', lambda *_: ONE)  # eight devices on two cores need seconds for a step
     patch.setattr('sys.argv', ['accelerator', *TOY.split(), f'--out={out}'])
     patch.setitem(configs.RECIPES, 'toy', toy_recipe)
     for module in (accelerator, correctness):

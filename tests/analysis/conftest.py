@@ -1,4 +1,4 @@
-"""A small network that nobody trained, on the digits, as what is looked at."""
+"""A small untrained network on the digits, as a run to analyze."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ from hbf.training.sharding import make_mesh
 
 @pytest.fixture(scope='session')
 def made(toy):
-  """Makes subjects: `made('model=vit', **{'model.pool': 'mean'})`; all their parameters are drawn, and matter."""
+  """Return a function that makes runs: `made('model=vit', **{'model.pool': 'mean'})`. All parameters are random."""
 
   def make(arguments='model=hyperbf', seed=0, **changes):
     config = toy(
@@ -35,7 +35,7 @@ def made(toy):
 
 @pytest.fixture(scope='session')
 def run(made):
-  """A HyperBF in both stages."""
+  """A run with HyperBF in both stages."""
   return made()
 
 

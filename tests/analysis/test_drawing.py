@@ -24,7 +24,7 @@ def test_text_and_axes_take_the_pages_color():
 
 
 def test_a_name_is_no_formula():
-  """Two dollars are a formula to Matplotlib, and this one has an error in it."""
+  """Two dollars make a formula for Matplotlib, and this formula has an error."""
   names = ('$5_to_$10', r'$\\frac$')
   figure, axis = drawing.panel()
   axis.plot([0, 1], [0, 1], label=names[0])

@@ -1,4 +1,4 @@
-"""Accuracy by centers: the curve of a run, and what has none."""
+"""Accuracy against the number of centers of a run."""
 
 import functools
 import json

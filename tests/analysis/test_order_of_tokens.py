@@ -1,4 +1,4 @@
-"""How far heads look, against weights computed in float64; and what is Toeplitz."""
+"""Distances of the heads against weights computed in float64, and the Toeplitz share."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""How alike two runs are, against definitions in float64."""
+"""Similarity of two runs against definitions in float64."""
 
 import numpy as np
 import pytest

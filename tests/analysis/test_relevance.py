@@ -1,4 +1,4 @@
-"""What decides: against a model whose answer is known, and votes that sum up to the logits."""
+"""Relevance of patches against a model whose answer is known, and votes that sum up to the logits."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hbf.analysis.trained_run import LabeledImages
 from hbf.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 200, (5, 8, 8, 1), np.uint8)
-DECIDING = 6  # the patch that all depends on
+DECIDING = 6  # the patch that decides the answer
 
 
 def answers(images):
@@ -65,7 +65,7 @@ def test_patches_are_painted_over():
   ],
 )
 def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):
-  """The head reads the last tokens, whose parts are the centers' sums, the unit's bias, and what came before."""
+  """The last tokens are the sum of the centers' contributions, the stage's bias, and the tokens before the stage."""
   run = made(**changes)
   classes = np.arange(len(images)) % 10
   cast = relevance.votes(run, images, classes)
@@ -111,7 +111,7 @@ def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(run, 
 
 
 def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, images):
-  """A vote freezes the last norm and the pooling's weights; without the center they are others."""
+  """A vote freezes the last norm and the weights of the pooling. Without the center both change."""
   run = made(**{'model.pool': 'sequence', 'model.stage2.heads': 2})
   classes, images = np.zeros(3, int), images[:3]
   votes = strongest(run, images, classes, 1)

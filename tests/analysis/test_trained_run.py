@@ -1,4 +1,4 @@
-"""What is seen of a network's way from images to logits is what passes there."""
+"""Captured activations, centers, heads and sigmas against direct computations."""
 
 import json
 
@@ -29,14 +29,14 @@ from hbf.ops.normalization import normalize
 from hbf.training.schema import stamp
 
 
-def looked(run, images):
+def captured(run, images):
   (number, seen), *more = run.capture_batches(images)
   assert not more
   return jax.tree.map(np.asarray, seen), number >= 0
 
 
 def log_kernels(run, images, block):
-  """Log K of every token and center, [n, N, U], from what the norm before the unit gives."""
+  """Return log K of every token and center, [n, N, U], from the output of the norm before stage 2."""
   forward = jax.jit(lambda p, x: run.model.apply({'params': p}, x, train=False, capture_intermediates=True)[1])
   kept = forward(run.params, run.normalized(images))['intermediates']
   points = np.asarray(kept[block]['norm_stage2']['__call__'][0])
@@ -47,7 +47,7 @@ def log_kernels(run, images, block):
 
 
 def test_logits_are_those_of_the_whole_and_of_the_last_tokens(run, images):
-  seen, real = looked(run, images)
+  seen, real = captured(run, images)
   expected = np.asarray(run.model.apply({'params': run.params}, run.normalized(images), train=False))
   np.testing.assert_allclose(run.logits(images), expected, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(seen.logits[real], expected, rtol=1e-5, atol=1e-5)
@@ -60,8 +60,8 @@ def test_nearest_patches_are_those_of_brute_force(run, images):
   found = census(run, images, nearest=3)
   for block in ('block0', 'block1'):
     log_k, points, _ = log_kernels(run, images, block)
-    of_images = log_k.max(axis=1)  # each image once
-    nearest = np.argsort(-of_images, axis=0, kind='stable')[:3].T
+    per_image = log_k.max(axis=1)  # each image once
+    nearest = np.argsort(-per_image, axis=0, kind='stable')[:3].T
     np.testing.assert_array_equal(found[block].images, nearest)
     tokens = np.take_along_axis(log_k.argmax(axis=1).T, nearest, axis=1)
     np.testing.assert_array_equal(found[block].tokens, tokens)
@@ -95,23 +95,23 @@ def test_what_fills_the_last_batch_up_counts_nowhere(made, images, monkeypatch):
 def test_dead_constant_and_doubled_centers_are_found(made, images):
   run = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
   unit = run.params['block0']['stage2']
-  centers, width = np.array(unit['centers']), np.array(unit['log_sigma'])
+  centers, log_sigma = np.array(unit['centers']), np.array(unit['log_sigma'])
   centers[0, 0] = 50  # far from all
   centers[0, 2] = centers[0, 1]
-  width[..., 2] = width[..., 1]
-  width[..., 3] = 8  # sees no difference
-  run.params['block0']['stage2'] |= {'centers': jnp.asarray(centers), 'log_sigma': jnp.asarray(width)}
+  log_sigma[..., 2] = log_sigma[..., 1]
+  log_sigma[..., 3] = 8  # so wide that its response is constant
+  run.params['block0']['stage2'] |= {'centers': jnp.asarray(centers), 'log_sigma': jnp.asarray(log_sigma)}
   found = census(run, images)['block0']
   assert np.flatnonzero(found.health.dead).tolist() == [0] and found.low_share[0] and found.doubled[2]
   assert found.health.constant[3] and not found.doubled[1] and not found.health.constant[:3].any()
 
 
 def test_a_share_says_nothing_of_life(made, images):
-  """Responses that are all 0 have shares; a unit beside a wider one has none, and is alive."""
+  """Responses that are all 0 have shares. A center beside a wider one has no share, but is alive."""
   run = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
   last, first = run.params['block1']['stage2'], run.params['block0']['stage2']
   last['log_gain'] -= 1e4
-  first['log_sigma'] = jnp.asarray(first['log_sigma']).at[..., :6].set(8.0)  # half of them wide: K = 1
+  first['log_sigma'] = jnp.asarray(first['log_sigma']).at[..., :6].set(8.0)  # half of the centers are wide: K = 1
   first['log_gain'] += 5
   found = census(run, images)
   assert found['block1'].health.dead.all() and not found['block1'].low_share.all()
@@ -149,7 +149,7 @@ def test_purity_and_overlap(run, images):
 
 
 def test_random_tokens_have_their_own_image_left_out(run, images):
-  """Give every image twice. The nearest token is then of the image's twin, at no distance."""
+  """Every image occurs twice. The nearest token is then in the image's twin, at distance 0."""
   twice = np.concatenate([images[:8], images[:8]])
   found = census(run, twice, nearest=4)
   nulls = random_tokens(run, twice, found, nearest=4)
@@ -201,7 +201,7 @@ def test_heads_are_described_by_their_weights(run, images):
 
 
 def test_tokens_that_are_alike_do_not_differ(run, images):
-  seen, real = looked(run, images)
+  seen, real = captured(run, images)
   x = seen.tokens[:, real].astype(np.float64)
   expected = np.linalg.norm(x - x.mean(2, keepdims=True), axis=(2, 3)) / np.linalg.norm(x, axis=(2, 3))
   np.testing.assert_allclose(token_differences(run, images), expected.mean(1), rtol=1e-5)

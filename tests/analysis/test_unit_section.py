@@ -1,4 +1,4 @@
-"""The section on the unit draws what there is."""
+"""The section on kernels draws what the model has."""
 
 import dataclasses
 import json
@@ -10,9 +10,9 @@ from hbf.analysis.report.sections import unit
 
 
 def titles(run, tmp_path, stages):
-  """Of the panels of each drawing, for a run that logged the widths of these stages twice."""
-  widths = {f'block{i}': dict.fromkeys(stages, 1.5) for i in range(2)}
-  lines = [{'step': step, 'epoch': step / 2, 'split': 'train', 'sigmas': widths} for step in (1, 2)]
+  """Return the panel titles of each drawing for a run that logged the sigmas of these stages twice."""
+  sigmas = {f'block{i}': dict.fromkeys(stages, 1.5) for i in range(2)}
+  lines = [{'step': step, 'epoch': step / 2, 'split': 'train', 'sigmas': sigmas} for step in (1, 2)]
   (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
   section = unit.section(dataclasses.replace(run, workdir=tmp_path))
   drawings = [part for part in section.parts if isinstance(part, Drawing)]
@@ -29,17 +29,17 @@ def test_a_stage_without_a_kernel_has_no_panel(made, tmp_path, arguments, stages
 @pytest.mark.parametrize(
   ('options', 'history'),
   [
-    ({'kernel': 'signed_gaussian', 'metric': 'bilinear'}, ['stage1']),  # it has no width
+    ({'kernel': 'signed_gaussian', 'metric': 'bilinear'}, ['stage1']),  # it has no sigma
     ({'kernel': 'ball_relu'}, ['stage1', 'stage2']),  # its response is not a function of r/σ alone
   ],
 )
-def test_a_kernel_that_its_width_does_not_state_has_no_curve(made, tmp_path, options, history):
+def test_a_kernel_that_sigma_does_not_determine_has_no_curve(made, tmp_path, options, history):
   changes = options | {'normalization': 'none'}
   run = made(**{f'model.stage2.{key}': value for key, value in changes.items()})
   assert titles(run, tmp_path, ['stage1', 'stage2']) == [['stage1'], history]
 
 
-def test_fixed_widths_have_a_table_and_no_drawing(made, tmp_path):
+def test_fixed_sigmas_have_a_table_and_no_drawing(made, tmp_path):
   fixed = made(**{'model.stage1.sigma_per': 'fixed', 'model.stage2.sigma_per': 'fixed'})
   section = unit.section(dataclasses.replace(fixed, workdir=tmp_path))
   assert not any(isinstance(part, Drawing) for part in section.parts)

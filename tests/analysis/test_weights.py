@@ -1,4 +1,4 @@
-"""The weights of attention are those that its values are added up with."""
+"""Attention weights reproduce the output of the heads."""
 
 import flax.linen as nn
 import jax
@@ -51,7 +51,7 @@ def test_values_times_weights_are_what_the_heads_make(name, options):
     w = np.asarray(weights[f'block{i}'], np.float64)
     assert w.shape == (3, H, N, N) and (w >= 0).all()
     made = np.einsum('bhij,bjhv->bihv', w, np.asarray(values, np.float64))
-    if options.get('memory'):  # learned keys take their part, and their coefficients are added
+    if options.get('memory'):  # learned keys take a part of the weights and add their coefficients
       assert (w.sum(-1) < 1).all()
       learned = params[f'block{i}']['stage1']['memory_coefficients']
       rest = np.asarray(out, np.float64) - made

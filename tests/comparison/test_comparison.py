@@ -1,4 +1,4 @@
-"""python -m hbf compare as its user runs it: killed and run again, added to, and its report from the logs alone."""
+"""The command `hbf compare` as a user runs it: killed and restarted, extended, and reported from the logs."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def scores(workdir):
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory, asked):
-  """What is asked for, run from another folder than the repository, undisturbed."""
+  """The uninterrupted comparison, run from another folder than the repository."""
   folder = tmp_path_factory.mktemp('elsewhere')
   done = run(command('grid', asked), folder)
   assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Pictures of curves: every line can be told and named, nothing covers anything or leaves the picture."""
+"""Pictures of learning curves: every line has a label, and nothing overlaps or leaves the picture."""
 
 import itertools
 import json
@@ -126,7 +126,7 @@ def test_places_are_apart_in_order_within_bounds_and_near(seed):
   assert (np.diff(places[order]) >= 0.05 - 1e-9).all()
   assert places.min() >= 0
   assert places.max() <= 1 + 1e-9
-  for _ in range(100):  # others that are allowed are no nearer
+  for _ in range(100):  # no other allowed positions are nearer
     other = np.sort(random.random(12) * (1 - 11 * 0.05)) + 0.05 * np.arange(12)
     near = np.empty(12)
     near[order] = 0.9 * places[order] + 0.1 * other

@@ -1,4 +1,4 @@
-"""Grids: what they ask train.py for, and what they refuse before anything runs."""
+"""Grids: the commands that they run, and the requests that they refuse."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def grid_of(digits_dir):
 
 @pytest.fixture
 def asked_of(digits_dir):
-  """Makes comparisons of one config and one seed."""
+  """Return a function that makes comparisons of one config and one seed."""
   return lambda *arms, **changes: Comparison((CONFIG,), arms, (0,), (f'--config.data.dir={digits_dir}',), **changes)
 
 
@@ -201,7 +201,7 @@ def test_seeds_and_devices_are_lists():
 
 @pytest.fixture
 def allot(monkeypatch):
-  """Sets what the environment allots, and nothing beside it."""
+  """Return a function that sets the allotted GPUs. No other allotment remains."""
   for name in ALLOTMENTS:
     monkeypatch.delenv(name, raising=False)
   return lambda **variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]

@@ -1,4 +1,4 @@
-"""A comparison packed into a few files: nothing is lost, and it reads as its run folders do."""
+"""A packed comparison: nothing is lost, and it reads like the run folders."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def write_run(run, seed):
 
 @pytest.fixture
 def folder(tmp_path):
-  """A comparison of two arms with two seeds, and of one that failed and one that was not run."""
+  """A comparison of two arms with two seeds, with a failed run and a run that has not started."""
   folder = tmp_path / 'runs'
   (folder / 'logs').mkdir(parents=True)
   GRID.save(folder)

@@ -1,4 +1,4 @@
-"""Intervals against scipy's own where theirs is known, and against their meaning."""
+"""Intervals against scipy's where they are known, and their coverage."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_where_seeds_are_all_that_varies_the_intervals_are_dunnetts():
 
 
 def test_noise_that_the_examples_cause_is_counted_once():
-  """Draw models that differ by the noise of seed and example alone: seeds add nothing to the examples' interval."""
+  """The models differ only by the noise of seed and example. Seeds then add nothing to the interval over examples."""
   random = np.random.default_rng(0)
   widths = []
   for _ in range(40):
@@ -95,7 +95,7 @@ def test_a_text_of_one_window_has_no_interval():
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
   held = share(150, lambda random: images(random, arms=3, seeds=3, n=300, deviation=2.0))['all, %']
-  assert 90 <= held <= 99  # 95 expected, of standard deviation 1.8
+  assert 90 <= held <= 99  # 95 expected, with standard deviation 1.8
   alone = share(150, lambda random: images(random, arms=3, seeds=3, n=300, deviation=2.0), over_seeds=False)['all, %']
   assert alone < held - 5
 

@@ -1,4 +1,4 @@
-"""Tables of runs whose figures are known: what they say, and what they don't."""
+"""Tables of runs with known scores."""
 
 import json
 import re
@@ -87,7 +87,7 @@ def test_tables_of_accuracy_have_no_times(finish, tmp_path):
     finish(arm, seed)
   _, cells = shown_by(grid, tmp_path)
   expected = ['model', 'parameters', 'MFLOP', 'seeds', 'accuracy, % (sd)', 'difference', '95% interval']
-  assert list(cells['vit']) == expected  # runs share their machine with other work
+  assert list(cells['vit']) == expected  # times mean little, because runs share their machine
 
 
 def test_runs_on_other_images_are_not_compared(finish, tmp_path):

@@ -1,4 +1,4 @@
-"""Searches: every arm has the same draws and as many trials, and its best options go on with fresh seeds."""
+"""Searches: all arms have the same draws and as many trials, and their best options continue with new seeds."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The largest batch that fits, of programs whose memory is known."""
+"""The largest batch that fits, for programs with known memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Programs of a config, as for absent hardware, on this CPU's devices."""
+"""Programs of a config, compiled like for absent hardware, on this CPU's devices."""
 
 import base64
 import dataclasses
@@ -133,7 +133,7 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
 
 
 def test_a_program_does_not_know_in_which_folder_it_was_made(made):
-  """A Pallas kernel would, and would be compiled again in another."""
+  """A Pallas kernel contains paths, and would be compiled again in another folder."""
   assert made['programs']
   unit = functools.partial(hyperbf, kernel='gaussian', sigma=2.0, normalization='layer', implementation='pallas')
   traced = jax.jit(lambda z: unit(z, z, z)).trace(jax.ShapeDtypeStruct((16, 128), jnp.float32))
@@ -194,7 +194,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(toy, here):
 
 
 def test_cudnn_is_asked_of_the_chip_not_of_this_machine():
-  """Heads of more than 128 dimensions need a Hopper, and JAX asks the process's own GPU."""
+  """Heads with more than 128 dimensions need a Hopper GPU, and JAX asks the process's own GPU."""
   from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
   for name, expected in (('h200-1', True), ('a100-8', False)):

@@ -1,4 +1,4 @@
-"""Groups of devices, in every way that XLA writes them."""
+"""Groups of devices in all of XLA's notations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What was compiled for hardware that isn't here: every case is recorded, and our counts are the compiler's."""
+"""Records of programs compiled for absent hardware: every case is there, and the counts equal the compiler's."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Topologies by name: what they stand for, and what is refused; nothing is compiled."""
+"""Names of topologies. Nothing is compiled here."""
 
 import importlib.util
 import re

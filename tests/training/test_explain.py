@@ -1,4 +1,4 @@
-"""The page of a run: whole, by itself, and the same in a browser as on paper."""
+"""The page of a run: complete, self-contained, and shown correctly by a browser."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shuti
 
 @pytest.fixture(scope='module')
 def few():
-  """As few images as do."""
+  """Make the sections use few images."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(corrupted, 'IMAGES', 2)
     patch.setattr(corrupted, 'FEWEST', 20)
@@ -40,7 +40,7 @@ def few():
 
 @pytest.fixture(scope='module')
 def page(finished, few):
-  """The sections of a run, and the page."""
+  """Return a run, its sections and the page."""
   run = TrainedRun.of(finished[0])
   _, sections = explain(run, None, [])
   made = list(sections)
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_a_line(finished, tmp_path, flags, said):
 @pytest.mark.skipif(CHROMIUM is None, reason='no Chromium is installed')
 @pytest.mark.parametrize('width', [400, 1400])
 def test_a_browser_shows_all_of_it(page, tmp_path, width):
-  """Every picture has pixels, nothing is asked of the network, and the page is no wider than the screen."""
+  """Every picture has pixels, nothing is loaded, and the page is not wider than the screen."""
   probe = """<script>
     window.onerror = said => document.title = 'error ' + said
     window.onload = () => {
@@ -182,7 +182,7 @@ def test_a_browser_shows_all_of_it(page, tmp_path, width):
         over: document.documentElement.scrollWidth - window.innerWidth})
     }</script>"""
   path = tmp_path / 'page.html'
-  # A window is no narrower than 500 pixels: the page stands in a frame of the width that is meant.
+  # A window has at least 500 pixels, so the page stands in a frame of the tested width.
   path.write_text(page[2].replace('<head>', f'<head>{probe}'))
   options = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
   options += ['--virtual-time-budget=5000', '--allow-file-access-from-files', f'--window-size={width + 40},900']
