@@ -28,7 +28,7 @@ TITLES = {
   'unit': 'The kernels',
   'centers': 'Centers',
   'attention': 'Attention',
-  'relevance': 'What decides an image',
+  'relevance': 'Relevance of patches and centers',
   'outliers': 'Out of distribution',
   'corrupted': 'Corrupted images',
 }

@@ -68,7 +68,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
   else:
     parts.append(Paragraph('The last block has no centers, so there are no votes.'))
   command = 'hbf.analysis.relevance.relevance(answers, images, run.patch, fill)'
-  return Section('relevance', 'What decides an image', parts, numbers, command)
+  return Section('relevance', 'Relevance of patches and centers', parts, numbers, command)
 
 
 def _curve(gone: np.ndarray, most_first: np.ndarray, random: np.ndarray) -> Any:
