@@ -29,6 +29,7 @@ from hbf.training.machine import keep_freed_memory
 from hbf.training.workdir import write_json
 
 WINDOWS = 32  # windows of the test text for the mean distances
+OLD_KEYS = {'width': 'sigma', 'place_width': 'position_sigma', 'place_offset': 'position_offset'}  # in stored files
 
 
 def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str, np.ndarray]:
@@ -112,7 +113,8 @@ def table(found: Mapping[str, Any]) -> str:
   """Return a Markdown table with a row for each block."""
   names = list(dict.fromkeys(name for block in found['blocks'].values() for name in block))
   rows = [(block, *(_shown(about.get(name)) for name in names)) for block, about in found['blocks'].items()]
-  return markdown.table(('block', *(name.replace('_', ' ') for name in names)), rows)
+  labels = (OLD_KEYS.get(name, name).replace('_', ' ') for name in names)
+  return markdown.table(('block', *labels), rows)
 
 
 def _shown(value: Any) -> str:

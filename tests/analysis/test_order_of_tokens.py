@@ -64,3 +64,9 @@ def test_the_share_of_toeplitz_matrices_is_1_and_of_random_ones_little():
   assert token_order.toeplitz_share(toeplitz + noise) == pytest.approx(0.5, abs=0.1)
   lower = np.where(np.tri(100, dtype=bool), toeplitz, np.nan)
   assert token_order.toeplitz_share(lower) == pytest.approx(1)
+
+
+def test_the_table_names_sigmas_of_old_results_like_those_of_new_ones():
+  old = {'blocks': {'block0': {'width': [2.0], 'place_width': [3.0], 'place_offset': [4.0], 'distance': [1.0]}}}
+  new = {'blocks': {'block0': {'sigma': [2.0], 'position_sigma': [3.0], 'position_offset': [4.0], 'distance': [1.0]}}}
+  assert token_order.table(old) == token_order.table(new)
