@@ -57,8 +57,8 @@ def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str
       'share of ΣK is at least twice the even share. Purity has a meaning only if it exceeds three controls: random '
       'training tokens in place of the centers (without their own images), the network at initialization, and '
       f'{NEAREST} random images, whose purity is {100 * numbers["purity_of_random_images"]:.0f}%. The noise has a '
-      f'standard deviation of {NOISE} (pixels are 0 to 255). If every center is moved onto its nearest training token, '
-      f'the accuracy changes from {accuracy:.2f}% to {projected:.2f}%.'
+      f'standard deviation of {NOISE} (pixels are 0 to 255). If every center is moved onto its nearest training '
+      f'token, the accuracy changes from {accuracy:.2f}% to {projected:.2f}%.'
     ),
     _rates(found),
   ]
