@@ -53,7 +53,7 @@ def parse_devices(text: str) -> tuple[Device, ...]:
       raise UserError(f"device {part!r} is not like gpu:0 or cpu:0: expected a list such as 'gpu:0,gpu:1'")
     devices.append(Device(match[1], int(match[2])))
   if len(set(devices)) < len(devices):
-    raise UserError(f'--devices={text} names a device twice')
+    raise UserError(f'--devices={text} names a device twice: give each device once')
   cores = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else set()
   if missing := [device for device in devices if device.kind == 'cpu' and device.number not in cores]:
     raise UserError(

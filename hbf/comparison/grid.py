@@ -295,4 +295,4 @@ def _match_operations(arm: Arm, plan: Plan, operations: float) -> Arm:
 def _refuse_duplicates(what: str, names: Sequence[Any]) -> None:
   twice = [name for i, name in enumerate(names) if name in names[:i]]
   if twice:
-    raise UserError(f'{what} {twice[0]!r} is given twice')
+    raise UserError(f'{what} {twice[0]!r} is given twice: give each {what} once')
