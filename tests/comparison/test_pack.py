@@ -159,7 +159,7 @@ def test_runs_are_not_added_to_packed_ones(packed):
   [
     (lambda lines: [*lines[:2], lines[2][:50]], r'line 3 of .*runs\.jsonl is damaged'),
     (lambda lines: [lines[0], '{}'], r'line 2 of .* is damaged \(it lacks run\)'),
-    (lambda lines: [lines[0], lines[0]], r'two lines are of run cifar10-vit-0\): restore it from a copy'),
+    (lambda lines: [lines[0], lines[0]], r'two lines have the run cifar10-vit-0\): restore it from a copy'),
     (
       lambda lines: ['{"run": "cifar10-vit-0", "result": [1]}'],
       r'the result of .* \(expected a JSON object, found list',

@@ -18,8 +18,8 @@ RESPONDED = 100  # images to match centers with
 SHOWN = 12  # images in a gallery
 CONTROLS = {
   'cka': 'CKA',
-  'cka_other_untrained': 'the other untrained',
-  'cka_first_untrained': 'the first untrained',
+  'cka_other_untrained': 'other untrained',
+  'cka_first_untrained': 'first untrained',
   'cka_both_untrained': 'both untrained',
 }
 

@@ -153,7 +153,7 @@ def voters(
     'logit of the answer, relative to the mean of all classes. The division of the last norm and the weights of the '
     'pooling are frozen. Logit lost: the drop of the same logit if the network runs again with the coefficients of '
     'this center at 0. Here nothing is frozen. Without its strongest voter, an answer loses '
-    f'{100 * median_share(cast):.0f}% of the vote (median over the images).'
+    f'{100 * median_share(cast):.0f}% of the voter’s vote (median over the images).'
   )
   return PageTable(header, rows, caption)
 

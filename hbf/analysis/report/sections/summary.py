@@ -11,13 +11,23 @@ from hbf.evaluation.scores import ACCURACY, ECE, LOSS, NLL, TOP5
 from hbf.training.workdir import read_result
 from hbf.training.writers import read_metrics
 
-SHOWN = ('model', 'recipe', 'dataset', 'seed', 'params', 'flops_per_image', 'epochs', 'device', 'commit')
+SHOWN = {
+  'model': 'model',
+  'recipe': 'recipe',
+  'dataset': 'data set',
+  'seed': 'seed',
+  'params': 'parameters',
+  'flops_per_image': 'FLOP per image',
+  'epochs': 'epochs',
+  'device': 'device',
+  'commit': 'commit',
+}
 
 
 def section(run: TrainedRun) -> Section:
   """Return the config, the curves, and the result on the test images with its interval."""
   result = _result(run)
-  about = [(name, _format(result[name])) for name in SHOWN if name in result]
+  about = [(label, _format(result[name])) for name, label in SHOWN.items() if name in result]
   if 'train_seconds' in result:
     about.append(
       ('training', f'{result["train_seconds"] / 60:,.1f} minutes, {result["images_per_second"]:,.0f} images/s')
