@@ -30,5 +30,5 @@ def test_the_first_group(attributes, group):
 
 
 def test_a_form_that_is_not_known_is_not_guessed():
-  with pytest.raises(ValueError, match='in no known form'):
+  with pytest.raises(ValueError, match='unknown form of device groups'):
     first_group('replica_groups=ring(8), to_apply=%add', 8)
