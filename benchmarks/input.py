@@ -36,7 +36,7 @@ from hbf.tasks.registry import make_task
 from hbf.training.experiment import steps_per_call
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 from hbf.training.sharding import batch_sharding, make_mesh
-from hbf.training.state import several
+from hbf.training.state import repeat_step
 
 SHAPES = {'digits': (8, 8, 1), 'cifar10': (32, 32, 3), 'cifar100': (32, 32, 3), 'tiny_imagenet': (64, 64, 3)}
 EXAMPLES = 4096  # random examples
@@ -166,7 +166,7 @@ class Feed(contextlib.AbstractContextManager):
     stack = next(self._stacks)
     _, init, train_step = make_training(self._config, self._image_size)
     self._state = jax.jit(init)(self._data.resident, jax.tree.map(lambda z: z[0], stack))
-    steps = jax.jit(several(train_step), donate_argnums=0)
+    steps = jax.jit(repeat_step(train_step), donate_argnums=0)
     self._steps: Any = steps.lower(self._state, self._data.resident, stack, np.int32(self._size)).compile()
     for _ in range(FILL):  # also uses up what was read ahead during compilation
       self.train(0.0)

@@ -45,7 +45,7 @@ def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
   if name == 'vit':
     config.model.stage2.activation = 'gelu'
   task = make_task(config, Texts('random', CHARACTERS, {'train': tokens, 'test': tokens}))
-  model, batch_size = task.network(config.model), config.train.batch_size
+  model, batch_size = task.make_model(config.model), config.train.batch_size
   optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, Clock(16_000, batch_size, 1.0)))
   objective = make_objective(config, task)
   sharding = batch_sharding(make_mesh(jax.devices()[:1]))

@@ -51,7 +51,7 @@ def curve(
   test = task.open(make_splits(task, config.data.validation)['test'], batch_sharding(restored.mesh))
   rows = []
   for cut, params in cuts:
-    model = task.network(cut)
+    model = task.make_model(cut)
     summary = make_evaluator(config, task, model, restored.mesh)(params, test).summary
     about = {
       'centers': cut.stage2.centers,

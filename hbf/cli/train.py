@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     print_result(result, str(workdir / 'result.json'), console)
     if 'average' in result:
       print_result(result['average'], 'average of the parameters', console)
-    if shows := TASKS[CONFIG.value.task].shows:
+    if shows := TASKS[CONFIG.value.task].demo_command:
       say(console, f'What it does: {shows} --workdir={workdir}')
   return 0
 

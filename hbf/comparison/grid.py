@@ -265,7 +265,9 @@ def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Ar
 def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
   """Return the arm with the number of units that brings its parameters near the budget."""
   task = plan.task
-  model = match_parameters(plan.config.model, budget, lambda part: count_parameters(task.network(part), task.shape))
+  model = match_parameters(
+    plan.config.model, budget, lambda part: count_parameters(task.make_model(part), task.shape)
+  )
   units = (f'--config.model.{option}={count}' for option, count in units_of(model).items())
   return dataclasses.replace(arm, arguments=(*arm.arguments, *units))
 

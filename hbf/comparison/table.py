@@ -120,11 +120,11 @@ def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[A
   for arm, arm_seeds in seeds.items():
     stored = [runs.predictions(arm.run_name(seed)) for seed in arm_seeds]
     read = [run for run in stored if run is not None]
-    names = arm.kind.examples
+    names = arm.kind.label_names
     examples = examples or [run[name] for run in read[:1] for name in names]
     alike = all(np.array_equal(run[name], array) for run in read for name, array in zip(names, examples, strict=True))
     if read and len(read) == len(stored) and alike:
-      outcomes[arm] = np.array([arm.kind.outcomes(run) for run in read])
+      outcomes[arm] = np.array([arm.kind.example_scores(run) for run in read])
     elif not outcomes:
       return {}  # without the first arm there is no reference
   arms = list(outcomes)

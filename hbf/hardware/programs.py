@@ -78,16 +78,16 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   check_tensor(config.model, mesh)
   check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
   sharding, splits = batch_sharding(mesh), plan.splits
-  config = plan.task.measured(config, None)
+  config = plan.task.measure(config, None)
   task = make_task(config, plan.task.dataset)
   objective, evaluator = make_objective(config, task), make_evaluator(config, task, plan.model, mesh)
-  residents = {split: task.shapes(source, sharding, 1)[0] for split, source in splits.items()}
+  residents = {split: task.abstract_inputs(source, sharding, 1)[0] for split, source in splits.items()}
   steps = steps_per_call(config.train.steps_per_call, residents['train'] is not None, mesh)
-  resident, stack = task.shapes(splits['train'], sharding, steps, config.train.batch_size)
+  resident, stack = task.abstract_inputs(splits['train'], sharding, steps, config.train.batch_size)
   rows = evaluator.rows(len(splits['test']))
-  test_resident, batch = task.shapes(splits['test'], sharding, rows)
+  test_resident, batch = task.abstract_inputs(splits['test'], sharding, rows)
   state = with_sharding(jax.eval_shape(make_init(plan, objective), resident, stack, {}), mesh)
-  counts = with_sharding(jax.eval_shape(task.zeros), mesh)
+  counts = with_sharding(jax.eval_shape(task.empty_counts), mesh)
   with jax.set_mesh(mesh):  # type: ignore[arg-type]  # a concrete mesh
     train = jit_steps(plan, objective, mesh, state).trace(state, resident, stack, np.int32(1))
     evaluate = evaluator.step.trace(counts, {'params': state.params}, test_resident, batch)

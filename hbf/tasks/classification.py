@@ -1,4 +1,4 @@
-"""Which of its classes an image is of."""
+"""The classification of images."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,14 +40,8 @@ from hbf.tasks.task import ModelBatch, Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-  """How images come to the devices: keys of a config's `data`.
-
-  Attributes:
-    input: as for `hbf.data.pipeline.inputs.make_input`.
-    workers: likewise.
-    resident_bytes: likewise.
-  """
+class ImageReading:
+  """The way of images to the devices: keys of a config's `data`, see `hbf.data.pipeline.inputs.make_input`."""
 
   input: str
   workers: int
@@ -56,33 +50,33 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Task):
-  """Images of classes.
+  """The classification of images.
 
-  The goal of a batch in training is (labels int32 [B], targets [B, classes]: probabilities to be predicted); in
-  evaluation (labels int32 [B], mask bool [B], False for padding).
+  The targets of a training batch are (labels int32 [B], class probabilities [B, classes]). The targets of an
+  evaluation batch are (labels int32 [B], mask bool [B], which is False for padding).
 
   Attributes:
     dataset: the images.
-    reading: how they come to the devices.
-    mean: of the channels, in 0..1; () before it is measured.
-    std: likewise.
-    transforms: of each image in training, as `hbf.data.augment.transforms.read_transforms` gives them.
-    mix: of pairs of images, as `hbf.data.augment.mix.read_mix` gives it.
-    label_smoothing: probability given to all classes alike.
-    seed: picks the order of the examples.
-    validation: part of train held out.
-    copies: see `Task`.
-    stratify: whether every class has the same part of its images held out.
+    reading: the way of the images to the devices.
+    mean: the mean of each channel, in 0..1. () before it is measured.
+    std: the standard deviation of each channel. () before it is measured.
+    transforms: the transforms of each training image (`hbf.data.augment.transforms.read_transforms`).
+    mix: the mixing of pairs of training images (`hbf.data.augment.pairs.read_mix`).
+    label_smoothing: the probability that is spread over all classes.
+    seed: the seed of the order of the examples.
+    validation: the part of train that is held out.
+    stratify: True if the same part of every class is held out.
+    copies: makes the copies of test images. None: no copies.
   """
 
-  scores: ClassVar[tuple[Score, ...]] = CLASSIFICATION
   example: ClassVar[str] = 'image'
   unit: ClassVar[str] = 'image'
-  shows: ClassVar[str] = 'python -m hbf explain'
-  examples: ClassVar[tuple[str, ...]] = ('labels',)
+  scores: ClassVar[tuple[Score, ...]] = CLASSIFICATION
+  label_names: ClassVar[tuple[str, ...]] = ('labels',)
+  demo_command: ClassVar[str] = 'python -m hbf explain'
 
   dataset: Dataset
-  reading: Reading
+  reading: ImageReading
   mean: Sequence[float]
   std: Sequence[float]
   transforms: Sequence[Entry]
@@ -94,8 +88,8 @@ class Classification(Task):
   copies: Copies | None
 
   @classmethod
-  def of(cls, config: ConfigDict, dataset: Dataset) -> Self:
-    """See `Task.of`."""
+  def from_config(cls, config: ConfigDict, dataset: Dataset) -> Self:
+    """Return the task of a run's config on a data set; see `Task.from_config`."""
     data, transforms, pairs = config.data, read_transforms(config.data.transforms), read_mix(config.data.mix)
     check_size(transforms, dataset.image_shape)
     if pairs and config.train.batch_size == 1:
@@ -111,73 +105,70 @@ class Classification(Task):
           f'data.{key} is {tuple(data[key])}: expected a number for each channel, and the images of {dataset.name} '
           f'have {channels}; give as many, or () to have them measured'
         )
-    reading = Reading(data.input, data.workers, data.resident_bytes)
-    mean, std = tuple(data.mean), tuple(data.std)
-    smoothing = config.train.label_smoothing
-    copies = choose('evaluate.copies', config.evaluate.copies, COPIES)
-    drawn = (config.seed, data.validation, data.stratify, copies)
-    return cls(dataset, reading, mean, std, transforms, pairs, smoothing, *drawn)
-
-  @classmethod
-  def load(cls, config: ConfigDict) -> Dataset:
-    """See `Task.load`."""
-    data = config.data
-    return load(
-      name=data.name,
-      dir=data.dir,
-      root=data.root,
-      image_size=data.image_size,
-      download=data.download,
-      test_split=data.test_split,
+    return cls(
+      dataset=dataset,
+      reading=ImageReading(data.input, data.workers, data.resident_bytes),
+      mean=tuple(data.mean),
+      std=tuple(data.std),
+      transforms=transforms,
+      mix=pairs,
+      label_smoothing=config.train.label_smoothing,
+      seed=config.seed,
+      validation=data.validation,
+      stratify=data.stratify,
+      copies=choose('evaluate.copies', config.evaluate.copies, COPIES),
     )
 
   @property
+  def description(self) -> str:
+    """The number of classes, in words."""
+    return f'{len(self.dataset.classes)} classes'
+
+  def make_model(self, model: ConfigDict) -> nn.Module:
+    """Return the classifier that the `model` part of a config describes."""
+    return build_model(model, len(self.dataset.classes))
+
+  # Data.
+
+  @classmethod
+  def load_dataset(cls, config: ConfigDict) -> Dataset:
+    """Load the data set that a config names; see `hbf.data.datasets.load`."""
+    keys = ('name', 'dir', 'root', 'image_size', 'download', 'test_split')
+    return load(**{key: config.data[key] for key in keys})
+
+  @property
   def shape(self) -> tuple[int, ...]:
-    """Height, width, channels."""
+    """Height, width and channels of the images."""
     return self.dataset.image_shape
 
   @property
   def units(self) -> int:
-    """An example is an image."""
+    """One: the unit is the image."""
     return 1
-
-  @property
-  def predictions(self) -> int:
-    """Its class."""
-    return 1
-
-  @property
-  def about(self) -> str:
-    """See `Task.about`."""
-    return f'{len(self.dataset.classes)} classes'
 
   def identity(self) -> dict[str, Any]:
-    """See `hbf.data.pipeline.identity.identity`."""
+    """Return the identity of the images; see `hbf.data.pipeline.identity.identity`."""
     return identity(self.dataset)
 
-  def network(self, model: ConfigDict) -> nn.Module:
-    """See `hbf.models.build.build_model`."""
-    return build_model(model, len(self.dataset.classes))
-
   def splits(self, validation: float) -> dict[str, Source]:
-    """See `Task.splits`; held out are images from all over train."""
+    """Return the splits. Held-out images come from all over train."""
     train, held_out = hold_out(self.dataset.splits['train'], validation, self.stratify)
     splits = {'train': train, 'validation': held_out, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
 
   def open(self, source: Source, sharding: NamedSharding) -> ImageInput:
-    """See `hbf.data.pipeline.inputs.make_input`."""
+    """Open a source of images; see `hbf.data.pipeline.inputs.make_input`."""
     reading = self.reading
     return make_input(reading.input, source, sharding, workers=reading.workers, resident_bytes=reading.resident_bytes)
 
-  def shapes(self, source: Source, sharding: NamedSharding, *leading: int) -> tuple[Resident, Batch]:
-    """See `Task.shapes`."""
+  def abstract_inputs(self, source: Source, sharding: NamedSharding, *leading: int) -> tuple[Resident, Batch]:
+    """Return the shapes and shardings of a step's arrays; see `TaskData.abstract_inputs`."""
     reading = self.reading
     resident = abstract_resident(reading.input, len(source), self.shape, sharding, reading.resident_bytes)
     return resident, abstract_batch(resident, self.shape, sharding, *leading)
 
-  def measured(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """The config with `data.mean` and `data.std`; without images they are 1/2 and 1/4."""
+  def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
+    """Return the config with `data.mean` and `data.std`. Without images these are 1/2 and 1/4."""
     resolved = config.copy_and_resolve_references()
     if train is None:
       channels = self.shape[-1]
@@ -187,13 +178,15 @@ class Classification(Task):
       resolved.data.mean, resolved.data.std = levels.statistics(*train.sums())
     return resolved
 
-  def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
-    """See `Task.eval_batch`."""
-    examples = gather(resident, batch)
-    return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
+  # Loss.
+
+  @property
+  def predictions(self) -> int:
+    """One: the class."""
+    return 1
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
-    """Images augmented with the first key, and mixed with the second."""
+    """Return images that are augmented with the first key and mixed with the second."""
     examples = gather(resident, batch)
     index, labels = examples['index'], examples['label']
     images = augment(
@@ -207,40 +200,48 @@ class Classification(Task):
     """Return the key of the run and the epoch of each row of a step, if a transform needs them."""
     if 'epoch' not in {need for name, *_ in self.transforms for need in TRANSFORMS[name].needs}:
       return ()
-    # Stratified or not, as many are held out; only the number counts here, and it takes no reading of labels.
+    # Only the number of held-out images counts here. It is the same without `stratify`, which would read the labels.
     train, _ = hold_out(self.dataset.splits['train'], self.validation, stratify=False)
     order = TrainOrder(self.seed, len(train), batch_size)
-    # Steps fold in their number, which never gets so large.
+    # The keys of steps fold in the number of the step, which never gets so large.
     return jax.random.fold_in(jax.random.key(self.seed), 2**32 - 1), order.epochs(step)
 
-  def loss(self, logits: jax.Array, goal: Any) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy."""
-    labels, targets = goal
-    correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
-    return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, self.label_smoothing)).mean(), correct
+  def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
+    """Return the images without augmentation."""
+    examples = gather(resident, batch)
+    return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
-  def zeros(self) -> Counts:
-    """See `Task.zeros`."""
+  def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the mean cross-entropy of a batch, and the number of images whose likeliest class is right."""
+    labels, probabilities = targets
+    correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
+    smooth = optax.smooth_labels(probabilities, self.label_smoothing)
+    return optax.softmax_cross_entropy(logits, smooth).mean(), correct
+
+  # Scores.
+
+  def empty_counts(self) -> Counts:
+    """Return the counts of no images."""
     return Counts.zeros(len(self.dataset.classes))
 
-  def count(self, counts: Counts, logits: jax.Array, goal: Any) -> tuple[Counts, dict[str, jax.Array]]:
-    """Keeps `labels` and `predictions`, int32."""
-    labels, mask = goal
-    kept = {'labels': labels, 'predictions': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
-    return counts.add(logits, labels, mask), kept
+  def add_counts(self, counts: Counts, logits: jax.Array, targets: Any) -> tuple[Counts, dict[str, jax.Array]]:
+    """Add an evaluated batch to the counts; the values of each image are `labels` and `predictions`, int32."""
+    labels, mask = targets
+    per_example = {'labels': labels, 'predictions': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
+    return counts.add(logits, labels, mask), per_example
 
   def summarize(self, counts: Counts) -> dict[str, Any]:
-    """See `hbf.evaluation.classification.summarize`."""
+    """Return the scores of a split; see `hbf.evaluation.classification.summarize`."""
     return summarize(counts)
 
-  def detail(self, counts: Counts) -> dict[str, Any]:
-    """See `hbf.evaluation.classification.detail`."""
+  def details(self, counts: Counts) -> dict[str, Any]:
+    """Return the rest of the report; see `hbf.evaluation.classification.detail`."""
     return detail(counts)
 
   @staticmethod
-  def outcomes(kept: Mapping[str, np.ndarray]) -> np.ndarray:
-    """100 for what was classified correctly, else 0."""
-    return 100.0 * (kept['labels'] == kept['predictions'])
+  def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return 100 for each image that is classified correctly, else 0."""
+    return 100.0 * (per_example['labels'] == per_example['predictions'])
 
 
-assert Classification.scores[0] is ACCURACY  # which `outcomes` are of
+assert Classification.scores[0] is ACCURACY  # `example_scores` has the mean `accuracy`

@@ -1,4 +1,4 @@
-"""Runs a model over every example of a split, exactly once."""
+"""The evaluation of a model on every example of a split, exactly once."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,33 +15,33 @@ from hbf.data.pipeline.inputs import Batch, Input, Resident
 from hbf.data.pipeline.order import EvalOrder
 from hbf.tasks.task import Task
 
-_REAL = 'real'  # of each row, whether it is no padding
+_REAL = 'real'  # True for a row that holds an example, False for padding
 
 
-class Evaluated(NamedTuple):
-  """What is known of a split after a pass over it.
+class SplitResult(NamedTuple):
+  """The evaluation of one set of parameters on a split.
 
   Attributes:
-    summary: figures, see `hbf.tasks.task.Task.summarize`.
-    kept: what the task keeps of every example of the split, in its order, by name [n].
-    counts: that the summary is of; `hbf.tasks.task.Task.detail` says more of them.
+    summary: the scores, see `hbf.tasks.task.TaskScores.summarize`.
+    per_example: the values that the task records of each example, by name [n], in the order of the split.
+    counts: the counts behind the summary; `hbf.tasks.task.TaskScores.details` makes longer reports of them.
   """
 
   summary: dict[str, Any]
-  kept: dict[str, np.ndarray]
+  per_example: dict[str, np.ndarray]
   counts: Any
 
 
 class Interrupted(Exception):
-  """A pass over a split was stopped before its end."""
+  """The end of an evaluation before its last batch."""
 
 
 class Evaluator:
-  """Evaluates parameters on splits; compiles once for all splits of a kind.
+  """An evaluation of parameters on splits. It compiles once for all splits of the same shapes.
 
   Attributes:
-    batch_size: of a step, at most.
-    step: (counts, variables, resident, batch) → (counts, what is kept of each row), jitted.
+    batch_size: the largest batch of a step.
+    step: the jitted step (counts, variables, resident, batch) → (counts, values of each row by name).
   """
 
   def __init__(
@@ -50,16 +50,16 @@ class Evaluator:
     """Make the step.
 
     Args:
-      task: with all that is measured.
-      model: a network of it.
-      batch_size: divisible by the number of devices; the last batch is padded and masked.
-      replicated: sharding of arrays that every device holds.
-      copies: of the inputs, whose outputs are averaged; None: the inputs alone are evaluated.
+      task: the task, whose measured values are known.
+      model: a network of the task.
+      batch_size: a multiple of the number of devices. The last batch is padded and masked.
+      replicated: the sharding of arrays that every device holds.
+      copies: makes copies of the inputs, whose outputs are averaged. None: the inputs alone are evaluated.
     """
     self.batch_size = batch_size
     self._task = task
     self._mesh = replicated.mesh
-    self._zeros = jax.jit(task.zeros, out_shardings=replicated)
+    self._zeros = jax.jit(task.empty_counts, out_shardings=replicated)
 
     def outputs(variables: Any, inputs: jax.Array) -> jax.Array:
       return jnp.asarray(model.apply(variables, inputs, train=False))
@@ -68,32 +68,33 @@ class Evaluator:
       if copies is None:
         return outputs(variables, inputs)
       variants, weights = copies(inputs)
-      # One after another: a batch takes no more memory, and the network is compiled once.
+      # One copy after another: a batch takes no more memory, and the network is compiled once.
       found = jax.lax.map(lambda z: outputs(variables, z), variants)
       return jnp.sum(weights.reshape(-1, *[1] * (found.ndim - 1)) * found, axis=0)
 
     def step(counts: Any, variables: Any, resident: Resident, batch: Batch) -> tuple[Any, dict[str, jax.Array]]:
-      seen = task.eval_batch(resident, batch)
-      counts, kept = task.count(counts, averaged(variables, seen.inputs), seen.targets)
-      return counts, {**kept, _REAL: batch['index'] >= 0}
+      model_batch = task.eval_batch(resident, batch)
+      logits = averaged(variables, model_batch.inputs)
+      counts, per_example = task.add_counts(counts, logits, model_batch.targets)
+      return counts, {**per_example, _REAL: batch['index'] >= 0}
 
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
   def rows(self, examples: int) -> int:
-    """Return the batch size for a split of so many examples; a larger batch would hold padding alone."""
+    """Return the batch size for a split of a number of examples. A larger batch would only add padding."""
     devices = self._mesh.size
     return min(self.batch_size, -(-examples // devices) * devices)
 
-  def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> Evaluated:
-    """Return figures and predictions of the split.
+  def __call__(self, params: Any, split: Input, stopped: Callable[[], bool] = lambda: False) -> SplitResult:
+    """Evaluate parameters on a split.
 
     Args:
-      params: of the model.
-      split: all of whose examples are taken.
-      stopped: asked before every batch.
+      params: the parameters of the model.
+      split: the examples, each of which is evaluated once.
+      stopped: called before every batch.
 
     Raises:
-      Interrupted: it was true.
+      Interrupted: `stopped` returned True.
     """
     order = EvalOrder(len(split), self.rows(len(split)))
     counts, rows = self._zeros(), list[dict[str, jax.Array]]()
@@ -102,13 +103,10 @@ class Evaluator:
         if stopped():
           raise Interrupted
         with jax.set_mesh(self._mesh):  # type: ignore[arg-type]  # not an abstract one
-          counts, of_batch = self.step(counts, {'params': params}, split.resident, batch)
-        jax.block_until_ready(rows[-1:])  # one batch ahead, as in training
-        rows.append(of_batch)
-    found = {name: np.concatenate(of_batches) for name, of_batches in _by_name(jax.device_get(rows)).items()}
-    real = found.pop(_REAL)
-    return Evaluated(self._task.summarize(counts), {name: kept[real] for name, kept in found.items()}, counts)
-
-
-def _by_name(rows: list[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
-  return {name: [row[name] for row in rows] for name in rows[0]}
+          counts, per_row = self.step(counts, {'params': params}, split.resident, batch)
+        jax.block_until_ready(rows[-1:])  # at most one batch waits behind the running one
+        rows.append(per_row)
+    fetched = jax.device_get(rows)
+    values = {name: np.concatenate([row[name] for row in fetched]) for name in fetched[0]}
+    real = values.pop(_REAL)
+    return SplitResult(self._task.summarize(counts), {name: column[real] for name, column in values.items()}, counts)

@@ -1,4 +1,4 @@
-"""The next token of a text, or those of its tokens that were masked."""
+"""Language modeling: the prediction of the next token of a text, or of masked tokens."""
 
 import abc
 import dataclasses
@@ -22,105 +22,120 @@ from hbf.evaluation.scores import MASKED_TOKEN, NEXT_TOKEN, Score
 from hbf.models.build import build_language_model
 from hbf.tasks.task import ModelBatch, Task
 
-MASKED = 0.15  # of a window's tokens, Devlin et al. 2019
-_MASKS = 143  # seed of the masks of evaluation: always the same
+MASKED = 0.15  # the part of a window's tokens that is masked (Devlin et al. 2019)
+_MASKS = 143  # the seed of the masks of evaluation, which are always the same
 
 
 @dataclasses.dataclass(frozen=True)
 class Language(Task):
-  """Windows of texts. The goal of a batch is (labels int32 [B, T], which of them count, bool [B, T]).
+  """A task on windows of texts.
+
+  The targets of a batch are (labels int32 [B, T], bool [B, T], which is True for the tokens that count).
 
   Attributes:
     dataset: the texts.
-    length: T, tokens of a window.
-    label_smoothing: probability given to all tokens alike, in training.
+    length: T, the number of tokens in a window.
+    label_smoothing: the probability that training spreads over all tokens.
   """
 
   example: ClassVar[str] = 'text'
   unit: ClassVar[str] = 'token'
-  examples: ClassVar[tuple[str, ...]] = ('tokens',)
   consecutive: ClassVar[bool] = True
+  label_names: ClassVar[tuple[str, ...]] = ('tokens',)
 
   dataset: Texts
   length: int
   label_smoothing: float
 
   @classmethod
-  def of(cls, config: ConfigDict, dataset: Texts) -> Self:
-    """See `Task.of`."""
+  def from_config(cls, config: ConfigDict, dataset: Texts) -> Self:
+    """Return the task of a run's config on texts; see `Task.from_config`."""
     return cls(dataset, config.data.length, config.train.label_smoothing)
 
+  @property
+  def description(self) -> str:
+    """The vocabulary and the length of the windows, in words."""
+    tokenizer = self.dataset.tokenizer
+    return f'a vocabulary of {tokenizer.vocabulary} ({tokenizer.kind}), windows of {self.length}'
+
+  # Data.
+
   @classmethod
-  def load(cls, config: ConfigDict) -> Texts:
-    """See `hbf.data.text.texts.load_texts`."""
+  def load_dataset(cls, config: ConfigDict) -> Texts:
+    """Load the texts that a config names; see `hbf.data.text.texts.load_texts`."""
     keys = ('name', 'dir', 'root', 'download', 'test_split', 'tokenizer', 'vocabulary')
     return load_texts(**{key: config.data[key] for key in keys})
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Tokens of a window."""
+    """The number of tokens in a window."""
     return (self.length,)
 
   @property
   def units(self) -> int:
-    """Tokens."""
+    """The number of tokens in a window."""
     return self.length
 
-  @property
-  def about(self) -> str:
-    """See `Task.about`."""
-    tokenizer = self.dataset.tokenizer
-    return f'a vocabulary of {tokenizer.vocabulary} ({tokenizer.kind}), windows of {self.length}'
-
   def identity(self) -> dict[str, Any]:
-    """See `hbf.data.text.texts.identity_of`."""
+    """Return the identity of the texts; see `hbf.data.text.texts.identity_of`."""
     return identity_of(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Text]:
-    """See `Task.splits`; held out is the end of train."""
+    """Return the splits. The end of train is held out."""
     tokens = self.dataset.splits['train']
     held = len(tokens) - round(validation * len(tokens))
     found = {'train': tokens[:held], 'validation': tokens[held:], 'test': self.dataset.splits['test']}
     check_length('the text to train on', len(found['train']), self.length)
     if len(found['test']) < 2:
       raise UserError(f'{self.dataset.name} has no text to test on: take a longer text')
-    # A token alone has no next one.
+    # A single token has no next token.
     return {name: Text(part, self.length) for name, part in found.items() if len(part) > 1}
 
   def open(self, source: Text, sharding: NamedSharding) -> Input:
-    """See `Task.open`."""
+    """Open a text; every device holds all of it."""
     return TextInput(source, sharding)
 
-  def shapes(self, source: Text, sharding: NamedSharding, *leading: int) -> tuple[Tokens, Batch]:
-    """See `Task.shapes`."""
+  def abstract_inputs(self, source: Text, sharding: NamedSharding, *leading: int) -> tuple[Tokens, Batch]:
+    """Return the shapes and shardings of a step's arrays; see `TaskData.abstract_inputs`."""
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     tokens: Any = jax.ShapeDtypeStruct(source.tokens.shape, source.tokens.dtype, sharding=whole)
     resident = Tokens(tokens, self.length)
     return resident, abstract_batch(resident, self.shape, sharding, *leading)
 
-  def measured(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """The config: nothing is."""
+  def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
+    """Return the config as it is: nothing is measured on texts."""
     del train
     return config
 
-  def eval_batch(self, resident: Tokens, batch: Batch) -> ModelBatch:
-    """Windows one after another."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_MASKS), batch['index'])
-    return self._seen(keys, *windows(resident, batch['index']))
+  # Loss.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens, batch: Batch) -> ModelBatch:
-    """Windows moved at random."""
+    """Return windows that are shifted at random."""
     tokens = shifted_windows(keys[0], resident, batch['index'])
-    of_text = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
-    return self._seen(of_text, tokens, jnp.ones(tokens.shape, bool))
+    window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
+    return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))
+
+  def eval_batch(self, resident: Tokens, batch: Batch) -> ModelBatch:
+    """Return windows that follow one another in the text."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_MASKS), batch['index'])
+    return self._model_batch(keys, *windows(resident, batch['index']))
 
   @abc.abstractmethod
-  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> ModelBatch:
-    """Inputs and goal, of a key [B] for each of the windows [B, T + 1], and of which tokens there are such."""
+  def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:
+    """Return the batch for the network and its loss.
 
-  def loss(self, logits: jax.Array, goal: Any) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy of the tokens that count, which are as many in all windows."""
-    labels, counted = goal
+    Args:
+      keys: a key for each window, [B].
+      tokens: the windows, [B, T + 1].
+      present: booleans [B, T + 1]. False for padding.
+    """
+
+  def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the mean cross-entropy of the tokens that count, and how many of them are predicted correctly.
+
+    Every window must have the same number of tokens that count.
+    """
+    labels, counted = targets
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     if self.label_smoothing:
       uniform = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)
@@ -128,74 +143,81 @@ class Language(Task):
     hits = (jnp.argmax(logits, axis=-1) == labels) & counted
     return jnp.sum(nll, where=counted) / (len(labels) * self.predictions), jnp.sum(hits, dtype=jnp.int32)
 
-  def zeros(self) -> TextCounts:
-    """See `Task.zeros`."""
+  # Scores.
+
+  def empty_counts(self) -> TextCounts:
+    """Return the counts of no windows."""
     return TextCounts.zeros(self.length)
 
-  def count(self, counts: TextCounts, logits: jax.Array, goal: Any) -> tuple[TextCounts, dict[str, jax.Array]]:
-    """Keeps `nll`, float32, summed over a window's tokens, and `tokens`, int32, their number."""
-    labels, counted = goal
+  def add_counts(
+    self, counts: TextCounts, logits: jax.Array, targets: Any
+  ) -> tuple[TextCounts, dict[str, jax.Array]]:
+    """Add an evaluated batch to the counts.
+
+    The values of each window are `nll`, float32, the sum over its tokens, and `tokens`, int32, their number.
+    """
+    labels, counted = targets
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     sizes = jnp.asarray(self.dataset.tokenizer.sizes)[labels]
-    kept = {'nll': jnp.sum(nll, axis=1, where=counted), 'tokens': jnp.sum(counted, axis=1, dtype=jnp.int32)}
-    return counts.add(nll, jnp.argmax(logits, axis=-1) == labels, counted, sizes), kept
+    per_window = {'nll': jnp.sum(nll, axis=1, where=counted), 'tokens': jnp.sum(counted, axis=1, dtype=jnp.int32)}
+    return counts.add(nll, jnp.argmax(logits, axis=-1) == labels, counted, sizes), per_window
 
   def summarize(self, counts: TextCounts) -> dict[str, Any]:
-    """See `hbf.evaluation.language.summarize_text`."""
+    """Return the scores of a split; see `hbf.evaluation.language.summarize_text`."""
     return summarize_text(counts)
 
-  def detail(self, counts: TextCounts) -> dict[str, Any]:
-    """See `hbf.evaluation.language.detail_text`."""
+  def details(self, counts: TextCounts) -> dict[str, Any]:
+    """Return the rest of the report; see `hbf.evaluation.language.detail_text`."""
     return detail_text(counts)
 
   @staticmethod
-  def outcomes(kept: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Nats of a window over the mean number of its tokens."""
-    return kept['nll'] / kept['tokens'].mean()
+  def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the nats of each window, divided by the mean number of tokens in a window."""
+    return per_example['nll'] / per_example['tokens'].mean()
 
 
 @dataclasses.dataclass(frozen=True)
 class NextToken(Language):
-  """Every token is told from those before it."""
+  """The prediction of every token from the tokens before it."""
 
   scores: ClassVar[tuple[Score, ...]] = NEXT_TOKEN
-  shows: ClassVar[str] = "python -m hbf generate --prompt='The '"
+  demo_command: ClassVar[str] = "python -m hbf generate --prompt='The '"
 
   @property
   def predictions(self) -> int:
-    """Every token has a next one."""
+    """The number of tokens in a window: each has a next token."""
     return self.length
 
-  def network(self, model: ConfigDict) -> nn.Module:
-    """See `hbf.models.build.build_language_model`."""
+  def make_model(self, model: ConfigDict) -> nn.Module:
+    """Return the causal language model that the `model` part of a config describes."""
     return build_language_model(model, self.dataset.tokenizer.vocabulary, self.length, causal=True)
 
-  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> ModelBatch:
+  def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:
     del keys
-    return ModelBatch(tokens[:, :-1], (tokens[:, 1:], there[:, 1:]))
+    return ModelBatch(tokens[:, :-1], (tokens[:, 1:], present[:, 1:]))
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedToken(Language):
-  """Some tokens are hidden behind one that stands for all, and told from those around them (Devlin et al. 2019).
+  """The prediction of masked tokens from the tokens around them (Devlin et al. 2019).
 
-  As nobody fine-tunes the networks on texts without it, that token stands for all of those, not for four fifths.
+  All selected tokens are masked (BERT masks 80% of them), because nothing is fine-tuned later.
   """
 
   scores: ClassVar[tuple[Score, ...]] = MASKED_TOKEN
-  shows: ClassVar[str] = ''
+  demo_command: ClassVar[str] = ''
 
   @property
   def predictions(self) -> int:
-    """As many in every window, 15% of it."""
+    """The number of masked tokens, 15% of every window."""
     return max(1, round(MASKED * self.length))
 
-  def network(self, model: ConfigDict) -> nn.Module:
-    """See `hbf.models.build.build_language_model`; the vocabulary has a token more, which hides others."""
+  def make_model(self, model: ConfigDict) -> nn.Module:
+    """Return the language model that the `model` part of a config describes. Its vocabulary has a mask token too."""
     return build_language_model(model, self.dataset.tokenizer.vocabulary + 1, self.length, causal=False)
 
-  def _seen(self, keys: jax.Array, tokens: jax.Array, there: jax.Array) -> ModelBatch:
-    tokens, there = tokens[:, :-1], there[:, :-1]
+  def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:
+    tokens, present = tokens[:, :-1], present[:, :-1]
     drawn = jax.vmap(lambda key: jax.random.uniform(key, (self.length,)))(keys)
-    hidden = jnp.argsort(jnp.argsort(drawn)) < self.predictions
-    return ModelBatch(jnp.where(hidden, self.dataset.tokenizer.vocabulary, tokens), (tokens, hidden & there))
+    masked = jnp.argsort(jnp.argsort(drawn)) < self.predictions
+    return ModelBatch(jnp.where(masked, self.dataset.tokenizer.vocabulary, tokens), (tokens, masked & present))

@@ -1,4 +1,4 @@
-"""Tasks by the name that a config gives them."""
+"""The tasks by their names in a config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +18,14 @@ TASKS: Mapping[str, type[Task]] = {
 
 
 def make_task(config: ConfigDict, dataset: Any = None) -> Task:
-  """The task of a run's config.
+  """Return the task of a run's config.
 
   Args:
-    config: of the run.
-    dataset: to take; None: the one that the config names.
+    config: the run's config.
+    dataset: the data set. None: the one that the config names.
 
   Raises:
-    UserError: there is no such task or data set, or something in the config can't be.
+    UserError: the task or the data set is unknown, or a value in the config is impossible.
   """
   kind = choose('task', config.task, TASKS)
-  return kind.of(config, kind.load(config) if dataset is None else dataset)
+  return kind.from_config(config, kind.load_dataset(config) if dataset is None else dataset)

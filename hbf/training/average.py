@@ -1,4 +1,4 @@
-"""A moving average of the parameters, kept beside them: it learns nothing, and is evaluated as they are."""
+"""A moving average of the parameters. It does not influence training, and is evaluated like the parameters."""
 
 import jax.numpy as jnp
 import optax
@@ -8,22 +8,23 @@ from hbf.training.state import Step, TrainState
 
 
 def with_average(state: TrainState, decay: float) -> TrainState:
-  """The state with an average that begins as its parameters; as it is if the decay is 0.
+  """Return the state with an average that begins as its parameters. If the decay is 0, return the state itself.
 
-  Run it inside jit if a step is to take the state's memory: what comes out of one lies in memory of its own.
+  Run this inside jit if a step later donates the state. Outside jit, parameters and average would share memory.
   """
   return state.replace(average=state.params) if decay else state
 
 
 def averaging(step: Step, decay: float) -> Step:
-  """The step, followed by one of the average; the step itself if the decay is 0.
+  """Return the step, followed by an update of the average. If the decay is 0, return the step itself.
 
-  average ← d · average + (1 − d) · parameters, where after t steps d = min(decay, (1 + t) / (10 + t)). So it forgets
-  where it began in a short run too: TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t.
+  average ← d · average + (1 − d) · parameters, where after t steps d = min(decay, (1 + t) / (10 + t)). A small d at
+  the beginning lets short runs forget their initial parameters too. TensorFlow's tf.train.ExponentialMovingAverage
+  does the same with `num_updates` = t.
 
   Args:
-    step: as made by `hbf.training.state.make_train_step`.
-    decay: from 0 to below 1.
+    step: a step of `hbf.training.state.make_train_step`.
+    decay: a number from 0 to below 1.
   """
   if not decay:
     return step

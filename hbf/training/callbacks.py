@@ -1,4 +1,4 @@
-"""Functions of a user's own that a run calls after each call of steps."""
+"""The user's callbacks: functions that a run calls after each call of steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,45 +8,39 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY
+from hbf.training.experiment import Experiment
 from hbf.training.state import Totals, TrainState
 
 Callback = Callable[[int, Mapping[str, Any], TrainState], bool | None]
 
 
 class Callbacks:
-  """A user's callbacks, see `hbf.train`.
+  """The callbacks of a user, see `hbf.train`.
 
-  An exception in a callback ends the run like a signal, so the run is saved first; `raise_error` raises it.
+  If a callback raises an exception, the run is saved and stops, as after a signal. `raise_error` then raises it.
 
   Attributes:
-    stopped: whether a callback has stopped the run.
+    stopped: True once a callback has stopped the run.
   """
 
   def __init__(self, callbacks: Sequence[Callback] = ()):
-    """Takes the functions, which are called in this order."""
+    """Take the functions, which are called in this order."""
     self.stopped = False
     self._callbacks = tuple(callbacks)
-    self._validation: tuple[int, Mapping[str, Any]] | None = None
     self._error: BaseException | None = None
 
   def __bool__(self) -> bool:
-    """Return whether there are any: a run without callbacks never waits for the numbers they get."""
+    """Return True if there are callbacks. A run without callbacks never waits for their metrics."""
     return bool(self._callbacks)
 
-  def validated(self, step: int, values: Mapping[str, Any]) -> None:
-    """Note the scores of the held-out part of train after a step."""
-    self._validation = step, values
-
-  def __call__(self, step: int, metrics: dict[str, Any], state: TrainState, last: bool) -> None:
-    """Call all functions after a step; after the last one they cannot stop the run any more."""
-    if self._validation is not None and self._validation[0] == step:
-      metrics['validation'] = dict(self._validation[1])
+  def __call__(self, step: int, metrics: Mapping[str, Any], state: TrainState, last: bool) -> None:
+    """Call all functions after a step. After the last step they cannot stop the run any more."""
     try:
-      asked = [_stops(callback(step, metrics, state)) for callback in self._callbacks]
-    except BaseException as error:  # Ctrl-C too: the run is saved, whatever it is
+      answers = [_stops(callback(step, metrics, state)) for callback in self._callbacks]
+    except BaseException as error:  # Ctrl-C too: the run is saved in any case
       self._error, self.stopped = error, True
     else:
-      self.stopped = self.stopped or (any(asked) and not last)
+      self.stopped = self.stopped or (any(answers) and not last)
 
   def raise_error(self) -> None:
     """Raise the exception of a callback, if there was one."""
@@ -55,7 +49,7 @@ class Callbacks:
 
 
 def _stops(answer: Any) -> bool:
-  """Return whether a callback's answer stops the run; True of NumPy or JAX does too.
+  """Return True if the answer of a callback stops the run. True of NumPy or JAX stops it too.
 
   Raises:
     UserError: the answer is neither a bool nor None.
@@ -65,13 +59,23 @@ def _stops(answer: Any) -> bool:
   return bool(answer)
 
 
-def train_metrics(totals: Totals, examples: int) -> dict[str, Any]:
-  """Return loss and accuracy since the last report; this waits for the devices.
+def callback_metrics(
+  experiment: Experiment, step: int, totals: Totals, validation: Mapping[str, Any] | None
+) -> dict[str, Any]:
+  """Return the metrics that callbacks see after a step. This waits for the devices.
 
   Args:
-    totals: since then.
-    examples: predictions in a step.
+    experiment: the run.
+    step: the number of steps taken so far.
+    totals: the totals since the last report.
+    validation: the scores of the held-out part of train. None if it was not evaluated after this step.
   """
-  found = jax.device_get(totals)
+  clock, found = experiment.clock, jax.device_get(totals)
   steps = int(found.steps)
-  return {'loss': float(found.loss) / steps, ACCURACY.name: 100 * int(found.correct) / (steps * examples)}
+  predictions = steps * clock.batch_size * experiment.task.predictions
+  metrics = {
+    'epoch': clock.epoch(step),
+    'loss': float(found.loss) / steps,
+    ACCURACY.name: 100 * int(found.correct) / predictions,
+  }
+  return metrics if validation is None else {**metrics, 'validation': dict(validation)}

@@ -1,4 +1,4 @@
-"""Checkpoints with Orbax: asynchronous, atomic, the latest ones and the best."""
+"""Checkpoints by Orbax: asynchronous and atomic. The latest ones and the best one are kept."""
 
 import contextlib
 import dataclasses
@@ -26,18 +26,18 @@ from hbf.training.schema import GONE, RENAMED, old_names, renamed
 from hbf.training.state import TrainState
 from hbf.training.workdir import reason_of
 
-ITEMS = ('params', 'training', 'average')  # of a checkpoint
-UNCHECKED = {'seconds', 'steps'}  # what a checkpoint may say of itself that has no checksums, being older
+ITEMS = ('params', 'training', 'average')  # the parts of a checkpoint
+UNCHECKED = {'seconds', 'steps'}  # the metadata of an older checkpoint, which has no checksums
 
 
-class Restored(NamedTuple):
-  """What a run goes on from.
+class RestoredState(NamedTuple):
+  """A restored training state.
 
   Attributes:
-    step: of the checkpoint.
-    state: then.
-    about: what was said of it when it was saved.
-    damaged: by step, where the newer checkpoints are that could not be read.
+    step: the step of the checkpoint.
+    state: the state at that step.
+    about: the metadata that were saved with it.
+    damaged: the new paths of newer checkpoints that could not be read, by step.
   """
 
   step: int
@@ -47,12 +47,13 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-  """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average where there is one.
+  """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average if the run keeps one.
 
-  Parameters and their average are items of their own, so that evaluation reads nothing else. The format has checksums
-  of all but the arrays' own bytes; those are ours, beside what is said of the checkpoint.
+  Parameters and their average are separate items, so that evaluation reads nothing else. Orbax's format has checksums
+  of everything except the bytes of the arrays. This class keeps checksums of those in the metadata.
 
-  Several processes open, save and close together. Each reads by itself, and they add up checksums together.
+  Several processes open, save and close a checkpoint together. Each one reads alone, and they compute checksums
+  together.
   """
 
   def __init__(
@@ -63,14 +64,15 @@ class Checkpoints:
     scores: Mapping[int, float] | None = None,
     read_only: bool = False,
   ):
-    """Opens the folder.
+    """Open the folder.
 
     Args:
-      folder: made if it is missing, unless read_only.
-      keep: how many of the latest checkpoints stay; the best stays too.
-      ranks: says which checkpoint is the best; None: none is.
-      scores: by step, this figure on the held-out part of train; steps may have no checkpoint, or no figure.
-      read_only: never write or delete.
+      folder: the folder. A missing one is made, unless read_only.
+      keep: the number of latest checkpoints that stay. The best one stays too.
+      ranks: the score that decides which checkpoint is the best. None: no checkpoint is the best.
+      scores: values of this score on the held-out part of train, by step. Some steps may have no checkpoint, and some
+        checkpoints no value.
+      read_only: True to never write or delete.
     """
     self._ranking = _Ranking(ranks, dict(scores or {}))
     self._folder = folder
@@ -81,24 +83,24 @@ class Checkpoints:
   def _open(self) -> None:
     try:
       self._reader = self._manager = _manager(self._folder, read_only=True, multiprocessing_options=_alone())
-      if self._policy:  # what a killed run had begun to write goes
+      if self._policy:  # unfinished checkpoints of a killed run are removed
         self._manager = _manager(self._folder, preservation_policy=self._policy, cleanup_tmp_directories=True)
     except PermissionError as error:
       raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
-    """Takes note of a step's figure; returns whether it is better than that of every checkpoint."""
-    assert self._ranking.score is not None, 'of what?'
+    """Record the score of a step; return True if it is better than the score of every checkpoint."""
+    assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
     return best is None or (self._ranking.best([step, best]) == step and value != self._ranking.scores[best])
 
   def scored(self, step: int) -> bool:
-    """Whether the figure of a step is known."""
+    """Return True if the score of a step is known."""
     return step in self._ranking.scores
 
   def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
-    """Starts to write the state, with what is to be known of it (for JSON); returns when its arrays may change."""
+    """Start to write the state and metadata `about` (for JSON); return when the state's arrays may change."""
     if step in self._manager.all_steps():
       return
     items, about = _items(state), dict(about or {})
@@ -108,18 +110,18 @@ class Checkpoints:
 
   @property
   def latest(self) -> int | None:
-    """The newest complete checkpoint's step; it may be damaged."""
+    """The step of the newest complete checkpoint, which may be damaged. None without checkpoints."""
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
-    """Of all that have a checkpoint's name; Orbax overlooks those that aren't folders any more."""
+    """Return the steps of everything named like a checkpoint. Orbax overlooks names that are not folders."""
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
-    """The step of checkpoint 'latest', 'best' (by the figure that ranks, on the held-out part of train) or a number.
+    """Return the step of a checkpoint: 'latest', 'best' (on the held-out part of train) or a number.
 
     Raises:
-      UserError: there is no such checkpoint; the message names those that exist.
+      UserError: there is no such checkpoint. The message names the existing ones.
     """
     steps = sorted(self._manager.all_steps())
     if not steps:
@@ -137,44 +139,44 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """What is said of a checkpoint, the checksums of its items, and these items as they are found."""
+    """Return the metadata of a checkpoint, the checksums of its items, and the items as they are on disk."""
     about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
 
   def _about(self, step: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """What is said of a checkpoint, and the checksums by item; none if it is older than those."""
-    # Orbax takes metadata that it can't read for empty ones, and reads those of all arrays too.
-    said = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
-    if said.keys() <= UNCHECKED:
-      return said, {}
-    about, sums = said.get('about', {}), said.get('checksums', {})
+    """Return the metadata of a checkpoint, and the checksums by item. An older checkpoint has no checksums."""
+    # Orbax returns empty metadata for a file that it can't read, and also reads the metadata of all arrays.
+    saved = json.loads((self._folder / str(step) / '_CHECKPOINT_METADATA').read_text())['custom_metadata']
+    if saved.keys() <= UNCHECKED:
+      return saved, {}
+    about, sums = saved.get('about', {}), saved.get('checksums', {})
     if _checksum_of_json(about) != sums.get('about'):
       raise ValueError('_CHECKPOINT_METADATA is not what was saved')
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `tree` with the parameters, and with the names of parameters, that the checkpoint holds.
+    """Return `tree` with the parameters that the checkpoint holds, under their names in the checkpoint.
 
     Args:
-      step: of the checkpoint.
-      tree: with today's parameters.
-      former: the same with the parameters that are gone; None if none are.
+      step: the step of the checkpoint.
+      tree: a tree with today's parameters.
+      former: the same tree with parameters that are gone today. None if none are gone.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
     paths = flatten_dict(held, sep='/').keys()
     return renamed(former if former is not None and GONE.keys() & paths else tree, old_names(paths))
 
-  def restore_newest(self, state: TrainState, former: TrainState | None = None) -> Restored:
-    """Restore the newest checkpoint that all can read; newer ones are set aside as <step>.damaged.
+  def restore_newest(self, state: TrainState, former: TrainState | None = None) -> RestoredState:
+    """Restore the newest checkpoint that all processes can read; rename newer ones to <step>.damaged.
 
     Args:
-      state: arrays or shapes, placed as what is restored.
-      former: the state with the parameters that are gone, likewise; None if none are. They are read and dropped.
+      state: arrays or shapes, with the shardings of the restored state.
+      former: the same with parameters that are gone today, which are read and dropped. None if none are gone.
 
     Raises:
-      UserError: none can be read; then all stay where they are.
+      UserError: no checkpoint can be read. Then nothing is renamed.
     """
     steps = processes.on_first_process(lambda: self._steps()[::-1])
     reasons: dict[int, str] = {}
@@ -183,13 +185,13 @@ class Checkpoints:
       try:
         with _leaving_no_reads(), _raising_refusals(self._folder / str(step)):
           about, sums, items = self._read(step, self._as_saved(step, _items(state), former and _items(former)))
-      except Exception as error:  # Orbax, TensorStore and JSON raise whatever they like
-        if _is_the_machines(error):
+      except Exception as error:  # Orbax, TensorStore and JSON raise errors of many types
+        if _is_system_error(error):
           raise
         reason = _first_line(error)
-      # All must have read it before they add up their checksums together.
-      if not (reason := max(processes.exchange(reason)) or _wrong(items, sums)):
-        return Restored(step, _part(_state(renamed(items, RENAMED)), state), about, self._set_aside(reasons))
+      # All processes must have read it before they compute checksums together.
+      if not (reason := max(processes.exchange(reason)) or _describe_changed(items, sums)):
+        return RestoredState(step, _select(_state(renamed(items, RENAMED)), state), about, self._set_aside(reasons))
       reasons[step] = reason
     raise UserError(
       f'no checkpoint in {self._folder} can be read ({reasons[steps[0]]}): '
@@ -197,24 +199,26 @@ class Checkpoints:
     )
 
   def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
-    """Renames checkpoints, for all processes; returns where they are."""
-    moved = processes.on_first_process(lambda: [(step, str(_renamed(self._folder / str(step)))) for step in steps])
+    """Rename damaged checkpoints in the first process; return their new paths in all."""
+    moved = processes.on_first_process(
+      lambda: [(step, str(_rename_damaged(self._folder / str(step)))) for step in steps]
+    )
     if moved:
       self.close()
       self._open()  # Orbax's own reload reads the metadata of all
     return {step: pathlib.Path(path) for step, path in moved}
 
   def restore_params(self, step: int, params: Any, former: Any = None, *, average: bool = False) -> Any:
-    """Restore the parameters alone, or their average; saved on any devices, restored on these.
+    """Restore only the parameters or their average. They may have been saved on other devices.
 
     Args:
-      step: of the checkpoint.
-      params: arrays or shapes, placed as what is restored.
-      former: with the parameters that are gone, as for `restore_newest`.
-      average: whether to restore the average.
+      step: the step of the checkpoint.
+      params: arrays or shapes, with the shardings of the restored parameters.
+      former: the same with parameters that are gone today, see `restore_newest`.
+      average: True to restore the average.
 
     Raises:
-      UserError: they can't be read, or there is no average.
+      UserError: the checkpoint can't be read, or has no average.
     """
     item = 'average' if average else 'params'
     if average and not (self._folder / str(step) / item).exists():
@@ -224,27 +228,27 @@ class Checkpoints:
       )
     try:
       _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
-      if reason := _wrong(read, sums):
+      if reason := _describe_changed(read, sums):
         raise ValueError(reason)
-      return _part(renamed(read[item], RENAMED), params)
+      return _select(renamed(read[item], RENAMED), params)
     except Exception as error:
       others = ', '.join(str(other) for other in sorted(self._manager.all_steps()) if other != step)
       cure = f'use --checkpoint with one of {others}' if others else 'there is no other'
       raise UserError(f'checkpoint {step} in {self._folder} cannot be read ({_first_line(error)}): {cure}') from error
 
   def wait(self) -> None:
-    """Waits until what was saved is complete."""
+    """Wait until the saved checkpoints are complete."""
     self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits until everything is written."""
+    """Wait until the saved checkpoints are complete, and close the folder."""
     self._manager.wait_until_finished()
     self._manager.close()
     self._reader.close()
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
-  """Whether a complete checkpoint lies in the folder, which needn't be there."""
+  """Return True if the folder, which may be missing, has a complete checkpoint."""
   if not folder.is_dir():
     return False
   with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
@@ -252,19 +256,19 @@ def has_checkpoint(folder: pathlib.Path) -> bool:
 
 
 def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
-  # Lightweight, or one checkpoint whose metadata are damaged would keep all from being opened.
+  # Lightweight: otherwise the folder could not be opened if the metadata of one checkpoint are damaged.
   made = ocp.CheckpointManagerOptions(**options, lightweight_initialize=True)
   return ocp.CheckpointManager(folder.absolute(), options=made, item_names=ITEMS)
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-  """Has Orbax wait for no other process: where one can't read, the others would wait for ever."""
+  """Return options with which Orbax waits for no other process. If one failed to read, the others would hang."""
   own = jax.process_index()
   return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
 
-def _renamed(folder: pathlib.Path) -> pathlib.Path:
-  """Sets a checkpoint aside; returns where it is."""
+def _rename_damaged(folder: pathlib.Path) -> pathlib.Path:
+  """Rename a damaged checkpoint; return its new path."""
   taken = len([*folder.parent.glob(f'{folder.name}.damaged*')])
   aside = folder.with_name(f'{folder.name}.damaged' + (f'-{taken + 1}' if taken else ''))
   folder.rename(aside)
@@ -273,13 +277,13 @@ def _renamed(folder: pathlib.Path) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class _Ranking:
-  """Which checkpoint is the best, by a figure and its values by step."""
+  """The ranking of checkpoints by a score, with its values by step."""
 
   score: Score | None
   scores: dict[int, float]
 
   def best(self, steps: Iterable[int]) -> int | None:
-    """The best of the steps that have a figure, of equal ones the first; None if none has one."""
+    """Return the step with the best score, the first of equal ones. None if no step has a score."""
     ranked = sorted(step for step in steps if step in self.scores)
     if not ranked or self.score is None:
       return None
@@ -292,7 +296,10 @@ class _Ranking:
 
 @dataclasses.dataclass(frozen=True)
 class _Best:
-  """Has Orbax keep the best checkpoint; Orbax's own policy knows the figures of the moment of saving only."""
+  """A policy with which Orbax keeps the best checkpoint.
+
+  Orbax's own policy knows only the scores at the moment of saving.
+  """
 
   ranking: _Ranking
 
@@ -304,7 +311,7 @@ class _Best:
 
 @contextlib.contextmanager
 def _leaving_no_reads() -> Iterator[None]:
-  """Keeps from the console what is left of a checkpoint that can't be read: reads that nobody waits for any more."""
+  """Silence the messages of pending reads after a checkpoint could not be read."""
   hook, log = sys.unraisablehook, logging.getLogger('asyncio')
   sys.unraisablehook, log.disabled = lambda _: None, True
   try:
@@ -317,26 +324,29 @@ def _leaving_no_reads() -> Iterator[None]:
     sys.unraisablehook, log.disabled = hook, False
 
 
-def _is_the_machines(error: Exception) -> bool:
-  """Return whether memory, permission or a disk that answers is missing: the checkpoint may be sound."""
+def _is_system_error(error: Exception) -> bool:
+  """Return True for an error of memory, permissions or the disk. The checkpoint itself may be sound then."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
-  not_there = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # or another kind of thing is in its place
-  return wants_memory or (isinstance(error, OSError) and error.errno not in not_there) or reason_of(error) is not None
+  missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
+  return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None
 
 
 @contextlib.contextmanager
 def _raising_refusals(folder: pathlib.Path) -> Iterator[None]:
-  """Raise the system's refusal to read a checkpoint. Orbax takes some files that it may not read for missing ones."""
+  """Raise the system's error if it refuses to read a file of a checkpoint.
+
+  Orbax treats some files without read permission as missing.
+  """
   try:
     yield
   except Exception as error:
-    if not _is_the_machines(error):
+    if not _is_system_error(error):
       _check_readable(folder)
     raise
 
 
 def _check_readable(folder: pathlib.Path) -> None:
-  """Read every byte of a checkpoint; raise OSError if the system refuses one."""
+  """Read every byte of a checkpoint. Raise OSError if the system refuses to read one."""
   folders = [folder]
   while folders:
     path = folders.pop()
@@ -348,7 +358,7 @@ def _check_readable(folder: pathlib.Path) -> None:
           while file.read(2**24):
             pass
     except OSError as error:
-      if _is_the_machines(error):
+      if _is_system_error(error):
         raise
 
 
@@ -357,7 +367,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """What of a state goes where; without an average there is no such item."""
+  """Return the items of a state. Without an average it has no such item."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}
@@ -371,16 +381,20 @@ def _state(items: Mapping[str, Any]) -> TrainState:
   return TrainState(params=items['params'], average=items.get('average'), **items['training'])
 
 
-def _part(found: Any, tree: Any) -> Any:
-  """Return those leaves of `found` whose paths `tree` has, as that tree."""
+def _select(found: Any, tree: Any) -> Any:
+  """Return the leaves of `found` at the paths of `tree`, as a tree like `tree`."""
   leaves = dict(jax.tree_util.tree_leaves_with_path(found))
   return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], tree)
 
 
-def _wrong(items: Mapping[str, Any], sums: Mapping[str, int]) -> str:
-  """What of items isn't what was saved, in words; '' if all is, or nothing is known. All processes ask together."""
-  wrong = [name for name, item in items.items() if sums and checksum(item) != sums.get(name)]
-  return f'the bytes of {" and ".join(wrong)} are not those that were saved' if wrong else ''
+def _describe_changed(items: Mapping[str, Any], sums: Mapping[str, int]) -> str:
+  """Describe the items whose bytes differ from the saved ones. All processes call this together.
+
+  Returns:
+    A text; '' if the bytes are the same, or if the checkpoint has no checksums.
+  """
+  changed = [name for name, item in items.items() if sums and checksum(item) != sums.get(name)]
+  return f'the bytes of {" and ".join(changed)} are not those that were saved' if changed else ''
 
 
 def _abstract(tree: Any) -> Any:

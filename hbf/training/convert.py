@@ -1,4 +1,4 @@
-"""Given parameters as a run's workdir."""
+"""Run folders that are made of given parameters."""
 
 import contextlib
 import functools
@@ -24,10 +24,10 @@ from hbf.training.workdir import claim, locked
 
 
 def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, Any]) -> None:
-  """Makes the workdir of a run of these parameters that has taken no step.
+  """Make the run folder of a run with these parameters at step 0.
 
   Raises:
-    UserError: something is there already.
+    UserError: the folder exists.
   """
   if workdir.exists():
     raise UserError(f'{workdir} exists: choose another --workdir, or remove it')
@@ -40,19 +40,19 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
 
 
 def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, heads: int | None = None) -> str:
-  """Makes a workdir that eval.py reads from a network of the memo's authors' code.
+  """Make a run folder from a network of the public code of the memo's authors.
 
   Args:
-    path: as in `hbf.interop.authors.load`.
-    workdir: must not exist.
-    config: of a data set the network was made for; its model is replaced.
-    heads: as in there.
+    path: the file, see `hbf.interop.authors.load`.
+    workdir: the new run folder, which must not exist.
+    config: the config of a data set that the network was made for. Its model is replaced.
+    heads: the number of heads, see `hbf.interop.authors.load`.
 
   Returns:
-    A line that says what was read.
+    A line that describes the network.
 
   Raises:
-    UserError: the file, the data set or the workdir can't be used.
+    UserError: the file, the data set or the run folder can't be used.
   """
   network = read_file(path, functools.partial(authors.read, heads=heads))
   config = ConfigDict(config)

@@ -11,12 +11,12 @@ from hbf.options import DURATION_PATTERN
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-  """What a duration is measured against.
+  """The length of a run, its epochs and its steps.
 
   Attributes:
-    examples: of the training split, an epoch.
-    batch_size: examples a step.
-    epochs: length of the run; may be a fraction.
+    examples: the number of examples in the training split, which is an epoch.
+    batch_size: the number of examples in a step.
+    epochs: the length of the run, which may be a fraction.
   """
 
   examples: int
@@ -25,25 +25,29 @@ class Clock:
 
   @property
   def steps(self) -> int:
-    """Steps of the run: the last epoch is completed, so the last batch may reach into one more."""
-    total = Fraction(str(self.epochs)) * self.examples  # 0.1 is meant, not the nearest binary number
+    """The number of steps of the run. The last epoch is completed, so the last batch may reach into one more."""
+    total = Fraction(str(self.epochs)) * self.examples  # 0.1 means 1/10, not the nearest binary number
     return -(-total.numerator // (total.denominator * self.batch_size))
 
   def epochs_of(self, steps: int) -> float:
-    """Return a length in epochs, with few decimals, for which a run has so many steps."""
+    """Return a length in epochs, with few decimals, for which a run has exactly these steps."""
     # Rounded down, by less than a tenth of a step: a run completes its last step.
     scale = 10 ** (len(str(self.examples // self.batch_size)) + 1)
     return (steps * self.batch_size * scale // self.examples) / scale
 
   def epoch(self, step: int) -> float:
-    """Epochs seen after `step` steps."""
+    """Return the epochs seen after a number of steps."""
     return step * self.batch_size / self.examples
 
   def to_examples(self, what: str, duration: str) -> Fraction:
-    """Examples in a duration such as '50steps', '1epoch', '0.5epochs', '10000examples' or '5%'.
+    """Return the examples in a duration such as '50steps', '1epoch', '0.5epochs', '10000examples' or '5%'.
+
+    Args:
+      what: the name of the duration, for messages.
+      duration: the duration.
 
     Raises:
-      UserError: `duration` isn't one; the message names `what`.
+      UserError: the text is no duration.
     """
     match = DURATION_PATTERN.fullmatch(duration)
     if not match:
@@ -57,14 +61,14 @@ class Clock:
     return Fraction(match[1]) * unit
 
   def to_steps(self, what: str, duration: str) -> int:
-    """Steps in a duration, rounded to the nearest."""
+    """Return the steps in a duration, rounded to the nearest number."""
     return round(self.to_examples(what, duration) / self.batch_size)
 
   def every(self, what: str, duration: str) -> 'Every':
-    """A test for the steps at which something with this period is due.
+    """Return the steps at which an event with this period is due.
 
     Raises:
-      UserError: the duration isn't one, or is zero.
+      UserError: the text is no duration, or the duration is zero.
     """
     period = self.to_examples(what, duration)
     if not period:
@@ -72,7 +76,13 @@ class Clock:
     return Every(period, self.batch_size)
 
   def calls(self, start: int, most: int, events: Iterable['Every']) -> list[int]:
-    """Cuts the steps after `start` into calls of at most `most` that end wherever an event is due: their lengths."""
+    """Split the steps after `start` into calls; return the number of steps in each call.
+
+    Args:
+      start: the number of steps taken so far.
+      most: the largest number of steps in a call.
+      events: events that end a call where they are due.
+    """
     counts, stop, events = [], self.steps, tuple(events)
     while start < stop:
       counts.append(min(start + most, stop, *(event.after(start) for event in events)) - start)
@@ -82,16 +92,16 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-  """True at the first step at which another period is complete; periods need not be whole steps, and never drift."""
+  """The steps that complete another period. Periods need not be whole steps, and they never drift."""
 
   period: Fraction
   batch_size: int
 
   def __call__(self, step: int) -> bool:
-    """Whether a period ended within step `step`, counted from 1."""
+    """Return True if a period ends within a step, counted from 1."""
     return self.after(step - 1) == step
 
   def after(self, step: int) -> int:
-    """The first step after `step` within which a period ends."""
+    """Return the first step after `step` within which a period ends."""
     complete = step * self.batch_size // self.period
     return math.ceil((complete + 1) * self.period / self.batch_size)

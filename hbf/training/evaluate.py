@@ -1,4 +1,4 @@
-"""Figures of a finished or running run's checkpoint, on any split."""
+"""The evaluation of a checkpoint of a run on any split."""
 
 import contextlib
 import dataclasses
@@ -29,18 +29,18 @@ from hbf.training.writers import validation_scores
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """Figures of one checkpoint on one split.
+  """The scores of one checkpoint on one split.
 
   Attributes:
-    result: what was evaluated, and what `hbf.tasks.task.Task` summarizes and details of it.
-    task: of the run.
+    result: the description of the evaluation, and the `summarize` and `details` of `hbf.tasks.task.TaskScores`.
+    task: the task of the run.
   """
 
   result: dict[str, Any]
   task: Task
 
   def save(self, folder: pathlib.Path) -> None:
-    """Write eval-<split>-<step>.json, or …-average.json, into a folder, which is made if it is missing.
+    """Write eval-<split>-<step>.json, or …-average.json, into a folder. A missing folder is made.
 
     Raises:
       UserError: it cannot be written.
@@ -48,7 +48,7 @@ class Evaluation:
     result, average = self.result, '-average' if self.result['evaluated'] == 'average' else ''
     path = folder / f'eval-{result["split"]}-{result["checkpoint"]}{average}.json'
     try:
-      with contextlib.suppress(OSError):  # whatever is wrong with the folder, writing tells
+      with contextlib.suppress(OSError):  # if the folder is wrong, writing says so
         folder.mkdir(parents=True, exist_ok=True)
       write_json(path, result)
     except UserError as error:
@@ -57,15 +57,15 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-  """A run's network at a checkpoint.
+  """The network of a run at a checkpoint.
 
   Attributes:
-    config: of the run.
+    config: the config of the run.
     mesh: the devices.
-    task: of the run.
-    step: of the checkpoint.
+    task: the task of the run.
+    step: the step of the checkpoint.
     model: the network.
-    params: its parameters, or their average, on the mesh.
+    params: the parameters, or their average, on the mesh.
   """
 
   config: ConfigDict
@@ -84,9 +84,9 @@ def restore(
   dataset: Any = None,
   **moved: str,
 ) -> Restored:
-  """Restores a checkpoint; arguments and errors as for `evaluate_workdir`.
+  """Restore a checkpoint; arguments and errors as for `evaluate_workdir`.
 
-  A data set that is given isn't looked for, nor compared to the run's.
+  A given data set is used as it is: it is not compared to the run's.
   """
   config = load_config(workdir)
   config.data.update({key: value for key, value in moved.items() if value})
@@ -95,7 +95,7 @@ def restore(
   mesh, task = _make_mesh(jax.devices() if devices is None else devices, config), make_task(config, dataset)
   if dataset is None:
     check_data(workdir, task.identity())
-  model = task.network(config.model)
+  model = task.make_model(config.model)
   abstract = abstract_params(model, task.shape)
   former = with_gone(abstract)
   former = former and with_sharding(former, mesh)
@@ -104,7 +104,7 @@ def restore(
 
 
 def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
-  """The mesh of the run, or where these devices can't form it, all in a row."""
+  """Return the mesh of the run. If these devices can't form it, return a mesh that only splits batches."""
   try:
     return make_mesh(devices, config.mesh)
   except UserError:
@@ -117,7 +117,7 @@ def _checkpoints(workdir: pathlib.Path) -> Checkpoints:
 
 
 def _find(workdir: pathlib.Path, checkpoint: str) -> int:
-  load_config(workdir)  # or it isn't a run's
+  load_config(workdir)  # raises if the folder is no run folder
   return _checkpoints(workdir).find(checkpoint)
 
 
@@ -144,18 +144,19 @@ def evaluate_workdir(
   """Evaluate a checkpoint. Nothing is written; see `Evaluation.save`.
 
   Args:
-    workdir: of a run, made by `hbf.training.loop.train`.
+    workdir: the run folder.
     checkpoint: 'latest', 'best' or a step.
     split: 'train', 'validation' (the held-out part of train) or 'test'.
-    devices: to evaluate on; None: all.
-    average: evaluates the moving average of the parameters in their place.
-    copies: of the images, as `evaluate.copies`, whose figures become an entry `copies`; '': those of the run.
-    dataset: the run's, where it is at hand; None: the one that the config names.
-    **moved: keys of `data` that differ from those of the training run (dir, root); '' keeps what the run had.
+    devices: the devices to evaluate on. None: all.
+    average: True to evaluate the moving average of the parameters instead of the parameters.
+    copies: the copies of the images, like `evaluate.copies`. Their scores become an entry `copies`. '': those of the
+      run.
+    dataset: the run's data set, if it is in memory. None: the one that the config names.
+    **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
 
   Raises:
-    UserError: the folder isn't a run's, has no such checkpoint, average or split, or the data are others than the
-      run's.
+    UserError: the folder is no run folder. Or it has no such checkpoint, average or split. Or the data differ from
+      the run's.
   """
   step = processes.on_first_process(lambda: _find(workdir, checkpoint))
   with processes.raise_everywhere():
@@ -181,7 +182,7 @@ def evaluate_workdir(
   }
   summary = found.summary
   if task.copies:
-    of_copies = make_evaluator(config, task, restored.model, mesh, task.copies)
-    copied = of_copies(restored.params, examples).summary
-    summary = summary | {'copies': {name: copied[name] for name in task.shown}}
-  return Evaluation(about | summary | task.detail(found.counts), task)
+    copies_evaluator = make_evaluator(config, task, restored.model, mesh, task.copies)
+    copied = copies_evaluator(restored.params, examples).summary
+    summary = summary | {'copies': {name: copied[name] for name in task.result_names}}
+  return Evaluation(about | summary | task.details(found.counts), task)

@@ -1,4 +1,4 @@
-"""From a config to everything a run needs; all that can be wrong is found here, before anything is written."""
+"""Everything that a run needs, made from a config. All mistakes are found here, before anything is written."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from hbf.errors import UserError
 from hbf.models.build import abstract_params, count_parameters, flops_per_example
 from hbf.tasks.evaluator import Evaluator
 from hbf.tasks.registry import make_task
-from hbf.tasks.task import Task
+from hbf.tasks.task import Task, TaskData
 from hbf.training import processes
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
@@ -38,19 +38,19 @@ from hbf.training.state import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a config and a data set's description say of a run, before an example is read.
+  """A run before an example is read: the config and the description of the data set determine it.
 
   Attributes:
-    config: of the run.
-    task: what the network is trained for, on a data set; measured in an `Experiment` only.
-    splits: sources of train, validation (missing if none is held out) and test.
+    config: the config of the run.
+    task: the task. Its measured values are known in an `Experiment` only.
+    splits: the sources of train, validation (missing if nothing is held out) and test.
     model: the network.
-    parameters: learned numbers of the model.
-    clock: length of the run.
-    due: by event (log, evaluate, checkpoint): at which steps.
-    schedule: learning rate by step.
+    parameters: the number of learned parameters.
+    clock: the length of the run.
+    due: the steps of each event: log, evaluate, checkpoint.
+    schedule: the learning rate by step.
     optimizer: the gradient transformation.
-    initial: parameters to start from; None: fresh ones, or those of a run that is resumed.
+    initial: parameters to start from. None: fresh ones, or the parameters of a resumed run.
   """
 
   config: ConfigDict
@@ -67,17 +67,17 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Plan):
-  """A run, ready to start; its config is resolved: nothing in it is left to be measured.
+  """A run that is ready to start. All values of its config are resolved and measured.
 
   Attributes:
     mesh: the devices.
-    inputs: by split.
-    order: which examples form which step.
-    objective: what a step minimizes.
-    evaluator: exact figures of a split.
-    copies_evaluator: the same of copies of the examples (`evaluate.copies`); None if there are none.
-    steps_per_call: most steps that the devices are asked for at once.
-    flops: of a forward pass of one of the task's units: an image, a token.
+    inputs: the opened data by split.
+    order: the order of the training examples.
+    objective: the function that a step minimizes.
+    evaluator: the evaluation of a split.
+    copies_evaluator: the evaluation of copies of the examples (`evaluate.copies`). None without copies.
+    steps_per_call: the largest number of steps in one call of the devices.
+    flops: the operations of a forward pass of one of the task's units, an image or a token.
   """
 
   mesh: Mesh
@@ -91,23 +91,23 @@ class Experiment(Plan):
 
 
 def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) -> Plan:
-  """Resolve a config, and check all of it that can be checked without examples and devices.
+  """Resolve a config, and check everything in it that needs no examples and no devices.
 
   Args:
-    config: of the run.
-    resumed: whether the run goes on from a checkpoint, so that it doesn't need the file of `init_from`.
-    dataset: to plan with; None: the config's.
+    config: the config of the run.
+    resumed: True if the run continues from a checkpoint. It then needs no file of `init_from`.
+    dataset: the data set. None: the one that the config names.
 
   Raises:
-    UserError: something in the config is wrong, or the data set isn't there.
+    UserError: something in the config is wrong, or the data set is missing.
   """
   config = resolve(config)
   check(config)
   task = make_task(config, dataset)
   with naming_keys(config):
-    model = task.network(config.model)
+    model = task.make_model(config.model)
     parameters = count_parameters(model, task.shape)
-  rules_of(abstract_params(model, task.shape))  # raises if the optimizer doesn't know how to treat one
+  rules_of(abstract_params(model, task.shape))  # raises if a parameter has no rule
   splits = make_splits(task, config.data.validation)
   examples = len(splits['train'])
   if examples < config.train.batch_size:
@@ -124,9 +124,11 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
 
 
 def training_operations(flops: int, clock: Clock) -> float:
-  """Return the floating-point operations of a run, from those of one example's forward pass.
+  """Return the floating-point operations of a run. A backward pass counts as two forward passes.
 
-  A backward pass counts as two forward passes.
+  Args:
+    flops: the operations of one example's forward pass.
+    clock: the length of the run.
   """
   return 3.0 * flops * clock.batch_size * clock.steps
 
@@ -140,10 +142,10 @@ def prepare(
   """Build and check everything.
 
   Args:
-    config: of the run.
-    resumed: as for `make_plan`.
-    devices: that it runs on; None: all.
-    dataset: as for `make_plan`.
+    config: the config of the run.
+    resumed: see `make_plan`.
+    devices: the devices of the run. None: all.
+    dataset: see `make_plan`.
 
   Raises:
     UserError: something in the config or the data is wrong.
@@ -155,7 +157,7 @@ def prepare(
     check_tensor(config.model, mesh)
     check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
     inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}
-  config = plan.task.measured(config, inputs['train'])
+  config = plan.task.measure(config, inputs['train'])
   task = make_task(config, plan.task.dataset)
   return Experiment(
     **{**vars(plan), 'config': config, 'task': task},
@@ -170,12 +172,12 @@ def prepare(
   )
 
 
-def make_splits(task: Task, validation: float) -> dict[str, Any]:
+def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
   """Return the sources of train, validation (if a part of train is held out) and test.
 
   Args:
-    task: on its data set.
-    validation: part of train that is held out, from 0 to below 1.
+    task: the data of the task.
+    validation: the part of train that is held out, from 0 to below 1.
 
   Raises:
     UserError: the part leaves nothing to train on, or holds nothing out.
@@ -192,25 +194,28 @@ def make_splits(task: Task, validation: float) -> dict[str, Any]:
 
 
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
-  """Return how many steps share a call: those asked for, or if 0, ten where a batch is only indices."""
+  """Return the number of steps in a call.
+
+  If 0 is asked for, it is ten where a batch is only indices, and one elsewhere and on CPUs.
+  """
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
 
 def make_objective(config: ConfigDict, task: Task) -> Objective:
-  """What a step minimizes."""
+  """Return the function that a step minimizes."""
   return Objective(task, config.train.accumulate, config.seed)
 
 
 def make_evaluator(
   config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
 ) -> Evaluator:
-  """Return the evaluator, of copies if given; it rounds its batches up to what the devices can share."""
+  """Return the evaluator, of copies if given. Its batches are rounded up to a multiple of the shards."""
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(task, model, size, replicated(mesh), copies)
 
 
 def with_sharding(shapes: Any, mesh: Mesh) -> Any:
-  """The shapes with the sharding that each array has on this mesh."""
+  """Return the shapes with the sharding that each array has on this mesh."""
   return jax.tree.map(
     lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
     shapes,

@@ -1,6 +1,6 @@
-"""A run's classifier in a folder of its own, for use elsewhere: with this code, or with JAX alone.
+"""The export of a run's classifier to a folder, for use with this package or with JAX alone.
 
-docs/predict.md has what is in the folder, and how it is read without this code.
+docs/predict.md describes the folder, and how to read it without this package.
 """
 
 import dataclasses
@@ -36,24 +36,24 @@ CONFIG, TENSORS, PROGRAM = 'config.json', 'model.safetensors', 'program.jax'
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
 # Keys of config.json beside its format and version.
-_SAID = {'task', 'dataset', 'classes', 'image_shape', 'mean', 'std', 'recipe', 'seed', 'step', 'average', 'schema'}
-_SAID |= {'model', 'jax', 'sha256'}
+_KEYS = {'task', 'dataset', 'classes', 'image_shape', 'mean', 'std', 'recipe', 'seed', 'step', 'average', 'schema'}
+_KEYS |= {'model', 'jax', 'sha256'}
 
 Images = np.ndarray | jax.Array
 Logits = Callable[[Mapping[str, Any], Images], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-  """A classifier, trained.
+class TrainedClassifier:
+  """A trained classifier.
 
   Attributes:
-    about: what an exported folder's config.json says of it, without what it says of the folder: task, dataset,
-      classes (their names), image_shape (height, width, channels), mean and std (by channel, of 1 = white), recipe,
-      seed, step, average (whether the parameters are their moving average), schema (version of the config's words)
-      and model (that part of the config).
-    params: by name, such as 'block0/stage1/out/kernel'.
-    logits: (params, images uint8 [B, H, W, C]) → float32 [B, classes]; pure.
+    about: the description in an exported folder's config.json, without facts about the files. Its keys are task,
+      dataset, classes (their names), image_shape (height, width, channels), mean and std (of each channel, with white
+      as 1), recipe, seed, step, average (True if the parameters are their moving average), schema (the version of the
+      config's keys) and model (that part of the config).
+    params: the parameters by name, such as 'block0/stage1/out/kernel'.
+    logits: a pure function (params, images uint8 [B, H, W, C]) → float32 [B, classes].
   """
 
   about: Mapping[str, Any]
@@ -61,20 +61,22 @@ class Trained:
   logits: Logits
 
 
-def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = False) -> Trained:
-  """The classifier of a run, on one device. The data set that it was trained on needn't be there.
+def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = False) -> TrainedClassifier:
+  """Return the classifier of a run, on one device. The data set is not needed.
 
   Args:
-    workdir: of a run of task classification.
+    workdir: the run folder of a run of task classification.
     checkpoint: 'latest', 'best' or a step.
-    average: whether to take the moving average of the parameters.
+    average: True to take the moving average of the parameters.
 
   Raises:
-    UserError: the folder isn't such a run's, doesn't say its classes, or has no such checkpoint.
+    UserError: the folder holds no such run, does not name its classes, or has no such checkpoint.
   """
   config = load_config(workdir)
   if config.task != 'classification':
-    raise UserError(f'{workdir} holds a run of task {config.task}: give one of classification, which answers images')
+    raise UserError(
+      f'{workdir} holds a run of task {config.task}: give a run of task classification, which classifies images'
+    )
   dataset = stored_dataset(workdir)
   restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
   said = json.loads(restored.config.to_json())
@@ -96,10 +98,10 @@ def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = 
 
 
 def stored_dataset(workdir: pathlib.Path) -> Dataset:
-  """Return what a run of task classification knows of its data set: all but the images.
+  """Return the data set of a run of task classification, without its images.
 
   Raises:
-    UserError: the folder does not say.
+    UserError: the folder does not describe the data set.
   """
   data = read_data(workdir, 'name', 'classes', 'image_shape')
   if data is None:
@@ -107,30 +109,30 @@ def stored_dataset(workdir: pathlib.Path) -> Dataset:
   return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
 
 
-def trained(about: Mapping[str, Any], params: Any) -> Trained:
-  """A classifier of parameters, nested as Flax has them; see `Trained`."""
+def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
+  """Return the classifier with these parameters, nested like Flax's; see `TrainedClassifier`."""
   network, mean, std = _network(about), about['mean'], about['std']
 
   def logits(params: Mapping[str, Any], images: Images) -> jax.Array:
     variables = {'params': unflatten_dict(dict(params), sep='/')}
     return jnp.asarray(network.apply(variables, normalize(jnp.asarray(images), mean, std), train=False))
 
-  return Trained(about, flatten_dict(params, sep='/'), logits)
+  return TrainedClassifier(about, flatten_dict(params, sep='/'), logits)
 
 
 def _network(about: Mapping[str, Any]) -> nn.Module:
-  """The module that a config.json describes, in today's words."""
+  """Return the module that a config.json of any version describes."""
   config = ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
   if 'implementation' in config.stage2:
-    config.stage2.implementation = 'xla'  # the same sums; a Pallas kernel is of one platform and one number of images
+    config.stage2.implementation = 'xla'  # the same sums; a Pallas kernel fits one platform and one number of images
   return build_model(config, len(about['classes']))
 
 
-def export(model: Trained, folder: pathlib.Path) -> None:
-  """Writes a classifier into a folder that isn't there, or is empty. It is there whole, or not at all.
+def export(model: TrainedClassifier, folder: pathlib.Path) -> None:
+  """Write a classifier to a new or empty folder. An error leaves no incomplete folder.
 
   Raises:
-    UserError: something is there, or the folder can't be written.
+    UserError: the folder holds something, or can't be written.
   """
   check_free(folder)
   params = {name: np.asarray(param, order='C') for name, param in model.params.items()}
@@ -145,7 +147,7 @@ def export(model: Trained, folder: pathlib.Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as temporary:
       made = pathlib.Path(temporary) / folder.name
-      made.mkdir()  # of the usual permissions, which the one around it hasn't
+      made.mkdir()  # with the usual permissions, unlike the temporary folder around it
       for name, content in files.items():
         (made / name).write_bytes(content)
       write_json(made / CONFIG, said)
@@ -164,8 +166,8 @@ def check_free(folder: pathlib.Path) -> None:
     raise UserError(f'{folder} exists and is not an empty folder: choose another folder, or remove it')
 
 
-def _program(model: Trained) -> jax.export.Exported:
-  """The logits as a program of any number of images, for every platform."""
+def _program(model: TrainedClassifier) -> jax.export.Exported:
+  """Return the logits as a program for any number of images and for every platform."""
   shape = ', '.join(('b', *map(str, model.about['image_shape'])))
   images = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.uint8)
   params = {name: jax.ShapeDtypeStruct(param.shape, param.dtype) for name, param in model.params.items()}
@@ -173,10 +175,10 @@ def _program(model: Trained) -> jax.export.Exported:
 
 
 def read_about(folder: pathlib.Path) -> dict[str, Any]:
-  """Return what an exported folder's config.json says, see `Trained`.
+  """Return the description in an exported folder's config.json, see `TrainedClassifier`.
 
   Raises:
-    UserError: the folder is no export, or one of a version that this code doesn't know.
+    UserError: the folder is no export, or this code does not know its version.
   """
   path, expected = folder / CONFIG, 'expected a folder that hbf.cli.predict --export has written'
   again = 'export it again'
@@ -191,24 +193,24 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
       f'{path} is of version {said.get("version")}, this code reads version {VERSION}: '
       'export it again by this code, or read it by the code that wrote it'
     )
-  if missing := sorted(_SAID - said.keys()):
+  if missing := sorted(_KEYS - said.keys()):
     raise damaged(path, f'it lacks {", ".join(missing)}', again)
   return said
 
 
 def load_program(folder: pathlib.Path) -> Callable[[Images], jax.Array]:
-  """The function of an exported folder, uint8 [b, H, W, C] → float32 logits [b, classes], for any b.
+  """Return the function of an exported folder, uint8 [b, H, W, C] → float32 logits [b, classes], for any b.
 
-  It is what was exported: no code of this project computes it, and a later one's changes don't reach it.
+  The exported program computes it, so later changes of this package do not affect it.
 
   Raises:
-    UserError: as `read_about`; a file is missing or damaged, or this JAX can't read the program.
+    UserError: see `read_about`. Also: a file is missing or damaged, or this version of JAX can't read the program.
   """
   about = read_about(folder)
   params, path = _read_params(folder, about), _checked(folder, about, PROGRAM)
   try:
     program = jax.export.deserialize(bytearray(path.read_bytes()))
-  except Exception as error:  # whatever a reader of another version stumbles on
+  except Exception as error:  # a reader of another version raises errors of many types
     raise UserError(
       f'{path} can not be read by JAX {jax.__version__} ({error}); it was written by {about["jax"]}: '
       'export it again, or load it by hbf.training.export.load_model'
@@ -221,19 +223,19 @@ def load_program(folder: pathlib.Path) -> Callable[[Images], jax.Array]:
 
 
 def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
-  """Module, variables and config.json of an exported folder.
+  """Return the module, the variables and the config.json of an exported folder.
 
   The module takes normalized images, `hbf.data.augment.batches.normalize(images, about['mean'], about['std'])`.
 
   Raises:
-    UserError: as `read_about`; a file is missing or damaged, or its parameters aren't the model's.
+    UserError: see `read_about`. Also: a file is missing or damaged, or its parameters do not fit the model.
   """
   about = read_about(folder)
   try:
     model = _network(about)
   except UserError as error:
     raise UserError(f'{folder / CONFIG}: {error}') from None
-  params = {_todays(name): param for name, param in _read_params(folder, about).items() if name not in GONE}
+  params = {_current_name(name): param for name, param in _read_params(folder, about).items() if name not in GONE}
   wanted = flatten_dict(abstract_params(model, tuple(about['image_shape'])), sep='/')
   found, expected = ({name: param.shape for name, param in named.items()} for named in (params, wanted))
   if faults := misfits(found, expected, most=6):
@@ -241,8 +243,8 @@ def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[st
   return model, {'params': unflatten_dict(params, sep='/')}, about
 
 
-def _todays(name: str) -> str:
-  """Return the name that a parameter, such as 'block0/stage2/centers', has today."""
+def _current_name(name: str) -> str:
+  """Return the current name of a parameter, such as 'block0/stage2/centers'."""
   path, slash, last = name.rpartition('/')
   return path + slash + RENAMED.get(last, last)
 
@@ -252,7 +254,7 @@ def _read_params(folder: pathlib.Path, about: Mapping[str, Any]) -> dict[str, ja
 
 
 def _checked(folder: pathlib.Path, about: Mapping[str, Any], name: str) -> pathlib.Path:
-  """Where a file is that has the checksum that config.json says."""
+  """Return the path of a file after checking its checksum against config.json."""
   path = folder / name
   try:
     found = _sum(path)

@@ -1,4 +1,4 @@
-"""Texts that a run's model writes."""
+"""Generation of texts by the model of a run."""
 
 import pathlib
 from collections.abc import Sequence
@@ -22,30 +22,31 @@ def write_texts(
   checkpoint: str = 'latest',
   average: bool = False,
 ) -> list[str]:
-  """Goes on with prompts. The text that the run was trained on needn't be there.
+  """Continue prompts. The training text is not needed.
 
   Args:
-    workdir: of a run of task next_token.
+    workdir: the run folder of a run of task next_token.
     prompts: texts of at least one token each.
-    count: most tokens to write for each; where model and prompt are full, see `generate_on`.
-    sampling: how tokens are drawn.
-    seed: of what is drawn.
-    stop: a text of one token that ends a text, and isn't part of it; '': none does.
+    count: the largest number of tokens to write for each prompt. `generate_on` handles texts that are longer than
+      the model's window.
+    sampling: the way to draw tokens.
+    seed: the seed of the draws.
+    stop: a text of one token that ends a text and is not part of it. '': no token ends it.
     checkpoint: 'latest', 'best' or a step.
-    average: whether the moving average of the parameters writes.
+    average: True to use the moving average of the parameters.
 
   Returns:
-    What follows each prompt.
+    The continuation of each prompt, without the prompt.
 
   Raises:
-    UserError: the run is of another task, or has no such checkpoint; a prompt is empty, too long or has characters
+    UserError: the run has another task, or no such checkpoint. Or a prompt is empty, too long, or has characters
       that the vocabulary lacks.
   """
   if (task := load_config(workdir).task) != 'next_token':
-    raise UserError(f'{workdir} holds a run of task {task}: give one of next_token, which can go on with a text')
+    raise UserError(f'{workdir} holds a run of task {task}: give a run of task next_token, which can continue a text')
   about = read_data(workdir, 'name', 'tokenizer')
   if about is None:
-    raise UserError(f'{workdir} has no data.json, which says what the tokens are: restore it from a copy')
+    raise UserError(f'{workdir} has no data.json, which holds the vocabulary: restore it from a copy')
   tokenizer = read_tokenizer(about['tokenizer'])
   restored = restore(workdir, checkpoint, average=average, dataset=Texts(about['name'], tokenizer, {}))
   assert isinstance(restored.model, LanguageModel)
@@ -58,5 +59,5 @@ def write_texts(
 def _token(tokenizer: Tokenizer, text: str) -> int:
   tokens = tokenizer.encode(text.encode())
   if len(tokens) != 1:
-    raise UserError(f'--stop={text!r} is {len(tokens)} tokens: expected a text of one')
+    raise UserError(f'--stop={text!r} is {len(tokens)} tokens: expected a text of one token')
   return int(tokens[0])

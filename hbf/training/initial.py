@@ -1,4 +1,4 @@
-"""Parameters of others that a run starts from: --config.init_from=FILE."""
+"""Parameters from a file that a run starts from: --config.init_from=FILE."""
 
 import dataclasses
 import pathlib
@@ -19,7 +19,7 @@ from hbf.models.classifier import ImageClassifier
 from hbf.nn.registry import stage_names, takes_heads
 from hbf.training.workdir import flatten
 
-# Keys of `model` that say how a network starts, trains and runs, not which function of its parameters it is.
+# Keys of `model` that do not change the function that the network computes from its parameters.
 FREE = (
   'dropout',
   'dtype',
@@ -42,8 +42,8 @@ class Initial:
   """Parameters to start from.
 
   Attributes:
-    params: float32, on the host; all of the run's, but without `head` if its classes are others.
-    source: says where they come from.
+    params: all parameters of the run, float32, on the host. Without `head` if the run has other classes.
+    source: a description of their origin.
   """
 
   params: Params
@@ -51,15 +51,18 @@ class Initial:
 
 
 def read_initial(config: ConfigDict, model: nn.Module, dataset: Any) -> Initial:
-  """Reads the file `init_from`: the run's model must be its network, for any images that it takes and any classes.
+  """Read the file `init_from`.
+
+  The run's model must be the network of the file. Its number of classes may differ, and its images too if the network
+  accepts them.
 
   Raises:
-    UserError: the file can't be read, or holds another network; the message lists the tensors that don't fit, and
-      the arguments with which the config describes it.
+    UserError: the file can't be read, or holds another network. The message lists the tensors that don't fit, and
+      the flags with which the config describes the network.
   """
   path = config.init_from
   if not isinstance(model, ImageClassifier):
-    raise UserError(f'init_from={path} has weights of a network for images: leave it empty for task {config.task}')
+    raise UserError(f'init_from={path} holds a network for images: leave it empty for task {config.task}')
   network = origins.read(pathlib.Path(path).expanduser())
   rows, columns, channels = dataset.image_shape
   if channels != network.channels:
@@ -85,12 +88,12 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
-  """The arguments of train.py with which the config describes the network; '' if it does."""
+  """Return the flags of `hbf train` that make the config describe the network. '' if it does already."""
   theirs, ours = flatten(network.config), flatten(config.model.to_dict())
   stages = stage_names(network.config['name'])
   other_stages = stage_names(config.model.name) != stages
   free = {'name', *FREE} if takes_heads(network.config['name']) else {'name', 'heads', *FREE}
-  # Another model has other defaults than the run's: it needs all keys.
+  # Another model has other defaults, so it needs all keys.
   keys = [key for key in theirs if key not in free and (other_stages or ours.get(key) != theirs[key])]
   flags = [f'model.{key}={theirs[key]}' for key in keys]
   if side := _image_side(network, dataset):
@@ -102,7 +105,7 @@ def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
 
 
 def _image_side(network: Network, dataset: Dataset) -> int | None:
-  """The side of images that the network takes, if it doesn't take the data set's."""
+  """Return the side of images that the network accepts. None if it accepts the images of the data set."""
   patch, (height, width, _) = network.config['patch'], dataset.image_shape
   whole = height % patch == width % patch == 0
   if network.resize is not None:

@@ -1,4 +1,4 @@
-"""What a result was measured on: device, memory, versions, commit."""
+"""The machine of a run: device, memory, versions and commit, and settings for speed."""
 
 import contextlib
 import ctypes
@@ -14,27 +14,26 @@ import jax
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 DETERMINISTIC = '--xla_gpu_deterministic_ops=true'
-CACHE_BYTES = 2 * 10**9  # of compiled programs; those not used for longest go first
+CACHE_BYTES = 2 * 10**9  # limit for compiled programs; the least recently used ones are removed first
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorflow-datasets', 'grain', 'numpy')
 
 
 def compute_deterministically() -> None:
-  """Have XLA compute the same bits in every run on a GPU, at a cost in speed; call it before a device is touched.
+  """Make XLA compute the same bits in every run on a GPU, more slowly. Call this before a device is used.
 
-  The flag excludes operations that add up in no fixed order, and the choice of kernels by timing. CPUs need no flag.
+  The flag excludes operations that add in no fixed order, and the choice of kernels by timing. CPUs need no flag.
   """
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {DETERMINISTIC}'.strip()
 
 
 def keep_freed_memory() -> None:
-  """Has the C library keep memory that is freed instead of returning it to the system (Linux; else nothing).
+  """Make the C library keep freed memory instead of returning it to the system, on Linux with the CPU backend.
 
-  XLA's CPU backend allocates its temporaries anew at every step; getting the pages back from the system each time
-  took a third of a training step where it was measured (docs/design.md, How runs stay fast on a CPU). Where another
-  backend computes, the library is left as it is. Call it before anything is computed.
+  XLA's CPU backend allocates its temporaries anew at every step, and fetching the pages from the system is slow
+  (docs/design.md, How runs stay fast on a CPU). Call this before anything is computed.
   """
-  # Memory that another thread asks for is returned all the same, so the CPU computes in the thread that calls. Nor do
-  # the temporaries of several steps then lie in memory at once.
+  # The library keeps memory only for the main thread, so the CPU must compute in the thread that calls. This also
+  # keeps the temporaries of several steps from being in memory at once.
   jax.config.update('jax_cpu_enable_async_dispatch', False)
   mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
   if mallopt is not None and jax.default_backend() == 'cpu':
@@ -43,10 +42,10 @@ def keep_freed_memory() -> None:
 
 
 def keep_compiled_programs() -> None:
-  """Has JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla ($XDG_CACHE_HOME/hbf/xla).
+  """Make JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla ($XDG_CACHE_HOME/hbf/xla).
 
-  When a run starts, those not used for longest are removed until the rest take at most CACHE_BYTES. A folder that JAX
-  has been given already, as by JAX_COMPILATION_CACHE_DIR, stays as it is. Where no folder can be made every run
+  At the start of a run the least recently used programs are removed until the rest take at most CACHE_BYTES. If JAX
+  has a cache folder already, as by JAX_COMPILATION_CACHE_DIR, nothing changes. If the folder can't be made, every run
   compiles.
   """
   if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
@@ -54,13 +53,13 @@ def keep_compiled_programs() -> None:
   folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'hbf' / 'xla'
   with contextlib.suppress(OSError):
     folder.mkdir(parents=True, exist_ok=True)
-    # JAX's own limit needs one more package, and fails on a folder that it has kept without one.
+    # JAX's own limit needs one more package, and fails on a folder that was filled without a limit.
     _trim(folder, CACHE_BYTES)
     jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
 def _trim(folder: pathlib.Path, most: int) -> None:
-  """Removes files, first those not read for longest, until the rest take at most `most` bytes."""
+  """Remove the least recently read files until the rest take at most `most` bytes."""
   known = []
   for path in folder.iterdir():
     with contextlib.suppress(FileNotFoundError):  # removed by another run
@@ -74,7 +73,11 @@ def _trim(folder: pathlib.Path, most: int) -> None:
 
 
 def device_name(devices: Iterable[jax.Device] | None = None) -> str:
-  """Number and kind of devices, of all if none are given, such as '8 × TPU v4' or '1 × cpu (x86_64, 2 cores)'."""
+  """Return the number and kind of devices, such as '8 × TPU v4' or '1 × cpu (x86_64, 2 cores)'.
+
+  Args:
+    devices: the devices. None: all.
+  """
   devices = jax.devices() if devices is None else [*devices]
   kind = devices[0].device_kind
   if devices[0].platform == 'cpu':
@@ -83,28 +86,31 @@ def device_name(devices: Iterable[jax.Device] | None = None) -> str:
 
 
 def _cores() -> int:
-  """Cores this process may use."""
+  """Return the number of cores that this process may use."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
-  """Peak memory of the fullest of this process's devices; where the backend doesn't say (CPU), of this process."""
+  """Return the largest peak memory among this process's devices.
+
+  If the backend does not report it, as on CPUs, return the peak memory of this process.
+  """
   peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use', 0) for device in devices]
   if any(peaks):
     return max(peaks)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return peak if platform.system() == 'Darwin' else peak * 1024  # kilobytes everywhere else
+  return peak if platform.system() == 'Darwin' else peak * 1024  # other systems report kilobytes
 
 
 def versions() -> dict[str, str]:
-  """Versions of Python and of the packages a result depends on."""
+  """Return the versions of Python and of the packages on which a result depends."""
   return {'python': platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def commit() -> str | None:
   """Return the hash of the checkout that this code runs from, with '-dirty' if files differ from it.
 
-  None: the code is installed. An environment may lie within somebody's repository, which knows nothing of the code.
+  Return None if the code is installed, even if its environment is inside another repository.
   """
   code = pathlib.Path(__file__)
   git = ['git', '-C', str(code.parent)]

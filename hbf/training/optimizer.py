@@ -13,17 +13,17 @@ from hbf.errors import UserError, choose
 from hbf.training.durations import Clock
 from hbf.training.rules import Rule, heights_of, matrices_of, rules_of
 
-_MUON_SIZE = 0.2  # root mean square of a matrix's update over the learning rate, like Adam's (Liu et al. 2025, eq. 4)
-_LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's would be far too slow
+_MUON_SIZE = 0.2  # root mean square of an update divided by the learning rate, as for Adam (Liu et al. 2025, eq. 4)
+_LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's value would be far too slow
 
 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
   """Return the learning rate by step: a linear warm-up from 0, then the named schedule.
 
-  Schedule wsd stays at the peak and then decays linearly to the minimum over the run's last `decay`.
+  Schedule wsd stays at the peak, and decays linearly to the minimum over the last part `decay` of the run.
 
   Raises:
-    UserError: the schedule is unknown, never comes to its minimum, or is longer than the run.
+    UserError: the schedule is unknown, never reaches its minimum, or is longer than the run.
   """
   warmup, last = (clock.to_steps(f'optimizer.{key}', config[key]) for key in ('warmup', 'decay'))
   peak, rest = config.learning_rate, max(clock.steps - warmup, 1)
@@ -52,10 +52,13 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
 
 
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """Clipping, the named optimizer, rates of centers and widths, decoupled weight decay, rates of layers, schedule.
+  """Return the gradient transformation of a config.
+
+  Its parts, in order: clipping, the named optimizer, the rates of centers and sigmas, decoupled weight decay, the
+  rates of layers, the schedule.
 
   Raises:
-    UserError: unknown optimizer.
+    UserError: the optimizer is unknown.
   """
   scale = choose(
     'optimizer.name',
@@ -73,7 +76,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     optax.masked(optax.scale(config.center_rate), _where(lambda rule: rule.rate == 'center')),
     optax.masked(optax.scale(config.sigma_rate), _where(lambda rule: rule.rate == 'sigma')),
     optax.add_decayed_weights(config.weight_decay, _where(lambda rule: rule.decay)),
-    # None where it is 1: the state keeps the form that checkpoints have of it.
+    # Left out if it is 1: the state keeps the form that existing checkpoints have.
     *([_scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []),
     optax.scale_by_learning_rate(schedule),
   )
@@ -96,22 +99,22 @@ def _scale_by_muon(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def orthogonalize(updates: optax.Updates) -> optax.Updates:
-  """Replace each matrix G = U S Vᵀ by about U Vᵀ, by five Newton–Schulz steps, with a root mean square of 0.2.
+  """Replace each matrix G = U S Vᵀ by an approximation of U Vᵀ with a root mean square of 0.2.
 
-  Layers side by side in one parameter (queries, keys and values; the halves of a gate) and heads are matrices of
-  their own. The steps bring singular values to between 0.7 and 1.2, not to 1.
+  Five Newton–Schulz steps compute it. They bring singular values to between 0.7 and 1.2, not to 1. Heads are separate
+  matrices, and so are layers side by side in one parameter (queries, keys and values; the halves of a gate).
 
   Args:
-    updates: momentum of the blocks' matrices, [..., rows, columns] each.
+    updates: the momentum of the blocks' matrices, [..., rows, columns] each.
 
   References: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
     scalable for LLM training", for the size.
   """
   counts = matrices_of(updates)
-  # Rows, matrices, columns; the axes before them and the matrices are a batch.
+  # The axes are rows, matrices and columns. The matrices, and the axes before the rows, are a batch.
   views = jax.tree.map(lambda z, count: z.reshape(*z.shape[:-1], count, z.shape[-1] // count), updates, counts)
   axes = jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-3, -1), views)
-  # Optax offers the iteration as a part of its transformation only: without momentum that is all of it.
+  # Optax offers the iteration only inside its transformation, which does nothing else without momentum.
   iteration = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=axes)
   results, _ = iteration.update(views, iteration.init(views))
 
@@ -123,7 +126,7 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Multiplies what a parameter changes by with `decay` once for each layer up to the head (`heights_of`).
+  """Multiply the update of a parameter by `decay` once for each layer up to the head (`heights_of`).
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """
@@ -135,5 +138,5 @@ def _scale_by_layer(decay: float) -> optax.GradientTransformation:
 
 
 def _where(condition: Callable[[Rule], bool]) -> Callable[[Any], Any]:
-  """Gives, for parameters, a tree of booleans: whose rule meets the condition."""
+  """Return a function from parameters to a tree of booleans: True where the rule meets the condition."""
   return lambda params: jax.tree.map(condition, rules_of(params))

@@ -1,4 +1,4 @@
-"""Which classes images of one's own are of, by a trained classifier."""
+"""The classification of a user's own images by a trained classifier."""
 
 import dataclasses
 import itertools
@@ -15,19 +15,19 @@ from hbf.data.images.codec import decode_file
 from hbf.errors import UserError
 from hbf.markdown import table
 from hbf.training import export
-from hbf.training.export import Images, Trained
+from hbf.training.export import Images, TrainedClassifier
 
 BATCH = 100  # images
 
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-  """What answers.
+  """A classifier of images.
 
   Attributes:
-    classes: their names.
-    image_shape: height, width, channels of the images that it takes.
-    logits: uint8 [B, H, W, C] → float32 [B, classes].
+    classes: the names of the classes.
+    image_shape: the height, width and channels of its images.
+    logits: a function uint8 [B, H, W, C] → float32 [B, classes].
   """
 
   classes: Sequence[str]
@@ -37,12 +37,12 @@ class Classifier:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What is known of an image.
+  """The answer of a classifier for one image.
 
   Attributes:
-    image: its path.
-    classes: the likeliest first, with their probabilities.
-    error: why it can't be read, in a line; '' if it could.
+    image: the path of the image.
+    classes: classes with their probabilities, the likeliest first.
+    error: the reason why the image can't be read, in one line. '' if it could be read.
   """
 
   image: str
@@ -50,29 +50,29 @@ class Answer:
   error: str = ''
 
   def to_json(self) -> dict[str, Any]:
-    """{image, classes: [{class, probability}, …]}, or {image, error}."""
+    """Return {image, classes: [{class, probability}, …]}, or {image, error}."""
     if self.error:
       return {'image': self.image, 'error': self.error}
     found = [{'class': name, 'probability': probability} for name, probability in self.classes]
     return {'image': self.image, 'classes': found}
 
 
-def of_trained(model: Trained) -> Classifier:
-  """A classifier that is in memory."""
+def of_trained(model: TrainedClassifier) -> Classifier:
+  """Return the classifier of a model in memory."""
   logits = jax.jit(model.logits)
   return Classifier(model.about['classes'], model.about['image_shape'], lambda images: logits(model.params, images))
 
 
 def of_export(folder: pathlib.Path) -> Classifier:
-  """A classifier in an exported folder; errors as for `hbf.training.export.load_program`."""
+  """Return the classifier in an exported folder; errors as for `hbf.training.export.load_program`."""
   about = export.read_about(folder)
   return Classifier(about['classes'], about['image_shape'], export.load_program(folder))
 
 
 def find_images(paths: Sequence[str]) -> list[str]:
-  """The files among paths, and all files in the folders among them, sorted; hidden ones in folders are left out.
+  """Return the files among paths, and the sorted files of the folders among them, without hidden ones.
 
-  A path where nothing is counts as a file, so that it is an image that can't be read.
+  A path that does not exist counts as a file: the answer for it says that it can't be read.
 
   Raises:
     UserError: a folder has no file.
@@ -88,26 +88,26 @@ def find_images(paths: Sequence[str]) -> list[str]:
 
 
 def _files(folder: str) -> Iterator[str]:
-  """The files of a folder and of those in it, but hidden ones."""
-  for parent, folders, names in os.walk(folder, onerror=_refuse):
+  """Yield the files in a folder and its subfolders, without hidden ones."""
+  for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
     folders[:] = [name for name in folders if not name.startswith('.')]
     yield from (os.path.join(parent, name) for name in names if not name.startswith('.'))
 
 
-def _refuse(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
   raise UserError(f'{error.filename} can not be read ({error.strerror}): change its permissions, or leave it out')
 
 
 def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: int = BATCH) -> Iterator[Answer]:
-  """The likeliest classes of images, in their order; one that can't be read keeps none from its answer.
+  """Yield the likeliest classes of each image. An unreadable image does not stop the others.
 
   Args:
-    classifier: to ask.
-    images: paths of files of any size, brought to the classifier's as in training.
-    top: how many classes at most, 1 or more.
-    batch_size: most images that are in memory, and are computed at once.
+    classifier: the classifier.
+    images: paths of images of any size. They are resized as in training.
+    top: the largest number of classes in an answer, 1 or more.
+    batch_size: the largest number of images in memory.
   """
-  size = min(batch_size, len(images))  # the last batch is filled up, so that one program answers all
+  size = min(batch_size, len(images))  # the last batch is padded, so that one program answers all
   with futures.ThreadPoolExecutor() as pool:
     for start in range(0, len(images), size or 1):
       paths = images[start : start + size]
@@ -124,10 +124,10 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
 
 def read_image(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
-  """An image of a shape, uint8, or why there is none."""
+  """Read an image of a shape, uint8. If it can't be read, return the error."""
   height, width, channels = shape
   try:
-    # Data sets of oblong images are of one size as they are stored, and so are those that they are to be like.
+    # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.
     image = decode_file(path, channels=channels, size=height if height == width else None)
   except UserError as error:
     return error
@@ -144,12 +144,12 @@ def _likeliest(classes: Sequence[str], logits: np.ndarray, top: int) -> Iterator
 
 
 def to_table(answers: Sequence[Answer]) -> str:
-  """The answers as a Markdown table: an image a row, with its classes, the likeliest first."""
+  """Return the answers as a Markdown table: a row for each image, with the likeliest classes first."""
   ranks = range(max(len(a.classes) for a in answers))
   rows = [(_printable(a.image), *(f'{name} {probability:.1%}' for name, probability in a.classes)) for a in answers]
   return table(('image', *(f'{rank + 1}.' for rank in ranks)), rows)
 
 
 def _printable(path: str) -> str:
-  """A path with what isn't Unicode in it spelled out."""
+  """Return a path whose bytes that are not Unicode are escaped."""
   return path.encode(errors='backslashreplace').decode()

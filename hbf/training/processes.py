@@ -1,8 +1,8 @@
-"""Several processes that make one run: how they meet, agree and end.
+"""The processes of one run: their start, their agreement and their end.
 
-The first process writes the workdir, the log and the console. The others compute, and write nothing but their part of
-checkpoints. What only one of them knows (a file, a mistake, a signal) is told to all before any acts on it, so that
-all do the same. With one process nothing here costs anything.
+The first process writes the run folder, the log and the console. The others compute, and write only their part of
+checkpoints. If one process learns something alone (a file, a mistake, a signal), it tells all others before any of
+them acts, so that all do the same. With one process nothing here costs anything.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from hbf.errors import UserError
 
 T = TypeVar('T')
 
-JOIN_SECONDS = 300  # that processes wait for each other when they start
-LOST_SECONDS = 60  # after which a process that isn't heard of counts as lost, and the others end
-LEAVE_SECONDS = 15  # that a process which ends waits for the others; if they don't, it has failed, and they end too
+JOIN_SECONDS = 300  # the time that processes wait for each other at the start
+LOST_SECONDS = 60  # the silence after which a process counts as lost, and the others end
+LEAVE_SECONDS = 15  # the time that a process waits for the others at its end; later it counts as failed
 
-# What the launchers that JAX knows set, and where one says how many tasks there are; a single one stays alone.
+# Variables that launchers set, and variables with the number of tasks. A single task runs alone.
 _SIGNS = {
   'SLURM_STEP_NODELIST': 'SLURM_NTASKS',
   'OMPI_COMM_WORLD_SIZE': 'OMPI_COMM_WORLD_SIZE',
@@ -40,52 +40,52 @@ _SIGNS = {
 
 
 def start(coordinator: str = '', processes: int | None = None, process: int | None = None) -> None:
-  """Meets the other processes of the run, if there are any; call it before a device is touched.
+  """Connect to the other processes of the run, if there are any. Call this before a device is used.
 
   Args:
     coordinator: HOST:PORT of process 0. Without it, JAX asks the environment (Slurm, Open MPI, Kubernetes, TPU pods).
-    processes: how many there are; 1: none but this, whatever the environment says.
-    process: the number of this one, from 0.
+    processes: the number of processes. 1: this process runs alone, in every environment.
+    process: the number of this process, from 0.
 
   Raises:
-    UserError: one of them is missing or can't be, or the environment doesn't say enough.
+    UserError: an argument is missing or impossible, or the environment says too little.
   """
   given = _check(coordinator, processes, process)
   if processes == 1 or not (given or _in_cluster()):
     return
-  # JAX's own handler of SIGTERM would hear it before a run does, and do nothing.
+  # JAX's own handler would take SIGTERM from the run, and do nothing.
   jax.config.update('jax_enable_preemption_service', False)
-  with _ended_after(JOIN_SECONDS, f'the processes of the run did not meet within {JOIN_SECONDS} s: {_who(given)}'):
+  with _ended_after(JOIN_SECONDS, f'the processes of the run did not meet within {JOIN_SECONDS} s: {_advice(given)}'):
     try:
       jax.distributed.initialize(
         **given,
-        initialization_timeout=2 * JOIN_SECONDS,  # JAX would abort the process; the line above comes first
+        initialization_timeout=2 * JOIN_SECONDS,  # later than our own limit: JAX would abort the process
         heartbeat_timeout_seconds=LOST_SECONDS,
         shutdown_timeout_seconds=LEAVE_SECONDS,
       )
     except (RuntimeError, ValueError) as error:
-      if 'coordinator_address should be defined' in str(error):  # nothing that JAX knows
+      if 'coordinator_address should be defined' in str(error):  # JAX knows no such environment
         return
       raise UserError(
         f'JAX cannot tell the processes of this run from the environment ({_first_line(error)}): give --coordinator, '
         '--processes and --process, or --processes=1 to run this one alone'
       ) from error
-  # Gloo reports its connections on stdout, which belongs to the scripts.
+  # Gloo reports its connections on stdout, which belongs to the commands.
   sys.stdout.flush()
   sys.stdout = os.fdopen(os.dup(1), 'w')
   os.dup2(2, 1)
 
 
 def is_first() -> bool:
-  """Whether this process is the one that writes; asking touches the devices."""
+  """Return True in the process that writes. This uses the devices."""
   return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def ended_by_loss() -> Iterator[None]:
-  """Ends this process with a line if what is inside fails because another process is gone.
+  """End this process with one line if the context fails because another process is gone.
 
-  Only CPUs notice at once, and raise; elsewhere JAX ends the process after LOST_SECONDS.
+  Only CPUs notice this at once and raise. Elsewhere JAX ends the process after LOST_SECONDS.
   """
   try:
     yield
@@ -99,19 +99,22 @@ def ended_by_loss() -> Iterator[None]:
 
 
 def exchange(value: Any) -> list[Any]:
-  """What every process gave, as JSON passes it on, in the order of their numbers; each waits for all."""
+  """Return the values of all processes in the order of their numbers, after JSON. Each process waits for all."""
   if jax.process_count() == 1:
     return [value]
   text = np.frombuffer(json.dumps(value).encode(), np.uint8)
   lengths = multihost_utils.process_allgather(np.int32(len(text)))
-  room = -(-int(lengths.max()) // 1024) * 1024  # few sizes are few programs
+  room = -(-int(lengths.max()) // 1024) * 1024  # few sizes need few programs
   texts = multihost_utils.process_allgather(np.pad(text, (0, room - len(text))))
   return [json.loads(text[:length].tobytes()) for text, length in zip(texts, lengths, strict=True)]
 
 
 @contextlib.contextmanager
 def raise_everywhere() -> Iterator[None]:
-  """A UserError inside is raised in all processes if it is in one; nobody goes on before all are through."""
+  """Raise a UserError of the context in all processes, if it is raised in one of them.
+
+  No process leaves the context before all have come to its end.
+  """
   own = None
   try:
     yield
@@ -126,10 +129,10 @@ def raise_everywhere() -> Iterator[None]:
 
 
 def on_first_process(make: Callable[[], T]) -> T:
-  """What `make` gives in the first process, the only one that calls it; to the others as JSON passes it on.
+  """Call `make` in the first process only; return its value, after JSON, in all processes.
 
   Raises:
-    UserError: it was raised there.
+    UserError: `make` raised it.
   """
   value: Any = None
   with raise_everywhere():
@@ -139,10 +142,10 @@ def on_first_process(make: Callable[[], T]) -> T:
 
 
 def check_same(values: dict[str, Any]) -> None:
-  """Checks that a dict, fit for JSON, is the same in all processes.
+  """Check that a dict, fit for JSON, is the same in all processes.
 
   Raises:
-    UserError: in all of them; the message names a key whose values differ.
+    UserError: values differ. It is raised in all processes, and names a key.
   """
   first, *others = exchange(values)
   for process, other in enumerate(others, 1):
@@ -155,10 +158,10 @@ def check_same(values: dict[str, Any]) -> None:
 
 
 def barrier(mesh: Mesh) -> None:
-  """Waits for all processes, and then connects their devices, which form the mesh.
+  """Wait for all processes, and then connect the devices of the mesh.
 
-  Devices of CPUs that connect wait for each other for half a minute only, and one process may compile for longer than
-  another: call it between a compilation and the first use.
+  CPU devices wait for each other for only half a minute when they connect, and one process may compile for longer
+  than another. Call this between a compilation and the first use of the program.
   """
   if jax.process_count() > 1:
     exchange(None)
@@ -166,7 +169,7 @@ def barrier(mesh: Mesh) -> None:
 
 
 def _in_any(here: bool, mesh: Mesh) -> jax.Array:
-  """Whether `here` is true in any process; all of them ask, and none waits."""
+  """Return, as an array, whether `here` is True in any process. All processes call this, and none waits."""
   each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   spread = jax.make_array_from_callback((mesh.size,), each, lambda _: np.full(1, here))
   return _any(NamedSharding(mesh, PartitionSpec()))(spread)
@@ -178,21 +181,21 @@ def _any(replicated: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 
 
 class StopSignal:
-  """Whether a signal came, with the same answer in all processes: yes, once any of them has heard one.
+  """A signal to stop that all processes see at the same call, once any of them has received one.
 
-  All ask equally often and at the same places. The devices pass on what each process knows when it asks, and the
-  answer is that of the time before, so that nobody waits for it.
+  All processes must call it equally often and at the same places. The devices exchange what each process knows at a
+  call. The answer comes at the next call, so that nobody waits for it.
   """
 
   def __init__(self, here: Callable[[], bool], mesh: Mesh):
-    """Of processes whose devices form the mesh; `here` says whether this one has heard a signal."""
+    """Take the mesh of all devices, and `here`, which returns True once this process has received a signal."""
     self._here = here
     self._mesh = mesh
     self._asked: jax.Array | None = None
     self._answer = False
 
   def __call__(self) -> bool:
-    """Asks."""
+    """Return True if the run has to stop."""
     if jax.process_count() == 1:
       return self._here()
     if self._asked is not None:
@@ -202,7 +205,7 @@ class StopSignal:
 
 
 def _check(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
-  """What JAX is told of processes that were started by flags; {} if none was given."""
+  """Return the arguments of JAX for processes that were started with flags. {} without flags."""
   missing = [name for name, value in _flags(coordinator, processes, process).items() if value in ('', None)]
   if len(missing) == 3 or (processes == 1 and len(missing) == 2):
     return {}
@@ -233,7 +236,11 @@ def _flags(coordinator: str, processes: int | None, process: int | None) -> dict
 
 
 def _check_free(port: int) -> None:
-  """Raises UserError if the port can't be listened at, of which JAX would die without a word."""
+  """Check that the port is free. JAX would end without a message otherwise.
+
+  Raises:
+    UserError: nothing can listen at the port.
+  """
   try:
     socket.create_server(('', port)).close()
   except OSError as error:
@@ -242,11 +249,11 @@ def _check_free(port: int) -> None:
 
 
 def _in_cluster() -> bool:
-  """Whether this may be one of several processes that a launcher has started."""
+  """Return True if a launcher may have started several processes."""
   return any(sign in os.environ and os.environ.get(count) != '1' for sign, count in _SIGNS.items())
 
 
-def _who(given: dict[str, Any]) -> str:
+def _advice(given: dict[str, Any]) -> str:
   if not given:
     return 'see which of them the launcher has started, and whether they reach each other'
   return (
@@ -257,7 +264,7 @@ def _who(given: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float, message: str) -> Iterator[None]:
-  """Ends this process with a line if what is inside, which can't be interrupted, takes longer."""
+  """End this process with one line if the context, which can't be interrupted, takes longer."""
   timer = threading.Timer(seconds, _end, [message])
   timer.daemon = True
   timer.start()
@@ -268,7 +275,7 @@ def _ended_after(seconds: float, message: str) -> Iterator[None]:
 
 
 def _end(message: str) -> None:
-  """Ends this process at once: JAX's own end would wait for the others, and then abort."""
+  """End this process at once. A normal exit would wait for the other processes, and then abort."""
   print('error:', message, file=sys.stderr, flush=True)
   os._exit(1)
 

@@ -1,4 +1,4 @@
-"""The programs of a run, as its devices, or a compiler for devices that aren't there, get them."""
+"""The programs of a run, for its devices or for a compiler of absent devices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,13 +10,16 @@ from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.training.average import averaging, with_average
 from hbf.training.experiment import Plan
 from hbf.training.sharding import state_sharding
-from hbf.training.state import Objective, TrainState, init_state, make_train_step, several
+from hbf.training.state import Objective, TrainState, init_state, make_train_step, repeat_step
 
 Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
 
 
 def make_init(plan: Plan, objective: Objective) -> Init:
-  """A pure function (resident, stack, given) → the state before step 1, made with the stack's first batch."""
+  """Return a pure function (resident, stack, given) → the state before step 1.
+
+  The function uses the first batch of the stack, see `init_state`.
+  """
 
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
     batch = jax.tree.map(lambda z: z[0], stack)
@@ -27,6 +30,13 @@ def make_init(plan: Plan, objective: Objective) -> Init:
 
 
 def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -> Any:
-  """`hbf.training.state.several` train steps, jitted: the state, arrays or shapes, is given away and comes back."""
+  """Return the jitted train steps, see `hbf.training.state.repeat_step`. A call donates the state.
+
+  Args:
+    plan: the run.
+    objective: the function that a step minimizes.
+    mesh: the devices.
+    state: the state, as arrays or shapes.
+  """
   step = averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config.train.average)
-  return jax.jit(several(step), donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))
+  return jax.jit(repeat_step(step), donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))

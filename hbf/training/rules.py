@@ -1,6 +1,6 @@
-"""How a parameter is treated by its name, the last parts of its path, and by the layer that the first names.
+"""Rules for parameters: the last parts of a parameter's path select its rule, the first part selects its layer.
 
-Of rules the first that matches wins; a parameter without a rule or a layer is an error.
+The first rule that matches counts. A parameter without a rule or a layer is an error.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ from hbf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """How the optimizer treats some parameters, and how devices share them.
+  """A rule of the optimizer and the mesh for some parameters.
 
   Attributes:
-    names: pattern of the last parts of their paths.
-    rate: what multiplies the learning rate: 'center' or 'sigma' (the config's `center_rate` or `sigma_rate`), or ''.
-    decay: whether weight decay shrinks it.
-    tensor: the axis of its heads, hidden units or centers, which the mesh's tensor splits; None if it has none.
-    matrices: number of matrices side by side along its last axis, 0 for other parameters. Its last two axes are the
-      rows and columns, and axes before them count further matrices. `BESIDE_OUT`: as many matrices as the rows of the
-      kernel `out` beside it fit into its columns. Muon takes the matrices of the blocks.
+    names: a pattern of the last parts of their paths.
+    rate: 'center' or 'sigma' to multiply the learning rate by the config's `center_rate` or `sigma_rate`, or ''.
+    decay: True if weight decay shrinks them.
+    tensor: the axis of heads, hidden units or centers, which the mesh's tensor splits. None without such an axis.
+    matrices: the number of matrices side by side along the last axis. 0 for parameters that are no matrices. The last
+      two axes are rows and columns. Axes before them count further matrices. `BESIDE_OUT`: the number of columns
+      divided by the number of rows of the kernel `out` beside it. Muon updates the matrices of the blocks.
   """
 
   names: str
@@ -34,8 +34,8 @@ class Rule:
 
 
 BESIDE_OUT = -1  # see `Rule.matrices`
-# Weights decay, centers with them: not norms, biases, positions, gains, widths, offsets or metrics. Names are those
-# that modules in hbf/nn and hbf/models give.
+# Weights and centers decay. Norms, biases, positions, gains, sigmas, offsets and metrics do not. The modules in
+# hbf/nn and hbf/models define the names.
 RULES = (
   Rule('centers', rate='center', decay=True, tensor=1, matrices=1),  # [heads, centers, dimensions]
   Rule('memory_centers', rate='center', decay=True, tensor=0, matrices=1),  # [heads, centers, dimensions of a head]
@@ -47,14 +47,14 @@ RULES = (
   Rule('qk/kernel', decay=True, tensor=1, matrices=2),
   Rule('(in|hidden)/kernel', decay=True, tensor=1, matrices=BESIDE_OUT),  # [width, units]
   Rule('out/kernel', decay=True, tensor=0, matrices=1),  # [units, width]
-  Rule('kernel|embedding/embedding', decay=True, matrices=1),  # tied, vectors of tokens are the head's kernel
+  Rule('kernel|embedding/embedding', decay=True, matrices=1),  # a tied embedding is the head's kernel too
   Rule('(qkv|qk|in|hidden)/bias', tensor=0),
   Rule(
     'bias|scale|scale_stage[12]|metric|log_gain|squared_radius|depth|slope_bias|position_slopes|class_token|positions|position_offset'
   ),
   Rule('whitening'),  # frozen: its gradient is 0, and nothing shrinks it
 )
-# First names: before the blocks, of a block, and behind them.
+# First names in paths: before the blocks, in a block, and behind the blocks.
 BEFORE, BLOCK, BEHIND = (
   r'(norm_)?stem\d+|embedding|class_token|positions',
   r'(?:block|(?:norm_)?merge)(\d+)',
@@ -63,10 +63,10 @@ BEFORE, BLOCK, BEHIND = (
 
 
 def rule_of(path: tuple[Any, ...]) -> Rule:
-  """The rule of the parameter at a path of JAX keys.
+  """Return the rule of the parameter at a path of JAX keys.
 
   Raises:
-    UserError: there is none; a module with a new kind of parameter needs a line in RULES.
+    UserError: no rule matches. A module with a new kind of parameter needs a line in RULES.
   """
   name = '/'.join(key.key for key in path)
   for rule in RULES:
@@ -79,12 +79,15 @@ def rule_of(path: tuple[Any, ...]) -> Rule:
 
 
 def rules_of(params: Any) -> Any:
-  """A tree of rules like the parameters."""
+  """Return the rule of each parameter, as a tree like the parameters."""
   return jax.tree_util.tree_map_with_path(lambda path, _: rule_of(path), params)
 
 
 def matrices_of(params: Any) -> Any:
-  """Return a tree of numbers like the parameters: of matrices side by side that each leaf of a block is, or 0."""
+  """Return the number of matrices in each parameter, as a tree like the parameters.
+
+  The number is 0 for parameters outside the blocks and for parameters that are no matrices.
+  """
   shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
   def count(path: tuple[Any, ...], leaf: Any) -> int:
@@ -98,10 +101,12 @@ def matrices_of(params: Any) -> Any:
 
 
 def height_of(path: tuple[Any, ...], depth: int) -> int:
-  """Layers from a parameter up to the head: depth − i in block i, depth + 1 before the blocks, 0 behind them.
+  """Return the number of layers from a parameter to the head.
+
+  It is depth − i in block i, depth + 1 before the blocks, and 0 behind the blocks.
 
   Raises:
-    LookupError: it is of no layer; a network with a new part needs its name in BEFORE or BEHIND.
+    LookupError: the path belongs to no layer. A network with a new part needs its name in BEFORE or BEHIND.
   """
   name = path[0].key
   if block := re.fullmatch(BLOCK, name):
@@ -112,6 +117,6 @@ def height_of(path: tuple[Any, ...], depth: int) -> int:
 
 
 def heights_of(params: Any) -> Any:
-  """A tree of heights like the parameters."""
+  """Return the height of each parameter (`height_of`), as a tree like the parameters."""
   depth = sum(name.startswith('block') for name in params)
   return jax.tree_util.tree_map_with_path(lambda path, _: height_of(path, depth), params)

@@ -1,8 +1,8 @@
-"""What the configs of older runs say in today's words.
+"""The schema of configs: it translates the configs of older runs into today's keys.
 
-config.json carries the version of the options it is written in. A new option, another name or an option that is gone
-is a line here, in the newest change; so old runs are evaluated as what they were, and go on. (Rates and decay of
-`memory_*` and `beta` parameters and lion's second moment have no option: a run of before goes on with today's.)
+config.json has the version of its keys. A new option, a new name or an option that is gone is a line here, in the
+newest change. So old runs are evaluated as they were trained, and can continue. (Rates and decay of `memory_*` and
+`beta` parameters, and lion's second moment, have no option: an older run continues with today's.)
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ Keys = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """What a version changed of the one before it.
+  """The changes from one version to the next.
 
-  Each table is by part of the config: '' for its top, 'model' and such for a section, 'model.stage1:NAME' and
-  'model.stage2:NAME' for the options of one stage.
+  The keys of each table are parts of the config: '' for its top, 'model' and other names for a section,
+  'model.stage1:NAME' and 'model.stage2:NAME' for the options of one stage.
 
   Attributes:
-    renamed: new name by old name.
-    removed: by option, the value with which it did nothing.
-    added: by option, the value that does what was done before there was a choice.
-    added_to_images: likewise, by options that runs on images alone have.
-    rewritten: by part, what changes its options in place where none of these will do.
+    renamed: the new name of an option by its old name.
+    removed: the value with which a removed option did nothing.
+    added: the value of a new option that reproduces the earlier behavior.
+    added_to_images: the same for options that only runs on images have.
+    rewritten: a function that changes the options of a part in place, for all other changes.
   """
 
   renamed: Keys = dataclasses.field(default_factory=dict)
@@ -44,7 +44,7 @@ class Change:
 
 
 def _name_transforms(data: dict[str, Any]) -> None:
-  """Flip and crop had a key each."""
+  """Make a list of transforms of `flip` and `crop`, which had a key each."""
   flip, crop = data.pop('flip', False), data.pop('crop', 0)
   data.setdefault('transforms', [['flip']] * flip + [['shift', crop]] * bool(crop))
 
@@ -56,7 +56,7 @@ def _state_beta(stage2: dict[str, Any]) -> None:
 
 
 def _state_norm(option: str) -> Callable[[dict[str, Any]], None]:
-  """Return a change of an option that was 'none' or 'unit' into a boolean."""
+  """Return a function that turns an option with values 'none' and 'unit' into a boolean."""
 
   def change(stage: dict[str, Any]) -> None:
     if option in stage:
@@ -188,9 +188,9 @@ CHANGES = (
 )
 VERSION = len(CHANGES)
 
-# Parameters that are gone, with their shapes: old checkpoints and exported models hold them. None changed an output.
-GONE = {'pool/bias': (1,)}  # the softmax over the tokens takes it away
-# New names of parameters by old name, the last part of their paths: old checkpoints and exported models hold these.
+# Parameters that are gone, with their shapes. Old checkpoints and exported models hold them. None changed an output.
+GONE = {'pool/bias': (1,)}  # the softmax over the tokens cancels it
+# New names of parameters by their old names in old checkpoints and exported models: the last parts of their paths.
 RENAMED = {
   'centres': 'centers',
   'memory_centres': 'memory_centers',
@@ -201,19 +201,19 @@ RENAMED = {
 
 
 def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
-  """What config.json holds for a nested config in today's words."""
+  """Return the content of config.json for a nested config with today's keys."""
   return {'version': VERSION, **config}
 
 
 def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) -> dict[str, Any]:
-  """The nested config that config.json holds, in today's words.
+  """Return the nested config of a config.json, with today's keys.
 
   Args:
-    stored: as read; left as it is.
-    changes: what happened to the options, from version 0 on.
+    stored: the content of config.json, which is not changed.
+    changes: the changes of the schema, from version 0 on.
 
   Raises:
-    UserError: it is of a newer version, or has an option in use that is gone.
+    UserError: the config has a newer version, or uses an option that is gone.
   """
   config = _copied(stored)
   version = config.pop('version', 0)
@@ -227,7 +227,7 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return shapes of a network's parameters as older code had them; if nothing is gone from it, return None."""
+  """Return the shapes of parameters with those that are gone today. If the network has none of these, return None."""
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:
     return None
@@ -239,8 +239,8 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
   """Return a tree of dicts and tuples, such as the state of an optimizer, with other keys.
 
   Args:
-    tree: parameters, or what is nested around them.
-    names: new key by old key; other keys stay.
+    tree: parameters, or a tree around them.
+    names: the new key by the old key. Other keys stay.
   """
   if isinstance(tree, Mapping):
     return {names.get(key, key): renamed(value, names) for key, value in tree.items()}
@@ -251,7 +251,7 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
 
 
 def old_names(held: Iterable[str]) -> dict[str, str]:
-  """Return the old name by new name of the parameters among `held`, paths in a checkpoint, that are renamed."""
+  """Return the old name by new name of the renamed parameters among `held`, the paths in a checkpoint."""
   last = {path.rpartition('/')[2] for path in held}
   return {new: old for old, new in RENAMED.items() if old in last}
 
@@ -278,7 +278,7 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
 
 
 def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
-  """The options of a part, to be changed in place; none if the config has another stage there."""
+  """Return the options of a part, to be changed in place. {} if the config has another stage there."""
   path, _, stage = part.partition(':')
   if stage and stage != dict(zip(STAGES, stage_names(config['model']['name']), strict=True))[path]:
     return {}

@@ -1,8 +1,8 @@
-"""Where arrays lie on a mesh of devices. Computation never names devices: these answers are all that does.
+"""The sharding of arrays on a mesh of devices. Only this module assigns arrays to devices.
 
-The mesh has three axes. Batches, and images in device memory, are split over data and fsdp. Parameters, with what the
-optimizer knows of them, are split over fsdp wherever it divides them, and over tensor as their rules say
-(`hbf.training.rules`); data has a copy of them in each of its shares.
+The mesh has three axes. Batches, and images in device memory, are split over data and fsdp. Parameters and their
+optimizer state are split over fsdp where it divides them, and over tensor according to their rules
+(`hbf.training.rules`). Each shard along data has a copy of the parameters.
 """
 
 import math
@@ -21,18 +21,18 @@ from hbf.ops.layout import BATCH, TENSOR
 from hbf.training.rules import rule_of
 
 AXES = (*BATCH, *TENSOR)
-IN_A_ROW = {'data': -1, 'fsdp': 1, 'tensor': 1}  # batches are split, nothing else
+DATA_PARALLEL = {'data': -1, 'fsdp': 1, 'tensor': 1}  # only batches are split
 
 
-def make_mesh(devices: Sequence[jax.Device], sizes: Mapping[str, int] = IN_A_ROW) -> Mesh:
-  """A mesh of the devices.
+def make_mesh(devices: Sequence[jax.Device], sizes: Mapping[str, int] = DATA_PARALLEL) -> Mesh:
+  """Return a mesh of all the devices.
 
   Args:
-    devices: all of which it takes.
-    sizes: devices along each of `AXES`; −1, for one of them: as many as are left.
+    devices: the devices.
+    sizes: the number of devices along each of `AXES`. One of them may be −1, which takes all remaining devices.
 
   Raises:
-    UserError: the devices can't form it.
+    UserError: the devices can't form the mesh.
   """
   shape = [sizes[axis] for axis in AXES]
   known = math.prod(size for size in shape if size != -1)
@@ -48,22 +48,25 @@ def make_mesh(devices: Sequence[jax.Device], sizes: Mapping[str, int] = IN_A_ROW
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """For arrays that every device holds."""
+  """Return the sharding of arrays that every device holds."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """For arrays whose first axis is the batch."""
+  """Return the sharding of arrays whose first axis is the batch."""
   return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def batch_shares(mesh: Mesh) -> int:
-  """In how many shares a batch is divided."""
+  """Return the number of shards of a batch."""
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def state_sharding(mesh: Mesh, state: Any) -> Any:
-  """A sharding for every leaf of a training state, or its shapes: what is named as a parameter lies like it."""
+  """Return a sharding for every leaf of a training state or of its shapes.
+
+  A leaf of the optimizer's state has the sharding of the parameter with the same name.
+  """
 
   def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
     names = tuple(key for key in path if isinstance(key, DictKey))
@@ -73,14 +76,14 @@ def state_sharding(mesh: Mesh, state: Any) -> Any:
 
 
 def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-  """How a parameter is split.
+  """Return the partition of a parameter.
 
-  Over tensor along the axis that its rule names, over fsdp along the longest of the others, where these divide it;
-  vectors are too short to be worth it.
+  It is split over tensor along the axis that its rule names, and over fsdp along the longest other axis, where the
+  mesh divides these axes. Vectors are not split over fsdp, because they are short.
 
   Args:
-    path: of JAX keys.
-    shape: of the parameter.
+    path: the path of the parameter, as JAX keys.
+    shape: the shape of the parameter.
     mesh: the devices.
   """
   axes: list[str | None] = [None] * len(shape)
@@ -95,7 +98,11 @@ def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) ->
 
 
 def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> None:
-  """Raises UserError unless the devices, and the parts of an accumulated batch, can share `size` examples."""
+  """Check that the devices, and the parts of an accumulated batch, can share `size` examples.
+
+  Raises:
+    UserError: the shards and parts do not divide the batch. The message names the config key `what`.
+  """
   shares = batch_shares(mesh)
   parts = shares * accumulate
   if size < 1 or size % parts:
@@ -109,7 +116,11 @@ def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> N
 
 
 def check_tensor(model: ConfigDict, mesh: Mesh) -> None:
-  """Raises UserError unless heads and units of the `model` part of a config can be split over the mesh's tensor."""
+  """Check that the heads and units of the `model` part of a config can be split over the mesh's tensor.
+
+  Raises:
+    UserError: the mesh does not divide one of them.
+  """
   size = mesh.shape['tensor']
   heads = {'heads': model.heads} if takes_heads(model.name) else {}
   for option, count in (heads | units_of(model)).items():

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks a run to save and stop, a second ends it."""
+"""SIGTERM and Ctrl-C: the first signal makes a run save and stop, the second one ends it."""
 
 import contextlib
 import os
@@ -13,14 +13,18 @@ KINDS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
-  """Turn SIGTERM and SIGINT into an answer to 'shall I stop?'; the second of a kind ends the process at once.
+  """Handle SIGTERM and SIGINT inside the context. The second signal of the same kind ends the process at once.
 
-  One of each kind does not: Ctrl-C reaches a run from the terminal, and from the comparison that started it, which
-  sends SIGTERM. Signals reach a process's main thread only; in another thread none is heard.
+  One signal of each kind does not end it: Ctrl-C reaches a run from the terminal as SIGINT, and from the comparison
+  that started it as SIGTERM. Only the main thread of a process can handle signals. In another thread nothing is
+  handled.
 
   Args:
-    guest: whether the process is a user's own, a notebook say. Its own handlers then hear the first signal when the
-      run is saved, and the second of a kind at once: Ctrl-C becomes KeyboardInterrupt, as usual.
+    guest: True if the process is a user's own, such as a notebook. Its own handlers are then called for the first
+      signal once the run is saved, and for the second of a kind at once: Ctrl-C becomes KeyboardInterrupt, as usual.
+
+  Yields:
+    A function that returns True once a signal came.
   """
   if threading.current_thread() is not threading.main_thread():
     yield lambda: False
@@ -28,7 +32,7 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
   received: list[int] = []
   before: dict[int, Any] = {kind: signal.getsignal(kind) or signal.SIG_DFL for kind in KINDS}
 
-  def hear(number: int, _: object) -> None:
+  def handle(number: int, _: object) -> None:
     if guest and number in received:
       signal.signal(number, before[number])
       signal.raise_signal(number)
@@ -36,7 +40,7 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
 
   try:
     for kind in before:
-      signal.signal(kind, hear)
+      signal.signal(kind, handle)
     with contextlib.nullcontext() if guest else _ended_by_a_second():
       yield lambda: bool(received)
   finally:
@@ -48,7 +52,10 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _ended_by_a_second() -> Iterator[None]:
-  """Hear signals in a thread: Python's handlers wait while the main thread compiles, which can take minutes."""
+  """End the process after a second signal of a kind.
+
+  A thread reads the signals: Python's handlers wait while the main thread compiles, which can take minutes.
+  """
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
   before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -58,15 +65,15 @@ def _ended_by_a_second() -> Iterator[None]:
     yield
   finally:
     signal.set_wakeup_fd(before)
-    os.close(writer)  # which ends the thread
+    os.close(writer)  # this ends the thread
     thread.join()
     os.close(reader)
 
 
 def _listen(reader: int) -> None:
-  heard = set[int]()
+  received = set[int]()
   while number := int.from_bytes(os.read(reader, 1)):
-    if number in KINDS and number in heard:
+    if number in KINDS and number in received:
       print(f'error: ended by a second {signal.Signals(number).name}', file=sys.stderr, flush=True)
       os._exit(128 + number)
-    heard.add(number)
+    received.add(number)

@@ -1,6 +1,7 @@
-"""Everything a run has to remember, and the step that changes it."""
+"""The state of a run, and the step that changes it."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,13 +12,17 @@ import jax.numpy as jnp
 import optax
 
 from hbf.data.pipeline.inputs import Batch, Resident
+from hbf.errors import UserError
 from hbf.ops.parts import split
 from hbf.tasks.task import ModelBatch, Task
 from hbf.training.schema import with_gone
 
 
 class Totals(flax.struct.PyTreeNode):
-  """Sums since the last report; part of the state, so that a report doesn't change if the run was interrupted."""
+  """Sums since the last report.
+
+  They are part of the state, so that an interruption changes no report.
+  """
 
   loss: jax.Array
   correct: jax.Array
@@ -26,14 +31,14 @@ class Totals(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls) -> 'Totals':
-    """Totals of no steps."""
+    """Return the totals of no steps."""
     return cls(jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.int32))
 
 
 class TrainState(flax.struct.PyTreeNode):
-  """The whole state of a run: data order and random keys are functions of the seed and the step.
+  """The whole state of a run. The order of the data and the random keys are functions of the seed and the step.
 
-  Its average is that of the parameters, see `hbf.training.average`; None where there is none.
+  `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none.
   """
 
   step: jax.Array
@@ -47,7 +52,10 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 
 def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
-  """Return shapes of the state as older code had it; if no parameter of the network is gone, return None."""
+  """Return the shapes of the state in older code, with parameters that are gone today (`schema.GONE`).
+
+  If no parameter of the network is gone, return None.
+  """
   params = with_gone(state.params)
   if params is None:
     return None
@@ -57,12 +65,12 @@ def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What a step minimizes, and how.
+  """The function that a step minimizes, and the way to its gradient.
 
   Attributes:
-    task: with all that is measured.
-    accumulate: parts of the batch whose gradients are computed one after another.
-    seed: of all that is drawn.
+    task: the task, whose measured values are known.
+    accumulate: the number of parts of a batch whose gradients are computed one after another.
+    seed: the seed of all random numbers.
   """
 
   task: Task
@@ -78,9 +86,17 @@ def init_state(
   batch: Batch,
   given: Mapping[str, Any] | None = None,
 ) -> TrainState:
-  """The state before the first step. Run it inside jit.
+  """Return the state before the first step. Run it inside jit.
 
-  Fresh parameters may depend on the batch (centers, gains); `given` ones, by their first name, take their place.
+  Fresh parameters may depend on the batch (centers, gains).
+
+  Args:
+    model: the network.
+    optimizer: the gradient transformation.
+    objective: the seed, and the task that makes the network's inputs of the batch.
+    resident: the arrays that stay in device memory.
+    batch: the first batch.
+    given: parameters that replace fresh ones, by the first name of their path.
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
@@ -88,18 +104,21 @@ def init_state(
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
-  """A pure function (state, resident, batch) → state; `resident` and `batch` as in `hbf.data.pipeline.inputs`."""
+  """Return a pure function (state, resident, batch) → state.
 
-  def loss(params: Any, seen: ModelBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = jnp.asarray(model.apply({'params': params}, seen.inputs, train=True, rngs={'dropout': key}))
-    return objective.task.loss(logits, seen.targets)
+  `resident` and `batch` are those of `hbf.data.pipeline.inputs`.
+  """
+
+  def loss(params: Any, batch: ModelBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logits = jnp.asarray(model.apply({'params': params}, batch.inputs, train=True, rngs={'dropout': key}))
+    return objective.task.loss(logits, batch.targets)
 
   def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
     key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
-    own_key, dropout_key, common_key = jax.random.split(key, 3)
-    seen = objective.task.train_batch((own_key, common_key), resident, batch | {'step': state.step})
-    gradient = _accumulated(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
-    (value, correct), grads = gradient(state.params, seen, dropout_key)
+    example_key, dropout_key, batch_key = jax.random.split(key, 3)
+    model_batch = objective.task.train_batch((example_key, batch_key), resident, batch | {'step': state.step})
+    gradient = _accumulate(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
+    (value, correct), grads = gradient(state.params, model_batch, dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     totals = Totals(
       loss=state.totals.loss + value,
@@ -112,11 +131,12 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
   return train_step
 
 
-def several(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Array], tuple[TrainState, jax.Array]]:
-  """Several steps in one call: (state, resident, stack, count) → the state after `count` batches, and its step.
+def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Array], tuple[TrainState, jax.Array]]:
+  """Return a function that takes several steps in one call: (state, resident, stack, count) → (state, step).
 
-  The count isn't compiled in: whatever it is, the very same program takes a step, and so the same numbers come out.
-  The step comes a second time, for the host to wait for after the state has been given to the next call.
+  `stack` holds at least `count` batches. The count is an argument of the compiled program, not a constant in it. So
+  the same program takes the steps, with the same bits, for every count. The second result is the state's step: the
+  host waits for it after the state has been donated to the next call.
   """
 
   def train_steps(
@@ -131,22 +151,44 @@ def several(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Arra
   return train_steps
 
 
+class Diverged(UserError):
+  """An error because the loss or a parameter is not finite."""
+
+
+def check_finite(step: int, *values: float) -> None:
+  """Raise Diverged unless all values after a step are finite."""
+  if not all(math.isfinite(value) for value in values):
+    raise Diverged(
+      f'training diverged: the loss or a parameter is not finite at step {step}. '
+      'Checkpoints before it are intact; lower optimizer.learning_rate, or set optimizer.clip'
+    )
+
+
+def check_finite_state(step: int, state: TrainState) -> None:
+  """Raise Diverged unless the loss, the parameters and their average are finite after a step."""
+  finite = bool(_all_finite((state.params, state.average)))
+  check_finite(step, float(state.totals.loss), 0.0 if finite else float('nan'))
+
+
 @jax.jit
-def all_finite(tree: Any) -> jax.Array:
-  """Whether no number in the tree is NaN or infinite."""
+def _all_finite(tree: Any) -> jax.Array:
+  """Return True if every number in the tree is finite."""
   return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
 
 
-def _accumulated(gradient: Callable, parts: int) -> Callable:
-  """`gradient` over `parts` parts of the batch one after another: mean loss and gradients, summed counts."""
+def _accumulate(gradient: Callable, parts: int) -> Callable:
+  """Return `gradient` computed on parts of the batch one after another.
+
+  The losses and the gradients of the parts are averaged, the counts of correct predictions are added.
+  """
   if parts == 1:
     return gradient
 
-  def accumulated(params: Any, seen: ModelBatch, key: jax.Array) -> Any:
+  def accumulated(params: Any, batch: ModelBatch, key: jax.Array) -> Any:
     def add(sums: Any, part: Any) -> tuple[Any, None]:
       return jax.tree.map(jnp.add, sums, gradient(params, *part)), None
 
-    inputs = (jax.tree.map(lambda z: split(z, parts, axis=0), seen), jax.random.split(key, parts))
+    inputs = (jax.tree.map(lambda z: split(z, parts, axis=0), batch), jax.random.split(key, parts))
     first = jax.tree.map(lambda z: z[0], inputs)
     zeros = jax.tree.map(lambda z: jnp.zeros(z.shape, z.dtype), jax.eval_shape(gradient, params, *first))
     ((value, correct), grads), _ = jax.lax.scan(add, zeros, inputs)

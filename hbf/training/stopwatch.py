@@ -1,4 +1,4 @@
-"""How long steps take, by when they are done on the devices."""
+"""The time that steps take on the devices."""
 
 import contextlib
 import time
@@ -9,19 +9,19 @@ import jax
 
 
 class Stopwatch:
-  """Adds up the seconds of steps; what happens in `paused` doesn't count.
+  """A stopwatch for steps. The time in `paused` does not count.
 
-  Around a call of steps come `begin`, the call, `settle`, `add`. Devices may work on one while the host prepares the
-  next, so the time of a call is that between the moments at which it and the one before it were done; a thread waits
-  for them, as the host may be busy then.
+  The order is `begin`, the call of steps, `settle`, `add`. The devices may work on a call while the host prepares the
+  next one. So the time of a call is the time between its end and the end of the call before. A thread waits for the
+  ends, because the host may be busy then.
 
   Attributes:
-    seconds: that the steps took.
-    steps: that are done.
+    seconds: the time of the steps.
+    steps: the number of steps that are done.
   """
 
   def __init__(self, seconds: float = 0.0, steps: int = 0, now: Callable[[], float] = time.perf_counter):
-    """Goes on from what was timed before; `now` is a clock, in seconds."""
+    """Continue from an earlier time and its steps; `now` is a clock, in seconds."""
     self.seconds, self.steps = seconds, steps
     self._now = now
     self._since: float | None = None
@@ -29,16 +29,16 @@ class Stopwatch:
     self._waiter = futures.ThreadPoolExecutor(1)
 
   def begin(self) -> None:
-    """Says that a call is about to be made."""
+    """Start the time of a call, unless it counts from the end of the call before."""
     if self._since is None:
       self._since = self._now()
 
   def add(self, steps: int, done: jax.Array) -> None:
-    """Takes note of a call of so many steps that was made, and that is done when `done` is ready."""
-    self._running = steps, self._waiter.submit(self._done, done)
+    """Record a dispatched call of steps; it ends when `done` is ready."""
+    self._running = steps, self._waiter.submit(self._wait, done)
 
   def settle(self) -> None:
-    """Waits until the call that was added last is done, and counts it."""
+    """Wait for the end of the recorded call, and count it."""
     if self._running is None:
       return
     (steps, done), self._running = self._running, None
@@ -48,11 +48,11 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Waits for the call that runs, and doesn't count what happens inside."""
+    """Wait for the running call, and do not count the time inside the context."""
     self.settle()
     yield
     self._since = None
 
-  def _done(self, done: jax.Array) -> float:
+  def _wait(self, done: jax.Array) -> float:
     jax.block_until_ready(done)
     return self._now()

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write there, which config and data it belongs to, and its predictions."""
+"""The run folder: its lock, its config, the identity of its data, and its predictions."""
 
 import contextlib
 import errno
@@ -20,8 +20,8 @@ from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.schema import current, stamp
 
-# Keys that may differ when a run is resumed: they change where and how it runs and what is kept, not what is learned.
-# (A stream measures mean and deviation on a sample; a run that is resumed keeps those it was started with.)
+# Keys that may differ when a run is resumed: they do not change the learned parameters.
+# (A stream measures mean and deviation on a sample. A resumed run keeps the measured values.)
 FREE = (
   'mesh.data',
   'mesh.fsdp',
@@ -41,22 +41,22 @@ FREE = (
   'log.tensorboard',
 )
 _SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
-PATH_ROOM = 300  # bytes that the longest path inside a run adds to that of its folder, with a margin
+PATH_ROOM = 300  # bytes of the longest path inside a run folder, with a margin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE)
 
 
 def default_workdir(config: ConfigDict) -> pathlib.Path:
-  """runs/<data>-<model>-<recipe>-<seed>."""
+  """Return runs/<data>-<model>-<recipe>-<seed>."""
   return pathlib.Path('runs') / f'{config.data.name}-{config.model.name}-{config.recipe}-{config.seed}'
 
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Make the folder and hold it; the lock goes with the process, however it ends.
+  """Make and lock a run folder. The lock ends with the process, however that ends.
 
   Raises:
-    UserError: the folder cannot be, another run holds it, or something that isn't a run is there.
+    UserError: the folder is impossible, another run holds it, or it holds something that is no run.
   """
   check_place(workdir)
   if workdir.exists() and (not workdir.is_dir() or (any(workdir.iterdir()) and not _is_run(workdir))):
@@ -66,15 +66,15 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def check_place(folder: pathlib.Path) -> None:
-  """Check that a run can be looked for in a folder, which need not exist.
+  """Check the path of a run folder, which need not exist.
 
   Raises:
     UserError: the folder is a URL, or the system refuses its path.
   """
   if re.match(r'[A-Za-z][\w+.-]+:/', str(folder)):
-    url = str(folder).replace(':/', '://', 1)  # as it was before it became a path
+    url = str(folder).replace(':/', '://', 1)  # a path has only one of the slashes
     raise UserError(f'{url} is a URL, and runs are written to local folders only: choose a local --workdir')
-  # Otherwise a run would end at its first checkpoint, whose paths are longer.
+  # Otherwise a run would fail at its first checkpoint, whose paths are longer.
   if len(os.fsencode(folder.absolute())) + PATH_ROOM > os.pathconf('/', 'PC_PATH_MAX'):
     raise UserError(f'{folder} is too long for the paths of files inside it: choose a shorter --workdir')
   try:
@@ -117,9 +117,9 @@ def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def reason_of(error: BaseException, codes: Collection[int] = _FULL + _REFUSED) -> str | None:
-  """Return the system's reason for an error, in words, if it is one of `codes`.
+  """Return the system's reason for an error in words, if its code is one of `codes`.
 
-  Orbax and TensorStore keep the words alone, and often only in a cause.
+  Orbax and TensorStore keep only the words, and often only in a cause.
   """
   for cause in _causes(error):
     for code in codes:
@@ -129,7 +129,7 @@ def reason_of(error: BaseException, codes: Collection[int] = _FULL + _REFUSED) -
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-  """Yield an error, and those that it arose from."""
+  """Yield an error and its causes."""
   while error is not None:
     yield error
     error = error.__cause__ or error.__context__
@@ -137,10 +137,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
-  """Make a folder and hold it against other processes that ask for it; see `locked` for a run's.
+  """Make and lock a folder against other processes; see `locked` for run folders.
 
   Raises:
-    UserError: nothing can be written there, another process holds it, or its file system has no locks.
+    UserError: the folder can't be written, another process holds it, or its file system has no locks.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def in_use(workdir: pathlib.Path) -> bool:
-  """Whether a process holds the folder, which needn't be there.
+  """Return True if a process holds the folder, which need not exist.
 
   Raises:
     UserError: its file system has no locks.
@@ -167,10 +167,10 @@ def in_use(workdir: pathlib.Path) -> bool:
 
 
 def _lock(file: TextIO, folder: pathlib.Path) -> bool:
-  """Takes the lock of an open file, which goes with the file; False if another process has it."""
+  """Lock an open file until it is closed; return False if another process has the lock."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except (BlockingIOError, PermissionError):  # the latter where locks are those of POSIX underneath
+  except (BlockingIOError, PermissionError):  # PermissionError on file systems with POSIX locks
     return False
   except OSError as error:
     raise UserError(
@@ -181,21 +181,21 @@ def _lock(file: TextIO, folder: pathlib.Path) -> bool:
 
 
 def _is_run(workdir: pathlib.Path) -> bool:
-  """Whether a run has begun there, or was killed before it had written its config."""
+  """Return True if a run has begun in the folder, even if it was killed before it wrote its config."""
   names = {path.name for path in workdir.iterdir()}
   return 'config.json' in names or names <= {'.lock', 'data.json', 'data.json.tmp', 'config.json.tmp'}
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:
-  """Writes what a run is of, or checks that the workdir was made with the same.
+  """Write config and identity of the data into a run folder, or check that they are the same there.
 
   Args:
-    workdir: of the run.
-    config: resolved.
-    data: what tells its data from others, see `hbf.data.pipeline.identity`.
+    workdir: the run folder.
+    config: the resolved config.
+    data: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
-    UserError: it wasn't; the message names the keys, or what of the data, that differ.
+    UserError: they differ. The message names the keys, or the part of the data.
   """
   if differ := differences(workdir, config):
     raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
@@ -207,9 +207,13 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
 
 
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
-  """How a config differs from the one of a run in what is learned, in words; '' if it doesn't, or there is no run.
+  """Describe the keys in which a config differs from the config of a run.
 
-  What the config leaves to be measured (data.mean and data.std) doesn't differ.
+  Keys that change nothing that is learned, and values that are still to be measured (data.mean and data.std), do not
+  count.
+
+  Returns:
+    A text; '' if nothing differs, or the folder holds no run.
   """
   if not (workdir / 'config.json').exists():
     return ''
@@ -221,15 +225,15 @@ def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
 
 
 def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
-  """Checks that data are those of a run; of an old workdir, without data.json, nothing is known.
+  """Check that data are the data of a run. In an old run folder without data.json nothing is checked.
 
   Raises:
-    UserError: they aren't; the message names what differs.
+    UserError: the data differ. The message names a difference.
   """
   read = read_data(workdir, 'fingerprint')
   if read is None:
     return
-  stored, found = (_without_names(of_data) for of_data in (read, json.loads(json.dumps(data))))
+  stored, found = (_without_names(facts) for facts in (read, json.loads(json.dumps(data))))
   if stored != found:
     theirs = 'set data.root or data.dir to those (hbf eval: --data_root, --data_dir)'
     cure = 'give the same arrays' if found['name'] == ARRAYS else theirs
@@ -239,7 +243,7 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
 
 
 def _without_names(data: dict[str, Any]) -> dict[str, Any]:
-  """What tells data from others; readers may be told more of the same data by now."""
+  """Return the identity of data without names, which older versions lack."""
   return {key: value for key, value in data.items() if key != 'names'}
 
 
@@ -254,7 +258,7 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """A value in words; of classes those that the other lacks, or all where only the order differs."""
+  """Describe a value. Of a list name the items that the other lacks, or all if only the order differs."""
   if isinstance(value, list) and isinstance(other, list):
     shown = [str(part) for part in value if part not in other] or list(map(str, value))
     return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
@@ -264,10 +268,10 @@ def _brief(value: Any, other: Any) -> str:
 
 
 def load_config(workdir: pathlib.Path) -> ConfigDict:
-  """The config of a run, in today's words.
+  """Return the config of a run with today's keys.
 
   Raises:
-    UserError: the folder isn't a run's, or the run's config can't be said any more.
+    UserError: the folder is no run folder, or the config uses an option that is gone.
   """
   path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
   stored = read_json(path, cure)
@@ -280,9 +284,9 @@ def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
   """Return a stored config with the keys of today.
 
   Args:
-    stored: what config.json holds.
-    source: where it was read, for messages.
-    cure: what the user can do if it is damaged.
+    stored: the content of config.json.
+    source: its place, for messages.
+    cure: advice for the user if it is damaged.
 
   Raises:
     UserError: the config uses an option that is gone, is of a newer version, or is damaged.
@@ -291,23 +295,23 @@ def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
     config = current(stored)
   except UserError as error:
     raise UserError(f'{source}: {error}') from None
-  except (AttributeError, KeyError, TypeError, ValueError) as error:  # a section that is none, say
+  except (AttributeError, KeyError, TypeError, ValueError) as error:  # for example a section that is a number
     raise damaged(source, f'{type(error).__name__}: {error}', cure) from error
-  check_keys(config, source, cure, _SECTIONS)  # now, as a newer version may have other sections
+  check_keys(config, source, cure, _SECTIONS)  # after `current`, because older versions may have other sections
   return ConfigDict(config).lock()
 
 
 def kind_of(workdir: pathlib.Path) -> type[Task]:
-  """The task of a run.
+  """Return the class of a run's task.
 
   Raises:
-    UserError: as `load_config`.
+    UserError: see `load_config`.
   """
   return choose('task', load_config(workdir).task, TASKS)
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """A config with the mean and deviation of its images, if it leaves them to be measured and the run has done so."""
+  """Return a config with the mean and deviation that the run has measured, if the config has none."""
   left = 'mean' in config.data and not config.data.mean and not config.data.std
   if not left or not (workdir / 'config.json').is_file():
     return config
@@ -320,9 +324,9 @@ def read_json(path: pathlib.Path, cure: str, *keys: str) -> dict[str, Any] | Non
   """Read the JSON object in a file; return None if there is no such file.
 
   Args:
-    path: of the file.
-    cure: what the user can do if the file is damaged.
-    *keys: that the object must have.
+    path: the path of the file.
+    cure: advice for the user if the file is damaged.
+    *keys: keys that the object must have.
 
   Raises:
     UserError: the file cannot be read, or is damaged.
@@ -340,7 +344,7 @@ def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, 
   """Return the JSON object that a text from `source` holds; see `read_json`."""
   try:
     value = json.loads(text)
-  except (ValueError, RecursionError) as error:  # also what is not UTF-8
+  except (ValueError, RecursionError) as error:  # ValueError also if the text is not UTF-8
     raise damaged(source, str(error) if text.strip() else 'it is empty', cure) from error
   if not isinstance(value, dict):
     raise damaged(source, f'expected a JSON object, found {type(value).__name__}', cure)
@@ -376,9 +380,9 @@ def replace_text(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-  """Open a file that takes the place of `path` once it is written and on disk.
+  """Open a file that replaces `path` once it is written and on disk.
 
-  A crash, of the machine too, leaves the old file or the new one.
+  A crash, even of the machine, leaves the old file or the new one.
 
   Raises:
     UserError: the file cannot be written.
@@ -408,14 +412,14 @@ def read_result(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
   return read_json(workdir / 'result.json', cure, *keys)
 
 
-def write_predictions(workdir: pathlib.Path, kept: Mapping[str, np.ndarray]) -> None:
-  """Write predictions.npz: what a task keeps of each example of the test split, by name [n], in its order."""
+def write_predictions(workdir: pathlib.Path, per_example: Mapping[str, np.ndarray]) -> None:
+  """Write predictions.npz: the task's values of each test example, by name [n], in the order of the split."""
   with replacing(workdir / 'predictions.npz') as file:
-    np.savez_compressed(file, **kept)  # type: ignore[arg-type]  # its other argument has a default
+    np.savez_compressed(file, **per_example)  # type: ignore[arg-type]  # its other argument has a default
 
 
 def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
-  """Return what a finished run kept of its test split, by name [n]; None if the workdir has none.
+  """Return the content of a finished run's predictions.npz, by name [n]; None if the folder has none.
 
   Raises:
     UserError: the file cannot be read.
@@ -431,7 +435,7 @@ def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """A nested config by dotted key, as {'model.width': 64}."""
+  """Return a nested config by dotted key, such as {'model.width': 64}."""
   flat: dict[str, Any] = {}
   for key, value in tree.items():
     flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}

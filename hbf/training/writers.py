@@ -1,4 +1,4 @@
-"""metrics.jsonl, and TensorBoard files if asked for."""
+"""The log of a run: metrics.jsonl, and TensorBoard files if the config asks for them."""
 
 import json
 import pathlib
@@ -10,12 +10,15 @@ from hbf.training.workdir import flatten, parse_json, replace_text
 
 
 class MetricsWriter:
-  """Appends a JSON object a line: step, epoch, split, values. A resumed run drops the lines it will write again."""
+  """The log of a run, with one JSON object on each line: step, epoch, split, values.
+
+  A resumed run drops the lines that it will write again.
+  """
 
   def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
-    """Opens the log of a run that starts or continues after step `start`."""
+    """Open the log of a run that starts or continues after step `start`."""
     self._path = workdir / 'metrics.jsonl'
-    # The test split is what a run ends with, whether or not it was reported already.
+    # The run writes the test split again at its end.
     kept = [line for line in read_metrics(workdir) if line['step'] <= start and line['split'] != 'test']
     replace_text(self._path, ''.join(json.dumps(line) + '\n' for line in kept))
     self._file = open(self._path, 'a')  # noqa: SIM115 (closed in close)
@@ -26,7 +29,7 @@ class MetricsWriter:
       self._board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=start + 1)
 
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
-    """Writes a line; it is on disk as soon as this returns, unless the machine itself fails."""
+    """Write a line. It survives a crash of the process, but maybe not a crash of the machine."""
     self._file.write(json.dumps({'step': step, 'epoch': round(epoch, 4), 'split': split, **values}) + '\n')
     self._file.flush()
     if self._board is not None:
@@ -34,7 +37,7 @@ class MetricsWriter:
         self._board.add_scalar(f'{split}/{name}', value, step)
 
   def close(self) -> None:
-    """Closes the files."""
+    """Close the files."""
     self._file.close()
     if self._board is not None:
       self._board.close()
@@ -47,20 +50,20 @@ class MetricsWriter:
 
 
 class NoWriter(MetricsWriter):
-  """Writes nothing: what a process has that isn't the first of its run."""
+  """The log of every process but the first, which writes nothing."""
 
   def __init__(self) -> None:
-    """Opens nothing."""
+    """Open nothing."""
 
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
-    """Writes nothing."""
+    """Write nothing."""
 
   def close(self) -> None:
-    """Closes nothing."""
+    """Close nothing."""
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Read the lines of a run's metrics.jsonl; a last line cut short by a crash is left out.
+  """Read the lines of a run's metrics.jsonl. A last line that a crash cut short is left out.
 
   Raises:
     UserError: another line is damaged.
@@ -68,11 +71,11 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   path, cure = workdir / 'metrics.jsonl', 'delete this line; the run logs its steps anew where it takes them again'
   if not path.exists():
     return []
-  lines = path.read_bytes().split(b'\n')[:-1]  # what follows the last newline isn't complete
+  lines = path.read_bytes().split(b'\n')[:-1]  # the text after the last newline is incomplete
   return [parse_json(line, f'line {number} of {path}', cure, 'step', 'split') for number, line in enumerate(lines, 1)]
 
 
 def validation_scores(workdir: pathlib.Path, score: Score) -> dict[int, float]:
-  """By step, a figure of the held-out part of train."""
+  """Return a score of the held-out part of train by step."""
   lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
   return {line['step']: line[score.name] for line in lines}

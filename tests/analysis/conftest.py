@@ -21,7 +21,7 @@ def made(toy):
       arguments, **{'model.depth': 2, 'model.patch': 2, 'data.mean': (0.3,), 'data.std': (0.4,), **changes}
     )
     task = make_task(config)
-    model = task.network(config.model)
+    model = task.make_model(config.model)
     init = jax.jit(lambda key: model.init(key, jax.random.normal(key, (4, *task.shape)), train=False)['params'])
     params = init(jax.random.key(seed))
     noise = jax.random.split(jax.random.key(seed + 1), len(jax.tree.leaves(params)))

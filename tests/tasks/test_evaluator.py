@@ -18,7 +18,7 @@ def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
   config = toy('model=vit', **{'data.mean': (0.3,), 'data.std': (0.4,)})
   task = make_task(config)
   source = Subset(task.dataset.splits['test'], np.arange(203))  # divided neither by the batch of 40 nor by 8 devices
-  model = task.network(config.model)
+  model = task.make_model(config.model)
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(3), jnp.zeros((1, *task.shape)))['params']
   found = []
@@ -33,10 +33,10 @@ def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
   logits = jax.jit(functools.partial(model.apply, train=False))({'params': params}, (images / 255 - 0.3) / 0.4)
   loop = int((np.argmax(logits, axis=1) == labels).sum())
   for evaluated in found:
-    np.testing.assert_array_equal(evaluated.kept['labels'], labels)
-    np.testing.assert_array_equal(evaluated.kept['predictions'], np.argmax(logits, axis=1))
+    np.testing.assert_array_equal(evaluated.per_example['labels'], labels)
+    np.testing.assert_array_equal(evaluated.per_example['predictions'], np.argmax(logits, axis=1))
   assert evaluator.rows(len(source)) == 208  # not more padding than the devices need
-  first, *others = [evaluated.summary | task.detail(evaluated.counts) for evaluated in found]
+  first, *others = [evaluated.summary | task.details(evaluated.counts) for evaluated in found]
   assert (first['n'], first['correct']) == (203, loop)
   for summary in others:
     assert (summary['n'], summary['correct'], summary['confusion']) == (203, loop, first['confusion'])
@@ -47,7 +47,7 @@ def test_the_outputs_of_copies_are_averaged_on_any_number_of_devices(toy):
   config = toy('model=vit', **{'data.mean': (0.3,), 'data.std': (0.4,), 'evaluate.copies': 'mirror_shift'})
   task = make_task(config)
   source = Subset(task.dataset.splits['test'], np.arange(203))
-  model = task.network(config.model)
+  model = task.make_model(config.model)
   params = jax.jit(functools.partial(model.init, train=False))(jax.random.key(3), jnp.zeros((1, *task.shape)))[
     'params'
   ]

@@ -1,20 +1,13 @@
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_runs import ONE
 
 from hbf.training.average import averaging, with_average
-from hbf.training.checkpoints import Checkpoints
-from hbf.training.experiment import prepare
-from hbf.training.loop import _Run
-from hbf.training.reporter import Diverged
 from hbf.training.sharding import make_mesh, replicated, state_sharding
-from hbf.training.state import Totals, TrainState, several
-from hbf.training.stopwatch import Stopwatch
+from hbf.training.state import Diverged, Totals, TrainState, check_finite_state, repeat_step
 
 
 def take_the_next(state, resident, batch):
@@ -32,7 +25,7 @@ def test_the_average_is_the_recursion_over_the_parameters_of_each_step(decay, de
   begin = jax.device_put(begin, replicated(mesh))
   state = jax.jit(lambda state: with_average(state, decay))(begin)
   sharding = state_sharding(mesh, (state, state.step))
-  steps = jax.jit(several(averaging(take_the_next, decay)), donate_argnums=0, out_shardings=sharding)
+  steps = jax.jit(repeat_step(averaging(take_the_next, decay)), donate_argnums=0, out_shardings=sharding)
   for first, count in ((1, 10), (11, 3), (14, 17)):
     rest = np.zeros((17, *drawn.shape[1:]), np.float32)
     rest[:count] = drawn[first : first + count]
@@ -53,16 +46,11 @@ def test_without_a_decay_state_and_step_are_what_they_were():
 
 
 @pytest.mark.parametrize('spoilt', [None, 'params', 'average'])
-def test_a_state_is_saved_only_if_its_average_is_finite_too(tmp_path, toy, spoilt):
-  made = prepare(toy(), devices=ONE)
+def test_a_state_is_finite_only_if_its_average_is_finite_too(spoilt):
   fine, spoiled = {'kernel': jnp.ones(2)}, {'kernel': jnp.array([1.0, jnp.nan])}
   state = TrainState(jnp.zeros((), jnp.int32), fine, (), Totals.zeros(), fine)
-  checkpoints = Checkpoints(tmp_path)
-  run = _Run(made, None, types.SimpleNamespace(flush=lambda: None), checkpoints, Stopwatch(), None, lambda: False)
   if spoilt is None:
-    run._save(1, state)
+    check_finite_state(1, state)
   else:
     with pytest.raises(Diverged, match='not finite at step 1'):
-      run._save(1, dataclasses.replace(state, **{spoilt: spoiled}))
-  checkpoints.close()
-  assert checkpoints.latest == (None if spoilt else 1)
+      check_finite_state(1, dataclasses.replace(state, **{spoilt: spoiled}))

@@ -18,14 +18,14 @@ from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY
 from hbf.training import checkpoints as checkpoints_module
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.sharding import IN_A_ROW, make_mesh, state_sharding
+from hbf.training.sharding import DATA_PARALLEL, make_mesh, state_sharding
 from hbf.training.state import Totals, TrainState, former_state
 
 
 def state(value, devices=1, **sizes):
   params = {'layer': {'kernel': jnp.full((8, 4), float(value))}}
   new = TrainState(jnp.asarray(int(value)), params, optax.adam(1e-3).init(params), Totals.zeros())
-  return jax.device_put(new, state_sharding(make_mesh(jax.devices()[:devices], IN_A_ROW | sizes), new))
+  return jax.device_put(new, state_sharding(make_mesh(jax.devices()[:devices], DATA_PARALLEL | sizes), new))
 
 
 @contextlib.contextmanager

@@ -18,11 +18,11 @@ from toy_runs import ONE, QUIET, assert_timed, params_of
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY, CLASSIFICATION
 from hbf.tasks import classification
-from hbf.training import loop
+from hbf.training import startup
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.evaluate import Evaluation, evaluate_workdir
 from hbf.training.loop import train
-from hbf.training.reporter import Diverged
+from hbf.training.state import Diverged
 from hbf.training.workdir import read_predictions
 from hbf.training.writers import read_metrics, validation_scores
 
@@ -71,7 +71,7 @@ def test_the_log_tells_how_wide_the_kernels_become(finished):
 
 def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
   """The last one too, which is written right after the one before it; but for clocks that are read late."""
-  compiled, seconds = loop._compile, 0.02
+  compiled, seconds = startup.compile_steps, 0.02
 
   def slowed(*arguments):
     steps, compile_seconds = compiled(*arguments)
@@ -82,7 +82,7 @@ def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
 
     return slow_steps, compile_seconds
 
-  monkeypatch.setattr(loop, '_compile', slowed)
+  monkeypatch.setattr(startup, 'compile_steps', slowed)
   config = toy(**{'train.epochs': 0.3, 'log.every': '2steps', 'train.steps_per_call': 1, 'model.dropout': 0.1})
   result = train(config, tmp_path, QUIET, ONE)
   rates = [line['images_per_second'] for line in read_metrics(tmp_path) if line['split'] == 'train']
@@ -92,7 +92,7 @@ def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
 
 def test_a_finished_run_is_not_touched_again(finished, monkeypatch):
   workdir, config, result = finished
-  monkeypatch.setattr(loop, 'has_checkpoint', None)  # only a run that starts from a file has to know
+  monkeypatch.setattr(startup, 'has_checkpoint', None)  # only a run that starts from a file has to know
   before = files_in(workdir)
   assert train(config, workdir, QUIET, ONE) == result
   assert files_in(workdir) == before
@@ -149,14 +149,14 @@ def test_a_folder_whose_name_looks_like_markup_is_named_as_it_is(finished, tmp_p
 
 
 def test_a_folder_that_cannot_be_is_refused_before_anything_is_prepared(toy, monkeypatch):
-  monkeypatch.setattr(loop, 'prepare', None)
+  monkeypatch.setattr(startup, 'prepare', None)
   with pytest.raises(UserError, match=r'gs://b/run is a URL'):
     train(toy(), pathlib.Path('gs://b/run'), QUIET, ONE)
 
 
 def test_ctrl_c_during_compilation_ends_before_the_first_step(finished, tmp_path, monkeypatch):
   said = io.StringIO()
-  monkeypatch.setattr(loop, '_compile', lambda *_: (os.kill(os.getpid(), signal.SIGINT), 0.0))
+  monkeypatch.setattr(startup, 'compile_steps', lambda *_: (os.kill(os.getpid(), signal.SIGINT), 0.0))
   assert train(finished[1], tmp_path / 'run', Console(file=said, width=20), ONE) is None
   assert said.getvalue().endswith('\nstopped before step 1; the same command goes on from there\n')
 

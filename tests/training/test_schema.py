@@ -45,7 +45,7 @@ def of_texts(data, config):
   key = (config.task, config.model.to_json(), config.data.to_json(), json.dumps(data['tokenizer']))
   if key not in COUNTED:
     task = make_task(config, Texts(config.data.name, read_tokenizer(data['tokenizer']), {}))
-    COUNTED[key] = count_parameters(task.network(config.model), task.shape)
+    COUNTED[key] = count_parameters(task.make_model(config.model), task.shape)
   return COUNTED[key]
 
 

@@ -7,7 +7,7 @@ from toy_runs import EVERYTHING
 from hbf.tasks import classification
 from hbf.training.experiment import prepare
 from hbf.training.sharding import replicated
-from hbf.training.state import Totals, TrainState, init_state, make_train_step, several
+from hbf.training.state import Totals, TrainState, init_state, make_train_step, repeat_step
 
 
 def add_twice(state, resident, batch):
@@ -19,7 +19,7 @@ def add_twice(state, resident, batch):
 def test_one_call_takes_as_many_steps_as_it_is_told(count):
   stack, resident = {'index': jnp.arange(12).reshape(3, 4)}, {'image': jnp.array(5)}
   start = TrainState(jnp.array(7), jnp.zeros(4, jnp.int32), (), Totals.zeros())
-  state, step = jax.jit(several(add_twice))(start, resident, stack, count)
+  state, step = jax.jit(repeat_step(add_twice))(start, resident, stack, count)
   expected = start
   for row in range(count):
     expected = add_twice(expected, resident, {'index': stack['index'][row]})
@@ -39,7 +39,7 @@ def params_after(toy):
     def steps(resident, stack):
       state = init_state(made.model, made.optimizer, made.objective, resident, jax.tree.map(lambda z: z[0], stack))
       step = make_train_step(made.model, made.optimizer, made.objective)
-      return several(step)(state, resident, stack, 3)[0].params
+      return repeat_step(step)(state, resident, stack, 3)[0].params
 
     stack = next(data.stacks(made.order, 0, [3], 3))
     return jax.jit(steps, out_shardings=replicated(made.mesh))(data.resident, stack)

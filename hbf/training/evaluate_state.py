@@ -1,0 +1,47 @@
+"""The evaluation of a split during a run: with the parameters, with their average and with copies of the examples."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hbf.tasks.evaluator import Evaluator, Interrupted, SplitResult
+from hbf.training.experiment import Experiment
+from hbf.training.state import TrainState
+
+
+class StateEvaluation(NamedTuple):
+  """The evaluations of a split.
+
+  Attributes:
+    params: with the parameters.
+    average: with the average of the parameters. None if the run keeps no average.
+    copies: the same two with copies of the examples (`evaluate.copies`). None without copies.
+  """
+
+  params: SplitResult
+  average: SplitResult | None
+  copies: 'StateEvaluation | None' = None
+
+  def scores(self, *names: str) -> dict[str, Any]:
+    """Return the named scores of the parameters, with entries `average` and `copies` for the other evaluations."""
+    values = {name: self.params.summary[name] for name in names}
+    if self.average is not None:
+      values['average'] = {name: self.average.summary[name] for name in names}
+    if self.copies is not None:
+      values['copies'] = self.copies.scores(*names)
+    return values
+
+
+def evaluate_state(
+  experiment: Experiment, state: TrainState, split: str, stopped: Callable[[], bool]
+) -> StateEvaluation | None:
+  """Evaluate the parameters and their average on a split. If `stopped` becomes true on the way, return None."""
+  examples, copies = experiment.inputs[split], experiment.copies_evaluator
+
+  def evaluate(evaluator: Evaluator) -> StateEvaluation:
+    params = evaluator(state.params, examples, stopped)
+    return StateEvaluation(params, None if state.average is None else evaluator(state.average, examples, stopped))
+
+  with contextlib.suppress(Interrupted):
+    return evaluate(experiment.evaluator)._replace(copies=evaluate(copies) if copies else None)
+  return None

@@ -1,0 +1,174 @@
+"""The start of a run: check everything, claim the run folder, restore or initialize the state, compile the steps."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from hbf.config.resolve import resolve
+from hbf.data.pipeline.inputs import Batch, Resident
+from hbf.evaluation.tables import say
+from hbf.models.matching import units_of
+from hbf.tasks.registry import make_task
+from hbf.training import processes
+from hbf.training.checkpoints import Checkpoints, has_checkpoint
+from hbf.training.experiment import Experiment, prepare, with_sharding
+from hbf.training.machine import device_name
+from hbf.training.programs import jit_steps, make_init
+from hbf.training.sharding import state_sharding
+from hbf.training.state import TrainState, former_state
+from hbf.training.stopwatch import Stopwatch
+from hbf.training.workdir import check_place, claim, flatten, locked, with_measured
+from hbf.training.writers import validation_scores
+
+# Config keys that may differ between the processes of a run: each finds its data in a place of its own.
+PER_PROCESS = ('data.dir', 'data.root')
+
+Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
+
+
+def prepare_run(
+  config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None, dataset: Any
+) -> tuple[Experiment, dict[str, Any]]:
+  """Return everything that a run needs and the identity of its data, both equal in all processes.
+
+  Raises:
+    UserError: something in the config, the data or the path of the run folder is wrong. Nothing is written.
+  """
+  with processes.raise_everywhere():
+    check_place(workdir)
+    config = with_measured(resolve(config), workdir)
+  resumed = processes.on_first_process(lambda: bool(config.init_from) and has_checkpoint(workdir / 'checkpoints'))
+  if jax.process_count() > 1:
+    _check_same(config, dataset)
+  experiment = prepare(config, resumed, devices, dataset)
+  with processes.raise_everywhere():
+    return experiment, experiment.task.identity()
+
+
+def _check_same(config: ConfigDict, dataset: Any) -> None:
+  """Check that all processes have the same config and data."""
+  flat = flatten(json.loads(config.to_json()))
+  processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS})
+  processes.on_first_process(lambda: bool(make_task(config, dataset)))  # it prepares missing data for all others
+  with processes.raise_everywhere():
+    fingerprint = make_task(config, dataset).identity()['fingerprint']
+  processes.check_same({'the fingerprint of the data': fingerprint})
+
+
+@contextlib.contextmanager
+def claimed(workdir: pathlib.Path, config: ConfigDict, identity: Mapping[str, Any]) -> Iterator[None]:
+  """Lock the run folder in the first process, and check that it belongs to this config and these data."""
+  with contextlib.ExitStack() as stack:
+    with processes.raise_everywhere():
+      if processes.is_first():
+        stack.enter_context(locked(workdir))
+        claim(workdir, config, identity)
+    yield
+
+
+def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
+  """Say on the console what is trained on which data and devices."""
+  config, sizes = experiment.config, {name: len(split) for name, split in experiment.inputs.items()}
+  resident = experiment.inputs['train'].resident
+  unit = experiment.task.unit
+  units = ''.join(f', {option} {count}' for option, count in units_of(config.model).items())
+  lines = (
+    f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
+    f'{experiment.task.description}; {"device-resident" if resident else "streaming"} input',
+    f'{config.model.name}: {experiment.parameters:,} parameters{units}, '
+    f'{experiment.flops / 1e6:,.1f} MFLOP {"a" if unit == "token" else "an"} {unit}',
+    f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name(experiment.mesh.devices.flat)}; '
+    f'workdir {workdir}',
+  )
+  for line in lines:
+    say(console, line)
+
+
+def open_checkpoints(experiment: Experiment, workdir: pathlib.Path) -> contextlib.closing[Checkpoints]:
+  """Return a context manager of the run's checkpoints."""
+  ranks = experiment.task.scores[0]
+  scores = dict(processes.on_first_process(lambda: [*validation_scores(workdir, ranks).items()]))
+  return contextlib.closing(Checkpoints(workdir / 'checkpoints', experiment.config.checkpoint.keep, ranks, scores))
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+  """A run that is ready for its next step.
+
+  Attributes:
+    state: the state after `step` steps.
+    step: the number of steps taken so far.
+    stopwatch: the time of these steps.
+    take_steps: the compiled steps.
+    compile_seconds: the time that their compilation took.
+  """
+
+  state: TrainState
+  step: int
+  stopwatch: Stopwatch
+  take_steps: Steps
+  compile_seconds: float
+
+
+def begin(
+  experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
+) -> Begun | None:
+  """Restore or initialize the state and compile the steps. If the run is stopped meanwhile, return None."""
+  first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
+  with jax.set_mesh(experiment.mesh):
+    state, step, stopwatch = restore_or_init(experiment, first, checkpoints, console)
+    compiled = None if stopped() else compile_steps(experiment, state, first)
+  if compiled is None or stopped():
+    say(console, f'stopped before step {step + 1}; the same command goes on from there')
+    return None
+  return Begun(state, step, stopwatch, *compiled)
+
+
+def restore_or_init(
+  experiment: Experiment, first: Batch, checkpoints: Checkpoints, console: Console
+) -> tuple[TrainState, int, Stopwatch]:
+  """Return state, step and time of the newest sound checkpoint, or a fresh state at step 0.
+
+  Args:
+    experiment: the run.
+    first: the first stack of batches, from which fresh parameters are made.
+    checkpoints: the saved states.
+    console: the place where the choice is shown.
+  """
+  resident, initial = experiment.inputs['train'].resident, experiment.initial
+  given = initial.params if initial else {}
+  init = make_init(experiment, experiment.objective)
+  shapes = jax.eval_shape(init, resident, first, given)
+  if processes.on_first_process(lambda: checkpoints.latest) is not None:
+    former = former_state(experiment.optimizer, shapes)
+    former = former and with_sharding(former, experiment.mesh)
+    found = checkpoints.restore_newest(with_sharding(shapes, experiment.mesh), former)
+    for step, path in found.damaged.items():
+      say(console, f'checkpoint {step} cannot be read; set aside as {path}')
+    say(console, f'goes on after step {found.step}')
+    return found.state, found.step, Stopwatch(**found.about)
+  if initial:
+    say(console, f'starts from {initial.source}')
+  shardings = state_sharding(experiment.mesh, shapes)
+  compiled = jax.jit(init, out_shardings=shardings).lower(resident, first, given).compile()
+  processes.barrier(experiment.mesh)
+  return compiled(resident, first, given), 0, Stopwatch()
+
+
+def compile_steps(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
+  """Compile the train steps for these shapes and devices; return them and the seconds that this took."""
+  begin = time.perf_counter()
+  jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
+  compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()
+  seconds = time.perf_counter() - begin
+  processes.barrier(experiment.mesh)
+  return compiled, seconds
