@@ -31,9 +31,9 @@ if TYPE_CHECKING:
   from hbf.ops.api import NORMALIZATIONS as NORMALIZATIONS
   from hbf.ops.api import hyperbf as hyperbf
 
-# What a user needs (docs/library.md): module and name there of every public name. Each is imported when it is first
-# used, so `import hbf` loads neither JAX nor the readers of data sets. A test holds the imports above, which editors
-# and type checkers read, to the same names.
+# The public names (docs/library.md), each with its module and its name there. A name is imported when it is first
+# used, so `import hbf` loads neither JAX nor the readers of data sets. The imports above are for editors and type
+# checkers; a test compares them to these names.
 _PUBLIC = {
   # The operator.
   'hyperbf': ('hbf.ops.api', 'hyperbf'),
@@ -64,9 +64,9 @@ _PUBLIC = {
 }
 __all__ = [*sorted(_PUBLIC)]
 
-# Draws are then a function of their keys alone: the number of devices changes none, and a new transform leaves the
-# keys of those before it as they are (`hbf.data.augment.transforms`). JAX reads the variable when it is imported,
-# which takes too long for `hbf --help`.
+# Random numbers are then functions of their keys alone: they do not depend on the number of devices, and a new
+# transform does not change the draws of others (`hbf.data.augment.transforms`). JAX reads the variable when it is
+# imported, and importing it here would take too long for `hbf --help`.
 os.environ['JAX_THREEFRY_PARTITIONABLE'] = 'true'
 if 'jax' in sys.modules:
   sys.modules['jax'].config.update('jax_threefry_partitionable', True)

@@ -1,4 +1,4 @@
-"""The command `hbf`, also `python -m hbf`: it finds a command's module and imports nothing else."""
+"""The command `hbf`, also `python -m hbf`. It finds the module of a command and imports nothing else."""
 
 import runpy
 import sys
@@ -6,12 +6,12 @@ import sys
 import hbf
 from hbf.errors import choose, fail, in_one_line
 
-# Of each command the module that is run, and a line of help.
+# The module and a line of help of each command.
 COMMANDS = {
   'train': ('hbf.cli.train', 'Train a network on images or texts, or continue a run.'),
   'eval': ('hbf.cli.evaluate', 'Evaluate a checkpoint of a run.'),
   'compare': ('hbf.cli.compare', 'Train several models alike, with several seeds, and write one table.'),
-  'compile': ('hbf.cli.compile', "Compile a config for hardware that isn't there: memory, and an estimate of speed."),
+  'compile': ('hbf.cli.compile', 'Compile a config for absent hardware: memory, and an estimate of speed.'),
   'explain': ('hbf.cli.explain', 'Write a page that explains a run on images.'),
   'predict': ('hbf.cli.predict', 'Classify images of your own.'),
   'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),
@@ -35,7 +35,7 @@ def main() -> int:
     return fail(f'{name} stands before a command: write `hbf COMMAND {name}`; `hbf --help` lists the commands')
   module, _ = choose('command', name, COMMANDS)
   sys.argv = [f'hbf {name}', *arguments]
-  # The modules stay runnable by `python -m`, and are run here in the same way.
+  # The same as `python -m MODULE`.
   runpy.run_module(module, run_name='__main__')
   return 0
 

@@ -1,4 +1,4 @@
-"""Runs from Python: configs, training, evaluation, and trained models. docs/library.md shows each in ten lines."""
+"""Runs from Python: configs, training, evaluation and trained models. docs/library.md has examples."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ from hbf.training.workdir import load_config
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-  """Keep absl quiet: Orbax warns of what is meant, and prints what it raises."""
+  """Keep absl quiet: Orbax warns of intended behavior, and prints errors that it raises."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
   try:
@@ -49,7 +49,7 @@ def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> 
     size: such as 'tiny'; '': the recipe's own.
 
   Raises:
-    ValueError: a name isn't known. The message says the nearest one.
+    ValueError: a name is unknown. The message has the nearest known name.
   """
   given = {'model': model, 'recipe': recipe, 'size': size}
   for name, value in {'data': data, **given}.items():
@@ -69,10 +69,10 @@ def train(
   devices: Sequence[jax.Device] | None = None,
   progress: bool = True,
 ) -> dict[str, Any] | None:
-  """Train, or go on training what is in a folder, and test once, at the end.
+  """Train, or continue the run in a folder, and evaluate the test split once, at the end.
 
-  It works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt; a thread
-  hears no signals. The same call goes on from the last checkpoint. For a finished run it returns the result.
+  It works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt, but not in a
+  thread. The same call continues from the last checkpoint. For a finished run it returns the result.
 
   A callback is called as `callback(step, metrics, state)` after each call of steps (`train.steps_per_call`):
 
@@ -86,16 +86,16 @@ def train(
   surfaces. With callbacks the devices wait for the host after each call of steps.
 
   Args:
-    config: as `get_config` returns it. It isn't changed.
-    workdir: folder of the run; made if it is missing.
-    data: images to train and test on; None: the data set that the config names.
+    config: a config of `get_config`. It is not changed.
+    workdir: the run folder. A missing folder is made.
+    data: the images to train and test on. None: the data set that the config names.
     callbacks: functions, called in this order.
-    devices: to train on; None: all.
-    progress: whether to show progress on stderr.
+    devices: the devices to train on. None: all.
+    progress: True to show progress on stderr.
 
   Returns:
-    The result, as result.json has it: 'accuracy', 'nll', 'params', 'train_seconds' and more, of the test split. None
-    if a callback stopped the run.
+    The content of result.json: 'accuracy', 'nll', 'params', 'train_seconds' and more, of the test split. None if a
+    callback stopped the run.
 
   Raises:
     ValueError: something is wrong with the config, the data or the folder. Nothing is written then.
@@ -125,19 +125,19 @@ def evaluate(
   """Evaluate a checkpoint of a run. Nothing is written.
 
   Args:
-    workdir: folder of the run.
+    workdir: the run folder.
     split: 'train', 'validation' (the part of train that was held out) or 'test'.
     checkpoint: 'latest', 'best' (on the held-out part) or a step.
-    data: the images that the run was trained on; None: the data set that its config names. They are compared to the
-      fingerprint that the run has. For other images use `Run.predict`.
-    average: whether to evaluate the moving average of the parameters (`train.average`).
-    devices: to evaluate on; None: all.
+    data: the images that the run was trained on. None: the data set that its config names. Their fingerprint must be
+      the run's. For other images use `Run.predict`.
+    average: True to evaluate the moving average of the parameters (`train.average`).
+    devices: the devices to evaluate on. None: all.
 
   Returns:
-    The figures of the split: 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
+    The scores of the split: 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
 
   Raises:
-    ValueError: the folder isn't a run's, has no such checkpoint or split, or the data are others than the run's.
+    ValueError: the folder is no run folder, has no such checkpoint or split, or the data differ from the run's.
   """
   folder, dataset = _folder(workdir), _dataset(data)
   if dataset is not None:
@@ -153,16 +153,16 @@ def load(
   average: bool = False,
   device: jax.Device | None = None,
 ) -> 'Run':
-  """Load a trained model from the folder of its run. The images it was trained on need not be there.
+  """Load a trained model from its run folder. The training images are not needed.
 
   Args:
-    workdir: folder of the run.
+    workdir: the run folder.
     checkpoint: 'latest', 'best' (on the held-out part of train) or a step.
-    average: whether to take the moving average of the parameters (`train.average`).
-    device: to compute on; None: the first.
+    average: True to take the moving average of the parameters (`train.average`).
+    device: the device to compute on. None: the first one.
 
   Raises:
-    ValueError: the folder isn't a run's, or has no such checkpoint.
+    ValueError: the folder is no run folder, or has no such checkpoint.
   """
   folder, where = _folder(workdir), jax.devices()[0] if device is None else device
   images = load_config(folder).task == 'classification'
@@ -175,14 +175,14 @@ class Run:
   """A trained model, as `load` returns it.
 
   Attributes:
-    workdir: folder of the run.
-    config: of the run, with all keys resolved.
+    workdir: the run folder.
+    config: the config of the run, with all keys resolved.
     model: the network, a Flax module: `run.model.apply({'params': run.params}, run.normalize(images), train=False)`.
-    params: its parameters.
-    step: of the checkpoint.
-    task: what the network was trained for (`hbf.tasks`).
-    average: whether the parameters are their moving average.
-    device: where they are.
+    params: the parameters.
+    step: the step of the checkpoint.
+    task: the task of the run (`hbf.tasks`).
+    average: True if the parameters are their moving average.
+    device: the device of the parameters.
   """
 
   workdir: pathlib.Path
@@ -195,7 +195,7 @@ class Run:
   device: jax.Device
 
   def __repr__(self) -> str:
-    """Return what tells this run from others."""
+    """Return folder, model and step."""
     return f'Run({str(self.workdir)!r}, model={self.config.model.name!r}, step={self.step})'
 
   @property
@@ -208,7 +208,7 @@ class Run:
 
     Args:
       images: [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1.
-      batch_size: most images that are computed at once.
+      batch_size: the largest number of images in a batch.
 
     Raises:
       ValueError: the images have another shape, type or range, or the run is not on images.
@@ -220,13 +220,13 @@ class Run:
     found = []
     for start in range(0, len(checked), size):
       batch = checked[start : start + size]
-      # The last batch is filled up, so that one program answers all.
+      # The last batch is padded, so that one program serves all batches.
       padded = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), np.uint8)])
       found.append(np.asarray(self._probabilities(self.params, jax.device_put(padded, self.device)))[: len(batch)])
     return np.concatenate(found)
 
   def normalize(self, images: Any) -> jax.Array:
-    """Return images as the model takes them, float32. Arguments and errors as for `predict`."""
+    """Return normalized images for the model, float32. Arguments and errors as for `predict`."""
     return normalize(jax.device_put(self._checked(images), self.device), self.task.mean, self.task.std)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class Run:
 
   @property
   def _images(self) -> Dataset:
-    """Return what is known of the images that the run was trained on."""
+    """The data set of the run, without its images."""
     if self.config.task != 'classification':
       raise UserError(f'{self.workdir} holds a run of task {self.config.task}: expected one on images')
     return self.task.dataset
@@ -262,7 +262,7 @@ def _folder(workdir: Any) -> pathlib.Path:
 
 
 def _dataset(data: Any) -> Dataset | None:
-  """Return a user's arrays as a data set; None if there are none."""
+  """Return a user's arrays as a data set. None without arrays."""
   if data is not None and not isinstance(data, ArrayData):
     raise UserError(f'data is a {type(data).__name__}: expected hbf.ArrayData(x_train, y_train, x_test, y_test)')
   return None if data is None else from_arrays(data)

@@ -1,4 +1,7 @@
-"""Flags of commands that stand in modules which others import: absl's are one set for all that a process imports."""
+"""Flags of commands whose modules are imported too.
+
+These commands use argparse: absl has one set of flags for all imported modules.
+"""
 
 import argparse
 import pathlib
@@ -8,22 +11,24 @@ from hbf.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-  """Raises a UserError for a wrong flag, which `hbf.errors.in_one_line` makes a line; knows no abbreviations."""
+  """A parser that raises UserError for a wrong flag, and accepts no abbreviations."""
 
   def __init__(self, command: str, about: str):
     super().__init__(prog=f'python -m {command}', description=about, allow_abbrev=False)
 
   def error(self, message: str) -> NoReturn:
-    """Raises the error."""
+    """Raise UserError."""
     raise UserError(f'{message}: `{self.prog} --help` has the flags')
 
   def add_path(self, name: str, **about: Any) -> None:
-    """A flag for a path, in which ~ is the home folder."""
+    """Add a flag for a path, in which ~ is the home folder."""
     self.add_argument(name, type=lambda text: pathlib.Path(text).expanduser(), **about)
 
   def add_run(self, about: str) -> None:
-    """Which run, which of its checkpoints and where its data lie."""
+    """Add the flags for a run, its checkpoint and the place of its data."""
     self.add_path('--workdir', required=True, help=about)
     self.add_argument('--checkpoint', default='latest', help='latest, best or a step')
-    self.add_argument('--data_dir', default='', help='where prepared TFDS data lie, if not where the config says')
-    self.add_argument('--data_root', default='', help='the image folder or text, if not where the config says')
+    self.add_argument(
+      '--data_dir', default='', help='folder of prepared TFDS data, if it is not the one in the config'
+    )
+    self.add_argument('--data_root', default='', help='image folder or text, if it is not the one in the config')

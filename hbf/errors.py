@@ -1,4 +1,4 @@
-"""What a user did wrong, in one line that says what was expected and what to do."""
+"""Errors for users: one line that says what is wrong, what was expected and what to do."""
 
 import difflib
 import functools
@@ -11,17 +11,17 @@ Value = TypeVar('Value')
 
 
 class UserError(ValueError):
-  """A mistake in a config, a path or a file; the scripts print its message without a traceback."""
+  """A mistake in a config, a path or a file. The commands print its message without a traceback."""
 
 
 def fail(message: str) -> int:
-  """Prints a line 'error: …' on stderr; returns the exit status that goes with it."""
+  """Print a line 'error: …' on stderr; return the exit status 1."""
   print('error:', ' '.join(message.split()), file=sys.stderr)
   return 1
 
 
 class Notice(UserWarning):
-  """A warning that a user should read; the scripts print its message as a line 'warning: …'."""
+  """A warning that a user should read. The commands print its message as a line 'warning: …'."""
 
 
 def warn(message: str) -> None:
@@ -30,7 +30,7 @@ def warn(message: str) -> None:
 
 
 def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
-  """Wrap a command that returns its exit status: a UserError and Ctrl-C end in a line and a status other than 0."""
+  """Wrap a command that returns its exit status. UserError and Ctrl-C become one line and a status other than 0."""
 
   @functools.wraps(main)
   def guarded(*args: Any, **kwargs: Any) -> int:
@@ -40,16 +40,16 @@ def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
       return fail(str(error))
     except KeyboardInterrupt:
       fail('interrupted')
-      return 130  # as shells have it: 128 and the number of SIGINT
+      return 130  # as in shells: 128 plus the number of SIGINT
 
   return guarded
 
 
 def choose(what: str, name: str, known: Mapping[str, Value]) -> Value:
-  """Returns `known[name]`.
+  """Return `known[name]`.
 
   Raises:
-    UserError: `name` isn't known; the message names the nearest known name and all of them.
+    UserError: the name is unknown. The message has the nearest known name and all known names.
   """
   if name in known:
     return known[name]

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """Return a Markdown table of a header and rows of cells, without a line's end after the last row.
+  """Return a Markdown table of a header and rows of cells, without a line break after the last row.
 
-  Cells are padded, so that columns stand in line on a terminal too. They are never cut: a number without its last
-  digits is another number. Bars are escaped and line ends become spaces, because both would end a cell.
+  Cells are padded, so that columns are aligned on a terminal too. They are never cut, because a number without its
+  last digits is another number. Bars are escaped and line breaks become spaces, because both would end a cell.
   """
   lines = [[' '.join(cell.replace('|', r'\|').splitlines()) for cell in line] for line in (header, *rows)]
   widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
@@ -17,7 +17,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(value: object) -> str:
-  """A value as tables show it: floats to three digits, thousands apart."""
+  """Format a value for a table: floats with three digits, commas between thousands."""
   if isinstance(value, float):
     return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'
   return f'{value:,}' if isinstance(value, int) else str(value)

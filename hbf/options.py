@@ -1,4 +1,4 @@
-"""Options: each has its type and range beside its default, and a value outside is refused in one line."""
+"""Options: the type and range of each option, and errors for other values."""
 
 import dataclasses
 import math
@@ -13,27 +13,27 @@ DURATION_PATTERN = re.compile(r'(\d+(?:\.\d+)?) ?(steps?|epochs?|examples?|%)')
 
 
 class OptionError(UserError):
-  """A value that an option can't have, by itself or beside the others.
+  """An error because of a value of an option, alone or together with other options.
 
   Attributes:
-    options: the values that don't fit, by option.
+    options: the wrong values by option.
   """
 
   def __init__(self, message: str, **options: Any):
-    """Takes the message, and the values that don't fit, by option."""
+    """Take the message, and the wrong values by option."""
     super().__init__(message)
     self.options = options
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-  """The values that an option may have.
+  """The valid values of an option.
 
   Attributes:
-    kind: their type.
+    kind: the type of the values.
     expected: the values in words, such as 'a number above 0'.
-    holds: returns whether a value of this type is one of them.
-    names: all of them, if they are names; the nearest is the answer to a wrong one.
+    holds: a function that returns True for a valid value of this type.
+    names: all valid values, if they are names. The message for a wrong name has the nearest one.
   """
 
   kind: type | tuple[type, ...]
@@ -42,8 +42,8 @@ class Values:
   names: Collection[str] = ()
 
   def __contains__(self, value: Any) -> bool:
-    """Return whether the option may have this value."""
-    # A bool is an int in Python, but nobody means one by a number.
+    """Return True if the value is valid."""
+    # A bool is an int in Python, but it is no valid number here.
     typed = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
     return typed and self.holds(value)
 
@@ -51,12 +51,12 @@ class Values:
     """Check a value of an option.
 
     Args:
-      option: its name.
-      value: to check.
-      remedy: ends the message; '': it ends with what was expected.
+      option: the name of the option.
+      value: the value.
+      remedy: the end of the message. '': the message ends with the expected values.
 
     Raises:
-      OptionError: the value isn't one of these.
+      OptionError: the value is not valid.
     """
     if value in self:
       return
@@ -75,19 +75,18 @@ POSITIVE = Values(numbers.Real, 'a number above 0', lambda z: 0 < z < math.inf)
 NOT_NEGATIVE = Values(numbers.Real, 'a number of 0 or more', lambda z: 0 <= z < math.inf)
 RATE = Values(numbers.Real, 'a number from 0 to below 1', lambda z: 0 <= z < 1)
 SHARE = Values(numbers.Real, 'a number from 0 to 1', lambda z: 0 <= z <= 1)
-# Of the channels of images; how many there are only the data know.
+# Values for each channel of images. Only the data know the number of channels.
 LEVELS = Values((tuple, list), 'a number from 0 to 1 for each channel, or ()', lambda z: all(x in SHARE for x in z))
 SPREADS = Values((tuple, list), 'a number above 0 for each channel, or ()', lambda z: all(x in POSITIVE for x in z))
 _EXAMPLES = 'such as 500steps, 1epoch, 10000examples or 5%, and at most 100%'
 DURATION = Values(str, f'a duration {_EXAMPLES}', lambda z: _length(z) is not None)
 PERIOD = Values(str, f'a duration above 0 {_EXAMPLES}', lambda z: bool(_length(z)))
-# Names with numbers, such as (('shift', 4),); whoever gives the names their meaning checks them
-# (hbf.data.augment.entries).
+# Names with numbers, such as (('shift', 4),). hbf.data.augment.entries checks names and numbers.
 ENTRIES = Values((tuple, list), 'a tuple of tuples, each a name and numbers')
 
 
 def whole(least: int, most: int | None = None, also: int | None = None) -> Values:
-  """Return the whole numbers from `least` to `most`, or without an end, and one more if `also` is given."""
+  """Return the whole numbers from `least` to `most`, without an end if it is None, and the number `also`."""
   expected = f'a whole number of {least} or more' if most is None else f'a whole number from {least} to {most}'
 
   def holds(z: int) -> bool:
@@ -102,23 +101,23 @@ def odd(least: int) -> Values:
 
 
 def one_of(names: Collection[str]) -> Values:
-  """Return these names."""
+  """Return the names as valid values."""
   return Values(str, f'one of {", ".join(names)}', lambda z: z in names, names)
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration; None if it isn't one, or is longer than the run."""
+  """Return the number in a duration. None if the text is no duration, or the duration is longer than the run."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 
 
 def values_of(kind: Any) -> dict[str, Values]:
-  """Return the values that each option of a dataclass may have, as its field declares: Annotated[type, Values]."""
+  """Return the valid values of each option of a dataclass. A field declares them as Annotated[type, Values]."""
   return declared({field.name: field for field in dataclasses.fields(kind)})
 
 
 def declared(fields: Mapping[str, dataclasses.Field]) -> dict[str, Values]:
-  """Return the values that fields may have; a field that declares none is left out."""
+  """Return the valid values of fields. A field that declares none is left out."""
   found = {name: getattr(field.type, '__metadata__', ()) for name, field in fields.items()}
   return {name: notes[0] for name, notes in found.items() if notes and isinstance(notes[0], Values)}
 
@@ -127,7 +126,7 @@ def check_options(made: Any) -> None:
   """Check every option of an object of a dataclass.
 
   Raises:
-    OptionError: one of them has a value that it can't have.
+    OptionError: the value of an option is not valid.
   """
   for name, values in values_of(made).items():
     try:

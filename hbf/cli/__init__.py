@@ -1,4 +1,4 @@
-"""Shared parts of the commands: a mistake of the user ends in one line on stderr, not in a traceback."""
+"""Shared parts of the commands. A mistake of the user ends in one line on stderr, not in a traceback."""
 
 import contextlib
 import pathlib
@@ -21,7 +21,7 @@ flags.disclaim_key_flags()
 def resolve_config_path(config: str) -> str:
   """Return FILE[:arguments] for NAME[:arguments], where NAME is a data set's name.
 
-  `configs/NAME.py` stands for the name too if there is no such file: both work in every folder.
+  If there is no file `configs/NAME.py`, this path means the name too. So both work in every folder.
   """
   path, colon, arguments = config.partition(':')
   name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
@@ -45,12 +45,12 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
 
 
 def define_processes() -> Callable[[], dict[str, Any]]:
-  """Define the flags of a run on several processes; return what reads them, for `hbf.training.processes.start`."""
+  """Define the flags of a run on several processes; return a function with their values for `processes.start`."""
   holders = {
     'coordinator': flags.DEFINE_string(
-      'coordinator', '', 'HOST:PORT of process 0, where the processes of a run meet.'
+      'coordinator', '', 'HOST:PORT of process 0, to which the processes of a run connect.'
     ),
-    'processes': flags.DEFINE_integer('processes', None, 'How many processes make the run; 1: this one alone.'),
+    'processes': flags.DEFINE_integer('processes', None, 'Number of processes of the run. 1: only this one.'),
     'process': flags.DEFINE_integer('process', None, 'Number of this process, from 0.'),
   }
   return lambda: {name: holder.value for name, holder in holders.items()}
@@ -62,13 +62,13 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
   --help prints the docstring of the module of `main`, and its flags; the exit status is 0.
 
   Args:
-    main: is given the script's name and the arguments that aren't flags; returns the exit status.
-    arguments: whether it takes any.
+    main: a function of the script's name and the arguments that are no flags. It returns the exit status.
+    arguments: True if the command takes such arguments.
   """
 
   @in_one_line
   def guarded(argv: Sequence[str]) -> int:
-    logging.set_verbosity(logging.FATAL)  # Orbax warns of what is meant, and prints what it raises
+    logging.set_verbosity(logging.FATAL)  # Orbax warns of intended behavior, and prints errors that it raises
     sys.unraisablehook = _report_unraisable
     warnings.formatwarning = _format_warning
     if len(argv) > 1 and not arguments:
@@ -85,11 +85,11 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
 
 
 def _help(main: Callable[..., int]) -> str:
-  """Return what a command does, and its flags."""
+  """Return the help of a command: its description and its flags."""
   module = main.__globals__
   name = sys.argv[0] if module['__name__'] == '__main__' else module['__name__']
-  flags_of_it = flags.FLAGS.module_help(name).strip().partition('\n')[2]
-  return f'{module["__doc__"]}\nflags:\n{flags_of_it}'
+  own_flags = flags.FLAGS.module_help(name).strip().partition('\n')[2]
+  return f'{module["__doc__"]}\nflags:\n{own_flags}'
 
 
 _FORMAT_WARNING = warnings.formatwarning
@@ -104,17 +104,17 @@ def _format_warning(
   return _FORMAT_WARNING(message, category, filename, lineno, line)
 
 
-def _report_unraisable(said: Any) -> None:
-  """As Python does, but not what TensorStore has left to tell of a checkpoint that could not be read or written."""
-  if str(said.exc_value) != 'Event loop is closed':
-    sys.__unraisablehook__(said)
+def _report_unraisable(unraisable: Any) -> None:
+  """Report like Python, but not the late messages of TensorStore about a checkpoint that failed."""
+  if str(unraisable.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(unraisable)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
   has_config = 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config'])
   try:
     with _plain_errors():
-      rest = flags.FLAGS([*map(_found, argv)] if has_config else argv)
+      rest = flags.FLAGS([*map(_resolve_argument, argv)] if has_config else argv)
       if has_config:
         flags.FLAGS.config.to_dict()  # raises if the file could not be read
       return rest
@@ -123,7 +123,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def take_overrides() -> list[str]:
-  """Take the flags --config.KEY=VALUE out of the command line, for commands that hand them on."""
+  """Remove the flags --config.KEY=VALUE from the command line and return them, for commands that pass them on."""
   overrides = [argument for argument in sys.argv if re.match(r'--?(no)?config\.', argument)]
   if wrong := [override for override in overrides if '=' not in override and '-noconfig.' not in override]:
     sys.exit(fail(f'{wrong[0]} needs a value: write {wrong[0]}=VALUE'))
@@ -132,14 +132,14 @@ def take_overrides() -> list[str]:
 
 
 def read_config(arguments: Sequence[str]) -> ConfigDict:
-  """Return the config that `hbf train` would run with these arguments, --config=DATA[:…] first.
+  """Return the config of `hbf train` with these arguments, --config=DATA[:…] first.
 
   Raises:
-    UserError: a file, key or value that can't be.
+    UserError: a file, key or value is wrong.
   """
   from hbf.config.resolve import resolve
 
-  argv, values = ['', *map(_found, arguments)], flags.FlagValues()
+  argv, values = ['', *map(_resolve_argument, arguments)], flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
   with _plain_errors():
     values(argv)
@@ -147,14 +147,15 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
   return resolve(values.config)
 
 
-def _found(argument: str) -> str:
+def _resolve_argument(argument: str) -> str:
+  """Return an argument; in --config=NAME the name is replaced by its file."""
   flag, equals, config = argument.partition('=')
   return f'{flag}={resolve_config_path(config)}' if equals and flag.strip('-') == 'config' else argument
 
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-  """Turn what absl and ml_collections raise for wrong flags into a UserError."""
+  """Turn the errors of absl and ml_collections for wrong flags into a UserError."""
   try:
     yield
   except (KeyError, AttributeError) as error:

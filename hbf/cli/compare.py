@@ -1,15 +1,14 @@
-"""Compares models: every arm with every seed, parameters matched, one table.
+r"""Compare models: every arm with every seed, matched parameters, one table.
 
-python -m hbf compare --preset=small --workdir=runs/small            # or memo, the memo's Table 2; rivals; rates
-python -m hbf compare --config=configs/cifar10.py:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \\
+hbf compare --preset=small --workdir=runs/small            # or memo, the memo's Table 2; rivals; rates
+hbf compare --config=cifar10:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.sigma_scale=2.0' --workdir=runs/widths
-python -m hbf compare --workdir=runs/small --report                  # the table again, from the logs
-python -m hbf compare --preset=laptop-tune --tune=12 --workdir=runs/tune   # twelve trials of each arm
-python -m hbf compare --preset=laptop --tuned=runs/tune/tuning.json --workdir=runs/tuned   # each at its best options
+hbf compare --workdir=runs/small --report                  # the table again, from the logs
+hbf compare --preset=laptop-tune --tune=12 --workdir=runs/tune   # twelve trials of each arm
+hbf compare --preset=laptop --tuned=runs/tune/tuning.json --workdir=runs/tuned   # each at its best options
 
-Trials are chosen on held-out images. Each run is an ordinary workdir of train.py. The same command goes on where it
-was stopped or killed; seeds and arms of a later one join those that are there. Keys given as --config.KEY=VALUE hold
-for all arms.
+Trials are selected on held-out images. Each run is an ordinary run folder of `hbf train`. The same command continues
+where it was stopped or killed. A later command may add seeds and arms. A flag --config.KEY=VALUE applies to all arms.
 """
 
 import dataclasses
@@ -26,48 +25,50 @@ if TYPE_CHECKING:
   from hbf.comparison.grid import Comparison
 
 CONFIGS = flags.DEFINE_multi_string(
-  'config', [], 'FILE[:recipe=…,size=…]; give several to compare on several data sets.'
+  'config', [], 'DATA[:recipe=…,size=…]. The flag may be repeated, to compare on several data sets.'
 )
 ARMS = flags.DEFINE_multi_string(
   'arm',
   [],
-  "'MODEL' or 'LABEL: MODEL key=value …'; the first is what others differ from. Of a preset, a label will do.",
+  "'MODEL' or 'LABEL: MODEL key=value …'. Others are compared to the first. With --preset a label is enough.",
 )
 SEEDS = flags.DEFINE_string('seeds', '', 'Such as 0,1,2 (the default).')
 PRESET = flags.DEFINE_string(
   'preset',
   '',
-  "A comparison of hbf.comparison.presets; other flags replace its parts, but parameters stay its first arm's.",
+  "A comparison of hbf.comparison.presets. Other flags replace its parts. Parameters match its first arm's.",
 )
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the comparison.', required=True)
 DEVICES = flags.DEFINE_string(
-  'devices', '', 'One run at a time on each: gpu:0,gpu:1 or cores, cpu:0,cpu:1. Default: all for one.'
+  'devices',
+  '',
+  'One run at a time on each of these: gpu:0,gpu:1 or cores, cpu:0,cpu:1. Default: all devices for one run.',
 )
 MATCH = flags.DEFINE_boolean(
-  'match', True, "Give every arm the first's parameters, within 1%, by its centers or hidden units."
+  'match', True, 'Give every arm as many parameters as the first, within 1%, by its centers or hidden units.'
 )
 OPERATIONS = flags.DEFINE_string(
   'operations',
   '',
-  "Training operations of each arm, through its epochs: match (the first arm's), a number such as 1.8e14, or none "
-  "(leave the epochs alone). Default: the preset's choice; without a preset none.",
+  "Training operations of each arm, which set its epochs: match (the first arm's), a number such as 1.8e14, or none "
+  "(keep the epochs). Default: the preset's choice; without a preset none.",
 )
 TUNE = flags.DEFINE_integer(
-  'tune', 0, 'Trials of each arm with options drawn from the space, instead of a comparison.'
+  'tune', 0, 'Number of trials of each arm, with options drawn from the space, instead of a comparison.'
 )
 SPACE = flags.DEFINE_multi_string(
-  'space', [], "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm; beside the preset's."
+  'space', [], "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm. The preset's space is kept."
 )
 TUNED = flags.DEFINE_string('tuned', '', "The tuning.json of a search: each arm gets its best trial's options.")
 REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')
 SPLIT = flags.DEFINE_enum(
-  'split', 'test', ['test', 'validation'], 'With --report: validation prints the figures of held-out images instead.'
+  'split', 'test', ['test', 'validation'], 'With --report: validation prints the scores of held-out images instead.'
 )
 OVERRIDES = cli.take_overrides()
 
 
 def main(argv: Sequence[str]) -> int:
-  """Run what is missing and report; exit status 1 if a run failed, 0 also if a signal stopped it."""
+  """Run the missing runs and report; exit status 1 if a run failed, 0 also if a signal stopped it."""
   del argv
   import jax
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.comparison.compare import compare, report
   from hbf.comparison.devices import parse_devices
 
-  jax.config.update('jax_platforms', 'cpu')  # the accelerators are the runs'
+  jax.config.update('jax_platforms', 'cpu')  # the runs need the accelerators
   workdir = pathlib.Path(WORKDIR.value).expanduser()
   if REPORT.value:
     if (workdir / tune.TUNING).exists():
@@ -87,15 +88,15 @@ def main(argv: Sequence[str]) -> int:
   if TUNE.present:
     if SEEDS.value:
       raise UserError(f'--tune gives each trial a seed of its own, from {tune.FIRST_SEED} on: leave out --seeds')
-    return 0 if tune.tune(asked(), TUNE.value, workdir, devices) else 1
-  return 0 if compare(asked(), workdir, devices) else 1
+    return 0 if tune.tune(comparison_of_flags(), TUNE.value, workdir, devices) else 1
+  return 0 if compare(comparison_of_flags(), workdir, devices) else 1
 
 
-def asked() -> 'Comparison':
-  """Return what the flags ask for.
+def comparison_of_flags() -> 'Comparison':
+  """Return the comparison that the flags describe.
 
   Raises:
-    UserError: there is no such preset, the seeds are no list, or a budget of operations comes with epochs.
+    UserError: the preset is unknown, the seeds are no list, or a budget of operations comes with epochs.
   """
   from hbf.comparison import tune
   from hbf.comparison.grid import Comparison, parse_seeds, with_arms

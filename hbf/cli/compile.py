@@ -1,9 +1,9 @@
-"""Compiles a config's steps for hardware that isn't there, and says what they need, with an estimate of their speed.
+"""Compile a config's steps for absent hardware; report their memory and an estimate of their speed.
 
-python -m hbf compile --config=configs/cifar10.py:model=hyperbf,recipe=memo --topology=v5e-16
-python -m hbf compile --config=configs/cifar10.py:recipe=memo --config.model.dtype=bfloat16 --topology=h200-1 --json
+hbf compile --config=cifar10:model=hyperbf,recipe=memo --topology=v5e-16
+hbf compile --config=cifar10:recipe=memo --config.model.dtype=bfloat16 --topology=h200-1 --json
 
-Nothing runs, and no data need be there. TPUs: v4-8, v5e-1, v5p-256, v6e-16, …, with requirements-tpu.txt installed;
+Nothing runs, and no data are needed. TPUs: v4-8, v5e-1, v5p-256, v6e-16, …, with requirements-tpu.txt installed;
 NVIDIA GPUs: a100-8, h100-8, h200-1, b200-64, …, with requirements-gpu.txt (each in an environment of its own).
 """
 
@@ -11,22 +11,23 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-import jax
 from absl import flags
 
 from hbf import cli
 
 CONFIG = cli.define_config('digits')
-TOPOLOGY = flags.DEFINE_string('topology', None, 'Such as v5e-16 or h200-1: CHIP-NUMBER.', required=True)
-LARGEST = flags.DEFINE_boolean('largest_batch', False, 'Find the largest train.batch_size that fits, to 3%.')
+TOPOLOGY = flags.DEFINE_string('topology', None, 'CHIP-NUMBER, such as v5e-16 or h200-1.', required=True)
+LARGEST = flags.DEFINE_boolean('largest_batch', False, 'Find the largest train.batch_size that fits, within 3%.')
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout.')
 TEXT = flags.DEFINE_string('text', '', "Folder for the compiled programs' text.")
 
 
 def main(argv: Sequence[str]) -> int:
-  """Compiles and prints; exit status 1 if a program doesn't fit."""
+  """Compile and print; exit status 1 if a program does not fit."""
   del argv
-  jax.config.update('jax_platforms', 'cpu')  # the devices to compile for aren't this process's
+  import jax
+
+  jax.config.update('jax_platforms', 'cpu')  # this process's own devices are not used
   from hbf.hardware.report import check_fit, describe_programs, find_largest_batch, markdown
   from hbf.hardware.topologies import parse_topology
 

@@ -1,46 +1,46 @@
-"""The command for weights of the authors' code.
+"""Read weights of the authors' public code into a run folder, or write a run's weights in their format.
 
-python -m hbf convert best.pth --workdir runs/theirs --config cifar10                # then hbf eval
-python -m hbf convert ours.pth --workdir runs/ours --export                          # the other way
+hbf convert best.pth --workdir runs/theirs --config cifar10                # then hbf eval
+hbf convert ours.pth --workdir runs/ours --export                          # the other way
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from absl import logging
-
 from hbf import cli
 from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
-from hbf.interop import authors, tensors
-from hbf.models.classifier import ImageClassifier
-from hbf.training.convert import of_authors
-from hbf.training.evaluate import restore
-from hbf.training.machine import keep_freed_memory
 
 
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status."""
-  parser = Parser(
-    'hbf convert', "Read a state_dict of the authors' public code into a workdir for `hbf eval`, or writes one."
-  )
-  parser.add_path('file', metavar='FILE', help=', '.join(tensors.READERS))
-  parser.add_run('made here; with --export: read')
+  """Run the command and return its exit status."""
+  parser = Parser('hbf convert', "Read a state_dict of the authors' public code into a run folder, or write one.")
+  parser.add_path('file', metavar='FILE', help='file of weights: .pth, .pt, .safetensors or .npz')
+  parser.add_run('folder of the run, which is made; with --export: which is read')
   parser.add_argument('--config', default='cifar10', help='name of the data set, or a file; default: %(default)s')
   parser.add_argument('--heads', type=int, help="of ViT's attention; default: 4")
   parser.add_argument('--export', action='store_true', help="write the workdir's network to FILE")
-  parser.add_argument('--average', action='store_true', help='to export: the moving average of its parameters')
+  parser.add_argument(
+    '--average', action='store_true', help='with --export: write the moving average of the parameters'
+  )
   flags = parser.parse_args(arguments)
+  from absl import logging
+
+  from hbf.training.machine import keep_freed_memory
+
   keep_freed_memory()
-  logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+  logging.set_verbosity(logging.ERROR)  # Orbax warns of intended behavior
   moved = {key: value for key, value in (('dir', flags.data_dir), ('root', flags.data_root)) if value}
   print(_export(flags, moved) if flags.export else _import(flags, moved))
   return 0
 
 
 def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
+  """Make a run folder from a file; return the message."""
+  from hbf.training.convert import of_authors
+
   config = cli.read_config(
     [f'--config={flags.config}', *(f'--config.data.{key}={value}' for key, value in moved.items())]
   )
@@ -49,9 +49,14 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
 
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
+  """Write a run's weights to a file; return the message."""
+  from hbf.interop import authors
+  from hbf.models.classifier import ImageClassifier
+  from hbf.training.evaluate import restore
+
   restored = restore(flags.workdir, flags.checkpoint, average=flags.average, **moved)
   if not isinstance(restored.model, ImageClassifier):
-    raise UserError(f'{flags.workdir} holds no network for images: the files of the authors are of such')
+    raise UserError(f'{flags.workdir} holds no network for images, and the format is for images: give another run')
   authors.save(flags.file, restored.model, {'params': restored.params})
   return f'wrote {flags.file}'
 

@@ -18,7 +18,7 @@ CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the h
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
 COPIES = flags.DEFINE_string(
-  'copies', '', 'none, mirror or mirror_shift: average over copies of each image, reported beside.'
+  'copies', '', 'none, mirror or mirror_shift: also report an average over copies of each image.'
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
 OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')
@@ -27,7 +27,7 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where
 
 
 def main(argv: Sequence[str]) -> int:
-  """Evaluate, print, then write the figures: they are on the screen even if the folder can't be written."""
+  """Evaluate, print, then write the scores: they are printed even if the folder can't be written."""
   del argv
   from rich.console import Console
 

@@ -1,22 +1,19 @@
-"""Makes a page that explains a run on images: its errors, kernels, centers and heads, and what decides its answers.
+"""Write a page that explains a run on images: its errors, kernels, centers and heads, and reasons for its answers.
 
-python -m hbf explain --workdir=runs/c10 --ood=cifar100 --ood=photos --against=runs/vit
+hbf explain --workdir=runs/c10 --ood=cifar100 --ood=photos --against=runs/vit
 """
 
 import pathlib
 from collections.abc import Sequence
 
 from absl import flags
-from rich.console import Console
-from rich.progress import Progress
 
 from hbf import cli
-from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; the page is written there.', required=True)
-AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, to set beside it.')
+AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, which is shown beside the first.')
 OOD = flags.DEFINE_multi_string(
-  'ood', [], 'A data set, or a folder of images, of other kinds; give several for several.'
+  'ood', [], 'A data set or a folder of images with other classes. The flag may be repeated.'
 )
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Explain the moving average of the parameters (train.average).')
@@ -25,8 +22,13 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where
 
 
 def main(argv: Sequence[str]) -> int:
-  """Writes explain.html and explain.json into the workdir."""
+  """Write explain.html and explain.json into the run folder."""
   del argv
+  from rich.console import Console
+  from rich.progress import Progress
+
+  from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+
   keep_freed_memory()
   keep_compiled_programs()
   from hbf.analysis.report.explain import about, explain, numbers

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from absl import flags
 
 from hbf import cli
-from hbf.training import export
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
 OUTPUT = flags.DEFINE_string('output', None, 'Folder to write: a new one, or an empty one.', required=True)
@@ -20,6 +19,7 @@ AVERAGE = flags.DEFINE_boolean('average', False, 'Export the moving average of t
 def main(argv: Sequence[str]) -> int:
   """Export the classifier."""
   del argv
+  from hbf.training import export
   from hbf.training.machine import keep_freed_memory
 
   keep_freed_memory()

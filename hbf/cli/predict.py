@@ -1,6 +1,6 @@
-"""Says which classes images of one's own are of, by a run's model or an exported one; exports a run's model.
+"""Classify your own images with the model of a run or an exported model.
 
-python -m hbf predict --workdir=runs/flowers holiday.jpg garden/
+hbf predict --workdir=runs/flowers holiday.jpg garden/
 """
 
 import json
@@ -12,30 +12,32 @@ from absl import flags
 
 from hbf import cli
 from hbf.errors import UserError
-from hbf.training import export, predict
-from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
 WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run.')
-MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, in place of a run.')
-EXPORT = flags.DEFINE_string('export', '', "Folder to write the run's model to, for use elsewhere.")
-TOP = flags.DEFINE_integer('top', 3, 'Most classes to name of an image.', lower_bound=1)
+MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead of a run.')
+EXPORT = flags.DEFINE_string('export', '', "Folder to which the run's model is exported, for use elsewhere.")
+TOP = flags.DEFINE_integer('top', 3, 'The largest number of classes to name for an image.', lower_bound=1)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
-PAGE = flags.DEFINE_string('page', '', 'File to write: what decides each answer, and training patches like it.')
+PAGE = flags.DEFINE_string(
+  'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
+)
 JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {image, classes} or {image, error}, nothing else.')
 
 
 def main(argv: Sequence[str]) -> int:
-  """Exports, answers and prints."""
+  """Export, classify and print."""
   if bool(WORKDIR.value) == bool(MODEL.value):
     raise UserError('give either the --workdir of a run or the --model of an exported folder')
   if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value):
-    raise UserError('--export, --page, --checkpoint and --average are of a run: give its --workdir, not --model')
+    raise UserError('--export, --page, --checkpoint and --average need a run: give its --workdir, not --model')
   if not argv[1:] and not EXPORT.value:
-    raise UserError('no images given: name files or folders behind the flags')
+    raise UserError('no images given: name files or folders after the flags')
+  from hbf.training import export, predict
+  from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+
   keep_freed_memory()
   keep_compiled_programs()
-
   images = predict.find_images(argv[1:])
   if MODEL.value:
     classifier = predict.of_export(pathlib.Path(MODEL.value).expanduser())

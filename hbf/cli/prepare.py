@@ -1,12 +1,10 @@
-"""Command that prepares a data set: `hbf prepare NAME [--archive=FILE] [--dir=DIR]`."""
+"""Prepare a data set: `hbf prepare NAME [--archive=FILE] [--dir=DIR]`."""
 
 import os
 import sys
 from collections.abc import Sequence
 
 from hbf.arguments import Parser
-from hbf.data.images import prepared
-from hbf.data.images.prepare import PREPARATIONS, prepare
 from hbf.errors import in_one_line
 
 
@@ -14,10 +12,13 @@ from hbf.errors import in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   parser = Parser('hbf prepare', 'Prepare a data set.')
-  parser.add_argument('name', metavar='NAME', help=', '.join(PREPARATIONS))
+  parser.add_argument('name', metavar='NAME', help='a data set such as cifar10; an unknown name lists all')
   parser.add_argument('--archive', metavar='FILE', help='local archive; without it the official one is downloaded')
   parser.add_argument('--dir', metavar='DIR', default='~/tensorflow_datasets', help='default: %(default)s')
   flags = parser.parse_args(arguments)
+  from hbf.data.images import prepared
+  from hbf.data.images.prepare import prepare
+
   directory = os.path.expanduser(flags.dir)
   done = prepared.find(flags.name, directory)
   folder = done or prepare(flags.name, directory, flags.archive)

@@ -17,12 +17,12 @@ PROCESSES = cli.define_processes()
 WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
 
 DETERMINISTIC = flags.DEFINE_boolean(
-  'deterministic', False, 'Compute the same bits in every run on a GPU, more slowly; on a CPU it is so anyway.'
+  'deterministic', False, 'Compute the same bits in every run on a GPU, more slowly. A CPU always does.'
 )
 
 
 def main(argv: Sequence[str]) -> int:
-  """Train; exit status 0 also if a signal stopped the run, which the same command then continues."""
+  """Train; exit status 0 also if a signal stopped the run. The same command then continues it."""
   del argv
   from rich.console import Console
 
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
     print_result(result, str(workdir / 'result.json'), console)
     if 'average' in result:
       print_result(result['average'], 'average of the parameters', console)
-    if shows := TASKS[CONFIG.value.task].demo_command:
-      say(console, f'What it does: {shows} --workdir={workdir}')
+    if command := TASKS[CONFIG.value.task].demo_command:
+      say(console, f'See it at work: {command} --workdir={workdir}')
   return 0
 
 

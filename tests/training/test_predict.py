@@ -311,7 +311,7 @@ def test_the_command_answers_from_an_export_in_json(folder, own, run):
   ('arguments', 'said'),
   [
     (['a.png'], 'error: give either the --workdir of a run or the --model of an exported folder'),
-    (['--workdir=runs/none'], 'error: no images given: name files or folders behind the flags'),
+    (['--workdir=runs/none'], 'error: no images given: name files or folders after the flags'),
     (['--model=m', '--average', 'a.png'], 'error: --export, --page, --checkpoint and --average are of a run'),
   ],
 )
