@@ -1,4 +1,4 @@
-"""Data sets by name: what the rest of the project knows of where images come from."""
+"""Data sets of images by name. The rest of the project gets images here only."""
 
 import dataclasses
 import os
@@ -17,11 +17,11 @@ class Dataset:
   """Labeled images.
 
   Attributes:
-    name: of the data set.
+    name: name of the data set.
     classes: name of each label.
-    image_shape: height, width, channels of every image.
-    splits: `train` and `test`, whatever the data set calls the latter.
-    names: what readers are told in the place of a class whose name is an id, by class.
+    image_shape: height, width and channels of every image.
+    splits: sources of `train` and `test`. The data set may call the test split otherwise.
+    names: words shown for a class whose name is an id, by class.
   """
 
   name: str
@@ -32,7 +32,7 @@ class Dataset:
 
   @property
   def class_names(self) -> tuple[str, ...]:
-    """What readers are told of each label."""
+    """The words shown for each label."""
     return tuple(self.names.get(name, name) for name in self.classes)
 
 
@@ -88,9 +88,12 @@ def from_arrays(data: ArrayData) -> Dataset:
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
-  """A known data set that isn't prepared, with black images; None if it is, or if its sizes aren't known.
+  """Return a known data set that is not prepared, with black images.
 
   Args: as for `load`.
+
+  Returns:
+    The data set, or None if it is prepared, or if its sizes are unknown.
 
   Raises:
     UserError: its images vary in size, and no `image_size` is given.
@@ -107,7 +110,7 @@ def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
 def _image_shape(
   name: str, stored: tuple[int | None, int | None, int], image_size: int | None
 ) -> tuple[int, int, int]:
-  """Height, width and channels of the images as they are read."""
+  """Return height, width and channels of the images as they are read."""
   height, width, channels = stored
   if image_size:
     return image_size, image_size, channels

@@ -1,4 +1,4 @@
-"""From the stored bytes of training images to what a network sees: pure functions, made to run inside jit."""
+"""Augmentation of whole batches: pure functions from the stored bytes of images to the inputs of a network."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from hbf.data.augment.transforms import NO_FACTS, Facts, transform
 
 
 def normalize(images: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
-  """Returns (images / 255 − mean) / std, float32 [B, H, W, C].
+  """Return (images / 255 − mean) / std, float32 [B, H, W, C].
 
   Args:
     images: in 0 … 255, [B, H, W, C].

@@ -1,7 +1,7 @@
-"""Colors of uint8 images [H, W, C], C of 1 or 3, as Pillow changes them, bit for bit (ImageEnhance, ImageOps).
+"""Operations on the colors of uint8 images [H, W, C], with C of 1 or 3. They equal Pillow's bit for bit.
 
-All is whole numbers. A factor is a multiple of 1/4096 and below 8: Pillow's float32 arithmetic is then exact, so that
-this is the same on every device, whatever its compiler makes of a product and a sum.
+The references are Pillow's ImageEnhance and ImageOps. All arithmetic is in integers. A factor is a multiple of 1/4096
+and below 8. Pillow's float32 arithmetic is then exact, so the result is the same on every device.
 """
 
 import functools
@@ -21,22 +21,23 @@ OPERATIONS = (*POINTWISE, 'saturation', 'sharpness')
 
 
 def to_factor(value: jax.Array) -> jax.Array:
-  """The multiple of 1/4096 nearest to a number, as int32."""
+  """Return the multiple of 1/4096 nearest to a number, as int32."""
   return jnp.round(value * ONE).astype(jnp.int32)
 
 
 def operate(
   image: jax.Array, number: jax.Array, factor: jax.Array, bits: jax.Array, threshold: jax.Array
 ) -> jax.Array:
-  """Does one of the operations to an image.
+  """Apply one operation to an image.
 
-  Under vmap all of them are computed, so those that are pointwise are made of the 256 levels, not of the pixels.
+  Under vmap all operations are computed. Pointwise operations are therefore tables of the 256 levels, not of the
+  pixels.
 
   Args:
     image: uint8 [H, W, C].
-    number: of the operation in `OPERATIONS`; −1 for none.
-    factor: of brightness, contrast, saturation and sharpness, in 1/4096.
-    bits: 1 … 8 that posterize keeps.
+    number: index of the operation in `OPERATIONS`. −1: none.
+    factor: factor of brightness, contrast, saturation and sharpness, in 1/4096.
+    bits: number of bits, 1 … 8, that posterize keeps.
     threshold: level from which on solarize inverts.
 
   Returns:
@@ -61,9 +62,9 @@ def operate(
 
 
 def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float) -> jax.Array:
-  """Changes brightness, then contrast, then saturation by factors drawn evenly from 1 − strength … 1 + strength.
+  """Change brightness, then contrast, then saturation, by factors drawn evenly from 1 − strength … 1 + strength.
 
-  (torchvision's ColorJitter draws the order too, and can change the hue.)
+  torchvision's ColorJitter also draws the order, and can change the hue.
   """
   strengths = jnp.array([brightness, contrast, saturation])
   factors = to_factor(1 + strengths * jax.random.uniform(key, (3,), minval=-1.0))
@@ -73,13 +74,13 @@ def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float,
 
 
 def blend(base: jax.Array | int, image: jax.Array, factor: jax.Array) -> jax.Array:
-  """The base at factor 0, the image at 1 (`ONE`), and so on beyond: Pillow's Image.blend; int32."""
+  """Blend the base (factor 0) and the image (factor 1, `ONE`), or go beyond: Pillow's Image.blend, int32."""
   image = image.astype(jnp.int32)
   return jnp.clip((base * ONE + factor * (image - base)) >> 12, 0, LEVELS - 1)
 
 
 def gray(image: jax.Array) -> jax.Array:
-  """Luma, int32 [H, W, 1]: Pillow's conversion to L."""
+  """Return the luma, int32 [H, W, 1]: Pillow's conversion to L."""
   image = image.astype(jnp.int32)
   if image.shape[-1] == 1:
     return image
@@ -88,13 +89,13 @@ def gray(image: jax.Array) -> jax.Array:
 
 
 def mean_gray(image: jax.Array) -> jax.Array:
-  """The mean of luma, rounded; int32, right for up to 4 million pixels."""
+  """Return the mean luma, rounded, int32. It is right for up to 4 million pixels."""
   luma = gray(image)
   return (2 * jnp.sum(luma) + luma.size) // (2 * luma.size)
 
 
 def smooth(image: jax.Array) -> jax.Array:
-  """Pillow's filter SMOOTH, a mean over 3×3 in which the middle counts five times; the border stays. int32."""
+  """Apply Pillow's filter SMOOTH, int32: a mean over 3×3 in which the middle counts five times. The border stays."""
   image = image.astype(jnp.int32)
   rows = image[:-2] + image[1:-1] + image[2:]
   total = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:] + 4 * image[1:-1, 1:-1]
@@ -102,18 +103,18 @@ def smooth(image: jax.Array) -> jax.Array:
 
 
 def _entries(image: jax.Array) -> jax.Array:
-  """Where in a table [256, C], laid out in a row, each number of an image stands; int32 [H · W · C]."""
+  """Return the index of every number of an image in a flat table [256, C], int32 [H · W · C]."""
   channels = image.shape[-1]
   return (image.astype(jnp.int32) * channels + jnp.arange(channels)).reshape(-1)
 
 
 def _look_up(table: jax.Array, image: jax.Array) -> jax.Array:
-  """The entries, of a table [256, C], of all numbers of an image."""
+  """Look up every number of an image in a table [256, C]."""
   return keep(table).reshape(-1).at[_entries(image)].get(mode='promise_in_bounds').reshape(image.shape)
 
 
 def equalize_table(image: jax.Array) -> jax.Array:
-  """What each level of each channel becomes when its histogram is made flat; int32 [256, C]."""
+  """Return the table that flattens the histogram of each channel, int32 [256, C]."""
   channels = image.shape[-1]
   counts = jnp.zeros(LEVELS * channels, jnp.int32).at[_entries(image)].add(1, mode='promise_in_bounds')
   counts = counts.reshape(LEVELS, channels)
@@ -125,9 +126,9 @@ def equalize_table(image: jax.Array) -> jax.Array:
 
 
 def autocontrast_table(image: jax.Array) -> jax.Array:
-  """What each level of each channel becomes when its least and greatest become 0 and 255; int32 [256, C].
+  """Return the table that maps the least and greatest level of each channel to 0 and 255, int32 [256, C].
 
-  Of levels that the channel doesn't have it says nothing.
+  Entries of levels that the channel does not have are arbitrary.
   """
   low, high = (limit(image, axis=(0, 1)).astype(jnp.int32) for limit in (jnp.min, jnp.max))
   levels = jnp.arange(LEVELS)[:, None]
@@ -140,10 +141,10 @@ def autocontrast_table(image: jax.Array) -> jax.Array:
 
 @functools.cache
 def _rounded_down() -> tuple[np.ndarray, np.ndarray]:
-  """For which levels Pillow's autocontrast, computed in float64, is one below what it is exactly.
+  """Return the levels for which Pillow's autocontrast, computed in float64, is one below the exact result.
 
   Returns:
-    Sets of levels, uint8 [n, 32], 8 levels in a byte; and which of them belongs to a least and a greatest level,
+    Sets of levels, uint8 [n, 32], with 8 levels in a byte, and the set of each pair of least and greatest level,
     uint16 [256, 256].
   """
   high, level = np.ogrid[:LEVELS, :LEVELS]
@@ -158,9 +159,9 @@ def _rounded_down() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(a: jax.Array, b: jax.Array) -> jax.Array:
-  """⌊a / b⌋ of whole numbers, a from 0 to 2 million, b from 1; int32.
+  """Return ⌊a / b⌋ of integers, a from 0 to 2 million, b from 1, int32.
 
-  CPUs divide floats many times faster than whole numbers. The half keeps the quotient farther from a whole number
-  than any device rounds it.
+  CPUs divide floats many times faster than integers. The added half keeps the quotient farther from an integer than
+  the rounding of any device.
   """
   return jnp.floor((a + 0.5) / b).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Copies of an image whose predictions are averaged at evaluation."""
+"""Copies of an image. Their predictions are averaged at evaluation."""
 
 from collections.abc import Callable
 

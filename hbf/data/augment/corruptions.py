@@ -1,17 +1,17 @@
-"""The 15 common corruptions of Hendrycks & Dietterich 2019, at the five strengths of CIFAR-10-C, made here.
+"""The 15 common corruptions of Hendrycks & Dietterich 2019, at the five strengths of CIFAR-10-C.
 
-The strengths are the authors' for images of 32 pixels (github.com/hendrycks/robustness, make_cifar_c.py). In other
-images lengths in pixels are longer or shorter with the side, but for the grain of noise and JPEG's blocks; the
-authors' Tiny ImageNet-C and ImageNet-C have strengths of their own.
+The strengths are the authors' for images of 32 pixels (github.com/hendrycks/robustness, make_cifar_c.py). For other
+sizes, lengths in pixels scale with the side, except the grain of noise and JPEG's blocks. The authors' Tiny
+ImageNet-C and ImageNet-C have strengths of their own.
 
-What differs from their files, beside what is drawn:
-  frost: a fractal with the light, contrast and grain of their photographs, which aren't shipped, instead of these.
+Differences from the authors' files, beside random draws:
+  frost: a fractal with the light, contrast and grain of their photographs, which are not shipped.
   motion_blur, snow: ImageMagick's rule for motion, computed here.
-  fog: midpoints are the mean of their four neighbors, where a slip in the authors' code takes one of them twice.
-  zoom_blur, snow: enlarged about the exact center, of which theirs is up to a pixel off.
-  elastic_transform: both maps are composed and the image is resampled once, which blurs it less than twice.
+  fog: midpoints are the mean of four neighbors. The authors' code takes one of the neighbors twice.
+  zoom_blur, snow: enlarged about the exact center. The authors' center is up to a pixel off.
+  elastic_transform: both maps are composed and the image is resampled once, which blurs it less.
   all: levels are rounded, not cut off.
-So errors compare models with each other, and with published ones only roughly, least of all those of frost.
+So errors compare models with each other. Comparison with published errors is rough, above all for frost.
 """
 
 import functools
@@ -32,21 +32,21 @@ _CUT = 1e-3  # of a kernel's largest weight, below which it is left out
 
 
 def corrupt(images: np.ndarray, name: str, strength: int, seed: int = 0) -> np.ndarray:
-  """Images with a corruption; what is drawn is a function of (seed, name, strength, number of the image).
+  """Apply a corruption to images. Random draws are a function of (seed, name, strength, number of the image).
 
-  So the first few of them alone look as they do among all.
+  Image i therefore looks the same in any prefix of the images.
 
   Args:
     images: uint8 [n, side, side, 1 or 3].
-    name: in `CORRUPTIONS`.
+    name: a name in `CORRUPTIONS`.
     strength: 1 to 5.
-    seed: of what is drawn.
+    seed: seed of the random draws.
 
   Returns:
-    uint8, of the same shape.
+    uint8 images of the same shape.
 
   Raises:
-    UserError: no such corruption or strength, or the images aren't what they should be.
+    UserError: the corruption or strength is unknown, or the images have another shape or type.
   """
   function, parameters = choose('corruption', name, CORRUPTIONS)
   if strength not in STRENGTHS:
@@ -74,7 +74,7 @@ def _impulse_noise(x: np.ndarray, share: float, draws: Draws) -> np.ndarray:
 
 
 def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """A disk of this radius, made smooth by a Gaussian of this width, over 3×3 in images of 32 pixels."""
+  """Blur with a disk of this radius, smoothed by a Gaussian, over 3×3 in images of 32 pixels."""
   radius, smooth = (length * _scale(x) for length in parameters)
   margin = int(np.ceil(_scale(x)))
   reach = int(np.ceil(radius)) + margin
@@ -84,10 +84,10 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 
 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
-  """A blur, pixels that look like one above or left of them, and the blur again.
+  """Blur, replace pixels by others above or left of them, and blur again.
 
-  The paper has pixels change places. In the authors' code the second half of the exchange reads what the first half
-  wrote, so that pixels are copied, and their files are of that.
+  In the paper pixels change places. In the authors' code the second half of the exchange reads what the first half
+  wrote, so pixels are copied. Their files have copied pixels.
   """
   width, far, times = parameters[0] * _scale(x), max(1, round(parameters[1] * _scale(x))), parameters[2]
   blur = functools.partial(ndimage.gaussian_filter, sigma=(0, width, width, 0), mode='nearest')
@@ -110,7 +110,7 @@ def _zoom_blur(x: np.ndarray, most: float, draws: Draws) -> np.ndarray:
 
 
 def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndarray:
-  """Flakes that fall, and their mirror image, over an image that is made paler."""
+  """Add falling flakes and their mirror image to a paler image."""
   mean, deviation, zoom, threshold, radius, width, kept = parameters
   flakes = mean + deviation * _drawn(draws, lambda random: random.standard_normal((*x.shape[1:3], 1), np.float32))
   flakes = _zoomed(flakes, max(1, zoom * _scale(x)))
@@ -121,10 +121,10 @@ def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndar
 
 
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """Ice over the whole image: of a light of its own, bluish where there is color, with ridges like crystals.
+  """Add ice over the whole image: with its own light, bluish if the image has color, with ridges like crystals.
 
-  Mean, contrast and grain are those of pieces of the authors' photographs: levels of 0.63 ± 0.15 from piece to piece
-  and ± 0.09 within one, that differ by 0.075 from pixel to pixel.
+  Mean, contrast and grain are those of crops of the authors' photographs: levels of 0.63 ± 0.15 among crops and ±
+  0.09 within a crop, with differences of 0.075 between neighboring pixels.
   """
   kept, added = parameters
   light = _drawn(draws, lambda random: random.uniform(0.4, 0.85))[:, None, None, None]
@@ -141,7 +141,7 @@ def _fog(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.nda
 
 
 def _brightness(x: np.ndarray, added: float, draws: Draws) -> np.ndarray:
-  """More of HSV's value, with hue and saturation as they are."""
+  """Raise HSV's value, and keep hue and saturation."""
   value = x.max(axis=-1, keepdims=True)
   more = np.minimum(value + added, 1)
   return np.where(value > 0, x * more / np.where(value > 0, value, 1), more)
@@ -153,7 +153,7 @@ def _contrast(x: np.ndarray, kept: float, draws: Draws) -> np.ndarray:
 
 
 def _elastic_transform(x: np.ndarray, parameters: tuple[float, float, float], draws: Draws) -> np.ndarray:
-  """Three points moved, the plane with them, and every pixel by a smooth field; lengths are parts of the side."""
+  """Move the plane by moving three points, and every pixel by a smooth field. Lengths are shares of the side."""
   far, width, jitter = (part * x.shape[1] for part in parameters)
   return np.stack([_bent(image, far, width, jitter, random) for image, random in zip(x, draws, strict=True)])
 
@@ -190,7 +190,7 @@ def _jpeg_compression(x: np.ndarray, quality: int, draws: Draws) -> np.ndarray:
 
 
 def _scale(x: np.ndarray) -> float:
-  """How much longer lengths are than in the authors' images of 32 pixels."""
+  """Return the ratio of lengths to those in the authors' images of 32 pixels."""
   return x.shape[1] / 32
 
 
@@ -199,7 +199,7 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
 
 
 def _moved(x: np.ndarray, radius: float, width: float, degrees: np.ndarray) -> np.ndarray:
-  """A blur to one side: each image in its own direction, with weights of half a Gaussian."""
+  """Blur each image to one side in its own direction, with the weights of half a Gaussian."""
   steps = np.arange(int(2 * radius * _scale(x)) + 1)
   weights = np.exp(-(steps**2) / (2 * (width * _scale(x)) ** 2))
   weights, side, angle = weights[weights > _CUT], x.shape[1], np.deg2rad(degrees)
@@ -212,7 +212,7 @@ def _moved(x: np.ndarray, radius: float, width: float, degrees: np.ndarray) -> n
 
 
 def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
-  """Enlarged about its center, and cut to its size; linear between pixels."""
+  """Enlarge about the center, linearly between pixels, and cut to the old size."""
   side = x.shape[1]
   at = (np.arange(side) - (side - 1) / 2) / zoom + (side - 1) / 2
   matrix = np.maximum(1 - np.abs(at[:, None] - np.arange(side)), 0).astype(np.float32)
@@ -220,10 +220,11 @@ def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
 
 
 def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
-  """Clouds from 0 to 1 by midpoint displacement (Fournier, Fussell & Carpenter 1982), [n, side, side, 1].
+  """Draw clouds from 0 to 1 by midpoint displacement (Fournier, Fussell & Carpenter 1982), [n, side, side, 1].
 
-  A grid, closed at its borders, is made twice as fine again and again: midpoints are the mean of their four
-  neighbors and a displacement, smaller by decay² each time (the authors' code multiplies two that both decay).
+  A grid that is closed at its borders is made twice as fine again and again. Midpoints are the mean of their four
+  neighbors and a displacement. The displacement shrinks by decay² each time, because the authors' code multiplies two
+  factors that both decay.
   """
   side = x.shape[1]
   step = 1 << (side - 1).bit_length()
@@ -243,7 +244,7 @@ def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
 
 
 def _luma(x: np.ndarray) -> np.ndarray:
-  """The light of the colors (ITU-R BT.601), [n, side, side, 1]."""
+  """Return the luma of the colors (ITU-R BT.601), [n, side, side, 1]."""
   return x @ np.array([[0.299], [0.587], [0.114]], np.float32) if x.shape[-1] == 3 else x
 
 

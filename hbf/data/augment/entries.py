@@ -1,4 +1,4 @@
-"""What a config names with numbers, as ('shift', 4): read and checked."""
+"""Config values that are names with numbers, such as ('shift', 4): reading and checks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ class Argument(NamedTuple):
   """A number that follows a name.
 
   Attributes:
-    name: of the argument.
-    least: the smallest that it may be.
-    most: the largest.
-    whole: whether it must be a whole number.
-    default: its value where none is given; None: it must be given.
+    name: name of the argument.
+    least: smallest allowed value.
+    most: largest allowed value.
+    whole: True if it must be a whole number.
+    default: value if none is given. None: it must be given.
   """
 
   name: str
@@ -28,18 +28,18 @@ class Argument(NamedTuple):
 
 
 def read_entries(key: str, value: Any, known: Mapping[str, Sequence[Argument]]) -> tuple[Entry, ...]:
-  """Reads a list of names with numbers.
+  """Read a list of names with numbers.
 
   Args:
-    key: of the config, as in 'data.transforms'.
-    value: what stands there, tuples or (from JSON) lists.
+    key: key of the config, such as 'data.transforms'.
+    value: the value of the key: tuples, or lists from JSON.
     known: the arguments of every name.
 
   Returns:
     Every entry with all of its arguments.
 
   Raises:
-    UserError: it is no such list, or a name, a number of arguments or a value is wrong.
+    UserError: the value is no such list, or a name, a number of arguments or an argument is wrong.
   """
   if not _is_list(value) or not all(_is_list(entry) and entry and isinstance(entry[0], str) for entry in value):
     example = f'(({next(iter(known))!r},),)'

@@ -1,8 +1,7 @@
-"""Moving images: maps of the plane, composed into one, and one resampling.
+"""Motion of images: maps of the plane, composed into one, and one resampling.
 
-A place is (x, y) in pixels from the top left corner, so the pixel of column j and row i has its center at
-(j + ½, i + ½). A map, float32 [2, 3], says where in the image what is shown at a place comes from: (x, y, 1) goes to
-the product.
+A point is (x, y) in pixels from the top left corner, so the pixel of column j and row i has its center at
+(j + ½, i + ½). A map, float32 [2, 3], takes a point (x, y, 1) of the new image to its source in the old image.
 """
 
 import functools
@@ -18,23 +17,23 @@ ASPECTS = (3 / 4, 4 / 3)  # width over height of a crop, Szegedy et al. 2015
 
 
 def compose(first: jax.Array, second: jax.Array) -> jax.Array:
-  """The map that does to an image what `first` does, and then what `second` does."""
+  """Return the map that applies `first` to an image, and then `second`."""
   # Sums, not a matrix product, whose factors some devices round to bfloat16.
   return jnp.sum(first[:, :2, None] * second, axis=1) + first * jnp.array([0.0, 0.0, 1.0])
 
 
 def affine(linear: jax.Array, offset: jax.Array) -> jax.Array:
-  """The map of x to `linear` x + `offset`."""
+  """Return the map of x to `linear` x + `offset`."""
   return jnp.concatenate([linear, offset[:, None]], axis=1)
 
 
 def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
-  """Mirrors left to right with probability `rate`."""
+  """Mirror left to right with probability `rate`."""
   return _mirror_if(jax.random.bernoulli(key, rate), size)
 
 
 def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """What a warp by `flip` gives."""
+  """Return the result of a warp by `flip`."""
   return jnp.where(jax.random.bernoulli(key, rate), image[:, ::-1], image)
 
 
@@ -60,12 +59,12 @@ def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
-  """Moves by −most … most pixels each way, drawn evenly."""
+  """Move by −most … most pixels each way, drawn evenly."""
   return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
 
 
 def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
-  """What a warp by `shift` gives, as a slice."""
+  """Return the result of a warp by `shift`, as a slice."""
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
   cut = functools.partial(_cut, shape=image.shape)
   # Of a slice that begins elsewhere in every image a TPU's compiler makes a loop over the images.
@@ -82,7 +81,7 @@ def _cut(padded: jax.Array, corner: jax.Array, shape: tuple[int, ...]) -> jax.Ar
 
 
 def _choose(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
-  """`_cut` as a choice among all places where the slice may begin, one axis after the other."""
+  """Compute `_cut` as a choice among all starts of the slice, one axis after the other."""
   for axis in range(2):
     length = padded.shape[axis] - 2 * most
     cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))
@@ -91,7 +90,7 @@ def _choose(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
 
 
 def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
-  """Cuts a box out and resizes it to the image's size; see `draw_box`."""
+  """Cut a box out and resizes it to the image's size; see `draw_box`."""
   corner, box = draw_box(key, size, (least, most), ASPECTS)
   return affine(jnp.diag(box / jnp.array(size[::-1])), corner)
 
@@ -99,15 +98,14 @@ def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.A
 def draw_box(
   key: jax.Array, size: Size, areas: tuple[float, float], aspects: tuple[float, float]
 ) -> tuple[jax.Array, jax.Array]:
-  """Draws a box within an image, anywhere in it with equal probability.
+  """Draw a box within an image. All positions are equally likely.
 
   Its share of the image's area is drawn evenly from `areas`. Its aspect (width over height) is drawn from `aspects`,
-  evenly in its logarithm, but only among those with which a box of this area fits; if there is none, it is the one
-  nearest to them with which it does. (Usual code draws area and aspect again where the box doesn't fit, so that large
-  areas are rarer there than they say.)
+  evenly in its logarithm, among the aspects with which a box of this area fits. If none fits, the nearest aspect that
+  fits is taken. Usual code draws area and aspect again if the box does not fit, so large areas are rarer than stated.
 
   Returns:
-    Its top left corner and its size, float32 [2] each, x first.
+    The top left corner and the size of the box, float32 [2] each, x first.
   """
   height, width = size
   area_key, aspect_key, corner_key = jax.random.split(key, 3)
@@ -120,21 +118,21 @@ def draw_box(
 
 
 def inside(places: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array:
-  """Whether places [..., 2] are in a box."""
+  """Return True for points [..., 2] in a box."""
   return jnp.all((places >= corner) & (places < corner + box), axis=-1)
 
 
 def centers(size: Size) -> jax.Array:
-  """Places of the pixels' centers, float32 [height, width, 2]."""
+  """Return the centers of the pixels, float32 [height, width, 2]."""
   rows, columns = jnp.meshgrid(jnp.arange(size[0]), jnp.arange(size[1]), indexing='ij')
   return jnp.stack([columns, rows], axis=-1) + jnp.float32(0.5)
 
 
 def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
-  """Shows an image under a map, each pixel mixed bilinearly of the four around where it comes from.
+  """Warp an image by a map. Every pixel is a bilinear mix of the four pixels around its source.
 
-  Places outside the image are black. Within it, beyond the centers of its outermost pixels, these go on; so it is in
-  Pillow's `Image.transform`.
+  Sources outside the image are black. Beyond the centers of the outermost pixels these continue, as in Pillow's
+  `Image.transform`.
 
   Args:
     image: uint8 [H, W, C].

@@ -1,4 +1,4 @@
-"""Mixing training images with others of their batch: mixup and CutMix."""
+"""Mixtures of training images with others of their batch: mixup and CutMix."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """The same weight at every pixel, float32 [H, W] (Zhang et al. 2018)."""
+  """Return the same weight at every pixel, float32 [H, W] (Zhang et al. 2018)."""
   del key
   return jnp.full(size, share)
 
 
 def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """0 in a box of 1 − `share` of the image's area, of its aspect, and 1 around it (Yun et al. 2019).
+  """Return 0 in a box with 1 − `share` of the image's area and its aspect, and 1 around it (Yun et al. 2019).
 
-  The box's center is any pixel, so that it may reach beyond the border, where it is cut off.
+  The center of the box is any pixel. A box that reaches beyond the border is cut off there.
   """
   sides = jnp.array(size)
   half = (sides * jnp.sqrt(1 - share)).astype(jnp.int32) // 2
@@ -40,7 +40,7 @@ _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 
 
 def read_mix(value: Any) -> tuple[Entry, ...]:
-  """Reads `data.mix`.
+  """Read `data.mix`.
 
   Raises:
     UserError: it is wrong.
@@ -55,18 +55,18 @@ def read_mix(value: Any) -> tuple[Entry, ...]:
 def mix(
   key: jax.Array, images: jax.Array, targets: jax.Array, index: jax.Array, entries: Sequence[Entry]
 ) -> tuple[jax.Array, jax.Array]:
-  """Mixes images, and their targets likewise, each with one other of the batch.
+  """Mix each image, and its targets, with one other of the batch.
 
-  What is drawn for example i depends on `key` and i only; its partner is the next example in an order by random
-  numbers, the last one's is the first. So neither rows nor devices matter.
+  Random draws for example i depend on `key` and i only. The partner of an example is the next one in an order by
+  random numbers; the partner of the last one is the first. So neither rows nor devices matter.
 
   Args:
-    key: of this step.
+    key: the key of this step.
     images: uint8 [B, H, W, C].
     targets: probabilities of the classes, float32 [B, classes].
-    index: int32 [B], which example of the data set each image is.
-    entries: as `read_mix` gives them: for a share of the images, images weigh λ, drawn from Beta(alpha, alpha), and
-      their partners 1 − λ.
+    index: int32 [B], the number of each example in the data set.
+    entries: the result of `read_mix`. A share of the images gets weight λ, drawn from Beta(alpha, alpha), and its
+      partners get 1 − λ.
 
   Returns:
     float32 images, in 0 … 255, and targets.
@@ -84,7 +84,7 @@ def mix(
 
 
 def partners(key: jax.Array, index: jax.Array) -> jax.Array:
-  """The row of each example's partner, int32 [B]; never its own if there are two."""
+  """Return the row of each example's partner, int32 [B]. It is never the example's own row if there are two."""
   keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(index)
   numbers = jax.vmap(jax.random.bits)(keys)
   # The index decides between equal numbers.
@@ -93,7 +93,7 @@ def partners(key: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) -> jax.Array:
-  """Weights of the pixels of one image, float32 [H, W]: 1 unless it is mixed."""
+  """Return the weights of the pixels of one image, float32 [H, W]: 1 unless it is mixed."""
   which_key, *keys = jax.random.split(key, 1 + len(entries))
   drawn = jax.random.uniform(which_key)
   weights, begin = jnp.ones(size), 0.0
@@ -106,11 +106,11 @@ def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) ->
 
 
 def beta(key: jax.Array, alpha: float) -> jax.Array:
-  """Draws from Beta(alpha, alpha).
+  """Draw from Beta(alpha, alpha).
 
-  It is (1 + T/√(ν + T²))/2 of Student's T with ν = 2 alpha degrees of freedom, for which Bailey (1994) has a formula.
-  (`jax.random.beta` loops until all of the batch's draws are accepted: seconds to compile, and devices would wait for
-  one another.)
+  The draw is (1 + T/√(ν + T²))/2 of Student's T with ν = 2 alpha degrees of freedom, for which Bailey (1994) has a
+  formula. `jax.random.beta` loops until all draws of the batch are accepted: it takes seconds to compile, and devices
+  would wait for one another.
   """
   radius_key, angle_key = jax.random.split(key)
   log = jnp.log(jax.random.uniform(radius_key, minval=jnp.finfo(jnp.float32).tiny)) / alpha

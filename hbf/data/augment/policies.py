@@ -1,7 +1,7 @@
-"""RandAugment and TrivialAugment: drawn operations of drawn strength, as torchvision has them.
+"""RandAugment and TrivialAugment: random operations of random strength, as in torchvision.
 
-An operation has a magnitude of 0 … 30. Those that move (shear, translation, rotation) are part of the image's one
-warp; the others change colors, in the order in which they are drawn.
+An operation has a magnitude of 0 … 30. Operations that move (shear, translation, rotation) become part of the image's
+one warp. The others change colors, in the order in which they are drawn.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ OPERATIONS = (*MOVES, *color.OPERATIONS)
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """What the operations do at the greatest magnitude.
+  """The effect of the operations at the greatest magnitude.
 
   Attributes:
-    shear: by which part of a row's place it moves.
-    translate: pixels; None: 150/331 of the side.
+    shear: shift of a row as a share of its distance from the top.
+    translate: pixels. None: 150/331 of the side.
     rotate: degrees.
-    factor: how far brightness, contrast, saturation and sharpness are from 1.
-    posterize: bits dropped.
+    factor: distance of brightness, contrast, saturation and sharpness from 1.
+    posterize: number of bits dropped.
   """
 
   shear: float
@@ -41,12 +41,12 @@ WIDE = Space(shear=0.99, translate=32.0, rotate=135.0, factor=0.99, posterize=6)
 
 
 class Drawn(NamedTuple):
-  """Operations to be done one after another, int32 [n] each.
+  """Operations in order, int32 [n] each.
 
   Attributes:
-    number: of the operation in `OPERATIONS`.
+    number: index of the operation in `OPERATIONS`.
     magnitude: 0 … 30.
-    sign: of the magnitude where there are two directions.
+    sign: sign of the magnitude if there are two directions.
   """
 
   number: jax.Array
@@ -55,12 +55,12 @@ class Drawn(NamedTuple):
 
 
 def draw_rand(key: jax.Array, count: int, magnitude: int) -> Drawn:
-  """Operations of RandAugment (Cubuk et al. 2020), each drawn evenly from all 14, of one magnitude."""
+  """Draw the operations of RandAugment (Cubuk et al. 2020), each evenly from all 14, with one magnitude."""
   return _draw(key, count, magnitude, magnitude)
 
 
 def draw_trivial(key: jax.Array) -> Drawn:
-  """The one of TrivialAugment (Müller & Hutter 2021), its magnitude drawn too."""
+  """Draw the one operation of TrivialAugment (Müller & Hutter 2021), and its magnitude."""
   return _draw(key, 1, 0, MOST)
 
 
@@ -74,7 +74,7 @@ def _draw(key: jax.Array, count: int, least: int, most: int) -> Drawn:
 
 
 def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
-  """The map of those operations that move, one after another."""
+  """Return the map of the operations that move, composed in order."""
   mapping = jnp.eye(2, 3)
   for number, magnitude, sign in zip(*drawn, strict=True):
     mapping = geometry.compose(mapping, _move(number, magnitude, sign, size, space))
@@ -82,7 +82,7 @@ def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
 
 
 def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geometry.Size, space: Space) -> jax.Array:
-  """Shears about the top left corner, translates by whole pixels or rotates about the center."""
+  """Shear about the top left corner, translates by whole pixels or rotates about the center."""
 
   def strength(name: str, most: float) -> jax.Array:
     return jnp.where(number == OPERATIONS.index(name), sign * jnp.float32(most) * magnitude / MOST, 0.0)
@@ -100,7 +100,7 @@ def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geomet
 
 
 def recolor(drawn: Drawn, image: jax.Array, space: Space) -> jax.Array:
-  """Does those operations to an image that change its colors, one after another."""
+  """Apply the operations that change colors to an image, in order."""
   for number, magnitude, sign in zip(*drawn, strict=True):
     image = color.operate(
       image,

@@ -1,4 +1,4 @@
-"""What can be done to a training image, by the name that `data.transforms` gives it."""
+"""Transforms of training images, by the names that `data.transforms` gives them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ ERASED_AREAS, ERASED_ASPECTS = (0.02, 0.33), (0.3, 3.3)  # torchvision's; Zhong 
 
 
 class Facts(NamedTuple):
-  """Facts beside the key of a step that some transforms need.
+  """Facts about an image that some transforms need beside the key of a step.
 
   Attributes:
-    mean: gray levels of the channels, uint8 [C] or a number for all of them.
+    mean: gray levels of the channels, uint8 [C], or one number for all.
     fixed_key: the key of this example, the same in every epoch.
     epoch: number of the epoch that shows the example, int32 [].
   """
@@ -33,12 +33,11 @@ NO_FACTS = Facts()
 
 
 class Transform(NamedTuple):
-  """A kind of transform; its functions take their arguments by position.
+  """A kind of transform. Its functions take their arguments by position.
 
   Attributes:
-    arguments: numbers that follow its name.
-    geometry: (key, (H, W), *needs, *arguments) → the map by which it moves the image, see
-    `hbf.data.augment.geometry`.
+    arguments: numbers that follow the name.
+    geometry: (key, (H, W), *needs, *arguments) → the map that moves the image, see `hbf.data.augment.geometry`.
     exact: (key, image, *needs, *arguments) → the result of a warp by that map alone, without mixing pixels.
     pixels: (key, image, *needs, *arguments) → the image, uint8 [H, W, C], with other colors.
     needs: names of `Facts`.
@@ -68,7 +67,7 @@ def _trivial_recolor(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Fills a box with noise, even on 0 … 255, with probability `rate` (random erasing)."""
+  """Fill a box with noise, uniform on 0 … 255, with probability `rate` (random erasing)."""
   rate_key, box_key, noise_key = jax.random.split(key, 3)
   size = (image.shape[0], image.shape[1])
   erased = geometry.inside(geometry.centers(size), *geometry.draw_box(box_key, size, ERASED_AREAS, ERASED_ASPECTS))
@@ -111,7 +110,7 @@ TRANSFORMS = {
 
 
 def read_transforms(value: Any) -> tuple[Entry, ...]:
-  """Reads `data.transforms`; returns each transform with all of its arguments.
+  """Read `data.transforms`; returns each transform with all of its arguments.
 
   Raises:
     UserError: it is wrong.
@@ -129,7 +128,7 @@ def read_transforms(value: Any) -> tuple[Entry, ...]:
 
 
 def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
-  """Raises UserError if an image could be shifted out of sight."""
+  """Raise UserError if an image could be shifted out of sight."""
   side = min(image_shape[:2])
   for name, *arguments in entries:
     if name == 'shift' and arguments[0] >= side:

@@ -1,4 +1,4 @@
-"""What the TFDS builders of this project share."""
+"""Shared parts of the TFDS builders."""
 
 from typing import Any
 
@@ -6,16 +6,17 @@ from hbf.data.images import archives
 
 
 class Local:
-  """A builder that downloads nothing; a mixin, to stand before TFDS's class."""
+  """A mixin for builders that download nothing. It stands before TFDS's class."""
 
   # From its path TFDS would look for checksums of downloads, with a package that it needs but doesn't install.
   code_path = None
 
 
 class FromArchive(Local):
-  """A builder that reads a local archive; a mixin, to stand before TFDS's class.
+  """A mixin for builders that read a local archive. It stands before TFDS's class.
 
-  Checksums aren't compared: layout, sizes and labels are, so an archive packed anew is welcome.
+  The checksum of the archive is not compared, but its layout, sizes and labels are. So an archive that was packed
+  again can be used.
   """
 
   def __init__(self, *, archive: archives.Archive, **kwargs: Any):

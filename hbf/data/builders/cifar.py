@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 from their binary archives.
 
-These are TFDS's own data sets, name, version and features included, so that plain TFDS reads what they prepare. TFDS
-calls TensorFlow to encode the images; here they are encoded beforehand.
+They are TFDS's own data sets, with the same name, version and features, so plain TFDS reads the prepared data. TFDS
+calls TensorFlow to encode the images. Here they are encoded beforehand.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _SHAPE = (3, 32, 32)  # As the archive has them: channels first.
 
 
 class _Cifar(base.FromArchive):
-  """What both sets do otherwise than TFDS."""
+  """The differences of both builders from TFDS."""
 
   records: ClassVar[Mapping[str, int]] = {'train': 50_000, 'test': 10_000}
 
@@ -44,7 +44,7 @@ class _Cifar(base.FromArchive):
     return names
 
   def _parse(self, split: str, name: str, contents: Mapping[str, bytes]) -> np.ndarray:
-    """Returns the records of a file, uint8 [n, labels + 3072]."""
+    """Return the records of a file, uint8 [n, labels + 3072]."""
     layout = self._cifar_info
     files = layout.train_files if split == 'train' else layout.test_files
     count, width = self.records[split] // len(files), len(layout.label_keys) + np.prod(_SHAPE)
@@ -57,7 +57,7 @@ class _Cifar(base.FromArchive):
     return records
 
   def _generate_examples(self, split: str, files: list[np.ndarray]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields examples with the keys and ids that TFDS gives them: their numbers in the archive."""
+    """Yield examples with the keys and ids that TFDS gives them: their numbers in the archive."""
     keys = self._cifar_info.label_keys
     for number, record in enumerate(record for records in files for record in records):
       image = record[len(keys) :].reshape(_SHAPE).transpose(1, 2, 0)

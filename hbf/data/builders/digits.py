@@ -14,7 +14,7 @@ _TEST_EVERY = 5
 
 
 class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """The UCI test set of optical recognition of handwritten digits, four fifths of it for training."""
+  """The UCI test set of optical recognition of handwritten digits, with four fifths for training."""
 
   VERSION = tfds.core.Version('1.0.0')
 

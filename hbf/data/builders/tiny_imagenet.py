@@ -1,6 +1,6 @@
 """Tiny ImageNet: 200 classes of ImageNet at 64 x 64 pixels, from its official archive.
 
-The labels of the official test images aren't public, so the validation images, as everywhere, are the test split.
+The labels of the official test images are not public, so the validation images are the test split, as everywhere.
 """
 
 import collections
@@ -21,7 +21,7 @@ _SIZE = 64
 
 
 class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Tiny ImageNet; the classes are WordNet ids, sorted, and `names` of the metadata says what they are in words."""
+  """Tiny ImageNet. Classes are WordNet ids, sorted. `names` of the metadata has them in words."""
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -65,7 +65,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
   def _require_complete(
     self, classes: list[str], members: set[str], train: dict[str, str], test: dict[str, str]
   ) -> None:
-    """Raises a `UserError` unless the images and the classes of the archive match."""
+    """Raise a UserError unless the images and the classes of the archive match."""
     for split, labels in (('train', train), ('val', test)):
       absent = sorted(set(classes) - set(labels.values()))
       unknown = sorted(set(labels.values()) - set(classes))
@@ -84,7 +84,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
         yield name, {'id': name, 'image': self._rgb(member, archive.read(member)), 'label': label}
 
   def _rgb(self, member: str, encoded: bytes) -> bytes:
-    """Returns the image as it is if it's RGB, as PNG if it has to be made so."""
+    """Return an RGB image unchanged, and another image as an RGB PNG."""
     try:
       with Image.open(io.BytesIO(encoded)) as image:
         mode, size = image.mode, image.size
@@ -97,7 +97,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
 
 
 def _train_labels(members: list[str]) -> dict[str, str]:
-  """Returns the class of each training image, by member: ROOT/train/CLASS/images/FILE."""
+  """Return the class of each training image, by member: ROOT/train/CLASS/images/FILE."""
   parts = {member: member.split('/') for member in members}
   return {
     member: part[2]
@@ -107,13 +107,13 @@ def _train_labels(members: list[str]) -> dict[str, str]:
 
 
 def _test_labels(annotations: str) -> dict[str, str]:
-  """Returns the class of each validation image, by member, from lines `FILE CLASS ...` parted by tabs."""
+  """Return the class of each validation image, by member, from lines `FILE CLASS ...` parted by tabs."""
   rows = [line.split('\t') for line in annotations.splitlines() if '\t' in line]
   return {f'{_ROOT}/val/images/{name}': label for name, label, *_ in rows}
 
 
 def _names(classes: list[str], words: str) -> dict[str, str]:
-  """Returns the first of its synonyms by class, from lines `ID SYNONYM, ...`; two of one name bear their ids, too."""
+  """Return the first synonym of each class, from lines `ID SYNONYM, ...`. Equal names also show their ids."""
   synonyms = dict(line.split('\t', 1) for line in words.splitlines() if '\t' in line)
   first = {name: synonyms[name].partition(',')[0] for name in classes if name in synonyms}
   count = collections.Counter(first.values())

@@ -1,7 +1,7 @@
 """Tiny Shakespeare from its official file.
 
-This is TFDS's own data set, name, version, features and splits included, without the TensorFlow that TFDS reads the
-file with: 90% to train on, then twice 5%.
+It is TFDS's own data set, with the same name, version, features and splits, without the TensorFlow that TFDS reads
+the file with: 90% to train on, then twice 5%.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _CHARACTERS = 1_115_394
 
 
 class TinyShakespeare(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Forty thousand lines of Shakespeare's plays, as Karpathy (2015) put them together."""
+  """Forty thousand lines of Shakespeare's plays, as collected by Karpathy (2015)."""
 
   VERSION = tfds.core.Version('1.0.0')
 

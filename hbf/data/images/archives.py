@@ -1,4 +1,4 @@
-"""Archives that data sets come in: downloading, and saying what is wrong with one."""
+"""Archives of data sets: download, reading and clear errors."""
 
 import contextlib
 import dataclasses
@@ -26,11 +26,11 @@ _TIMEOUT_SECONDS = 60
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """An archive as it is published.
+  """A published archive.
 
   Attributes:
-    url: where.
-    sha256: of its bytes, in hexadecimal.
+    url: its address.
+    sha256: SHA-256 of its bytes, in hexadecimal.
   """
 
   url: str
@@ -44,24 +44,24 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-  """The archive of a data set: as published, or packed anew, since nobody compares its checksum.
+  """The local archive of a data set. It may be packed again, because its checksum is not compared.
 
   Attributes:
     path: the local file.
-    url: where the archive is published.
+    url: the address of the published archive.
   """
 
   path: str
   url: str
 
   def error(self, reason: str) -> UserError:
-    """Returns the error that says what is wrong with the file, as in 'lacks train.bin'."""
+    """Return an error about the file, for messages such as 'lacks train.bin'."""
     expected = os.path.basename(self.url)
     return UserError(f'{self.path} {reason}; expected {expected} as published: download it again from {self.url}')
 
   @contextlib.contextmanager
   def reading(self) -> Iterator[None]:
-    """Turns what the standard library raises on a missing, damaged or foreign file into a `UserError`."""
+    """Turn errors of the standard library about a missing, damaged or foreign file into a UserError."""
     try:
       yield
     except FileNotFoundError:
@@ -71,17 +71,17 @@ class Archive:
 
 
 def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
-  """Reads some members of a .tar.gz archive.
+  """Read some members of a .tar.gz archive.
 
   Args:
     archive: the archive.
-    names: of the members.
+    names: names of the members.
 
   Returns:
     The content of every member of `names`.
 
   Raises:
-    UserError: the file is missing, damaged, no such archive or lacks a member.
+    UserError: the file is missing, damaged, no such archive, or lacks a member.
   """
   contents = {}
   with archive.reading(), gzip.open(archive.path) as unpacked:
@@ -99,17 +99,17 @@ def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
 
 
 def download(published: Published, directory: str) -> str:
-  """Downloads an archive unless `directory` has it already, whole and as published.
+  """Download an archive unless `directory` has it already, complete and as published.
 
   Args:
     published: the archive.
-    directory: where it goes; made if need be. Nothing is left there if the download fails.
+    directory: the target folder, made if it is missing. Nothing is left there if the download fails.
 
   Returns:
     The path of the file.
 
   Raises:
-    UserError: the file can't be fetched or written, or isn't the published one.
+    UserError: the file cannot be fetched or written, or is not the published one.
   """
   path = os.path.join(directory, published.name)
   try:
@@ -128,7 +128,7 @@ def download(published: Published, directory: str) -> str:
 
 @contextlib.contextmanager
 def _temporary(directory: str) -> Iterator[IO[bytes]]:
-  """Makes a file that is gone after the block unless it was renamed."""
+  """Make a file that is removed after the block unless it was renamed."""
   with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
     try:
       yield file
@@ -138,10 +138,10 @@ def _temporary(directory: str) -> Iterator[IO[bytes]]:
 
 
 def _fetch(published: Published, file: IO[bytes]) -> None:
-  """Copies an archive to `file`, showing progress.
+  """Copy an archive to `file`, and show the progress.
 
   Raises:
-    OSError: it can't be fetched, breaks off or isn't the published one.
+    OSError: the archive cannot be fetched, breaks off, or is not the published one.
   """
   with urllib.request.urlopen(published.url, timeout=_TIMEOUT_SECONDS) as response:
     total = int(response.headers.get('Content-Length', 0))

@@ -1,4 +1,4 @@
-"""Data sets in memory: a user's own arrays, checked."""
+"""Data sets in memory: a user's own arrays, with checks."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ NAME = 'arrays'  # of the data set, in a config
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayData:
-  """Labeled images to train on and to test on, as `hbf.train` takes them.
+  """Labeled images to train on and to test on, for `hbf.train`.
 
-  The arrays are not copied if they have the right types, so leave them as they are during a run.
+  Arrays of the right types are not copied, so leave them unchanged during a run.
 
   Attributes:
     x_train: images [N, H, W, C] with one channel (gray) or three (RGB): uint8, or floats from 0 to 1, which are

@@ -1,4 +1,4 @@
-"""Encoded images to uint8 arrays and back, with Pillow."""
+"""Conversion between encoded images and uint8 arrays, with Pillow."""
 
 import contextlib
 import io
@@ -33,23 +33,23 @@ warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)
 def decode(
   file: str | IO[bytes], *, channels: int, size: int | None, formats: tuple[str, ...] = FORMATS
 ) -> np.ndarray:
-  """Decode an image as it is stored, with no regard to EXIF's orientation, as TFDS does.
+  """Decode an image as it is stored. EXIF's orientation is ignored, as in TFDS.
 
-  Memory beyond that of the stored pixels and of one converted copy grows with `size` alone.
+  Memory beyond the stored pixels and one converted copy grows with `size` alone.
 
   Args:
     file: a path, or a file open for reading.
-    channels: 1 (gray) or 3 (RGB); an image of another kind is converted: 16 bits to the nearest of 8, what is
-      transparent to how it looks on white.
-    size: height and width in pixels to bring the image to: its shorter side is resized to `size` (bilinear,
-      antialiased) and its center cut out. None keeps the image as it is.
+    channels: 1 (gray) or 3 (RGB). Other kinds are converted: 16 bits to the nearest of 8, transparent pixels to their
+      look on white.
+    size: height and width of the result in pixels. The shorter side is resized to `size` (bilinear, antialiased), and
+      the center is cut out. None keeps the image as it is.
     formats: Pillow's names of the formats to try.
 
   Returns:
     uint8 [height, width, channels].
 
   Raises:
-    ValueError: samples of 32 bits, whose range nobody knows. Pillow raises anything on damaged data.
+    ValueError: samples have 32 bits, and their range is unknown. Pillow raises other errors on damaged data.
   """
   with Image.open(file, formats=formats) as image:
     return _to_array(image, channels, size)
@@ -88,7 +88,7 @@ def _convert_tile(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _crop(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
-  """Crop an image, and keep its format, which a conversion asks for."""
+  """Crop an image. Keep its format, because a conversion asks for it."""
   part = image.crop(box)
   part.format = image.format
   return part
@@ -113,10 +113,10 @@ class _Span(NamedTuple):
   """A side of the box that becomes the center of a resized image.
 
   Attributes:
-    first: the first pixel that the center is made of.
+    first: the first pixel that the center needs.
     last: the pixel behind the last one.
-    start: where the box begins, in pixels from `first`.
-    stop: where it ends.
+    start: start of the box, in pixels from `first`.
+    stop: end of the box, in pixels from `first`.
   """
 
   first: int
@@ -135,10 +135,10 @@ class _Span(NamedTuple):
 
 
 def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
-  """`decode` of a user's own file, turned upright as EXIF says.
+  """Decode a user's own file with `decode`, upright as EXIF says.
 
   Raises:
-    UserError: `path` isn't an image of `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
+    UserError: `path` is no image of `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
   """
   with _opened(path) as image:
     ImageOps.exif_transpose(image, in_place=True)
@@ -146,12 +146,12 @@ def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
 
 
 def check_file(path: str) -> None:
-  """Finds foreign, too large and cut-off files; what no end mark shows to be whole is decoded.
+  """Find foreign, too large and cut-off files. A file without an end mark is decoded.
 
-  Damage within a JPEG or PNG that has its end isn't found: to find it takes as long as an epoch of decoding.
+  Damage within a JPEG or PNG that has its end mark is not found: that would take as long as an epoch of decoding.
 
   Raises:
-    UserError: as `decode_file`.
+    UserError: as for `decode_file`.
   """
   with _opened(path) as image:
     end = _ENDS.get(image.format or '')
@@ -167,7 +167,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Image.Image]:
-  """Opens a user's own image, whose pixels are read in the block; see `decode_file` for the errors."""
+  """Open a user's own image. The block reads its pixels. Errors are those of `decode_file`."""
   with _explained(path), Image.open(path, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
@@ -175,10 +175,10 @@ def _opened(path: str) -> Iterator[Image.Image]:
 
 
 def read_file(path: str) -> bytes:
-  """Returns the content of an image file.
+  """Return the content of an image file.
 
   Raises:
-    UserError: it can't be read.
+    UserError: it cannot be read.
   """
   with _explained(path), open(path, 'rb') as file:
     return file.read()
@@ -186,7 +186,7 @@ def read_file(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _explained(path: str) -> Iterator[None]:
-  """Turns whatever Pillow raises inside the block into a `UserError` that names `path`."""
+  """Turn whatever Pillow raises inside the block into a UserError that names `path`."""
   try:
     yield
   except Exception as error:  # Pillow's plugins raise anything on damaged data, SyntaxError and struct.error too.
@@ -198,19 +198,19 @@ def _explained(path: str) -> Iterator[None]:
 
 
 def content(encoded: bytes, channels: int) -> bytes:
-  """Returns what doesn't depend on who encoded an image: the pixels of a PNG, else the file itself."""
+  """Return the part of a file that does not depend on the encoder: the pixels of a PNG, else the file itself."""
   if not encoded.startswith(b'\x89PNG'):
     return encoded
   return decode(io.BytesIO(encoded), channels=channels, size=None, formats=('PNG',)).tobytes()
 
 
 def encode_png(image: np.ndarray) -> bytes:
-  """Encodes uint8 [height, width, channels] (1 or 3 channels) as PNG, without loss."""
+  """Encode uint8 [height, width, channels] (1 or 3 channels) as PNG, without loss."""
   buffer = io.BytesIO()
   to_pillow(image).save(buffer, format='PNG')
   return buffer.getvalue()
 
 
 def to_pillow(image: np.ndarray) -> Image.Image:
-  """An image uint8 [height, width, 1 or 3] as Pillow's, gray or RGB."""
+  """Return an image, uint8 [height, width, 1 or 3], as a Pillow image, gray or RGB."""
   return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)

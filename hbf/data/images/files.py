@@ -1,4 +1,4 @@
-"""Entries of folders that a user filled: none is dropped without a word, but hidden ones."""
+"""Entries of folders that a user filled. Only hidden ones are skipped without a message."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from hbf.errors import UserError
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str]]:
-  """List the names of the folders and of the files in a folder, each sorted; hidden ones are left out.
+  """List the names of the folders and of the files in a folder, each sorted. Hidden ones are left out.
 
   Raises:
-    UserError: the folder can't be read, a name isn't UTF-8, or an entry is neither folder nor file.
+    UserError: the folder cannot be read, a name is not UTF-8, or an entry is neither folder nor file.
   """
   try:
     with os.scandir(folder) as entries:

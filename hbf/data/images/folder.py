@@ -1,4 +1,4 @@
-"""A folder of images: ROOT/train/CLASS/* and ROOT/test/CLASS/*, or another split's name for the latter."""
+"""Folders of images: ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test folder may have another name."""
 
 import dataclasses
 import itertools
@@ -19,12 +19,12 @@ _PART = 1024  # files that a thread asks the system about at a time
 
 @dataclasses.dataclass(frozen=True)
 class FolderSource:
-  """Image files with labels, read as RGB; a `Source`.
+  """Image files with labels, read as RGB. It is a `Source`.
 
   Attributes:
-    paths: of the files, [n].
-    labels: the class of each, [n].
-    size: height and width in pixels that every image is brought to.
+    paths: paths of the files, [n].
+    labels: class of each file, [n].
+    size: height and width of every image after reading, in pixels.
   """
 
   paths: tuple[str, ...]
@@ -42,7 +42,7 @@ class FolderSource:
     return np.array(self.labels, np.int64)
 
   def check(self, indices: np.ndarray) -> None:
-    """Decodes the examples `indices`, int [n], at the least cost.
+    """Decode the examples `indices`, int [n], at the least cost.
 
     Raises:
       UserError: a file isn't an image or is damaged; the message names it.
@@ -52,7 +52,7 @@ class FolderSource:
         pass
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yields class, name and size of every file, and the content of the files `sample`, int [n]; see `Stored`."""
+    """Yield class, name and size of every file, and the content of the files `sample`, int [n]; see `Stored`."""
     # Many at a time: a million futures would take a gigabyte.
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -63,21 +63,21 @@ class FolderSource:
 
 
 def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
-  """List ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*; hidden files and folders are left out.
+  """List ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*. Hidden files and folders are left out.
 
-  Warn of other folders in ROOT, and of files beside the class folders: nobody reads them.
+  Warn of other folders in ROOT and of files beside the class folders, which are not read.
 
   Args:
-    root: the folder; `~` is the home directory.
-    size: height and width in pixels that every image is brought to.
+    root: the folder. `~` is the home directory.
+    size: height and width of every image after reading, in pixels.
     test_split: name of the folder to test on.
 
   Returns:
     The names of the classes, sorted, and the sources of `train` and `test`.
 
   Raises:
-    UserError: the size isn't given; a folder is missing, empty or not expected; a class has no image or holds a
-      folder; both splits are one folder.
+    UserError: the size is not given, a folder is missing, empty or unexpected, a class has no image or holds a
+      folder, or both splits are one folder.
   """
   if not size:
     raise UserError('image_folder needs the size of its images; expected pixels: set data.image_size, say to 64')

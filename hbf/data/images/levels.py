@@ -1,4 +1,4 @@
-"""Mean and deviation of the channels of images, from exact sums over their levels, 0 to 255."""
+"""Mean and standard deviation of the channels of images, from exact sums over their levels, 0 to 255."""
 
 import math
 
@@ -11,14 +11,14 @@ BLOCK = 2**16  # Images of which squared levels add up to less than 2³².
 
 
 def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
-  """Sums over images of levels and of their squares; every device adds up those that it holds.
+  """Sum levels and squared levels over images. Every device sums the images that it holds.
 
   Args:
     image: uint8 [M, K].
-    sharding: of M.
+    sharding: sharding of M.
 
   Returns:
-    uint32 [2, G, K], of G blocks of images, which can't overflow; sharded over G.
+    uint32 [2, G, K] for G blocks of images, which cannot overflow, sharded over G.
   """
   of_blocks = PartitionSpec(None, *sharding.spec)
   return jax.shard_map(_block_sums, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=of_blocks)(image)
@@ -30,9 +30,9 @@ def _block_sums(image: jax.Array) -> jax.Array:
 
 
 def _sums(z: jax.Array) -> jax.Array:
-  """Both sums, [2, K], in one reduction.
+  """Compute both sums, [2, K], in one reduction.
 
-  For two XLA's CPU backend would keep `z`, four times the images, and its squares.
+  With two reductions XLA's CPU backend would keep `z`, four times the images, and its squares.
   """
 
   def add(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
@@ -43,19 +43,19 @@ def _sums(z: jax.Array) -> jax.Array:
 
 
 def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Returns the mean and the standard deviation of each channel, in units of 1 = white.
+  """Return the mean and the standard deviation of each channel, in units of 1 = white.
 
-  A channel that hardly varies has the deviation of one gray level, 1/255, so that one can divide by it.
+  A channel that hardly varies gets the deviation of one gray level, 1/255, so that it can be a divisor.
 
   Args:
-    pixels: their number.
-    sums: of each channel's levels over them, and of their squares: int [2, C].
+    pixels: number of pixels.
+    sums: sums of each channel's levels and squared levels, int [2, C].
   """
   mean, std = zip(*(_moments(pixels, *channel) for channel in sums.T.tolist()), strict=True)
   return mean, std
 
 
 def _moments(pixels: int, first: int, second: int) -> tuple[float, float]:
-  """Returns mean and standard deviation of a channel from its sums over pixels; Python's integers can't overflow."""
+  """Return mean and standard deviation of a channel from its sums. Python's integers cannot overflow."""
   variance = (pixels * second - first**2) / pixels**2
   return first / pixels / 255, max(math.sqrt(variance), 1) / 255

@@ -1,4 +1,4 @@
-"""Prepares data sets: `python -m hbf prepare NAME [--archive FILE] [--dir DIR]`."""
+"""Preparation of data sets as TFDS's ArrayRecord files."""
 
 import contextlib
 import dataclasses
@@ -19,12 +19,12 @@ from hbf.errors import UserError, choose
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """What is known of a data set of labeled images that needn't be there.
+  """Known facts about a data set of labeled images that may not be prepared.
 
   Attributes:
-    classes: number of them.
-    image_shape: height, width, channels; None where it varies.
-    examples: number of them by split, `test` being the one to test on.
+    classes: number of classes.
+    image_shape: height, width and channels. None if it varies.
+    examples: number of examples by split. `test` is the one to test on.
   """
 
   classes: int
@@ -34,12 +34,12 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-  """How to prepare a data set.
+  """The way to prepare a data set.
 
   Attributes:
-    builder: makes its TFDS builder; takes `data_dir`, `file_format` and, unless `published` is None, `archive`.
-    published: its archive; None if the data need none.
-    images: what it is of; None if it is of texts, or always there.
+    builder: makes its TFDS builder. It takes `data_dir`, `file_format`, and `archive` unless `published` is None.
+    published: its archive. None if the data need none.
+    images: facts about its images. None for texts, and for data that are always there.
   """
 
   builder: Callable[..., tfds.core.DatasetBuilder]
@@ -49,12 +49,12 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Manual:
-  """A data set that TFDS alone prepares, from archives that its publisher gives to whoever registers.
+  """A data set that TFDS alone prepares, from archives that its publisher gives to registered users.
 
   Attributes:
-    page: where.
+    page: address of the publisher's page.
     files: names of the archives.
-    images: what it is of.
+    images: facts about its images.
   """
 
   page: str
@@ -115,10 +115,10 @@ UNPREPARED: Mapping[str, str] = {
 
 
 def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
-  """The folder of a data set, which is prepared if it isn't and needs no download, or may have one.
+  """Return the folder of a data set. Prepare it if it needs no download or may be downloaded.
 
   Raises:
-    UserError: it is unknown, or not prepared; the message says what to do.
+    UserError: the data set is unknown or not prepared. The message says what to do.
   """
   if folder := prepared.find(name, directory):
     return folder
@@ -136,18 +136,19 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
 
 
 def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
-  """Prepares a data set as ArrayRecord; whether it is prepared already, `prepared.find` tells.
+  """Prepare a data set as ArrayRecord. `prepared.find` tells whether it is prepared already.
 
   Args:
     name: one of `PREPARATIONS`.
-    directory: the TFDS data directory, a local folder; nothing is left in DIRECTORY/NAME if the preparation fails.
-    archive: local file, as published or packed anew; None downloads the published one to DIRECTORY/downloads.
+    directory: the TFDS data directory, a local folder. Nothing is left in DIRECTORY/NAME if the preparation fails.
+    archive: local file, as published or packed again. None downloads the published one to DIRECTORY/downloads.
 
   Returns:
     The folder DIRECTORY/NAME/VERSION.
 
   Raises:
-    UserError: the name is unknown, the archive missing, damaged or another, or the directory can't be written.
+    UserError: the name is unknown, the archive is missing, damaged or another one, or the directory cannot be
+      written.
   """
   if name in UNPREPARED:
     raise UserError(f'{name} needs no preparation; expected in the config only: {UNPREPARED[name]}')
@@ -163,7 +164,7 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
 
 
 def refuse_manual(name: str, directory: str) -> None:
-  """Raises UserError, with what to do instead, for a data set that TFDS alone prepares."""
+  """Raise a UserError for a data set that TFDS alone prepares. The message says what to do instead."""
   if name in MANUAL:
     manual = MANUAL[name]
     files = ' and '.join(manual.files)

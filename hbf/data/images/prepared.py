@@ -17,10 +17,10 @@ _PART = 1024  # records in memory at a time while labels are read
 
 
 class TfdsSource:
-  """One split of a prepared TFDS data set; a `Source`."""
+  """One split of a prepared TFDS data set. It is a `Source`."""
 
   def __init__(self, records: Any, channels: int, size: int | None):
-    """Makes the source.
+    """Make the source.
 
     Args:
       records: serialized tf.train.Examples with the features image and label, as a TFDS data source.
@@ -38,7 +38,7 @@ class TfdsSource:
     return self._parse(self._records[int(index)])
 
   def read(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields the examples `indices`, int [n]. ArrayRecord takes longer to find a record than to read some more."""
+    """Yield the examples `indices`, int [n]. ArrayRecord takes longer to find a record than to read some more."""
     yield from map(self._parse, self._records.__getitems__(indices.tolist()))
 
   def read_labels(self) -> np.ndarray:
@@ -48,7 +48,7 @@ class TfdsSource:
     return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yields labels and images of the examples `sample`, int [n], as they are stored; see `Stored`."""
+    """Yield labels and images of the examples `sample`, int [n], as they are stored; see `Stored`."""
     for record in self._records.__getitems__(sample.tolist()):
       encoded, label = _fields(record)
       yield str(label).encode()
@@ -61,23 +61,23 @@ class TfdsSource:
 
 
 def _fields(record: bytes) -> tuple[bytes, int]:
-  """Returns the encoded image and the label of a record."""
+  """Return the encoded image and the label of a record."""
   # Parsing the few fields we need takes a third of the time that TFDS takes for its dict of arrays.
   fields = tf_example_pb2.Example.FromString(record).features.feature
   return fields['image'].bytes_list.value[0], fields['label'].int64_list.value[0]
 
 
 def find(name: str, directory: str) -> epath.Path | None:
-  """Returns the folder of the newest prepared version of a data set, None if there is none.
+  """Return the folder of the newest prepared version of a data set, or None if there is none.
 
-  It looks at files only: unlike `tfds.builder` it neither imports the data set's code nor asks a server.
+  It looks at files only. Unlike `tfds.builder` it neither imports the data set's code nor asks a server.
 
   Args:
     name: TFDS's name of the data set, with `/config` if it has configs.
     directory: the TFDS data directory, local or on a bucket.
 
   Raises:
-    UserError: `directory` is on a bucket and the package that reads buckets is missing.
+    UserError: `directory` is on a bucket, and the package that reads buckets is missing.
   """
   try:
     folder = epath.Path(directory) / name
@@ -94,7 +94,7 @@ def find(name: str, directory: str) -> epath.Path | None:
 
 
 def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
-  """Opens a prepared data set.
+  """Open a prepared data set.
 
   Args:
     folder: DIR/NAME/VERSION, as `find` returns it.
@@ -114,7 +114,7 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
 
 
 def open_images(folder: epath.Path) -> tfds.core.DatasetBuilder:
-  """Opens a prepared data set of labeled images.
+  """Open a prepared data set of labeled images.
 
   Raises:
     UserError: as `open_builder`, or it doesn't hold labeled uint8 images.
@@ -125,7 +125,7 @@ def open_images(folder: epath.Path) -> tfds.core.DatasetBuilder:
 
 
 def open_texts(folder: epath.Path) -> tfds.core.DatasetBuilder:
-  """Opens a prepared data set of texts.
+  """Open a prepared data set of texts.
 
   Raises:
     UserError: as `open_builder`, or it doesn't hold texts.
@@ -140,7 +140,7 @@ def open_texts(folder: epath.Path) -> tfds.core.DatasetBuilder:
 
 
 def read_texts(builder: tfds.core.DatasetBuilder, split: str) -> Iterator[bytes]:
-  """Yields the texts of one split of a builder that `open_texts` returned.
+  """Yield the texts of one split of a builder that `open_texts` returned.
 
   Raises:
     UserError: there is no such split.
@@ -181,7 +181,7 @@ def _require_labeled_images(builder: tfds.core.DatasetBuilder, folder: epath.Pat
 
 
 def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) -> TfdsSource:
-  """Opens one split of a builder that `open_images` returned; `size` as for `TfdsSource`.
+  """Open one split of a builder that `open_images` returned; `size` as for `TfdsSource`.
 
   Raises:
     UserError: there is no such split, or its examples have no labels.
@@ -196,7 +196,7 @@ def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) 
 
 
 def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
-  """The serialized examples of a split."""
+  """Return the serialized examples of a split."""
   if split not in builder.info.splits:
     raise UserError(
       f'{builder.data_path} has the splits {", ".join(builder.info.splits)}, not {split!r}; expected train and one '
@@ -207,10 +207,10 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
 
 
 def names(builder: tfds.core.DatasetBuilder) -> dict[str, str]:
-  """Returns what the classes are in words, by class, where the data set's metadata say so."""
+  """Return the words for the classes, by class, if the metadata of the data set has them."""
   return dict((builder.info.metadata or {}).get('names', {}))
 
 
 def count(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
-  """Returns the number of examples of each split."""
+  """Return the number of examples of each split."""
   return {name: split.num_examples for name, split in builder.info.splits.items()}

@@ -1,4 +1,4 @@
-"""Random access to labeled images: the protocol that every data set meets, and parts of a source."""
+"""Random access to labeled images: the protocol of every data set, and parts of a source."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -17,18 +17,18 @@ class Source(Protocol):
   """Labeled images of one shape, by number. It can be pickled, and many threads may read it at once."""
 
   def __len__(self) -> int:
-    """Returns the number of examples."""
+    """Return the number of examples."""
 
   def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-    """Returns the image, uint8 [height, width, channels], and the label of example `index`."""
+    """Return the image, uint8 [height, width, channels], and the label of example `index`."""
 
 
 @runtime_checkable
 class Checkable(Protocol):
-  """A source of files that nobody has checked yet."""
+  """A source of files that have not been checked yet."""
 
   def check(self, indices: np.ndarray) -> None:
-    """Reads the examples `indices`, int [n].
+    """Read the examples `indices`, int [n].
 
     Raises:
       UserError: one can't be read; the message names its file.
@@ -40,7 +40,7 @@ class Batched(Protocol):
   """A source that reads many examples faster than one after another."""
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
-    """Returns the examples `indices`, int [n]."""
+    """Return the examples `indices`, int [n]."""
 
 
 @runtime_checkable
@@ -53,10 +53,10 @@ class Labeled(Protocol):
 
 @runtime_checkable
 class Stored(Protocol):
-  """A source of encoded images, which knows them whatever it brings them to."""
+  """A source of encoded images. Its traits do not depend on the size that images are brought to."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Returns what tells this source from others: what is cheap of all examples, and all of those in `sample`.
+    """Return what tells this source from others: what is cheap of all examples, and all of those in `sample`.
 
     Args:
       sample: examples, int [n].
@@ -65,7 +65,7 @@ class Stored(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Blank:
-  """As many black images of a shape, of class 0: stands for a data set that isn't there."""
+  """Black images of a shape, of class 0. They stand for a data set that is not there."""
 
   count: int
   image_shape: tuple[int, int, int]
@@ -95,21 +95,21 @@ class Subset:
     return self.source[int(self.indices[index])]
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
-    """Returns the examples `indices`, int [n], of this subset; see `Batched`."""
+    """Return the examples `indices`, int [n], of this subset; see `Batched`."""
     return read(self.source, self.indices[indices])
 
   def check(self, indices: np.ndarray) -> None:
-    """Checks the examples `indices`, int [n], of this subset; see `Checkable`."""
+    """Check the examples `indices`, int [n], of this subset; see `Checkable`."""
     check(self.source, self.indices[indices])
 
 
 def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
-  """Returns the examples `indices`, int [n], the fastest way that the source has."""
+  """Return the examples `indices`, int [n], the fastest way that the source has."""
   return source.read(indices) if isinstance(source, Batched) else (source[int(index)] for index in indices)
 
 
 def check(source: Source, indices: np.ndarray) -> None:
-  """Finds damaged files among the examples `indices`, int [n], if the source can hold any.
+  """Find damaged files among the examples `indices`, int [n], if the source can hold any.
 
   Raises:
     UserError: an example can't be read; the message names its file.
@@ -119,7 +119,7 @@ def check(source: Source, indices: np.ndarray) -> None:
 
 
 def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
-  """Returns what tells a source from others, from the examples `sample`, int [n], at least; see `Stored`."""
+  """Return what tells a source from others, from the examples `sample`, int [n], at least; see `Stored`."""
   if isinstance(source, Stored):
     return source.traits(sample)
   return (part for image, label in read(source, sample) for part in (str(label).encode(), image.tobytes()))

@@ -1,4 +1,4 @@
-"""Batches as host arrays: what is read before anything goes to a device."""
+"""Batches as host arrays, before anything goes to a device."""
 
 import dataclasses
 from concurrent import futures
@@ -17,19 +17,19 @@ HostBatch = dict[str, np.ndarray]
 
 
 class Order(Protocol):
-  """Which examples form a batch; see `hbf.data.pipeline.order`."""
+  """The examples of each batch, see `hbf.data.pipeline.order`."""
 
   @property
   def batch_size(self) -> int:
-    """The rows of a batch."""
+    """The number of rows of a batch."""
 
   def __call__(self, step: int) -> np.ndarray:
-    """Returns the examples of batch `step`, int32 [batch_size], −1 for padding."""
+    """Return the examples of batch `step`, int32 [batch_size], −1 for padding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBatches:
-  """The batches start, …, stop − 1 of an order as host arrays by number: what Grain reads."""
+  """The batches start, …, stop − 1 of an order as host arrays, by number. Grain reads them."""
 
   source: Source
   order: Order
@@ -46,7 +46,7 @@ class HostBatches:
 
 
 def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> HostBatch:
-  """Reads a host batch; where an index is −1 the image and the label are 0."""
+  """Read a host batch; where an index is −1 the image and the label are 0."""
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros(len(indices), np.int32)
   rows = np.flatnonzero(indices >= 0)
@@ -56,7 +56,7 @@ def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) 
 
 
 def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-  """Reads images, uint8 [n, H, W, C], and labels, int32 [n], of the examples `indices`; −1 as in `assemble`."""
+  """Read images, uint8 [n, H, W, C], and labels, int32 [n], of the examples `indices`; −1 as in `assemble`."""
   images = np.empty((len(indices), *image_shape), np.uint8)
   labels = np.empty(len(indices), np.int32)
   starts = range(0, len(indices), CHUNK)
@@ -68,7 +68,7 @@ def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...])
 
 
 def image_shape(source: Source) -> tuple[int, ...]:
-  """Returns height, width, channels of the images.
+  """Return height, width, channels of the images.
 
   Raises:
     UserError: there is no image.

@@ -1,4 +1,4 @@
-"""Which data a run has seen: facts that are the same wherever the data lie, and others for other data."""
+"""Fingerprints of data sets: facts that are the same wherever the data lie, and differ for other data."""
 
 import hashlib
 from typing import Any
@@ -12,21 +12,22 @@ _SAMPLED = 64  # Examples of a split whose images count. All would take as long 
 
 
 def identity(dataset: Dataset) -> dict[str, Any]:
-  """Returns what tells a data set from others, for JSON.
+  """Return facts that tell a data set from others, for JSON.
 
-  Neither where the data lie nor the size that images are brought to changes the fingerprint. Of the images it covers
-  some dozens a split, evenly spaced, as they are stored.
+  The location of the data and the size that images are brought to do not change the fingerprint. It covers some
+  dozens of images of each split, evenly spaced, as they are stored.
 
   Args:
-    dataset: as `hbf.data.datasets.load` returns it.
+    dataset: the result of `hbf.data.datasets.load`.
 
   Returns:
-    name; classes: as they are stored; names: what readers are told in their place, by class, which tells no data set
-    from others; image_shape: height, width, channels; splits: the number of examples of each; fingerprint: SHA-256 of
-    classes, labels and images, in hexadecimal.
+    name; classes, as they are stored; names, the words shown for classes, which are no part of the fingerprint;
+    image_shape: height, width and channels; splits: number of examples of each; fingerprint: SHA-256 of classes,
+      labels
+    and images, in hexadecimal.
 
   Raises:
-    UserError: an image can't be read.
+    UserError: an image cannot be read.
   """
   return {
     'name': dataset.name,

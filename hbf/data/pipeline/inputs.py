@@ -1,8 +1,8 @@
-"""Two ways of feeding a jitted step, which give it bit-identical examples at the same step.
+"""Two inputs of a jitted step, which give it bit-identical examples at the same step.
 
-A *batch* is a dict of device arrays, sharded over their first axis. From the device-resident input it is
-{'index': int32 [B]}, from the stream {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. `gather` completes
-either inside jit. Padding rows have index −1, image 0 and label 0. A *stack* is several batches on a new first axis.
+A *batch* is a dict of device arrays, sharded over their first axis. The device-resident input yields {'index': int32
+[B]}. The stream yields {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. `gather` completes both inside
+jit. Padding rows have index −1, image 0 and label 0. A *stack* is several batches on a new first axis.
 """
 
 import abc
@@ -37,13 +37,14 @@ _STATISTICS_EXAMPLES = 4096  # Of a stream. For CIFAR-10 the mean's standard err
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """All examples of a split, in the memory of the devices, which share them as they share batches.
+  """All examples of a split, in the memory of the devices, sharded like batches.
 
   Attributes:
-    image: uint8 [M, H·W·C]. A TPU pads short axes: to gather from [M, H, W, C] it would copy all of it at every step.
+    image: uint8 [M, H·W·C]. A TPU pads short axes: a gather from [M, H, W, C] would copy all of it at every step.
     label: int32 [M].
     image_shape: H, W, C.
-    sharding: of M, and of batches. M is the number of examples, filled up with zeros to a multiple of the shares.
+    sharding: sharding of M, and of batches. M is the number of examples, padded with zeros to a multiple of the
+      shards.
   """
 
   image: jax.Array
@@ -56,37 +57,37 @@ Resident = Any  # of images `Examples`, or None for a stream; of texts see `hbf.
 
 
 class Input(abc.ABC):
-  """A source made ready for a jitted step.
+  """A source that is ready for a jitted step.
 
   Attributes:
-    resident: what every step needs beside the batch, if anything. Pass it to the jitted step: a constant would be
-      compiled in.
+    resident: arrays that every step needs beside the batch, or None. Pass them to the jitted step: a constant would
+      be compiled in.
   """
 
   resident: Resident
 
   def __init__(self, sharding: NamedSharding):
-    """Takes the sharding of batches, over their first axis."""
+    """Take the sharding of batches, over their first axis."""
     self._sharding = sharding
 
   @abc.abstractmethod
   def __len__(self) -> int:
-    """Returns the number of examples."""
+    """Return the number of examples."""
 
   @abc.abstractmethod
   def _host_batches(
     self, order: host.Order, start: int, stop: int, rows: np.ndarray
   ) -> Generator[HostBatch, None, None]:
-    """Yields these rows of the batches start, …, stop − 1 of `order`. Closing it ends its readers."""
+    """Yield these rows of the batches start, …, stop − 1 of `order`. Closing it ends its readers."""
 
   def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
-    """Yields the batches start, …, stop − 1 of `order`. Starting late costs nothing; closing it ends its readers."""
+    """Yield the batches start, …, stop − 1 of `order`. Starting late costs nothing; closing it ends its readers."""
     rows = _local_rows(self._sharding, order.batch_size)
     with contextlib.closing(self._host_batches(order, start, stop, rows)) as batches:
       yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
 
   def stacks(self, order: host.Order, start: int, counts: Sequence[int], size: int) -> Generator[Batch, None, None]:
-    """Yields the batches start, start + 1, … one over another on a new first axis, for steps that share a call.
+    """Yield the batches start, start + 1, … one over another on a new first axis, for steps that share a call.
 
     Args:
       order: of the examples.
@@ -102,7 +103,7 @@ class Input(abc.ABC):
 
 
 class ResidentInput(Input):
-  """All of whose examples lie in the memory of the devices: a batch is their numbers."""
+  """An input whose examples all lie in the memory of the devices. A batch is their numbers."""
 
   _count: int
 
@@ -117,20 +118,20 @@ class ResidentInput(Input):
 
 
 class ImageInput(Input):
-  """Of images."""
+  """An input of images."""
 
   @abc.abstractmethod
   def sums(self) -> tuple[int, np.ndarray]:
-    """Returns a number of pixels, and of each channel's levels over them the sum and that of the squares: [2, C]."""
+    """Return a number of pixels, and of each channel's levels over them the sum and that of the squares: [2, C]."""
 
 
 class DeviceInput(ResidentInput, ImageInput):
-  """Holds all images and labels as uint8 and int32 in the memory of the devices."""
+  """All images and labels, uint8 and int32, in the memory of the devices."""
 
   resident: Examples
 
   def __init__(self, source: Source, sharding: NamedSharding):
-    """Reads of `source` what this process's devices hold.
+    """Read of `source` what this process's devices hold.
 
     Args:
       source: the examples.
@@ -149,7 +150,7 @@ class DeviceInput(ResidentInput, ImageInput):
     self.resident = Examples(image, put(labels, (filled,)), shape, sharding)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Returns those of all pixels, as the devices add them up."""
+    """Return those of all pixels, as the devices add them up."""
     whole = NamedSharding(self._sharding.mesh, PartitionSpec())
     add = jax.jit(levels.column_sums, static_argnums=1, out_shardings=whole)
     sums = np.asarray(add(self.resident.image, self._sharding))
@@ -159,10 +160,10 @@ class DeviceInput(ResidentInput, ImageInput):
 
 
 class StreamInput(ImageInput):
-  """Reads batches with Grain while the devices work, in threads or in worker processes."""
+  """Batches that Grain reads while the devices work, in threads or in worker processes."""
 
   def __init__(self, source: Source, sharding: NamedSharding, workers: int):
-    """Checks the files of `source` that nobody has checked yet.
+    """Check the files of `source` that nobody has checked yet.
 
     Args:
       source: the examples.
@@ -183,7 +184,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Returns those of evenly spaced examples: all would take an epoch to read."""
+    """Return those of evenly spaced examples: all would take an epoch to read."""
     images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
     return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
@@ -200,17 +201,17 @@ class StreamInput(ImageInput):
 
 
 def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int, resident_bytes: int) -> ImageInput:
-  """Makes the input for a source.
+  """Make the input for a source.
 
   Args:
     kind: `device`, `stream`, or `auto`: device if the images fit in `resident_bytes`.
     source: the examples.
-    sharding: of batches, over their first axis.
-    workers: number of processes that read a stream; 0 for threads.
+    sharding: sharding of batches, over their first axis.
+    workers: number of processes that read a stream. 0: threads.
     resident_bytes: most bytes of images that `auto` puts on each device.
 
   Raises:
-    UserError: the kind is unknown, the source empty, or an example can't be read.
+    UserError: the kind is unknown, the source is empty, or an example cannot be read.
   """
   is_resident = _is_resident(kind, len(source), host.image_shape(source), sharding, resident_bytes)
   return DeviceInput(source, sharding) if is_resident else StreamInput(source, sharding, workers)
@@ -219,14 +220,14 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
 def abstract_resident(
   kind: str, count: int, image_shape: tuple[int, ...], sharding: NamedSharding, resident_bytes: int
 ) -> Resident:
-  """What every step would need beside the batch, as shapes with their shardings.
+  """Return the shapes and shardings of the arrays that every step would need beside the batch.
 
   Args:
-    kind: with `resident_bytes`, as for `make_input`.
-    count: of the examples.
-    image_shape: of the images: height, width, channels.
-    sharding: of batches, over their first axis.
-    resident_bytes: as above.
+    kind: as for `make_input`, with `resident_bytes`.
+    count: number of examples.
+    image_shape: height, width and channels of the images.
+    sharding: sharding of batches, over their first axis.
+    resident_bytes: as for `make_input`.
   """
   if not _is_resident(kind, count, image_shape, sharding, resident_bytes):
     return None
@@ -238,13 +239,13 @@ def abstract_resident(
 
 
 def abstract_batch(resident: Resident, image_shape: tuple[int, ...], sharding: NamedSharding, *leading: int) -> Batch:
-  """A batch beside `resident`, as shapes with their shardings.
+  """Return the shapes and shardings of a batch beside `resident`.
 
   Args:
-    resident: an input's, arrays or shapes.
-    image_shape: of the images: height, width, channels.
-    sharding: of batches, over their first axis.
-    *leading: B of a batch; S, B of a stack.
+    resident: arrays or shapes of an input.
+    image_shape: height, width and channels of the images.
+    sharding: sharding of batches, over their first axis.
+    *leading: B of a batch, or S, B of a stack.
   """
   spec = PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
   array: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(sharding.mesh, spec))
@@ -262,27 +263,27 @@ def _is_resident(
 
 
 def _shares(sharding: NamedSharding) -> int:
-  """In how many shares the devices hold a batch."""
+  """Return the number of shards of a batch."""
   return math.prod(sharding.mesh.shape[axis] for axis in _axes(sharding))
 
 
 def _axes(sharding: NamedSharding) -> tuple[str, ...]:
-  """The mesh's axes that split a batch."""
+  """Return the axes of the mesh that shard a batch."""
   axes = sharding.spec[0]
   return axes if isinstance(axes, tuple) else (axes,)
 
 
 def _filled(count: int, sharding: NamedSharding) -> int:
-  """The next multiple of the shares."""
+  """Return the next multiple of the number of shards."""
   return -(-count // _shares(sharding)) * _shares(sharding)
 
 
 def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
-  """Completes a batch of either input; pure, made to run inside jit.
+  """Complete a batch of either input. It is pure, made to run inside jit.
 
   Args:
-    resident: of the input that the batch is from.
-    batch: as the input yields it.
+    resident: the arrays of the input that the batch is from.
+    batch: the batch as the input yields it.
 
   Returns:
     index: int32 [B], −1 for padding; image: uint8 [B, H, W, C]; label: int32 [B]; mask: bool [B], False for padding.
@@ -297,7 +298,7 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
 
 
 def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Images uint8 [B, H·W·C] and labels int32 [B] of the examples `rows`, int32 [B], each where its row is."""
+  """Return images uint8 [B, H·W·C] and labels int32 [B] of the examples `rows`, int32 [B], sharded like the rows."""
   if _shares(resident.sharding) == 1:
     return resident.image[rows], resident.label[rows]
   axes = _axes(resident.sharding)
@@ -318,20 +319,20 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """Returns which rows of a global batch the devices of this process hold."""
+  """Return the rows of a global batch that the devices of this process hold."""
   shards = sharding.addressable_devices_indices_map((batch_size,)).values()
   rows = np.arange(batch_size)
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))
 
 
 def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
-  """Puts batches on a new first axis, and repeats the last of them to fill it."""
+  """Stack batches on a new first axis, and repeat the last one to fill it."""
   filled = [*batches, *[batches[-1]] * (size - len(batches))]
   return {key: np.stack([batch[key] for batch in filled]) for key in batches[0]}
 
 
 def _put(local: HostBatch, sharding: NamedSharding, shape: tuple[int, ...]) -> Batch:
-  """Starts the transfer of this process's rows to its devices; `shape` is that of all processes' indices."""
+  """Start the transfer of this process's rows to its devices. `shape` is the shape of all processes' indices."""
   return {
     key: jax.make_array_from_process_local_data(sharding, rows, (*shape, *rows.shape[len(shape) :]))
     for key, rows in local.items()
@@ -339,7 +340,7 @@ def _put(local: HostBatch, sharding: NamedSharding, shape: tuple[int, ...]) -> B
 
 
 def _look_ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
-  """Yields `batches`, asking for some before they are needed, so that transfers overlap with the step."""
+  """Yield `batches`, some of them requested early, so that transfers overlap with steps."""
   waiting: collections.deque[Batch] = collections.deque()
   remaining = iter(batches)
   waiting.extend(itertools.islice(remaining, _TRANSFERS_AHEAD))

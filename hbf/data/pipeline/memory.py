@@ -1,14 +1,14 @@
-"""What is written into memory before it is read."""
+"""Control of XLA's memory on a CPU."""
 
 import jax
 import jax.numpy as jnp
 
 
 def keep(z: jax.Array) -> jax.Array:
-  """Returns `z`, which on a CPU XLA then computes once.
+  """Force XLA on a CPU to materialize an array, and return it.
 
-  It would fuse the computation into all that reads the result, and repeat it for every number that is read there;
-  optimization barriers it takes out before. What is scattered it keeps.
+  XLA would fuse the computation into everything that reads the result, and repeat it for every number that is read.
+  It removes optimization barriers before that, but it keeps the results of a scatter.
   """
   return jax.lax.platform_dependent(z, cpu=_scatter, default=lambda z: z)
 

@@ -1,6 +1,7 @@
-"""Which examples form step s: a pure function of (seed, s).
+"""The examples of step s: a pure function of (seed, s).
 
-The step is then the whole state of the input, so a resumed run sees exactly the examples that it would have seen.
+The step is therefore the whole state of the input, and a resumed run sees exactly the examples of an uninterrupted
+run.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import numpy as np
 
 @functools.lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
-  """Returns a pseudo-random permutation of range(examples), int32 [examples], a function of its arguments.
+  """Return a pseudo-random permutation of range(examples), int32 [examples], a function of its arguments.
 
   It sorts Philox's raw numbers instead of calling `Generator.permutation`, since NumPy promises the same stream
   in every version for bit generators but not for generators. The array is shared: it can't be written to.
@@ -24,7 +25,7 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def evenly_spaced(examples: int, most: int) -> np.ndarray:
-  """Returns at most `most` of the numbers 0, …, examples − 1, evenly spaced: int64 [n]."""
+  """Return at most `most` of the numbers 0, …, examples − 1, evenly spaced: int64 [n]."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
 
@@ -33,13 +34,13 @@ def evenly_spaced(examples: int, most: int) -> np.ndarray:
 class TrainOrder:
   """An endless stream of shuffled epochs, cut into batches.
 
-  The stream is the concatenation of one permutation an epoch: position p holds permutation_{p // n}[p % n], n the
-  number of examples. A batch may straddle epochs, so no example is ever dropped.
+  The stream is the concatenation of one permutation an epoch: position p holds permutation_{p // n}[p % n], with n
+  the number of examples. A batch may straddle epochs, so no example is ever dropped.
 
   Attributes:
-    seed: picks the permutations.
+    seed: seed of the permutations.
     examples: number of examples in an epoch, at least 1.
-    batch_size: examples a step.
+    batch_size: number of examples in a step.
   """
 
   seed: int
@@ -47,7 +48,7 @@ class TrainOrder:
   batch_size: int
 
   def __call__(self, step: int) -> np.ndarray:
-    """Returns the examples of `step`, int32 [batch_size]."""
+    """Return the examples of `step`, int32 [batch_size]."""
     positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
     epochs, offsets = np.divmod(positions, self.examples)
     indices = np.empty(self.batch_size, np.int32)
@@ -73,21 +74,21 @@ class TrainOrder:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOrder:
-  """Every example once, in order; the last batch is padded with −1.
+  """Every example once, in order. The last batch is padded with −1.
 
   Attributes:
     examples: number of examples.
-    batch_size: rows of every batch.
+    batch_size: number of rows of every batch.
   """
 
   examples: int
   batch_size: int
 
   def __call__(self, step: int) -> np.ndarray:
-    """Returns the examples of batch `step`, int32 [batch_size], −1 past the end."""
+    """Return the examples of batch `step`, int32 [batch_size], −1 past the end."""
     indices = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
     return np.where(indices < self.examples, indices, -1).astype(np.int32)
 
   def __len__(self) -> int:
-    """Returns the number of batches that hold an example."""
+    """Return the number of batches that hold an example."""
     return -(-self.examples // self.batch_size)

@@ -1,4 +1,4 @@
-"""Batches read ahead, in threads or in processes."""
+"""Batches that are read ahead, in threads or in processes."""
 
 import atexit
 import contextlib
@@ -23,7 +23,7 @@ _AHEAD = 4  # Batches that each reader prepares; more would only take memory.
 
 
 def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iterator[HostBatch]:
-  """Yields the batches of number `first`, `first` + `step`, …; closing it ends the threads."""
+  """Yield the batches of number `first`, `first` + `step`, …. Closing the generator ends the threads."""
   options = grain.ReadOptions(num_threads=_AHEAD, prefetch_buffer_size=_AHEAD)
   iterator = iter(grain.MapDataset.source(batches)[first::step].to_iter_dataset(options))
   try:
@@ -33,10 +33,10 @@ def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iter
 
 
 def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
-  """Yields the batches in their order, read by `count` processes in turn; closing it ends the processes.
+  """Yield the batches in their order, read by `count` processes in turn. Closing the generator ends the processes.
 
   Raises:
-    UserError: a process died. What a source raises in one is raised here too.
+    UserError: a process died. An error of a source in a process is raised here too.
   """
   # Grain has processes too (`mp_prefetch`): of one that is killed while it sends a batch, it waits for the rest for
   # ever.
@@ -68,7 +68,7 @@ class _Reader:
     atexit.register(self.kill)  # If nobody does: when Python ends, it waits for processes that don't heed SIGTERM.
 
   def receive(self) -> HostBatch:
-    """Waits for the next batch.
+    """Wait for the next batch.
 
     Raises:
       UserError: the process died.
@@ -87,7 +87,7 @@ class _Reader:
     raise received
 
   def kill(self) -> None:
-    """Ends the process, whatever it does."""
+    """End the process, whatever it does."""
     if not self._is_killed:
       self._is_killed = True
       atexit.unregister(self.kill)
@@ -96,13 +96,13 @@ class _Reader:
 
 
 def _cause(exitcode: int | None) -> str:
-  """Says how a process ended."""
+  """Describe how a process ended."""
   number = -(exitcode or 0)
   return signal.strsignal(number) or f'signal {number}' if number > 0 else f'exit status {exitcode}'
 
 
 def _serve(pipe: Connection, batches: HostBatches, first: int, step: int) -> None:
-  """What a process does: no accelerator, no signals, no life after its parent."""
+  """Run a reader process, without accelerators or signals, until its parent ends."""
   jax.config.update('jax_platforms', 'cpu')
   # A signal to the whole group is for the parent, which saves a checkpoint and then ends its readers.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -120,14 +120,14 @@ def _serve(pipe: Connection, batches: HostBatches, first: int, step: int) -> Non
 
 
 def _send_array(pipe: Connection, array: np.ndarray) -> None:
-  """Sends the bytes alone: pickled, an image costs the parent seven times as long."""
+  """Send the bytes alone. A pickled image costs the parent seven times as long."""
   rest = _bytes(np.ascontiguousarray(array))
   while rest:
     rest = rest[os.write(pipe.fileno(), rest) :]
 
 
 def _receive_array(pipe: Connection, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """Receives what `_send_array` sends; EOFError if the pipe ends."""
+  """Receive an array from `_send_array`, or raise EOFError if the pipe ends."""
   array = np.empty(shape, dtype)
   rest = _bytes(array)
   while rest:
@@ -143,7 +143,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _exit_with_parent() -> None:
-  """Waits until the parent is gone; a killed one can't end its readers."""
+  """Wait until the parent is gone, because a killed parent cannot end its readers."""
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()

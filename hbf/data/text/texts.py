@@ -1,4 +1,4 @@
-"""Texts by name: what the rest of the project knows of where they come from."""
+"""Texts by name. The rest of the project gets texts here only."""
 
 import dataclasses
 import hashlib
@@ -24,9 +24,9 @@ class Texts:
   """A text to train on and another to test on.
 
   Attributes:
-    name: of the data set.
-    tokenizer: what makes tokens of texts.
-    splits: `train` and `test`: tokens, unsigned integers [L] of as few bytes as will do.
+    name: name of the data set.
+    tokenizer: the tokenizer of both texts.
+    splits: tokens of `train` and `test`: unsigned integers [L] of as few bytes as possible.
   """
 
   name: str
@@ -69,7 +69,7 @@ def load_texts(
 
 
 def identity_of(texts: Texts) -> dict[str, Any]:
-  """What tells texts from others, for JSON: name, tokenizer, tokens by split, and a hash of them all."""
+  """Return facts that tell texts from others, for JSON: name, tokenizer, tokens by split, and a hash of them all."""
   digest = hashlib.sha256()
   for split, tokens in sorted(texts.splits.items()):
     digest.update(f'{split} {len(tokens)} '.encode())
@@ -83,7 +83,7 @@ def identity_of(texts: Texts) -> dict[str, Any]:
 
 
 def _python() -> bytes:
-  """The topics of Python's help, half a million characters in every installation; others in every version."""
+  """Return the topics of Python's help: half a million characters, which differ between versions."""
   topics = pydoc_data.topics.topics
   return '\n'.join(topics[name] for name in sorted(topics)).encode()
 
@@ -111,7 +111,7 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _cut(text: bytes) -> dict[str, bytes]:
-  """A text and its end, which begins with a whole character."""
+  """Split a text into a beginning and an end. The end begins with a whole character."""
   at = int(len(text) * (1 - TEST_PART))
   while at < len(text) and text[at] & 0xC0 == 0x80:  # within a character of UTF-8
     at += 1

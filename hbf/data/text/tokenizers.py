@@ -1,4 +1,4 @@
-"""Texts as numbers: bytes, characters, or pieces that a byte-pair encoding has learned."""
+"""Texts as numbers: bytes, characters, or pieces of words that a byte-pair encoding has learned."""
 
 import abc
 import dataclasses
@@ -15,10 +15,10 @@ _SHOWN = 5  # characters that a message names
 
 
 class Tokenizer(abc.ABC):
-  """A vocabulary of tokens 0, …, V − 1, and how texts are made of them.
+  """A vocabulary of tokens 0, …, V − 1, and the conversion of texts to tokens.
 
   Attributes:
-    kind: its name.
+    kind: name of the kind of tokenizer.
   """
 
   kind: ClassVar[str]
@@ -61,7 +61,7 @@ class Tokenizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Bytes(Tokenizer):
-  """Every byte is a token; any file will do."""
+  """A tokenizer whose tokens are the bytes. It takes any file."""
 
   kind: ClassVar[str] = 'bytes'
 
@@ -91,10 +91,10 @@ class Bytes(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class Characters(Tokenizer):
-  """Every character of some texts is a token.
+  """A tokenizer whose tokens are the characters of some texts.
 
   Attributes:
-    characters: by token, sorted.
+    characters: the character of each token, sorted.
   """
 
   kind: ClassVar[str] = 'characters'
@@ -136,10 +136,12 @@ class Characters(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class BytePairs(Tokenizer):
-  """Pieces of words, learned: bytes, and again and again the pair that occurs most (Sennrich et al. 2016; GPT-2's).
+  """A tokenizer whose tokens are pieces of words (Sennrich et al. 2016; the form is GPT-2's).
+
+  The pieces are learned: they begin as bytes, and the pair that occurs most becomes a new piece, again and again.
 
   Attributes:
-    learned_pieces: as the library `tokenizers` writes them.
+    learned_pieces: the pieces as the library `tokenizers` writes them.
   """
 
   kind: ClassVar[str] = 'bpe'
@@ -200,7 +202,7 @@ def _import_library() -> types.ModuleType:
 
 
 def _byte_of() -> dict[str, int]:
-  """The byte that each character of a piece stands for: GPT-2 writes those that can't be seen as others."""
+  """Return the byte that each character of a piece stands for. GPT-2 writes invisible bytes as other characters."""
   seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
   unseen = [byte for byte in range(256) if byte not in seen]
   return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
@@ -211,21 +213,21 @@ TOKENIZERS: Mapping[str, type[Tokenizer]] = {made.kind: made for made in (Bytes,
 
 
 def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
-  """The tokenizer of a kind for some texts, the first of which is the one to train on.
+  """Learn a tokenizer of a kind for some texts. The first text is the one to train on.
 
   Args:
     kind: 'bytes', 'characters' or 'bpe'.
-    texts: all that are to be read.
+    texts: all texts that are to be read.
     size: number of tokens of 'bpe'.
 
   Raises:
-    UserError: there is no such kind, or a text can't be read so.
+    UserError: the kind is unknown, or it cannot read one of the texts.
   """
   return choose('data.tokenizer', kind, TOKENIZERS).learned(texts, size)
 
 
 def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
-  """The tokenizer that `to_json` wrote."""
+  """Return the tokenizer that `to_json` wrote."""
   return TOKENIZERS[stored['kind']](**{key: value for key, value in stored.items() if key != 'kind'})
 
 
@@ -239,5 +241,5 @@ def _decoded(text: bytes) -> str:
 
 
 def _codes(text: bytes) -> np.ndarray:
-  """The characters of a text as numbers, uint32 [n]."""
+  """Return the characters of a text as numbers, uint32 [n]."""
   return np.frombuffer(_decoded(text).encode('utf-32-le'), np.uint32)

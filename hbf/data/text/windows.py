@@ -1,6 +1,6 @@
-"""A text in device memory, and windows of it: what examples of texts are.
+"""A text in device memory, and its windows, which are the examples.
 
-A *batch* is {'index': int32 [B]}, −1 for padding, as of images in device memory (`hbf.data.pipeline.inputs`).
+A *batch* is {'index': int32 [B]}, −1 for padding, as for images in device memory (`hbf.data.pipeline.inputs`).
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from hbf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """Tokens [L] cut into windows one after another.
+  """Tokens [L], cut into consecutive windows.
 
   Attributes:
     tokens: unsigned integers [L].
-    length: T, of a window. Every token but the first is the next one of a token of just one window.
+    length: T, the length of a window. Every token but the first is a target in exactly one window.
   """
 
   tokens: np.ndarray
@@ -46,7 +46,7 @@ class Tokens:
 
   Attributes:
     tokens: unsigned integers [L].
-    length: T, of a window.
+    length: T, the length of a window.
   """
 
   tokens: jax.Array
@@ -54,12 +54,12 @@ class Tokens:
 
 
 class TextInput(ResidentInput):
-  """Holds a text in the memory of every device."""
+  """An input whose text lies in the memory of every device."""
 
   resident: Tokens
 
   def __init__(self, source: Text, sharding: NamedSharding):
-    """Takes the text, and the sharding of batches."""
+    """Take the text, and the sharding of batches."""
     super().__init__(sharding)
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     tokens = jax.make_array_from_callback(source.tokens.shape, whole, lambda at: source.tokens[at])
@@ -68,7 +68,7 @@ class TextInput(ResidentInput):
 
 
 def check_length(what: str, tokens: int, length: int) -> None:
-  """Raises UserError unless a text is as long as a window and a token more."""
+  """Raise a UserError unless a text is longer than a window."""
   if tokens <= length:
     raise UserError(
       f'{what} has {tokens:,} tokens, a window has {length:,}: expected more; set a smaller data.length, or take a '
@@ -77,26 +77,26 @@ def check_length(what: str, tokens: int, length: int) -> None:
 
 
 def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Windows with the token behind each; pure, made to run inside jit.
+  """Return windows, each with the token behind it. It is pure, made to run inside jit.
 
   Args:
-    text: as the input has it.
-    index: int32 [B], numbers of windows; −1 for padding.
+    text: the text of the input.
+    index: int32 [B], numbers of windows, −1 for padding.
 
   Returns:
-    int32 [B, T + 1], and of which of them there are such, bool [B, T + 1]; others are 0.
+    int32 [B, T + 1], and a mask of the tokens that exist, bool [B, T + 1]. The others are 0.
   """
   start = jnp.where(index >= 0, index * text.length, len(text.tokens))
   return _taken(text, start)
 
 
 def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
-  """Take windows with the token behind each, every one moved at random: int32 [B, T + 1], none beyond the text's end.
+  """Return windows, each moved at random and with the token behind it: int32 [B, T + 1].
 
-  So texts are never cut at the same places. Window i draws from `fold_in(key, index[i])`, as images do
-  (`hbf.data.augment.batches`): neither its row in the batch nor the number of devices matters. Of the L − T places
-  where a window can begin, every one is equally likely in an epoch. Window i begins within its own T places. If it
-  drew one beyond the last place, it begins anywhere.
+  So texts are never cut at the same positions. Window i draws from `fold_in(key, index[i])`, as images do
+  (`hbf.data.augment.batches`): neither its row in the batch nor the number of devices matters. Every one of the L − T
+  possible starts of a window is equally likely in an epoch. Window i begins within its own T positions. If it draws a
+  start beyond the last possible one, it begins anywhere.
   """
   places, count = len(text.tokens) - text.length, -(-(len(text.tokens) - 1) // text.length)
 
