@@ -14,7 +14,7 @@ import numpy as np
 from hbf.errors import UserError
 from hbf.interop.network import Network, mixer_config, read_file, read_fixed, to_module, vit_config
 from hbf.interop.positions import resize, square_side
-from hbf.interop.table import Params, Source, Table, Tensors, class_token, patch_positions, same
+from hbf.interop.table import ParameterSource, Params, Table, Tensors, class_token, patch_positions, same
 from hbf.models.classifier import ImageClassifier
 
 _POSITIONS = 'Transformer/posembed_input/pos_embedding'
@@ -68,30 +68,36 @@ def _read_vit(tensors: Tensors) -> Network:
   )
 
 
-def _dense(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, Source]:
+def _dense(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, ParameterSource]:
   return {
     **same(f'{ours}/kernel', f'{theirs}/kernel', inputs, outputs),
     **same(f'{ours}/bias', f'{theirs}/bias', outputs),
   }
 
 
-def _norm(ours: str, theirs: str) -> dict[str, Source]:
+def _norm(ours: str, theirs: str) -> dict[str, ParameterSource]:
   return {**same(f'{ours}/scale', f'{theirs}/scale', 'D'), **same(f'{ours}/bias', f'{theirs}/bias', 'D')}
 
 
-def _patches(theirs: str) -> dict[str, Source]:
+def _patches(theirs: str) -> dict[str, ParameterSource]:
   """Describe the convolution that cuts patches. Its kernel [row, column, channel, D] is kept."""
-  kernel = Source({f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1]))
+  kernel = ParameterSource(
+    {f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1])
+  )
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}/bias', 'D')}
 
 
-def _attention(theirs: str) -> dict[str, Source]:
+def _attention(theirs: str) -> dict[str, ParameterSource]:
   """Queries, keys and values [D, H, d] side by side, and the output [H, d, D]."""
   projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
   return {
-    'stage1/qkv/kernel': Source({f'{name}/kernel': ('D', 'H', 'd') for name in projections}, _joined_kernels),
-    'stage1/qkv/bias': Source({f'{name}/bias': ('H', 'd') for name in projections}, _joined_biases),
-    'stage1/out/kernel': Source({f'{theirs}/out/kernel': ('H', 'd', 'D')}, lambda z: z.reshape(-1, z.shape[-1])),
+    'stage1/qkv/kernel': ParameterSource(
+      {f'{name}/kernel': ('D', 'H', 'd') for name in projections}, _joined_kernels
+    ),
+    'stage1/qkv/bias': ParameterSource({f'{name}/bias': ('H', 'd') for name in projections}, _joined_biases),
+    'stage1/out/kernel': ParameterSource(
+      {f'{theirs}/out/kernel': ('H', 'd', 'D')}, lambda z: z.reshape(-1, z.shape[-1])
+    ),
     **same('stage1/out/bias', f'{theirs}/out/bias', 'D'),
   }
 
@@ -107,11 +113,11 @@ def _joined_biases(*biases: np.ndarray) -> np.ndarray:
 def _vit(class_token_read: bool, attention: int, norm: int, mlp: int) -> Table:
   """Describe a ViT. Without a class token it reads the mean of its patches."""
   positions = {_POSITIONS: (1, 'N', 'D')}
-  tokens = {'positions': Source(positions, lambda z: z[0])}
+  tokens = {'positions': ParameterSource(positions, lambda z: z[0])}
   if class_token_read:
     tokens = {
-      'class_token': Source({'cls': (1, 1, 'D'), **positions}, class_token),
-      'positions': Source(positions, patch_positions),
+      'class_token': ParameterSource({'cls': (1, 1, 'D'), **positions}, class_token),
+      'positions': ParameterSource(positions, patch_positions),
     }
   return Table(
     origin="Google's ViT",

@@ -2,23 +2,23 @@
 
 import numpy as np
 
-from hbf.interop.table import Source, class_token, patch_positions, same
+from hbf.interop.table import ParameterSource, class_token, patch_positions, same
 
 
-def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, Source]:
+def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, ParameterSource]:
   """Describe a linear layer with a bias."""
-  kernel = Source({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
+  kernel = ParameterSource({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
   return {f'{ours}/kernel': kernel, **same(f'{ours}/bias', f'{theirs}.bias', outputs)}
 
 
-def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, Source]:
+def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, ParameterSource]:
   """Describe a LayerNorm."""
   return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
 
 
-def patches(theirs: str) -> dict[str, Source]:
+def patches(theirs: str) -> dict[str, ParameterSource]:
   """Describe the convolution that cuts patches, as the embedding here."""
-  kernel = Source({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flat)
+  kernel = ParameterSource({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flat)
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
 
 
@@ -30,7 +30,7 @@ def _flat(kernel: np.ndarray) -> np.ndarray:
 END = {**norm('norm', 'norm'), **linear('head', 'head', 'D', 'classes')}
 VIT = {
   **patches('patch_embed.proj'),
-  'class_token': Source({'cls_token': (1, 1, 'D'), 'pos_embed': (1, 'N', 'D')}, class_token),
-  'positions': Source({'pos_embed': (1, 'N', 'D')}, patch_positions),
+  'class_token': ParameterSource({'cls_token': (1, 1, 'D'), 'pos_embed': (1, 'N', 'D')}, class_token),
+  'positions': ParameterSource({'pos_embed': (1, 'N', 'D')}, patch_positions),
   **END,
 }

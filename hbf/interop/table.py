@@ -17,7 +17,7 @@ Params = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ParameterSource:
   """The tensors that one parameter is made of.
 
   Attributes:
@@ -41,8 +41,8 @@ class Table:
   """
 
   origin: str
-  network: Mapping[str, Source]
-  block: Mapping[str, Source]
+  network: Mapping[str, ParameterSource]
+  block: Mapping[str, ParameterSource]
   prefix: str
 
   def read(self, tensors: Tensors) -> tuple[dict[str, int], Params]:
@@ -56,7 +56,7 @@ class Table:
     for i in range(depth):
       for path, source in self.block.items():
         named = {self.prefix.format(i) + name: shape for name, shape in source.tensors.items()}
-        sources[f'block{i}/{path}'] = Source(named, source.make)
+        sources[f'block{i}/{path}'] = ParameterSource(named, source.make)
     expected = {name: shape for source in sources.values() for name, shape in source.tensors.items()}
     sizes = check(tensors, expected, depth, self.origin)
     params = {
@@ -111,9 +111,9 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
   return '; '.join(f'{what}: {_listed(names, most)}' for what, names in faults.items() if names)
 
 
-def same(ours: str, theirs: str, *shape: int | str) -> dict[str, Source]:
+def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource]:
   """Return a tensor unchanged."""
-  return {ours: Source({theirs: shape})}
+  return {ours: ParameterSource({theirs: shape})}
 
 
 def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -26,37 +26,37 @@ class Tokenizer(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """The tokenizer of some texts; `size` is the number of tokens, where that is a choice.
+    """Learn the tokenizer of some texts. `size` is the number of tokens if that is a choice.
 
     Raises:
-      UserError: they can't be read so.
+      UserError: the texts cannot be read in this way.
     """
 
   @property
   @abc.abstractmethod
   def vocabulary(self) -> int:
-    """V, the number of tokens."""
+    """The number of tokens, V."""
 
   @abc.abstractmethod
   def encode(self, text: bytes) -> np.ndarray:
-    """The tokens of a text, int32 [n].
+    """Return the tokens of a text, int32 [n].
 
     Raises:
-      UserError: it has what no token stands for.
+      UserError: the text has a character or byte that no token stands for.
     """
 
   @abc.abstractmethod
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """The text of tokens."""
+    """Return the text of tokens."""
 
   @property
   def sizes(self) -> np.ndarray:
-    """Bytes that each token stands for, int32 [V]."""
+    """Return the number of bytes that each token stands for, int32 [V]."""
     return np.array([len(self.decode([token])) for token in range(self.vocabulary)], np.int32)
 
   @abc.abstractmethod
   def to_json(self) -> dict[str, Any]:
-    """What `read_tokenizer` makes it of again."""
+    """Return a dict for JSON, from which `read_tokenizer` makes the tokenizer again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,25 +67,25 @@ class Bytes(Tokenizer):
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """See `Tokenizer.learned`; nothing is."""
+    """Return the tokenizer. Nothing is learned."""
     del texts, size
     return cls()
 
   @property
   def vocabulary(self) -> int:
-    """All bytes that there are."""
+    """The number of bytes, 256."""
     return 256
 
   def encode(self, text: bytes) -> np.ndarray:
-    """See `Tokenizer.encode`."""
+    """Return the tokens of a text, see `Tokenizer.encode`."""
     return np.frombuffer(text, np.uint8).astype(np.int32)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """See `Tokenizer.decode`."""
+    """Return the text of tokens."""
     return bytes(map(int, tokens))
 
   def to_json(self) -> dict[str, Any]:
-    """See `Tokenizer.to_json`."""
+    """Return a dict for JSON."""
     return {'kind': self.kind}
 
 
@@ -103,17 +103,17 @@ class Characters(Tokenizer):
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """See `Tokenizer.learned`; all characters that occur."""
+    """Learn all characters that occur."""
     del size
     return cls(''.join(map(chr, np.unique(np.concatenate([_codes(text) for text in texts])).tolist())))
 
   @property
   def vocabulary(self) -> int:
-    """See `Tokenizer.vocabulary`."""
+    """The number of tokens."""
     return len(self.characters)
 
   def encode(self, text: bytes) -> np.ndarray:
-    """See `Tokenizer.encode`."""
+    """Return the tokens of a text, see `Tokenizer.encode`."""
     codes, known = _codes(text), np.array([ord(character) for character in self.characters])
     tokens = np.minimum(np.searchsorted(known, codes), len(known) - 1)
     unknown = sorted({chr(code) for code in codes[known[tokens] != codes]})
@@ -126,11 +126,11 @@ class Characters(Tokenizer):
     return tokens.astype(np.int32)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """See `Tokenizer.decode`."""
+    """Return the text of tokens."""
     return ''.join(self.characters[int(token)] for token in tokens).encode()
 
   def to_json(self) -> dict[str, Any]:
-    """See `Tokenizer.to_json`."""
+    """Return a dict for JSON."""
     return {'kind': self.kind, 'characters': self.characters}
 
 
@@ -150,7 +150,7 @@ class BytePairs(Tokenizer):
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """See `Tokenizer.learned`; of the first text, which is the one to train on."""
+    """Learn pieces from the first text, which is the one to train on."""
     if size < 257:
       raise UserError(f'data.vocabulary must be 257 or more, as 256 bytes are tokens already: it is {size}')
     library = _import_library()
@@ -168,21 +168,21 @@ class BytePairs(Tokenizer):
 
   @property
   def vocabulary(self) -> int:
-    """See `Tokenizer.vocabulary`."""
+    """The number of tokens."""
     return self._library.get_vocab_size()
 
   def encode(self, text: bytes) -> np.ndarray:
-    """See `Tokenizer.encode`."""
+    """Return the tokens of a text, see `Tokenizer.encode`."""
     return np.array(self._library.encode(_decoded(text)).ids, np.int32)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """See `Tokenizer.decode`."""
+    """Return the text of tokens."""
     # Not the library's: a piece may end within a character, which it would replace.
     pieces = ''.join(str(self._library.id_to_token(int(token))) for token in tokens)
     return bytes(_BYTE_OF[character] for character in pieces)
 
   def to_json(self) -> dict[str, Any]:
-    """See `Tokenizer.to_json`."""
+    """Return a dict for JSON."""
     return {'kind': self.kind, 'learned_pieces': self.learned_pieces}
 
 

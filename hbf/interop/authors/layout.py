@@ -16,7 +16,7 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.interop.pytorch import VIT, linear, norm
-from hbf.interop.table import Shape, Source, Table, Tensors
+from hbf.interop.table import ParameterSource, Shape, Table, Tensors
 
 ORIGINS = {'hyperbf': "the authors' Hyper_ViT", 'vit': "the authors' ViT"}
 # Versions differ in these: all blocks have one, or none has.
@@ -73,7 +73,7 @@ def _vit(heads: int | None) -> Table:
 
   block = {
     **_BLOCK,
-    'stage1/qkv/kernel': Source(_QKV | _M, qkv),  # of M only its size tells something
+    'stage1/qkv/kernel': ParameterSource(_QKV | _M, qkv),  # of M only its size tells something
     **linear('stage2/hidden', 'mlp.fc1', 'D', 'hidden'),
     **linear('stage2/out', 'mlp.fc2', 'hidden', 'D'),
   }
@@ -83,19 +83,21 @@ def _vit(heads: int | None) -> Table:
 def _hyper_vit(optional: Collection[str]) -> Table:
   """Hyper_ViT with some of the tensors that not all versions have. Without one it is what it would start as."""
   scale: dict[str, Shape] = {'attn.scale': ()} if 'attn.scale' in optional else {}
-  metric = Source({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
-  bias = Source({'mlp.fc.bias': ('D',)})
+  metric = ParameterSource({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
+  bias = ParameterSource({'mlp.fc.bias': ('D',)})
   block = {
     **_BLOCK,
-    'stage1/qkv/kernel': Source(_QKV, np.transpose),
-    'stage1/metric': Source(_M | _QKV | scale, _attention_metric),
-    'stage1/log_sigma': Source(_M | scale, _attention_log_width),
-    'stage2/centers': Source(_CENTERS, lambda t: t[None]),
-    'stage2/metric': metric if 'mlp.M_RBF' in optional else Source(_CENTERS, lambda t: np.eye(t.shape[1])[None]),
-    'stage2/beta': Source({'mlp.beta': ('hidden',)}, lambda beta: beta[None, None]),
-    'stage2/log_gain': Source({}, lambda: np.zeros((1, 1, 1))),
-    'stage2/coefficients': Source({'mlp.fc.weight': ('D', 'hidden')}, lambda c: c.T[None]),
-    'stage2/bias': bias if 'mlp.fc.bias' in optional else Source(_CENTERS, lambda t: np.zeros(t.shape[1])),
+    'stage1/qkv/kernel': ParameterSource(_QKV, np.transpose),
+    'stage1/metric': ParameterSource(_M | _QKV | scale, _attention_metric),
+    'stage1/log_sigma': ParameterSource(_M | scale, _attention_log_width),
+    'stage2/centers': ParameterSource(_CENTERS, lambda t: t[None]),
+    'stage2/metric': metric
+    if 'mlp.M_RBF' in optional
+    else ParameterSource(_CENTERS, lambda t: np.eye(t.shape[1])[None]),
+    'stage2/beta': ParameterSource({'mlp.beta': ('hidden',)}, lambda beta: beta[None, None]),
+    'stage2/log_gain': ParameterSource({}, lambda: np.zeros((1, 1, 1))),
+    'stage2/coefficients': ParameterSource({'mlp.fc.weight': ('D', 'hidden')}, lambda c: c.T[None]),
+    'stage2/bias': bias if 'mlp.fc.bias' in optional else ParameterSource(_CENTERS, lambda t: np.zeros(t.shape[1])),
   }
   return Table(ORIGINS['hyperbf'], VIT, block, 'blocks.{}.')
 
