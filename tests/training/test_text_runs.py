@@ -107,7 +107,7 @@ def test_masked_tokens_are_learned_too(make, tmp_path):
   result = train(make('model=amlp', **LEARNING, **changes), tmp_path / 'run', QUIET, ONE)
   assert 4 * 191 <= result['n'] <= 4 * 192  # the last window ends with the text
   assert result['token_nll'] < np.log(17) and 'bits_per_byte' not in result
-  with pytest.raises(UserError, match='a run of task masked_token: give one of next_token'):
+  with pytest.raises(UserError, match='a run of task masked_token: give a run of task next_token'):
     write_texts(tmp_path / 'run', ['the'], 5, Sampling())
 
 
