@@ -94,22 +94,28 @@ class RunFolders(StoredRuns):
     return sorted({path.parent.name for mark in marks for path in self._folder.glob(f'*/{mark}')})
 
   def config(self, name: str) -> ConfigDict | None:
+    """Return the config of a run, or None."""
     run = self._folder / name
     return load_config(run) if (run / 'config.json').exists() else None
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
+    """Return the content of data.json, or None."""
     return read_data(self._folder / name, *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
+    """Return the content of result.json, or None."""
     return read_result(self._folder / name, *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl."""
     return read_metrics(self._folder / name)
 
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
+    """Return the predictions by name, or None."""
     return read_predictions(self._folder / name)
 
   def failure(self, name: str) -> str | None:
+    """Return why a run has no result, or None."""
     return failure(self._folder, name)
 
 
@@ -131,22 +137,28 @@ class PackedRuns(StoredRuns):
       self._lines[line['run']] = line
 
   def names(self) -> list[str]:
+    """Return the names of all runs."""
     return [*self._lines]
 
   def config(self, name: str) -> ConfigDict | None:
+    """Return the config of a run, or None."""
     stored = self._object(name, 'config')
     return None if stored is None else as_config(stored, self._source(name, 'config'), CURE)
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
+    """Return the content of data.json, or None."""
     return self._object(name, 'data', *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
+    """Return the content of result.json, or None."""
     return self._object(name, 'result', *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl."""
     return self._lines.get(name, {}).get('metrics', [])
 
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
+    """Return the predictions by name, or None."""
     keys = self._object(name, 'predictions')
     if keys is None or self._arrays is None:
       return None
@@ -155,6 +167,7 @@ class PackedRuns(StoredRuns):
     return {part: self._arrays[key] for part, key in keys.items()}
 
   def failure(self, name: str) -> str | None:
+    """Return why a run has no result, or None."""
     line = self._lines.get(name, {})
     return None if 'result' in line else line.get('failed', 'not run yet')
 

@@ -40,7 +40,7 @@ def softmax_score(logits: np.ndarray) -> np.ndarray:
 
 
 def energy_score(logits: np.ndarray) -> np.ndarray:
-  """log Σ exp, the negative energy (Liu et al. 2020), [n] of logits [n, classes]."""
+  """Return the negative energy log Σ exp (Liu et al. 2020), [n] of logits [n, classes]."""
   return np.asarray(special.logsumexp(logits.astype(np.float64), axis=1))
 
 

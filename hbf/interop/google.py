@@ -88,7 +88,7 @@ def _patches(theirs: str) -> dict[str, ParameterSource]:
 
 
 def _attention(theirs: str) -> dict[str, ParameterSource]:
-  """Queries, keys and values [D, H, d] side by side, and the output [H, d, D]."""
+  """Describe queries, keys and values [D, H, d] side by side, and the output [H, d, D]."""
   projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
   return {
     'stage1/qkv/kernel': ParameterSource(

@@ -74,7 +74,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
 
 
 def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
-  """Module and variables of a network, for images of any size if it has positions."""
+  """Return module and variables of a network, for images of any size if it has positions."""
   model = build_model(ConfigDict(network.config), network.classes)
   if network.resize is not None:
     options = {field.name: getattr(model.embed, field.name) for field in dataclasses.fields(model.embed)}

@@ -48,7 +48,6 @@ def augment(
   Returns:
     uint8 [B, H, W, C].
   """
-
   gray = np.round(255 * np.asarray(mean)).astype(np.uint8) if mean else NO_FACTS.mean
 
   def augment_one(image: jax.Array, number: jax.Array, epoch: jax.Array | None) -> jax.Array:

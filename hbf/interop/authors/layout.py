@@ -89,7 +89,7 @@ def _hyper_vit(optional: Collection[str]) -> Table:
     **_BLOCK,
     'stage1/qkv/kernel': ParameterSource(_QKV, np.transpose),
     'stage1/metric': ParameterSource(_M | _QKV | scale, _attention_metric),
-    'stage1/log_sigma': ParameterSource(_M | scale, _attention_log_width),
+    'stage1/log_sigma': ParameterSource(_M | scale, _attention_log_sigma),
     'stage2/centers': ParameterSource(_CENTERS, lambda t: t[None]),
     'stage2/metric': metric
     if 'mlp.M_RBF' in optional
@@ -107,7 +107,7 @@ def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.
   return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))
 
 
-def _attention_log_width(m: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-  """log σ [1, 1, 1]; the first version's scale was d^−0.5 and not learned."""
+def _attention_log_sigma(m: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+  """Return log σ [1, 1, 1]. The scale of the first version was d^−0.5 and not learned."""
   size = len(m) ** -0.5 if scale is None else abs(float(scale)) or 1.0
   return np.full((1, 1, 1), -0.5 * np.log(2 * size))
