@@ -23,7 +23,11 @@ os.environ['XLA_FLAGS'] = ' '.join(
 os.environ['JAX_COMPILATION_CACHE_DIR'] = str(pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'xla')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
+import jaxtyping
 import pytest
+
+# Before the modules are imported whose functions it checks.
+jaxtyping.install_import_hook(['hbf.ops', 'hbf.nn', 'hbf.models'], 'shapes.check_shapes')
 
 from configs import digits
 from hbf.config.resolve import resolve

@@ -44,7 +44,7 @@ def fake_data(monkeypatch):
     splits = {split: random_source(64, shape, classes=classes) for split in ('train', 'test')}
     return Dataset(config.data.name, tuple(map(str, range(classes))), shape, splits)
 
-  monkeypatch.setattr(Classification, 'load', load_dataset)
+  monkeypatch.setattr(Classification, 'load_dataset', load_dataset)
 
 
 def shipped(name, arguments):

@@ -84,6 +84,6 @@ def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
   return None if context.mask is None else with_three_axes(context.mask)[:, 0]
 
 
-def with_three_axes(mask: Bool[Array, '...']) -> Bool[Array, 'B N N']:
+def with_three_axes(mask: Bool[Array, '...']) -> Bool[Array, '_ _ N']:
   """Return the mask of a context with all three axes, broadcastable to [B, N, N]."""
   return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)

@@ -30,7 +30,7 @@ def hyperbf(
   metric: Float[Array, '... D'] | None = None,
   normalization: str = 'sum',
   radius: Float[Array, '...'] | float = 0.0,
-  mask: Bool[Array, '... N A'] | None = None,
+  mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
   implementation: str = 'xla',
 ) -> Float[Array, '... N V']:

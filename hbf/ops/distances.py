@@ -84,7 +84,7 @@ def distances(
   points: Float[Array, '... N D'],
   centers: Float[Array, '... A D'],
   metric: str = 'identity',
-  weights: Float[Array, '... D'] | None = None,
+  weights: Float[Array, '...'] | None = None,
   scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Distances:
@@ -124,7 +124,7 @@ def squared_distances(
   points: Float[Array, '... N D'],
   centers: Float[Array, '... A D'],
   metric: str = 'identity',
-  weights: Float[Array, '... D'] | None = None,
+  weights: Float[Array, '...'] | None = None,
   scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Float[Array, '... N A']:
@@ -194,7 +194,7 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def metric_product(
-  centers: Float[Array, '... A D'], metric: str, weights: Float[Array, '... D'] | None
+  centers: Float[Array, '... A D'], metric: str, weights: Float[Array, '...'] | None
 ) -> Float[Array, '... A D']:
   """Compute M t for every center t, [..., A, D]. The metric and weights are as in `squared_distances`."""
   if metric == 'bilinear':

@@ -26,9 +26,9 @@ def hyperbf_plain(
   centers: Float[Array, '... A D'],
   coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
-  mask: Bool[Array, '... N A'] | None = None,
+  mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
-  factors: Float[Array, '... N A'] | float = 1.0,
+  factors: Float[Array, '... #N #A'] | float = 1.0,
 ) -> Float[Array, '... N V']:
   """Compute f by its definition, with all responses [..., N, A] in memory. Arguments as in `hyperbf`."""
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
@@ -41,7 +41,7 @@ def responses(
   points: Float[Array, '... N D'],
   centers: Float[Array, '... A D'],
   basis: RadialBasis,
-  mask: Bool[Array, '... N A'] | None = None,
+  mask: Bool[Array, '... #N #A'] | None = None,
 ) -> Float[Array, '... N A']:
   """Compute the responses R_a(x), float32 [..., N, A]."""
   if basis.kernel in DIRECT:
@@ -72,9 +72,9 @@ def hyperbf(
   coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
   *,
-  mask: Bool[Array, '... N A'] | None = None,
+  mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
-  factors: Float[Array, '... N A'] | None = None,
+  factors: Float[Array, '... #N #A'] | None = None,
   implementation: str = 'xla',
 ) -> Float[Array, '... N V']:
   """Compute f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalized over the centers or not.

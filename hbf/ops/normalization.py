@@ -50,7 +50,7 @@ def normalize(
   log_k: Float[Array, '... N A'],
   normalization: str,
   log_gain: Float[Array, '...'] | float = 0.0,
-  mask: Bool[Array, '... N A'] | None = None,
+  mask: Bool[Array, '... #N #A'] | None = None,
 ) -> Float[Array, '... N A']:
   """Compute responses from their logarithms.
 

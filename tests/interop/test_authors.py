@@ -289,7 +289,7 @@ class Images:
 ])  # fmt: skip
 def test_images_are_normalized_as_theirs_were(tmp_path, monkeypatch, name, given, mean):
   dataset = Dataset(name, ('a', 'b', 'c', 'd'), (8, 8, 3), {'train': Images(), 'test': Images()})
-  monkeypatch.setattr(Classification, 'load', lambda config: dataset)
+  monkeypatch.setattr(Classification, 'load_dataset', lambda config: dataset)
   config = cifar10.get_config()
   config.data.update(name=name, mean=given, std=given)
   config.train.batch_size = 8

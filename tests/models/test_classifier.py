@@ -392,7 +392,7 @@ def test_a_scanned_program_does_not_grow_with_depth():
   assert products(2, True) == products(5, True) < products(2, False) < products(5, False)
 
 
-@pytest.mark.parametrize('option,wrong,near', [('pool', 'clss', 'cls'), ('positions', 'learned', 'learned')])
+@pytest.mark.parametrize('option,wrong,near', [('pool', 'clss', 'cls'), ('positions', 'learnd', 'learned')])
 def test_unknown_options_name_the_nearest(option, wrong, near):
   with pytest.raises(UserError, match=f"unknown {option} '{wrong}': did you mean '{near}'"):
     make_model(**{option: wrong})

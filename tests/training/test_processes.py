@@ -53,7 +53,7 @@ def refused(function, *arguments):
 
 
 def in_second():
-  with processes.agreed():
+  with processes.raise_everywhere():
     if process == 1:
       raise UserError('no data here')
 
@@ -85,9 +85,9 @@ with contextlib.closing(Checkpoints(folder, keep=2)) as checkpoints:
 said = {
   'processes': jax.process_count(),
   'exchange': processes.exchange('x' * 1500 * process),
-  'from_first': processes.from_first(lambda: ['of', process]),
+  'on_first': processes.on_first_process(lambda: ['of', process]),
   'refused': [
-    refused(processes.from_first, lambda: {}['x'] if process else exec('raise UserError("in use")', globals())),
+    refused(processes.on_first_process, lambda: {}['x'] if process else exec('raise UserError("in use")', globals())),
     refused(in_second),
     refused(processes.check_same, {'train.epochs': process, 'seed': 0}),
   ],
@@ -140,7 +140,7 @@ def talk(tmp_path_factory):
 
 def test_processes_tell_each_other_what_they_know(talk):
   for said in talk:
-    assert (said['processes'], said['exchange'], said['from_first']) == (2, ['', 'x' * 1500], ['of', 0])
+    assert (said['processes'], said['exchange'], said['on_first']) == (2, ['', 'x' * 1500], ['of', 0])
 
 
 def test_what_one_finds_wrong_ends_all(talk):

@@ -113,7 +113,13 @@ def test_a_run_with_the_flip_and_crop_of_before_is_the_one_that_is_asked_for_tod
 def test_signed_widths_became_a_kernel():
   stage2 = {'kernel': 'gaussian', 'widths': 'signed', 'metric': 'bilinear'}
   found = current({'version': 10, 'model': {'name': 'hyperbf', 'stage1': {}, 'stage2': stage2}})['model']['stage2']
-  assert found == {'kernel': 'signed_gaussian', 'sigma_per': 'center', 'metric': 'bilinear'}
+  assert found['kernel'] == 'signed_gaussian' and found['sigma_per'] == 'center'
+
+
+def test_balls_of_before_have_an_absolute_radius():
+  stage2 = {'kernel': 'ball_gelu'}
+  found = current({'version': 12, 'model': {'name': 'hyperbf', 'stage1': {}, 'stage2': stage2}})['model']['stage2']
+  assert found == {'kernel': 'ball_gelu', 'radius': 'absolute', 'coefficients': 'constant'}
 
 
 def test_a_config_of_today_is_left_as_it_is():

@@ -29,7 +29,7 @@ def attention(
   values: Float[Array, '... A V'],
   scale: Float[Array, '...'] | float | None = None,
   centers: Float[Array, '... A D'] | None = None,
-  mask: Bool[Array, '... N A'] | None = None,
+  mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
 ) -> Float[Array, '... N V']:
   """Compute softmax(scale (q·k − t·k/2)) v over the keys. Without centers t it is softmax(scale q·k) v.
@@ -226,7 +226,7 @@ def gaussian_attention(
   centers: Float[Array, '... A D'],
   coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
-  mask: Bool[Array, '... N A'] | None = None,
+  mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
 ) -> Float[Array, '... N V']:
   """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K with one sigma a head, as attention.

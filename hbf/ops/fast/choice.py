@@ -38,7 +38,7 @@ def fastest(
   centers: Float[Array, '... A D'],
   coefficients: Float[Array, '... A V'],
   basis: RadialBasis,
-  mask: Bool[Array, '... N A'] | None,
+  mask: Bool[Array, '... #N #A'] | None,
   causal: bool,
   implementation: str,
 ) -> Callable[..., jax.Array]:
