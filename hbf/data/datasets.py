@@ -1,4 +1,4 @@
-"""Data sets of images by name. The rest of the project gets images here only."""
+"""Data sets of images by name. The rest of the library opens images only through this module."""
 
 import dataclasses
 import os
@@ -18,10 +18,10 @@ class Dataset:
 
   Attributes:
     name: name of the data set.
-    classes: name of each label.
+    classes: the stored name of each label.
     image_shape: height, width and channels of every image.
-    splits: sources of `train` and `test`. The data set may call the test split otherwise.
-    names: words shown for a class whose name is an id, by class.
+    splits: the sources `train` and `test`, under these names even if the data set calls its test split otherwise.
+    names: readable names of classes whose stored name is an id, by stored name.
   """
 
   name: str
@@ -32,7 +32,7 @@ class Dataset:
 
   @property
   def class_names(self) -> tuple[str, ...]:
-    """The words shown for each label."""
+    """Return a readable name of each label."""
     return tuple(self.names.get(name, name) for name in self.classes)
 
 
@@ -44,20 +44,21 @@ def load(
   Args:
     name: one of `prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in `dir`, or
       `image_folder`.
-    dir: the TFDS data directory, local or on a bucket; `~` is the home directory. Nothing but `image_folder` lives
-      elsewhere.
-    root: the folder of an `image_folder`, with train/CLASS/* and test/CLASS/* in it.
-    image_size: height and width in pixels to bring the images to (shorter side resized, center cut out). 0 or None
-      keeps them as stored, which needs images of one size.
-    download: fetch and prepare the data set if it isn't in `dir`. The embedded digits need no download.
-    test_split: what the data set calls its labeled split to test on.
+    dir: the TFDS data directory, local or on a bucket. `~` is the home directory. `image_folder` does not use it.
+    root: the folder of an `image_folder`. It contains train/CLASS/* and test/CLASS/*.
+    image_size: height and width of the images in pixels. The shorter side is resized to it, and the center is cut
+      out. 0 or None keeps images as stored; they must then have one size.
+    download: True to fetch and prepare a data set that is not in `dir`. The digits need no download.
+    test_split: the data set's own name of the labeled split to test on.
 
   Raises:
-    UserError: the data set is unknown, not prepared, damaged or unfit; the message says what to do.
+    UserError: the data set is unknown, not prepared, damaged or unfit. The message says what to do.
   """
   refuse_test_on_train(test_split)
   if name == NAME:
-    raise UserError('the run is on arrays in memory, which no folder has: give them as data=hbf.ArrayData(…)')
+    raise UserError(
+      'the run was trained on arrays in memory, which no folder has: give them as data=hbf.ArrayData(…)'
+    )
   if name == 'image_folder':
     classes, splits = folder.open_folder(root, image_size, test_split)
     opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
@@ -67,13 +68,13 @@ def load(
     opened = _open_prepared(name, found, test_split, image_size or None)
   if len(opened.classes) < 2:
     raise UserError(
-      f'{root or name} has no other class than {opened.classes[0]}; expected two or more: every answer would be right'
+      f'{root or name} has one class only, {opened.classes[0]}; expected two or more: every answer would be right'
     )
   return opened
 
 
 def refuse_test_on_train(test_split: str) -> None:
-  """Raise UserError if what is trained on would be tested on, alone or among others, as in 'train+test'."""
+  """Raise UserError if the test split contains the training split, as 'train' and 'train+test' do."""
   if 'train' in test_split.split('+'):
     raise UserError(
       f'data.test_split is {test_split!r}; expected examples that the run is not trained on: set it to another split'
@@ -88,15 +89,16 @@ def from_arrays(data: ArrayData) -> Dataset:
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
-  """Return a known data set that is not prepared, with black images.
+  """Return a stand-in with black images for a known data set that is not prepared.
 
-  Args: as for `load`.
+  Return None if the data set is prepared, or if its number of images and their size are not known. The arguments are
+  those of `load`.
 
   Returns:
     The data set, or None if it is prepared, or if its sizes are unknown.
 
   Raises:
-    UserError: its images vary in size, and no `image_size` is given.
+    UserError: the images vary in size, and no `image_size` is given.
   """
   entry = prepare.MANUAL.get(name) or prepare.PREPARATIONS.get(name)
   known = entry.images if entry else None
@@ -110,12 +112,12 @@ def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
 def _image_shape(
   name: str, stored: tuple[int | None, int | None, int], image_size: int | None
 ) -> tuple[int, int, int]:
-  """Return height, width and channels of the images as they are read."""
+  """Return height, width and channels of the images after resizing."""
   height, width, channels = stored
   if image_size:
     return image_size, image_size, channels
   if height is None or width is None:
-    raise UserError(f'the images of {name} vary in size; expected a size to bring them to: set data.image_size')
+    raise UserError(f'the images of {name} vary in size; expected one size for all: set data.image_size')
   return height, width, channels
 
 

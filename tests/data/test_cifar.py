@@ -70,7 +70,7 @@ def _with(members, name, change):
       lambda m: _with(m, 'test_batch.bin', lambda c: b'\x0a' + c[1:]),
       r'has a label in \S+test_batch.bin that',
     ),
-    (lambda m: _with(m, 'meta.txt', lambda c: b'cat\ndog\n'), 'names 2 classes, not 10'),
+    (lambda m: _with(m, 'meta.txt', lambda c: b'cat\ndog\n'), 'has 2 class names, not 10'),
   ],
 )
 def test_a_wrong_layout_is_refused(change, message, small_cifar, tmp_path):

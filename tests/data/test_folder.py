@@ -102,7 +102,7 @@ def _empty_files(folder):
     ),
     (
       lambda root: [shutil.rmtree(root / name) for name in ('train/cat', 'train/fish', 'test/cat')],
-      'images has no other class than dog;',
+      'images has one class only, dog;',
     ),
   ],
 )

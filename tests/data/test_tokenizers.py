@@ -62,7 +62,7 @@ def test_a_character_that_the_vocabulary_lacks_is_named():
 
 @pytest.mark.parametrize('kind', ['characters', 'bpe'])
 def test_bytes_that_are_no_characters_are_an_error_where_characters_are_asked_for(kind):
-  with pytest.raises(UserError, match=r'byte 3 of the text is no UTF-8 .* set data.tokenizer to bytes'):
+  with pytest.raises(UserError, match=r'byte 3 of the text is not UTF-8 .* set data.tokenizer to bytes'):
     learn_tokenizer(kind, [b'abc\xff'], 300)
   assert learn_tokenizer('bytes', [b'abc\xff'], 0).encode(b'abc\xff').tolist() == [97, 98, 99, 255]
 

@@ -62,7 +62,7 @@ def operate(
 
 
 def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float) -> jax.Array:
-  """Change brightness, then contrast, then saturation, by factors drawn evenly from 1 − strength … 1 + strength.
+  """Change brightness, then contrast, then saturation by factors drawn evenly from 1 − strength … 1 + strength.
 
   torchvision's ColorJitter also draws the order, and can change the hue.
   """

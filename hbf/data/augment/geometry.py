@@ -98,7 +98,7 @@ def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.A
 def draw_box(
   key: jax.Array, size: Size, areas: tuple[float, float], aspects: tuple[float, float]
 ) -> tuple[jax.Array, jax.Array]:
-  """Draw a box within an image. All positions are equally likely.
+  """Draw a box within an image, anywhere in it with equal probability.
 
   Its share of the image's area is drawn evenly from `areas`. Its aspect (width over height) is drawn from `aspects`,
   evenly in its logarithm, among the aspects with which a box of this area fits. If none fits, the nearest aspect that

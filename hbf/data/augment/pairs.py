@@ -55,7 +55,7 @@ def read_mix(value: Any) -> tuple[Entry, ...]:
 def mix(
   key: jax.Array, images: jax.Array, targets: jax.Array, index: jax.Array, entries: Sequence[Entry]
 ) -> tuple[jax.Array, jax.Array]:
-  """Mix each image, and its targets, with one other of the batch.
+  """Mix images, and their targets likewise, each with one other of the batch.
 
   Random draws for example i depend on `key` and i only. The partner of an example is the next one in an order by
   random numbers; the partner of the last one is the first. So neither rows nor devices matter.

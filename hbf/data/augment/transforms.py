@@ -67,7 +67,7 @@ def _trivial_recolor(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Fill a box with noise, uniform on 0 … 255, with probability `rate` (random erasing)."""
+  """Fill a box with noise, even on 0 … 255, with probability `rate` (random erasing)."""
   rate_key, box_key, noise_key = jax.random.split(key, 3)
   size = (image.shape[0], image.shape[1])
   erased = geometry.inside(geometry.centers(size), *geometry.draw_box(box_key, size, ERASED_AREAS, ERASED_ASPECTS))

@@ -1,4 +1,4 @@
-"""Shared parts of the TFDS builders."""
+"""Base classes of the TFDS builders in this package."""
 
 from typing import Any
 
@@ -6,17 +6,16 @@ from hbf.data.images import archives
 
 
 class Local:
-  """A mixin for builders that download nothing. It stands before TFDS's class."""
+  """A mixin for a builder that downloads nothing. It precedes TFDS's class in the list of bases."""
 
-  # From its path TFDS would look for checksums of downloads, with a package that it needs but doesn't install.
+  # TFDS would look for checksums beside this path. That search needs a package that TFDS does not install.
   code_path = None
 
 
 class FromArchive(Local):
-  """A mixin for builders that read a local archive. It stands before TFDS's class.
+  """A mixin for a builder that reads a local archive. It precedes TFDS's class in the list of bases.
 
-  The checksum of the archive is not compared, but its layout, sizes and labels are. So an archive that was packed
-  again can be used.
+  Builders check the layout, the sizes and the labels, not the checksum. An archive that was packed again is accepted.
   """
 
   def __init__(self, *, archive: archives.Archive, **kwargs: Any):

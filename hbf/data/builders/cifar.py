@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 from their binary archives.
 
-They are TFDS's own data sets, with the same name, version and features, so plain TFDS reads the prepared data. TFDS
-calls TensorFlow to encode the images. Here they are encoded beforehand.
+Name, version and features equal those of TFDS, so TFDS itself can read the prepared files. TFDS encodes images with
+TensorFlow. These builders encode them with Pillow.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,11 @@ import tensorflow_datasets as tfds
 from hbf.data.builders import base
 from hbf.data.images import archives, codec
 
-_SHAPE = (3, 32, 32)  # As the archive has them: channels first.
+_SHAPE = (3, 32, 32)  # The archive stores channels first.
 
 
 class _Cifar(base.FromArchive):
-  """The differences of both builders from TFDS."""
+  """The parts of both builders that differ from TFDS."""
 
   records: ClassVar[Mapping[str, int]] = {'train': 50_000, 'test': 10_000}
 
@@ -25,7 +25,7 @@ class _Cifar(base.FromArchive):
   _cifar_info: Any
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-    del dl_manager  # It would look the archive up in TFDS's list of checksums and downloads.
+    del dl_manager  # The archive is local.
     layout = self._cifar_info
     files = {'train': layout.train_files, 'test': layout.test_files}
     names = [layout.prefix + name for name in (*layout.label_files, *files['train'], *files['test'])]
@@ -40,11 +40,11 @@ class _Cifar(base.FromArchive):
   def _class_names(self, key: str, content: bytes) -> list[str]:
     names = [name for name in content.decode(errors='replace').split('\n') if name]
     if len(names) != self.info.features[key].num_classes:
-      raise self._archive.error(f'names {len(names)} classes, not {self.info.features[key].num_classes}')
+      raise self._archive.error(f'has {len(names)} class names, not {self.info.features[key].num_classes}')
     return names
 
   def _parse(self, split: str, name: str, contents: Mapping[str, bytes]) -> np.ndarray:
-    """Return the records of a file, uint8 [n, labels + 3072]."""
+    """Return the records of a file, uint8 [n, number of labels + 3072]."""
     layout = self._cifar_info
     files = layout.train_files if split == 'train' else layout.test_files
     count, width = self.records[split] // len(files), len(layout.label_keys) + np.prod(_SHAPE)
@@ -53,11 +53,11 @@ class _Cifar(base.FromArchive):
     records = np.frombuffer(contents[name], np.uint8).reshape(count, width)
     for column, key in enumerate(layout.label_keys):
       if records[:, column].max() >= self.info.features[key].num_classes:
-        raise self._archive.error(f'has a label in {name} that is none of the classes')
+        raise self._archive.error(f'has a label in {name} that is not among the classes')
     return records
 
   def _generate_examples(self, split: str, files: list[np.ndarray]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield examples with the keys and ids that TFDS gives them: their numbers in the archive."""
+    """Yield examples with TFDS's keys and ids: their numbers in the archive."""
     keys = self._cifar_info.label_keys
     for number, record in enumerate(record for records in files for record in records):
       image = record[len(keys) :].reshape(_SHAPE).transpose(1, 2, 0)
@@ -66,8 +66,8 @@ class _Cifar(base.FromArchive):
 
 
 class Cifar10(_Cifar, tfds.image_classification.Cifar10, skip_registration=True):  # type: ignore[call-arg]
-  """CIFAR-10 of TFDS, from a local archive and without TensorFlow."""
+  """A builder of TFDS's CIFAR-10 that reads a local archive without TensorFlow."""
 
 
 class Cifar100(_Cifar, tfds.image_classification.Cifar100, skip_registration=True):  # type: ignore[call-arg]
-  """CIFAR-100 of TFDS, from a local archive and without TensorFlow."""
+  """A builder of TFDS's CIFAR-100 that reads a local archive without TensorFlow."""

@@ -14,7 +14,7 @@ _TEST_EVERY = 5
 
 
 class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """The UCI test set of optical recognition of handwritten digits, with four fifths for training."""
+  """The test set of UCI's optical recognition of handwritten digits. Four fifths of it are the training split."""
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -36,7 +36,7 @@ class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True
     del dl_manager  # The images come with scikit-learn.
     digits = sklearn_datasets.load_digits()
     is_test = np.zeros(len(digits.target), bool)
-    for digit in range(10):  # The same share of every class.
+    for digit in range(10):  # Every class gives the same share to the test split.
       is_test[np.flatnonzero(digits.target == digit)[_TEST_EVERY - 1 :: _TEST_EVERY]] = True
     return {
       'train': self._generate_examples(digits, np.flatnonzero(~is_test)),

@@ -1,6 +1,7 @@
 """Tiny ImageNet: 200 classes of ImageNet at 64 x 64 pixels, from its official archive.
 
-The labels of the official test images are not public, so the validation images are the test split, as everywhere.
+The labels of the official test images are not public. The official validation images are therefore the test split, as
+is usual.
 """
 
 import collections
@@ -21,7 +22,7 @@ _SIZE = 64
 
 
 class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Tiny ImageNet. Classes are WordNet ids, sorted. `names` of the metadata has them in words."""
+  """Tiny ImageNet. The classes are sorted WordNet ids. The metadata's `names` has a word for each of them."""
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -65,7 +66,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
   def _require_complete(
     self, classes: list[str], members: set[str], train: dict[str, str], test: dict[str, str]
   ) -> None:
-    """Raise a UserError unless the images and the classes of the archive match."""
+    """Raise UserError unless the images of the archive match its classes."""
     for split, labels in (('train', train), ('val', test)):
       absent = sorted(set(classes) - set(labels.values()))
       unknown = sorted(set(labels.values()) - set(classes))
@@ -84,12 +85,12 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
         yield name, {'id': name, 'image': self._rgb(member, archive.read(member)), 'label': label}
 
   def _rgb(self, member: str, encoded: bytes) -> bytes:
-    """Return an RGB image unchanged, and another image as an RGB PNG."""
+    """Return the encoded image if it is RGB. Convert other images to RGB, encoded as PNG."""
     try:
       with Image.open(io.BytesIO(encoded)) as image:
         mode, size = image.mode, image.size
-      pixels = codec.decode(io.BytesIO(encoded), channels=3, size=None)  # Also finds damage in RGB images.
-    except Exception as error:  # Pillow raises anything on damaged data.
+      pixels = codec.decode(io.BytesIO(encoded), channels=3, size=None)  # This also finds damage in RGB images.
+    except Exception as error:  # Pillow raises errors of any type on damaged data.
       raise self._archive.error(f'has a damaged image {member}') from error
     if size != (_SIZE, _SIZE):
       raise self._archive.error(f'has {size[0]} x {size[1]} pixels in {member}, not {_SIZE} x {_SIZE}')
@@ -97,7 +98,7 @@ class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_regis
 
 
 def _train_labels(members: list[str]) -> dict[str, str]:
-  """Return the class of each training image, by member: ROOT/train/CLASS/images/FILE."""
+  """Return the class of each training image by its path in the archive, ROOT/train/CLASS/images/FILE."""
   parts = {member: member.split('/') for member in members}
   return {
     member: part[2]
@@ -107,13 +108,13 @@ def _train_labels(members: list[str]) -> dict[str, str]:
 
 
 def _test_labels(annotations: str) -> dict[str, str]:
-  """Return the class of each validation image, by member, from lines `FILE CLASS ...` parted by tabs."""
+  """Return the class of each validation image by its path, from tab-separated lines `FILE CLASS ...`."""
   rows = [line.split('\t') for line in annotations.splitlines() if '\t' in line]
   return {f'{_ROOT}/val/images/{name}': label for name, label, *_ in rows}
 
 
 def _names(classes: list[str], words: str) -> dict[str, str]:
-  """Return the first synonym of each class, from lines `ID SYNONYM, ...`. Equal names also show their ids."""
+  """Return the first synonym of each class, from lines `ID SYNONYM, ...`. Add the id where two classes share it."""
   synonyms = dict(line.split('\t', 1) for line in words.splitlines() if '\t' in line)
   first = {name: synonyms[name].partition(',')[0] for name in classes if name in synonyms}
   count = collections.Counter(first.values())

@@ -1,7 +1,7 @@
-"""Tiny Shakespeare from its official file.
+"""Tiny Shakespeare from its official file, without TensorFlow.
 
-It is TFDS's own data set, with the same name, version, features and splits, without the TensorFlow that TFDS reads
-the file with: 90% to train on, then twice 5%.
+Name, version, features and splits equal those of TFDS: the first 90% are train, the next 5% validation, the last 5%
+test.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _CHARACTERS = 1_115_394
 
 
 class TinyShakespeare(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Forty thousand lines of Shakespeare's plays, as collected by Karpathy (2015)."""
+  """Forty thousand lines of Shakespeare's plays, collected by Karpathy (2015)."""
 
   VERSION = tfds.core.Version('1.0.0')
 

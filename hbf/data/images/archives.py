@@ -55,13 +55,13 @@ class Archive:
   url: str
 
   def error(self, reason: str) -> UserError:
-    """Return an error about the file, for messages such as 'lacks train.bin'."""
+    """Return the error that says what is wrong with the file, as in 'lacks train.bin'."""
     expected = os.path.basename(self.url)
     return UserError(f'{self.path} {reason}; expected {expected} as published: download it again from {self.url}')
 
   @contextlib.contextmanager
   def reading(self) -> Iterator[None]:
-    """Turn errors of the standard library about a missing, damaged or foreign file into a UserError."""
+    """Turn what the standard library raises on a missing, damaged or foreign file into a `UserError`."""
     try:
       yield
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
 
 
 def download(published: Published, directory: str) -> str:
-  """Download an archive unless `directory` has it already, complete and as published.
+  """Download an archive unless `directory` has it already, whole and as published.
 
   Args:
     published: the archive.
@@ -128,7 +128,7 @@ def download(published: Published, directory: str) -> str:
 
 @contextlib.contextmanager
 def _temporary(directory: str) -> Iterator[IO[bytes]]:
-  """Make a file that is removed after the block unless it was renamed."""
+  """Make a file that is gone after the block unless it was renamed."""
   with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
     try:
       yield file
@@ -138,7 +138,7 @@ def _temporary(directory: str) -> Iterator[IO[bytes]]:
 
 
 def _fetch(published: Published, file: IO[bytes]) -> None:
-  """Copy an archive to `file`, and show the progress.
+  """Copy an archive to `file`, showing progress.
 
   Raises:
     OSError: the archive cannot be fetched, breaks off, or is not the published one.

@@ -146,7 +146,7 @@ def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
 
 
 def check_file(path: str) -> None:
-  """Find foreign, too large and cut-off files. A file without an end mark is decoded.
+  """Find foreign, too large and cut-off files; what no end mark shows to be whole is decoded.
 
   Damage within a JPEG or PNG that has its end mark is not found: that would take as long as an epoch of decoding.
 
@@ -167,7 +167,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Image.Image]:
-  """Open a user's own image. The block reads its pixels. Errors are those of `decode_file`."""
+  """Open a user's own image, whose pixels are read in the block; see `decode_file` for the errors."""
   with _explained(path), Image.open(path, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
@@ -186,7 +186,7 @@ def read_file(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _explained(path: str) -> Iterator[None]:
-  """Turn whatever Pillow raises inside the block into a UserError that names `path`."""
+  """Turn whatever Pillow raises inside the block into a `UserError` that names `path`."""
   try:
     yield
   except Exception as error:  # Pillow's plugins raise anything on damaged data, SyntaxError and struct.error too.
@@ -198,7 +198,7 @@ def _explained(path: str) -> Iterator[None]:
 
 
 def content(encoded: bytes, channels: int) -> bytes:
-  """Return the part of a file that does not depend on the encoder: the pixels of a PNG, else the file itself."""
+  """Return what doesn't depend on who encoded an image: the pixels of a PNG, else the file itself."""
   if not encoded.startswith(b'\x89PNG'):
     return encoded
   return decode(io.BytesIO(encoded), channels=channels, size=None, formats=('PNG',)).tobytes()

@@ -56,6 +56,6 @@ def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[
 
 
 def _moments(pixels: int, first: int, second: int) -> tuple[float, float]:
-  """Return mean and standard deviation of a channel from its sums. Python's integers cannot overflow."""
+  """Return mean and standard deviation of a channel from its sums over pixels; Python's integers can't overflow."""
   variance = (pixels * second - first**2) / pixels**2
   return first / pixels / 255, max(math.sqrt(variance), 1) / 255

@@ -164,7 +164,7 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
 
 
 def refuse_manual(name: str, directory: str) -> None:
-  """Raise a UserError for a data set that TFDS alone prepares. The message says what to do instead."""
+  """Raise UserError, with what to do instead, for a data set that TFDS alone prepares."""
   if name in MANUAL:
     manual = MANUAL[name]
     files = ' and '.join(manual.files)

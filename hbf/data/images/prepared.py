@@ -68,7 +68,7 @@ def _fields(record: bytes) -> tuple[bytes, int]:
 
 
 def find(name: str, directory: str) -> epath.Path | None:
-  """Return the folder of the newest prepared version of a data set, or None if there is none.
+  """Return the folder of the newest prepared version of a data set, None if there is none.
 
   It looks at files only. Unlike `tfds.builder` it neither imports the data set's code nor asks a server.
 
@@ -207,7 +207,7 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
 
 
 def names(builder: tfds.core.DatasetBuilder) -> dict[str, str]:
-  """Return the words for the classes, by class, if the metadata of the data set has them."""
+  """Return what the classes are in words, by class, where the data set's metadata say so."""
   return dict((builder.info.metadata or {}).get('names', {}))
 
 

@@ -1,4 +1,4 @@
-"""Batches as host arrays, before anything goes to a device."""
+"""Batches as host arrays, before their transfer to devices."""
 
 import dataclasses
 from concurrent import futures
@@ -10,26 +10,26 @@ from hbf.data.images import sources
 from hbf.data.images.sources import Source
 from hbf.errors import UserError
 
-THREADS = 16  # More than cores, since a disk or a bucket makes them wait.
-CHUNK = 64  # Examples that a thread reads at a time.
+THREADS = 16  # More threads than cores, because threads wait for a disk or a bucket.
+CHUNK = 64  # A thread reads so many examples at a time.
 
 HostBatch = dict[str, np.ndarray]
 
 
 class Order(Protocol):
-  """The examples of each batch, see `hbf.data.pipeline.order`."""
+  """The choice of examples for each batch; see `hbf.data.pipeline.order`."""
 
   @property
   def batch_size(self) -> int:
-    """The number of rows of a batch."""
+    """Return the number of rows of a batch."""
 
   def __call__(self, step: int) -> np.ndarray:
-    """Return the examples of batch `step`, int32 [batch_size], −1 for padding."""
+    """Return the numbers of the examples in batch `step`, int32 [batch_size], −1 for padding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBatches:
-  """The batches start, …, stop − 1 of an order as host arrays, by number. Grain reads them."""
+  """A sequence of the batches start, …, stop − 1 of an order as host arrays. Grain reads it."""
 
   source: Source
   order: Order
@@ -46,7 +46,7 @@ class HostBatches:
 
 
 def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> HostBatch:
-  """Read a host batch; where an index is −1 the image and the label are 0."""
+  """Read a host batch. If an index is −1, its image and label are 0."""
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros(len(indices), np.int32)
   rows = np.flatnonzero(indices >= 0)
@@ -56,7 +56,7 @@ def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) 
 
 
 def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-  """Read images, uint8 [n, H, W, C], and labels, int32 [n], of the examples `indices`; −1 as in `assemble`."""
+  """Read images, uint8 [n, H, W, C], and labels, int32 [n], in threads. An index of −1 means 0, as in `assemble`."""
   images = np.empty((len(indices), *image_shape), np.uint8)
   labels = np.empty(len(indices), np.int32)
   starts = range(0, len(indices), CHUNK)
@@ -68,10 +68,10 @@ def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...])
 
 
 def image_shape(source: Source) -> tuple[int, ...]:
-  """Return height, width, channels of the images.
+  """Return height, width and channels of the images.
 
   Raises:
-    UserError: there is no image.
+    UserError: the source is empty.
   """
   if not len(source):
     raise UserError('a split holds no example; expected at least one: hold out less, or choose another data set')

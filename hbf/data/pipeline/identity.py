@@ -1,4 +1,4 @@
-"""Fingerprints of data sets: facts that are the same wherever the data lie, and differ for other data."""
+"""The identity of a data set: facts and a fingerprint that do not depend on the location of the data."""
 
 import hashlib
 from typing import Any
@@ -8,23 +8,22 @@ from hbf.data.images import sources
 from hbf.data.images.sources import Source
 from hbf.data.pipeline import order
 
-_SAMPLED = 64  # Examples of a split whose images count. All would take as long as an epoch.
+_SAMPLED = 64  # The fingerprint covers so many images of a split. Reading all takes as long as an epoch.
 
 
 def identity(dataset: Dataset) -> dict[str, Any]:
-  """Return facts that tell a data set from others, for JSON.
+  """Return the identity of a data set, for JSON.
 
-  The location of the data and the size that images are brought to do not change the fingerprint. It covers some
-  dozens of images of each split, evenly spaced, as they are stored.
+  The fingerprint depends neither on the location of the data nor on the size that images are resized to. It covers
+  some dozens of stored images of each split, evenly spaced.
 
   Args:
-    dataset: the result of `hbf.data.datasets.load`.
+    dataset: the data set, from `hbf.data.datasets.load`.
 
   Returns:
-    name; classes, as they are stored; names, the words shown for classes, which are no part of the fingerprint;
-    image_shape: height, width and channels; splits: number of examples of each; fingerprint: SHA-256 of classes,
-      labels
-    and images, in hexadecimal.
+    A dict with these keys. name. classes: the stored names. names: readable names by stored name; they are no part of
+    the fingerprint. image_shape: height, width and channels. splits: the number of examples of each split.
+    fingerprint: SHA-256 of classes, labels and images, in hexadecimal.
 
   Raises:
     UserError: an image cannot be read.
@@ -43,7 +42,7 @@ def _fingerprint(dataset: Dataset) -> str:
   parts = [name.encode() for name in dataset.classes]
   for split, source in sorted(dataset.splits.items()):
     parts += [split.encode(), str(len(source)).encode(), *_traits(source)]
-  # The digest of each part, since parts one after another could be cut elsewhere.
+  # Hash each part first: other parts could have the same concatenation.
   return hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 

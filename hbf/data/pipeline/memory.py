@@ -1,14 +1,14 @@
-"""Control of XLA's memory on a CPU."""
+"""A barrier against XLA's fusion on CPU."""
 
 import jax
 import jax.numpy as jnp
 
 
 def keep(z: jax.Array) -> jax.Array:
-  """Force XLA on a CPU to materialize an array, and return it.
+  """Return `z` after forcing XLA on CPU to store it in memory, so that it is computed once.
 
-  XLA would fuse the computation into everything that reads the result, and repeat it for every number that is read.
-  It removes optimization barriers before that, but it keeps the results of a scatter.
+  XLA otherwise fuses the computation of `z` into its readers, and repeats it for every element that they read. XLA
+  removes optimization barriers before that, but it keeps the result of a scatter.
   """
   return jax.lax.platform_dependent(z, cpu=_scatter, default=lambda z: z)
 

@@ -1,7 +1,6 @@
-"""The examples of step s: a pure function of (seed, s).
+"""The order of examples: the examples of step s are a pure function of (seed, s).
 
-The step is therefore the whole state of the input, and a resumed run sees exactly the examples of an uninterrupted
-run.
+The step is thus the whole state of the input. A resumed run sees exactly the examples of an uninterrupted run.
 """
 
 import dataclasses
@@ -13,10 +12,10 @@ import numpy as np
 
 @functools.lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
-  """Return a pseudo-random permutation of range(examples), int32 [examples], a function of its arguments.
+  """Return a pseudo-random permutation of range(examples), int32 [examples], a pure function of the arguments.
 
-  It sorts Philox's raw numbers instead of calling `Generator.permutation`, since NumPy promises the same stream
-  in every version for bit generators but not for generators. The array is shared: it can't be written to.
+  The permutation sorts raw numbers of Philox. NumPy keeps the stream of a bit generator the same in all versions, but
+  not the results of `Generator.permutation`. The array is shared, and therefore read-only.
   """
   generator = np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64))
   order = np.argsort(generator.random_raw(examples), kind='stable').astype(np.int32)
@@ -25,7 +24,7 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def evenly_spaced(examples: int, most: int) -> np.ndarray:
-  """Return at most `most` of the numbers 0, …, examples − 1, evenly spaced: int64 [n]."""
+  """Return `most` evenly spaced numbers of 0, …, examples − 1, or all if there are fewer: int64 [n]."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
 
@@ -34,8 +33,8 @@ def evenly_spaced(examples: int, most: int) -> np.ndarray:
 class TrainOrder:
   """An endless stream of shuffled epochs, cut into batches.
 
-  The stream is the concatenation of one permutation an epoch: position p holds permutation_{p // n}[p % n], with n
-  the number of examples. A batch may straddle epochs, so no example is ever dropped.
+  The stream concatenates one permutation for each epoch. With n examples, position p of the stream holds
+  permutation_{p // n}[p % n]. A batch may extend over several epochs, so no example is dropped.
 
   Attributes:
     seed: seed of the permutations.
@@ -48,7 +47,7 @@ class TrainOrder:
   batch_size: int
 
   def __call__(self, step: int) -> np.ndarray:
-    """Return the examples of `step`, int32 [batch_size]."""
+    """Return the numbers of the examples in step `step`, int32 [batch_size]."""
     positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
     epochs, offsets = np.divmod(positions, self.examples)
     indices = np.empty(self.batch_size, np.int32)
@@ -58,12 +57,12 @@ class TrainOrder:
     return indices
 
   def epochs(self, step: Any) -> Any:
-    """Return the epoch of each row of `step`, int32 [batch_size].
+    """Return the epoch of each row of step `step`, int32 [batch_size].
 
     Args:
-      step: number of the step, from 0; it may be a traced int32.
+      step: number of the step, from 0. A traced int32 is allowed.
     """
-    # step · batch_size is computed bit by bit as epochs and a remainder: the product itself may exceed 32 bits.
+    # The product step · batch_size may exceed 32 bits. This computes its quotient and remainder bit by bit.
     whole, rest = step // self.examples, step % self.examples
     epoch, offset = 0, 0
     for bit in map(int, f'{self.batch_size:b}'):
@@ -85,10 +84,10 @@ class EvalOrder:
   batch_size: int
 
   def __call__(self, step: int) -> np.ndarray:
-    """Return the examples of batch `step`, int32 [batch_size], −1 past the end."""
+    """Return the numbers of the examples in batch `step`, int32 [batch_size], −1 beyond the last example."""
     indices = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
     return np.where(indices < self.examples, indices, -1).astype(np.int32)
 
   def __len__(self) -> int:
-    """Return the number of batches that hold an example."""
+    """Return the number of batches."""
     return -(-self.examples // self.batch_size)

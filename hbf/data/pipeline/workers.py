@@ -1,4 +1,4 @@
-"""Batches that are read ahead, in threads or in processes."""
+"""Readers that prepare batches ahead, in threads or in processes."""
 
 import atexit
 import contextlib
@@ -19,11 +19,11 @@ import numpy as np
 from hbf.data.pipeline.host import HostBatch, HostBatches
 from hbf.errors import UserError
 
-_AHEAD = 4  # Batches that each reader prepares; more would only take memory.
+_AHEAD = 4  # Each reader prepares so many batches ahead. More would only take memory.
 
 
 def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iterator[HostBatch]:
-  """Yield the batches of number `first`, `first` + `step`, …. Closing the generator ends the threads."""
+  """Yield the batches `first`, `first` + `step`, …. Closing the generator ends the threads."""
   options = grain.ReadOptions(num_threads=_AHEAD, prefetch_buffer_size=_AHEAD)
   iterator = iter(grain.MapDataset.source(batches)[first::step].to_iter_dataset(options))
   try:
@@ -33,13 +33,14 @@ def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iter
 
 
 def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
-  """Yield the batches in their order, read by `count` processes in turn. Closing the generator ends the processes.
+  """Yield all batches in order. `count` processes read them in turn. Closing the generator ends the processes.
+
+  An exception that a source raises in a process is raised here too.
 
   Raises:
-    UserError: a process died. An error of a source in a process is raised here too.
+    UserError: a process died.
   """
-  # Grain has processes too (`mp_prefetch`): of one that is killed while it sends a batch, it waits for the rest for
-  # ever.
+  # Grain's own processes (`mp_prefetch`) do not suit: if one is killed while it sends a batch, Grain waits forever.
   readers: list[_Reader] = []
   pool = futures.ThreadPoolExecutor(count)
   try:
@@ -47,7 +48,8 @@ def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
     waiting = deque(pool.submit(reader.receive) for reader in readers)
     for number in range(len(batches)):
       batch = waiting.popleft().result()
-      waiting.append(pool.submit(readers[number % count].receive))  # one after the last meets an end; nobody asks
+      # After the last batch of a reader this fails with an error that nobody reads.
+      waiting.append(pool.submit(readers[number % count].receive))
       yield batch
   finally:
     for reader in readers:
@@ -56,16 +58,16 @@ def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
 
 
 class _Reader:
-  """A process that reads the batches of number `first`, `first` + `step`, …, and the pipe that they come through."""
+  """A process that reads the batches `first`, `first` + `step`, …, and the pipe that it sends them through."""
 
   def __init__(self, batches: HostBatches, first: int, step: int):
     context = multiprocessing.get_context('spawn')
     self._pipe, end = context.Pipe(duplex=False)
     self._process = context.Process(target=_serve, args=(end, batches, first, step), daemon=True)
     self._process.start()
-    end.close()  # The process alone holds it now: whenever it dies, the pipe is at its end.
+    end.close()  # Now only the process holds this end of the pipe. If the process dies, the pipe ends.
     self._is_killed = False
-    atexit.register(self.kill)  # If nobody does: when Python ends, it waits for processes that don't heed SIGTERM.
+    atexit.register(self.kill)  # At its exit, Python would wait forever for a process that ignores SIGTERM.
 
   def receive(self) -> HostBatch:
     """Wait for the next batch.
@@ -77,7 +79,7 @@ class _Reader:
       received = self._pipe.recv()
       if not isinstance(received, Exception):
         return {name: _receive_array(self._pipe, *about) for name, about in received.items()}
-    except (EOFError, OSError) as error:  # before a batch, or within one
+    except (EOFError, OSError) as error:  # The pipe ended, before a batch or within it.
       self._process.join()
       raise UserError(
         f'a process that reads images died ({_cause(self._process.exitcode)}); expected it to live as long as this '
@@ -87,7 +89,7 @@ class _Reader:
     raise received
 
   def kill(self) -> None:
-    """End the process, whatever it does."""
+    """Kill the process and wait for its end."""
     if not self._is_killed:
       self._is_killed = True
       atexit.unregister(self.kill)
@@ -96,15 +98,18 @@ class _Reader:
 
 
 def _cause(exitcode: int | None) -> str:
-  """Describe how a process ended."""
+  """Return the cause of a process's end in words."""
   number = -(exitcode or 0)
   return signal.strsignal(number) or f'signal {number}' if number > 0 else f'exit status {exitcode}'
 
 
 def _serve(pipe: Connection, batches: HostBatches, first: int, step: int) -> None:
-  """Run a reader process, without accelerators or signals, until its parent ends."""
+  """Read batches and send them, as the main function of a process.
+
+  The process uses no accelerator, ignores SIGINT and SIGTERM, and ends with its parent.
+  """
   jax.config.update('jax_platforms', 'cpu')
-  # A signal to the whole group is for the parent, which saves a checkpoint and then ends its readers.
+  # A signal to the whole group is meant for the parent. The parent saves a checkpoint and then ends its readers.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
   threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -113,21 +118,21 @@ def _serve(pipe: Connection, batches: HostBatches, first: int, step: int) -> Non
       pipe.send({name: (array.shape, array.dtype) for name, array in batch.items()})
       for array in batch.values():
         _send_array(pipe, array)
-  except Exception as error:  # a source's, and Pillow's are anything
+  except Exception as error:  # A source may raise anything, and so may Pillow.
     error.add_note(traceback.format_exc())
-    with contextlib.suppress(BrokenPipeError):  # The parent is gone.
+    with contextlib.suppress(BrokenPipeError):  # The parent may have ended.
       pipe.send(error)
 
 
 def _send_array(pipe: Connection, array: np.ndarray) -> None:
-  """Send the bytes alone. A pickled image costs the parent seven times as long."""
+  """Send the bytes of an array without pickling, which would take the parent several times as long."""
   rest = _bytes(np.ascontiguousarray(array))
   while rest:
     rest = rest[os.write(pipe.fileno(), rest) :]
 
 
 def _receive_array(pipe: Connection, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """Receive an array from `_send_array`, or raise EOFError if the pipe ends."""
+  """Receive an array from `_send_array`. Raise EOFError if the pipe ends."""
   array = np.empty(shape, dtype)
   rest = _bytes(array)
   while rest:
@@ -143,7 +148,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _exit_with_parent() -> None:
-  """Wait until the parent is gone, because a killed parent cannot end its readers."""
+  """Wait until the parent is gone; a killed one can't end its readers."""
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()

@@ -1,4 +1,4 @@
-"""Texts as numbers: bytes, characters, or pieces of words that a byte-pair encoding has learned."""
+"""Tokenizers: bytes, characters, and the learned pieces of a byte-pair encoding."""
 
 import abc
 import dataclasses
@@ -11,11 +11,11 @@ import numpy as np
 
 from hbf.errors import UserError, choose
 
-_SHOWN = 5  # characters that a message names
+_MOST_SHOWN = 5  # A message lists no more unknown characters.
 
 
 class Tokenizer(abc.ABC):
-  """A vocabulary of tokens 0, …, V − 1, and the conversion of texts to tokens.
+  """A vocabulary of tokens 0, …, V − 1 that converts texts to tokens and back.
 
   Attributes:
     kind: name of the kind of tokenizer.
@@ -26,23 +26,23 @@ class Tokenizer(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Learn the tokenizer of some texts. `size` is the number of tokens if that is a choice.
+    """Return a tokenizer for texts. `size` is the number of tokens, if the kind leaves it open.
 
     Raises:
-      UserError: the texts cannot be read in this way.
+      UserError: the texts do not suit this kind, or the size is too small.
     """
 
   @property
   @abc.abstractmethod
   def vocabulary(self) -> int:
-    """The number of tokens, V."""
+    """Return V, the number of tokens."""
 
   @abc.abstractmethod
   def encode(self, text: bytes) -> np.ndarray:
     """Return the tokens of a text, int32 [n].
 
     Raises:
-      UserError: the text has a character or byte that no token stands for.
+      UserError: no token stands for a part of the text.
     """
 
   @abc.abstractmethod
@@ -51,29 +51,29 @@ class Tokenizer(abc.ABC):
 
   @property
   def sizes(self) -> np.ndarray:
-    """Return the number of bytes that each token stands for, int32 [V]."""
+    """Return the number of bytes of each token, int32 [V]."""
     return np.array([len(self.decode([token])) for token in range(self.vocabulary)], np.int32)
 
   @abc.abstractmethod
   def to_json(self) -> dict[str, Any]:
-    """Return a dict for JSON, from which `read_tokenizer` makes the tokenizer again."""
+    """Return a description for JSON. `read_tokenizer` reads it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bytes(Tokenizer):
-  """A tokenizer whose tokens are the bytes. It takes any file."""
+  """A tokenizer with a token for every byte. It reads any file."""
 
   kind: ClassVar[str] = 'bytes'
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Return the tokenizer. Nothing is learned."""
+    """Return the tokenizer; it learns nothing. See `Tokenizer.learned`."""
     del texts, size
     return cls()
 
   @property
   def vocabulary(self) -> int:
-    """The number of bytes, 256."""
+    """Return 256, the number of bytes."""
     return 256
 
   def encode(self, text: bytes) -> np.ndarray:
@@ -91,7 +91,7 @@ class Bytes(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class Characters(Tokenizer):
-  """A tokenizer whose tokens are the characters of some texts.
+  """A tokenizer with a token for every character of the texts that it learned from.
 
   Attributes:
     characters: the character of each token, sorted.
@@ -103,7 +103,7 @@ class Characters(Tokenizer):
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Learn all characters that occur."""
+    """Return a tokenizer of all characters in the texts; see `Tokenizer.learned`."""
     del size
     return cls(''.join(map(chr, np.unique(np.concatenate([_codes(text) for text in texts])).tolist())))
 
@@ -118,9 +118,9 @@ class Characters(Tokenizer):
     tokens = np.minimum(np.searchsorted(known, codes), len(known) - 1)
     unknown = sorted({chr(code) for code in codes[known[tokens] != codes]})
     if unknown:
-      more = f' and {len(unknown) - _SHOWN} more' if len(unknown) > _SHOWN else ''
+      more = f' and {len(unknown) - _MOST_SHOWN} more' if len(unknown) > _MOST_SHOWN else ''
       raise UserError(
-        f'the vocabulary lacks the characters {", ".join(map(repr, unknown[:_SHOWN]))}{more}: use only the '
+        f'the vocabulary lacks the characters {", ".join(map(repr, unknown[:_MOST_SHOWN]))}{more}: use only the '
         f'{self.vocabulary} that the model was trained on, or train one with --config.data.tokenizer=bytes'
       )
     return tokens.astype(np.int32)
@@ -136,12 +136,12 @@ class Characters(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class BytePairs(Tokenizer):
-  """A tokenizer whose tokens are pieces of words (Sennrich et al. 2016; the form is GPT-2's).
+  """A byte-pair encoding (Sennrich et al. 2016) on bytes, as in GPT-2.
 
-  The pieces are learned: they begin as bytes, and the pair that occurs most becomes a new piece, again and again.
+  The vocabulary begins with all bytes. The most frequent pair of tokens becomes a new token, again and again.
 
   Attributes:
-    learned_pieces: the pieces as the library `tokenizers` writes them.
+    learned_pieces: the vocabulary in the JSON format of the library `tokenizers`.
   """
 
   kind: ClassVar[str] = 'bpe'
@@ -150,17 +150,17 @@ class BytePairs(Tokenizer):
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Learn pieces from the first text, which is the one to train on."""
+    """Learn pieces from the first text, the training text; see `Tokenizer.learned`."""
     if size < 257:
       raise UserError(f'data.vocabulary must be 257 or more, as 256 bytes are tokens already: it is {size}')
     library = _import_library()
-    made = library.Tokenizer(library.models.BPE())
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = library.decoders.ByteLevel()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(_decoded(texts[0]).splitlines(keepends=True), trainer)
-    return cls(made.to_str())
+    tokenizer.train_from_iterator(_decode_utf8(texts[0]).splitlines(keepends=True), trainer)
+    return cls(tokenizer.to_str())
 
   @functools.cached_property
   def _library(self) -> Any:
@@ -172,12 +172,12 @@ class BytePairs(Tokenizer):
     return self._library.get_vocab_size()
 
   def encode(self, text: bytes) -> np.ndarray:
-    """Return the tokens of a text, see `Tokenizer.encode`."""
-    return np.array(self._library.encode(_decoded(text)).ids, np.int32)
+    """See `Tokenizer.encode`."""
+    return np.array(self._library.encode(_decode_utf8(text)).ids, np.int32)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Return the text of tokens."""
-    # Not the library's: a piece may end within a character, which it would replace.
+    """See `Tokenizer.decode`."""
+    # The library's decoder replaces a character that is not complete, and a piece may end within a character.
     pieces = ''.join(str(self._library.id_to_token(int(token))) for token in tokens)
     return bytes(_BYTE_OF[character] for character in pieces)
 
@@ -187,10 +187,10 @@ class BytePairs(Tokenizer):
 
 
 def _import_library() -> types.ModuleType:
-  """Import the library `tokenizers`, which only the extra `text` installs.
+  """Import the library `tokenizers`. Only the extra `text` installs it.
 
   Raises:
-    UserError: it isn't installed.
+    UserError: the library is not installed.
   """
   try:
     import tokenizers
@@ -202,26 +202,26 @@ def _import_library() -> types.ModuleType:
 
 
 def _byte_of() -> dict[str, int]:
-  """Return the byte that each character of a piece stands for. GPT-2 writes invisible bytes as other characters."""
-  seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  unseen = [byte for byte in range(256) if byte not in seen]
-  return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
+  """Return the byte of each character in a piece. GPT-2 writes invisible bytes as characters from 256 on."""
+  visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  invisible = [byte for byte in range(256) if byte not in visible]
+  return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(invisible)}
 
 
 _BYTE_OF = _byte_of()
-TOKENIZERS: Mapping[str, type[Tokenizer]] = {made.kind: made for made in (Bytes, Characters, BytePairs)}
+TOKENIZERS: Mapping[str, type[Tokenizer]] = {cls.kind: cls for cls in (Bytes, Characters, BytePairs)}
 
 
 def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
-  """Learn a tokenizer of a kind for some texts. The first text is the one to train on.
+  """Return a tokenizer of a kind for texts.
 
   Args:
     kind: 'bytes', 'characters' or 'bpe'.
-    texts: all texts that are to be read.
+    texts: all texts to read. The first is the training text.
     size: number of tokens of 'bpe'.
 
   Raises:
-    UserError: the kind is unknown, or it cannot read one of the texts.
+    UserError: the kind is unknown, or it does not suit a text.
   """
   return choose('data.tokenizer', kind, TOKENIZERS).learned(texts, size)
 
@@ -231,15 +231,15 @@ def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
   return TOKENIZERS[stored['kind']](**{key: value for key, value in stored.items() if key != 'kind'})
 
 
-def _decoded(text: bytes) -> str:
+def _decode_utf8(text: bytes) -> str:
   try:
     return text.decode()
   except UnicodeDecodeError as error:
     raise UserError(
-      f'byte {error.start:,} of the text is no UTF-8 ({error.reason}): convert it, or set data.tokenizer to bytes'
+      f'byte {error.start:,} of the text is not UTF-8 ({error.reason}): convert it, or set data.tokenizer to bytes'
     ) from None
 
 
 def _codes(text: bytes) -> np.ndarray:
-  """Return the characters of a text as numbers, uint32 [n]."""
-  return np.frombuffer(_decoded(text).encode('utf-32-le'), np.uint32)
+  """Return the code points of a text, uint32 [n]."""
+  return np.frombuffer(_decode_utf8(text).encode('utf-32-le'), np.uint32)

@@ -1,6 +1,7 @@
-"""A text in device memory, and its windows, which are the examples.
+"""Windows of a text in device memory: the examples of language models.
 
-A *batch* is {'index': int32 [B]}, −1 for padding, as for images in device memory (`hbf.data.pipeline.inputs`).
+A *batch* is {'index': int32 [B]}, the numbers of windows, −1 for padding. Images in device memory have the same batches
+(`hbf.data.pipeline.inputs`).
 """
 
 import dataclasses
@@ -16,18 +17,18 @@ from hbf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """Tokens [L], cut into consecutive windows.
+  """A text that is cut into consecutive windows.
 
   Attributes:
     tokens: unsigned integers [L].
-    length: T, the length of a window. Every token but the first is a target in exactly one window.
+    length: T, the number of tokens in a window. Every token but the first is the target of exactly one window.
   """
 
   tokens: np.ndarray
   length: int
 
   def __post_init__(self) -> None:
-    """Raise UserError if 32 bits can't number the tokens, and the window that begins behind the last one."""
+    """Raise UserError if 32 bits cannot number all tokens and a window beyond the last token."""
     most = 2**31 - 1 - self.length
     if len(self.tokens) > most:
       raise UserError(
@@ -46,7 +47,7 @@ class Tokens:
 
   Attributes:
     tokens: unsigned integers [L].
-    length: T, the length of a window.
+    length: T, the number of tokens in a window.
   """
 
   tokens: jax.Array
@@ -54,49 +55,50 @@ class Tokens:
 
 
 class TextInput(ResidentInput):
-  """An input whose text lies in the memory of every device."""
+  """An input that holds a text in the memory of every device."""
 
   resident: Tokens
 
   def __init__(self, source: Text, sharding: NamedSharding):
-    """Take the text, and the sharding of batches."""
+    """Copy the text to every device. Batches get the given sharding."""
     super().__init__(sharding)
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    tokens = jax.make_array_from_callback(source.tokens.shape, whole, lambda at: source.tokens[at])
+    replicated = NamedSharding(sharding.mesh, PartitionSpec())
+    tokens = jax.make_array_from_callback(source.tokens.shape, replicated, lambda at: source.tokens[at])
     self._count = len(source)
     self.resident = Tokens(tokens, source.length)
 
 
 def check_length(what: str, tokens: int, length: int) -> None:
-  """Raise a UserError unless a text is longer than a window."""
+  """Raise UserError unless a text is longer than a window, by one token or more."""
   if tokens <= length:
     raise UserError(
-      f'{what} has {tokens:,} tokens, a window has {length:,}: expected more; set a smaller data.length, or take a '
-      'longer text'
+      f'{what} has {tokens:,} tokens, a window has {length:,}: expected more tokens than in a window; set a smaller '
+      'data.length, or take a longer text'
     )
 
 
 def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return windows, each with the token behind it. It is pure, made to run inside jit.
+  """Return windows, each with the next token at its end. The function is pure and runs inside jit.
 
   Args:
-    text: the text of the input.
-    index: int32 [B], numbers of windows, −1 for padding.
+    text: the text in device memory, an input's `resident`.
+    index: numbers of windows, int32 [B]. −1 is padding.
 
   Returns:
-    int32 [B, T + 1], and a mask of the tokens that exist, bool [B, T + 1]. The others are 0.
+    Tokens, int32 [B, T + 1], and a mask, bool [B, T + 1]. Beyond the end of the text and in padding, the mask is
+    False and the token is 0.
   """
   start = jnp.where(index >= 0, index * text.length, len(text.tokens))
-  return _taken(text, start)
+  return _take_windows(text, start)
 
 
 def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
-  """Return windows, each moved at random and with the token behind it: int32 [B, T + 1].
+  """Return windows that begin at random places, each with the next token at its end: int32 [B, T + 1].
 
-  So texts are never cut at the same positions. Window i draws from `fold_in(key, index[i])`, as images do
-  (`hbf.data.augment.batches`): neither its row in the batch nor the number of devices matters. Every one of the L − T
-  possible starts of a window is equally likely in an epoch. Window i begins within its own T positions. If it draws a
-  start beyond the last possible one, it begins anywhere.
+  Texts are thus cut at other places in every epoch. Window i draws from `fold_in(key, index[i])`, as images do
+  (`hbf.data.augment.batches`), so neither its row in the batch nor the number of devices matters. Window i begins
+  within its own T places. If it draws a place from which the window would exceed the text, it draws again among all
+  L − T places. In an epoch every place is equally likely.
   """
   places, count = len(text.tokens) - text.length, -(-(len(text.tokens) - 1) // text.length)
 
@@ -105,11 +107,11 @@ def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array
     anywhere = jax.random.randint(jax.random.fold_in(key, number + count), (), 0, places)
     return jnp.where(own < places, own, anywhere)
 
-  return _taken(text, jax.vmap(draw)(index))[0]
+  return _take_windows(text, jax.vmap(draw)(index))[0]
 
 
-def _taken(text: Tokens, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-  at = start[:, None] + jnp.arange(text.length + 1)
-  there = at < len(text.tokens)
-  found = text.tokens[jnp.where(there, at, 0)].astype(jnp.int32)
-  return jnp.where(there, found, 0), there
+def _take_windows(text: Tokens, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+  positions = start[:, None] + jnp.arange(text.length + 1)
+  mask = positions < len(text.tokens)
+  tokens = text.tokens[jnp.where(mask, positions, 0)].astype(jnp.int32)
+  return jnp.where(mask, tokens, 0), mask
