@@ -125,7 +125,7 @@ def test_what_is_not_used_is_said(root):
     _load(root)
   first, second = (str(warning.message) for warning in caught)
   assert re.search(r'images/val is not used: the run trains on train/.* and tests on test/', first)
-  assert re.search(r'images/train has files in no class folder, which are not used: 1, such as labels\.csv', second)
+  assert re.search(r'images/train has files outside the class folders, which are not used: 1, such as labels\.csv', second)
 
 
 def test_the_folder_to_test_on_can_have_another_name(root):

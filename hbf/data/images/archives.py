@@ -1,4 +1,4 @@
-"""Archives of data sets: download, reading and clear errors."""
+"""Archives of data sets: download, reading and errors."""
 
 import contextlib
 import dataclasses
@@ -29,8 +29,8 @@ class Published:
   """A published archive.
 
   Attributes:
-    url: its address.
-    sha256: SHA-256 of its bytes, in hexadecimal.
+    url: address of the archive.
+    sha256: SHA-256 of the file, in hexadecimal.
   """
 
   url: str
@@ -38,30 +38,30 @@ class Published:
 
   @property
   def name(self) -> str:
-    """The name of the file."""
+    """Return the name of the file."""
     return os.path.basename(self.url)
 
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-  """The local archive of a data set. It may be packed again, because its checksum is not compared.
+  """The local archive of a data set. It may have been packed again: its checksum is not compared.
 
   Attributes:
     path: the local file.
-    url: the address of the published archive.
+    url: address of the published archive.
   """
 
   path: str
   url: str
 
   def error(self, reason: str) -> UserError:
-    """Return the error that says what is wrong with the file, as in 'lacks train.bin'."""
+    """Return an error about the file. `reason` continues a sentence about it, such as 'lacks train.bin'."""
     expected = os.path.basename(self.url)
     return UserError(f'{self.path} {reason}; expected {expected} as published: download it again from {self.url}')
 
   @contextlib.contextmanager
   def reading(self) -> Iterator[None]:
-    """Turn what the standard library raises on a missing, damaged or foreign file into a `UserError`."""
+    """Turn errors inside the block about a missing, damaged or foreign file into `UserError`."""
     try:
       yield
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
     The content of every member of `names`.
 
   Raises:
-    UserError: the file is missing, damaged, no such archive, or lacks a member.
+    UserError: the file is missing, damaged or no .tar.gz archive, or it lacks a member.
   """
   contents = {}
   with archive.reading(), gzip.open(archive.path) as unpacked:
@@ -90,7 +90,7 @@ def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
         file = tar.extractfile(member) if member.name in names else None
         if file is not None:
           contents[member.name] = file.read()
-    while unpacked.read(_CHUNK_BYTES):  # Only at its end does gzip compare the checksum.
+    while unpacked.read(_CHUNK_BYTES):  # gzip compares the checksum only at the end of the file.
       pass
   missing = sorted(set(names) - set(contents))
   if missing:
@@ -99,17 +99,17 @@ def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
 
 
 def download(published: Published, directory: str) -> str:
-  """Download an archive unless `directory` has it already, whole and as published.
+  """Download an archive unless `directory` has the published file already.
 
   Args:
     published: the archive.
-    directory: the target folder, made if it is missing. Nothing is left there if the download fails.
+    directory: the folder to download to. It is made if it does not exist. A download that fails leaves no file.
 
   Returns:
     The path of the file.
 
   Raises:
-    UserError: the file cannot be fetched or written, or is not the published one.
+    UserError: the file can't be fetched or written, or differs from the published file.
   """
   path = os.path.join(directory, published.name)
   try:
@@ -128,7 +128,7 @@ def download(published: Published, directory: str) -> str:
 
 @contextlib.contextmanager
 def _temporary(directory: str) -> Iterator[IO[bytes]]:
-  """Make a file that is gone after the block unless it was renamed."""
+  """Make a temporary file. It is removed after the block unless it was renamed."""
   with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
     try:
       yield file
@@ -138,10 +138,10 @@ def _temporary(directory: str) -> Iterator[IO[bytes]]:
 
 
 def _fetch(published: Published, file: IO[bytes]) -> None:
-  """Copy an archive to `file`, showing progress.
+  """Copy a published archive to `file` and show progress.
 
   Raises:
-    OSError: the archive cannot be fetched, breaks off, or is not the published one.
+    OSError: the archive can't be fetched, is cut off, or differs from the published file.
   """
   with urllib.request.urlopen(published.url, timeout=_TIMEOUT_SECONDS) as response:
     total = int(response.headers.get('Content-Length', 0))

@@ -1,4 +1,4 @@
-"""Data sets in memory: a user's own arrays, with checks."""
+"""Data sets in memory, from a user's own arrays."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -8,25 +8,25 @@ import numpy as np
 
 from hbf.errors import UserError
 
-NAME = 'arrays'  # of the data set, in a config
+NAME = 'arrays'  # name of the data set in a config
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayData:
   """Labeled images to train on and to test on, for `hbf.train`.
 
-  Arrays of the right types are not copied, so leave them unchanged during a run.
+  Arrays of the right types are not copied. Do not change them during a run.
 
   Attributes:
     x_train: images [N, H, W, C] with one channel (gray) or three (RGB): uint8, or floats from 0 to 1, which are
       rounded to 256 levels.
-    y_train: their labels, whole numbers [N] from 0 on.
-    x_test: images like those of x_train.
-    y_test: their labels.
-    class_names: the name of each label. None: the labels up to the largest of y_train, as text.
+    y_train: labels of x_train, whole numbers [N] from 0 on.
+    x_test: images of the same height, width and channels as x_train.
+    y_test: labels of x_test.
+    class_names: the name of each label. None names the labels '0' to the largest of y_train.
 
   Raises:
-    ValueError: an array has another shape, type or range. The message says which, and what was expected.
+    ValueError: an array has a wrong shape, type or range. The message names the array and the expected value.
   """
 
   x_train: np.ndarray
@@ -36,28 +36,28 @@ class ArrayData:
   class_names: Sequence[str] | None = None
 
   def __post_init__(self) -> None:
-    """Check all arrays, and bring them to uint8 and int64."""
+    """Check all arrays and convert them to uint8 and int64."""
     x_train = to_images('x_train', self.x_train)
     x_test = to_images('x_test', self.x_test, x_train.shape[1:], 'as x_train')
     names = None if self.class_names is None else _names(self.class_names)
     y_train = _labels('y_train', self.y_train, 'x_train', x_train, names)
     names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
     if len(names) < 2:
-      raise UserError('y_train has label 0 only: expected two classes or more, every answer would be right')
+      raise UserError('y_train has label 0 only: expected two classes or more; every answer would be right')
     y_test = _labels('y_test', self.y_test, 'x_test', x_test, names)
     values = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test, 'class_names': names}
     for name, value in values.items():
       object.__setattr__(self, name, value)
 
   def __repr__(self) -> str:
-    """Return sizes in the place of arrays."""
+    """Return a text with the sizes of the arrays, not their values."""
     shape, classes = '×'.join(map(str, self.x_train.shape[1:])), len(self.class_names or ())
     return f'ArrayData({len(self.x_train)} + {len(self.x_test)} images of {shape}, {classes} classes)'
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySource:
-  """A source in memory, see `hbf.data.images.sources.Source`."""
+  """A source in memory; see `hbf.data.images.sources.Source`."""
 
   images: np.ndarray
   labels: np.ndarray
@@ -85,13 +85,13 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   """Return images as uint8 [N, H, W, C].
 
   Args:
-    name: of the argument, for messages.
-    value: uint8, or floats from 0 to 1.
-    shape: height, width and channels that the images must have; None: any.
-    why: says why they must, for messages.
+    name: name of the argument, for messages.
+    value: images as uint8, or as floats from 0 to 1.
+    shape: required height, width and channels. None accepts any.
+    why: reason for the required shape, for messages.
 
   Raises:
-    UserError: the value has another shape, type or range.
+    UserError: the value has a wrong shape, type or range.
   """
   images = np.asarray(value)
   expected = '[N, H, W, C]' if shape is None else f'[N, {", ".join(map(str, shape))}], {why}'
@@ -105,21 +105,21 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   if not np.issubdtype(images.dtype, np.floating):
     raise UserError(f'{name} has type {images.dtype}: expected uint8, or floats from 0 to 1')
   low, high = float(images.min()), float(images.max())
-  if not (low >= 0 and high <= 1):  # NaN is neither
+  if not (low >= 0 and high <= 1):  # The condition is written so that NaN fails it.
     raise UserError(
       f'{name} has values from {low:g} to {high:g}: expected floats from 0 to 1, or uint8. Rescale {name}'
     )
   return np.round(images * images.dtype.type(255)).astype(np.uint8)
 
 
-def _labels(name: str, value: Any, of: str, images: np.ndarray, classes: Sequence[str] | None) -> np.ndarray:
-  """Return labels as int64 [N]: one for each image, and all among the classes if these are known."""
+def _labels(name: str, value: Any, images_name: str, images: np.ndarray, classes: Sequence[str] | None) -> np.ndarray:
+  """Return labels as int64 [N]. Raise UserError if their number or range is wrong."""
   labels = np.asarray(value)
   if labels.shape != images.shape[:1]:
     hint = f': use {name}.ravel()' if labels.shape == (len(images), 1) else ''
     hint = f': use {name}.argmax(-1)' if labels.ndim == 2 and labels.shape[1] > 1 else hint
     raise UserError(
-      f'{name} has shape {list(labels.shape)}: expected [{len(images)}], a label for each of {of}{hint}'
+      f'{name} has shape {list(labels.shape)}: expected [{len(images)}], a label for each of {images_name}{hint}'
     )
   if not np.issubdtype(labels.dtype, np.integer):
     raise UserError(f'{name} has type {labels.dtype}: expected whole numbers, such as {name}.astype(int)')
@@ -132,7 +132,7 @@ def _labels(name: str, value: Any, of: str, images: np.ndarray, classes: Sequenc
 
 
 def _names(names: Any) -> tuple[str, ...]:
-  """Return the names of classes, which must differ."""
+  """Return the names of classes as a tuple. Raise UserError unless there are two or more, all different."""
   wrong = isinstance(names, str) or not all(isinstance(name, str) for name in names)
   if wrong or len(set(names)) != len(names) or len(names) < 2:
     raise UserError(f'class_names is {names!r}: expected two texts or more, all different, one for each label')

@@ -1,4 +1,4 @@
-"""Conversion between encoded images and uint8 arrays, with Pillow."""
+"""Decoding of images to uint8 arrays and encoding, with Pillow."""
 
 import contextlib
 import io
@@ -14,42 +14,43 @@ from PIL import Image, ImageOps
 
 from hbf.errors import UserError
 
-FORMATS = ('JPEG', 'PNG', 'WEBP', 'TIFF', 'BMP', 'GIF', 'PPM')  # Pillow has more: to read EPS it starts Ghostscript.
-# What TFDS stores. Naming so few saves a third of the time that Pillow takes to open a small image.
+# Pillow supports more formats. Some are not safe to open: for EPS, Pillow starts Ghostscript.
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'TIFF', 'BMP', 'GIF', 'PPM')
+# The formats that TFDS stores. Pillow opens a small image faster if it tries fewer formats.
 TFDS_FORMATS = ('PNG', 'JPEG', 'GIF', 'BMP')
-MOST_PIXELS = 89_478_485  # Pillow's limit: 256 MiB as RGB, in each of the threads that decode.
+MOST_PIXELS = 89_478_485  # Pillow's limit: 256 MiB as RGB, in each thread that decodes.
 
 _MODES = {1: 'L', 3: 'RGB'}
-_TILE = 1024  # Pixels of a side. A conversion makes several copies of what it converts.
-# An image that is longer is cropped before it is resized. An image that isn't is resized as a whole: a crop's
-# position is rounded, which changes some pixels by a level.
+_TILE = 1024  # Side of a tile in pixels. Tiles save memory, because a conversion makes several copies.
+# An image with a larger aspect is cropped before it is resized, to save memory. Other images are resized whole: a
+# crop's position is rounded, which changes some pixels by a level.
 _MOST_ASPECT = 16
-_ENDS = {'JPEG': b'\xff\xd9', 'MPO': b'\xff\xd9', 'PNG': b'IEND\xae\x42\x60\x82'}
+_ENDS = {'JPEG': b'\xff\xd9', 'MPO': b'\xff\xd9', 'PNG': b'IEND\xae\x42\x60\x82'}  # last bytes of a whole file
 
-# Pillow warns of an image beyond its limit and takes it up to twice that; here it's an error.
+# Pillow only warns of an image beyond its limit, up to twice the limit. `_open` raises an error instead.
 warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)
 
 
 def decode(
   file: str | IO[bytes], *, channels: int, size: int | None, formats: tuple[str, ...] = FORMATS
 ) -> np.ndarray:
-  """Decode an image as it is stored. EXIF's orientation is ignored, as in TFDS.
+  """Decode an image. Ignore EXIF's orientation, as TFDS does.
 
-  Memory beyond the stored pixels and one converted copy grows with `size` alone.
+  The function needs memory for the stored pixels, for one converted copy, and for an image of `size`.
 
   Args:
     file: a path, or a file open for reading.
-    channels: 1 (gray) or 3 (RGB). Other kinds are converted: 16 bits to the nearest of 8, transparent pixels to their
-      look on white.
+    channels: 1 (gray) or 3 (RGB). Other images are converted: 16 bits are rounded to 8, and transparent pixels are
+      put on white.
     size: height and width of the result in pixels. The shorter side is resized to `size` (bilinear, antialiased), and
-      the center is cut out. None keeps the image as it is.
+      the center is cut out. None keeps the stored size.
     formats: Pillow's names of the formats to try.
 
   Returns:
     uint8 [height, width, channels].
 
   Raises:
-    ValueError: samples have 32 bits, and their range is unknown. Pillow raises other errors on damaged data.
+    ValueError: the image has samples of 32 bits, whose range is unknown. Pillow raises any error on damaged data.
   """
   with Image.open(file, formats=formats) as image:
     return _to_array(image, channels, size)
@@ -62,7 +63,7 @@ def _to_array(image: Image.Image, channels: int, size: int | None) -> np.ndarray
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
-  """Convert an image to L or RGB, 8 bits a sample, a tile at a time."""
+  """Convert an image to mode L or RGB with 8 bits a sample, one tile after another."""
   if image.mode == mode and not image.has_transparency_data:
     return image
   width, height = image.size
@@ -77,18 +78,18 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
 
 def _convert_tile(image: Image.Image, mode: str) -> Image.Image:
   if image.mode.startswith('I;16') or (image.mode == 'I' and image.format == 'PPM'):
-    # Pillow would cut off at 255. 65535 / 255 = 257; PPM's samples Pillow has brought to 0 … 65535.
+    # Pillow would clip at 255. Samples are 0 … 65535 here, for PPM too, and 65535 / 255 = 257.
     return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8)).convert(mode)
   if image.mode in ('I', 'F'):
     raise ValueError('samples of 32 bits, not 8 or 16')
   if image.has_transparency_data:
-    rgba = image.convert('RGBA')  # What lies under transparent pixels is anything.
+    rgba = image.convert('RGBA')  # A transparent pixel may have any color, so it is put on white.
     return Image.alpha_composite(Image.new('RGBA', rgba.size, 'white'), rgba).convert(mode)
   return image.convert(mode)
 
 
 def _crop(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
-  """Crop an image. Keep its format, because a conversion asks for it."""
+  """Crop an image and keep its `format`, because `_convert_tile` reads it."""
   part = image.crop(box)
   part.format = image.format
   return part
@@ -110,13 +111,13 @@ def _fit(image: Image.Image, mode: str, size: int) -> Image.Image:
 
 
 class _Span(NamedTuple):
-  """A side of the box that becomes the center of a resized image.
+  """An interval of one axis of an image that becomes the center of the resized image.
 
   Attributes:
-    first: the first pixel that the center needs.
-    last: the pixel behind the last one.
-    start: start of the box, in pixels from `first`.
-    stop: end of the box, in pixels from `first`.
+    first: first pixel that the result depends on.
+    last: one more than the last pixel that the result depends on.
+    start: begin of the interval, in pixels from `first`.
+    stop: end of the interval, in pixels from `first`.
   """
 
   first: int
@@ -126,34 +127,35 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the span that becomes `size` pixels from `offset` on when `side` pixels become `resized`."""
+    """Return the span that becomes `size` pixels from `offset` on, if `side` pixels are resized to `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
-    reach = math.ceil(max(scale, 1)) + 1  # Bilinear weights reach so far beyond the box.
+    reach = math.ceil(max(scale, 1)) + 1  # Bilinear weights reach so far beyond the interval.
     first, last = max(0, math.floor(start) - reach), min(side, math.ceil(stop) + reach)
     return cls(first, last, start - first, stop - first)
 
 
 def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
-  """Decode a user's own file with `decode`, upright as EXIF says.
+  """Decode a user's own file and rotate it as EXIF says; see `decode`.
 
   Raises:
     UserError: `path` is no image of `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
   """
-  with _opened(path) as image:
+  with _open(path) as image:
     ImageOps.exif_transpose(image, in_place=True)
     return _to_array(image, channels, size)
 
 
 def check_file(path: str) -> None:
-  """Find foreign, too large and cut-off files; what no end mark shows to be whole is decoded.
+  """Raise UserError if a file is no image, is too large or is cut off.
 
-  Damage within a JPEG or PNG that has its end mark is not found: that would take as long as an epoch of decoding.
+  A JPEG or PNG is whole if it has its end mark; other formats are decoded. Damage before the end mark is not found,
+  because that would take as long as an epoch of decoding.
 
   Raises:
-    UserError: as for `decode_file`.
+    UserError: see `decode_file`.
   """
-  with _opened(path) as image:
+  with _open(path) as image:
     end = _ENDS.get(image.format or '')
     if end is None or not _ends_with(path, end):
       image.load()
@@ -166,9 +168,9 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
-  """Open a user's own image, whose pixels are read in the block; see `decode_file` for the errors."""
-  with _explained(path), Image.open(path, formats=FORMATS) as image:
+def _open(path: str) -> Iterator[Image.Image]:
+  """Open a user's own image. The block reads its pixels. The errors are those of `decode_file`."""
+  with _explain_errors(path), Image.open(path, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
     yield image
@@ -178,18 +180,18 @@ def read_file(path: str) -> bytes:
   """Return the content of an image file.
 
   Raises:
-    UserError: it cannot be read.
+    UserError: the file can't be read.
   """
-  with _explained(path), open(path, 'rb') as file:
+  with _explain_errors(path), open(path, 'rb') as file:
     return file.read()
 
 
 @contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-  """Turn whatever Pillow raises inside the block into a `UserError` that names `path`."""
+def _explain_errors(path: str) -> Iterator[None]:
+  """Turn every error inside the block into a `UserError` that names `path`."""
   try:
     yield
-  except Exception as error:  # Pillow's plugins raise anything on damaged data, SyntaxError and struct.error too.
+  except Exception as error:  # Pillow raises errors of any type on damaged data, even SyntaxError and struct.error.
     reason = ' '.join(str(error).split())
     raise UserError(
       f'{path} is not an image that can be read ({reason}); expected a whole file of the formats '
@@ -198,19 +200,23 @@ def _explained(path: str) -> Iterator[None]:
 
 
 def content(encoded: bytes, channels: int) -> bytes:
-  """Return what doesn't depend on who encoded an image: the pixels of a PNG, else the file itself."""
+  """Return the pixels of a PNG, or the unchanged bytes of another format.
+
+  The pixels of a PNG do not depend on the program that encoded it. A fingerprint of them is therefore the same for
+  all encoders.
+  """
   if not encoded.startswith(b'\x89PNG'):
     return encoded
   return decode(io.BytesIO(encoded), channels=channels, size=None, formats=('PNG',)).tobytes()
 
 
 def encode_png(image: np.ndarray) -> bytes:
-  """Encode uint8 [height, width, channels] (1 or 3 channels) as PNG, without loss."""
+  """Encode an image, uint8 [height, width, 1 or 3], as PNG."""
   buffer = io.BytesIO()
   to_pillow(image).save(buffer, format='PNG')
   return buffer.getvalue()
 
 
 def to_pillow(image: np.ndarray) -> Image.Image:
-  """Return an image, uint8 [height, width, 1 or 3], as a Pillow image, gray or RGB."""
+  """Return an image, uint8 [height, width, 1 or 3], as a gray or RGB image of Pillow."""
   return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)

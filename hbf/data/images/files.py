@@ -1,4 +1,4 @@
-"""Entries of folders that a user filled. Only hidden ones are skipped without a message."""
+"""Listing of a user's folders. Hidden entries are left out; any other unreadable entry is an error."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from hbf.errors import UserError
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str]]:
-  """List the names of the folders and of the files in a folder, each sorted. Hidden ones are left out.
+  """Return the sorted names of the folders in a folder, and those of its files. Leave out hidden entries.
 
   Raises:
     UserError: the folder cannot be read, a name is not UTF-8, or an entry is neither folder nor file.
@@ -17,20 +17,20 @@ def list_folder(folder: Path) -> tuple[list[str], list[str]]:
       visible = sorted((entry for entry in entries if not entry.name.startswith('.')), key=lambda entry: entry.name)
   except OSError as error:
     raise UserError(
-      f'{folder} can not be read ({error.strerror}); expected a folder that can: change its permissions'
+      f'{folder} can not be read ({error.strerror}); expected a readable folder: change its permissions'
     ) from None
   folders, files = [], []
   for entry in visible:
     if not _is_utf8(entry.name):
       shown = os.fsencode(entry.name).decode(errors='backslashreplace')
-      raise UserError(f'{folder}/{shown} has a name that is not UTF-8; expected one that is: rename it')
+      raise UserError(f'{folder}/{shown} has a name that is not UTF-8; expected a name in UTF-8: rename it')
     if entry.is_dir():
       folders.append(entry.name)
     elif entry.is_file():
       files.append(entry.name)
     else:
       raise UserError(
-        f'{entry.path} is neither a file nor a folder, a link to nothing say; expected one of them: repair it, or '
+        f'{entry.path} is neither a file nor a folder (perhaps a broken link); expected one of them: repair it, or '
         'remove it'
       )
   return folders, files

@@ -1,4 +1,4 @@
-"""Folders of images: ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test folder may have another name."""
+"""A folder of images, ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test split may have another name."""
 
 import dataclasses
 import itertools
@@ -14,17 +14,17 @@ from hbf.data.images.files import list_folder
 from hbf.errors import UserError, warn
 
 _THREADS = 16
-_PART = 1024  # files that a thread asks the system about at a time
+_PART = 1024  # A thread gets the sizes of so many files at a time. A future for each file would take much memory.
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderSource:
-  """Image files with labels, read as RGB. It is a `Source`.
+  """A `Source` of labeled image files, read as RGB.
 
   Attributes:
     paths: paths of the files, [n].
     labels: class of each file, [n].
-    size: height and width of every image after reading, in pixels.
+    size: height and width in pixels that every image is resized to.
   """
 
   paths: tuple[str, ...]
@@ -38,14 +38,14 @@ class FolderSource:
     return codec.decode_file(self.paths[index], channels=3, size=self.size), self.labels[index]
 
   def read_labels(self) -> np.ndarray:
-    """Return the classes that the files lie in; see `Labeled`."""
+    """Return the class of every file, int [n]; see `Labeled`."""
     return np.array(self.labels, np.int64)
 
   def check(self, indices: np.ndarray) -> None:
-    """Decode the examples `indices`, int [n], at the least cost.
+    """Check the files of the examples `indices`, int [n]; see `codec.check_file`.
 
     Raises:
-      UserError: a file isn't an image or is damaged; the message names it.
+      UserError: a file is no image or is damaged. The message names it.
     """
     with futures.ThreadPoolExecutor(_THREADS) as pool:
       for _ in pool.map(codec.check_file, (self.paths[index] for index in indices)):
@@ -53,7 +53,6 @@ class FolderSource:
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
     """Yield class, name and size of every file, and the content of the files `sample`, int [n]; see `Stored`."""
-    # Many at a time: a million futures would take a gigabyte.
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(_THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))
@@ -63,24 +62,26 @@ class FolderSource:
 
 
 def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
-  """List ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*. Hidden files and folders are left out.
+  """Open the images ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*. Leave out hidden files and folders.
 
-  Warn of other folders in ROOT and of files beside the class folders, which are not read.
+  Warn of other folders in ROOT and of files beside the class folders, because they are not used.
 
   Args:
     root: the folder. `~` is the home directory.
-    size: height and width of every image after reading, in pixels.
+    size: height and width in pixels that every image is resized to.
     test_split: name of the folder to test on.
 
   Returns:
-    The names of the classes, sorted, and the sources of `train` and `test`.
+    The sorted names of the classes, and the sources `train` and `test`.
 
   Raises:
-    UserError: the size is not given, a folder is missing, empty or unexpected, a class has no image or holds a
-      folder, or both splits are one folder.
+    UserError: the size is not given. Or a folder is missing, empty or not expected. Or a class has no image, or it
+      contains a folder. Or both splits are the same folder.
   """
   if not size:
-    raise UserError('image_folder needs the size of its images; expected pixels: set data.image_size, say to 64')
+    raise UserError(
+      'image_folder needs the size of its images; expected a number of pixels: set data.image_size, for example to 64'
+    )
   folder = Path(os.path.expanduser(root))
   if not root or not folder.is_dir():
     raise UserError(f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root')
@@ -103,13 +104,13 @@ def _require_splits(folder: Path, splits: tuple[str, str]) -> None:
   for split in splits:
     if split not in found:
       raise UserError(
-        f'{folder}/{split} does not exist; expected train/ and a folder to test on, each of class folders, and there '
-        f'is {", ".join(found) or "no folder"}: rename one, or set data.test_split to the name of the one to test on'
+        f'{folder}/{split} does not exist; expected train/ and a folder to test on, each with class folders; there '
+        f'is {", ".join(found) or "no folder"}: rename one, or set data.test_split to the name of the test folder'
       )
   for name in sorted(set(found) - set(splits)):
     warn(
-      f'{folder / name} is not used: the run trains on {splits[0]}/, of which it holds data.validation out, and '
-      f'tests on {splits[1]}/; set data.test_split to test on another, or call it .{name} to be told no more'
+      f'{folder / name} is not used: the run trains on {splits[0]}/, except for the part data.validation, and '
+      f'tests on {splits[1]}/; set data.test_split to test on another, or rename it to .{name} to hide this warning'
     )
 
 
@@ -118,7 +119,7 @@ def _classes(split: Path) -> tuple[str, ...]:
   if not classes:
     raise UserError(f'{split} has no folder in it; expected one for each class: make {split}/CLASS/ with images')
   if loose:
-    warn(f'{split} has files in no class folder, which are not used: {len(loose)}, such as {loose[0]}')
+    warn(f'{split} has files outside the class folders, which are not used: {len(loose)}, such as {loose[0]}')
   return tuple(classes)
 
 
@@ -127,13 +128,13 @@ def _open_split(split: Path, classes: tuple[str, ...], size: int) -> FolderSourc
   labels: list[int] = []
   for label, name in enumerate(classes):
     folder = split / name
-    if not folder.is_dir():  # A class of train that nobody tests.
+    if not folder.is_dir():  # The test split may lack a class.
       continue
     nested, files = list_folder(folder)
     if nested:
       raise UserError(
         f'{folder / nested[0]} is a folder within a class; expected images only: move its images to {folder}, or '
-        f'call it .{nested[0]} to leave it out'
+        f'rename it to .{nested[0]} to leave it out'
       )
     if not files:
       raise UserError(f'{folder} has no image in it; expected at least one: add images or remove the folder')

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the channels of images, from exact sums over their levels, 0 to 255."""
+"""Mean and standard deviation of the channels of images, from exact sums over the levels 0 to 255."""
 
 import math
 
@@ -7,21 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-BLOCK = 2**16  # Images of which squared levels add up to less than 2³².
+BLOCK = 2**16  # The squared levels of so many images sum to less than 2³².
 
 
 def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
-  """Sum levels and squared levels over images. Every device sums the images that it holds.
+  """Sum levels and squared levels over blocks of images. Every device sums its own shard.
 
   Args:
     image: uint8 [M, K].
-    sharding: sharding of M.
+    sharding: sharding over M.
 
   Returns:
-    uint32 [2, G, K] for G blocks of images, which cannot overflow, sharded over G.
+    uint32 [2, G, K] for G blocks, sharded over G. Blocks are so small that no sum overflows.
   """
-  of_blocks = PartitionSpec(None, *sharding.spec)
-  return jax.shard_map(_block_sums, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=of_blocks)(image)
+  block_spec = PartitionSpec(None, *sharding.spec)
+  return jax.shard_map(_block_sums, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=block_spec)(image)
 
 
 def _block_sums(image: jax.Array) -> jax.Array:
@@ -30,9 +30,9 @@ def _block_sums(image: jax.Array) -> jax.Array:
 
 
 def _sums(z: jax.Array) -> jax.Array:
-  """Compute both sums, [2, K], in one reduction.
+  """Return the sums of `z` and of its squares, [2, K], in one reduction.
 
-  With two reductions XLA's CPU backend would keep `z`, four times the images, and its squares.
+  With two reductions, XLA on CPU would store `z`, which is four times as large as the images, and its squares.
   """
 
   def add(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
@@ -45,17 +45,17 @@ def _sums(z: jax.Array) -> jax.Array:
 def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Return the mean and the standard deviation of each channel, in units of 1 = white.
 
-  A channel that hardly varies gets the deviation of one gray level, 1/255, so that it can be a divisor.
+  The deviation is at least one gray level, 1/255, so that division by it is safe.
 
   Args:
     pixels: number of pixels.
-    sums: sums of each channel's levels and squared levels, int [2, C].
+    sums: each channel's sum of levels and sum of squared levels, int [2, C].
   """
   mean, std = zip(*(_moments(pixels, *channel) for channel in sums.T.tolist()), strict=True)
   return mean, std
 
 
 def _moments(pixels: int, first: int, second: int) -> tuple[float, float]:
-  """Return mean and standard deviation of a channel from its sums over pixels; Python's integers can't overflow."""
+  """Return mean and standard deviation of a channel from its two sums. Python's integers cannot overflow."""
   variance = (pixels * second - first**2) / pixels**2
   return first / pixels / 255, max(math.sqrt(variance), 1) / 255

@@ -1,4 +1,4 @@
-"""Preparation of data sets as TFDS's ArrayRecord files."""
+"""Preparation of data sets in TFDS's format, for the command `hbf prepare`."""
 
 import contextlib
 import dataclasses
@@ -19,12 +19,12 @@ from hbf.errors import UserError, choose
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Known facts about a data set of labeled images that may not be prepared.
+  """Facts about a data set of labeled images that are known before it is prepared.
 
   Attributes:
     classes: number of classes.
-    image_shape: height, width and channels. None if it varies.
-    examples: number of examples by split. `test` is the one to test on.
+    image_shape: height, width and channels. None where a length varies.
+    examples: number of examples of `train` and `test`.
   """
 
   classes: int
@@ -34,12 +34,13 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-  """The way to prepare a data set.
+  """A recipe that prepares a data set.
 
   Attributes:
-    builder: makes its TFDS builder. It takes `data_dir`, `file_format`, and `archive` unless `published` is None.
-    published: its archive. None if the data need none.
-    images: facts about its images. None for texts, and for data that are always there.
+    builder: a function that makes the TFDS builder. Its arguments are `data_dir` and `file_format`, and `archive` if
+      `published` is given.
+    published: the published archive, or None if the data set needs none.
+    images: facts about the images. None for texts, and for a data set that needs no download.
   """
 
   builder: Callable[..., tfds.core.DatasetBuilder]
@@ -49,12 +50,12 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Manual:
-  """A data set that TFDS alone prepares, from archives that its publisher gives to registered users.
+  """A data set that only TFDS prepares, from archives that need a registration.
 
   Attributes:
-    page: address of the publisher's page.
+    page: address of the page with the archives.
     files: names of the archives.
-    images: facts about its images.
+    images: facts about the images.
   """
 
   page: str
@@ -70,8 +71,8 @@ MANUAL: Mapping[str, Manual] = {
   ),
 }
 
-# The checksums of both CIFARs are TFDS's (url_checksums in its package). Tiny ImageNet's publisher states none: it's
-# the one that several public projects give of the file of 248,100,043 bytes.
+# TFDS states the checksums of both CIFARs (`url_checksums` in its package). The publisher of Tiny ImageNet states
+# none. Several public projects give this one, for the file of 248,100,043 bytes.
 PREPARATIONS: Mapping[str, Preparation] = {
   'digits': Preparation(digits.Digits),
   'cifar10': Preparation(
@@ -106,7 +107,7 @@ PREPARATIONS: Mapping[str, Preparation] = {
     ),
   ),
 }
-# Data that lie elsewhere, or come with Python, and what to do instead of preparing them.
+# Data sets that need no preparation, and advice for a user who tries to prepare them.
 UNPREPARED: Mapping[str, str] = {
   'image_folder': 'set data.root to the folder',
   'text_file': 'set data.root to the file or folder',
@@ -115,7 +116,12 @@ UNPREPARED: Mapping[str, str] = {
 
 
 def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
-  """Return the folder of a data set. Prepare it if it needs no download or may be downloaded.
+  """Return the folder of a prepared data set. Prepare the data set first if that is allowed.
+
+  Args:
+    name: name of the data set.
+    directory: the TFDS data directory.
+    download: True to allow a download. A data set that needs no download is prepared anyway.
 
   Raises:
     UserError: the data set is unknown or not prepared. The message says what to do.
@@ -125,37 +131,37 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
   try:
     choose('data set', name, {**PREPARATIONS, **MANUAL, **UNPREPARED})
   except UserError as error:
-    raise UserError(f'{error}; nor is a {name} that TFDS has prepared in {directory}') from None
+    raise UserError(f'{error}; TFDS has prepared no {name} in {directory} either') from None
   refuse_manual(name, directory)
   if name in PREPARATIONS and PREPARATIONS[name].published is not None and not download:
     raise UserError(
       f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
-      f'`python -m hbf prepare {name} --dir {directory}`, or set data.dir to where it is'
+      f'`python -m hbf prepare {name} --dir {directory}`, or set data.dir to its folder'
     )
   return prepare(name, directory, archive=None)
 
 
 def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
-  """Prepare a data set as ArrayRecord. `prepared.find` tells whether it is prepared already.
+  """Prepare a data set as ArrayRecord files. `prepared.find` tells if it is prepared already.
 
   Args:
     name: one of `PREPARATIONS`.
-    directory: the TFDS data directory, a local folder. Nothing is left in DIRECTORY/NAME if the preparation fails.
-    archive: local file, as published or packed again. None downloads the published one to DIRECTORY/downloads.
+    directory: the TFDS data directory, a local folder. A preparation that fails leaves nothing in DIRECTORY/NAME.
+    archive: local archive, as published or packed again. None downloads it to DIRECTORY/downloads.
 
   Returns:
     The folder DIRECTORY/NAME/VERSION.
 
   Raises:
-    UserError: the name is unknown, the archive is missing, damaged or another one, or the directory cannot be
-      written.
+    UserError: the name is unknown, the archive is missing, damaged or another file, or the directory is not
+      writable.
   """
   if name in UNPREPARED:
-    raise UserError(f'{name} needs no preparation; expected in the config only: {UNPREPARED[name]}')
+    raise UserError(f'{name} needs no preparation; name it in the config only: {UNPREPARED[name]}')
   refuse_manual(name, directory)
   preparation = choose('data set', name, PREPARATIONS)
   if '://' in directory:
-    raise UserError(f'{directory} is on a bucket; expected a local folder: prepare {name} in one and copy that there')
+    raise UserError(f'{directory} is on a bucket; expected a local folder: prepare {name} in one and copy it there')
   options = {}
   if preparation.published is not None:
     path = archive or archives.download(preparation.published, os.path.join(directory, 'downloads'))
@@ -164,14 +170,14 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
 
 
 def refuse_manual(name: str, directory: str) -> None:
-  """Raise UserError, with what to do instead, for a data set that TFDS alone prepares."""
+  """Raise UserError with instructions if only TFDS prepares the data set."""
   if name in MANUAL:
     manual = MANUAL[name]
     files = ' and '.join(manual.files)
     raise UserError(
       f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: put {files} '
       f'({manual.page}) into {directory}/downloads/manual and, where TensorFlow is installed, run '
-      f'`tfds build {name} --data_dir={directory} --file_format=array_record`; or set data.dir to where it is'
+      f'`tfds build {name} --data_dir={directory} --file_format=array_record`; or set data.dir to its folder'
     )
 
 
@@ -179,14 +185,14 @@ def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   try:
-    # TFDS announces itself on stdout, which belongs to the scripts, and makes folders for downloads: there are none.
+    # TFDS prints to stdout, where commands print results. It also makes a folder for downloads, which stays empty.
     with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as scratch:
       builder.download_and_prepare(download_dir=scratch)
   except OSError as error:
-    # Of two processes that prepare at once the second can't rename its folder, and needn't.
+    # If two processes prepare at once, the second can't rename its folder. The first has then prepared the data set.
     if not builder.is_prepared():
       raise UserError(f'{directory} can not be written ({error}); expected a folder: set another --dir') from error
   finally:
     with contextlib.suppress(OSError):
-      os.rmdir(builder.data_path.parent)  # Only if it is empty: TFDS removes what it made but for this.
+      os.rmdir(builder.data_path.parent)  # TFDS leaves this folder empty after a failure. A full folder stays.
   return builder.data_path

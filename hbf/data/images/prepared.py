@@ -1,4 +1,4 @@
-"""Data sets that TFDS has prepared, read from their ArrayRecord files without TensorFlow."""
+"""Readers of data sets that TFDS has prepared as ArrayRecord files. They do not use TensorFlow."""
 
 import io
 import itertools
@@ -13,19 +13,19 @@ from tensorflow_datasets.proto import tf_example_pb2
 from hbf.data.images import codec
 from hbf.errors import UserError
 
-_PART = 1024  # records in memory at a time while labels are read
+_PART = 1024  # So many records are in memory at a time while labels are read.
 
 
 class TfdsSource:
-  """One split of a prepared TFDS data set. It is a `Source`."""
+  """A `Source` of one split of a prepared TFDS data set."""
 
   def __init__(self, records: Any, channels: int, size: int | None):
     """Make the source.
 
     Args:
-      records: serialized tf.train.Examples with the features image and label, as a TFDS data source.
-      channels: of the images, 1 or 3.
-      size: height and width to bring the images to, in pixels; None keeps them as stored.
+      records: a TFDS data source of serialized tf.train.Examples with the features `image` and `label`.
+      channels: number of channels of the images, 1 or 3.
+      size: height and width in pixels that images are resized to. None keeps the stored size.
     """
     self._records = records
     self._channels = channels
@@ -38,17 +38,17 @@ class TfdsSource:
     return self._parse(self._records[int(index)])
 
   def read(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the examples `indices`, int [n]. ArrayRecord takes longer to find a record than to read some more."""
+    """Yield the examples `indices`, int [n]. ArrayRecord reads many records at once faster than one by one."""
     yield from map(self._parse, self._records.__getitems__(indices.tolist()))
 
   def read_labels(self) -> np.ndarray:
-    """Read the records, whose labels lie beside the images; see `Labeled`."""
+    """Return the class of every example, int [n]. This reads all records but decodes no image; see `Labeled`."""
     parts = (range(i, min(i + _PART, len(self))) for i in range(0, len(self), _PART))
     records = itertools.chain.from_iterable(self._records.__getitems__([*part]) for part in parts)
     return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield labels and images of the examples `sample`, int [n], as they are stored; see `Stored`."""
+    """Yield the labels and stored images of the examples `sample`, int [n]; see `Stored`."""
     for record in self._records.__getitems__(sample.tolist()):
       encoded, label = _fields(record)
       yield str(label).encode()
@@ -62,18 +62,18 @@ class TfdsSource:
 
 def _fields(record: bytes) -> tuple[bytes, int]:
   """Return the encoded image and the label of a record."""
-  # Parsing the few fields we need takes a third of the time that TFDS takes for its dict of arrays.
+  # This is much faster than TFDS's own parser, which makes a dict of arrays.
   fields = tf_example_pb2.Example.FromString(record).features.feature
   return fields['image'].bytes_list.value[0], fields['label'].int64_list.value[0]
 
 
 def find(name: str, directory: str) -> epath.Path | None:
-  """Return the folder of the newest prepared version of a data set, None if there is none.
+  """Return the folder of the newest prepared version of a data set, or None.
 
-  It looks at files only. Unlike `tfds.builder` it neither imports the data set's code nor asks a server.
+  The function looks at files only. Unlike `tfds.builder`, it neither imports the data set's code nor asks a server.
 
   Args:
-    name: TFDS's name of the data set, with `/config` if it has configs.
+    name: TFDS's name of the data set, with `/config` if the data set has configs.
     directory: the TFDS data directory, local or on a bucket.
 
   Raises:
@@ -97,14 +97,14 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
   """Open a prepared data set.
 
   Args:
-    folder: DIR/NAME/VERSION, as `find` returns it.
+    folder: the folder DIR/NAME/VERSION, from `find`.
 
   Raises:
-    UserError: it isn't stored as ArrayRecord, or lacks files.
+    UserError: the data set is not stored as ArrayRecord, or lacks files.
   """
   try:
     builder = tfds.builder_from_directory(folder)
-  except (OSError, ValueError) as error:  # TFDS's of a missing dataset_info.json and features.json.
+  except (OSError, ValueError) as error:  # TFDS raises them if dataset_info.json or features.json is missing.
     raise UserError(
       f'{folder} can not be read ({error}); expected every file that TFDS writes: remove it and prepare it again'
     ) from error
@@ -117,7 +117,7 @@ def open_images(folder: epath.Path) -> tfds.core.DatasetBuilder:
   """Open a prepared data set of labeled images.
 
   Raises:
-    UserError: as `open_builder`, or it doesn't hold labeled uint8 images.
+    UserError: `open_builder` fails, or the data set has no labeled uint8 images.
   """
   builder = open_builder(folder)
   _require_labeled_images(builder, folder)
@@ -128,7 +128,7 @@ def open_texts(folder: epath.Path) -> tfds.core.DatasetBuilder:
   """Open a prepared data set of texts.
 
   Raises:
-    UserError: as `open_builder`, or it doesn't hold texts.
+    UserError: `open_builder` fails, or the data set has no texts.
   """
   builder = open_builder(folder)
   features = dict(builder.info.features.items())
@@ -140,10 +140,10 @@ def open_texts(folder: epath.Path) -> tfds.core.DatasetBuilder:
 
 
 def read_texts(builder: tfds.core.DatasetBuilder, split: str) -> Iterator[bytes]:
-  """Yield the texts of one split of a builder that `open_texts` returned.
+  """Yield the texts of one split. The builder comes from `open_texts`.
 
   Raises:
-    UserError: there is no such split.
+    UserError: the split does not exist.
   """
   for record in _records(builder, split):
     yield tf_example_pb2.Example.FromString(record).features.feature['text'].bytes_list.value[0]
@@ -171,7 +171,7 @@ def _require_files(builder: tfds.core.DatasetBuilder, folder: epath.Path) -> Non
 def _require_labeled_images(builder: tfds.core.DatasetBuilder, folder: epath.Path) -> None:
   features = dict(builder.info.features.items())
   image, label = features.get('image'), features.get('label')
-  # TFDS imports TensorFlow for `dtype`, not for `np_dtype`.
+  # `image.dtype` would import TensorFlow; `np_dtype` does not.
   is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8 and image.shape[-1] in (1, 3)
   if not is_image or not isinstance(label, tfds.features.ClassLabel):
     raise UserError(
@@ -181,16 +181,21 @@ def _require_labeled_images(builder: tfds.core.DatasetBuilder, folder: epath.Pat
 
 
 def open_split(builder: tfds.core.DatasetBuilder, split: str, size: int | None) -> TfdsSource:
-  """Open one split of a builder that `open_images` returned; `size` as for `TfdsSource`.
+  """Open one split of images. The builder comes from `open_images`.
+
+  Args:
+    builder: the data set.
+    split: name of the split.
+    size: height and width in pixels that images are resized to. None keeps the stored size.
 
   Raises:
-    UserError: there is no such split, or its examples have no labels.
+    UserError: the split does not exist, or its examples have no labels.
   """
   source = TfdsSource(_records(builder, split), builder.info.features['image'].shape[-1], size)
-  if len(source) and source[0][1] < 0:  # TFDS has −1 where labels aren't public.
+  if len(source) and source[0][1] < 0:  # TFDS stores −1 if labels are not public.
     raise UserError(
-      f'the split {split!r} of {builder.data_path} has no labels; expected one that has: set data.test_split to '
-      'another of ' + ', '.join(builder.info.splits)
+      f'the split {split!r} of {builder.data_path} has no labels; expected a split with labels: set data.test_split '
+      'to another of ' + ', '.join(builder.info.splits)
     )
   return source
 
@@ -199,15 +204,15 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
   """Return the serialized examples of a split."""
   if split not in builder.info.splits:
     raise UserError(
-      f'{builder.data_path} has the splits {", ".join(builder.info.splits)}, not {split!r}; expected train and one '
-      'to test on: set data.test_split to its name'
+      f'{builder.data_path} has the splits {", ".join(builder.info.splits)}, not {split!r}; expected train and a '
+      'split to test on: set data.test_split to its name'
     )
   raw = tfds.decode.DeserializeMethod.RAW_BYTES
   return builder.as_data_source(split, deserialize_method=raw, file_format='array_record')
 
 
 def names(builder: tfds.core.DatasetBuilder) -> dict[str, str]:
-  """Return what the classes are in words, by class, where the data set's metadata say so."""
+  """Return readable names of the classes by stored name, from the data set's metadata. Empty if it has none."""
   return dict((builder.info.metadata or {}).get('names', {}))
 
 

@@ -1,4 +1,4 @@
-"""Random access to labeled images: the protocol of every data set, and parts of a source."""
+"""Sources: random access to labeled images, and subsets of a source."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ import numpy as np
 from hbf.data.pipeline import order
 from hbf.errors import UserError
 
-# Any number does, but changing it changes which examples every run holds out.
+# The value is arbitrary. Another value changes the examples that every run holds out.
 _HOLD_OUT_SEED = 143
 
 
 class Source(Protocol):
-  """Labeled images of one shape, by number. It can be pickled, and many threads may read it at once."""
+  """Labeled images of one shape, by number. A source can be pickled, and several threads may read it at once."""
 
   def __len__(self) -> int:
     """Return the number of examples."""
@@ -25,19 +25,19 @@ class Source(Protocol):
 
 @runtime_checkable
 class Checkable(Protocol):
-  """A source of files that have not been checked yet."""
+  """A source of files that may be damaged."""
 
   def check(self, indices: np.ndarray) -> None:
-    """Read the examples `indices`, int [n].
+    """Check the examples `indices`, int [n].
 
     Raises:
-      UserError: one can't be read; the message names its file.
+      UserError: an example can't be read. The message names its file.
     """
 
 
 @runtime_checkable
 class Batched(Protocol):
-  """A source that reads many examples faster than one after another."""
+  """A source that reads many examples at once faster than one by one."""
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
     """Return the examples `indices`, int [n]."""
@@ -45,7 +45,7 @@ class Batched(Protocol):
 
 @runtime_checkable
 class Labeled(Protocol):
-  """A source that knows labels without decoding images."""
+  """A source that reads labels without decoding images."""
 
   def read_labels(self) -> np.ndarray:
     """Return the class of every example, int [n]."""
@@ -53,19 +53,19 @@ class Labeled(Protocol):
 
 @runtime_checkable
 class Stored(Protocol):
-  """A source of encoded images. Its traits do not depend on the size that images are brought to."""
+  """A source of stored images whose fingerprint does not depend on the size that they are resized to."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return what tells this source from others: what is cheap of all examples, and all of those in `sample`.
+    """Return bytes for a fingerprint: cheap facts of all examples, and everything of the examples in `sample`.
 
     Args:
-      sample: examples, int [n].
+      sample: numbers of examples, int [n].
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Blank:
-  """Black images of a shape, of class 0. They stand for a data set that is not there."""
+  """A source of black images of class 0. It stands in for a data set that is not prepared."""
 
   count: int
   image_shape: tuple[int, int, int]
@@ -83,7 +83,7 @@ class Blank:
 
 @dataclasses.dataclass(frozen=True)
 class Subset:
-  """The examples `indices`, int [n], of `source`, in that order."""
+  """A source of the examples `indices`, int [n], of another source, in this order."""
 
   source: Source
   indices: np.ndarray
@@ -104,29 +104,29 @@ class Subset:
 
 
 def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
-  """Return the examples `indices`, int [n], the fastest way that the source has."""
+  """Return the examples `indices`, int [n], in the fastest way that the source has."""
   return source.read(indices) if isinstance(source, Batched) else (source[int(index)] for index in indices)
 
 
 def check(source: Source, indices: np.ndarray) -> None:
-  """Find damaged files among the examples `indices`, int [n], if the source can hold any.
+  """Check the examples `indices`, int [n], for damage if the source is `Checkable`.
 
   Raises:
-    UserError: an example can't be read; the message names its file.
+    UserError: an example can't be read. The message names its file.
   """
   if isinstance(source, Checkable):
     source.check(indices)
 
 
 def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
-  """Return what tells a source from others, from the examples `sample`, int [n], at least; see `Stored`."""
+  """Return bytes for a fingerprint of a source, from the examples `sample`, int [n], at least; see `Stored`."""
   if isinstance(source, Stored):
     return source.traits(sample)
   return (part for image, label in read(source, sample) for part in (str(label).encode(), image.tobytes()))
 
 
 def labels(source: Source) -> np.ndarray:
-  """Return the class of every example, int [n], the cheapest way that the source has."""
+  """Return the class of every example, int [n], in the cheapest way that the source has."""
   if isinstance(source, Labeled):
     return source.read_labels()
   return np.array([label for _, label in read(source, np.arange(len(source)))], np.int64)
@@ -135,13 +135,13 @@ def labels(source: Source) -> np.ndarray:
 def hold_out(source: Source, fraction: float, stratify: bool) -> tuple[Subset, Subset]:
   """Split a source into a part to train on and a part to validate on.
 
-  The split is pseudo-random but fixed: it depends on the number of examples, `fraction` and, if stratified, the
-  labels, not on a run's seed. Both ways hold out the same number of examples.
+  The split is pseudo-random but fixed. It depends on the number of examples, on `fraction` and, if stratified, on the
+  labels. It does not depend on a run's seed. `stratify` does not change the number of examples in a part.
 
   Args:
-    source: to be split.
-    fraction: of the examples that go to validation, in [0, 1); with 0 that part is empty.
-    stratify: hold out the same fraction of every class, rounded up or down to whole examples.
+    source: the source to split.
+    fraction: fraction of the examples that goes to validation, in [0, 1). 0 makes that part empty.
+    stratify: True to hold out the same fraction of every class, rounded to whole examples.
 
   Returns:
     (train, validation), each in the order of `source`.
@@ -150,12 +150,12 @@ def hold_out(source: Source, fraction: float, stratify: bool) -> tuple[Subset, S
     UserError: `fraction` is out of range.
   """
   if not 0 <= fraction < 1:
-    raise UserError(f'validation fraction {fraction}: expected 0 (none) or more, and below 1; set one in that range')
+    raise UserError(f'the validation fraction is {fraction}; expected 0 (none) or more, and below 1: change it')
   shuffled = order.permutation(_HOLD_OUT_SEED, 0, len(source))
   held = round(fraction * len(source))
   is_held = np.arange(len(source)) < held
   if stratify and held:
     shuffled = shuffled[np.argsort(labels(source)[shuffled], kind='stable')]
-    # Of examples in the order of their classes every (n / held)th is taken.
+    # The examples are sorted by class. Every (n / held)th of them is held out.
     is_held = np.diff(np.arange(len(source) + 1) * held // len(source)) > 0
   return Subset(source, np.sort(shuffled[~is_held])), Subset(source, np.sort(shuffled[is_held]))

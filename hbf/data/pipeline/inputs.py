@@ -43,7 +43,8 @@ class Examples:
   M is the number of examples, padded with zeros to a multiple of the number of shards.
 
   Attributes:
-    image: uint8 [M, H·W·C]. The axes are flat because a TPU pads short axes: it would copy [M, H, W, C] at every step.
+    image: uint8 [M, H·W·C]. The axes are flat because a TPU pads short axes: it would copy
+      [M, H, W, C] at every step.
     label: int32 [M].
     image_shape: H, W, C.
     sharding: sharding over M, equal to the sharding of batches.
@@ -133,11 +134,11 @@ class DeviceInput(ResidentInput, ImageInput):
   resident: Examples
 
   def __init__(self, source: Source, sharding: NamedSharding):
-    """Read of `source` what this process's devices hold.
+    """Read the shards of this process's devices from `source`.
 
     Args:
       source: the examples.
-      sharding: of batches, over their first axis.
+      sharding: sharding of batches over their first axis.
 
     Raises:
       UserError: the source is empty, or an example can't be read.
@@ -162,7 +163,7 @@ class DeviceInput(ResidentInput, ImageInput):
 
 
 class StreamInput(ImageInput):
-  """Read batches with Grain while the devices work, in threads or in worker processes."""
+  """An input that reads batches with Grain while the devices compute, in threads or in worker processes."""
 
   def __init__(self, source: Source, sharding: NamedSharding, workers: int):
     """Check the files of `source` for damage.
@@ -307,8 +308,8 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
   axes = _axes(resident.sharding)
 
   def take_shard(image: jax.Array, label: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # Every device looks up the rows of all devices in its shard. A reduce-scatter then gives each device the sum of its
-    # own rows. This moves one batch in all. XLA by itself would send the whole batch to each device.
+    # Every device looks up the rows of all devices in its shard. A reduce-scatter then gives each device its own
+    # rows. This moves one batch in all. XLA by itself would send the whole batch to each device.
     local = jax.lax.all_gather(rows, axes, tiled=True) - jax.lax.axis_index(axes) * len(label)
     is_here = (local >= 0) & (local < len(label))
     at = jnp.where(is_here, local, 0)

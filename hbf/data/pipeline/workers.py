@@ -148,7 +148,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _exit_with_parent() -> None:
-  """Wait until the parent is gone; a killed one can't end its readers."""
+  """Wait for the end of the parent, then exit. A parent that is killed cannot end its readers."""
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()

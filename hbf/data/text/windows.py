@@ -1,7 +1,7 @@
 """Windows of a text in device memory: the examples of language models.
 
-A *batch* is {'index': int32 [B]}, the numbers of windows, −1 for padding. Images in device memory have the same batches
-(`hbf.data.pipeline.inputs`).
+A *batch* is {'index': int32 [B]}, the numbers of windows, −1 for padding. Images in device memory have the same
+batches (`hbf.data.pipeline.inputs`).
 """
 
 import dataclasses
