@@ -56,9 +56,7 @@ def load(
   """
   refuse_test_on_train(test_split)
   if name == NAME:
-    raise UserError(
-      'the run was trained on arrays in memory, which no folder has: give them as data=hbf.ArrayData(…)'
-    )
+    raise UserError('the data set is arrays in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)')
   if name == 'image_folder':
     classes, splits = folder.open_folder(root, image_size, test_split)
     opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)

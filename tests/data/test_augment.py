@@ -124,7 +124,11 @@ def test_a_choice_among_slices_is_the_slice(most):
   for corner in np.ndindex(2 * most + 1, 2 * most + 1):
     expected = np.asarray(padded)[corner[0] : corner[0] + 8, corner[1] : corner[1] + 6]
     corner = jnp.asarray(corner)
-    for found in (geometry._cut(padded, corner, image.shape), geometry._choose(padded, corner, most)):
+    slices = (
+      geometry._slice_dynamically(padded, corner, image.shape),
+      geometry._slice_by_selection(padded, corner, most),
+    )
+    for found in slices:
       np.testing.assert_array_equal(found, expected)
 
 

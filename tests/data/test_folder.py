@@ -98,7 +98,7 @@ def _empty_files(folder):
     (lambda root: (root / 'train' / os.fsdecode(b'\xff')).mkdir(), r'train/\\xff has a name that is not UTF-8'),
     (
       lambda root: shutil.rmtree(root / 'test') or (root / 'test').symlink_to('train'),
-      r'images/test is the folder of \S+train;',
+      r'images/test is the same folder as \S+train;',
     ),
     (
       lambda root: [shutil.rmtree(root / name) for name in ('train/cat', 'train/fish', 'test/cat')],
@@ -125,7 +125,9 @@ def test_what_is_not_used_is_said(root):
     _load(root)
   first, second = (str(warning.message) for warning in caught)
   assert re.search(r'images/val is not used: the run trains on train/.* and tests on test/', first)
-  assert re.search(r'images/train has files outside the class folders, which are not used: 1, such as labels\.csv', second)
+  assert re.search(
+    r'images/train has files outside the class folders, which are not used: 1, such as labels\.csv', second
+  )
 
 
 def test_the_folder_to_test_on_can_have_another_name(root):

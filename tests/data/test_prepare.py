@@ -70,7 +70,7 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch):
 def test_unprepared_data_name_the_command(tmp_path, offline):
   with pytest.raises(UserError, match=rf'`python -m hbf prepare cifar10 --dir {tmp_path}`'):
     load(name='cifar10', dir=str(tmp_path), root='', image_size=0, download=False)
-  with pytest.raises(UserError, match=rf"unknown data set 'mnist'.*TFDS has prepared in {tmp_path}"):
+  with pytest.raises(UserError, match=rf"unknown data set 'mnist'.*TFDS has prepared no mnist in {tmp_path}"):
     load(name='mnist', dir=str(tmp_path), root='', image_size=0, download=False)
   with pytest.raises(UserError, match=rf'ILSVRC2012_img_val.tar .* `tfds build imagenet2012 --data_dir={tmp_path} '):
     load(name='imagenet2012', dir=str(tmp_path), root='', image_size=224, download=True, test_split='validation')

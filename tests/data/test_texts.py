@@ -62,7 +62,7 @@ def test_hidden_files_are_no_text(tmp_path):
 @pytest.mark.parametrize(
   ('entry', 'said'),
   [
-    ('/nowhere', 'notes/x is neither a file nor a folder (perhaps a broken link)'),
+    ('/nowhere', r'notes/x is neither a file nor a folder \(perhaps a broken link\)'),
     ('.', 'notes/x is a link to a folder'),
   ],
 )

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches: pure functions from the stored bytes of images to the inputs of a network."""
+"""Augmentation and normalization of a batch of images: pure functions that run inside jit."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ def normalize(images: jax.Array, mean: Sequence[float], std: Sequence[float]) ->
   """Return (images / 255 − mean) / std, float32 [B, H, W, C].
 
   Args:
-    images: in 0 … 255, [B, H, W, C].
-    mean: of each channel, in units of 1 = white.
-    std: of each channel, in the same units.
+    images: levels 0 … 255, [B, H, W, C].
+    mean: mean of each channel, in units of 1 = white.
+    std: standard deviation of each channel, in the same units.
   """
   scaled = images.astype(jnp.float32) / 255
   return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
@@ -31,19 +31,19 @@ def augment(
   fixed_key: jax.Array | None = None,
   epochs: jax.Array | None = None,
 ) -> jax.Array:
-  """Transform images at random, see `hbf.data.augment.transforms.transform`.
+  """Transform images at random; see `hbf.data.augment.transforms.transform`.
 
-  Example i draws from `fold_in(key, index[i])`, so with a key made from (seed, step) its augmentation is a function
-  of (seed, step, index): neither its row in the batch nor the number of devices matters.
+  Example i draws from `fold_in(key, index[i])`. If the key depends on (seed, step), the augmentation is a function of
+  (seed, step, index). Neither the row in the batch nor the number of devices matters.
 
   Args:
-    key: the key of this step.
+    key: random key of this step.
     images: uint8 [B, H, W, C].
-    index: int32 [B], which example of the data set each image is.
-    transforms: as `hbf.data.augment.transforms.read_transforms` gives them.
-    mean: of each channel, in units of 1 = white; () is middle gray.
-    fixed_key: the key of the run, the same in every step; alternate_flip alone needs it.
-    epochs: int32 [B], the epoch that shows each image; likewise.
+    index: number of each image's example in the data set, int32 [B].
+    transforms: the transforms, from `hbf.data.augment.transforms.read_transforms`.
+    mean: mean of each channel, in units of 1 = white. () is middle gray.
+    fixed_key: random key of the run, the same in every step. Only `alternate_flip` needs it.
+    epochs: the epoch of each image, int32 [B]. Only `alternate_flip` needs it.
 
   Returns:
     uint8 [B, H, W, C].

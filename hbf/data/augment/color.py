@@ -1,7 +1,7 @@
-"""Operations on the colors of uint8 images [H, W, C], with C of 1 or 3. They equal Pillow's bit for bit.
+"""Color operations on uint8 images [H, W, C], C = 1 or 3, bit-identical to Pillow (ImageEnhance, ImageOps).
 
-The references are Pillow's ImageEnhance and ImageOps. All arithmetic is in integers. A factor is a multiple of 1/4096
-and below 8. Pillow's float32 arithmetic is then exact, so the result is the same on every device.
+The operations compute with integers. A factor is a multiple of 1/4096 and below 8. Pillow's float32 arithmetic is
+then exact. The results are therefore the same on every device.
 """
 
 import functools
@@ -14,14 +14,14 @@ from hbf.data.pipeline.memory import keep
 
 ONE = 4096  # a factor of 1
 LEVELS = 256
-# In the order of their numbers. The first ones take a pixel's level to another whatever the others are; the last two
-# look at other channels or pixels.
+# The operations in the order of their numbers. A pointwise operation maps each level of a channel to another level.
+# The last two operations depend on other channels or pixels.
 POINTWISE = ('brightness', 'contrast', 'posterize', 'solarize', 'autocontrast', 'equalize')
 OPERATIONS = (*POINTWISE, 'saturation', 'sharpness')
 
 
 def to_factor(value: jax.Array) -> jax.Array:
-  """Return the multiple of 1/4096 nearest to a number, as int32."""
+  """Return the multiple of 1/4096 nearest to a number, in units of 1/4096, int32."""
   return jnp.round(value * ONE).astype(jnp.int32)
 
 
@@ -30,15 +30,15 @@ def operate(
 ) -> jax.Array:
   """Apply one operation to an image.
 
-  Under vmap all operations are computed. Pointwise operations are therefore tables of the 256 levels, not of the
+  Under vmap all operations are computed. Pointwise operations therefore work on a table of the 256 levels, not on the
   pixels.
 
   Args:
     image: uint8 [H, W, C].
-    number: index of the operation in `OPERATIONS`. −1: none.
-    factor: factor of brightness, contrast, saturation and sharpness, in 1/4096.
-    bits: number of bits, 1 … 8, that posterize keeps.
-    threshold: level from which on solarize inverts.
+    number: number of the operation in `OPERATIONS`. −1 for none.
+    factor: factor of brightness, contrast, saturation and sharpness, in units of 1/4096.
+    bits: number of bits that posterize keeps, 1 … 8.
+    threshold: solarize inverts levels from this one on.
 
   Returns:
     uint8 [H, W, C].
@@ -62,9 +62,10 @@ def operate(
 
 
 def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float) -> jax.Array:
-  """Change brightness, then contrast, then saturation by factors drawn evenly from 1 − strength … 1 + strength.
+  """Change brightness, then contrast, then saturation.
 
-  torchvision's ColorJitter also draws the order, and can change the hue.
+  Each factor is uniform in [1 − strength, 1 + strength]. torchvision's ColorJitter also draws the order, and can also
+  change the hue.
   """
   strengths = jnp.array([brightness, contrast, saturation])
   factors = to_factor(1 + strengths * jax.random.uniform(key, (3,), minval=-1.0))
@@ -74,13 +75,13 @@ def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float,
 
 
 def blend(base: jax.Array | int, image: jax.Array, factor: jax.Array) -> jax.Array:
-  """Blend the base (factor 0) and the image (factor 1, `ONE`), or go beyond: Pillow's Image.blend, int32."""
+  """Return base + factor · (image − base), clipped, int32, as Pillow's `Image.blend`. A factor of 1 is `ONE`."""
   image = image.astype(jnp.int32)
   return jnp.clip((base * ONE + factor * (image - base)) >> 12, 0, LEVELS - 1)
 
 
 def gray(image: jax.Array) -> jax.Array:
-  """Return the luma, int32 [H, W, 1]: Pillow's conversion to L."""
+  """Return the luma, int32 [H, W, 1], as Pillow's conversion to L."""
   image = image.astype(jnp.int32)
   if image.shape[-1] == 1:
     return image
@@ -89,34 +90,37 @@ def gray(image: jax.Array) -> jax.Array:
 
 
 def mean_gray(image: jax.Array) -> jax.Array:
-  """Return the mean luma, rounded, int32. It is right for up to 4 million pixels."""
+  """Return the rounded mean of the luma, int32. Images of more than 4 million pixels overflow."""
   luma = gray(image)
   return (2 * jnp.sum(luma) + luma.size) // (2 * luma.size)
 
 
 def smooth(image: jax.Array) -> jax.Array:
-  """Apply Pillow's filter SMOOTH, int32: a mean over 3×3 in which the middle counts five times. The border stays."""
+  """Return the result of Pillow's filter SMOOTH, int32.
+
+  The filter is a mean over 3×3 pixels in which the middle counts five times. It keeps the border.
+  """
   image = image.astype(jnp.int32)
   rows = image[:-2] + image[1:-1] + image[2:]
   total = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:] + 4 * image[1:-1, 1:-1]
   return image.at[1:-1, 1:-1].set((2 * total + 13) // 26)
 
 
-def _entries(image: jax.Array) -> jax.Array:
-  """Return the index of every number of an image in a flat table [256, C], int32 [H · W · C]."""
+def _table_indices(image: jax.Array) -> jax.Array:
+  """Return the index of each level of an image in a flattened table [256, C], int32 [H · W · C]."""
   channels = image.shape[-1]
   return (image.astype(jnp.int32) * channels + jnp.arange(channels)).reshape(-1)
 
 
 def _look_up(table: jax.Array, image: jax.Array) -> jax.Array:
-  """Look up every number of an image in a table [256, C]."""
-  return keep(table).reshape(-1).at[_entries(image)].get(mode='promise_in_bounds').reshape(image.shape)
+  """Replace each level of an image by its entry in a table [256, C]."""
+  return keep(table).reshape(-1).at[_table_indices(image)].get(mode='promise_in_bounds').reshape(image.shape)
 
 
 def equalize_table(image: jax.Array) -> jax.Array:
-  """Return the table that flattens the histogram of each channel, int32 [256, C]."""
+  """Return the new level of each level that makes a channel's histogram flat, int32 [256, C]."""
   channels = image.shape[-1]
-  counts = jnp.zeros(LEVELS * channels, jnp.int32).at[_entries(image)].add(1, mode='promise_in_bounds')
+  counts = jnp.zeros(LEVELS * channels, jnp.int32).at[_table_indices(image)].add(1, mode='promise_in_bounds')
   counts = counts.reshape(LEVELS, channels)
   greatest = image.max(axis=(0, 1)).astype(jnp.int32)
   step = (image.shape[0] * image.shape[1] - counts[greatest, jnp.arange(channels)]) // (LEVELS - 1)
@@ -126,13 +130,13 @@ def equalize_table(image: jax.Array) -> jax.Array:
 
 
 def autocontrast_table(image: jax.Array) -> jax.Array:
-  """Return the table that maps the least and greatest level of each channel to 0 and 255, int32 [256, C].
+  """Return the new level of each level that stretches a channel to 0 … 255, int32 [256, C].
 
-  Entries of levels that the channel does not have are arbitrary.
+  Entries of levels that do not occur in the channel have no meaning.
   """
   low, high = (limit(image, axis=(0, 1)).astype(jnp.int32) for limit in (jnp.min, jnp.max))
   levels = jnp.arange(LEVELS)[:, None]
-  rows, index = _rounded_down()
+  rows, index = _pillow_rounds_down()
   one_less = jnp.unpackbits(jnp.asarray(rows)[jnp.asarray(index)[low, high]], axis=-1).T
   above = jnp.clip(levels - low, 0, high - low)
   table = _divide((LEVELS - 1) * above, jnp.maximum(high - low, 1)) - one_less
@@ -140,12 +144,12 @@ def autocontrast_table(image: jax.Array) -> jax.Array:
 
 
 @functools.cache
-def _rounded_down() -> tuple[np.ndarray, np.ndarray]:
-  """Return the levels for which Pillow's autocontrast, computed in float64, is one below the exact result.
+def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
+  """Find the levels where Pillow's autocontrast, computed in float64, is one below the exact value.
 
   Returns:
-    Sets of levels, uint8 [n, 32], with 8 levels in a byte, and the set of each pair of least and greatest level,
-    uint16 [256, 256].
+    Sets of levels as bits, uint8 [n, 32], and the number of the set for each pair of a channel's least and greatest
+    level, uint16 [256, 256].
   """
   high, level = np.ogrid[:LEVELS, :LEVELS]
   sets = []
@@ -159,9 +163,9 @@ def _rounded_down() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Return ⌊a / b⌋ of integers, a from 0 to 2 million, b from 1, int32.
+  """Return ⌊a / b⌋ of integers, int32. a is from 0 to 2 million, b is at least 1.
 
-  CPUs divide floats many times faster than integers. The added half keeps the quotient farther from an integer than
-  the rounding of any device.
+  CPUs divide floats many times faster than integers. The added half keeps the quotient away from integers, by more
+  than the rounding error of any device.
   """
   return jnp.floor((a + 0.5) / b).astype(jnp.int32)

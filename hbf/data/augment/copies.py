@@ -1,4 +1,4 @@
-"""Copies of an image. Their predictions are averaged at evaluation."""
+"""Changed copies of an image. Evaluation averages the predictions on the copies."""
 
 from collections.abc import Callable
 
@@ -10,26 +10,26 @@ Copies = Callable[[jax.Array], tuple[jax.Array, np.ndarray]]
 
 
 def mirror(images: jax.Array) -> tuple[jax.Array, np.ndarray]:
-  """Return images [B, H, W, C] and their mirror images: [2, B, H, W, C], with the weights of both, [2]."""
+  """Return images [B, H, W, C] and their mirror images, [2, B, H, W, C], and the weights of both, [2]."""
   return jnp.stack([images, images[:, :, ::-1]]), np.full(2, 1 / 2, np.float32)
 
 
 def mirror_shift(images: jax.Array) -> tuple[jax.Array, np.ndarray]:
-  """Return images, moved by a pixel down and right, and up and left, and the mirror images of all three.
+  """Return images, images that are moved by one pixel, and the mirror images of all.
 
-  Borders are filled by reflection. Images that stay in place weigh half in all (Jordan 2024, `infer_mirror_translate`
-  of airbench).
+  One copy moves down and right, another up and left. Reflection fills the borders. The two copies that do not move
+  have half of the weight (Jordan 2024, `infer_mirror_translate` of airbench).
 
   Args:
-    images: [B, H, W, C], of two rows and columns or more.
+    images: images [B, H, W, C] with at least two rows and two columns.
 
   Returns:
     Copies [6, B, H, W, C] and their weights [6].
   """
   _, height, width, _ = images.shape
   padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode='reflect')
-  kept, moved = mirror(images), [mirror(padded[:, i : i + height, i : i + width]) for i in (0, 2)]
-  parts = [(kept, 1 / 2), *((z, 1 / 4) for z in moved)]
+  unmoved, moved = mirror(images), [mirror(padded[:, i : i + height, i : i + width]) for i in (0, 2)]
+  parts = [(unmoved, 1 / 2), *((z, 1 / 4) for z in moved)]
   return jnp.concatenate([z for (z, _), _ in parts]), np.concatenate(
     [share * weights for (_, weights), share in parts]
   )

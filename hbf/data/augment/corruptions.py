@@ -1,17 +1,18 @@
 """The 15 common corruptions of Hendrycks & Dietterich 2019, at the five strengths of CIFAR-10-C.
 
 The strengths are the authors' for images of 32 pixels (github.com/hendrycks/robustness, make_cifar_c.py). For other
-sizes, lengths in pixels scale with the side, except the grain of noise and JPEG's blocks. The authors' Tiny
-ImageNet-C and ImageNet-C have strengths of their own.
+images, lengths in pixels scale with the side. The grain of noise and the blocks of JPEG do not scale. The authors'
+Tiny ImageNet-C and ImageNet-C have other strengths.
 
-Differences from the authors' files, beside random draws:
-  frost: a fractal with the light, contrast and grain of their photographs, which are not shipped.
-  motion_blur, snow: ImageMagick's rule for motion, computed here.
-  fog: midpoints are the mean of four neighbors. The authors' code takes one of the neighbors twice.
-  zoom_blur, snow: enlarged about the exact center. The authors' center is up to a pixel off.
+Differences from the authors' files, beside the random numbers:
+  frost: a fractal replaces their photographs, which are not shipped. It has the light, contrast and grain of these.
+  motion_blur, snow: motion follows ImageMagick's rule, without ImageMagick.
+  fog: a midpoint is the mean of its four neighbors. A slip in the authors' code takes one neighbor twice.
+  zoom_blur, snow: images are enlarged about the exact center. The authors' center is up to a pixel off.
   elastic_transform: both maps are composed and the image is resampled once, which blurs it less.
-  all: levels are rounded, not cut off.
-So errors compare models with each other. Comparison with published errors is rough, above all for frost.
+  all: levels are rounded, not truncated.
+Errors therefore compare models of this library with each other. They compare only roughly with published errors,
+least of all for frost.
 """
 
 import functools
@@ -27,30 +28,31 @@ from hbf.data.images.codec import to_pillow
 from hbf.errors import UserError, choose
 
 STRENGTHS = (1, 2, 3, 4, 5)
-Draws = list[np.random.Generator]  # one an image
-_CUT = 1e-3  # of a kernel's largest weight, below which it is left out
+Draws = list[np.random.Generator]  # one generator for each image
+_CUT = 1e-3  # Smaller weights of a motion blur are left out.
 
 
 def corrupt(images: np.ndarray, name: str, strength: int, seed: int = 0) -> np.ndarray:
-  """Apply a corruption to images. Random draws are a function of (seed, name, strength, number of the image).
+  """Return images with a corruption.
 
-  Image i therefore looks the same in any prefix of the images.
+  The random numbers are a function of (seed, name, strength, number of the image). The first images thus look the
+  same alone as among all.
 
   Args:
     images: uint8 [n, side, side, 1 or 3].
-    name: a name in `CORRUPTIONS`.
-    strength: 1 to 5.
-    seed: seed of the random draws.
+    name: name of the corruption, a key of `CORRUPTIONS`.
+    strength: strength of the corruption, 1 to 5.
+    seed: seed of the random numbers.
 
   Returns:
-    uint8 images of the same shape.
+    Images of the same shape, uint8.
 
   Raises:
-    UserError: the corruption or strength is unknown, or the images have another shape or type.
+    UserError: the corruption or the strength is unknown, or the images have a wrong type or shape.
   """
   function, parameters = choose('corruption', name, CORRUPTIONS)
   if strength not in STRENGTHS:
-    raise UserError(f'a corruption has strength 1 to 5: it is {strength}')
+    raise UserError(f'the strength of a corruption is {strength}; expected a whole number from 1 to 5')
   shape = images.shape
   if images.dtype != np.uint8 or len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
     raise UserError(f'corruptions take square uint8 images [n, side, side, 1 or 3]: got {images.dtype} {list(shape)}')
@@ -74,7 +76,7 @@ def _impulse_noise(x: np.ndarray, share: float, draws: Draws) -> np.ndarray:
 
 
 def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """Blur with a disk of this radius, smoothed by a Gaussian, over 3×3 in images of 32 pixels."""
+  """Convolve with a smoothed disk. The parameters are the radius and the sigma of the smoothing, at 32 pixels."""
   radius, smooth = (length * _scale(x) for length in parameters)
   margin = int(np.ceil(_scale(x)))
   reach = int(np.ceil(radius)) + margin
@@ -84,13 +86,13 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 
 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
-  """Blur, replace pixels by others above or left of them, and blur again.
+  """Blur, copy random nearby pixels, and blur again.
 
-  In the paper pixels change places. In the authors' code the second half of the exchange reads what the first half
-  wrote, so pixels are copied. Their files have copied pixels.
+  The paper exchanges pixels. In the authors' code, the second half of an exchange reads the result of the first half.
+  Pixels are therefore copied, also in their files.
   """
-  width, far, times = parameters[0] * _scale(x), max(1, round(parameters[1] * _scale(x))), parameters[2]
-  blur = functools.partial(ndimage.gaussian_filter, sigma=(0, width, width, 0), mode='nearest')
+  sigma, far, times = parameters[0] * _scale(x), max(1, round(parameters[1] * _scale(x))), parameters[2]
+  blur = functools.partial(ndimage.gaussian_filter, sigma=(0, sigma, sigma, 0), mode='nearest')
   x, inner = blur(x), slice(far + 1, x.shape[1] - far + 1)
   rows, columns = np.mgrid[inner, inner]
   every = np.arange(len(x))[:, None, None]
@@ -110,21 +112,21 @@ def _zoom_blur(x: np.ndarray, most: float, draws: Draws) -> np.ndarray:
 
 
 def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndarray:
-  """Add falling flakes and their mirror image to a paler image."""
-  mean, deviation, zoom, threshold, radius, width, kept = parameters
+  """Make the image paler, and add falling flakes and their mirror image."""
+  mean, deviation, zoom, threshold, radius, sigma, kept = parameters
   flakes = mean + deviation * _drawn(draws, lambda random: random.standard_normal((*x.shape[1:3], 1), np.float32))
   flakes = _zoomed(flakes, max(1, zoom * _scale(x)))
   flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
-  flakes = _moved(flakes, radius, width, _drawn(draws, lambda random: random.uniform(-135, -45)))
+  flakes = _moved(flakes, radius, sigma, _drawn(draws, lambda random: random.uniform(-135, -45)))
   pale = np.maximum(x, 1.5 * _luma(x) + 0.5)
   return kept * x + (1 - kept) * pale + flakes + flakes[:, ::-1, ::-1]
 
 
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
-  """Add ice over the whole image: with its own light, bluish if the image has color, with ridges like crystals.
+  """Add ice of random light with ridges like crystals. The ice is bluish in images with color.
 
-  Mean, contrast and grain are those of crops of the authors' photographs: levels of 0.63 ± 0.15 among crops and ±
-  0.09 within a crop, with differences of 0.075 between neighboring pixels.
+  Mean, contrast and grain match pieces of the authors' photographs. Their levels are 0.63 ± 0.15 between pieces and
+  ± 0.09 within a piece, and differ by 0.075 between neighboring pixels.
   """
   kept, added = parameters
   light = _drawn(draws, lambda random: random.uniform(0.4, 0.85))[:, None, None, None]
@@ -141,7 +143,7 @@ def _fog(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.nda
 
 
 def _brightness(x: np.ndarray, added: float, draws: Draws) -> np.ndarray:
-  """Raise HSV's value, and keep hue and saturation."""
+  """Increase HSV's value. Keep hue and saturation."""
   value = x.max(axis=-1, keepdims=True)
   more = np.minimum(value + added, 1)
   return np.where(value > 0, x * more / np.where(value > 0, value, 1), more)
@@ -153,21 +155,21 @@ def _contrast(x: np.ndarray, kept: float, draws: Draws) -> np.ndarray:
 
 
 def _elastic_transform(x: np.ndarray, parameters: tuple[float, float, float], draws: Draws) -> np.ndarray:
-  """Move the plane by moving three points, and every pixel by a smooth field. Lengths are shares of the side."""
-  far, width, jitter = (part * x.shape[1] for part in parameters)
-  return np.stack([_bent(image, far, width, jitter, random) for image, random in zip(x, draws, strict=True)])
+  """Apply a random affine map, which moves three points, and a smooth random field. Lengths are parts of the side."""
+  far, sigma, jitter = (part * x.shape[1] for part in parameters)
+  return np.stack([_bent(image, far, sigma, jitter, random) for image, random in zip(x, draws, strict=True)])
 
 
-def _bent(image: np.ndarray, far: float, width: float, jitter: float, random: np.random.Generator) -> np.ndarray:
+def _bent(image: np.ndarray, far: float, sigma: float, jitter: float, random: np.random.Generator) -> np.ndarray:
   side, middle = image.shape[0], image.shape[0] // 2
   third = side // 3
   points = middle + third * np.array([[1, 1], [1, -1], [-1, -1]], float)
   moved = points + random.uniform(-jitter, jitter, points.shape)
-  back = np.linalg.solve(np.c_[moved, np.ones(3)], points)  # from where a pixel is to where it was
+  back = np.linalg.solve(np.c_[moved, np.ones(3)], points)  # the map from new to old places
   places = np.mgrid[:side, :side].reshape(2, -1).T.astype(float)
   fields = random.uniform(-1, 1, (2, side, side))
   if far:
-    places += far * ndimage.gaussian_filter(fields, (0, width, width), truncate=3).reshape(2, -1).T
+    places += far * ndimage.gaussian_filter(fields, (0, sigma, sigma), truncate=3).reshape(2, -1).T
   at = (np.c_[places, np.ones(len(places))] @ back).T
   bent = [ndimage.map_coordinates(channel, at, order=1, mode='mirror') for channel in np.moveaxis(image, -1, 0)]
   return np.stack(bent, axis=-1).reshape(image.shape)
@@ -190,7 +192,7 @@ def _jpeg_compression(x: np.ndarray, quality: int, draws: Draws) -> np.ndarray:
 
 
 def _scale(x: np.ndarray) -> float:
-  """Return the ratio of lengths to those in the authors' images of 32 pixels."""
+  """Return the ratio of the images' side to the 32 pixels of the authors' images."""
   return x.shape[1] / 32
 
 
@@ -198,10 +200,10 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
   return np.stack([draw(random) for random in draws])
 
 
-def _moved(x: np.ndarray, radius: float, width: float, degrees: np.ndarray) -> np.ndarray:
+def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
   """Blur each image to one side in its own direction, with the weights of half a Gaussian."""
   steps = np.arange(int(2 * radius * _scale(x)) + 1)
-  weights = np.exp(-(steps**2) / (2 * (width * _scale(x)) ** 2))
+  weights = np.exp(-(steps**2) / (2 * (sigma * _scale(x)) ** 2))
   weights, side, angle = weights[weights > _CUT], x.shape[1], np.deg2rad(degrees)
   every, places, out = np.arange(len(x))[:, None, None], np.arange(side), np.zeros_like(x)
   for step, weight in enumerate(weights / weights.sum()):
@@ -212,7 +214,7 @@ def _moved(x: np.ndarray, radius: float, width: float, degrees: np.ndarray) -> n
 
 
 def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
-  """Enlarge about the center, linearly between pixels, and cut to the old size."""
+  """Enlarge images about their center, bilinearly, and crop them to their size."""
   side = x.shape[1]
   at = (np.arange(side) - (side - 1) / 2) / zoom + (side - 1) / 2
   matrix = np.maximum(1 - np.abs(at[:, None] - np.arange(side)), 0).astype(np.float32)
@@ -220,11 +222,11 @@ def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
 
 
 def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
-  """Draw clouds from 0 to 1 by midpoint displacement (Fournier, Fussell & Carpenter 1982), [n, side, side, 1].
+  """Return clouds from 0 to 1 by midpoint displacement (Fournier, Fussell & Carpenter 1982), [n, side, side, 1].
 
-  A grid that is closed at its borders is made twice as fine again and again. Midpoints are the mean of their four
-  neighbors and a displacement. The displacement shrinks by decay² each time, because the authors' code multiplies two
-  factors that both decay.
+  A periodic grid becomes twice as fine in each round. A midpoint is the mean of its four neighbors plus a
+  displacement. Displacements are divided by decay² in each round, because the authors' code multiplies two factors
+  that both decay.
   """
   side = x.shape[1]
   step = 1 << (side - 1).bit_length()
@@ -254,7 +256,7 @@ def _by_pillow(x: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> n
   return np.stack(changed).astype(np.float32) / 255
 
 
-# By name, in the order of the groups: what it does, and its parameters at the five strengths.
+# By name, in the order of the groups: the function, and its parameters at the five strengths.
 CORRUPTIONS: dict[str, tuple[Callable[[np.ndarray, Any, Draws], np.ndarray], tuple[Any, ...]]] = {
   'gaussian_noise': (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
   'shot_noise': (_shot_noise, (500, 250, 100, 75, 50)),
@@ -284,7 +286,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[np.ndarray, Any, Draws], np.ndarray], tup
   'pixelate': (_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
   'jpeg_compression': (_jpeg_compression, (80, 65, 58, 50, 40)),
 }
-# The paper's groups, in its order.
+# The groups of the paper, in the same order.
 GROUPS = {
   'noise': ('gaussian_noise', 'shot_noise', 'impulse_noise'),
   'blur': ('defocus_blur', 'glass_blur', 'motion_blur', 'zoom_blur'),

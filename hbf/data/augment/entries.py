@@ -1,4 +1,4 @@
-"""Config values that are names with numbers, such as ('shift', 4): reading and checks."""
+"""Config entries of a name and numbers, such as ('shift', 4): reading and checks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from hbf.errors import UserError, choose
 
-Entry = tuple[Any, ...]  # a name, then a number for each of its arguments
+Entry = tuple[Any, ...]  # a name and a number for each of its arguments
 
 
 class Argument(NamedTuple):
@@ -16,8 +16,8 @@ class Argument(NamedTuple):
     name: name of the argument.
     least: smallest allowed value.
     most: largest allowed value.
-    whole: True if it must be a whole number.
-    default: value if none is given. None: it must be given.
+    whole: True if the value must be a whole number.
+    default: value if none is given. None if a value is required.
   """
 
   name: str
@@ -31,12 +31,12 @@ def read_entries(key: str, value: Any, known: Mapping[str, Sequence[Argument]]) 
   """Read a list of names with numbers.
 
   Args:
-    key: key of the config, such as 'data.transforms'.
-    value: the value of the key: tuples, or lists from JSON.
+    key: key in the config, such as 'data.transforms'.
+    value: value of the key: tuples, or lists from JSON.
     known: the arguments of every name.
 
   Returns:
-    Every entry with all of its arguments.
+    The entries with all their arguments.
 
   Raises:
     UserError: the value is no such list, or a name, a number of arguments or an argument is wrong.

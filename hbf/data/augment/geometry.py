@@ -1,7 +1,7 @@
-"""Motion of images: maps of the plane, composed into one, and one resampling.
+"""Geometric transforms: maps of the plane that are composed into one map, and one resampling.
 
-A point is (x, y) in pixels from the top left corner, so the pixel of column j and row i has its center at
-(j + ½, i + ½). A map, float32 [2, 3], takes a point (x, y, 1) of the new image to its source in the old image.
+A place is (x, y) in pixels from the top left corner. The pixel in column j and row i has its center at (j + ½, i +
+½). A map, float32 [2, 3], takes a place in the result to a place in the image: map · (x, y, 1).
 """
 
 import functools
@@ -13,22 +13,22 @@ from hbf.data.pipeline.memory import keep
 
 Size = tuple[int, int]  # height, width
 
-ASPECTS = (3 / 4, 4 / 3)  # width over height of a crop, Szegedy et al. 2015
+ASPECTS = (3 / 4, 4 / 3)  # range of a crop's width over its height (Szegedy et al. 2015)
 
 
 def compose(first: jax.Array, second: jax.Array) -> jax.Array:
-  """Return the map that applies `first` to an image, and then `second`."""
-  # Sums, not a matrix product, whose factors some devices round to bfloat16.
+  """Return the map that applies `first` to an image and then `second`."""
+  # Some devices round the factors of a matrix product to bfloat16, so this is a sum.
   return jnp.sum(first[:, :2, None] * second, axis=1) + first * jnp.array([0.0, 0.0, 1.0])
 
 
 def affine(linear: jax.Array, offset: jax.Array) -> jax.Array:
-  """Return the map of x to `linear` x + `offset`."""
+  """Return the map x → `linear` · x + `offset`."""
   return jnp.concatenate([linear, offset[:, None]], axis=1)
 
 
 def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
-  """Mirror left to right with probability `rate`."""
+  """Return a map that mirrors left to right with probability `rate`."""
   return _mirror_if(jax.random.bernoulli(key, rate), size)
 
 
@@ -38,18 +38,18 @@ def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
 
 
 def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
-  """Mirror left to right in every other epoch; the fixed key decides about the first one (Jordan 2024)."""
+  """Return a map that mirrors left to right in every other epoch (Jordan 2024). The fixed key decides the first."""
   del key
-  return _mirror_if(_turn(fixed_key, epoch), size)
+  return _mirror_if(_is_mirrored(fixed_key, epoch), size)
 
 
 def flip_alternately_exactly(key: jax.Array, image: jax.Array, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
   """Return the result of a warp by `flip_alternately`."""
   del key
-  return jnp.where(_turn(fixed_key, epoch), image[:, ::-1], image)
+  return jnp.where(_is_mirrored(fixed_key, epoch), image[:, ::-1], image)
 
 
-def _turn(fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
+def _is_mirrored(fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
   return jax.random.bernoulli(fixed_key) ^ (epoch % 2 == 1)
 
 
@@ -59,29 +59,29 @@ def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
-  """Move by −most … most pixels each way, drawn evenly."""
+  """Return a map that moves by −most … most whole pixels in each direction, uniformly."""
   return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
 
 
 def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
   """Return the result of a warp by `shift`, as a slice."""
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
-  cut = functools.partial(_cut, shape=image.shape)
-  # Of a slice that begins elsewhere in every image a TPU's compiler makes a loop over the images.
-  choose = functools.partial(_choose, most=most)
-  return jax.lax.platform_dependent(padded, _corner(key, most), tpu=choose, default=cut)
+  dynamic_slice = functools.partial(_slice_dynamically, shape=image.shape)
+  # A slice begins at another place in every image. For dynamic slices a TPU's compiler makes a loop over the images.
+  select = functools.partial(_slice_by_selection, most=most)
+  return jax.lax.platform_dependent(padded, _corner(key, most), tpu=select, default=dynamic_slice)
 
 
 def _corner(key: jax.Array, most: int) -> jax.Array:
   return jax.random.randint(key, (2,), 0, 2 * most + 1)
 
 
-def _cut(padded: jax.Array, corner: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _slice_dynamically(padded: jax.Array, corner: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return jax.lax.dynamic_slice(padded, (*corner, 0), shape)
 
 
-def _choose(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
-  """Compute `_cut` as a choice among all starts of the slice, one axis after the other."""
+def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
+  """Select the slice among all possible slices, one axis after the other; see `_slice_dynamically`."""
   for axis in range(2):
     length = padded.shape[axis] - 2 * most
     cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))
@@ -90,7 +90,7 @@ def _choose(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
 
 
 def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
-  """Cut a box out and resizes it to the image's size; see `draw_box`."""
+  """Return a map that cuts out a random box and resizes it to the image's size; see `draw_box`."""
   corner, box = draw_box(key, size, (least, most), ASPECTS)
   return affine(jnp.diag(box / jnp.array(size[::-1])), corner)
 
@@ -98,11 +98,12 @@ def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.A
 def draw_box(
   key: jax.Array, size: Size, areas: tuple[float, float], aspects: tuple[float, float]
 ) -> tuple[jax.Array, jax.Array]:
-  """Draw a box within an image, anywhere in it with equal probability.
+  """Draw a box within an image, at a uniform position.
 
-  Its share of the image's area is drawn evenly from `areas`. Its aspect (width over height) is drawn from `aspects`,
-  evenly in its logarithm, among the aspects with which a box of this area fits. If none fits, the nearest aspect that
-  fits is taken. Usual code draws area and aspect again if the box does not fit, so large areas are rarer than stated.
+  The box's share of the image's area is uniform in `areas`. The logarithm of its aspect (width over height) is
+  uniform in `aspects`, restricted to aspects with which a box of this area fits. If no such aspect exists, the
+  nearest one with which the box fits is taken. Common code instead draws area and aspect again if the box does not
+  fit. Large areas are then rarer than the range says.
 
   Returns:
     The top left corner and the size of the box, float32 [2] each, x first.
@@ -118,21 +119,21 @@ def draw_box(
 
 
 def inside(places: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array:
-  """Return True for points [..., 2] in a box."""
+  """Return True for places [..., 2] in a box."""
   return jnp.all((places >= corner) & (places < corner + box), axis=-1)
 
 
 def centers(size: Size) -> jax.Array:
-  """Return the centers of the pixels, float32 [height, width, 2]."""
+  """Return the places of the pixels' centers, float32 [height, width, 2]."""
   rows, columns = jnp.meshgrid(jnp.arange(size[0]), jnp.arange(size[1]), indexing='ij')
   return jnp.stack([columns, rows], axis=-1) + jnp.float32(0.5)
 
 
 def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
-  """Warp an image by a map. Every pixel is a bilinear mix of the four pixels around its source.
+  """Resample an image under a map, bilinearly.
 
-  Sources outside the image are black. Beyond the centers of the outermost pixels these continue, as in Pillow's
-  `Image.transform`.
+  Places outside the image are black. Between the centers of the outermost pixels and the edge, the outermost pixels
+  are continued. Pillow's `Image.transform` has the same rules.
 
   Args:
     image: uint8 [H, W, C].

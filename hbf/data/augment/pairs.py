@@ -1,4 +1,4 @@
-"""Mixtures of training images with others of their batch: mixup and CutMix."""
+"""Mixup and CutMix: mixtures of two training images of a batch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,15 +14,16 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return the same weight at every pixel, float32 [H, W] (Zhang et al. 2018)."""
+  """Return the same weight for every pixel, float32 [H, W] (Zhang et al. 2018)."""
   del key
   return jnp.full(size, share)
 
 
 def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return 0 in a box with 1 − `share` of the image's area and its aspect, and 1 around it (Yun et al. 2019).
+  """Return weights of 0 in a box and 1 around it, float32 [H, W] (Yun et al. 2019).
 
-  The center of the box is any pixel. A box that reaches beyond the border is cut off there.
+  The box has the aspect of the image and 1 − `share` of its area. Its center is a random pixel. The box is clipped at
+  the border.
   """
   sides = jnp.array(size)
   half = (sides * jnp.sqrt(1 - share)).astype(jnp.int32) // 2
@@ -34,42 +35,42 @@ def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array
   return 1 - (rows[:, None] & columns).astype(jnp.float32)
 
 
-# By name, what makes the weights of an image's own pixels from its share λ.
+# By name: the function that computes the weights of an image's own pixels from its share λ.
 MIXES: dict[str, Callable[..., jax.Array]] = {'mixup': mixup, 'cutmix': cutmix}
 _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 
 
 def read_mix(value: Any) -> tuple[Entry, ...]:
-  """Read `data.mix`.
+  """Read and check the config's `data.mix`.
 
   Raises:
-    UserError: it is wrong.
+    UserError: the value is wrong.
   """
   entries = read_entries(KEY, value, dict.fromkeys(MIXES, _ARGUMENTS))
   total = math.fsum(share for _, _, share in entries)
   if total > 1:
-    raise UserError(f'{KEY}: the shares of the images that are mixed must sum to at most 1: they sum to {total:g}')
+    raise UserError(f'{KEY}: the shares of mixed images must sum to at most 1: they sum to {total:g}')
   return entries
 
 
 def mix(
   key: jax.Array, images: jax.Array, targets: jax.Array, index: jax.Array, entries: Sequence[Entry]
 ) -> tuple[jax.Array, jax.Array]:
-  """Mix images, and their targets likewise, each with one other of the batch.
+  """Mix each image and its target with a partner of the batch.
 
-  Random draws for example i depend on `key` and i only. The partner of an example is the next one in an order by
-  random numbers; the partner of the last one is the first. So neither rows nor devices matter.
+  The random numbers of example i depend on `key` and i only. They also order the examples, and the partner is the
+  next example in this order. The partner of the last example is the first. Neither rows nor devices matter.
 
   Args:
-    key: the key of this step.
+    key: random key of this step.
     images: uint8 [B, H, W, C].
     targets: probabilities of the classes, float32 [B, classes].
-    index: int32 [B], the number of each example in the data set.
-    entries: the result of `read_mix`. A share of the images gets weight λ, drawn from Beta(alpha, alpha), and its
-      partners get 1 − λ.
+    index: number of each image's example in the data set, int32 [B].
+    entries: the mixtures, from `read_mix`. An entry (name, alpha, share) mixes a share of the images. An image has
+      the weight λ, drawn from Beta(alpha, alpha), and its partner 1 − λ.
 
   Returns:
-    float32 images, in 0 … 255, and targets.
+    Images, float32 in 0 … 255, and targets.
   """
   if not entries:
     return images.astype(jnp.float32), targets
@@ -84,16 +85,16 @@ def mix(
 
 
 def partners(key: jax.Array, index: jax.Array) -> jax.Array:
-  """Return the row of each example's partner, int32 [B]. It is never the example's own row if there are two."""
+  """Return the row of each example's partner, int32 [B]. In a batch of two or more it is another row."""
   keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(index)
   numbers = jax.vmap(jax.random.bits)(keys)
-  # The index decides between equal numbers.
+  # If two numbers are equal, the index decides.
   *_, order = jax.lax.sort((numbers, index, jnp.arange(len(index))), num_keys=2)
   return jnp.zeros_like(order).at[order].set(jnp.roll(order, -1))
 
 
 def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) -> jax.Array:
-  """Return the weights of the pixels of one image, float32 [H, W]: 1 unless it is mixed."""
+  """Return the weights of one image's pixels, float32 [H, W]. They are 1 if the image is not mixed."""
   which_key, *keys = jax.random.split(key, 1 + len(entries))
   drawn = jax.random.uniform(which_key)
   weights, begin = jnp.ones(size), 0.0
@@ -108,9 +109,9 @@ def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) ->
 def beta(key: jax.Array, alpha: float) -> jax.Array:
   """Draw from Beta(alpha, alpha).
 
-  The draw is (1 + T/√(ν + T²))/2 of Student's T with ν = 2 alpha degrees of freedom, for which Bailey (1994) has a
-  formula. `jax.random.beta` loops until all draws of the batch are accepted: it takes seconds to compile, and devices
-  would wait for one another.
+  The number is (1 + T/√(ν + T²))/2. T follows Student's distribution with ν = 2 alpha degrees of freedom, for which
+  Bailey (1994) gives a formula. `jax.random.beta` loops until all draws of the batch are accepted: it is slow to
+  compile, and devices would wait for one another.
   """
   radius_key, angle_key = jax.random.split(key)
   log = jnp.log(jax.random.uniform(radius_key, minval=jnp.finfo(jnp.float32).tiny)) / alpha

@@ -1,7 +1,7 @@
-"""RandAugment and TrivialAugment: random operations of random strength, as in torchvision.
+"""RandAugment and TrivialAugment, random operations of random magnitude, as in torchvision.
 
-An operation has a magnitude of 0 … 30. Operations that move (shear, translation, rotation) become part of the image's
-one warp. The others change colors, in the order in which they are drawn.
+An operation has a magnitude of 0 … 30. Shears, translations and rotations are part of the image's one warp. The other
+operations change colors, in the order in which they are drawn.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ OPERATIONS = (*MOVES, *color.OPERATIONS)
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """The effect of the operations at the greatest magnitude.
+  """The strengths of the operations at the greatest magnitude.
 
   Attributes:
-    shear: shift of a row as a share of its distance from the top.
-    translate: pixels. None: 150/331 of the side.
+    shear: shift of a row divided by its distance from the top.
+    translate: pixels. None is 150/331 of the side.
     rotate: degrees.
-    factor: distance of brightness, contrast, saturation and sharpness from 1.
-    posterize: number of bits dropped.
+    factor: difference from 1 of the factors of brightness, contrast, saturation and sharpness.
+    posterize: number of bits that are dropped.
   """
 
   shear: float
@@ -41,12 +41,12 @@ WIDE = Space(shear=0.99, translate=32.0, rotate=135.0, factor=0.99, posterize=6)
 
 
 class Drawn(NamedTuple):
-  """Operations in order, int32 [n] each.
+  """Random operations that are applied one after another, int32 [n] each.
 
   Attributes:
-    number: index of the operation in `OPERATIONS`.
-    magnitude: 0 … 30.
-    sign: sign of the magnitude if there are two directions.
+    number: number of the operation in `OPERATIONS`.
+    magnitude: magnitude of the operation, 0 … 30.
+    sign: direction, 1 or −1, for operations with two directions.
   """
 
   number: jax.Array
@@ -55,12 +55,12 @@ class Drawn(NamedTuple):
 
 
 def draw_rand(key: jax.Array, count: int, magnitude: int) -> Drawn:
-  """Draw the operations of RandAugment (Cubuk et al. 2020), each evenly from all 14, with one magnitude."""
+  """Draw operations of RandAugment (Cubuk et al. 2020), uniformly from all 14 and of one magnitude."""
   return _draw(key, count, magnitude, magnitude)
 
 
 def draw_trivial(key: jax.Array) -> Drawn:
-  """Draw the one operation of TrivialAugment (Müller & Hutter 2021), and its magnitude."""
+  """Draw the operation of TrivialAugment (Müller & Hutter 2021) and its magnitude."""
   return _draw(key, 1, 0, MOST)
 
 
@@ -74,7 +74,7 @@ def _draw(key: jax.Array, count: int, least: int, most: int) -> Drawn:
 
 
 def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
-  """Return the map of the operations that move, composed in order."""
+  """Return the composed map of the operations that move the image."""
   mapping = jnp.eye(2, 3)
   for number, magnitude, sign in zip(*drawn, strict=True):
     mapping = geometry.compose(mapping, _move(number, magnitude, sign, size, space))
@@ -82,7 +82,10 @@ def move(drawn: Drawn, size: geometry.Size, space: Space) -> jax.Array:
 
 
 def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geometry.Size, space: Space) -> jax.Array:
-  """Shear about the top left corner, translates by whole pixels or rotates about the center."""
+  """Return the map of one operation, or the identity if it changes colors.
+
+  Shears keep the top left corner, translations are whole pixels, and rotations keep the center.
+  """
 
   def strength(name: str, most: float) -> jax.Array:
     return jnp.where(number == OPERATIONS.index(name), sign * jnp.float32(most) * magnitude / MOST, 0.0)
@@ -100,7 +103,7 @@ def _move(number: jax.Array, magnitude: jax.Array, sign: jax.Array, size: geomet
 
 
 def recolor(drawn: Drawn, image: jax.Array, space: Space) -> jax.Array:
-  """Apply the operations that change colors to an image, in order."""
+  """Apply the operations that change colors to an image, one after another."""
   for number, magnitude, sign in zip(*drawn, strict=True):
     image = color.operate(
       image,

@@ -1,4 +1,4 @@
-"""Transforms of training images, by the names that `data.transforms` gives them."""
+"""Random transforms of training images, by their names in the config's `data.transforms`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,16 +12,17 @@ from hbf.data.augment.entries import Argument, Entry, read_entries
 from hbf.errors import UserError
 
 KEY = 'data.transforms'
-ERASED_AREAS, ERASED_ASPECTS = (0.02, 0.33), (0.3, 3.3)  # torchvision's; Zhong et al. 2020 go up to 0.4
+# The defaults of torchvision. Zhong et al. 2020 erase areas of up to 0.4.
+ERASED_AREAS, ERASED_ASPECTS = (0.02, 0.33), (0.3, 3.3)
 
 
 class Facts(NamedTuple):
-  """Facts about an image that some transforms need beside the key of a step.
+  """Facts about an example that some transforms need beside the random key.
 
   Attributes:
-    mean: gray levels of the channels, uint8 [C], or one number for all.
-    fixed_key: the key of this example, the same in every epoch.
-    epoch: number of the epoch that shows the example, int32 [].
+    mean: mean level of each channel, uint8 [C], or one number for all channels.
+    fixed_key: random key of this example, the same in every epoch.
+    epoch: number of the current epoch of the example, int32 [].
   """
 
   mean: Any = 128
@@ -36,11 +37,12 @@ class Transform(NamedTuple):
   """A kind of transform. Its functions take their arguments by position.
 
   Attributes:
-    arguments: numbers that follow the name.
-    geometry: (key, (H, W), *needs, *arguments) → the map that moves the image, see `hbf.data.augment.geometry`.
-    exact: (key, image, *needs, *arguments) → the result of a warp by that map alone, without mixing pixels.
-    pixels: (key, image, *needs, *arguments) → the image, uint8 [H, W, C], with other colors.
-    needs: names of `Facts`.
+    arguments: the numbers that follow the name in a config.
+    geometry: function (key, (H, W), *needs, *arguments) → the map that moves the image, see
+      `hbf.data.augment.geometry`.
+    exact: function (key, image, *needs, *arguments) → the result of a warp by this map alone, without resampling.
+    pixels: function (key, image, *needs, *arguments) → the image with other colors, uint8 [H, W, C].
+    needs: names of fields of `Facts`, passed by position.
   """
 
   arguments: tuple[Argument, ...] = ()
@@ -67,11 +69,11 @@ def _trivial_recolor(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Fill a box with noise, even on 0 … 255, with probability `rate` (random erasing)."""
+  """Fill a box with uniform noise, 0 … 255, with probability `rate` (random erasing)."""
   rate_key, box_key, noise_key = jax.random.split(key, 3)
   size = (image.shape[0], image.shape[1])
   erased = geometry.inside(geometry.centers(size), *geometry.draw_box(box_key, size, ERASED_AREAS, ERASED_ASPECTS))
-  # Drawn as bytes they take fifteen times as long.
+  # Drawing words is much faster than drawing bytes.
   words = jax.random.bits(noise_key, (-(-image.size // 4),), jnp.uint32)
   noise = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)[: image.size].reshape(image.shape)
   return jnp.where((erased & jax.random.bernoulli(rate_key, rate))[..., None], noise, image)
@@ -89,7 +91,8 @@ def cutout(key: jax.Array, image: jax.Array, mean: jax.Array, side: int) -> jax.
 
 _AREAS = (Argument('least area', 0.01), Argument('most area', 0.01, default=1.0))
 _STRENGTHS = tuple(Argument(name) for name in ('brightness', 'contrast', 'saturation'))
-# A transform's key is that of its place here: it draws the same whatever else a run names. New ones go to the end.
+# The place in this dict selects a transform's random key, so its draws do not depend on other transforms of a run.
+# Append new transforms at the end.
 TRANSFORMS = {
   'flip': Transform((Argument('rate', default=0.5),), geometry.flip, geometry.flip_exactly),
   'shift': Transform((Argument('pixels', most=math.inf, whole=True),), geometry.shift, geometry.shift_exactly),
@@ -110,10 +113,10 @@ TRANSFORMS = {
 
 
 def read_transforms(value: Any) -> tuple[Entry, ...]:
-  """Read `data.transforms`; returns each transform with all of its arguments.
+  """Read and check the config's `data.transforms`. Return each transform with all its arguments.
 
   Raises:
-    UserError: it is wrong.
+    UserError: the value is wrong.
   """
   entries = read_entries(KEY, value, {name: kind.arguments for name, kind in TRANSFORMS.items()})
   names = [name for name, *_ in entries]
@@ -128,7 +131,7 @@ def read_transforms(value: Any) -> tuple[Entry, ...]:
 
 
 def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
-  """Raise UserError if an image could be shifted out of sight."""
+  """Raise UserError if a shift can move the whole image out of sight."""
   side = min(image_shape[:2])
   for name, *arguments in entries:
     if name == 'shift' and arguments[0] >= side:
@@ -138,14 +141,15 @@ def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
 def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry], facts: Facts = NO_FACTS) -> jax.Array:
   """Transform an image.
 
-  Moves come first. Their maps are composed in the order of the entries, and the image is resampled once. Flips and
-  shifts alone need no resampling. Then come the transforms of colors and the erasing, in their order.
+  Geometric transforms come first. Their maps are composed in the order of the entries, and the image is resampled
+  once. If there are only flips and shifts, no resampling is needed. Color transforms and erasing follow in the order
+  of the entries.
 
   Args:
-    key: of this image.
+    key: random key of this image.
     image: uint8 [H, W, C].
-    entries: as `read_transforms` gives them.
-    facts: about this image.
+    entries: the transforms, from `read_transforms`.
+    facts: facts about this image.
 
   Returns:
     uint8 [H, W, C].

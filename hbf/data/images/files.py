@@ -7,7 +7,7 @@ from hbf.errors import UserError
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str]]:
-  """Return the sorted names of the folders in a folder, and those of its files. Leave out hidden entries.
+  """Return the sorted names of the subfolders and of the files in a folder. Leave out hidden entries.
 
   Raises:
     UserError: the folder cannot be read, a name is not UTF-8, or an entry is neither folder nor file.

@@ -88,7 +88,9 @@ def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str
   _require_splits(folder, ('train', test_split))
   train, test = folder / 'train', folder / test_split
   if train.samefile(test):
-    raise UserError(f'{test} is the folder of {train}; expected other images to test on: link it to another folder')
+    raise UserError(
+      f'{test} is the same folder as {train}; expected other images to test on: link it to another folder'
+    )
   classes = _classes(train)
   unknown = sorted(set(_classes(test)) - set(classes))
   if unknown:

@@ -77,15 +77,15 @@ class Bytes(Tokenizer):
     return 256
 
   def encode(self, text: bytes) -> np.ndarray:
-    """Return the tokens of a text, see `Tokenizer.encode`."""
+    """Return the tokens of a text; see `Tokenizer.encode`."""
     return np.frombuffer(text, np.uint8).astype(np.int32)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Return the text of tokens."""
+    """Return the text of tokens; see `Tokenizer.decode`."""
     return bytes(map(int, tokens))
 
   def to_json(self) -> dict[str, Any]:
-    """Return a dict for JSON."""
+    """Return a description for JSON; see `Tokenizer.to_json`."""
     return {'kind': self.kind}
 
 
@@ -109,11 +109,11 @@ class Characters(Tokenizer):
 
   @property
   def vocabulary(self) -> int:
-    """The number of tokens."""
+    """Return V, the number of tokens; see `Tokenizer.vocabulary`."""
     return len(self.characters)
 
   def encode(self, text: bytes) -> np.ndarray:
-    """Return the tokens of a text, see `Tokenizer.encode`."""
+    """Return the tokens of a text; see `Tokenizer.encode`."""
     codes, known = _codes(text), np.array([ord(character) for character in self.characters])
     tokens = np.minimum(np.searchsorted(known, codes), len(known) - 1)
     unknown = sorted({chr(code) for code in codes[known[tokens] != codes]})
@@ -126,11 +126,11 @@ class Characters(Tokenizer):
     return tokens.astype(np.int32)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Return the text of tokens."""
+    """Return the text of tokens; see `Tokenizer.decode`."""
     return ''.join(self.characters[int(token)] for token in tokens).encode()
 
   def to_json(self) -> dict[str, Any]:
-    """Return a dict for JSON."""
+    """Return a description for JSON; see `Tokenizer.to_json`."""
     return {'kind': self.kind, 'characters': self.characters}
 
 
@@ -168,21 +168,21 @@ class BytePairs(Tokenizer):
 
   @property
   def vocabulary(self) -> int:
-    """The number of tokens."""
+    """Return V, the number of tokens; see `Tokenizer.vocabulary`."""
     return self._library.get_vocab_size()
 
   def encode(self, text: bytes) -> np.ndarray:
-    """See `Tokenizer.encode`."""
+    """Return the tokens of a text; see `Tokenizer.encode`."""
     return np.array(self._library.encode(_decode_utf8(text)).ids, np.int32)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """See `Tokenizer.decode`."""
+    """Return the text of tokens; see `Tokenizer.decode`."""
     # The library's decoder replaces a character that is not complete, and a piece may end within a character.
     pieces = ''.join(str(self._library.id_to_token(int(token))) for token in tokens)
     return bytes(_BYTE_OF[character] for character in pieces)
 
   def to_json(self) -> dict[str, Any]:
-    """Return a dict for JSON."""
+    """Return a description for JSON; see `Tokenizer.to_json`."""
     return {'kind': self.kind, 'learned_pieces': self.learned_pieces}
 
 
