@@ -92,9 +92,6 @@ def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
   Return None if the data set is prepared, or if its number of images and their size are not known. The arguments are
   those of `load`.
 
-  Returns:
-    The data set, or None if it is prepared, or if its sizes are unknown.
-
   Raises:
     UserError: the images vary in size, and no `image_size` is given.
   """

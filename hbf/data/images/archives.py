@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 60
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A published archive.
+  """An archive as it is published.
 
   Attributes:
     url: address of the archive.

@@ -10,7 +10,7 @@ def list_folder(folder: Path) -> tuple[list[str], list[str]]:
   """Return the sorted names of the subfolders and of the files in a folder. Leave out hidden entries.
 
   Raises:
-    UserError: the folder cannot be read, a name is not UTF-8, or an entry is neither folder nor file.
+    UserError: the folder can't be read, a name isn't UTF-8, or an entry is neither folder nor file.
   """
   try:
     with os.scandir(folder) as entries:

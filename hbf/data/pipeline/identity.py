@@ -26,7 +26,7 @@ def identity(dataset: Dataset) -> dict[str, Any]:
     fingerprint: SHA-256 of classes, labels and images, in hexadecimal.
 
   Raises:
-    UserError: an image cannot be read.
+    UserError: an image can't be read.
   """
   return {
     'name': dataset.name,
