@@ -1,4 +1,4 @@
-"""What the tests of data share: meshes, sources in memory and small archives in the official layouts."""
+"""Fixtures of the data tests: meshes, sources in memory and small archives in the official layouts."""
 
 import io
 import tarfile
@@ -21,13 +21,13 @@ def make_source():
 
 @pytest.fixture
 def sharding():
-  """Batches over all devices."""
+  """Return a sharding of batches over all devices."""
   return NamedSharding(Mesh(np.array(jax.devices()), ('data',)), PartitionSpec('data'))
 
 
 @pytest.fixture
 def offline(monkeypatch):
-  """Fails a test that uses the network."""
+  """Fail a test that uses the network."""
 
   def refuse(*args, **kwargs):
     raise AssertionError(f'the network was asked for {args}')
@@ -37,7 +37,7 @@ def offline(monkeypatch):
 
 
 def write_tar(path, members):
-  """Writes a .tar.gz of names and contents."""
+  """Write a .tar.gz of names and contents."""
   with tarfile.open(path, 'w:gz', compresslevel=1) as tar:
     for name, content in members.items():
       entry = tarfile.TarInfo(name)
@@ -47,7 +47,7 @@ def write_tar(path, members):
 
 
 def write_zip(path, members):
-  """Writes a .zip of names and contents."""
+  """Write a .zip of names and contents."""
   with zipfile.ZipFile(path, 'w') as archive:
     for name, content in members.items():
       archive.writestr(name, content)
@@ -56,7 +56,7 @@ def write_zip(path, members):
 
 @pytest.fixture
 def small_cifar(monkeypatch):
-  """Lets the builders accept archives of 50 + 10 examples; returns the members of both, without their folders."""
+  """Let the builders accept archives of 50 + 10 examples. Return the members of both archives without folders."""
   monkeypatch.setattr(cifar._Cifar, 'records', {'train': 50, 'test': 10})
 
   def records(examples, labels, seed):
@@ -79,7 +79,7 @@ def small_cifar(monkeypatch):
 
 
 def encode(pixels, kind):
-  """Encodes uint8 [H, W] or [H, W, 3]."""
+  """Encode an image, uint8 [H, W] or [H, W, 3]."""
   buffer = io.BytesIO()
   Image.fromarray(pixels).save(buffer, format=kind)
   return buffer.getvalue()
@@ -87,7 +87,7 @@ def encode(pixels, kind):
 
 @pytest.fixture
 def tiny_members():
-  """Members of a Tiny ImageNet archive with one training and one validation image a class; the first is gray."""
+  """Return the members of a Tiny ImageNet archive with two images a class, one of them for validation. One is gray."""
   generator = np.random.default_rng(0)
   classes = [f'n{i:08d}' for i in reversed(range(200))]
   root = tiny_imagenet._ROOT

@@ -30,7 +30,7 @@ def _images(count, seed=0, size=6):
 
 
 def _shifts(image, crop):
-  """All that a crop can make of an image, by (down, left)."""
+  """Return all shifts of an image by their offsets (down, left)."""
   padded = np.pad(image, ((crop, crop), (crop, crop), (0, 0)))
   size = image.shape[0]
   span = range(2 * crop + 1)
@@ -63,7 +63,7 @@ def test_without_transforms_images_stay_as_they_are():
 
 @pytest.mark.parametrize('transforms', [FLIP_AND_SHIFT, (('shift', 2),), (('flip',),)])
 def test_flip_and_shift_draw_what_they_did_when_they_were_keys_of_the_config(transforms):
-  """Whichever of them is named: runs of before go on."""
+  """Older runs can be continued, whichever of the two transforms they name."""
   images, index = _images(50), np.arange(7, 57)
   flip, crop = (any(name == kind for name, *_ in transforms) for kind in ('flip', 'shift'))
   expected = []
@@ -118,7 +118,7 @@ def test_normalize():
 
 @pytest.mark.parametrize('most', [1, 4])
 def test_a_choice_among_slices_is_the_slice(most):
-  """A TPU's way and the others'."""
+  """Both implementations of the slice, for TPUs and for other devices, are equal."""
   image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8))
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
   for corner in np.ndindex(2 * most + 1, 2 * most + 1):
@@ -133,7 +133,7 @@ def test_a_choice_among_slices_is_the_slice(most):
 
 
 def test_for_a_tpu_nothing_loops_over_the_images():
-  """Its compiler makes a loop of a gather that takes more than a number of each image."""
+  """A TPU's compiler makes a loop of a gather that takes more than one number from each image."""
   images, index = jax.ShapeDtypeStruct((4, 8, 8, 3), jnp.uint8), jax.ShapeDtypeStruct((4,), jnp.int32)
   entries = read_transforms((('flip',), ('shift', 1)))
   traced = jax.jit(lambda images, index: augment(KEY, images, index, entries)).trace(images, index)
@@ -145,7 +145,7 @@ def test_for_a_tpu_nothing_loops_over_the_images():
 
 @pytest.mark.parametrize('others', [(), (('resized_crop', 1.0),)], ids=['slices', 'warp'])
 def test_two_epochs_of_alternate_flip_show_each_image_once_on_each_side(others):
-  """Whatever the step's key; batches of 5 of 8 images straddle the epochs."""
+  """The result does not depend on the step's key. Batches of 5 of 8 images extend over several epochs."""
   images, order = _images(8, size=4), TrainOrder(3, 8, 5)
   entries = read_transforms((('alternate_flip',), *others))
   run = jax.jit(

@@ -1,4 +1,4 @@
-"""Colors change as Pillow changes them, bit for bit."""
+"""Tests that color operations are bit-identical to Pillow's."""
 
 import jax
 import numpy as np
@@ -58,7 +58,7 @@ def test_every_operation_is_pillows(size, channels):
 
 
 def test_autocontrast_is_pillows_for_every_least_and_greatest_level():
-  """Pillow rounds down float64, which may be just below the whole number that it should be."""
+  """Pillow truncates a float64, which may be just below the exact integer."""
   low, high = np.triu_indices(256)
   tables = jax.jit(jax.vmap(color.autocontrast_table))(np.stack([low, high], -1)[:, :, None, None].astype(np.uint8))
   inexact = 0

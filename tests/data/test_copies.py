@@ -1,4 +1,4 @@
-"""Copies of images against airbench's definition, written with NumPy."""
+"""Tests of image copies against airbench's definition in NumPy."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ IMAGES = np.random.default_rng(0).normal(size=(3, 5, 4, 2)).astype(np.float32)
 
 
 def moved(down, right):
-  """Images moved by a pixel, with the borders reflected."""
+  """Return images that are moved by one pixel, with reflected borders."""
   padded = np.stack([np.pad(z, ((1, 1), (1, 1), (0, 0)), mode='reflect') for z in IMAGES])
   return padded[:, 1 - down : 6 - down, 1 - right : 5 - right]
 

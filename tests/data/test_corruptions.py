@@ -1,4 +1,4 @@
-"""Corruptions against their definitions, computed plainly."""
+"""Tests of the corruptions against plain implementations of their definitions."""
 
 import colorsys
 import io
@@ -13,7 +13,7 @@ from hbf.errors import UserError
 
 GRAY = np.full((20, 32, 32, 1), 128, np.uint8)
 POINTS = np.pad(np.full((20, 1, 1, 1), 255, np.uint8), ((0, 0), (16, 16), (16, 16), (0, 0)))
-# Corruptions of which a greater strength has one parameter more and another less, so that it needn't be farther.
+# A greater strength of these corruptions increases one parameter and decreases another, so the error may shrink.
 TRADING = ('glass_blur', 'frost', 'elastic_transform')
 
 
@@ -57,7 +57,7 @@ def test_images_stay_images_and_what_is_drawn_depends_on_their_number_alone(name
 
 @pytest.mark.parametrize('name', [name for name in CORRUPTIONS if name not in TRADING])
 def test_stronger_is_farther(name, images):
-  """But for the noise of 16 images; snow's second and third strength, for one, are about equal."""
+  """The test allows for the noise of 16 images: snow's second and third strength, for example, are about equal."""
   distances = [far(corrupt(images, name, strength), images) for strength in STRENGTHS]
   assert (np.diff(distances) > -0.05 * distances[-1]).all() and distances[-1] > 1.3 * distances[0]
 
@@ -77,14 +77,14 @@ def test_noise_has_the_moments_that_define_it():
 
 
 @pytest.mark.parametrize('name', [*GROUPS['blur'], 'elastic_transform', 'pixelate', 'jpeg_compression'])
-def test_what_is_even_stays(name):
+def test_images_of_one_color_stay_the_same(name):
   for strength in STRENGTHS:
     np.testing.assert_array_equal(corrupt(GRAY, name, strength), GRAY)
 
 
 @pytest.mark.parametrize('name', ['defocus_blur', 'motion_blur', 'zoom_blur'])
 def test_blurs_keep_the_light_but_for_what_zooms_enlarge(name):
-  """Of a point in the middle, enlarged z times, linear interpolation gives the next pixel on each side 1 − 1/z."""
+  """If a point in the middle is enlarged z times, linear interpolation gives each neighbor 1 − 1/z."""
   for strength, most in zip(STRENGTHS, (1.06, 1.11, 1.16, 1.21, 1.26), strict=True):
     light = corrupt(POINTS, name, strength).sum(axis=(1, 2, 3)) / 255
     enlarged = np.mean([1, *(3 - 2 / np.arange(1, most, 0.01)) ** 2]) if name == 'zoom_blur' else 1
@@ -126,7 +126,7 @@ def test_pixels_and_compression_are_pillows(images):
 
 
 def test_glass_takes_pixels_from_above_and_left_where_it_hardly_blurs(images):
-  changed = corrupt(images, 'glass_blur', 1)  # a Gaussian of 0.05 pixels is none
+  changed = corrupt(images, 'glass_blur', 1)  # A Gaussian of 0.05 pixels does nothing.
   near = [images[:, 2 - up : 32 - up, 2 - left : 32 - left] for up in (0, 1) for left in (0, 1)]
   is_it = np.stack([(changed[:, 2:, 2:] == pixels).all(axis=-1) for pixels in near])
   assert is_it.any(axis=0).all() and (is_it.mean(axis=(1, 2, 3)) >= 0.25).all()
@@ -142,7 +142,7 @@ def test_fog_is_from_none_to_the_brightest_and_rougher_where_it_decays_less():
     np.testing.assert_allclose(foggy.max(axis=(1, 2, 3)), x, atol=0.5 / 255)
     fog = (foggy * (x + amount) / x - x) / amount  # from 0 to 1
     rough.append(np.abs(np.diff(fog, axis=1)).mean())
-  # What the authors' code gives, measured on 300; levels are rounded here.
+  # The expected values are the authors' code's, measured on 300 images. Levels are rounded here.
   np.testing.assert_allclose(rough, (0.020, 0.020, 0.021, 0.024, 0.029), rtol=0.15)
 
 
@@ -155,10 +155,10 @@ def test_snow_only_brightens_and_frost_has_the_measures_of_photographs(images):
   assert np.abs(np.diff(ice, axis=1)).mean() == pytest.approx(0.075, abs=0.01)
 
 
-def test_what_cannot_be_is_refused():
+def test_wrong_arguments_are_refused():
   with pytest.raises(UserError, match="'frog'"):
     corrupt(GRAY, 'frog', 1)
-  with pytest.raises(UserError, match='strength 1 to 5: it is 6'):
+  with pytest.raises(UserError, match='is 6; expected a whole number from 1 to 5'):
     corrupt(GRAY, 'fog', 6)
   for unfit in (GRAY[:, :20], GRAY[0], GRAY / 255, GRAY.repeat(2, axis=3)):
     with pytest.raises(UserError, match='square uint8 images'):

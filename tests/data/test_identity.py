@@ -18,7 +18,7 @@ def _make_folder(root, seed=0, classes=('cat', 'dog')):
       (root / split / name).mkdir(parents=True)
       for number in range(3):
         image = Image.fromarray(generator.integers(0, 256, (12, 12, 3), np.uint8))
-        image.save(root / split / name / f'{number}.bmp')  # Not compressed: all are of one size.
+        image.save(root / split / name / f'{number}.bmp')  # Uncompressed files all have the same size.
   return root
 
 

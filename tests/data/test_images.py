@@ -63,10 +63,10 @@ def test_two_levels_and_cmyk(tmp_path):
 @pytest.mark.parametrize('kind', ['jpg', 'png', 'webp', 'tiff'])
 def test_images_are_turned_upright(kind, tmp_path):
   pixels = np.zeros((16, 32, 3), np.uint8)
-  pixels[:, 16:] = 255  # What the sensor saw: white on the right.
+  pixels[:, 16:] = 255  # The stored image is white on the right.
   image = Image.fromarray(pixels)
   exif = Image.Exif()
-  exif[_ORIENTATION] = 6  # To be turned by a quarter clockwise.
+  exif[_ORIENTATION] = 6  # Viewers rotate the image by 90 degrees clockwise.
   image.save(tmp_path / f'a.{kind}', exif=exif, quality=95)
   found = _decode(tmp_path / f'a.{kind}').astype(int)
   assert found.shape == (32, 16, 3)

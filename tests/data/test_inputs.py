@@ -59,7 +59,7 @@ def test_worker_processes_give_identical_batches_and_end(make_source, sharding):
 
 
 def test_a_reader_that_dies_is_reported_and_ends_the_others(make_source, sharding):
-  """A batch is larger than a pipe: the reader is killed while it sends one."""
+  """A batch is larger than a pipe's buffer, so the reader is killed while it sends a batch."""
   source, order = make_source(50, (64, 64, 3)), TrainOrder(1, 50, 16)
   with contextlib.closing(StreamInput(source, sharding, workers=2).batches(order, 0, 10**6)) as batches:
     next(batches)
@@ -112,14 +112,14 @@ def test_batches_and_what_is_gathered_are_sharded(make_source, sharding, kind):
 
 
 def test_resident_images_are_rows_that_devices_share(make_source, sharding):
-  """With axes of 3 channels, a TPU pads them and copies the whole set at every step."""
+  """A TPU would pad an axis of 3 channels, and copy the whole set at every step."""
   resident = DeviceInput(make_source(50, (4, 6, 3)), sharding).resident
   assert (resident.image.shape, resident.label.shape) == ((56, 72), (56,))  # 8 devices
   assert all(array.sharding.shard_shape(array.shape)[0] == 7 for array in jax.tree.leaves(resident))
 
 
 def test_a_batch_is_all_that_devices_exchange(make_source, sharding):
-  """Not the images that they hold."""
+  """The devices do not exchange their shards of the data set."""
   resident, order = DeviceInput(make_source(500, (4, 6, 3)), sharding).resident, TrainOrder(0, 500, 16)
   (batch,) = DeviceInput(make_source(500), sharding).batches(order, 0, 1)
   found = jax.jit(gather).lower(resident, batch).compile().as_text()

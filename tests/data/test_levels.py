@@ -28,7 +28,7 @@ def test_statistics_are_exact(make_source, sharding, shape):
 
 
 def test_sums_of_more_images_than_a_block_are_exact(make_source):
-  """White ones, of which the squares of one more than a block could overflow."""
+  """The images are white: the squares of one image more than a block could overflow."""
   alone = NamedSharding(Mesh(np.array(jax.devices()[:1]), ('data',)), PartitionSpec('data'))
   sums = np.asarray(column_sums(np.full((BLOCK + 600, 2), 255, np.uint8), alone)).astype(np.int64)
   assert sums.shape == (2, 2, 2)
@@ -36,7 +36,7 @@ def test_sums_of_more_images_than_a_block_are_exact(make_source):
 
 
 def test_sums_keep_no_copy_of_the_images(sharding):
-  """They took eight times the memory of the images, which decided how large a data set a laptop could hold."""
+  """A copy would limit the size of the data sets that a laptop can hold."""
   images = jax.ShapeDtypeStruct((8 * 1000, 3072), np.uint8, sharding=sharding)
   program = jax.jit(column_sums, static_argnums=1).lower(images, sharding).compile()
   assert program.memory_analysis().temp_size_in_bytes < images.size / sharding.num_devices / 10
@@ -44,7 +44,7 @@ def test_sums_keep_no_copy_of_the_images(sharding):
 
 @dataclasses.dataclass(frozen=True)
 class _Counted(ArraySource):
-  """A source that knows which examples were asked for."""
+  """A source that records the requested examples."""
 
   asked: list[int] = dataclasses.field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""mixup and CutMix against what they say."""
+"""Tests of mixup and CutMix against their definitions."""
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def test_an_example_is_mixed_by_what_it_drew_with_its_partner():
 
 
 def naive_cutmix(height, width, share, row, column):
-  """`rand_bbox` of Yun et al. 2019, here with the center given."""
+  """Return the box of `rand_bbox` by Yun et al. 2019 for a given center."""
   ratio = np.sqrt(1 - share)
   half_height, half_width = int(height * ratio) // 2, int(width * ratio) // 2
   weights = np.ones((height, width))

@@ -52,7 +52,7 @@ def test_eval_order_has_every_example_once_and_pads(examples, batches):
 
 @pytest.mark.parametrize(('examples', 'batch_size', 'step'), [(20, 8, 0), (20, 8, 7), (1_281_167, 4096, 100_003)])
 def test_epochs_of_rows_are_those_of_their_positions(examples, batch_size, step):
-  """Inside jit too, where the position of the last would be beyond 32 bits."""
+  """The test also runs inside jit, where the last position would exceed 32 bits."""
   order = TrainOrder(0, examples, batch_size)
   expected = (step * batch_size + np.arange(batch_size)) // examples
   np.testing.assert_array_equal(order.epochs(step), expected)

@@ -88,7 +88,7 @@ def test_a_set_prepared_by_tfds_itself_is_read_by_name_and_newest_version(tmp_pa
 
 
 def _prepare_own(directory, version, levels, splits=('train', 'test'), unlabeled=()):
-  """Prepares a data set of images that vary in size, as anyone may with TFDS."""
+  """Prepare a data set of images that vary in size with plain TFDS."""
   encoded = [codec.encode_png(np.full((4 + number, 6, 3), level, np.uint8)) for number, level in enumerate(levels)]
 
   class Own(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -182,7 +182,7 @@ def test_other_features_are_named(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-  """Serves tmp_path/served; `/short` and `/chunks` break off."""
+  """Serve tmp_path/served. The addresses `/short` and `/chunks` break off."""
 
   class Handler(http.server.SimpleHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
@@ -220,7 +220,7 @@ def archive_at(url, sha256):
 
 @pytest.fixture
 def published(server, small_cifar, tmp_path):
-  """An archive that the server has."""
+  """Return a published archive on the test server."""
   path = write_tar(tmp_path / 'served' / 'c.tar.gz', small_cifar['cifar10'])
   return archive_at(f'{server}/c.tar.gz', hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
 

@@ -48,8 +48,8 @@ def test_every_class_has_its_part_held_out(make_source):
   np.testing.assert_array_equal(validation.indices, again)
 
 
-def test_without_it_the_classes_make_no_difference(make_source):
-  """Runs of before hold out what they held out."""
+def test_without_stratification_the_classes_make_no_difference(make_source):
+  """Older runs hold out the same examples as before."""
   validation = hold_out(make_source(1000), 0.01, stratify=False)[1]
   np.testing.assert_array_equal(validation.indices, [166, 348, 431, 609, 650, 789, 797, 819, 833, 850])
 

@@ -1,4 +1,4 @@
-"""Texts by name, and their windows."""
+"""Tests of texts by name, and of their windows."""
 
 import pathlib
 
@@ -26,7 +26,7 @@ def load(**changes):
 
 @pytest.fixture
 def plays(tmp_path, monkeypatch):
-  """A file of as many bytes as tiny Shakespeare's is said to have."""
+  """Return the path of a file with the size of tiny Shakespeare."""
   monkeypatch.setattr(tiny_shakespeare, '_CHARACTERS', 1001)
   path = tmp_path / 'input.txt'
   path.write_bytes(bytes(97 + i * i % 26 for i in range(1001)))
@@ -165,7 +165,7 @@ def test_every_place_is_where_a_window_begins_as_often_as_another():
   text, keys = Tokens(jnp.asarray(tokens), 9), jax.random.split(jax.random.key(0), 3100)
   starts = jax.jit(jax.vmap(lambda key: shifted_windows(key, text, jnp.arange(5))[:, 0]))(keys)
   counts = np.bincount(np.asarray(starts).ravel(), minlength=40)
-  # 500 at each place, of standard deviation 22 at most.
+  # The expected count at each place is 500, with a standard deviation of at most 22.
   assert counts[:31].min() > 410 and counts[:31].max() < 590 and not counts[31:].any()
 
 

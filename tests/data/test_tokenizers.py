@@ -1,4 +1,4 @@
-"""Texts become tokens and come back."""
+"""Tests that texts become tokens and tokens become the same texts."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def test_a_stored_tokenizer_gives_the_same_tokens(made):
 
 
 def test_any_tokens_are_some_text(made):
-  """A model draws what it likes: half a character too."""
+  """A model may draw any tokens, even half a character."""
   drawn = random.Random(0).choices(range(made.vocabulary), k=500)
   assert len(made.decode(drawn)) == made.sizes[drawn].sum()
 

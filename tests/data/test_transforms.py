@@ -1,4 +1,4 @@
-"""Moves, policies and erasing against what they say, and what a config may not ask for."""
+"""Tests of geometric transforms, policies and erasing against their definitions, and of config errors."""
 
 import importlib
 
@@ -38,7 +38,7 @@ def test_a_slice_is_the_warp_bit_for_bit(name, argument):
 
 
 def naive_warp(image, mapping):
-  """Bilinear, in float64, pixel by pixel."""
+  """Return a bilinear warp in float64, pixel by pixel."""
   height, width, _ = image.shape
   out = np.zeros(image.shape)
   for i, j in np.ndindex(height, width):
@@ -73,7 +73,7 @@ def test_a_warp_is_pillows_but_for_rounding():
 
 
 def test_maps_are_composed_in_the_order_in_which_they_are_done():
-  """To mirror and then to shift is not to shift and then to mirror."""
+  """Mirroring and then shifting differs from shifting and then mirroring."""
   image = smooth_image()
   mirror, right = np.array([[-1.0, 0, 8], [0, 1, 0]], np.float32), np.array([[1.0, 0, -2], [0, 1, 0]], np.float32)
   found = geometry.warp(image, geometry.compose(mirror, right))
@@ -135,7 +135,7 @@ def rotation(angle):
 
 
 def test_colors_of_the_policies_have_torchvisions_strengths(monkeypatch):
-  """Those of its tables for 31 magnitudes."""
+  """The expected strengths are in torchvision's tables for 31 magnitudes."""
   monkeypatch.setattr(color, 'operate', lambda image, number, **how: how)
   for space, dropped in ((policies.RAND, 4), (policies.WIDE, 6)):
     for magnitude in range(31):
@@ -156,7 +156,7 @@ def test_policies_draw_every_operation_sign_and_magnitude_alike(draw):
 
 @pytest.mark.parametrize('entry', [('rand_augment', 2, 9), ('trivial_augment',)], ids=lambda entry: entry[0])
 def test_a_policy_moves_first_and_then_does_its_operations(entry):
-  """Moves and colors are of the same operations, each done once."""
+  """Moves and color changes belong to the same draws, and each is applied once."""
   draw = {'rand_augment': lambda key: policies.draw_rand(key, 2, 9), 'trivial_augment': policies.draw_trivial}[
     entry[0]
   ]
