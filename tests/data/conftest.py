@@ -87,7 +87,7 @@ def encode(pixels, kind):
 
 @pytest.fixture
 def tiny_members():
-  """Return the members of a Tiny ImageNet archive with a training and a validation image a class. The first is gray."""
+  """Return the members of a Tiny ImageNet archive with a train and a val image a class. The first is gray."""
   generator = np.random.default_rng(0)
   classes = [f'n{i:08d}' for i in reversed(range(200))]
   root = tiny_imagenet._ROOT
