@@ -1,4 +1,4 @@
-"""Python's own reference: a text to try without a file or a network."""
+"""Python's own reference: a text for first trials, without a file or a network."""
 
 from hbf.config import datasets
 

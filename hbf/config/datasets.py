@@ -1,4 +1,4 @@
-"""The config of each data set, by name. The package needs no config file."""
+"""The config of each data set, by name. No config file is needed."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from hbf.errors import choose
 
 
 def digits(arguments: str = '') -> ConfigDict:
-  """Return the config of the handwritten digits of scikit-learn: 8×8 gray images, 10 classes, 1,797."""
+  """Return the config of the handwritten digits of scikit-learn: 1,797 gray images of 8×8, 10 classes."""
   return make_config(
     arguments,
-    # Mirrored digits are no digits.
+    # There is no flip, because mirrored digits are no digits.
     {'name': 'digits', 'transforms': (('shift', 1),), 'validation': 0.1},
     model={'patch': 4},
     train={'epochs': 80.0, 'batch_size': 64, 'steps_per_call': 10},  # steps take milliseconds, even on a CPU
@@ -22,29 +22,30 @@ def digits(arguments: str = '') -> ConfigDict:
 
 
 def cifar10(arguments: str = '') -> ConfigDict:
-  """Return the config of CIFAR-10: 32×32 photographs, 10 classes, 50,000 + 10,000."""
+  """Return the config of CIFAR-10: 32×32 photographs, 10 classes, 50,000 to train on and 10,000 to test on."""
   return make_config(arguments, {'name': 'cifar10'})
 
 
 def cifar100(arguments: str = '') -> ConfigDict:
-  """Return the config of CIFAR-100: 32×32 photographs, 100 classes, 50,000 + 10,000."""
+  """Return the config of CIFAR-100: 32×32 photographs, 100 classes, 50,000 to train on and 10,000 to test on."""
   return make_config(arguments, {'name': 'cifar100'})
 
 
 def tiny_imagenet(arguments: str = '') -> ConfigDict:
-  """Return the config of Tiny ImageNet: 64×64 photographs, 200 classes, 100,000 + 10,000."""
+  """Return the config of Tiny ImageNet: 64×64 photographs, 200 classes, 100,000 to train on and 10,000 to test on."""
   return make_config(arguments, {'name': 'tiny_imagenet'}, model={'patch': 8})  # patches as in the memo
 
 
 def imagenet(arguments: str = '') -> ConfigDict:
-  """Return the config of ImageNet (ILSVRC 2012) as TFDS prepares it: 1,000 classes, 1,281,167 + 50,000 photographs.
+  """Return the config of ImageNet (ILSVRC 2012) as TFDS prepares it.
 
-  Without a recipe it is `plain`. Processes on the hosts decode the images, resize the shorter side to 224 pixels and
-  cut out the center. Training crops are cut out of these squares inside the compiled step.
+  It has 1,000 classes, 1,281,167 photographs to train on and 50,000 to test on. The default recipe is `plain`.
+  Processes on the hosts decode the images, resize the shorter side to 224 pixels and cut out the center. The compiled
+  step cuts training crops out of these squares.
   """
   return make_config(
     f'recipe=plain,{arguments}',
-    # A core reads about 300 images a second, docs/speed.md: set as many processes as a host has cores to spare.
+    # A core reads about 300 images a second (docs/speed.md). Set as many processes as the host has free cores.
     {'name': 'imagenet2012', 'test_split': 'validation', 'image_size': 224, 'input': 'stream', 'workers': 16},
     model={'patch': 16},
   )
@@ -62,12 +63,12 @@ def arrays(arguments: str = '') -> ConfigDict:
 
 
 def text(arguments: str = '') -> ConfigDict:
-  """Return the config of Python's own reference, half a million characters: it needs no file and no network."""
+  """Return the config of Python's own reference, half a million characters. It needs no file and no network."""
   return make_text_config(arguments, {'name': 'python'})
 
 
 def shakespeare(arguments: str = '') -> ConfigDict:
-  """Return the config of tiny Shakespeare: a million characters, the last tenth to test on, as in nanoGPT."""
+  """Return the config of tiny Shakespeare: a million characters. The last tenth is the test text, as in nanoGPT."""
   return make_text_config(arguments, {'name': 'tiny_shakespeare', 'test_split': 'validation+test'})
 
 
@@ -89,7 +90,7 @@ def get_config(config: str) -> ConfigDict:
     config: NAME or NAME:model=…,recipe=…,size=…, each argument optional.
 
   Raises:
-    UserError: there is no such data set, argument or value.
+    UserError: the data set, an argument or a value is unknown.
   """
   name, _, arguments = config.partition(':')
   return choose('data set', name, DATASETS)(arguments)

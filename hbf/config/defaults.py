@@ -1,6 +1,7 @@
 """Every key of a config: its default, its allowed values and its meaning.
 
-The options of the stages are the fields of their classes in hbf/nn.
+The options of the stages are the fields of their classes in hbf/nn. `hbf.config.reference` writes all of them as a
+page.
 """
 
 import dataclasses
@@ -39,9 +40,9 @@ class Key:
   """A key of a config.
 
   Attributes:
-    default: its value in a fresh config. None: it starts empty, and a recipe or `hbf.config.resolve` fills it.
+    default: the value in a fresh config. None: the key starts empty, and a recipe or `hbf.config.resolve` fills it.
     values: the allowed values.
-    meaning: one line for the reader.
+    meaning: a short description for users.
   """
 
   default: Any
@@ -53,100 +54,214 @@ _AXIS = whole(1, also=-1)
 _EMBEDDING, _TRUNK, _LANGUAGE = map(values_of, (PatchEmbedding, Trunk, LanguageModel))
 
 COMMON = {
-  'task': Key('classification', one_of(('classification', 'next_token', 'masked_token')), 'of images, or of texts'),
-  'recipe': Key('', TEXT, 'name of the recipe'),
-  'seed': Key(0, whole(0, 2**32 - 1), 'of parameters, order, augmentation and dropout'),  # JAX takes 32 bits of it
-  'init_from': Key('', TEXT, "weights of Google's, timm's or the authors' code to start from; '': fresh ones"),
-  # Devices along each axis of their mesh, docs/devices.md.
-  'mesh.data': Key(-1, _AXIS, 'devices that have the parameters each; -1: as many as are left'),
-  'mesh.fsdp': Key(1, _AXIS, 'devices that share the parameters, as they share the batch'),
-  'mesh.tensor': Key(1, _AXIS, 'devices that share heads, hidden units and centers'),
-  'model.name': Key('', TEXT, 'in hbf/nn/registry.py, or any pair as STAGE1+STAGE2, such as softmax+hyperbf'),
-  'model.width': Key(None, _EMBEDDING['width'], 'dimensions of a token'),
-  'model.depth': Key(None, _TRUNK['depth'], 'blocks'),
-  'model.heads': Key(None, whole(1), 'of stage 1, if it has heads'),
-  'model.expansion': Key(None, POSITIVE, 'units of a block over the width, for stages that leave them empty'),
-  'model.dropout': Key(0.0, _TRUNK['dropout'], 'rate after the embedding and after each stage'),
-  'model.dtype': Key('float32', one_of(DTYPES), 'of the products'),
-  'model.norm_epsilon': Key(1e-6, _TRUNK['norm_epsilon'], 'added to the variance in each LayerNorm'),
-  'model.scan_layers': Key(False, FLAG, "loop over one block: the program doesn't grow with depth; slower on a CPU"),
-  'model.parallel': Key(False, FLAG, "both stages read the block's input"),
+  'task': Key(
+    'classification',
+    one_of(('classification', 'next_token', 'masked_token')),
+    'Task: to classify images, to predict the next token of a text, or to predict masked tokens.',
+  ),
+  'recipe': Key('', TEXT, 'Name of the recipe. The argument recipe=NAME of --config sets it.'),
+  # JAX takes 32 bits of it.
+  'seed': Key(
+    0, whole(0, 2**32 - 1), 'Seed of the initial parameters, the order of examples, augmentation and dropout.'
+  ),
+  'init_from': Key(
+    '',
+    TEXT,
+    "File with weights of Google's, timm's or the memo authors' code that the run starts from. Empty: the run starts "
+    'from random parameters.',
+  ),
+  'mesh.data': Key(
+    -1, _AXIS, 'Number of devices along the axis that splits each batch. -1: all devices that are left.'
+  ),
+  'mesh.fsdp': Key(1, _AXIS, 'Number of devices along the axis that splits each batch and the parameters.'),
+  'mesh.tensor': Key(1, _AXIS, 'Number of devices along the axis that splits heads, hidden units and centers.'),
+  'model.name': Key('', TEXT, 'Name of the model, or any pair of stages as STAGE1+STAGE2, such as softmax+hyperbf.'),
+  'model.width': Key(None, _EMBEDDING['width'], 'Number of dimensions of a token. The recipe sets it.'),
+  'model.depth': Key(None, _TRUNK['depth'], 'Number of blocks. The recipe sets it.'),
+  'model.heads': Key(None, whole(1), 'Number of heads of stage 1, if it has heads. The recipe sets it.'),
+  'model.expansion': Key(
+    None,
+    POSITIVE,
+    'Number of units of a block divided by the width. The recipe sets it. It fills the numbers of units that are '
+    'empty, and config.json then leaves it out.',
+  ),
+  'model.dropout': Key(0.0, _TRUNK['dropout'], 'Dropout rate after the embedding and after each stage.'),
+  'model.dtype': Key('float32', one_of(DTYPES), 'Type of the matrix products. Parameters are float32.'),
+  'model.norm_epsilon': Key(1e-6, _TRUNK['norm_epsilon'], 'Number added to the variance in each LayerNorm.'),
+  'model.scan_layers': Key(
+    False,
+    FLAG,
+    'True to loop over one block, so that the compiled program does not grow with the depth. It is slower on a CPU.',
+  ),
+  'model.parallel': Key(False, FLAG, "True if both stages read the block's input."),
   'model.layer_scale': Key(
-    0.0, _TRUNK['layer_scale'], "start of a factor on each channel of a stage's output; 0: none"
+    0.0,
+    _TRUNK['layer_scale'],
+    "Start of a learned factor on each channel of a stage's output (LayerScale). 0: there are no factors.",
   ),
-  'model.drop_path': Key(0.0, _TRUNK['drop_path'], 'stochastic depth: rate in the last block, linear from 0'),
-  'model.remat': Key(False, FLAG, 'compute blocks again in the backward pass; on a CPU it helps only if scanned'),
-  'data.name': Key('', TEXT, 'of the data set'),
-  'data.dir': Key('~/tensorflow_datasets', TEXT, 'where TFDS data lie, prepared; a bucket works too'),
-  'data.root': Key('', TEXT, 'image_folder: the folder with train/CLASS/*, test/CLASS/*; text_file: file or folder'),
-  'data.test_split': Key('test', TEXT, "the labeled split to test on; TFDS's ImageNet: validation"),
-  'data.download': Key(False, FLAG, 'may fetch the official archive'),
-  'data.validation': Key(0.02, RATE, 'part of train held out to select checkpoints; 0: none'),
-  'train.epochs': Key(None, POSITIVE, 'length of the run'),
-  'train.batch_size': Key(None, whole(1), 'examples a step'),
+  'model.drop_path': Key(
+    0.0, _TRUNK['drop_path'], 'Rate of stochastic depth in the last block. The rate grows linearly from 0.'
+  ),
+  'model.remat': Key(
+    False,
+    FLAG,
+    'True to save memory: the backward pass computes the activations of a block again. On a CPU it only helps '
+    'together with scan_layers.',
+  ),
+  'data.name': Key('', TEXT, 'Name of the data set. The first part of --config sets it.'),
+  'data.dir': Key(
+    '~/tensorflow_datasets', TEXT, 'Folder of the prepared TFDS data sets. It may be a bucket, such as gs://NAME.'
+  ),
+  'data.root': Key(
+    '',
+    TEXT,
+    'Path of your own data. image_folder: a folder with train/CLASS/* and test/CLASS/*. text_file: a file or folder.',
+  ),
+  'data.test_split': Key('test', TEXT, "Name of the labeled split to test on. TFDS's ImageNet calls it validation."),
+  'data.download': Key(False, FLAG, 'True to download the official archive if the data set is not prepared yet.'),
+  'data.validation': Key(
+    0.02, RATE, 'Fraction of the training data held out to select checkpoints. 0 holds out none.'
+  ),
+  'train.epochs': Key(None, POSITIVE, 'Length of the run in passes over the training data. The recipe sets it.'),
+  'train.batch_size': Key(None, whole(1), 'Number of examples in a step, over all devices. The recipe sets it.'),
   # A signal waits until the steps of a call are taken. A stream needs as many batches of images at once.
-  'train.steps_per_call': Key(0, whole(0), 'most steps asked for at once; 0: 10, but 1 from a stream and on a CPU'),
-  'train.accumulate': Key(1, whole(1), 'parts of a batch computed one after another, to save memory'),
-  'train.label_smoothing': Key(0.0, SHARE, 'of the probability, shared by all classes'),
-  'train.average': Key(0.0, RATE, 'decay of a moving average of the parameters, evaluated beside them; 0: none'),
+  'train.steps_per_call': Key(
+    0,
+    whole(0),
+    'Largest number of steps in one call of the devices. 0: 10 steps, but 1 from a stream and on a CPU.',
+  ),
+  'train.accumulate': Key(
+    1, whole(1), 'Number of parts of a batch that are computed one after another, to save memory.'
+  ),
+  'train.label_smoothing': Key(0.0, SHARE, 'Share of the target probability that is spread evenly over all classes.'),
+  'train.average': Key(
+    0.0,
+    RATE,
+    'Decay of a moving average of the parameters, which is evaluated beside the parameters. 0: there is no average.',
+  ),
   'optimizer.name': Key(
-    'adamw', one_of(('adamw', 'muon', 'sgd', 'lion')), 'muon: for matrices of the blocks, adamw for the rest'
+    'adamw',
+    one_of(('adamw', 'muon', 'sgd', 'lion')),
+    'Optimizer. muon updates the matrices of the blocks, and adamw everything else.',
   ),
-  'optimizer.learning_rate': Key(1e-3, NOT_NEGATIVE, 'at the peak; 0: the parameters stay'),
+  'optimizer.learning_rate': Key(1e-3, NOT_NEGATIVE, 'Learning rate at the peak. With 0 the parameters stay.'),
   'optimizer.schedule': Key(
-    'cosine', one_of(('cosine', 'linear', 'wsd', 'constant')), 'wsd: constant, then linear over `decay`'
+    'cosine',
+    one_of(('cosine', 'linear', 'wsd', 'constant')),
+    'Learning rate after the warm-up. wsd stays at the peak and decays linearly during the last part, `decay`.',
   ),
-  'optimizer.minimum_rate': Key(0.0, SHARE, 'learning rate at the end of all but constant, over that at the peak'),
-  'optimizer.decay': Key('20%', DURATION, "of wsd, at the run's end; the other schedules ignore it"),
-  'optimizer.warmup': Key('5%', DURATION, 'linear, from 0 to the peak'),
-  'optimizer.weight_decay': Key(0.05, NOT_NEGATIVE, 'of kernels, centers and coefficients'),
-  'optimizer.momentum': Key(0.9, RATE, 'first moment'),
-  'optimizer.second_momentum': Key(0.999, RATE, 'second moment of adamw'),
-  'optimizer.matrix_momentum': Key(0.95, RATE, "of muon's matrices"),
-  'optimizer.clip': Key(1.0, NOT_NEGATIVE, 'global norm of the gradient; 0: off'),
-  'optimizer.sigma_rate': Key(1.0, NOT_NEGATIVE, 'learning rate of σ or 1/2σ² over that of the rest'),
-  'optimizer.center_rate': Key(None, NOT_NEGATIVE, 'likewise of learned centers; empty: √model.width'),
-  'optimizer.layer_decay': Key(1.0, SHARE, 'factor on the learning rate for each block below the head'),
-  'evaluate.every': Key('1epoch', PERIOD, 'on the held-out part of train'),
-  'checkpoint.every': Key('1epoch', PERIOD, 'between checkpoints'),
-  'checkpoint.keep': Key(2, whole(1), 'latest ones; the best on what is held out is kept too'),
-  'log.every': Key('50steps', PERIOD, 'between lines of metrics.jsonl'),
-  'log.tensorboard': Key(False, FLAG, 'write events for TensorBoard too'),
+  'optimizer.minimum_rate': Key(
+    0.0, SHARE, 'Learning rate at the end, divided by the peak. The constant schedule needs 0.'
+  ),
+  'optimizer.decay': Key(
+    '20%', DURATION, 'Length of the decay at the end of schedule wsd. The other schedules ignore it.'
+  ),
+  'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
+  'optimizer.weight_decay': Key(
+    0.05, NOT_NEGATIVE, 'Decoupled weight decay of kernels, centers and coefficients. Other parameters do not decay.'
+  ),
+  'optimizer.momentum': Key(0.9, RATE, 'Decay of the average of the gradients (the first moment).'),
+  'optimizer.second_momentum': Key(
+    0.999, RATE, 'Decay of the average of the squared gradients (the second moment of adamw).'
+  ),
+  'optimizer.matrix_momentum': Key(0.95, RATE, 'Momentum of the matrices that muon updates.'),
+  'optimizer.clip': Key(1.0, NOT_NEGATIVE, 'Largest global norm of the gradient. 0: gradients are not clipped.'),
+  'optimizer.sigma_rate': Key(
+    1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
+  ),
+  'optimizer.center_rate': Key(
+    None, NOT_NEGATIVE, 'Factor on the learning rate of learned centers. If it is empty, it becomes √model.width.'
+  ),
+  'optimizer.layer_decay': Key(
+    1.0, SHARE, 'Factor on the learning rate for each layer from a parameter up to the head.'
+  ),
+  'evaluate.every': Key('1epoch', PERIOD, 'Time between evaluations on the held-out part of the training data.'),
+  'checkpoint.every': Key('1epoch', PERIOD, 'Time between checkpoints.'),
+  'checkpoint.keep': Key(
+    2, whole(1), 'Number of latest checkpoints to keep. The best one on held-out data is kept too.'
+  ),
+  'log.every': Key('50steps', PERIOD, 'Time between lines of metrics.jsonl.'),
+  'log.tensorboard': Key(False, FLAG, 'True to write events for TensorBoard too.'),
 }
 IMAGES = {
-  'model.patch': Key(4, _EMBEDDING['patch'], 'pixels along the side of a token'),
-  'model.stem': Key('patch', _EMBEDDING['stem'], 'patch: a linear map of its pixels; conv: convolutions of 3×3'),
-  'model.whiten': Key(False, FLAG, 'fix the first convolution of stem conv to what whitens the first batch'),
-  'model.merge': Key(0, _TRUNK['merge'], 'block before which 2×2 tokens become one of twice the width; 0: none'),
-  'model.pool': Key('cls', _EMBEDDING['pool'], 'cls, mean, sequence: mean weighted by a learned score'),
-  'model.positions': Key('learned', _EMBEDDING['positions'], 'what is added to the tokens'),
-  'data.image_size': Key(0, whole(0), 'images are resized to this square; 0: as stored'),
-  'data.input': Key(
-    'auto', one_of(('auto', 'device', 'stream')), 'whole set in device memory, or Grain; auto: by size'
+  'model.patch': Key(4, _EMBEDDING['patch'], 'Side of the square of pixels that becomes a token.'),
+  'model.stem': Key(
+    'patch',
+    _EMBEDDING['stem'],
+    'Embedding of a patch. patch: a linear map of its pixels. conv: 3×3 convolutions with a stride of 2.',
   ),
-  'data.resident_bytes': Key(2_000_000_000, whole(0), 'auto: larger sets are streamed'),
-  'data.workers': Key(2, whole(0), 'processes that decode images for the stream; 0: threads'),
-  'data.stratify': Key(False, FLAG, 'hold out the same part of every class; TFDS data are read once more for it'),
-  'data.transforms': Key((('flip',), ('shift', 4)), ENTRIES, 'of training images, in order; docs/options.md has all'),
-  'data.mix': Key((), ENTRIES, "of pairs: (('mixup', alpha, share of the images), ('cutmix', alpha, share))"),
-  'data.mean': Key((), LEVELS, 'of the channels; empty: measured on train'),
-  'data.std': Key((), SPREADS, 'likewise, their standard deviation'),
-  'evaluate.batch_size': Key(500, whole(1), 'images at once'),
-  'evaluate.copies': Key('none', one_of(COPIES), 'figures of outputs averaged over copies of images, beside'),
+  'model.whiten': Key(
+    False,
+    FLAG,
+    'True to fix the first convolution of stem conv. It whitens patches of the first batch and is never trained.',
+  ),
+  'model.merge': Key(
+    0,
+    _TRUNK['merge'],
+    'Block before which every 2×2 tokens become one token of twice the width. 0: there is one resolution.',
+  ),
+  'model.pool': Key(
+    'cls',
+    _EMBEDDING['pool'],
+    'Input of the head. cls: a class token. mean: the mean of the patches. sequence: their mean, weighted by a '
+    'softmax of learned scores.',
+  ),
+  'model.positions': Key('learned', _EMBEDDING['positions'], 'Positions that are added to the tokens.'),
+  'data.image_size': Key(
+    0, whole(0), 'Height and width in pixels to which images are resized. 0: images keep their size.'
+  ),
+  'data.input': Key(
+    'auto',
+    one_of(('auto', 'device', 'stream')),
+    'Source of batches. device: all images lie in device memory. stream: the host reads each batch. auto: by size.',
+  ),
+  'data.resident_bytes': Key(
+    2_000_000_000, whole(0), 'Largest number of bytes of images on each device for which input auto means device.'
+  ),
+  'data.workers': Key(2, whole(0), 'Number of processes that decode images for a stream. 0: threads decode them.'),
+  'data.stratify': Key(
+    False,
+    FLAG,
+    'True to hold out the same fraction of every class. TFDS data sets are then read once more at the start.',
+  ),
+  'data.transforms': Key(
+    (('flip',), ('shift', 4)),
+    ENTRIES,
+    'Augmentation of training images: names with their numbers, in order. docs/options.md lists all names.',
+  ),
+  'data.mix': Key(
+    (),
+    ENTRIES,
+    "Mixing of pairs of training images: (('mixup', alpha, share of the images), ('cutmix', alpha, share)).",
+  ),
+  'data.mean': Key((), LEVELS, 'Mean of each channel, for normalization. (): measured on the training images.'),
+  'data.std': Key(
+    (), SPREADS, 'Standard deviation of each channel, for normalization. (): measured on the training images.'
+  ),
+  'evaluate.batch_size': Key(500, whole(1), 'Number of images evaluated at once.'),
+  'evaluate.copies': Key(
+    'none',
+    one_of(COPIES),
+    'Copies of each image whose outputs are averaged. Their scores are reported beside the usual scores.',
+  ),
 }
 TEXTS = {
-  'model.positions': Key('learned', _LANGUAGE['positions'], 'what is added to the tokens'),
-  'model.tied': Key(True, _LANGUAGE['tied'], "the head's weights are the vectors of the tokens"),
-  'data.tokenizer': Key('bytes', one_of(('bytes', 'characters', 'bpe')), 'makes tokens of a text'),
-  'data.vocabulary': Key(4096, whole(257), 'tokens that bpe learns'),
-  'data.length': Key(256, whole(2), 'tokens of a window: what the model sees at once'),
-  'evaluate.batch_size': Key(100, whole(1), 'texts at once'),
+  'model.positions': Key('learned', _LANGUAGE['positions'], 'Positions that are added to the tokens.'),
+  'model.tied': Key(
+    True, _LANGUAGE['tied'], 'True if the weights of the head are the embedding vectors of the tokens.'
+  ),
+  'data.tokenizer': Key(
+    'bytes', one_of(('bytes', 'characters', 'bpe')), 'Tokenizer, which splits a text into tokens.'
+  ),
+  'data.vocabulary': Key(4096, whole(257), 'Number of tokens that tokenizer bpe learns.'),
+  'data.length': Key(256, whole(2), 'Number of tokens in a window. The model sees one window at a time.'),
+  'evaluate.batch_size': Key(100, whole(1), 'Number of windows evaluated at once.'),
 }
 _SECTIONS = ('mesh', 'model', 'data', 'train', 'optimizer', 'evaluate', 'checkpoint', 'log')
 
 
 def keys(task: str) -> dict[str, Key]:
-  """Return the keys of a config for a task, by dotted name, without those of the stages."""
+  """Return the keys of a config for a task by dotted name, without the options of the stages."""
   return COMMON | (IMAGES if task == 'classification' else TEXTS)
 
 
@@ -158,23 +273,25 @@ def stage_keys(model: str) -> dict[str, Key]:
   """
   stages = zip(('stage1', 'stage2'), stage_options(model, None), stage_values(model), strict=True)
   return {
-    f'model.{stage}.{option}': Key(default[option], each, 'see the fields of the stage')
+    f'model.{stage}.{option}': Key(
+      default[option], allowed, 'Option of the stage. The docstring of its class describes it.'
+    )
     for stage, default, values in stages
-    for option, each in values.items()
+    for option, allowed in values.items()
   }
 
 
 def defaults(task: str) -> ConfigDict:
-  """Return a config for a task with every default, without the options of stages."""
+  """Return a config for a task with every default, without the options of the stages."""
   config = ConfigDict({name: {} for name in _SECTIONS})
   for name, key in keys(task).items():
     section, _, last = name.rpartition('.')
-    within = config[section] if section else config
-    within[last] = empty(key.values) if key.default is None else key.default
+    part = config[section] if section else config
+    part[last] = empty(key.values) if key.default is None else key.default
   config.task = task
   return config
 
 
 def empty(values: Values) -> Any:
-  """Return a placeholder for one of these values."""
+  """Return a placeholder for a key that takes one of these values later."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

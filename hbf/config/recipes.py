@@ -1,9 +1,9 @@
-"""Recipes, sizes and named models. Defaults, ranges and meanings of all keys stand in hbf/config/defaults.py.
+"""Recipes, sizes and named models. hbf/config/defaults.py has the defaults, ranges and meanings of all keys.
 
-A data set in hbf/config/datasets.py calls `make_config`. Arguments choose model, recipe and size.
+The data sets in hbf/config/datasets.py call `make_config`. Its arguments choose the model, the recipe and the size:
 
 --config=cifar10:model=vit,recipe=memo            arguments: model, recipe, size
---config.optimizer.learning_rate=3e-4             then any key of hbf/config/defaults.py, or option of a stage
+--config.optimizer.learning_rate=3e-4             any key of hbf/config/defaults.py, or an option of a stage
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from hbf.config.defaults import defaults as all_defaults
 from hbf.errors import UserError, choose
 from hbf.nn.registry import stage_options
 
-# Width, blocks, heads and expansion of the usual vision transformers (Touvron et al. 2021, Table 1; the largest:
+# Width, depth, heads and expansion of the usual vision transformers (Touvron et al. 2021, Table 1; for `large`,
 # Dosovitskiy et al. 2021, Table 1).
 SIZES = {
   'tiny': (192, 12, 3, 4.0),
@@ -24,8 +24,8 @@ SIZES = {
   'base': (768, 12, 12, 4.0),
   'large': (1024, 24, 16, 4.0),
 }
-# Those of models with sizes of their own: Liu et al. 2021, Table 1 (d_ffn is twice the units); Tolstikhin et al.
-# 2021, Table 1. They have no heads.
+# The same numbers for gMLP (Liu et al. 2021, Table 1; d_ffn is twice the units) and Mixer (Tolstikhin et al. 2021,
+# Table 1). Both have no heads.
 GMLP_SIZES = {'tiny': (128, 30, 1, 3.0), 'small': (256, 30, 1, 3.0), 'base': (512, 30, 1, 3.0)}
 SIZES_OF = {
   'gmlp': GMLP_SIZES,
@@ -35,7 +35,10 @@ SIZES_OF = {
 
 
 def memo() -> ConfigDict:
-  """CBMM Memo 143 on CIFAR: all of train, no warm-up, no model selection, the last test figure."""
+  """Return the recipe of CBMM Memo 143 for CIFAR.
+
+  It trains on the whole training set, without warm-up. The last checkpoint is tested, because no images are held out.
+  """
   config = defaults()
   config.model.update(width=768, depth=4, heads=4)
   config.data.validation = 0.0
@@ -46,9 +49,9 @@ def memo() -> ConfigDict:
 
 
 def small() -> ConfigDict:
-  """Set a recipe for a laptop: minutes on two CPU cores."""
+  """Return a recipe for a laptop: minutes on two CPU cores."""
   config = defaults()
-  # Fixed positions: a few epochs are too short to learn where a patch is from a start near 0.
+  # Positions are fixed, because a few epochs are too short to learn them from a start near 0.
   config.model.update(width=64, depth=4, heads=4, positions='sincos2d')
   config.optimizer.learning_rate = 2e-3
   config.train.update(epochs=3.0, batch_size=256)
@@ -57,11 +60,11 @@ def small() -> ConfigDict:
 
 
 def laptop() -> ConfigDict:
-  """Set a recipe for an hour of one CPU core on CIFAR-10, for models with at most 0.3 M parameters."""
+  """Return a recipe for an hour of one CPU core on CIFAR-10, for models with at most 0.3 M parameters."""
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.stages.stage1 = {'relative_positions': 'gaussian'}
-  # At a rate as high as this one, responses that are normed become a table (docs/search.md).
+  # At this high learning rate, normalized responses degenerate to a table (docs/search.md).
   config.stages.stage2 = {
     'normalize_inputs': True,
     'norm_affine': False,
@@ -74,9 +77,9 @@ def laptop() -> ConfigDict:
 
 
 def strong() -> ConfigDict:
-  """Set a recipe for a GPU: 300 passes of a model of 2.8 M parameters, with the sizes and tricks of Lee et al. 2021.
+  """Return a recipe for a GPU: 300 epochs of a model of 2.8 M parameters, with sizes and methods of Lee et al. 2021.
 
-  Their 100 epochs show every image three times. RandAugment stands for their AutoAugment.
+  Each of their 100 epochs shows every image three times. RandAugment replaces their AutoAugment.
   """
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
@@ -91,7 +94,7 @@ def strong() -> ConfigDict:
 
 
 def finetune() -> ConfigDict:
-  """Set a recipe that starts from weights of others, `init_from`.
+  """Return a recipe that starts from weights of another project, `init_from`.
 
   `size` and the options of the model must describe these weights.
   """
@@ -106,9 +109,10 @@ def finetune() -> ConfigDict:
 
 
 def plain() -> ConfigDict:
-  """ImageNet's, on accelerators: 90 passes, after Beyer et al. 2022 ("Better plain ViT baselines for ImageNet-1k").
+  """Return a recipe for ImageNet on accelerators: 90 epochs.
 
-  Their crops take 5% of a whole image and more; a crop here is of a square of `data.image_size`, so it takes 25%.
+  It follows Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k". Their crops take 5% or more of a whole
+  image. Crops here are cut out of a square of side `data.image_size` and take 25% or more.
   """
   config = defaults()
   config.model.update(width=768, depth=12, heads=12, patch=16, pool='mean', positions='sincos2d', dtype='bfloat16')
@@ -122,16 +126,16 @@ def plain() -> ConfigDict:
 
 
 def characters() -> ConfigDict:
-  """Set a recipe for texts by characters: nanoGPT's run on a CPU (Karpathy 2023), two minutes on two cores."""
-  config = text_defaults()
+  """Return a recipe for texts by characters: nanoGPT's run on a CPU (Karpathy 2023), two minutes on two cores."""
+  config = defaults('next_token')
   config.model.update(width=128, depth=4, heads=4)
   config.data.update(tokenizer='characters', length=64, validation=0.0)
   config.train.update(epochs=1.53, batch_size=12)  # 2,000 steps of tiny Shakespeare
-  # nanoGPT's, but for its rate of 1e-3: twice that is better for its GPT too.
+  # These are nanoGPT's values, except its learning rate of 1e-3. Twice that rate is better for its GPT too.
   config.optimizer.update(learning_rate=2e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'
-  # As in recipe laptop; places above all (docs/text.md).
+  # As in recipe laptop. Relative positions matter most (docs/text.md).
   config.stages.stage1 = {'relative_positions': 'gaussian'}
   config.stages.stage2 = {
     'normalize_inputs': True,
@@ -144,33 +148,29 @@ def characters() -> ConfigDict:
 
 
 RECIPES = {'memo': memo, 'small': small, 'laptop': laptop, 'strong': strong, 'finetune': finetune, 'plain': plain}
-
-
 TEXT_RECIPES = {'characters': characters}
 
 
 def defaults(task: str = 'classification') -> ConfigDict:
-  """Return every default, and room for the options of whichever stage has them, see `make_config`."""
+  """Return a config with every default, and an empty section `stages`.
+
+  A recipe writes options of stages there. `make_config` gives each option to the stages that have it.
+  """
   config = all_defaults(task)
   config.stages = ConfigDict({'stage1': {}, 'stage2': {}})
   return config
 
 
-def text_defaults() -> ConfigDict:
-  """Return what the recipes for texts have in common."""
-  return defaults('next_token')
-
-
 def named_options(name: str) -> dict[str, Any]:
-  """Return what a named model sets of the `model` part, beside its two stages; None is left to `resolve`."""
-  # As published: no class token, and what mixes the tokens knows their places.
+  """Return the keys of the `model` part that a named model sets. `resolve` fills a key that is None."""
+  # As published: there is no class token, and the layers that mix tokens know the positions.
   patches_only = {'pool': 'mean', 'positions': 'none'}
   options: dict[str, dict[str, Any]] = {
     'unified': {'stage1': {'memory': None}},
     'gmlp': patches_only,
     'amlp': {**patches_only, 'stage1': {'attention': 64}},
     'mixer': {**patches_only, 'stage2': {'activation': 'gelu'}},
-    # A class token would see no patch, or not be one.
+    # pooling needs a square of patches. With identity, a class token would see no patch.
     'pooling': {'pool': 'mean'},
     'identity': {'pool': 'mean'},
   }
@@ -188,7 +188,7 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   Args:
     arguments: 'model=…,recipe=…,size=…', each optional.
     data: the `data` keys of the data set.
-    **overrides: sections with keys that this data set sets otherwise, for every recipe.
+    **overrides: keys by section that this data set sets differently, for every recipe.
 
   Raises:
     UserError: an argument or value is unknown.
@@ -220,7 +220,7 @@ def _make_config(
     config.model.update(width=width, depth=depth, heads=heads, expansion=expansion)
   named = named_options(config.model.name)
   config.model.update({key: value for key, value in named.items() if key in config.model})
-  # An MLP's unit costs 2D + 1 parameters, a center with its width as many: the models of a recipe match.
+  # A unit of an MLP costs 2D + 1 parameters, and so does a center with its σ. So the models of a recipe match.
   for stage, options in zip(('stage1', 'stage2'), stage_options(config.model.name, None), strict=True):
     for changes in (named.get(stage, {}), stages[stage]):
       options.update({key: value for key, value in changes.items() if key in options})

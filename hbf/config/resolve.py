@@ -1,4 +1,4 @@
-"""Resolution of a config after its overrides: derived keys are filled in, and all keys are checked."""
+"""Resolution of a config after its overrides: derived keys are filled, and all keys are checked."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ from hbf.options import OptionError
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-  """Fill in the keys that are empty because they depend on others, after all overrides.
+  """Fill the empty keys, which depend on other keys, after all overrides.
 
-  The units of a stage follow from `model.expansion`, which is then left out: it says no more than they do.
-  The rate of the centers follows from `model.width`.
+  The number of units of a stage follows from `model.expansion`, which is then removed. The rate of the centers,
+  `optimizer.center_rate`, follows from `model.width`.
 
   Args:
-    config: of a run; it isn't changed. One that is resolved comes back as it is.
+    config: the config of a run. It is not changed.
 
   Returns:
-    The config that a run folder stores.
+    The config that a run folder stores. It equals `config` if that is resolved already.
 
   Raises:
-    UserError: a key that others depend on has a value that it can't have.
+    UserError: `model.width` or `model.expansion` is outside its range.
   """
   resolved = config.copy_and_resolve_references()
   model, optimizer = resolved.model, resolved.optimizer
@@ -39,8 +39,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
         stage.update({option: count for option, value in stage.items() if value is None})
       del model.expansion
     if optimizer.center_rate is None:
-      # Adam moves every number by about the learning rate. Centers start at size 1, the weights of an MLP at 1/√D:
-      # the same relative steps need √D times the rate.
+      # Adam moves every number by about the learning rate. Centers start at size 1, the weights of an MLP at 1/√D.
+      # So the same relative steps need √D times the rate.
       optimizer.center_rate = model.width**0.5
   return resolved
 
@@ -49,10 +49,10 @@ def check(config: ConfigDict) -> None:
   """Check the value of every key.
 
   Args:
-    config: resolved.
+    config: a resolved config.
 
   Raises:
-    UserError: naming the key, its value, what was expected and what to do.
+    UserError: a value is outside its range. The message has the key, the value and the allowed values.
   """
   known = keys(config.task) | stage_keys(config.model.name)
   _check(flatten_dict(config.to_dict(), sep='.'), known)
@@ -60,7 +60,7 @@ def check(config: ConfigDict) -> None:
 
 def _check(values: dict[str, Any], known: dict[str, Key]) -> None:
   for name, value in values.items():
-    # `make_stages` refuses an option that a stage doesn't have, and says where it may come from.
+    # `make_stages` refuses options that a stage does not have, with a better message.
     if name in known or not name.startswith(('model.stage1.', 'model.stage2.')):
       key = choose('config key', name, known)
       example = '' if key.default is None or key.default not in key.values else f', such as {key.default!r}'
@@ -69,10 +69,10 @@ def _check(values: dict[str, Any], known: dict[str, Key]) -> None:
 
 @contextlib.contextmanager
 def naming_keys(config: ConfigDict) -> Iterator[None]:
-  """Add the config's keys to what a module says of its own options.
+  """Add the keys of the config to an error of a module about its options.
 
   Raises:
-    UserError: a module has raised OptionError.
+    UserError: a module raised OptionError.
   """
   try:
     yield
