@@ -161,7 +161,7 @@ def _plain_errors() -> Iterator[None]:
   except (KeyError, AttributeError) as error:
     key, near = re.search(r'\w+', str(error)), re.search(r'mean "(\w+)"', str(error))
     hint = f'did you mean {near[1]!r}? ' if near else ''
-    where = 'hbf/config/defaults.py has all keys, hbf/nn the options that each stage has'
+    where = '`python -m hbf.config.reference` lists all keys'
     raise UserError(f'unknown config key {key and key[0]!r}: {hint}{where}') from error
   except (flags.Error, UserError, TypeError, OSError) as error:
     if missing := re.search(r"No such file or directory: '(.+?)'", str(error)):
