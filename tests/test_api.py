@@ -306,7 +306,7 @@ def test_other_arrays_than_the_runs_are_refused(trained):
   for message, data in others.items():
     with pytest.raises(ValueError, match=f'{message}.*give the same arrays'):
       hbf.evaluate(trained[0], data=data)
-  with pytest.raises(ValueError, match='give them as data='):
+  with pytest.raises(ValueError, match='give the arrays as data='):
     hbf.load(trained[0]).evaluate('test')
 
 
@@ -341,10 +341,14 @@ def test_a_callback_stops_a_run_and_the_same_call_goes_on(trained, tmp_path):
 
 
 def test_ctrl_c_saves_the_run_and_then_interrupts(tmp_path):
-  with pytest.raises(KeyboardInterrupt):
-    train(tiny(), tmp_path / 'run', callbacks=[lambda step, *_: step == 2 and os.kill(os.getpid(), signal.SIGINT)])
-  assert newest(tmp_path / 'run') == 2
-  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for background jobs
+  try:
+    with pytest.raises(KeyboardInterrupt):
+      train(tiny(), tmp_path / 'run', callbacks=[lambda step, *_: step == 2 and os.kill(os.getpid(), signal.SIGINT)])
+    assert newest(tmp_path / 'run') == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  finally:
+    signal.signal(signal.SIGINT, before)
 
 
 IMAGES, LABELS, *TEST = arrays(8, 4)

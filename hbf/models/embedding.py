@@ -163,7 +163,7 @@ def to_patches(images: Float[Array, 'B H W C'], patch: int) -> Float[Array, 'B r
   return grid.swapaxes(2, 3).reshape(batch, height // patch, width // patch, -1)
 
 
-def neighborhoods(z: Float[Array, 'B H W C']) -> Float[Array, 'B h w 9*C']:
+def neighborhoods(z: Float[Array, 'B H W C']) -> Float[Array, 'B _ _ _']:
   """Map [B, H, W, C] to the inputs of a padded convolution of 3×3 with a stride of 2, [B, H/2, W/2, 9 C].
 
   Windows begin one row and one column before each pair. Kernels are [9 C, D], from [3, 3, C, D]. XLA's own
