@@ -10,8 +10,8 @@ import numpy as np
 from hbf.evaluation import exact
 from hbf.evaluation.scores import ACCURACY, ECE, NLL, TOP5
 
-CONFUSION_CLASSES = 1000  # whose matrix has a million numbers, at most, when it is written
-BINS = 15  # of confidence, for the calibration error; the usual number (Guo et al. 2017)
+CONFUSION_CLASSES = 1000  # most classes of a confusion matrix that is written: a million numbers
+BINS = 15  # bins of confidence for the calibration error, as in Guo et al. 2017
 
 
 class Counts(flax.struct.PyTreeNode):
@@ -37,13 +37,19 @@ class Counts(flax.struct.PyTreeNode):
   @classmethod
   def zeros(cls, classes: int) -> 'Counts':
     """Return the counts of no examples."""
-    # Every leaf is an array of its own, as a step that is given them may reuse their memory.
+    # Every leaf is a separate array, because a step that gets the counts may reuse their memory.
     integers = ((classes, classes), (), (BINS,), (BINS,))
     confusion, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)
     return cls(confusion, top5, jnp.zeros(2), bin_examples, bin_correct, jnp.zeros((2, BINS)))
 
   def add(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> 'Counts':
-    """Add a batch: logits [B, C], labels int32 [B], mask [B], which is False for padding."""
+    """Add a batch.
+
+    Args:
+      logits: [B, C].
+      labels: int32 [B].
+      mask: booleans [B]. False for padding.
+    """
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     predictions = jnp.argmax(logits, axis=-1)
     correct = (predictions == labels) & mask
@@ -62,7 +68,7 @@ class Counts(flax.struct.PyTreeNode):
 
 
 def summarize(counts: Counts) -> dict[str, Any]:
-  """Return the figures of a split: n and correct (integers), and those of `CLASSIFICATION`, nll an example."""
+  """Return the scores of a split: the integers n and correct, and the scores in `CLASSIFICATION`. nll is the mean."""
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, bin_confidence = exact.value(c.nll), exact.value(c.bin_confidence)
   n, correct = int(c.confusion.sum()), int(np.trace(c.confusion))
@@ -78,23 +84,25 @@ def summarize(counts: Counts) -> dict[str, Any]:
 
 
 def detail(counts: Counts) -> dict[str, Any]:
-  """Return what a report of a split says beside its figures.
+  """Return the details of a split, which its report has beside the scores.
 
   Returns:
-    per_class, the accuracy of each class in percent (None without examples); confusion [label][prediction], unless
-    there are more than CONFUSION_CLASSES; reliability, for each bin of confidence its examples, accuracy and mean
-    confidence in percent.
+    A dictionary. `per_class` is the accuracy of each class in percent, or None for a class without examples.
+    `confusion` is indexed [label][prediction]. It is left out if there are more than CONFUSION_CLASSES classes.
+    `reliability` has for each bin of confidence the number of examples, and accuracy and mean confidence in percent.
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
-  of_class, bin_confidence = c.confusion.sum(axis=1), exact.value(c.bin_confidence)
-  per_class = [100 * int(hit) / int(m) if m else None for hit, m in zip(np.diag(c.confusion), of_class, strict=True)]
+  examples, bin_confidence = c.confusion.sum(axis=1), exact.value(c.bin_confidence)
+  per_class = [
+    100 * int(correct) / int(n) if n else None for correct, n in zip(np.diag(c.confusion), examples, strict=True)
+  ]
   confusion = {'confusion': c.confusion.tolist()} if len(c.confusion) <= CONFUSION_CLASSES else {}
   return {
     'per_class': per_class,
     **confusion,
     'reliability': [
-      {'n': int(m), 'accuracy': 100 * int(hit) / int(m), 'confidence': 100 * float(p) / int(m)}
-      for m, hit, p in zip(c.bin_examples, c.bin_correct, bin_confidence, strict=True)
-      if m
+      {'n': int(n), 'accuracy': 100 * int(correct) / int(n), 'confidence': 100 * float(confidence) / int(n)}
+      for n, correct, confidence in zip(c.bin_examples, c.bin_correct, bin_confidence, strict=True)
+      if n
     ],
   }

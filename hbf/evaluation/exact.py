@@ -1,4 +1,4 @@
-"""Sums of many numbers without a rounding error that matters."""
+"""Sums of many numbers, with a negligible rounding error."""
 
 import jax
 import jax.numpy as jnp
@@ -6,20 +6,21 @@ import numpy as np
 
 
 def add(total: jax.Array, value: jax.Array) -> jax.Array:
-  """Add a value to a sum and its rounding error. Together they are as precise as 48 bits.
+  """Add a value to a sum that is kept together with its rounding error.
 
-  Reference: Dekker 1971, "A floating-point technique for extending the available precision"; Knuth's TwoSum first.
+  Both together have a precision of 48 bits. Knuth's TwoSum comes first, then the renormalization of Dekker 1971, "A
+  floating-point technique for extending the available precision".
 
   Args:
-    total: float32 [2, …], the sum and its rounding error. Zeros stand for no values.
+    total: float32 [2, …], the sum and its rounding error. Zeros stand for an empty sum.
     value: float32 […].
   """
-  old, rest = total
+  old, error = total
   new = old + value
   added = new - old
-  rest += (old - (new - added)) + (value - added)
-  both = new + rest
-  return jnp.stack([both, rest - (both - new)])
+  error += (old - (new - added)) + (value - added)
+  both = new + error
+  return jnp.stack([both, error - (both - new)])
 
 
 def value(total: np.ndarray) -> np.ndarray:

@@ -16,9 +16,9 @@ class TextCounts(flax.struct.PyTreeNode):
 
   Attributes:
     nll: float32 [2, T], summed negative log-likelihood in nats of the tokens at each position, see `exact.add`.
-    correct: int32 [T], number of tokens that were the likeliest.
+    correct: int32 [T], number of tokens to which the model gave the greatest probability.
     tokens: int32 [T], number of tokens.
-    bytes: int32, number of bytes that these tokens stand for.
+    bytes: int32, number of bytes of these tokens.
   """
 
   nll: jax.Array
@@ -29,11 +29,18 @@ class TextCounts(flax.struct.PyTreeNode):
   @classmethod
   def zeros(cls, length: int) -> 'TextCounts':
     """Return the counts of no texts, for windows of T tokens."""
-    correct, tokens = (jnp.zeros(length, jnp.int32) for _ in range(2))  # arrays of their own, as in `Counts`
+    correct, tokens = (jnp.zeros(length, jnp.int32) for _ in range(2))  # separate arrays, as in `Counts`
     return cls(jnp.zeros((2, length)), correct, tokens, jnp.zeros((), jnp.int32))
 
   def add(self, nll: jax.Array, correct: jax.Array, counted: jax.Array, sizes: jax.Array) -> 'TextCounts':
-    """Add a batch: nats, hits, a mask of the tokens that count, and the bytes of each token, all [B, T]."""
+    """Add a batch.
+
+    Args:
+      nll: negative log-likelihood of each token in nats, [B, T].
+      correct: booleans [B, T]. True where the token had the greatest probability.
+      counted: booleans [B, T]. True for the tokens that count.
+      sizes: number of bytes of each token, [B, T].
+    """
     return TextCounts(
       nll=exact.add(self.nll, jnp.sum(nll, axis=0, where=counted)),
       correct=self.correct + jnp.sum(correct & counted, axis=0, dtype=jnp.int32),
@@ -43,7 +50,7 @@ class TextCounts(flax.struct.PyTreeNode):
 
 
 def summarize_text(counts: TextCounts) -> dict[str, Any]:
-  """Return the figures of a text: n, correct (tokens), bytes, and those of `hbf.evaluation.scores.NEXT_TOKEN`."""
+  """Return the scores of a text: n and correct (tokens), bytes, and the scores in `NEXT_TOKEN`."""
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, n = exact.value(c.nll), int(c.tokens.sum(dtype=np.int64))
   total, correct, size = float(nll.sum()), int(c.correct.sum(dtype=np.int64)), int(c.bytes)
@@ -59,13 +66,13 @@ def summarize_text(counts: TextCounts) -> dict[str, Any]:
 
 
 def detail_text(counts: TextCounts) -> dict[str, Any]:
-  """Return by_position: for each place of a window that has tokens their number, token_nll and accuracy."""
+  """Return `by_position`: the number of tokens, token_nll and accuracy at each position of a window with tokens."""
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll = exact.value(c.nll)
   return {
     'by_position': [
-      {'position': i, 'n': int(m), TOKEN_NLL.name: float(of_place) / int(m), ACCURACY.name: 100 * int(hit) / int(m)}
-      for i, (of_place, hit, m) in enumerate(zip(nll, c.correct, c.tokens, strict=True))
-      if m
+      {'position': i, 'n': int(n), TOKEN_NLL.name: float(total) / int(n), ACCURACY.name: 100 * int(correct) / int(n)}
+      for i, (total, correct, n) in enumerate(zip(nll, c.correct, c.tokens, strict=True))
+      if n
     ],
   }

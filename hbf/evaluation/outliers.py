@@ -1,4 +1,4 @@
-"""Separation of images like the training images from others, by a score of each image."""
+"""Separation of images like the training images from other images, by a score of each image."""
 
 import dataclasses
 import math
@@ -8,8 +8,8 @@ from scipy import optimize, special, stats
 
 from hbf.errors import UserError
 
-LEVEL = 0.95
-KEPT = 0.95  # of the images inside, at the threshold of FPR95
+LEVEL = 0.95  # of the confidence intervals
+KEPT = 0.95  # share of the images inside that reach the threshold of FPR95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Separation:
   """The separation of examples inside (like the training images) from examples outside.
 
   Attributes:
-    auroc: chance that one inside scores above one outside, ties counting half. At random it is 50.
-    fpr95: share of those outside that score at least the threshold which 95% of those inside reach.
+    auroc: chance that an example inside scores above an example outside. Ties count half. Random scores have 50.
+    fpr95: share of the examples outside that reach the threshold which 95% of the examples inside reach.
   """
 
   auroc: Estimate
@@ -35,12 +35,12 @@ class Separation:
 
 
 def softmax_score(logits: np.ndarray) -> np.ndarray:
-  """Return the greatest probability (Hendrycks & Gimpel 2017), [n], of logits [n, classes]."""
+  """Return the greatest probability of each example (Hendrycks & Gimpel 2017): [n] from logits [n, classes]."""
   return np.asarray(special.softmax(logits.astype(np.float64), axis=1).max(axis=1))
 
 
 def energy_score(logits: np.ndarray) -> np.ndarray:
-  """Return the negative energy log Σ exp (Liu et al. 2020), [n] of logits [n, classes]."""
+  """Return the negative energy log Σ exp of each example (Liu et al. 2020): [n] from logits [n, classes]."""
   return np.asarray(special.logsumexp(logits.astype(np.float64), axis=1))
 
 
@@ -49,19 +49,23 @@ def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
 
   The interval of the AUROC is DeLong's (1988) for the logarithm of its odds, which stays within 0 to 100. If all
   examples are separated, DeLong's variance is 0, and the interval is Newcombe's (2006). The interval of the FPR
-  includes the error of the estimated threshold; without it the interval would be half as wide. In simulations the
-  intervals hold the truth in 94 to 99 of 100 cases, and in 90 for an AUROC above 99.9, which few examples decide.
+  includes the error of the estimated threshold. In simulations the intervals contain the true value in 94 to 99 of
+  100 cases. For an AUROC above 99.9, which few examples decide, it is 90 of 100 cases.
 
   Args:
     inside: scores of examples like the training images, [n].
     outside: scores of other examples, [m].
 
   Raises:
-    UserError: there are fewer than two examples of a kind, or a score is not finite.
+    UserError: there are fewer than two examples inside or outside, or a score is NaN.
   """
   _check(inside, outside)
   area, variance = _delong(inside, outside)
-  auroc = _around(area, math.sqrt(variance)) if 0 < area < 1 else _at_an_end(area, len(inside), len(outside))
+  auroc = (
+    _logit_interval(area, math.sqrt(variance))
+    if 0 < area < 1
+    else _interval_at_bound(area, len(inside), len(outside))
+  )
   return Separation(auroc, _false_positives(inside, outside))
 
 
@@ -78,7 +82,7 @@ def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray
   for inside, outside in (one, other):
     _check(inside, outside)
   if [len(z) for z in one] != [len(z) for z in other]:
-    raise UserError('scores to be compared must be of the same examples: their numbers differ')
+    raise UserError('the two scores have different numbers of examples: compare scores of the same examples')
   (first, parts), (second, others) = (_placements(*scores) for scores in (one, other))
   inside, outside = (a - b for a, b in zip(parts, others, strict=True))
   half = _quantile() * math.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside))
@@ -88,16 +92,16 @@ def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray
 def _check(inside: np.ndarray, outside: np.ndarray) -> None:
   for name, scores in (('inside', inside), ('outside', outside)):
     if len(scores) < 2:
-      raise UserError(f'there are {len(scores)} examples {name}: to tell two kinds apart takes two of each at least')
+      raise UserError(f'there are {len(scores)} examples {name}: expected at least two inside and two outside')
     if np.isnan(scores).any():
-      raise UserError(f'{int(np.isnan(scores).sum())} of the {len(scores)} scores {name} are no numbers')
+      raise UserError(f'{int(np.isnan(scores).sum())} of the {len(scores)} scores {name} are NaN: expected numbers')
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-  """Return the AUROC, and for each example the share of the other kind that it is on the right side of.
+  """Return the AUROC, and for each example the share of the other kind that it is separated from correctly.
 
-  It is computed by ranks (Sun & Xu 2014): the rank among all minus the rank among its own kind counts the other kind
-  below.
+  Ranks give the shares (Sun & Xu 2014). The rank of an example among all examples, minus its rank among its own kind,
+  is the number of examples of the other kind below it.
   """
   n, m = len(inside), len(outside)
   ranks = stats.rankdata(np.concatenate([inside, outside]))
@@ -107,37 +111,38 @@ def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[n
 
 
 def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
+  """Return the AUROC and its variance (DeLong et al. 1988)."""
   area, (above, below) = _placements(inside, outside)
   return area, float(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below))
 
 
-def _around(area: float, deviation: float) -> Estimate:
+def _logit_interval(area: float, deviation: float) -> Estimate:
   """Return an area with its interval, which is symmetric in log(area / (1 − area))."""
   odds, half = math.log(area / (1 - area)), _quantile() * deviation / (area * (1 - area))
   return Estimate(100 * area, *(100 * float(special.expit(odds + side * half)) for side in (-1, 1)))
 
 
-def _at_an_end(area: float, n: int, m: int) -> Estimate:
+def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
   """Return an area of 0 or 1 with its interval (Newcombe 2006, method 5, Hanley & McNeil's variance)."""
-  more = (n + m) / 2 - 1
+  extra = (n + m) / 2 - 1
 
   def excess(x: float) -> float:
-    return _quantile() ** 2 * x * (1 + more * (1 - x) / (2 - x) + more * x / (1 + x)) - n * m * (1 - x)
+    return _quantile() ** 2 * x * (1 + extra * (1 - x) / (2 - x) + extra * x / (1 + x)) - n * m * (1 - x)
 
   bound = float(optimize.brentq(excess, 0, 1))
   return Estimate(100.0, 100 * bound, 100.0) if area else Estimate(0.0, 0.0, 100 * (1 - bound))
 
 
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
-  """Return the share of examples outside that reach the threshold which 95% of those inside reach.
+  """Return the share of examples outside that reach the threshold which 95% of the examples inside reach.
 
   The number of examples inside below the true threshold is binomial, which gives the distribution of the threshold's
-  rank. For each rank, the true share outside has Jeffreys' Beta distribution. The interval is that of the mixture.
+  rank. For each rank, the true share outside has Jeffreys' Beta distribution. The interval belongs to their mixture.
   """
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)
   below = np.arange(int(fewest), min(int(most), n - 1) + 1)
-  above = m - np.searchsorted(np.sort(outside), np.sort(inside))  # [n], at each of those inside as the threshold
+  above = m - np.searchsorted(np.sort(outside), np.sort(inside))  # [n], with each example inside as the threshold
   weights = stats.binom.pmf(below, n, 1 - KEPT)
 
   def distribution(share: float) -> float:

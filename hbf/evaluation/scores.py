@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """A number that says how good a model is.
+  """A number that measures how good a model is.
 
   Attributes:
     name: key in metrics.jsonl and result.json.
     unit: unit in tables.
-    better: max or min, which picks the best of several values.
+    better: `max` or `min`. It returns the best of several values.
     form: format of a value in tables.
   """
 
@@ -37,8 +37,7 @@ PERPLEXITY = Score('perplexity', 'tokens', min, '.3f')
 BITS_PER_BYTE = Score('bits_per_byte', 'bits', min, '.4f')
 SCORES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
 
-# Of a classifier, of a model that tells the next token, and of one that tells masked ones; the first of each ranks
-# checkpoints and arms.
+# The scores of each task. The first score of a task ranks checkpoints and arms.
 CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)
 NEXT_TOKEN = (TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE, ACCURACY)
 MASKED_TOKEN = (TOKEN_NLL, PERPLEXITY, ACCURACY)

@@ -8,20 +8,25 @@ from rich.console import Console
 from hbf.evaluation.scores import SCORES
 from hbf.markdown import table
 
-# How a value is written, and its unit; others as they are.
+# Format and unit of a value by its key.
 FORMATS = {score.name: (score.form, score.unit) for score in SCORES}
 FORMATS |= {'train_operations': ('.3g', ''), 'train_seconds': ('.2f', 's'), 'compile_seconds': ('.2f', 's')}
-MOST_CLASSES = 20  # that are all shown
+MOST_CLASSES = 20  # if there are more, only the hardest classes are shown
 
 
 def print_result(result: Mapping[str, Any], title: str, console: Console) -> None:
-  """Print the scalars of a result, one in a row, with their units."""
+  """Print the scalars of a result with their units, one in a row."""
   scalars = {key: value for key, value in result.items() if isinstance(value, str | int | float)}
-  _print(title, table(('figure', 'value'), [(key, _shown(key, value)) for key, value in scalars.items()]), console)
+  _print(
+    title, table(('name', 'value'), [(key, _format_value(key, value)) for key, value in scalars.items()]), console
+  )
 
 
 def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: Console) -> None:
-  """Print the accuracy of each class, or of the hardest, and the class it is most often taken for."""
+  """Print the accuracy of each class, and the class with which it is confused most often.
+
+  If there are more than MOST_CLASSES classes, print only those with the lowest accuracy.
+  """
   rows = []
   for i, (row, accuracy) in enumerate(zip(summary['confusion'], summary['per_class'], strict=True)):
     wrong = [0 if j == i else count for j, count in enumerate(row)]
@@ -36,7 +41,7 @@ def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: C
   _print(title, table(('class', 'n', 'accuracy', 'most often taken for'), rows), console)
 
 
-def _shown(key: str, value: str | int | float) -> str:
+def _format_value(key: str, value: str | int | float) -> str:
   form, unit = FORMATS.get(key, ('.2f', ''))
   text = f'{value:,{form}}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else value
   return f'{text} {unit}'.strip()
@@ -47,5 +52,5 @@ def _print(title: str, shown: str, console: Console) -> None:
 
 
 def say(console: Console, text: str) -> None:
-  """Print a text as it is. Rich would take a folder called `[/` for markup, and break long lines."""
+  """Print a text unchanged. By default Rich would read the folder name `[/` as markup, and break long lines."""
   console.print(text, highlight=False, markup=False, soft_wrap=True)

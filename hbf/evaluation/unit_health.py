@@ -1,4 +1,4 @@
-"""Health of the units of stage 2: dead, constant, or of a low share. Every report uses these definitions."""
+"""Health of the units of stage 2: dead units, constant units and units with a low share. All reports use it."""
 
 from typing import NamedTuple
 
@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-ROUNDING = float(np.finfo(np.float32).eps)  # what is below it is 0 beside 1
-CONSTANT = 0.1  # deviation over the root mean square: below it, under 1% of the mean square varies
-AWAKE = 2.0  # times the even share 1/U
-LOW_SHARE = 1e-3  # of the tokens
+ROUNDING = float(np.finfo(np.float32).eps)  # a smaller number is 0 beside 1
+CONSTANT = 0.1  # standard deviation over root mean square. Below it, less than 1% of the mean square varies
+AWAKE = 2.0  # share of an awake unit over the even share 1/U
+LOW_SHARE = 1e-3  # fraction of the tokens for which a unit is awake
 
 
 class Health(NamedTuple):
-  """Faults of U units, bool [..., U]. No unit has both.
+  """Faults of U units, booleans [..., U]. No unit has both.
 
   Attributes:
-    dead: the unit adds nothing and learns nothing. Its greatest |response| is 0 to rounding, or the gradient of its
-      coefficient is.
-    constant: the unit adds a bias. Its response hardly varies over the tokens.
+    dead: True if the unit adds nothing or learns nothing. Up to rounding, its greatest |response| or the gradient of
+      its coefficient is 0.
+    constant: True if the unit only adds a bias. Its response hardly varies over the tokens.
   """
 
   dead: jax.Array
@@ -30,8 +30,8 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
   """Find the dead and the constant units among responses [..., M, U] to M tokens.
 
   Args:
-    responses: R, normalized and with their gain, as they go into the sum Σ R c.
-    gradient: greatest |gradient| of the loss by each unit's coefficients, [..., U]; None where it isn't known.
+    responses: R as in the sum Σ R c, after normalization and gain.
+    gradient: greatest |gradient| of the loss with respect to each unit's coefficients, [..., U]. None: unknown.
   """
   responses = jnp.asarray(responses, jnp.float32)
   peak = jnp.max(jnp.abs(responses), axis=-2)
@@ -41,12 +41,12 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
 def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: ArrayLike | None = None) -> Health:
   """Find the dead and the constant units by statistics of their responses over the tokens.
 
-  A response is measured against 1. That is a kernel's value at its center, and the size to which a gain or a
-  normalization brings the responses. A gradient is measured against the largest of the same stage.
+  A response is compared with 1. A kernel has this value at its center, and a gain or a normalization brings the
+  responses to this size. A gradient is compared with the largest gradient of the same stage.
 
   Args:
     peak: greatest |R|, [..., U].
-    mean: of R, [..., U].
+    mean: mean of R, [..., U].
     deviation: standard deviation of R, [..., U].
     gradient: as for `unit_health`.
   """
@@ -59,17 +59,26 @@ def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: Arr
 
 
 def awake(log_kernels: jax.Array) -> jax.Array:
-  """Tell which units are awake for which token: K / ΣK is at least twice the even share. Bool [..., U].
+  """Return True where a unit is awake for a token: K / ΣK is at least twice the even share.
 
-  The share ranks the units of one token. It says nothing of their size: if all K are 0, some unit still has a share.
+  The share only ranks the units of one token. If all K are near 0, some units still have a large share.
+
+  Args:
+    log_kernels: log K, [..., U].
+
+  Returns:
+    Booleans [..., U].
   """
   return jax.nn.softmax(log_kernels, axis=-1) >= AWAKE / log_kernels.shape[-1]
 
 
 def low_share(rate: ArrayLike) -> jax.Array:
-  """Tell which units are awake for fewer than one token in a thousand, bool [..., U]; they may be alive.
+  """Return True for units that are awake for fewer than one token in a thousand. Such a unit may be alive.
 
   Args:
-    rate: part of the tokens for which a unit is awake, [..., U].
+    rate: fraction of the tokens for which a unit is awake, [..., U].
+
+  Returns:
+    Booleans [..., U].
   """
   return jnp.asarray(rate) < LOW_SHARE

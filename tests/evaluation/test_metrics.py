@@ -24,11 +24,11 @@ def counted(logits, labels, mask, parts=1):
   for x, y, m in zip(*(np.array_split(z, parts) for z in (logits, labels, mask)), strict=True):
     counts = counts.add(jnp.asarray(x), jnp.asarray(y), jnp.asarray(m))
   scores, details = summarize(counts), detail(counts)
-  assert not scores.keys() & details.keys()  # validations make no details, which are long
+  assert not scores.keys() & details.keys()  # a validation leaves out the details, which are long
   return scores | details
 
 
-def test_figures_are_those_of_the_examples_that_the_mask_keeps():
+def test_scores_count_only_the_examples_that_the_mask_keeps():
   logits, labels, mask = batch()
   p, labels_kept = softmax(logits[mask]), labels[mask]
   predictions = p.argmax(axis=1)
@@ -79,7 +79,9 @@ def test_sums_over_very_many_batches_lose_nothing():
   summary = summarize(count()) | detail(count())
   p = softmax(np.asarray(logits))
   assert summary['n'] == 2 * batches
-  assert summary['nll'] == pytest.approx(-np.log(p[[0, 1], [0, 1]]).mean(), rel=3e-7)  # what a batch rounds away
+  assert summary['nll'] == pytest.approx(
+    -np.log(p[[0, 1], [0, 1]]).mean(), rel=3e-7
+  )  # the rounding error of one batch
   found = sorted(row['confidence'] for row in summary['reliability'])
   assert found == pytest.approx(sorted(100 * p.max(axis=1)), rel=3e-7)
 

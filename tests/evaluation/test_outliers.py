@@ -11,13 +11,13 @@ from hbf.evaluation.outliers import auroc_difference, energy_score, separation, 
 RANDOM = np.random.default_rng(0)
 
 
-def drawn(n, m, apart, random=RANDOM):
+def draw_scores(n, m, apart, random=RANDOM):
   return random.normal(apart, 1, n), random.normal(0, 1, m)
 
 
 @pytest.mark.parametrize('digits', [0, 1, 12])  # few digits make ties
 def test_auroc_and_fpr_are_those_of_scikit_learn(digits):
-  inside, outside = (z.round(digits) for z in drawn(300, 200, 1.0))
+  inside, outside = (z.round(digits) for z in draw_scores(300, 200, 1.0))
   found = separation(inside, outside)
   labels, scores = np.r_[np.ones(300), np.zeros(200)], np.r_[inside, outside]
   assert found.auroc.value == pytest.approx(100 * roc_auc_score(labels, scores))
@@ -37,7 +37,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
   random, apart, hits, paired = np.random.default_rng(1), 1.5, 0, 0
   truth = 100 * stats.norm.cdf(apart / np.sqrt(2))
   for _ in range(400):
-    inside, outside = drawn(80, 60, apart, random)
+    inside, outside = draw_scores(80, 60, apart, random)
     found = separation(inside, outside).auroc
     hits += found.low <= truth <= found.high
     noisier = inside + random.normal(0, 0.5, 80), outside + random.normal(0, 0.5, 60)
@@ -50,9 +50,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 
 @pytest.mark.parametrize(('n', 'm', 'apart'), [(80, 60, 1.5), (1000, 300, 1.5), (300, 1000, 3.0)])
 def test_the_interval_of_the_fpr_knows_that_the_threshold_is_estimated(n, m, apart):
-  """Wilson's, of the threshold as it is, holds the truth in about 70 of 100 cases."""
+  """Wilson's interval for a known threshold contains the truth in about 70 of 100 cases."""
   random, truth = np.random.default_rng(2), 100 * stats.norm.sf(apart + stats.norm.ppf(0.05))
-  intervals = [separation(*drawn(n, m, apart, random)).fpr95 for _ in range(400)]
+  intervals = [separation(*draw_scores(n, m, apart, random)).fpr95 for _ in range(400)]
   assert 0.92 <= np.mean([z.low <= truth <= z.high for z in intervals]) <= 0.99
   assert all(z.low <= z.value <= z.high for z in intervals)
 
@@ -60,7 +60,7 @@ def test_the_interval_of_the_fpr_knows_that_the_threshold_is_estimated(n, m, apa
 def test_where_all_are_told_apart_the_intervals_are_not_points():
   random, apart = np.random.default_rng(3), 3.5
   truth = 100 * stats.norm.cdf(apart / np.sqrt(2)), 100 * stats.norm.sf(apart + stats.norm.ppf(0.05))
-  found = [separation(*drawn(12, 10, apart, random)) for _ in range(400)]
+  found = [separation(*draw_scores(12, 10, apart, random)) for _ in range(400)]
   perfect = [z for z in found if z.auroc.value == 100]
   assert len(perfect) > 100
   assert all(z.auroc.low < truth[0] < z.auroc.high == 100 for z in perfect)
@@ -79,10 +79,10 @@ def test_perfect_and_no_separation():
   assert auroc_difference((same, same), (same, same)).value == 0
 
 
-def test_what_is_no_score_is_refused():
+def test_too_few_or_invalid_scores_are_refused():
   with pytest.raises(UserError, match='1 examples outside'):
     separation(np.zeros(3), np.zeros(1))
-  with pytest.raises(UserError, match='1 of the 2 scores inside are no numbers'):
+  with pytest.raises(UserError, match='1 of the 2 scores inside are NaN'):
     separation(np.array([0.0, np.nan]), np.zeros(3))
   with pytest.raises(UserError, match='same examples'):
     auroc_difference((np.zeros(3), np.zeros(3)), (np.zeros(4), np.zeros(3)))

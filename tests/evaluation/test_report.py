@@ -1,4 +1,4 @@
-"""Tables for a terminal: whole, with units, and of a length that can be read."""
+"""Tables for a terminal: nothing is cut off, values have units, and long tables are shortened."""
 
 import io
 
@@ -17,7 +17,7 @@ def printed(function, *arguments, width=20):
 
 
 def summary_of(confusion):
-  """Of a model that took examples of class i so often for class j."""
+  """Return the details for a confusion matrix [label, prediction]."""
   counts = Counts.zeros(len(confusion))
   return detail(counts.replace(confusion=confusion, bin_examples=np.zeros(BINS, np.int32)))
 

@@ -1,4 +1,4 @@
-"""Figures of texts against float64."""
+"""Scores of texts against float64."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from hbf.evaluation.language import TextCounts, detail_text, summarize_text
 
 
-def test_figures_are_those_of_float64_written_the_naive_way():
+def test_scores_equal_a_naive_computation_in_float64():
   random = np.random.default_rng(0)
   nll, hits = random.gamma(2.0, 1.0, (40, 6, 5)).astype(np.float32), random.random((40, 6, 5)) < 0.4
   counted, sizes = random.random((40, 6, 5)) < 0.8, random.integers(1, 5, (40, 6, 5))
@@ -24,15 +24,15 @@ def test_figures_are_those_of_float64_written_the_naive_way():
   assert found['token_nll'] == pytest.approx(total / counted.sum(), rel=1e-6)
   assert found['perplexity'] == pytest.approx(np.exp(total / counted.sum()), rel=1e-6)
   assert found['bits_per_byte'] == pytest.approx(total / sizes[counted].sum() / np.log(2), rel=1e-6)
-  for place in detail_text(counts)['by_position']:
-    of_place = counted[:, :, place['position']]
-    assert place['n'] == of_place.sum()
-    expected = nll[:, :, place['position']][of_place].mean(dtype=np.float64)
-    assert place['token_nll'] == pytest.approx(expected, rel=1e-6)
+  for row in detail_text(counts)['by_position']:
+    at_position = counted[:, :, row['position']]
+    assert row['n'] == at_position.sum()
+    expected = nll[:, :, row['position']][at_position].mean(dtype=np.float64)
+    assert row['token_nll'] == pytest.approx(expected, rel=1e-6)
 
 
 def test_sums_over_millions_of_tokens_stay_exact():
-  """In float32 alone they would be off by parts of a thousand."""
+  """Sums in float32 alone would be wrong by about a thousandth."""
   nll, steps = jnp.full((50, 4), 1.1), 20_000
   counted = jnp.ones((50, 4), bool)
   step = jax.jit(lambda i, counts: counts.add(nll, counted, counted, jnp.ones((50, 4), jnp.int32)))
