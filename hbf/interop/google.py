@@ -1,9 +1,9 @@
 """Weights of github.com/google-research/vision_transformer: ViT and MLP-Mixer, as published in .npz files.
 
 The sources are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21.
-Published files number all layers of a ViT's block in one row (LayerNorm_0, MultiHeadDotProductAttention_1,
+In published files one count numbers all layers of a ViT's block (LayerNorm_0, MultiHeadDotProductAttention_1,
 LayerNorm_2, MlpBlock_3). Today's code numbers each kind of layer from 0. Both can be read. The published networks
-take images with values from −1 to 1: data.mean and data.std of 0.5.
+take images with values from −1 to 1. So set data.mean and data.std to 0.5.
 """
 
 import functools
@@ -24,7 +24,7 @@ def load(path: str | pathlib.Path) -> tuple[ImageClassifier, dict[str, Params]]:
   """Load a network of Google's code as a Flax module.
 
   Args:
-    path: a .npz file as published. Files .safetensors and .pth with the same names can be read too.
+    path: a published .npz file, or a .safetensors or .pth file with the same names.
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
@@ -38,7 +38,7 @@ def load(path: str | pathlib.Path) -> tuple[ImageClassifier, dict[str, Params]]:
 
 
 def read(tensors: Tensors) -> Network:
-  """Return the ViT or Mixer that has these tensors. Errors are those of `load`."""
+  """Return the ViT or Mixer that has these tensors. Errors are as in `load`."""
   is_mixer = any(name.startswith(('MixerBlock_', 'stem/')) for name in tensors)
   if is_mixer:
     return read_fixed(_MIXER, tensors, functools.partial(mixer_config, activation='gelu'))
@@ -48,14 +48,14 @@ def read(tensors: Tensors) -> Network:
 def _read_vit(tensors: Tensors) -> Network:
   if any(name.startswith('pre_logits/') for name in tensors):
     raise UserError(
-      "it is one of Google's ViTs of 2020 for ImageNet-21k, which have a layer more before the head (pre_logits): "
-      'there is no such layer here; take one that was fine-tuned, or one of "How to train your ViT?"'
+      "it is one of Google's ViTs of 2020 for ImageNet-21k, which have another layer before the head (pre_logits): "
+      'hbf has no such layer; use one that was fine-tuned, or one of "How to train your ViT?"'
     )
   by_kind = any('/MlpBlock_0/' in name for name in tensors)
   table = _vit('cls' in tensors, *((0, 1, 0) if by_kind else (1, 2, 3)))
   sizes, params = table.read(tensors)
   if sizes['H'] * sizes['d'] != sizes['D']:
-    raise UserError(f'{sizes["H"]} heads of {sizes["d"]} dimensions do not make up its width of {sizes["D"]}')
+    raise UserError(f'its width of {sizes["D"]} is not {sizes["H"]} heads of {sizes["d"]} dimensions')
   pool = 'cls' if 'cls' in tensors else 'mean'
   return Network(
     origin=table.origin,
@@ -80,7 +80,7 @@ def _norm(ours: str, theirs: str) -> dict[str, ParameterSource]:
 
 
 def _patches(theirs: str) -> dict[str, ParameterSource]:
-  """Describe the convolution that cuts patches. Its kernel [row, column, channel, D] is kept."""
+  """Describe the convolution that embeds patches. Its kernel is [row, column, channel, D], as here."""
   kernel = ParameterSource(
     {f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1])
   )
@@ -88,13 +88,13 @@ def _patches(theirs: str) -> dict[str, ParameterSource]:
 
 
 def _attention(theirs: str) -> dict[str, ParameterSource]:
-  """Describe queries, keys and values [D, H, d] side by side, and the output [H, d, D]."""
+  """Describe the layers for queries, keys and values, [D, H, d] each, and the output layer, [H, d, D]."""
   projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
   return {
     'stage1/qkv/kernel': ParameterSource(
-      {f'{name}/kernel': ('D', 'H', 'd') for name in projections}, _joined_kernels
+      {f'{name}/kernel': ('D', 'H', 'd') for name in projections}, _concatenate_kernels
     ),
-    'stage1/qkv/bias': ParameterSource({f'{name}/bias': ('H', 'd') for name in projections}, _joined_biases),
+    'stage1/qkv/bias': ParameterSource({f'{name}/bias': ('H', 'd') for name in projections}, _concatenate_biases),
     'stage1/out/kernel': ParameterSource(
       {f'{theirs}/out/kernel': ('H', 'd', 'D')}, lambda z: z.reshape(-1, z.shape[-1])
     ),
@@ -102,19 +102,26 @@ def _attention(theirs: str) -> dict[str, ParameterSource]:
   }
 
 
-def _joined_kernels(*kernels: np.ndarray) -> np.ndarray:
+def _concatenate_kernels(*kernels: np.ndarray) -> np.ndarray:
   return np.stack(kernels, axis=1).reshape(len(kernels[0]), -1)
 
 
-def _joined_biases(*biases: np.ndarray) -> np.ndarray:
+def _concatenate_biases(*biases: np.ndarray) -> np.ndarray:
   return np.stack(biases).reshape(-1)
 
 
-def _vit(class_token_read: bool, attention: int, norm: int, mlp: int) -> Table:
-  """Describe a ViT. Without a class token it reads the mean of its patches."""
+def _vit(has_class_token: bool, attention: int, norm: int, mlp: int) -> Table:
+  """Return the table of a ViT.
+
+  Args:
+    has_class_token: True if the head reads a class token. Otherwise it reads the mean of the patches.
+    attention: number in the name of the attention layer.
+    norm: number in the name of the second norm.
+    mlp: number in the name of the MLP.
+  """
   positions = {_POSITIONS: (1, 'N', 'D')}
   tokens = {'positions': ParameterSource(positions, lambda z: z[0])}
-  if class_token_read:
+  if has_class_token:
     tokens = {
       'class_token': ParameterSource({'cls': (1, 1, 'D'), **positions}, class_token),
       'positions': ParameterSource(positions, patch_positions),

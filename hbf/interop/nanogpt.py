@@ -18,7 +18,7 @@ from hbf.nn.projections import check_heads
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 
-_EPSILON = 1e-5  # of its norms
+_EPSILON = 1e-5  # of the LayerNorms
 
 
 def load(path: str | pathlib.Path, heads: int) -> tuple[LanguageModel, dict[str, Params]]:
@@ -26,7 +26,7 @@ def load(path: str | pathlib.Path, heads: int) -> tuple[LanguageModel, dict[str,
 
   Args:
     path: a ckpt.pt, or a .pth, .npz or .safetensors file of the state_dict. Nothing in the file is run.
-    heads: heads of the attention, `n_head`. The tensors do not tell it.
+    heads: number of heads of the attention, `n_head`. It does not follow from the tensors.
 
   Returns:
     module and variables: `module.apply(variables, tokens, train=False)` returns logits [B, N, vocabulary]. Tokens are
@@ -53,14 +53,14 @@ def _read(tensors: Tensors, heads: int) -> tuple[LanguageModel, Params]:
 
 
 def _without_copies(tensors: Tensors) -> Tensors:
-  """Drop the causal masks of older versions of PyTorch, and the head, which equals the vectors of the tokens.
+  """Drop the causal masks of older versions of PyTorch, and the head, which equals the token embedding.
 
   Raises:
-    UserError: the head differs from the vectors of the tokens.
+    UserError: the head differs from the token embedding.
   """
   head, vectors = (tensors.get(name) for name in ('lm_head.weight', 'transformer.wte.weight'))
   if head is not None and (vectors is None or not np.array_equal(head, vectors)):
-    raise UserError("its lm_head.weight isn't its transformer.wte.weight, as it is in nanoGPT")
+    raise UserError("its lm_head.weight isn't its transformer.wte.weight: in nanoGPT both are the same")
   return {name: z for name, z in tensors.items() if name != 'lm_head.weight' and not name.endswith('.attn.bias')}
 
 

@@ -30,8 +30,8 @@ class Network:
     channels: channels of its images.
     classes: number of logits.
     patches: number of patches of its images.
-    resize: interpolation of its positions to other images. None: it takes no other number of patches.
-    unused: names of tensors that the network does not compute with.
+    resize: interpolation of its positions to images of another size. None: the number of patches is fixed.
+    unused: names of tensors in the file that the network does not use.
   """
 
   origin: str
@@ -45,7 +45,7 @@ class Network:
 
   @property
   def grid(self) -> int:
-    """Rows and columns of the patches if they form a square, else None."""
+    """The rows and columns of the patches, if these form a square."""
     return math.isqrt(self.patches)
 
 
@@ -59,7 +59,7 @@ def read_file(path: pathlib.Path, read: Callable[[Tensors], Network]) -> Network
 
 
 def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, int]], dict[str, Any]]) -> Network:
-  """Return a network without positions. Its weights belong to its number of patches.
+  """Return a network without positions, whose weights are for one number of patches.
 
   Args:
     table: the table of its tensors.
@@ -74,7 +74,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
 
 
 def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
-  """Return module and variables of a network, for images of any size if it has positions."""
+  """Return module and variables of a network. If it has positions, it takes images of any size."""
   model = build_model(ConfigDict(network.config), network.classes)
   if network.resize is not None:
     options = {field.name: getattr(model.embed, field.name) for field in dataclasses.fields(model.embed)}
@@ -97,7 +97,7 @@ def model_config(
 
   Args:
     name: name of the model.
-    sizes: its width D, depth and patch.
+    sizes: width D, depth and patch.
     stage1: options of stage 1 that are not the defaults.
     stage2: options of stage 2 that are not the defaults.
     heads: heads of stage 1, if it has heads.
@@ -131,7 +131,7 @@ def model_config(
 
 
 def vit_config(sizes: Mapping[str, int], heads: int, activation: str, pool: str = 'cls') -> dict[str, Any]:
-  """Return the config of a ViT (Dosovitskiy et al. 2021) with D, depth, patch and hidden units as in `sizes`."""
+  """Return the config of a ViT (Dosovitskiy et al. 2021). `sizes` has D, depth, patch and hidden."""
   mlp = {'hidden': sizes['hidden'], 'activation': activation}
   return model_config('vit', sizes, {'qkv_bias': True}, mlp, heads=heads, pool=pool, positions='learned')
 
@@ -139,7 +139,9 @@ def vit_config(sizes: Mapping[str, int], heads: int, activation: str, pool: str 
 def mixer_config(sizes: Mapping[str, int], activation: str) -> dict[str, Any]:
   """Return the config of a Mixer (Tolstikhin et al. 2021).
 
-  `sizes` has D, depth, patch, and the hidden units `tokens` and `hidden`.
+  Args:
+    sizes: D, depth, patch, and the numbers of hidden units `tokens` (stage 1) and `hidden` (stage 2).
+    activation: activation of both stages.
   """
   stages = ({'hidden': sizes[units], 'activation': activation} for units in ('tokens', 'hidden'))
   return model_config('mixer', sizes, *stages)

@@ -8,7 +8,7 @@ from hbf.interop.table import Tensors
 
 
 def read(path: pathlib.Path) -> Network:
-  """Return the network in a file of Google's, timm's or the authors' code. The names of the tensors tell which.
+  """Return the network in a file of Google's, timm's or the authors' code, which the names of the tensors show.
 
   Raises:
     UserError: the file cannot be read, or holds another network.

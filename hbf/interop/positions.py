@@ -1,4 +1,4 @@
-"""Positions that were learned on one grid of patches, for images of another size."""
+"""Learned positions for images of another size than those that the network was trained on."""
 
 import math
 from collections.abc import Callable
@@ -11,35 +11,35 @@ import numpy as np
 from hbf.errors import UserError
 from hbf.models.embedding import PatchEmbedding
 
-# Positions [rows · columns, D] from those of a square grid [grid², D], and rows and columns.
+# A function of positions of a square grid [grid², D], rows and columns. It returns positions [rows · columns, D].
 Resize = Callable[[jax.Array, int, int], jax.Array]
 
 
 class AnySizeEmbedding(PatchEmbedding):
-  """An embedding of images of any size. It resizes its positions to the patches of the images at every call.
+  """An embedding of images of any size. Every call resizes the positions to the patches of the images.
 
   Attributes:
-    grid: rows and columns of the patches that have positions.
-    resize: interpolation of the positions. Each code has its own.
+    grid: rows and columns of the patches that have learned positions.
+    resize: interpolation of the positions. Every project has its own.
   """
 
   grid: int = 0
   resize: Resize | None = None
 
-  def _positions(self, places: np.ndarray) -> jax.Array:
-    """Return the positions [N, D] that are added to patches at [N, 2], row by row."""
+  def _positions(self, coordinates: np.ndarray) -> jax.Array:
+    """Return what is added to patches at coordinates [N, 2], row by row: [N, D]."""
     assert self.resize is not None
-    rows, columns = (int(last) + 1 for last in places[-1])
+    rows, columns = (int(last) + 1 for last in coordinates[-1])
     learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
     return jnp.asarray(self.resize(learned, rows, columns)).astype(self.dtype)
 
 
 def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
-  """Positions [rows · columns, D] from those of a square grid, [grid², D]: cubic, smoothed where they become fewer.
+  """Resize the positions of a square grid, [grid², D], to [rows · columns, D] as timm does.
 
-  It is timm's rule, PyTorch's interpolate(mode='bicubic', antialias=True): Keys' cubic convolution with a = −1/2.
-  Google's code takes linear samples between the outermost points (scipy's zoom of order 1), which skips positions
-  where they become fewer.
+  This is cubic convolution (Keys 1981) with a = −1/2. It is smoothed if positions become fewer, like PyTorch's
+  interpolate(mode='bicubic', antialias=True). Google's code interpolates linearly between the outermost points
+  (scipy's zoom of order 1), which skips positions if they become fewer.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:
@@ -52,9 +52,9 @@ def square_side(patches: int) -> int:
   """Return the rows and columns of a square of patches.
 
   Raises:
-    UserError: this number of patches forms no square.
+    UserError: the patches do not form a square.
   """
   side = math.isqrt(max(patches, 0))
   if side < 1 or side * side != patches:
-    raise UserError(f'its positions are those of {patches} patches, which form no square')
+    raise UserError(f'it has positions of {patches} patches, which do not form a square')
   return side

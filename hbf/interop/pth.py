@@ -1,8 +1,8 @@
 """Reading and writing of PyTorch's .pth files without PyTorch. Nothing in a file is run.
 
-Since PyTorch 1.6 torch.save writes zip archives: ROOT/data.pkl is a pickle of the object, in which every tensor is a
-call that names its storage, and ROOT/data/KEY are the numbers of each storage. A pickle may call anything. Here it
-may call only the functions in `_GLOBALS`, and the call for a tensor only records its arguments.
+Since PyTorch 1.6 torch.save writes zip archives. ROOT/data.pkl is a pickle of the object. In it a tensor is a call
+that names a storage, and ROOT/data/KEY has the numbers of this storage. Pickles may call any function. Here they may
+call only the functions in `_GLOBALS`, and the call for a tensor only records its arguments.
 """
 
 import collections
@@ -21,7 +21,7 @@ import numpy as np
 
 from hbf.errors import UserError
 
-# Names of PyTorch's types of storage, and the numbers in them.
+# PyTorch's types of storage, and the types of the numbers in them.
 _STORAGES = {
   'DoubleStorage': np.dtype('<f8'),
   'FloatStorage': np.dtype('<f4'),
@@ -38,7 +38,7 @@ _STORAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-  """The place of a tensor's numbers. Offset and strides count numbers, not bytes."""
+  """The location of a tensor in its storage. Offset and strides count numbers, not bytes."""
 
   storage: tuple
   offset: int
@@ -69,7 +69,7 @@ class _Unpickler(pickle.Unpickler):
     if module == 'torch' and name in _STORAGES:
       return name
     if (module, name) not in _GLOBALS:
-      raise UserError(f'it asks for {module}.{name}, which no file of plain tensors needs, and was not read')
+      raise UserError(f'it asks for {module}.{name}, which no file of plain tensors needs: it was not read')
     return _GLOBALS[module, name]
 
   def persistent_load(self, pid: Any) -> Any:
@@ -85,7 +85,7 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   """
   if not zipfile.is_zipfile(path):
     raise UserError(
-      'it is not a zip archive as torch.save writes since PyTorch 1.6: load and save it there once more'
+      'it is not a zip archive as PyTorch writes since 1.6: load it and save it again with a newer PyTorch'
     )
   try:
     with zipfile.ZipFile(path) as archive:
@@ -99,7 +99,7 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
 def _read(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
   roots = [name.removesuffix('data.pkl') for name in archive.namelist() if name.endswith('/data.pkl')]
   if len(roots) != 1:
-    raise UserError('it holds no data.pkl: torch.save did not write it')
+    raise UserError('it has no data.pkl: use a file that torch.save wrote')
   root = roots[0]
   if f'{root}byteorder' in archive.namelist() and archive.read(f'{root}byteorder') != b'little':
     raise UserError('its numbers are big-endian: save it on a little-endian machine')
@@ -109,12 +109,12 @@ def _read(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
   if isinstance(content.get('model'), dict):
     content = content['model']
   if others := [str(name) for name, value in content.items() if not isinstance(value, _Tensor)]:
-    raise UserError(f'not all that it holds are tensors ({", ".join(others[:5])}): save model.state_dict() alone')
-  return {str(name): _numbers(archive, root, tensor) for name, tensor in content.items()}
+    raise UserError(f'it holds more than tensors ({", ".join(others[:5])}): save model.state_dict() alone')
+  return {str(name): _to_array(archive, root, tensor) for name, tensor in content.items()}
 
 
-def _numbers(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray:
-  """Return a copy of the tensor's numbers. Memory outside of its storage is never read."""
+def _to_array(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray:
+  """Return a copy of a tensor. Memory outside its storage is never read."""
   _, kind, key, *_ = tensor.storage
   storage = np.frombuffer(archive.read(f'{root}data/{key}'), _STORAGES[kind])
   shape, strides, offset = tensor.shape, tensor.strides, tensor.offset
@@ -124,7 +124,7 @@ def _numbers(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray
     or math.prod(shape) > storage.size
     or (0 not in shape and last >= storage.size)
   ):
-    raise UserError(f'it is damaged: a tensor of shape {shape} lies outside of its storage')
+    raise UserError(f'it is damaged: a tensor of shape {shape} lies outside its storage')
   steps = [stride * storage.itemsize for stride in strides]
   return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False).copy()
 
@@ -132,17 +132,17 @@ def _numbers(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray
 def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
   """Write contiguous float32 tensors as a file that torch.load reads, with weights_only=True too."""
   with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED) as archive:
-    archive.writestr('archive/data.pkl', _pickled(tensors))
+    archive.writestr('archive/data.pkl', _pickle_tensors(tensors))
     archive.writestr('archive/byteorder', 'little')
     for key, tensor in enumerate(tensors.values()):
       archive.writestr(f'archive/data/{key}', tensor.astype('<f4').tobytes())
     archive.writestr('archive/version', '3\n')
 
 
-def _pickled(tensors: Mapping[str, np.ndarray]) -> bytes:
-  """Return the pickle of a dictionary of tensors, built by hand.
+def _pickle_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+  """Return the pickle of a dictionary of tensors.
 
-  `pickle` cannot name functions that do not exist here.
+  It is built by hand, because `pickle` cannot name PyTorch's functions without PyTorch.
   """
   parts = [pickle.PROTO, b'\x02', pickle.EMPTY_DICT, pickle.MARK]
   for key, (name, tensor) in enumerate(tensors.items()):

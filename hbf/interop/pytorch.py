@@ -1,4 +1,4 @@
-"""Layers in PyTorch's layout, for tables: linear layers [out, in], convolutions [out, in, row, column]."""
+"""Sources of layers in PyTorch's layout: linear layers [out, in], convolutions [out, in, row, column]."""
 
 import numpy as np
 
@@ -17,20 +17,20 @@ def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, ParameterSource]:
 
 
 def patches(theirs: str) -> dict[str, ParameterSource]:
-  """Describe the convolution that cuts patches, as the embedding here."""
-  kernel = ParameterSource({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flat)
+  """Describe the convolution that embeds patches."""
+  kernel = ParameterSource({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flatten_patches)
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
 
 
-def _flat(kernel: np.ndarray) -> np.ndarray:
+def _flatten_patches(kernel: np.ndarray) -> np.ndarray:
   return kernel.transpose(2, 3, 1, 0).reshape(-1, len(kernel))
 
 
-# What a ViT has around its blocks.
-END = {**norm('norm', 'norm'), **linear('head', 'head', 'D', 'classes')}
+# The parameters of a ViT outside its blocks.
+NORM_AND_HEAD = {**norm('norm', 'norm'), **linear('head', 'head', 'D', 'classes')}
 VIT = {
   **patches('patch_embed.proj'),
   'class_token': ParameterSource({'cls_token': (1, 1, 'D'), 'pos_embed': (1, 'N', 'D')}, class_token),
   'positions': ParameterSource({'pos_embed': (1, 'N', 'D')}, patch_positions),
-  **END,
+  **NORM_AND_HEAD,
 }

@@ -10,7 +10,7 @@ from flax.traverse_util import unflatten_dict
 
 from hbf.errors import UserError
 
-# A word in a shape is a size that tensors share: the first tensor that has it says how much it is. '3D' is 3 times D.
+# A word in a shape is a size that tensors share. The first tensor with this word defines the size. '3D' is 3 times D.
 Shape = tuple[int | str, ...]
 Tensors = Mapping[str, np.ndarray]
 Params = dict[str, Any]
@@ -18,11 +18,11 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSource:
-  """The tensors that one parameter is made of.
+  """The tensors from which one parameter is made.
 
   Attributes:
     tensors: names and shapes of the tensors.
-    make: a function from the tensors, in this order, to the parameter.
+    make: a function of the tensors, in this order. It returns the parameter.
   """
 
   tensors: Mapping[str, Shape]
@@ -82,7 +82,7 @@ def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: s
     origin: the project and kind of the network, for messages.
 
   Raises:
-    UserError: the tensors differ from those expected, and the message lists them, or there are no blocks.
+    UserError: there are no blocks, or tensors differ from the expected ones. The message lists them.
   """
   sizes: dict[str, int] = {}
   for name, shape in expected.items():
@@ -98,7 +98,13 @@ def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: s
 
 
 def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int = 30) -> str:
-  """List the names that are missing, unknown or of a wrong shape, at most `most` of each, or return '' if all fit."""
+  """Return a list of the names that are missing, unknown or of a wrong shape, or '' if all tensors fit.
+
+  Args:
+    found: shapes of the tensors by name.
+    expected: shapes of exactly the tensors that are needed.
+    most: largest number of names of each kind.
+  """
   faults = {
     'missing': [name for name in expected if name not in found],
     'unknown': [name for name in found if name not in expected],
@@ -108,21 +114,21 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
       if name in found and found[name] != shape
     ],
   }
-  return '; '.join(f'{what}: {_listed(names, most)}' for what, names in faults.items() if names)
+  return '; '.join(f'{what}: {_join_names(names, most)}' for what, names in faults.items() if names)
 
 
 def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource]:
-  """Return a tensor unchanged."""
+  """Describe a parameter that equals a tensor."""
   return {ours: ParameterSource({theirs: shape})}
 
 
 def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
-  """Ours [1, 1, D] has its position in it: theirs [1, 1, D] and the first of the positions [1, N, D]."""
+  """Add the first of the positions [1, N, D] to a class token [1, 1, D]. Here the token contains its position."""
   return token + positions[:, :1]
 
 
 def patch_positions(positions: np.ndarray) -> np.ndarray:
-  """Positions [N − 1, D] of the patches, without the class token's: from [1, N, D]."""
+  """Drop the class token's position: return [N − 1, D] from positions [1, N, D]."""
   return positions[0, 1:]
 
 
@@ -134,6 +140,6 @@ def _size(word: int | str, sizes: Mapping[str, int]) -> int | str:
   return sizes.get(word, word)
 
 
-def _listed(names: list[str], most: int) -> str:
+def _join_names(names: list[str], most: int) -> str:
   more = f' and {len(names) - most} more' if len(names) > most else ''
   return ', '.join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""Files of tensors by name: .pth and .pt (PyTorch), .npz (NumPy), .safetensors. None of them can run code here."""
+"""Files of tensors by name: .pth and .pt (PyTorch), .npz (NumPy), .safetensors. No file can run code."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,10 +12,10 @@ from hbf.interop import pth
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Return the tensors of a file by name, without the prefixes that PyTorch adds for several devices or compilation.
+  """Return the tensors of a file by name. Prefixes that PyTorch adds for several devices or compilation are removed.
 
   Raises:
-    UserError: the file does not exist, its ending is unknown, or it holds something else than tensors by name.
+    UserError: the file does not exist, its ending is unknown, or it holds anything but tensors by name.
   """
   reader = choose('ending of a file of tensors', path.suffix, READERS)
   if not path.is_file():
@@ -38,7 +38,7 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
   """
   writer = choose('ending of a file of tensors', path.suffix, WRITERS)
   try:
-    # safetensors and .pth take an array's memory as it lies: it must lie row by row.
+    # safetensors and .pth copy the memory of an array, so it has to be in row-major order.
     writer(path, {name: np.asarray(tensor, np.float32, order='C') for name, tensor in tensors.items()})
   except OSError as error:
     raise UserError(f'{path} can not be written: {error}') from error

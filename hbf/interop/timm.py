@@ -1,8 +1,8 @@
 """Weights of timm (github.com/huggingface/pytorch-image-models): state_dicts of its ViT, gMLP and MLP-Mixer.
 
-The sources are timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. ViTs in the form
-of Dosovitskiy et al. can be read, DeiT among them: with a class token, learned positions, a bias of queries, keys and
-values, and one norm before the head. The mean and std of a network's images stand in its pretrained_cfg.
+The sources are timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. A ViT must have
+the form of Dosovitskiy et al., as DeiT has: a class token, learned positions, a bias of queries, keys and values, and
+one norm before the head. A network's pretrained_cfg has the mean and std of its images.
 """
 
 import functools
@@ -13,13 +13,14 @@ from typing import Any
 from hbf.errors import UserError
 from hbf.interop.network import Network, mixer_config, model_config, read_file, read_fixed, to_module, vit_config
 from hbf.interop.positions import resize, square_side
-from hbf.interop.pytorch import END, VIT, linear, norm, patches
+from hbf.interop.pytorch import NORM_AND_HEAD, VIT, linear, norm, patches
 from hbf.interop.table import Params, Table, Tensors
 from hbf.models.classifier import ImageClassifier
 
-# Tensors don't tell a ViT's heads. timm's have 64 dimensions, but for its largest: so400m, huge, giant and gigantic.
+# The number of heads does not follow from the tensors. Heads of timm's ViTs have 64 dimensions, except in the largest
+# ViTs: so400m, huge, giant and gigantic.
 _HEAD_WIDTH, _HEADS = 64, {1152: 16, 1280: 16, 1408: 16, 1664: 16}
-_GATE_EPSILON = 1e-5  # the gate's norm has PyTorch's, the others 1e-6
+_GATE_EPSILON = 1e-5  # PyTorch's default. The other norms have 1e-6
 
 
 def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClassifier, dict[str, Params]]:
@@ -27,7 +28,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Args:
     path: a .safetensors, .npz or .pth file of the state_dict. Nothing in the file is run.
-    heads: heads of a ViT's attention. None: those of timm's own ViT of this width.
+    heads: number of heads of a ViT. None: the number of timm's own ViT of this width.
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
@@ -41,7 +42,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
 
 def read(tensors: Tensors, heads: int | None = None) -> Network:
-  """Return the ViT, gMLP or Mixer that has these tensors. Arguments and errors are those of `load`."""
+  """Return the ViT, gMLP or Mixer that has these tensors. Arguments and errors are as in `load`."""
   if any('.mlp_tokens.' in name for name in tensors):
     return read_fixed(_MIXER, tensors, functools.partial(mixer_config, activation='gelu_erf'))
   if any('.mlp_channels.' in name for name in tensors):
@@ -86,7 +87,7 @@ _VIT = Table(
 )
 _GMLP = Table(
   origin="timm's gMLP",
-  network={**patches('stem.proj'), **END},
+  network={**patches('stem.proj'), **NORM_AND_HEAD},
   block={
     **norm('norm_stage1', 'norm'),
     **linear('stage1/in', 'mlp_channels.fc1', 'D', '2hidden'),
@@ -98,7 +99,7 @@ _GMLP = Table(
 )
 _MIXER = Table(
   origin="timm's Mixer",
-  network={**patches('stem.proj'), **END},
+  network={**patches('stem.proj'), **NORM_AND_HEAD},
   block={
     **norm('norm_stage1', 'norm1'),
     **linear('stage1/hidden', 'mlp_tokens.fc1', 'N', 'tokens'),

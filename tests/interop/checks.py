@@ -1,4 +1,4 @@
-"""What the tests of every importer ask of it."""
+"""Checks that the tests of all importers share."""
 
 import functools
 
@@ -7,8 +7,8 @@ import numpy as np
 
 
 def assert_logits(module, variables, images, expected):
-  """A module's logits of two images are the expected ones, which depend on the image."""
+  """Check a module's logits of two images. The expected logits must depend on the image."""
   found = np.asarray(jax.jit(functools.partial(module.apply, train=False))(variables, images))
   assert found.dtype == np.float32
   np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-  assert np.ptp(expected, axis=0).max() > 0.01  # of two images: far more than the tolerance
+  assert np.ptp(expected, axis=0).max() > 0.01  # far more than the tolerance

@@ -15,12 +15,12 @@ erf = np.vectorize(math.erf)
 
 
 def gelu(x):
-  """Google's: the tanh form."""
+  """Return Google's GELU: the tanh form."""
   return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def gelu_exact(x):
-  """timm's: x Φ(x)."""
+  """Return timm's GELU: x Φ(x)."""
   return 0.5 * x * (1 + erf(x / np.sqrt(2)))
 
 
@@ -30,12 +30,12 @@ def normed(x, scale, bias, epsilon=1e-6):
 
 
 def attended(q, k, v):
-  """Of one head."""
+  """Return the attention of one head."""
   return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v
 
 
 def attended_causally(q, k, v):
-  """Of one head, token by token."""
+  """Return the causal attention of one head, token by token."""
   return np.array([attended(q[i : i + 1], k[: i + 1], v[: i + 1])[0] for i in range(len(q))])
 
 
@@ -48,24 +48,24 @@ def squares(image):
 
 
 def logits(network, t, images):
-  """[batch, classes] of images [batch, height, width, channels]."""
+  """Return the logits [batch, classes] of images [batch, height, width, channels]."""
   t = {name: np.asarray(tensor, np.float64) for name, tensor in t.items()}
   return np.array([network(t, np.asarray(image, np.float64)) for image in images])
 
 
 def resized(positions, rows, columns):
-  """Positions [rows · columns, D] from [grid², D], one by one."""
+  """Return positions [rows · columns, D] from [grid², D], one by one."""
   grid = round(len(positions) ** 0.5)
   square = positions.reshape(grid, grid, -1)
   return np.array([
-    np.einsum('r,c,rcd->d', shares(i, grid, rows), shares(j, grid, columns), square)
+    np.einsum('r,c,rcd->d', interpolation_weights(i, grid, rows), interpolation_weights(j, grid, columns), square)
     for i in range(rows)
     for j in range(columns)
   ])  # fmt: skip
 
 
-def shares(i, old, new):
-  """What point i of `new` takes of `old` points: Keys 1981, eq. 4, a = −1/2, widened where points become fewer."""
+def interpolation_weights(i, old, new):
+  """Return the weights of the `old` points for new point i (Keys 1981, eq. 4, a = −1/2), wider if fewer points."""
   stretch = max(old / new, 1)
   x = np.abs((np.arange(old) + 0.5) - (i + 0.5) * old / new) / stretch
   weights = np.where(x < 1, 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2) * (x < 2)
@@ -249,7 +249,7 @@ def timm_shapes(network, width, depth, channels, classes):
 
 
 def random_tensors(network, width=WIDTH, depth=DEPTH, channels=3, classes=CLASSES):
-  """Nothing is special in them."""
+  """Return random tensors of a network."""
   random = np.random.default_rng(0)
   make = google_shapes if network.__name__.startswith('google') else timm_shapes
   shapes = make(network, width, depth, channels, classes)

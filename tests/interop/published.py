@@ -8,7 +8,7 @@ from ops.reference import softmax
 
 
 def random_state_dict(model, optional=(), width=12, depth=2, d=4, hidden=5, patch=2, grid=3, classes=4, seed=0):
-  """Tensors of a network: nothing is special in them, β and the attention's scale have either sign."""
+  """Return random tensors of a network. β and the scale of the attention have either sign."""
   random = np.random.default_rng(seed)
   network = {
     'cls_token': (1, 1, width),
@@ -43,7 +43,7 @@ def linear(name, inputs, outputs):
 
 
 def logits(t, images, heads):
-  """[batch, classes] of images [batch, height, width, 3]."""
+  """Return the logits [batch, classes] of images [batch, height, width, 3]."""
   t = {name: np.asarray(tensor, np.float64) for name, tensor in t.items()}
   return np.array([network(t, np.asarray(image, np.float64), heads) for image in images])
 
@@ -76,7 +76,7 @@ def norm(t, name, x):
 
 
 def distances(x, centers, metric):
-  """xᵀMx + tᵀMt − 2xᵀMt: [points, centers]."""
+  """Return xᵀMx + tᵀMt − 2xᵀMt: [points, centers]."""
   return np.array([[a @ metric @ a + b @ metric @ b - 2 * a @ metric @ b for b in centers] for a in x])
 
 
@@ -103,7 +103,7 @@ def stage2(b, x):
 
 
 def resized(positions, rows, columns):
-  """Positions [rows, columns, D] from [grid², D], point by point by cubic convolution in its tabulated form."""
+  """Return positions [rows, columns, D] from [grid², D], point by point, by cubic convolution."""
   grid = int(len(positions) ** 0.5)
   square = positions.reshape(grid, grid, -1)
   if rows == columns == grid:
@@ -118,7 +118,7 @@ def resized(positions, rows, columns):
 
 
 def taps(i, old, new):
-  """The four old points that a new one takes of, with their weights; outside, the one at the edge."""
+  """Return the four old points for a new point, with their weights. Outside the grid it is the point at the edge."""
   at = (i + 0.5) * old / (new + 0.1) - 0.5
   t = at - np.floor(at)
   a = -0.75

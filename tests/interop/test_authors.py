@@ -1,4 +1,4 @@
-"""Weights of the authors' public code: their logits from our models, and ours from theirs."""
+"""Weights of the authors' public code: our models give their logits, and their code gives ours."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ HEADS, SIDE = 3, 6
 ONE = jax.devices()[:1]
 OPTIONAL = ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias')
 VERSIONS = [('hyperbf', optional) for n in range(4) for optional in itertools.combinations(OPTIONAL, n)]
-NEWEST = [('hyperbf', OPTIONAL), ('vit', ())]  # as it was in every version
+NEWEST = [('hyperbf', OPTIONAL), ('vit', ())]  # ViT is the same in every version
 
 
 pytestmark = pytest.mark.filterwarnings('ignore:unused tensors')
@@ -119,7 +119,7 @@ def replaced(name, shape):
   ('hyperbf', lambda t: {}, ['missing: patch_embed.proj.weight']),
   ('hyperbf', without(*(f'.{n}' for n in ('M', 'scale', 'beta', 'bias', 'weight', 'centers', 'M_RBF'))),
    ['missing']),
-  ('hyperbf', replaced('pos_embed', (1, 9, 12)), ['positions are those of 8 patches']),
+  ('hyperbf', replaced('pos_embed', (1, 9, 12)), ['positions of 8 patches']),
   ('hyperbf', lambda t: t | {f'blocks.{i}.attn.M': np.eye(5) for i in (0, 1)}, ['attn.M is 5×5', 'a width of 12']),
 ], ids=lambda z: z if isinstance(z, str) else '')  # fmt: skip
 def test_a_state_dict_of_another_network_is_refused_with_what_is_wrong(tmp_path, model, change, messages):
@@ -162,7 +162,7 @@ def test_what_an_older_version_lacks_is_left_out_if_it_does_nothing(tmp_path):
   assert set(tensors.read(tmp_path / 'back.npz')) == set(state_dict)
   theirs = authors.load(write(tmp_path / 'theirs.npz', published.random_state_dict('hyperbf', OPTIONAL)))
   for name, leave in (('M_RBF', {'metric': False}), ('fc.bias', {'bias': False})):
-    with pytest.raises(UserError, match=rf'blocks\.0\.mlp\.{name} does something'):
+    with pytest.raises(UserError, match=rf'blocks\.0\.mlp\.{name} changes the network'):
       authors.save(tmp_path / 'back.npz', *theirs, **leave)
 
 
@@ -214,7 +214,7 @@ def test_our_models_of_their_form_are_written(tmp_path, changes):
     {'arguments': 'model=vit', 'stage1.relative_positions': 'gaussian'},
     "needs model.stage1.relative_positions 'none', not 'gaussian'",
   ),
-  ({'stage1.sigma_per': 'head'}, "the widths of a layer's heads differ"),
+  ({'stage1.sigma_per': 'head'}, "the sigmas of a layer's heads differ"),
   ({'stage1.metric': 'bilinear'}, "the metrics of a layer's heads differ"),
 ], ids=str)  # fmt: skip
 def test_our_other_models_are_refused_with_what_stands_in_the_way(tmp_path, changes, message):
@@ -236,7 +236,7 @@ def test_other_pairs_of_stages_and_other_shapes_are_refused(tmp_path):
 
 
 def for_digits(random_state_dict):
-  """Of a network for the digits: 8×8, one channel, ten classes."""
+  """Return the tensors with a patch embedding for one channel, as the digits have."""
   return random_state_dict | {'patch_embed.proj.weight': random_state_dict['patch_embed.proj.weight'][:, :1]}
 
 
@@ -267,7 +267,7 @@ def test_a_workdir_is_made_that_is_evaluated_and_written_back(tmp_path, digits_c
   assert result['correct'] == sum(predictions == [source[i][1] for i in range(len(source))])
   assert (config['data']['mean'], config['data']['std']) == ([0.5], [0.25])
 
-  for flags in (['--export'], ['--export', '--average']):  # of a run that has taken no step both are the same
+  for flags in (['--export'], ['--export', '--average']):  # before the first step both are the same
     ours.unlink(missing_ok=True)
     assert command.main([str(ours), f'--workdir={workdir}', *flags]) == 0
     expected = published.logits(state_dict, images[:2], HEADS)

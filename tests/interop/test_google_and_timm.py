@@ -81,7 +81,7 @@ def test_resized_positions_are_those_of_pytorch():
 
 
 @pytest.mark.parametrize('network', [others.google_mixer, others.timm_gmlp, others.timm_mixer])
-def test_what_mixes_its_tokens_by_place_takes_images_of_one_size(tmp_path, network):
+def test_networks_with_weights_for_each_token_take_images_of_one_size(tmp_path, network):
   module, variables = load(network, write(tmp_path / 'theirs.npz', others.random_tensors(network)))
   with pytest.raises(UserError, match='has parameters for 9 tokens, and here are 6'):
     module.apply(variables, make_images(8, 12), train=False)
@@ -153,7 +153,7 @@ IN_BLOCK = 'Transformer/encoderblock_1'
   (others.timm_vit, replaced('blocks.1.ls1.gamma', (16,)), ['unknown: blocks.1.ls1.gamma']),
   (others.timm_vit, replaced('blocks.1.attn.qkv.weight', (16, 16)), ['weight (16, 16) instead of (48, 16)']),
   (others.timm_vit, replaced('blocks.4.norm1.bias', (16,)), ['missing: blocks.2.norm1', 'unknown: blocks.4.nor']),
-  (others.timm_vit, replaced('pos_embed', (1, 9, 16)), ['of 8 patches, which form no square']),
+  (others.timm_vit, replaced('pos_embed', (1, 9, 16)), ['of 8 patches, which do not form a square']),
   (others.timm_gmlp, replaced('blocks.0.mlp_channels.fc1.bias', (12,)), ['fc1.bias (12,) instead of (24,)']),
   (others.timm_gmlp, replaced('blocks.0.mlp_channels.gate.proj.weight', (9, 8)), ['(9, 8) instead of (9, 9)']),
   (others.timm_mixer, without('head.bias', 'norm.bias'), ["timm's Mixer: missing: norm.bias, head.bias"]),
@@ -188,5 +188,5 @@ def test_heads_of_google_make_up_the_width(tmp_path):
       theirs[key] = theirs[key][:, :, :4] if name != 'out' else theirs[key][:, :4]
       bias = key.replace('kernel', 'bias')
       theirs[bias] = theirs[bias][:, :4] if name != 'out' else theirs[bias]
-  with pytest.raises(UserError, match='2 heads of 4 dimensions do not make up its width of 16'):
+  with pytest.raises(UserError, match='its width of 16 is not 2 heads of 4 dimensions'):
     google.load(write(tmp_path / 'theirs.npz', theirs))

@@ -1,4 +1,4 @@
-"""Runs that start from weights of others: --config.init_from=FILE."""
+"""Runs that start from weights of another project: --config.init_from=FILE."""
 
 import io
 import os
@@ -29,7 +29,7 @@ QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as th
 
 
 def write(path, network, **sizes):
-  """A file of a network of one block for the digits, 8×8 and gray, unless the sizes say otherwise."""
+  """Write a network of one block for the digits, 8×8 and gray. `sizes` change that."""
   if network in ('hyperbf', 'vit'):
     theirs = published.random_state_dict(network, ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias'), depth=1, classes=10)
     theirs['patch_embed.proj.weight'] = theirs['patch_embed.proj.weight'][:, :1]
@@ -40,21 +40,21 @@ def write(path, network, **sizes):
 
 
 def described(path):
-  """Changes of a config that describe the network of a file, and stand still: the learning rate is 0."""
+  """Return changes of a config that describe the network of a file, with a learning rate of 0."""
   config = origins.read(path).config
   keys = {f'model.{key}': value for key, value in flatten(config).items() if key not in ('name', *FREE)}
   return keys | {'init_from': str(path), 'optimizer.learning_rate': 0.0, 'data.validation': 0.0}
 
 
 def trained(workdir, experiment, average=False):
-  """Parameters of the newest checkpoint, or their average."""
+  """Return the parameters of the newest checkpoint, or their average."""
   checkpoints = Checkpoints(workdir / 'checkpoints', read_only=True)
   shapes = with_sharding(abstract_params(experiment.model, (8, 8, 1)), experiment.mesh)
   return jax.tree.map(np.asarray, checkpoints.restore_params(checkpoints.latest, shapes, average=average))
 
 
 def fresh(experiment):
-  """Parameters of a run that starts from no file."""
+  """Return the initial parameters of a run without a file."""
   data = experiment.inputs['train']
   batch = next(iter(data.batches(experiment.order, 0, 1)))
   init = jax.jit(lambda *args: init_state(experiment.model, experiment.optimizer, experiment.objective, *args).params)
@@ -97,7 +97,7 @@ def test_a_run_starts_from_a_file_and_goes_on_without_it(tmp_path, toy, monkeypa
 
 @pytest.mark.slow
 def test_recipe_finetune_trains_what_a_file_holds(tmp_path, digits_dir):
-  """All of it, the embedding slowest; in three classes more than the file has."""
+  """All parameters are trained, the embedding slowest. The data have three classes more than the file."""
   path = tmp_path / 'theirs.npz'
   write(path, others.google_vit, classes=7)
   given = {'optimizer.learning_rate': 1e-3, 'train.epochs': 1.0, 'data.dir': digits_dir}

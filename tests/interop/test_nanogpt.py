@@ -17,7 +17,7 @@ V, LENGTH, D, HEADS, DEPTH = 11, 7, 8, 2, 2
 
 
 def random_tensors(bias=True, seed=0):
-  """Of a state_dict as PyTorch 2 has it: the head is there twice, and no masks."""
+  """Return a state_dict as PyTorch 2 writes it: with the head beside the embedding, and without masks."""
   rng = np.random.default_rng(seed)
   shapes = {'transformer.wte.weight': (V, D), 'transformer.wpe.weight': (LENGTH, D), 'transformer.ln_f.weight': (D,)}
   for i in range(DEPTH):
@@ -32,7 +32,7 @@ def random_tensors(bias=True, seed=0):
 
 
 def logits(t, text):
-  """[N, V], as model.py has them for targets at every place."""
+  """Return the logits [N, V] of model.py for targets at every position."""
   t = {name: np.asarray(tensor, np.float64) for name, tensor in t.items()}
 
   def linear(name, x):
@@ -72,7 +72,7 @@ def test_its_logits(tmp_path, bias, length):
 
 
 def test_what_is_not_a_weight_is_left_out(tmp_path):
-  """Masks of older versions of PyTorch, and the names that a compiled model has."""
+  """A file may have masks of older versions of PyTorch, and the names of a compiled model."""
   theirs, path = random_tensors(), tmp_path / 'theirs.npz'
   masks = {f'transformer.h.{i}.attn.bias': np.tri(LENGTH, dtype='f')[None, None] for i in range(DEPTH)}
   tensors.write(path, {f'_orig_mod.{name}': tensor for name, tensor in (theirs | masks).items()})

@@ -1,4 +1,4 @@
-"""Files of tensors: everything of them is read, and nothing in them is run."""
+"""Files of tensors: all tensors are read, and no code in a file is run."""
 
 import collections
 import io
@@ -109,14 +109,14 @@ def test_a_pickle_that_names_anything_else_is_refused_before_it_runs(tmp_path, c
 
 
 def test_pickles_of_newer_protocols_are_held_to_the_same_names(tmp_path):
-  """There a name may have dots in it, which lead from what is allowed to what isn't."""
+  """A name in these protocols may have dots, which could lead from an allowed object to another one."""
   stack_global = b'\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.__init__\x93.'
   with pytest.raises(UserError, match=r'it asks for collections\.OrderedDict\.__init__'):
     tensors.read(write_archive(tmp_path / 'evil.pth', stack_global))
 
 
 def test_only_tensors_by_name_are_read(tmp_path):
-  for content, message in (([1, 2], 'holds a list'), ({'epoch': 3}, r'not all that it holds are tensors \(epoch\)')):
+  for content, message in (([1, 2], 'holds a list'), ({'epoch': 3}, r'it holds more than tensors \(epoch\)')):
     path = write_archive(tmp_path / 'other.pth', pickle.dumps(content))
     with pytest.raises(UserError, match=message):
       tensors.read(path)
@@ -155,7 +155,7 @@ def test_a_tensor_outside_of_its_storage_is_refused(tmp_path, monkeypatch, numbe
   stream = io.BytesIO()
   Pickler(stream, protocol=2).dump({'z': Call(_rebuild_tensor_v2, storage, offset, shape, strides, False, {})})
   path = write_archive(tmp_path / 'file.pth', stream.getvalue(), **{'0': np.zeros(numbers, '<f4').tobytes()})
-  with pytest.raises(UserError, match='outside of its storage'):
+  with pytest.raises(UserError, match='outside its storage'):
     tensors.read(path)
 
 

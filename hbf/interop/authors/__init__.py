@@ -1,9 +1,9 @@
 """Weights of the authors' public code (github.com/sunrainyg/Unified_architecture, main.py: Hyper_ViT and ViT).
 
-All versions whose second stage has radial units can be read: with and without M_RBF, with and without the bias of fc,
-with and without a learned scale. The version of 2023-10-16 had an MLP there and cannot be read. Two facts cannot be
-seen in a state_dict. From 2023-09-26 to 10-08 M_RBF was not used; it then stayed the identity, which changes nothing.
-Before 2023-09-20 the code took the normed class token itself for logits and left the head untrained.
+All versions whose second stage has radial units can be read: with or without M_RBF, the bias of fc, and a learned
+scale. The version of 2023-10-16 has an MLP there and cannot be read. A state_dict does not show two facts. From
+2023-09-26 to 10-08 the code did not use M_RBF. It stayed the identity then, so nothing changes. Before 2023-09-20 the
+code used the normalized class token itself as logits, and left the head untrained.
 """
 
 import functools
@@ -26,7 +26,7 @@ from hbf.interop.table import Params, Tensors
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.hyperbf import SIGNED
 
-# Mean and standard deviation of the channels by which the authors normalize their images.
+# Mean and standard deviation of the channels with which the authors normalize their images.
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STATISTICS = {'cifar10': _CIFAR, 'cifar100': _CIFAR}
@@ -37,14 +37,14 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Args:
     path: a .pth, .npz or .safetensors file of the state_dict. Nothing in the file is run.
-    heads: heads of ViT's attention, see `hbf.interop.authors.layout.heads_of`.
+    heads: number of heads of ViT, see `hbf.interop.authors.layout.heads_of`.
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
     float32 [batch, height, width, 3], normalized like the training images of the network (`STATISTICS` for CIFAR).
 
   Raises:
-    UserError: the file cannot be read, or is no state_dict of that code. The message lists what is wrong.
+    UserError: the file cannot be read, or is no state_dict of that code. The message lists the faults.
   """
   network = read_file(pathlib.Path(path), functools.partial(read, heads=heads))
   if network.unused:
@@ -53,7 +53,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
 
 def read(tensors: Tensors, heads: int | None = None) -> Network:
-  """Return the network that has these tensors. Arguments and errors are those of `load`."""
+  """Return the network that has these tensors. Arguments and errors are as in `load`."""
   table = table_of(tensors, heads)
   sizes, params = table.read(tensors)
   model = next(model for model, origin in ORIGINS.items() if origin == table.origin)
@@ -72,7 +72,7 @@ def read(tensors: Tensors, heads: int | None = None) -> Network:
     classes=sizes['classes'],
     patches=square_side(sizes['N'] - 1) ** 2,
     resize=interpolate,
-    # ViT's attention has an M as well, which it doesn't use: an identity of 192, whatever its width and heads.
+    # ViT's attention has an M too, which it does not use. It is an identity of side 192, whatever the width.
     unused=tuple(name for name in tensors if model == 'vit' and name.endswith('.attn.M')),
   )
 
@@ -87,8 +87,8 @@ def save(
 ) -> None:
   """Write a network as a state_dict of the authors' code.
 
-  The authors' code then computes the same function. The network must be of a form that `check_form` accepts, as the
-  networks of `load` are.
+  The authors' code then computes the same function. The network must have a form that `check_form` accepts. Networks
+  from `load` have this form.
 
   Args:
     path: a .pth, .npz or .safetensors file.
@@ -98,13 +98,13 @@ def save(
     bias: True if its fc has a bias.
 
   Raises:
-    UserError: the authors' code cannot compute what the network does, or the file cannot be written.
+    UserError: the authors' code cannot compute the network's function, or the file cannot be written.
   """
   params = jax.tree.map(lambda z: np.asarray(z, np.float64), dict(variables['params']))
   tensors = to_tensors(params, module)
   for wanted, ending, default in ((metric, '.mlp.M_RBF', np.eye), (bias, '.mlp.fc.bias', np.zeros)):
     for name in [name for name in tensors if name.endswith(ending) and not wanted]:
       if np.any(tensors[name] != default(len(tensors[name]))):
-        raise UserError(f'{name} does something: it can not be left out')
+        raise UserError(f'{name} changes the network: it can not be left out')
       del tensors[name]
   files.write(pathlib.Path(path), tensors)

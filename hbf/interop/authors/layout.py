@@ -1,11 +1,11 @@
-"""Tensors in all versions of the authors' state_dicts, and the parameters that they become here.
+"""Tensors in all versions of the authors' state_dicts, and the parameters that are made from them.
 
 The source is main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
 
 The authors' code                                 This project
 attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, metric bilinear, sigma_per layer: σ² = 1/(2 scale)
 mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFCenters, signed_gaussian, bilinear, normalization none
-ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention of factor d^−0.5; queries take the other d^−0.3
+ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention has d^−0.5; its queries are scaled by d^−0.3
 
 M is free, so a distance means xᵀMx + tᵀMt − 2xᵀMt.
 """
@@ -19,7 +19,7 @@ from hbf.interop.pytorch import VIT, linear, norm
 from hbf.interop.table import ParameterSource, Shape, Table, Tensors
 
 ORIGINS = {'hyperbf': "the authors' Hyper_ViT", 'vit': "the authors' ViT"}
-# Versions differ in these: all blocks have one, or none has.
+# Tensors that only some versions have, either in all blocks or in none.
 _OPTIONAL = ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias')
 _VIT_M, _VIT_HEADS = 192, 4  # the code's constants
 _M: dict[str, Shape] = {'attn.M': ('d', 'd')}
@@ -46,18 +46,18 @@ def heads_of(model: str, width: int, d: int, given: int | None) -> int:
     model: 'hyperbf' (Hyper_ViT) or 'vit' (ViT).
     width: D.
     d: side of attn.M.
-    given: the number of heads, or None. Hyper_ViT's M has the dimensions of a head, so its heads are known. ViT's
-      tensors do not depend on the heads: None then means 4, the default of the code, unless the unused M has another
-      size than the 192 of the code.
+    given: the number of heads, or None. For Hyper_ViT it follows from M, which has the dimensions of a head. ViT's
+      tensors do not depend on the heads. For ViT, None means 4, the default of the code. If the side of the unused M
+      is not 192, as in the code, None means width / d.
 
   Raises:
     UserError: M and the width do not fit this number of heads.
   """
-  told = _VIT_HEADS if (model, d) == ('vit', _VIT_M) else width // max(d, 1)
-  heads = told if given is None or model == 'hyperbf' else given
+  default = _VIT_HEADS if (model, d) == ('vit', _VIT_M) else width // max(d, 1)
+  heads = default if given is None or model == 'hyperbf' else given
   if heads < 1 or width % heads or (model == 'hyperbf' and (heads * d != width or given not in (None, heads))):
-    wanted = '' if given is None else f' with {given} heads'
-    raise UserError(f'attn.M is {d}×{d}, which does not go with a width of {width}{wanted}')
+    suffix = '' if given is None else f' with {given} heads'
+    raise UserError(f'attn.M is {d}×{d}, which does not fit a width of {width}{suffix}')
   return heads
 
 
@@ -73,7 +73,7 @@ def _vit(heads: int | None) -> Table:
 
   block = {
     **_BLOCK,
-    'stage1/qkv/kernel': ParameterSource(_QKV | _M, qkv),  # of M only its size tells something
+    'stage1/qkv/kernel': ParameterSource(_QKV | _M, qkv),  # only the size of M is used
     **linear('stage2/hidden', 'mlp.fc1', 'D', 'hidden'),
     **linear('stage2/out', 'mlp.fc2', 'hidden', 'D'),
   }
@@ -81,7 +81,7 @@ def _vit(heads: int | None) -> Table:
 
 
 def _hyper_vit(optional: Collection[str]) -> Table:
-  """Hyper_ViT with some of the tensors that not all versions have. Without one it is what it would start as."""
+  """Return the table of Hyper_ViT with some of the tensors in `_OPTIONAL`. The others have their initial values."""
   scale: dict[str, Shape] = {'attn.scale': ()} if 'attn.scale' in optional else {}
   metric = ParameterSource({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
   bias = ParameterSource({'mlp.fc.bias': ('D',)})
@@ -103,11 +103,11 @@ def _hyper_vit(optional: Collection[str]) -> Table:
 
 
 def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.ndarray:
-  """M of every head, with the sign of the scale: that may have any, as a free metric may."""
+  """Return M for every head, times the sign of the scale. The scale may be negative, and M need not be definite."""
   return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))
 
 
 def _attention_log_sigma(m: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-  """Return log σ [1, 1, 1]. The scale of the first version was d^−0.5 and not learned."""
+  """Return log σ [1, 1, 1]. In the first version the scale is d^−0.5 and not learned."""
   size = len(m) ** -0.5 if scale is None else abs(float(scale)) or 1.0
   return np.full((1, 1, 1), -0.5 * np.log(2 * size))

@@ -8,11 +8,11 @@ from hbf.interop.positions import square_side
 
 
 def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
-  """Positions [rows · columns, D] from those of a square grid, [grid², D], by cubic convolution.
+  """Resize the positions of a square grid, [grid², D], to [rows · columns, D] by cubic convolution.
 
-  As published the authors' networks are made for 224×224 images, have the positions of 56×56 patches, and are trained
-  on images of 32×32. As in DINO's vision transformer, from which the authors have theirs, a tenth of a patch is added
-  to the size asked for, and a grid that is right already is left alone.
+  The authors' published networks are made for images of 224×224, with positions of 56×56 patches. They are trained on
+  images of 32×32. The code follows DINO's vision transformer. It adds a tenth of a patch to the new size. A
+  grid that has the right size stays unchanged.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:

@@ -15,15 +15,15 @@ NORM_EPSILON = 1e-5  # PyTorch's
 
 
 def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
-  """Their tensors from our parameters; those of Hyper_ViT have an M_RBF, and a bias of fc.
+  """Return the tensors of the authors' code for parameters. Tensors of Hyper_ViT include M_RBF and the bias of fc.
 
   Raises:
-    UserError: their code can't compute what the model does.
+    UserError: the authors' code cannot compute the model's function.
   """
   stage1, stage2 = check_form(model)
   count, width = params['positions'].shape
   if round(count**0.5) ** 2 != count:
-    raise UserError(f"the authors' positions are those of a square of patches, and here are {count}")
+    raise UserError(f"the authors' code needs positions of a square of patches, and here are {count}")
   patch = model.embed.patch
   patches = params['embedding']['kernel'].reshape(patch, patch, -1, width)
   tensors = {
@@ -72,7 +72,7 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
     needed |= {'stage1.qk_norm': False, 'stage1.qkv_bias': False, 'stage2.activation': 'relu'}
   owners: dict[str, nn.Module] = {'embed': model.embed, 'trunk': model.trunk, 'stage1': stage1, 'stage2': stage2}
   options = {key: getattr(owners[key.split('.')[0]], key.split('.')[1]) for key in needed}
-  keys = {key: f'model.{key}'.replace('embed.', '').replace('trunk.', '') for key in needed}  # as a config has them
+  keys = {key: f'model.{key}'.replace('embed.', '').replace('trunk.', '') for key in needed}  # as in a config
   wrong = [f'{keys[key]} {needed[key]!r}, not {value!r}' for key, value in options.items() if value != needed[key]]
   wrong += [
     f'learned model.{key}.sigma_per' for key, stage in owners.items() if getattr(stage, 'sigma_per', '') == 'fixed'
@@ -95,7 +95,7 @@ def _from_stage(params: Params, stage: nn.Module) -> dict[str, np.ndarray]:
     case HyperBFAttention():
       return _from_attention(params, stage)
     case HyperBFCenters():
-      return _from_unit(params, stage)
+      return _from_centers(params, stage)
     case SoftmaxAttention():
       return _from_softmax(params, stage)
     case _:
@@ -105,7 +105,7 @@ def _from_stage(params: Params, stage: nn.Module) -> dict[str, np.ndarray]:
 def _from_attention(params: Params, stage: HyperBFAttention) -> dict[str, np.ndarray]:
   qkv = params['qkv']['kernel']
   metric, log_sigma = params.get('metric'), params['log_sigma']
-  for what, z in (('metrics', metric), ('widths', log_sigma)):
+  for what, z in (('metrics', metric), ('sigmas', log_sigma)):
     if z is not None and np.any(z != z[:1]):
       raise UserError(f"the {what} of a layer's heads differ: the authors' attention has one for all of them")
   return {
@@ -126,7 +126,7 @@ def _from_softmax(params: Params, stage: SoftmaxAttention) -> dict[str, np.ndarr
   }
 
 
-def _from_unit(params: Params, stage: HyperBFCenters) -> dict[str, np.ndarray]:
+def _from_centers(params: Params, stage: HyperBFCenters) -> dict[str, np.ndarray]:
   beta = params['beta'] if stage.kernel == SIGNED else 0.5 * np.exp(-2 * params['log_sigma'])
   return {
     'mlp.centers': params['centers'][0],
@@ -138,7 +138,7 @@ def _from_unit(params: Params, stage: HyperBFCenters) -> dict[str, np.ndarray]:
 
 
 def _matrix(metric: str, weights: np.ndarray | None, d: int) -> np.ndarray:
-  """M [d, d] of a metric whose weights are [1 or more, ...], alike for all heads."""
+  """Return M [d, d] of a metric with weights [1 or more, ...] that are the same for all heads."""
   if weights is None:
     return np.eye(d)
   w = weights[0]
