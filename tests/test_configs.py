@@ -1,4 +1,4 @@
-"""Configs can't lie: every key is read, every shipped config takes a step."""
+"""Shipped configs: every key is read, and every config takes a step."""
 
 import importlib
 import os
@@ -55,14 +55,14 @@ SHIPPED = [(name, model, recipe) for name in SHAPES for model in ('hyperbf', 'vi
 SHIPPED += [('cifar10', model, recipe) for model in ('hyperbf', 'gmlp') for recipe in ('laptop', 'strong')]
 SHIPPED += [('cifar10', 'vit', 'finetune'), ('imagenet', 'hyperbf', 'plain')]
 OTHERS = [('cifar10', model, 'small') for model in (*MODELS, 'softmax+hyperbf') if model not in ('hyperbf', 'vit')]
-# Data sets and recipes know nothing of models: each is tried once, all pairs with the slow tests. The other sets
-# differ from CIFAR-10 in numbers alone; of the other models the programs are traced.
+# Data sets and recipes do not depend on models, so each is tried once. The slow tests try all pairs. The other data
+# sets differ from CIFAR-10 only in numbers. For the other models, the programs are traced.
 USUAL = [('cifar10', 'hyperbf', 'small'), ('cifar10', 'vit', 'memo'), ('cifar10', 'hyperbf', 'laptop')]
 USUAL += [('image_folder', 'hyperbf', 'small')]
 CASES = [pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow) for case in SHIPPED + OTHERS]
 
 
-def of_toy_size(config):
+def shrink(config):
   config.model.update(width=16, depth=1, heads=2)
   config.model.update_from_flattened_dict(dict.fromkeys(units_of(config.model), 8))
   return config
@@ -70,7 +70,7 @@ def of_toy_size(config):
 
 @pytest.mark.parametrize(('name', 'model', 'recipe'), OTHERS)
 def test_every_model_has_the_programs_of_a_run(name, model, recipe):
-  programs = trace_programs(of_toy_size(shipped(name, f'model={model},recipe={recipe}')), ONE)
+  programs = trace_programs(shrink(shipped(name, f'model={model},recipe={recipe}')), ONE)
   train_step, evaluation_step = (program.traced.out_info for program in programs.each)
   assert train_step[1].shape == ()
   assert jax.tree.leaves(evaluation_step)
@@ -78,7 +78,7 @@ def test_every_model_has_the_programs_of_a_run(name, model, recipe):
 
 @pytest.mark.parametrize(('name', 'model', 'recipe'), CASES)
 def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name, model, recipe):
-  config = of_toy_size(shipped(name, f'model={model},recipe={recipe}'))
+  config = shrink(shipped(name, f'model={model},recipe={recipe}'))
   config.train.update(batch_size=32, epochs=0.5)
   result = train(config, tmp_path / 'run', QUIET, ONE)
   assert result['n'] == 64
@@ -86,12 +86,12 @@ def test_every_shipped_config_takes_a_step_at_toy_size(tmp_path, fake_data, name
 
 
 def record_reads(monkeypatch):
-  """Collects (section keys, key) of everything read as an attribute or an item of a config."""
+  """Return a set that collects (section keys, key) of every read of a config."""
   read = set()
   get = ml_collections.ConfigDict.__getitem__
 
   def recording(self, key):
-    # A walk over the whole config, to copy or print it, reads nothing for the sake of its meaning.
+    # Copying or printing the whole config does not count as reading a key.
     caller = sys._getframe(1)
     while caller and 'config_dict' in caller.f_code.co_filename:
       if caller.f_code.co_name in (
@@ -122,7 +122,7 @@ def leaves(config, prefix=''):
 
 def test_every_key_is_read(tmp_path, toy, monkeypatch):
   config = toy()
-  stages = ('model.stage1.', 'model.stage2.')  # handed on whole to modules that take exactly these options
+  stages = ('model.stage1.', 'model.stage2.')  # passed as a whole to modules that take exactly these options
   read = record_reads(monkeypatch)
   train(config, tmp_path / 'run', QUIET, ONE)
   dead = [path for path, leaf in leaves(config) if leaf not in read and not path.startswith(stages)]
@@ -168,7 +168,7 @@ def test_a_data_set_has_its_config_without_a_file(tmp_path, monkeypatch):
   (tmp_path / 'configs').mkdir()
   theirs = 'from hbf.config.datasets import digits\n\n\ndef get_config(arguments):\n  return digits("recipe=memo")\n'
   (tmp_path / 'configs' / 'digits.py').write_text(theirs)
-  assert read_config(['--config=configs/digits.py:model=vit']).recipe == 'memo'  # a file of one's own comes first
+  assert read_config(['--config=configs/digits.py:model=vit']).recipe == 'memo'  # a user's own file comes first
 
 
 def test_every_file_of_configs_is_a_data_set_of_the_package():

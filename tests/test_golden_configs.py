@@ -1,6 +1,6 @@
-"""Every default of what is shipped, as committed: a change of one shows up here, never unnoticed.
+"""Every shipped config equals a committed file, so that no default changes unnoticed.
 
-`python -m tests.test_golden_configs` writes the files again; the difference belongs into the commit that means it.
+`python -m tests.test_golden_configs` writes the files again. Commit their changes with the change of a default.
 """
 
 import json
@@ -35,14 +35,14 @@ GOLDEN = {
 }
 
 
-def resolved(name: str) -> str:
+def resolved_json(name: str) -> str:
   config = read_config([f'--config=configs/{GOLDEN[name]}'])
   return json.dumps(json.loads(config.to_json()), indent=1, sort_keys=True) + '\n'
 
 
 @pytest.mark.parametrize('name', GOLDEN)
 def test_no_default_changed_unnoticed(name: str) -> None:
-  assert resolved(name) == (FOLDER / f'{name}.json').read_text()
+  assert resolved_json(name) == (FOLDER / f'{name}.json').read_text()
 
 
 def test_every_file_is_compared() -> None:
@@ -52,4 +52,4 @@ def test_every_file_is_compared() -> None:
 if __name__ == '__main__':
   FOLDER.mkdir(exist_ok=True)
   for name in GOLDEN:
-    (FOLDER / f'{name}.json').write_text(resolved(name))
+    (FOLDER / f'{name}.json').write_text(resolved_json(name))

@@ -1,4 +1,4 @@
-"""Every value is checked before anything is written: the message names the key, the value and what was expected."""
+"""Every value is checked before anything is written. The message has the key, the value and the allowed values."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Keys that follow from others do so after all overrides, once."""
+"""Keys that depend on other keys are filled once, after all overrides."""
 
 import pytest
 
