@@ -69,7 +69,7 @@ CONTROLS = {
   'vit-normalized': 'vit model.stage2.activation=gelu model.stage2.normalize=True',
   'gated-softmax': 'gated_softmax+none',
   'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
-  'hyperbf-gaussian': f'hyperbf model.stage2.coefficients_scale=0.5 {ADAPTIVE}',
+  'hyperbf-gaussian': f'hyperbf {ADAPTIVE}',
 }
 # Changes of the recipe, one for each arm.
 TRICKS = {
