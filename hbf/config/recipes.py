@@ -135,7 +135,7 @@ def characters() -> ConfigDict:
   config.optimizer.update(learning_rate=2e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'
-  # As in recipe laptop. Relative positions matter most (docs/text.md).
+  # The options of recipe laptop. Relative positions matter most (docs/text.md).
   config.stages.stage1 = {'relative_positions': 'gaussian'}
   config.stages.stage2 = {
     'normalize_inputs': True,
@@ -163,7 +163,7 @@ def defaults(task: str = 'classification') -> ConfigDict:
 
 def named_options(name: str) -> dict[str, Any]:
   """Return the keys of the `model` part that a named model sets. `resolve` fills a key that is None."""
-  # As published: there is no class token, and the layers that mix tokens know the positions.
+  # The published networks have no class token, and the layers that mix tokens know the positions.
   patches_only = {'pool': 'mean', 'positions': 'none'}
   options: dict[str, dict[str, Any]] = {
     'unified': {'stage1': {'memory': None}},

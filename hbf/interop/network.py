@@ -67,7 +67,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
     config: a function from the sizes of the tensors to the `model` part of a config.
 
   Raises:
-    UserError: the tensors are not those of such a network.
+    UserError: the tensors do not belong to such a network.
   """
   sizes, params = table.read(tensors)
   return Network(table.origin, config(sizes), params, sizes['channels'], sizes['classes'], sizes['N'])

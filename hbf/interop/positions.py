@@ -1,4 +1,4 @@
-"""Learned positions for images of another size than those that the network was trained on."""
+"""Learned positions for images of another size than the training images."""
 
 import math
 from collections.abc import Callable

@@ -49,7 +49,7 @@ class Table:
     """Return the size of each word, with `depth` for the number of blocks, and the parameters, float32.
 
     Raises:
-      UserError: the tensors are not those of such a network. The message lists those that do not fit.
+      UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.
     """
     depth = count_blocks(tensors, self.prefix)
     sources = dict(self.network)
