@@ -26,8 +26,9 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 import jaxtyping
 import pytest
 
-# Before the modules are imported whose functions it checks.
-jaxtyping.install_import_hook(['hbf.ops', 'hbf.nn', 'hbf.models'], 'shapes.check_shapes')
+# Before the modules are imported whose functions it checks. It costs a tenth of the time, so tests ask for it.
+if os.environ.get('CHECK_SHAPES'):
+  jaxtyping.install_import_hook(['hbf.ops', 'hbf.nn', 'hbf.models'], 'shapes.check_shapes')
 
 from configs import digits
 from hbf.config.resolve import resolve

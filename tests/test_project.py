@@ -128,3 +128,11 @@ def test_a_benchmark_says_a_command_that_anyone_can_run(path):
   python, option, module, *flags = json.loads(path.read_text())['command'].split()
   assert (python, option) == ('python', '-m') and importlib.util.find_spec(module)
   assert not [flag for flag in flags if re.search('(^|=)/', flag)]
+
+
+def test_arrays_have_the_shapes_that_annotations_state():
+  files = ['tests/ops/test_direct_kernels.py', 'tests/nn/test_costs.py', 'tests/nn/test_normalized_mlp.py']
+  command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *files]
+  environment = os.environ | {'CHECK_SHAPES': '1'}
+  done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout
