@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from PIL import Image
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from configs import digits
 from hbf.config.resolve import resolve
@@ -165,6 +167,23 @@ def test_an_export_is_the_model_for_any_number_of_images(name, changes, tmp_path
   seen = normalize(images, about['mean'], about['std'])
   by_module = jax.jit(lambda variables, z: module.apply(variables, z, train=False))(variables, seen)
   np.testing.assert_allclose(by_module, expected, atol=1e-5)
+
+
+def test_an_export_with_the_old_names_of_parameters_loads(tmp_path):
+  model = small('hyperbf')
+  export(model, tmp_path / 'model')
+  path, about = tmp_path / 'model' / 'model.safetensors', read_about(tmp_path / 'model')
+  old = {'centers': 'centres', 'log_sigma': 'log_width'}
+  tensors = {'/'.join(old.get(part, part) for part in name.split('/')): z for name, z in load_file(path).items()}
+  assert len(tensors.keys() - model.params.keys()) >= 2
+  save_file(tensors, path, {'format': 'hbf classifier', 'version': '1'})
+  about['sha256']['model.safetensors'] = hashlib.sha256(path.read_bytes()).hexdigest()
+  (tmp_path / 'model' / 'config.json').write_text(json.dumps(about))
+  _, variables, _ = load_model(tmp_path / 'model')
+  found = flatten_dict(variables['params'], sep='/')
+  assert found.keys() == model.params.keys()
+  for name, value in model.params.items():
+    np.testing.assert_array_equal(found[name], value)
 
 
 def test_a_bfloat16_model_exports(tmp_path):
