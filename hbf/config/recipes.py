@@ -48,6 +48,10 @@ def memo() -> ConfigDict:
   return config
 
 
+# Options of stage 2 for high learning rates, at which normalized responses degenerate to a table (docs/search.md).
+_AT_HIGH_RATES = {'normalize_inputs': True, 'norm_affine': False, 'normalization': 'none', 'sigma_per': 'layer'}
+
+
 def small() -> ConfigDict:
   """Return a recipe for a laptop: minutes on two CPU cores."""
   config = defaults()
@@ -64,13 +68,7 @@ def laptop() -> ConfigDict:
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.stages.stage1 = {'relative_positions': 'gaussian'}
-  # At this high learning rate, normalized responses degenerate to a table (docs/search.md).
-  config.stages.stage2 = {
-    'normalize_inputs': True,
-    'norm_affine': False,
-    'normalization': 'none',
-    'sigma_per': 'layer',
-  }
+  config.stages.stage2 = _AT_HIGH_RATES
   config.optimizer.learning_rate = 8e-3  # the best for every arm after two epochs, docs/search.md
   config.train.epochs = 20.0
   return config
@@ -137,12 +135,7 @@ def characters() -> ConfigDict:
   config.log.every = '100steps'
   # The options of recipe laptop. Relative positions matter most (docs/text.md).
   config.stages.stage1 = {'relative_positions': 'gaussian'}
-  config.stages.stage2 = {
-    'normalize_inputs': True,
-    'norm_affine': False,
-    'normalization': 'none',
-    'sigma_per': 'layer',
-  }
+  config.stages.stage2 = _AT_HIGH_RATES
   config.model.expansion = 4.0
   return config
 

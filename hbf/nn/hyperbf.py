@@ -204,9 +204,8 @@ class HyperBFCenters(CheckedModule):
     basis = self._basis(points, centers)
     factors = self._factors(given)
     mask = self._first_centers(*tokens.shape[:2]) if self.nested and context.train else None
-    gains = 1.0 if factors is None else factors
     coefficients = self._coefficients(
-      lambda: gains * responses(points, centers, basis, mask), tokens.shape[-1], points.dtype
+      lambda: responses(points, centers, basis, mask, factors), tokens.shape[-1], points.dtype
     )
     bias = self.param('bias', nn.initializers.zeros_init(), tokens.shape[-1:]).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():

@@ -28,12 +28,12 @@ def hyperbf_plain(
   basis: RadialBasis,
   mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
-  factors: Float[Array, '... #N #A'] | float = 1.0,
+  factors: Float[Array, '... #N #A'] | None = None,
 ) -> Float[Array, '... N V']:
   """Compute f by its definition, with all responses [..., N, A] in memory. Arguments as in `hyperbf`."""
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
   seen = _seen(mask, causal, points.shape[-2], centers.shape[-2])
-  r = (factors * responses(points, centers, basis, seen)).astype(coefficients.dtype)
+  r = responses(points, centers, basis, seen, factors).astype(coefficients.dtype)
   return jnp.einsum('...na,...av->...nv', r, coefficients)  # f(x) = Σ_a R_a(x) c_a
 
 
@@ -42,13 +42,16 @@ def responses(
   centers: Float[Array, '... A D'],
   basis: RadialBasis,
   mask: Bool[Array, '... #N #A'] | None = None,
+  factors: Float[Array, '... #N #A'] | None = None,
 ) -> Float[Array, '... N A']:
-  """Compute the responses R_a(x), float32 [..., N, A]."""
+  """Compute the responses R_a(x), or g_a(x) R_a(x) with factors g, float32 [..., N, A]."""
   if basis.kernel in DIRECT:
     r = DIRECT[basis.kernel](nearness(points, centers, basis))  # R = φ((ρ² − r²) / 2σ²)
-    return r if mask is None else jnp.where(mask, r, 0)
-  log_k = nearness(points, centers, basis)  # R = K, K / ΣK, K / √mean(K²) or (K − mean K) / √var K
-  return normalize(log_k, basis.normalization, jnp.asarray(basis.log_gain, log_k.dtype), mask)
+    r = r if mask is None else jnp.where(mask, r, 0)
+  else:
+    log_k = nearness(points, centers, basis)  # R = K, K / ΣK, K / √mean(K²) or (K − mean K) / √var K
+    r = normalize(log_k, basis.normalization, jnp.asarray(basis.log_gain, log_k.dtype), mask)
+  return r if factors is None else factors * r
 
 
 def nearness(
@@ -100,10 +103,8 @@ def hyperbf(
   Raises:
     UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' has float64 arrays.
   """
-  if factors is not None:  # XLA keeps two arrays [N, A] for the gradient, as for a gated MLP
-    return hyperbf_plain(points, centers, coefficients, basis, mask, causal, factors)
   points, centers, coefficients = _as_arrays(points, centers, coefficients)
-  compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation)
+  compute = fastest(hyperbf_plain, points, centers, coefficients, basis, mask, causal, implementation, factors)
   return compute(points, centers, coefficients, basis, mask, causal)
 
 

@@ -55,21 +55,17 @@ def _state_beta(stage2: dict[str, Any]) -> None:
     stage2.update(kernel=SIGNED, widths='centre')
 
 
-def _state_norm(option: str) -> Callable[[dict[str, Any]], None]:
-  """Return a function that turns an option with values 'none' and 'unit' into a boolean."""
-
-  def change(stage: dict[str, Any]) -> None:
-    if option in stage:
-      stage[option] = stage[option] in ('unit', True)
-
-  return change
+def _state_norm(stage: dict[str, Any], option: str) -> None:
+  """Turn an option with values 'none' and 'unit' into a boolean."""
+  if option in stage:
+    stage[option] = stage[option] in ('unit', True)
 
 
 def _name_positions(stage1: dict[str, Any]) -> None:
   """Rename the relative positions 'offsets', and state the norm of queries and keys as a boolean."""
   if stage1.get('relative_positions') == 'offsets':
     stage1['relative_positions'] = 'gaussian'
-  _state_norm('qk_norm')(stage1)
+  _state_norm(stage1, 'qk_norm')
 
 
 def _name_implementation(stage2: dict[str, Any]) -> None:
@@ -78,7 +74,7 @@ def _name_implementation(stage2: dict[str, Any]) -> None:
     stage2['implementation'] = 'xla'
   if stage2.get('sigma_per') == 'centre':
     stage2['sigma_per'] = 'center'
-  _state_norm('normalize_inputs')(stage2)
+  _state_norm(stage2, 'normalize_inputs')
 
 
 _SIGMA = {'widths': 'sigma_per', 'width_scale': 'sigma_scale'}

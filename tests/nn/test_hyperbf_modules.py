@@ -461,7 +461,7 @@ def test_in_training_a_nested_unit_is_one_of_its_first_centers_for_every_image(n
 
 
 def test_nested_units_take_all_centers_for_half_of_the_images_and_each_doubling_as_often():
-  """Of 8 centers: all for a half; the number, before it is rounded up, in [1, 2), [2, 4), [4, 8) for a sixth each."""
+  """Count how many of 8 centers respond: all for half of the images, and for a sixth each 1 to 2, 2 to 4, 4 to 8."""
   module = HyperBFCenters(**UNIT | {'nested': True, 'centers': 8, 'normalization': 'sum'})
   params = random_params(module, make_tokens())
   # Coefficients that count: with equal responses the output is the mean of 1 … n, (n + 1) / 2.

@@ -41,6 +41,7 @@ def fastest(
   mask: Bool[Array, '... #N #A'] | None,
   causal: bool,
   implementation: str,
+  factors: Float[Array, '... #N #A'] | None = None,
 ) -> Callable[..., jax.Array]:
   """Return the fastest implementation that equals a definition of the operator for these arguments.
 
@@ -53,6 +54,7 @@ def fastest(
     mask: booleans broadcastable to [..., N, A], or None.
     causal: True if point i sees centers 0 to i only.
     implementation: a name in `IMPLEMENTATIONS`, for sums that are not attention.
+    factors: factors of the responses, broadcastable to [..., N, A], or None.
 
   Returns:
     A function of (points, centers, coefficients, basis, mask, causal), like the definition.
@@ -62,6 +64,8 @@ def fastest(
   """
   summation = choose('implementation', implementation, IMPLEMENTATIONS)
   scale: Any = basis.scale(points.dtype)
+  if factors is not None:  # XLA keeps two arrays [N, A] for the gradient, as for a gated MLP
+    return functools.partial(definition, factors=factors)
   if implementation == 'pallas' and points.dtype == jnp.float64:
     raise UserError('implementation pallas computes in float32, and there are float64 arrays: use xla or plain')
   if basis.kernel in DIRECT:
