@@ -60,7 +60,7 @@ COMMON = {
     'Task: to classify images, to predict the next token of a text, or to predict masked tokens.',
   ),
   'recipe': Key('', TEXT, 'Name of the recipe. The argument recipe=NAME of --config sets it.'),
-  # JAX takes 32 bits of it.
+  # JAX uses only 32 bits of a seed.
   'seed': Key(
     0, whole(0, 2**32 - 1), 'Seed of the initial parameters, the order of examples, augmentation and dropout.'
   ),
@@ -124,7 +124,7 @@ COMMON = {
   ),
   'train.epochs': Key(None, POSITIVE, 'Length of the run in passes over the training data. The recipe sets it.'),
   'train.batch_size': Key(None, whole(1), 'Number of examples in a step, over all devices. The recipe sets it.'),
-  # A signal waits until the steps of a call are taken. A stream needs as many batches of images at once.
+  # With more steps in a call, a run reacts to a signal later, and a stream holds more batches in memory at once.
   'train.steps_per_call': Key(
     0,
     whole(0),
@@ -173,7 +173,10 @@ COMMON = {
     None, NOT_NEGATIVE, 'Factor on the learning rate of learned centers. If it is empty, it becomes √model.width.'
   ),
   'optimizer.layer_decay': Key(
-    1.0, SHARE, 'Factor on the learning rate for each layer from a parameter up to the head.'
+    1.0,
+    SHARE,
+    'Factor that multiplies the learning rate once for each layer from a parameter up to the head. 1: depth does not '
+    'matter.',
   ),
   'evaluate.every': Key('1epoch', PERIOD, 'Time between evaluations on the held-out part of the training data.'),
   'checkpoint.every': Key('1epoch', PERIOD, 'Time between checkpoints.'),
