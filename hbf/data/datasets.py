@@ -89,8 +89,8 @@ def from_arrays(data: ArrayData) -> Dataset:
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
   """Return a stand-in with black images for a known data set that is not prepared.
 
-  Return None if the data set is prepared, or if its number of images and their size are not known. The arguments are
-  those of `load`.
+  Return None if the data set is prepared, or if its number of images and their size are not known. `load` explains
+  the arguments.
 
   Raises:
     UserError: the images vary in size, and no `image_size` is given.

@@ -18,7 +18,7 @@ TRADING = ('glass_blur', 'frost', 'elastic_transform')
 
 
 def box(images, side):
-  """Square images at a lower resolution."""
+  """Return square images at a lower resolution."""
   return np.stack([np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BOX)) for image in images])
 
 
@@ -28,14 +28,14 @@ def far(changed, images):
 
 @pytest.fixture(scope='module')
 def photographs():
-  """Pieces of photographs, uint8 [16, 128, 128, 3]."""
+  """Return pieces of photographs, uint8 [16, 128, 128, 3]."""
   places = [(y, x) for y in (0, 200) for x in range(0, 512, 128)]
   return np.stack([image[y : y + 128, x : x + 128] for image in load_sample_images().images for y, x in places])
 
 
 @pytest.fixture(scope='module')
 def images(photographs):
-  """As coarse as CIFAR's, uint8 [16, 32, 32, 3]."""
+  """Return the photographs at the resolution of CIFAR, uint8 [16, 32, 32, 3]."""
   return box(photographs, 32)
 
 

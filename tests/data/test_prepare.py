@@ -167,7 +167,7 @@ def test_missing_files_are_named(tmp_path):
 def test_a_folder_without_its_description_is_named(name, tmp_path):
   folder = prepare('digits', str(tmp_path), None)
   (folder / name).unlink()
-  with pytest.raises(UserError, match=rf'{folder} can not be read .*; expected .* remove') as caught:
+  with pytest.raises(UserError, match=rf'{folder} cannot be read .*; expected .* remove') as caught:
     _load_digits(tmp_path)
   assert '\n' not in str(caught.value)
 

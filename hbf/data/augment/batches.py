@@ -15,8 +15,8 @@ def normalize(images: jax.Array, mean: Sequence[float], std: Sequence[float]) ->
 
   Args:
     images: levels 0 … 255, [B, H, W, C].
-    mean: mean of each channel, in units of 1 = white.
-    std: standard deviation of each channel, in the same units.
+    mean: mean of each channel, on a scale from 0 (black) to 1 (white).
+    std: standard deviation of each channel, on the same scale.
   """
   scaled = images.astype(jnp.float32) / 255
   return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
@@ -41,7 +41,7 @@ def augment(
     images: uint8 [B, H, W, C].
     index: number of each image's example in the data set, int32 [B].
     transforms: the transforms, from `hbf.data.augment.transforms.read_transforms`.
-    mean: mean of each channel, in units of 1 = white. () is middle gray.
+    mean: mean of each channel, on a scale from 0 (black) to 1 (white). () is middle gray.
     fixed_key: random key of the run, the same in every step. Only `alternate_flip` needs it.
     epochs: the epoch of each image, int32 [B]. Only `alternate_flip` needs it.
 

@@ -5,7 +5,7 @@ images, lengths in pixels scale with the side. The grain of noise and the blocks
 Tiny ImageNet-C and ImageNet-C have other strengths.
 
 Differences from the authors' files, beside the random numbers:
-  frost: a fractal replaces their photographs, which are not shipped. It has the light, contrast and grain of these.
+  frost: a fractal replaces their photographs, which are not shipped. It has similar light, contrast and grain.
   motion_blur, snow: motion follows ImageMagick's rule, without ImageMagick.
   fog: a midpoint is the mean of its four neighbors. A slip in the authors' code takes one neighbor twice.
   zoom_blur, snow: images are enlarged about the exact center. The authors' center is up to a pixel off.
@@ -35,8 +35,8 @@ _CUT = 1e-3  # Smaller weights of a motion blur are left out.
 def corrupt(images: np.ndarray, name: str, strength: int, seed: int = 0) -> np.ndarray:
   """Return images with a corruption.
 
-  The random numbers are a function of (seed, name, strength, number of the image). The first images thus look the
-  same alone as among all.
+  The random numbers are a function of (seed, name, strength, number of the image). If only the first images
+  are given, they become the same as among all images.
 
   Args:
     images: uint8 [n, side, side, 1 or 3].
@@ -256,7 +256,7 @@ def _by_pillow(x: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> n
   return np.stack(changed).astype(np.float32) / 255
 
 
-# By name, in the order of the groups: the function, and its parameters at the five strengths.
+# Each name has a function and the function's parameters at the five strengths. The order is the order of the groups.
 CORRUPTIONS: dict[str, tuple[Callable[[np.ndarray, Any, Draws], np.ndarray], tuple[Any, ...]]] = {
   'gaussian_noise': (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
   'shot_noise': (_shot_noise, (500, 250, 100, 75, 50)),

@@ -35,7 +35,7 @@ def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array
   return 1 - (rows[:, None] & columns).astype(jnp.float32)
 
 
-# By name: the function that computes the weights of an image's own pixels from its share λ.
+# The functions by name. A function computes the weights of an image's own pixels from its share λ.
 MIXES: dict[str, Callable[..., jax.Array]] = {'mixup': mixup, 'cutmix': cutmix}
 _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 

@@ -22,7 +22,7 @@ _SIZE = 64
 
 
 class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Tiny ImageNet. The classes are sorted WordNet ids. The metadata's `names` has a word for each of them."""
+  """Tiny ImageNet. The classes are sorted WordNet ids. The metadata's `names` has a word for each class."""
 
   VERSION = tfds.core.Version('1.0.0')
 

@@ -130,7 +130,7 @@ class _Span(NamedTuple):
     """Return the span that becomes `size` pixels from `offset` on, if `side` pixels are resized to `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
-    reach = math.ceil(max(scale, 1)) + 1  # Bilinear weights reach so far beyond the interval.
+    reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
     first, last = max(0, math.floor(start) - reach), min(side, math.ceil(stop) + reach)
     return cls(first, last, start - first, stop - first)
 
@@ -169,7 +169,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Image.Image]:
-  """Open a user's own image. The block reads its pixels. The errors are those of `decode_file`."""
+  """Open a user's own image. The block reads its pixels. Errors are as in `decode_file`."""
   with _explain_errors(path), Image.open(path, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')

@@ -17,7 +17,7 @@ def list_folder(folder: Path) -> tuple[list[str], list[str]]:
       visible = sorted((entry for entry in entries if not entry.name.startswith('.')), key=lambda entry: entry.name)
   except OSError as error:
     raise UserError(
-      f'{folder} can not be read ({error.strerror}); expected a readable folder: change its permissions'
+      f'{folder} cannot be read ({error.strerror}); expected a readable folder: change its permissions'
     ) from None
   folders, files = [], []
   for entry in visible:

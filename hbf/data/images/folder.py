@@ -14,7 +14,7 @@ from hbf.data.images.files import list_folder
 from hbf.errors import UserError, warn
 
 _THREADS = 16
-_PART = 1024  # A thread gets the sizes of so many files at a time. A future for each file would take much memory.
+_PART = 1024  # files whose sizes a thread reads in one task. A task for each file would take much memory.
 
 
 @dataclasses.dataclass(frozen=True)

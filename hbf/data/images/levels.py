@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-BLOCK = 2**16  # The squared levels of so many images sum to less than 2³².
+BLOCK = 2**16  # images in a block. Their squared levels at one pixel sum to less than 2³².
 
 
 def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -43,7 +43,7 @@ def _sums(z: jax.Array) -> jax.Array:
 
 
 def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Return the mean and the standard deviation of each channel, in units of 1 = white.
+  """Return the mean and the standard deviation of each channel, on a scale from 0 (black) to 1 (white).
 
   The deviation is at least one gray level, 1/255, so that division by it is safe.
 

@@ -191,7 +191,7 @@ def _build(builder: tfds.core.DatasetBuilder, directory: str) -> epath.Path:
   except OSError as error:
     # If two processes prepare at once, the second can't rename its folder. The first has then prepared the data set.
     if not builder.is_prepared():
-      raise UserError(f'{directory} can not be written ({error}); expected a folder: set another --dir') from error
+      raise UserError(f'{directory} cannot be written ({error}); expected a folder: set another --dir') from error
   finally:
     with contextlib.suppress(OSError):
       os.rmdir(builder.data_path.parent)  # TFDS leaves this folder empty after a failure. A full folder stays.

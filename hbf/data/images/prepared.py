@@ -13,7 +13,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from hbf.data.images import codec
 from hbf.errors import UserError
 
-_PART = 1024  # So many records are in memory at a time while labels are read.
+_PART = 1024  # number of records in memory at a time while labels are read
 
 
 class TfdsSource:
@@ -88,7 +88,7 @@ def find(name: str, directory: str) -> epath.Path | None:
     return max(complete, key=lambda path: tfds.core.Version(path.name), default=None)
   except ImportError as error:
     raise UserError(
-      f'{directory} can not be read ({error}); expected a folder, or a bucket and the package that reads it: '
+      f'{directory} cannot be read ({error}); expected a folder, or a bucket and the package that reads it: '
       'for gs:// do `pip install gcsfs`'
     ) from error
 
@@ -106,7 +106,7 @@ def open_builder(folder: epath.Path) -> tfds.core.DatasetBuilder:
     builder = tfds.builder_from_directory(folder)
   except (OSError, ValueError) as error:  # TFDS raises them if dataset_info.json or features.json is missing.
     raise UserError(
-      f'{folder} can not be read ({error}); expected every file that TFDS writes: remove it and prepare it again'
+      f'{folder} cannot be read ({error}); expected every file that TFDS writes: remove it and prepare it again'
     ) from error
   _require_array_record(builder, folder)
   _require_files(builder, folder)

@@ -10,8 +10,8 @@ from hbf.data.images import sources
 from hbf.data.images.sources import Source
 from hbf.errors import UserError
 
-THREADS = 16  # More threads than cores, because threads wait for a disk or a bucket.
-CHUNK = 64  # A thread reads so many examples at a time.
+THREADS = 16  # more threads than cores, because threads wait for a disk or a bucket
+CHUNK = 64  # examples that a thread reads at a time
 
 HostBatch = dict[str, np.ndarray]
 

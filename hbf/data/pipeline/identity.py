@@ -8,7 +8,7 @@ from hbf.data.images import sources
 from hbf.data.images.sources import Source
 from hbf.data.pipeline import order
 
-_SAMPLED = 64  # The fingerprint covers so many images of a split. Reading all takes as long as an epoch.
+_SAMPLED = 64  # images of a split in the fingerprint. Reading all images takes as long as an epoch.
 
 
 def identity(dataset: Dataset) -> dict[str, Any]:

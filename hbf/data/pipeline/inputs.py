@@ -32,7 +32,7 @@ from hbf.errors import choose
 Batch = dict[str, jax.Array]
 
 _TRANSFERS_AHEAD = 2
-_STATISTICS_EXAMPLES = 4096  # A stream estimates mean and deviation from so many examples.
+_STATISTICS_EXAMPLES = 4096  # examples from which a stream estimates mean and deviation
 
 
 @jax.tree_util.register_dataclass

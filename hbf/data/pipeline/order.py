@@ -24,7 +24,7 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def evenly_spaced(examples: int, most: int) -> np.ndarray:
-  """Return `most` evenly spaced numbers of 0, …, examples − 1, or all if there are fewer: int64 [n]."""
+  """Return `most` evenly spaced numbers from 0, …, examples − 1, or all of them if there are fewer: int64 [n]."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
 

@@ -19,7 +19,7 @@ import numpy as np
 from hbf.data.pipeline.host import HostBatch, HostBatches
 from hbf.errors import UserError
 
-_AHEAD = 4  # Each reader prepares so many batches ahead. More would only take memory.
+_AHEAD = 4  # batches that each reader prepares ahead. More would only take memory.
 
 
 def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iterator[HostBatch]:

@@ -55,17 +55,17 @@ def load_texts(
   """
   refuse_test_on_train(test_split)
   if name == 'python':
-    text_of = _split(_read_python_help())
+    text_by_split = _split(_read_python_help())
   elif name == 'text_file':
-    text_of = _split(_read(root))
+    text_by_split = _split(_read(root))
   else:
-    text_of = _read_prepared(name, os.path.expanduser(dir), test_split, download)
-  for split, text in text_of.items():
+    text_by_split = _read_prepared(name, os.path.expanduser(dir), test_split, download)
+  for split, text in text_by_split.items():
     if not text:
       raise UserError(f'{root or name} has no text to {split} on; expected some: take a longer text')
-  learned = learn_tokenizer(tokenizer, list(text_of.values()), vocabulary)
+  learned = learn_tokenizer(tokenizer, list(text_by_split.values()), vocabulary)
   dtype = np.min_scalar_type(learned.vocabulary - 1)
-  return Texts(name, learned, {split: learned.encode(text).astype(dtype) for split, text in text_of.items()})
+  return Texts(name, learned, {split: learned.encode(text).astype(dtype) for split, text in text_by_split.items()})
 
 
 def identity_of(texts: Texts) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _read(root: str) -> bytes:
     return b'\n'.join(file.read_bytes() for file in files)
   except OSError as error:
     raise UserError(
-      f'{root} can not be read ({error}): set data.root to a text file, or to a folder of text files'
+      f'{root} cannot be read ({error}): set data.root to a text file, or to a folder of text files'
     ) from None
 
 

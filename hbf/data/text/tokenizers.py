@@ -11,7 +11,7 @@ import numpy as np
 
 from hbf.errors import UserError, choose
 
-_MOST_SHOWN = 5  # A message lists no more unknown characters.
+_MOST_SHOWN = 5  # most unknown characters that a message lists
 
 
 class Tokenizer(abc.ABC):
