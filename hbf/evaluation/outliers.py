@@ -8,7 +8,7 @@ from scipy import optimize, special, stats
 
 from hbf.errors import UserError
 
-LEVEL = 0.95  # of the confidence intervals
+LEVEL = 0.95  # probability that a confidence interval contains the true value
 KEPT = 0.95  # share of the images inside that reach the threshold of FPR95
 
 

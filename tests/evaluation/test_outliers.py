@@ -1,4 +1,4 @@
-"""AUROC against scikit-learn and by counting pairs; intervals against how often they hold the truth."""
+"""AUROC against scikit-learn and pair counts; intervals against the fraction that contain the true value."""
 
 import numpy as np
 import pytest
