@@ -18,7 +18,7 @@ from hbf.nn.projections import check_heads
 from hbf.nn.registry import make_stages
 from hbf.nn.trunk import Trunk
 
-_EPSILON = 1e-5  # of the LayerNorms
+_EPSILON = 1e-5  # of nanoGPT's LayerNorms
 
 
 def load(path: str | pathlib.Path, heads: int) -> tuple[LanguageModel, dict[str, Params]]:
@@ -60,7 +60,7 @@ def _without_copies(tensors: Tensors) -> Tensors:
   """
   head, vectors = (tensors.get(name) for name in ('lm_head.weight', 'transformer.wte.weight'))
   if head is not None and (vectors is None or not np.array_equal(head, vectors)):
-    raise UserError("its lm_head.weight isn't its transformer.wte.weight: in nanoGPT both are the same")
+    raise UserError('its lm_head.weight differs from its transformer.wte.weight: in nanoGPT both are the same')
   return {name: z for name, z in tensors.items() if name != 'lm_head.weight' and not name.endswith('.attn.bias')}
 
 

@@ -23,7 +23,7 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
   try:
     found = reader(path)
   except UserError as error:
-    raise UserError(f'{path} can not be read: {error}') from error
+    raise UserError(f'{path} cannot be read: {error}') from error
   for prefix in ('module.', '_orig_mod.'):
     if all(name.startswith(prefix) for name in found):
       found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
@@ -41,7 +41,7 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     # safetensors and .pth copy the memory of an array, so it has to be in row-major order.
     writer(path, {name: np.asarray(tensor, np.float32, order='C') for name, tensor in tensors.items()})
   except OSError as error:
-    raise UserError(f'{path} can not be written: {error}') from error
+    raise UserError(f'{path} cannot be written: {error}') from error
 
 
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:

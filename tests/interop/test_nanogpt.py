@@ -103,8 +103,8 @@ def without(name):
 
 @pytest.mark.parametrize(('change', 'heads', 'message'), [
   (without('transformer.h.1.ln_2.weight'), HEADS, 'not hold nanoGPT.s GPT: missing: transformer.h.1.ln_2.weight'),
-  (without('transformer.wte.weight'), HEADS, "lm_head.weight isn't its transformer.wte.weight"),
-  (lambda t: t | {'lm_head.weight': t['lm_head.weight'] + 1}, HEADS, "lm_head.weight isn't its transformer.wte"),
+  (without('transformer.wte.weight'), HEADS, "lm_head.weight differs from its transformer.wte.weight"),
+  (lambda t: t | {'lm_head.weight': t['lm_head.weight'] + 1}, HEADS, "lm_head.weight differs from its"),
   (lambda t: t | {'extra': np.zeros(2, 'f')}, HEADS, 'unknown: extra'),
   (lambda t: t, 3, 'a width of 8 is not divisible by 3 heads'),
 ])  # fmt: skip

@@ -103,7 +103,7 @@ class Call:
 )
 def test_a_pickle_that_names_anything_else_is_refused_before_it_runs(tmp_path, capsys, call, name):
   path = write_archive(tmp_path / 'evil.pth', pickle.dumps({'weight': call}, protocol=2))
-  with pytest.raises(UserError, match=rf'evil.pth can not be read: it asks for .*{name.split(".")[-1]}'):
+  with pytest.raises(UserError, match=rf'evil.pth cannot be read: it asks for .*{name.split(".")[-1]}'):
     tensors.read(path)
   assert capsys.readouterr().out == ''
 
@@ -171,13 +171,13 @@ def test_a_damaged_file_is_a_user_error(tmp_path, ending):
     whole[: len(whole) // 3] + whole[len(whole) // 2 :],
   ):
     path.write_bytes(content)
-    with pytest.raises(UserError, match=f'file{ending} can not be read'):
+    with pytest.raises(UserError, match=f'file{ending} cannot be read'):
       tensors.read(path)
 
 
 def test_arrays_of_python_objects_are_refused(tmp_path):
   np.savez(tmp_path / 'file.npz', z=np.array([print], object))
-  with pytest.raises(UserError, match='can not be read'):
+  with pytest.raises(UserError, match='cannot be read'):
     tensors.read(tmp_path / 'file.npz')
 
 
@@ -186,7 +186,7 @@ def test_unknown_endings_and_missing_files_are_user_errors(tmp_path):
     tensors.read(tmp_path / 'file.ptt')
   with pytest.raises(UserError, match='is not there'):
     tensors.read(tmp_path / 'file.pth')
-  with pytest.raises(UserError, match='can not be written'):
+  with pytest.raises(UserError, match='cannot be written'):
     tensors.write(tmp_path / 'nowhere' / 'file.pth', {})
 
 

@@ -105,6 +105,6 @@ def save(
   for wanted, ending, default in ((metric, '.mlp.M_RBF', np.eye), (bias, '.mlp.fc.bias', np.zeros)):
     for name in [name for name in tensors if name.endswith(ending) and not wanted]:
       if np.any(tensors[name] != default(len(tensors[name]))):
-        raise UserError(f'{name} changes the network: it can not be left out')
+        raise UserError(f'{name} changes the network: it cannot be left out')
       del tensors[name]
   files.write(pathlib.Path(path), tensors)
