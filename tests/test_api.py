@@ -416,7 +416,7 @@ def test_get_config_is_what_the_flag_gives():
 
 def test_the_page_on_the_library_runs(tmp_path, monkeypatch):
   """Its examples, one after another, on arrays of this file."""
-  page = (ROOT / 'docs' / 'library.md').read_text()
+  page = (ROOT / 'docs' / 'how-to' / 'library.md').read_text()
   monkeypatch.chdir(tmp_path)
   x_train, y_train, x_test, y_test = arrays()
   scope = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test}

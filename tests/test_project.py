@@ -119,7 +119,7 @@ def test_the_pages_show_the_results_that_the_logs_hold():
   )
   parts = tables.stdout.strip().split('\n\n')
   assert sum(part.startswith('| ') for part in parts) >= 5
-  pages = '\n'.join(path.read_text() for path in (ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')))
+  pages = '\n'.join(path.read_text() for path in (ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')))
   assert [part for part in parts if part not in pages] == []
 
 

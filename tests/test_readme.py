@@ -20,7 +20,7 @@ from hbf.nn import registry
 from hbf.training.loop import train
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {path: path.read_text() for path in (ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md')))}
+PAGES = {path: path.read_text() for path in (ROOT / 'README.md', *sorted(ROOT.glob('docs/**/*.md')))}
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 # Up to the end of the line or of the code span; a line that ends in a backslash goes on.
 MODULE, ARGUMENTS = r'(?:hbf|benchmarks|results)[\w.]*', r'(?:\\\n|[^`#\n])*'
@@ -33,7 +33,7 @@ def test_the_readme_is_short():
   assert PAGES[ROOT / 'README.md'].count('\n') <= 150
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page):
   links = re.findall(r'\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)', PAGES[page])
   broken = []
@@ -64,7 +64,7 @@ def commands():
 @pytest.fixture
 def shift(tmp_path, monkeypatch):
   """The worked example, its file and its line, done as the page says."""
-  page = PAGES[ROOT / 'docs' / 'adding-a-stage.md']
+  page = PAGES[ROOT / 'docs' / 'how-to' / 'add-a-stage.md']
   path = tmp_path / 'shift.py'
   path.write_text(re.search(r'```python\n(.*?)```', page, re.DOTALL)[1])
   specification = importlib.util.spec_from_file_location('shift', path)

@@ -3,7 +3,7 @@
 python -m hbf.analysis.dead_units                  # trains five models of width 768 on the digits: minutes on a CPU
 python -m hbf.analysis.dead_units --report         # draws the table and the picture again, from stored numbers
 
-The models differ only in stage 2. docs/dead-units.md explains the results.
+The models differ only in stage 2. docs/research/dead-units.md explains the results.
 """
 
 import dataclasses

@@ -45,7 +45,7 @@ def imagenet(arguments: str = '') -> ConfigDict:
   """
   return make_config(
     f'recipe=plain,{arguments}',
-    # A core reads about 300 images a second (docs/speed.md). Set as many processes as the host has free cores.
+    # A core reads 300 images a second (docs/research/speed.md). Set as many processes as the host has free cores.
     {'name': 'imagenet2012', 'test_split': 'validation', 'image_size': 224, 'input': 'stream', 'workers': 16},
     model={'patch': 16},
   )

@@ -230,7 +230,7 @@ IMAGES = {
   'data.transforms': Key(
     (('flip',), ('shift', 4)),
     ENTRIES,
-    'Augmentation of training images: names with their numbers, in order. docs/options.md lists all names.',
+    'Augmentation of training images: names with their numbers, in order. docs/reference/options.md lists all names.',
   ),
   'data.mix': Key(
     (),

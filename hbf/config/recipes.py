@@ -48,7 +48,7 @@ def memo() -> ConfigDict:
   return config
 
 
-# Options of stage 2 for high learning rates, at which normalized responses degenerate to a table (docs/search.md).
+# Options of stage 2 for high learning rates, at which normalized responses degenerate (docs/research/search.md).
 _AT_HIGH_RATES = {'normalize_inputs': True, 'norm_affine': False, 'normalization': 'none', 'sigma_per': 'layer'}
 
 
@@ -69,7 +69,7 @@ def laptop() -> ConfigDict:
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.stages.stage1 = {'relative_positions': 'gaussian'}
   config.stages.stage2 = _AT_HIGH_RATES
-  config.optimizer.learning_rate = 8e-3  # the best for every arm after two epochs, docs/search.md
+  config.optimizer.learning_rate = 8e-3  # the best for every arm after two epochs, docs/research/search.md
   config.train.epochs = 20.0
   return config
 
@@ -133,7 +133,7 @@ def characters() -> ConfigDict:
   config.optimizer.update(learning_rate=2e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'
-  # The options of recipe laptop. Relative positions matter most (docs/text.md).
+  # The options of recipe laptop. Relative positions matter most (docs/how-to/text.md).
   config.stages.stage1 = {'relative_positions': 'gaussian'}
   config.stages.stage2 = _AT_HIGH_RATES
   config.model.expansion = 4.0

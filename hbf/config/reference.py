@@ -1,6 +1,6 @@
 """The reference page of all config keys, generated from their declarations.
 
-`python -m hbf.config.reference > docs/config.md` writes the page again.
+`python -m hbf.config.reference > docs/reference/config.md` writes the page again.
 """
 
 import inspect

@@ -6,11 +6,11 @@ from hbf.config.defaults import stage_keys
 from hbf.config.reference import field_meanings, reference
 from hbf.nn.gated import GatedHyperBF
 
-PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'config.md'
+PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'reference' / 'config.md'
 
 
 def test_the_committed_page_equals_the_generated_one():
-  assert PAGE.read_text() == reference(), 'run: python -m hbf.config.reference > docs/config.md'
+  assert PAGE.read_text() == reference(), 'run: python -m hbf.config.reference > docs/reference/config.md'
 
 
 def test_a_stage_has_the_meanings_of_its_bases_too():

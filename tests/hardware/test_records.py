@@ -26,7 +26,7 @@ def test_a_case_is_recorded_and_adds_up(case):
   for row in record['programs']:
     assert row['fits'] and row['peak_bytes'] == row['needed_bytes'] + row['held_bytes']
     assert row['images_per_second'] == pytest.approx(row['images'] / max(row['bound_seconds'].values()))
-    if row['compiler_flops'] and record['model'] != 'unified':  # docs/hardware.md says why not
+    if row['compiler_flops'] and record['model'] != 'unified':  # docs/research/hardware.md says why not
       assert row['flops'] == pytest.approx(row['compiler_flops'], rel=0.05)
 
 

@@ -160,11 +160,11 @@ def test_a_checkpoint_that_one_cannot_read_is_set_aside_by_all(talk):
 
 @pytest.fixture
 def launch(tmp_path):
-  """Starts the processes of docs/devices.md in a workdir; what they say and end with is in tmp_path."""
+  """Starts the processes of docs/how-to/devices.md in a workdir; what they say and end with is in tmp_path."""
   shells = []
 
   def start(workdir, **changes):
-    page = (ROOT / 'docs' / 'devices.md').read_text()
+    page = (ROOT / 'docs' / 'how-to' / 'devices.md').read_text()
     lines = re.search(r'Two on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
     config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
     python = f'bash {tmp_path}/noted.sh $process {sys.executable}'
