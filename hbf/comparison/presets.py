@@ -46,12 +46,25 @@ SPACE = (
   'optimizer.weight_decay=0.01..0.3',
   'train.label_smoothing=0.0|0.1',
 )
-# The recipe of the claim for every arm: Muon and two resolutions.
-CLAIM = (
+# Muon and two resolutions, for every arm.
+TWO_RESOLUTIONS = (
   '--config.optimizer.name=muon',
   '--config.optimizer.learning_rate=12e-3',
   '--config.model.merge=2',
   '--config.model.width=48',
+)
+# The recipe of the claim for every arm. At its length models without regularization memorize the training images.
+CLAIM = (
+  *TWO_RESOLUTIONS,
+  '--config.train.label_smoothing=0.1',
+  "--config.data.transforms=(('flip',),('shift',4),('erase',0.5))",
+)
+# The space of the claim's search. The arms that lead may choose how their queries see positions.
+CLAIM_SPACE = (
+  'optimizer.learning_rate=4e-3..3e-2',
+  'optimizer.weight_decay=0.01..0.3',
+  'hyperbf: model.stage1.relative_positions=gaussian|adaptive',
+  'vit-swiglu: model.stage1.relative_positions=gaussian|adaptive',
 )
 ADAPTIVE = 'model.stage1.relative_positions=adaptive'
 # Stage 2 of soft-edged balls with a linear model of the token around each center.
@@ -151,7 +164,7 @@ PRESETS = {
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms({label: f'{CONTROLS["hyperbf"]} {options}' for label, options in TRICKS.items()}),
     seeds=(0, 1),
-    overrides=(*CLAIM, '--config.data.validation=0.1'),
+    overrides=(*TWO_RESOLUTIONS, '--config.data.validation=0.1'),
     operations='3e13',
     parameters=300_000,
   ),
@@ -171,7 +184,7 @@ PRESETS = {
     overrides=(*CLAIM, '--config.data.validation=0.1'),
     operations='3e13',
     parameters=300_000,
-    space=SPACE,
+    space=CLAIM_SPACE,
   ),
   # For a GPU. Published is the ViT of Lee et al. 2021, with the same sizes, epochs and tricks.
   'strong': Comparison(
