@@ -12,6 +12,7 @@ if TYPE_CHECKING:
   from hbf.api import evaluate as evaluate
   from hbf.api import get_config as get_config
   from hbf.api import load as load
+  from hbf.api import load_pretrained as load_pretrained
   from hbf.api import train as train
   from hbf.data.images.arrays import ArrayData as ArrayData
   from hbf.errors import UserError as UserError
@@ -59,6 +60,7 @@ _PUBLIC = {
   'train': ('hbf.api', 'train'),
   'evaluate': ('hbf.api', 'evaluate'),
   'load': ('hbf.api', 'load'),
+  'load_pretrained': ('hbf.api', 'load_pretrained'),
   'Run': ('hbf.api', 'Run'),
   'UserError': ('hbf.errors', 'UserError'),
 }

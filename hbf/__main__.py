@@ -15,6 +15,7 @@ COMMANDS = {
   'explain': ('hbf.cli.explain', 'Write a page that explains a run on images.'),
   'predict': ('hbf.cli.predict', 'Classify images of your own.'),
   'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),
+  'pretrained': ('hbf.cli.pretrained', 'List the models that come with hbf, or make a run folder of one.'),
   'prepare': ('hbf.cli.prepare', 'Prepare a data set, such as cifar10.'),
   'export': ('hbf.cli.export', "Write a run's classifier to a folder for use elsewhere."),
   'convert': ('hbf.cli.convert', "Read weights of the memo's authors into a run, or write them."),
@@ -41,7 +42,7 @@ def main() -> int:
 
 
 def _help() -> str:
-  commands = '\n'.join(f'  {name:10}{about}' for name, (_, about) in COMMANDS.items())
+  commands = '\n'.join(f'  {name:11}{about}' for name, (_, about) in COMMANDS.items())
   usage = 'hbf COMMAND [--flag=value …]'
   return '\n\n'.join((hbf.__doc__ or '', usage, commands, '`hbf COMMAND --help` lists the flags of a command.'))
 

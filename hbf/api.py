@@ -21,7 +21,7 @@ from hbf.data.augment.batches import normalize
 from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.errors import UserError
-from hbf.training import loop
+from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
 from hbf.training.evaluate import evaluate_workdir, restore
 from hbf.training.export import stored_dataset
@@ -168,6 +168,22 @@ def load(
   images = load_config(folder).task == 'classification'
   restored = restore(folder, str(checkpoint), [where], average, stored_dataset(folder) if images else None)
   return Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
+
+
+def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
+  """Load a trained model that comes with the package. The first call makes its run folder in the user's cache.
+
+  `hbf pretrained` lists the names. `run.workdir` is a run folder for all commands, such as `hbf explain`.
+
+  Args:
+    name: a name such as 'laptop-cifar10-hyperbf'.
+    device: the device to compute on. None: the first one.
+
+  Raises:
+    ValueError: there is no such model. The message has the nearest name.
+  """
+  with _quietly():
+    return load(pretrained.unpack(name), device=device)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -103,7 +103,13 @@ class Checkpoints:
     """Start to write the state and metadata `about` (for JSON); return when the state's arrays may change."""
     if step in self._manager.all_steps():
       return
-    items, about = _items(state), dict(about or {})
+    self._save(step, _items(state), dict(about or {}))
+
+  def save_params(self, step: int, params: Any) -> None:
+    """Save parameters alone: a checkpoint to evaluate, and not to continue a run from."""
+    self._save(step, {'params': params}, {})
+
+  def _save(self, step: int, items: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     sums = {'about': _checksum_of_json(about)} | {name: checksum(item) for name, item in items.items()}
     args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
     self._manager.save(step, args=args, custom_metadata={'about': about, 'checksums': sums}, force=True)

@@ -1,0 +1,178 @@
+"""Trained models that come with the package: weights, config, scores and a card of each.
+
+A model is a folder of `hbf/pretrained`: the run's config.json, data.json and result.json, the parameters as
+safetensors, and README.md, its card. `unpack` makes a run folder of it, so all commands on runs work.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from hbf.arguments import Parser
+from hbf.errors import UserError, choose, in_one_line
+from hbf.interop import tensors
+from hbf.tasks.registry import TASKS
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.evaluate import restore
+from hbf.training.export import stored_dataset
+from hbf.training.workdir import damaged, load_config, read_json, read_result
+
+MODELS = pathlib.Path(__file__).parents[1] / 'pretrained'
+WEIGHTS, CARD, DESCRIPTION = 'model.safetensors', 'README.md', ('config.json', 'data.json', 'result.json')
+# Facts of a result about the training machine's clock. Nobody else can expect them.
+_OF_THE_MACHINE = ('train_seconds', 'compile_seconds', 'images_per_second', 'peak_memory_bytes')
+
+
+def names() -> list[str]:
+  """Return the names of all models, sorted."""
+  return sorted(path.parent.name for path in MODELS.glob(f'*/{WEIGHTS}'))
+
+
+def describe(name: str) -> str:
+  """Return one line about a model: data set, size and scores on the test split.
+
+  Raises:
+    UserError: there is no such model. The message has the nearest name.
+  """
+  result = _result(_folder(name))
+  scores = [score for score in TASKS[result['task']].scores if score.name in result]
+  shown = ', '.join(f'{score.label} {result[score.name]:{score.form}}' for score in scores[:2])
+  return f'{result["dataset"]}, {result["params"]:,} parameters, {shown}'
+
+
+def default_workdir(name: str) -> pathlib.Path:
+  """Return the run folder that `unpack` makes if no other is given. It belongs to these weights alone."""
+  digest = hashlib.sha256(b''.join((_folder(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
+  cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
+  return cache / 'hbf' / 'pretrained' / f'{name}-{digest.hexdigest()[:8]}'
+
+
+def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
+  """Make a run folder with a model's weights as its only checkpoint, and return it.
+
+  The folder can be evaluated, explained, exported and loaded. It is there whole or not at all. An existing folder of
+  the same model stays as it is.
+
+  Args:
+    name: a name of `names`.
+    workdir: the run folder: a missing or empty one. None: a folder in the user's cache.
+
+  Raises:
+    UserError: there is no such model, or the folder holds something else, or can't be written.
+  """
+  source, folder = _folder(name), (default_workdir(name) if workdir is None else workdir).absolute()
+  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.is_dir() and _same(folder / 'result.json', source / 'result.json'):
+      return folder
+    raise UserError(f'{folder} holds something else than {name}: choose another --workdir, or remove it')
+  try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as temporary:
+      made = pathlib.Path(temporary) / folder.name
+      made.mkdir()
+      for file in DESCRIPTION:
+        shutil.copyfile(source / file, made / file)
+      _write_checkpoint(source / WEIGHTS, _result(source)['steps'], made / 'checkpoints')
+      made.rename(folder)
+  except OSError as error:
+    raise UserError(f'{folder} could not be written ({error}): choose another --workdir') from error
+  return folder
+
+
+def _write_checkpoint(weights: pathlib.Path, step: int, folder: pathlib.Path) -> None:
+  params = unflatten_dict({name: np.asarray(array) for name, array in tensors.read(weights).items()}, sep='/')
+  folder.mkdir()
+  with contextlib.closing(Checkpoints(folder)) as checkpoints:
+    checkpoints.save_params(step, jax.device_put(params))
+
+
+def store(workdir: pathlib.Path, folder: pathlib.Path, about: str) -> None:
+  """Store a finished run as a model: its weights, description and card.
+
+  Args:
+    workdir: a finished run.
+    folder: the folder to write; its name is the model's.
+    about: sentences of the card: the purpose of the model, and its limits.
+
+  Raises:
+    UserError: the run isn't finished, or the folder holds something.
+  """
+  result = read_result(workdir, 'steps', 'commit')
+  if result is None:
+    raise UserError(f'{workdir} is not finished: train it to its end')
+  if folder.exists():
+    raise UserError(f'{folder} exists: choose another name, or remove it')
+  images = load_config(workdir).task == 'classification'
+  restored = restore(workdir, 'latest', jax.devices()[:1], dataset=stored_dataset(workdir) if images else None)
+  folder.mkdir(parents=True)
+  params = {name: np.asarray(array, order='C') for name, array in flatten_dict(restored.params, sep='/').items()}
+  (folder / WEIGHTS).write_bytes(safetensors.numpy.save(params))
+  for file in DESCRIPTION[:-1]:
+    shutil.copyfile(workdir / file, folder / file)
+  kept = {key: value for key, value in result.items() if key not in _OF_THE_MACHINE}
+  (folder / 'result.json').write_text(json.dumps(kept, indent=2) + '\n')
+  (folder / CARD).write_text(card(folder, about))
+
+
+def card(folder: pathlib.Path, about: str) -> str:
+  """Return the card of a stored model, in Markdown."""
+  result, config = _result(folder), json.loads((folder / 'config.json').read_text())
+  scores = [score for score in TASKS[result['task']].scores if score.name in result]
+  train, optimizer = config['train'], config['optimizer']
+  rows = [
+    ('data set', result['dataset']),
+    ('model', f'{result["model"]}, recipe {result["recipe"]}, {result["params"]:,} parameters'),
+    ('training', f'{result["epochs"]:g} epochs, {result["train_operations"]:.2e} operations, seed {result["seed"]}'),
+    ('optimizer', f'{optimizer["name"]}, learning rate {optimizer["learning_rate"]:g}, batch {train["batch_size"]}'),
+    *((f'{score.label} on {result["split"]}', f'{result[score.name]:{score.form}}') for score in scores),
+    ('trained on', f'{result["device"]}, commit {result["commit"]}'),
+  ]
+  table = '\n'.join(['| fact | value |', '|---|---|', *(f'| {key} | {value} |' for key, value in rows)])
+  use = f"```python\nimport hbf\n\nrun = hbf.load_pretrained('{folder.name}')\n```"
+  files = 'All keys are in config.json, all scores in result.json.'
+  return '\n\n'.join((f'# {folder.name}', about.strip(), table, files, use)) + '\n'
+
+
+def _folder(name: str) -> pathlib.Path:
+  return choose('model', name, {known: MODELS / known for known in names()})
+
+
+def _result(folder: pathlib.Path) -> dict[str, Any]:
+  cure = 'install the package again'
+  found = read_json(folder / 'result.json', cure, 'task', 'steps')
+  if found is None:
+    raise damaged(folder / 'result.json', 'it is missing', cure)
+  return found
+
+
+def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
+  return one.is_file() and one.read_bytes() == other.read_bytes()
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Store a finished run as a model of the package and return the exit status."""
+  parser = Parser('python -m hbf.training.pretrained', 'Store a finished run among the models of the package.')
+  parser.add_argument('workdir', type=pathlib.Path, help='the run folder')
+  parser.add_argument('name', help='name of the model')
+  parser.add_argument('--about', required=True, help='sentences of its card: purpose and limits')
+  flags = parser.parse_args(arguments)
+  store(flags.workdir, MODELS / flags.name, flags.about)
+  print(MODELS / flags.name)
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
