@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-slow chaos compile scaling clean
+.PHONY: setup train docs test test-slow chaos compile scaling clean
 
 setup: $(VENV)/installed
 
@@ -25,6 +25,10 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# The site of docs/, in site/.
+docs: .venv-docs/installed
+	.venv-docs/bin/mkdocs build --quiet
+
 # Kills runs, damages their checkpoints and fills their disks: is anything lost?
 chaos: setup
 	$(BIN)/python -m benchmarks.chaos
@@ -44,4 +48,4 @@ scaling: .venv-tpu/installed .venv-gpu/installed
 	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-gpu runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs site runs

@@ -76,11 +76,11 @@ def train(
 
   A callback is called as `callback(step, metrics, state)` after each call of steps (`train.steps_per_call`):
 
-    step      the number of steps taken so far
-    metrics   {'epoch', 'loss', 'accuracy'} of training since the last report (`log.every`), and 'validation': {…} at
-              the steps after which the held-out part of train was evaluated (`evaluate.every`)
-    state     params, opt_state and average on the devices. The next call overwrites them: copy what you keep, as by
-              `jax.device_get(state.params)`
+      step      the number of steps taken so far
+      metrics   {'epoch', 'loss', 'accuracy'} of training since the last report (`log.every`), and 'validation': {…}
+                at the steps after which the held-out part of train was evaluated (`evaluate.every`)
+      state     params, opt_state and average on the devices. The next call overwrites them: copy what you keep, as by
+                `jax.device_get(state.params)`
 
   A callback that returns True stops the run, which is saved. If a callback raises, the run is saved and the exception
   surfaces. With callbacks the devices wait for the host after each call of steps.

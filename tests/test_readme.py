@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import hbf
 from hbf.__main__ import COMMANDS
 from hbf.cli import read_config
 from hbf.models.build import build_model, count_parameters
@@ -31,6 +32,13 @@ COMMAND = re.compile(
 
 def test_the_readme_is_short():
   assert PAGES[ROOT / 'README.md'].count('\n') <= 120
+
+
+def test_the_site_has_every_page_and_the_api_every_public_name():
+  site, api = (ROOT / 'mkdocs.yml').read_text(), PAGES[ROOT / 'docs' / 'reference' / 'api.md']
+  pages = [path.relative_to(ROOT / 'docs').as_posix() for path in PAGES if path != ROOT / 'README.md']
+  assert [page for page in pages if f': {page}\n' not in site] == []
+  assert re.findall(r'^::: (.*)$', api, re.MULTILINE) == ['.'.join(place) for place in hbf._PUBLIC.values()]
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.relative_to(ROOT)))

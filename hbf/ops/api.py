@@ -38,19 +38,19 @@ def hyperbf(
 
   The responses R are the kernel's values, normalized over the centers a = 1 … A:
 
-    'none'    R_a = K_a
-    'sum'     R_a = K_a / Σ K                    Nadaraya-Watson regression
-    'rms'     R_a = K_a / √mean(K²)
-    'layer'   R_a = (K_a − mean K) / √(var K + 10⁻⁶ mean(K)²)
+      'none'    R_a = K_a
+      'sum'     R_a = K_a / Σ K                    Nadaraya-Watson regression
+      'rms'     R_a = K_a / √mean(K²)
+      'layer'   R_a = (K_a − mean K) / √(var K + 10⁻⁶ mean(K)²)
 
   The kernels are:
 
-    'gaussian'               exp(−s)
-    'laplacian'              exp(−√(2s))
-    'rational_quadratic'     1 / (1 + s)
-    'inverse_multiquadric'   1 / √(1 + 2s)
-    'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (its
-                             square), gelu, softplus or sigmoid
+      'gaussian'               exp(−s)
+      'laplacian'              exp(−√(2s))
+      'rational_quadratic'     1 / (1 + s)
+      'inverse_multiquadric'   1 / √(1 + 2s)
+      'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (its
+                               square), gelu, softplus or sigmoid
 
   With keys as centers and values as coefficients, 'gaussian' and 'sum' this is attention whose logits are negative
   squared distances. The function is pure: it works under jit, grad and vmap.
