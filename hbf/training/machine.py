@@ -30,7 +30,7 @@ def keep_freed_memory() -> None:
   """Make the C library keep freed memory instead of returning it to the system, on Linux with the CPU backend.
 
   XLA's CPU backend allocates its temporaries anew at every step, and fetching the pages from the system is slow
-  (docs/explanation/design.md, How runs stay fast on a CPU). Call this before anything is computed.
+  (docs/explanation/runs-and-checkpoints.md, How runs stay fast on a CPU). Call this before anything is computed.
   """
   # The library keeps memory only for the main thread, so the CPU must compute in the thread that calls. This also
   # keeps the temporaries of several steps from being in memory at once.

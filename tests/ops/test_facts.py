@@ -1,4 +1,4 @@
-"""The four facts that the design stands on (DESIGN.md section 2)."""
+"""The four facts of docs/explanation/attention.md."""
 
 import jax
 import jax.numpy as jnp

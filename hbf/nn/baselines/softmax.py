@@ -24,8 +24,8 @@ class SoftmaxAttention(CheckedModule):
   Attributes:
     heads: H, a divisor of the tokens' width D.
     qk_norm: True for softmax(q·k/τ) with queries and keys of norm 1, and a learned temperature τ for each head that
-      starts at 1/√d. It is HyperBF attention of queries and keys of norm 1 with σ² = τ (docs/explanation/design.md,
-      fact 1).
+      starts at 1/√d. It is HyperBF attention of queries and keys of norm 1 with σ² = τ
+      (docs/explanation/attention.md, fact 1).
     qkv_bias: True if queries, keys and values have a bias.
     relative_positions: none, gaussian, adaptive or rotary. 'gaussian' adds −‖(p_q − p_k − o)/s‖²/2 to a head's
       logits, with a learned offset o and s, as in HyperBF attention (`hbf.nn.relative_positions`). With

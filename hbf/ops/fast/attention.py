@@ -1,6 +1,6 @@
 """Softmax attention, and the choice of the kernel that computes it. `gaussian_attention` is the normalized Gaussian.
 
-Facts 2 and 3 of docs/explanation/design.md say why the two are the same.
+Facts 2 and 3 of docs/explanation/attention.md say why the two are the same.
 """
 
 import functools
