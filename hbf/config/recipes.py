@@ -133,7 +133,7 @@ def characters() -> ConfigDict:
   config.optimizer.update(learning_rate=2e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'
-  # The options of recipe laptop. Relative positions matter most (docs/how-to/text.md).
+  # The options of recipe laptop. Relative positions matter most (docs/research/text.md).
   config.stages.stage1 = {'relative_positions': 'gaussian'}
   config.stages.stage2 = _AT_HIGH_RATES
   config.model.expansion = 4.0

@@ -1,6 +1,6 @@
 """The export of a run's classifier to a folder, for use with this package or with JAX alone.
 
-docs/how-to/predict.md describes the folder, and how to read it without this package.
+docs/how-to/export.md describes the folder, and how to read it without this package.
 """
 
 import dataclasses

@@ -28,7 +28,7 @@ from hbf.training.export import export, from_run, load_model, load_program, read
 from hbf.training.predict import Classifier, answer, find_images, of_export, of_trained, to_table
 from hbf.training.workdir import read_predictions
 
-PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'how-to' / 'predict.md'
+PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'how-to' / 'export.md'
 
 
 def small(name, **changes):
