@@ -32,7 +32,7 @@ if TYPE_CHECKING:
   from hbf.ops.api import NORMALIZATIONS as NORMALIZATIONS
   from hbf.ops.api import hyperbf as hyperbf
 
-# The public names (docs/how-to/library.md), each with its module and its name there. A name is imported when it is
+# The public names (docs/reference/api.md), each with its module and its name there. A name is imported when it is
 # first used, so `import hbf` loads neither JAX nor the readers of data sets. The imports above are for editors and
 # type checkers. A test compares them to these names.
 _PUBLIC = {

@@ -1,4 +1,4 @@
-"""Runs from Python: configs, training, evaluation and trained models. docs/how-to/library.md has examples."""
+"""Runs from Python: configs, training, evaluation and trained models. docs/how-to/own-arrays.md has examples."""
 
 import contextlib
 import dataclasses

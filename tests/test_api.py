@@ -414,30 +414,42 @@ def test_get_config_is_what_the_flag_gives():
   assert resolve(config).to_json() == read_config(flags).to_json()
 
 
-def test_the_page_on_the_library_runs(tmp_path, monkeypatch):
-  """Its examples, one after another, on arrays of this file."""
-  page = (ROOT / 'docs' / 'how-to' / 'library.md').read_text()
-  monkeypatch.chdir(tmp_path)
-  x_train, y_train, x_test, y_test = arrays()
-  scope = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test}
-  get_config = hbf.get_config
-
-  def small_config(data, **names):
-    """The config that is asked for, made small."""
-    config = get_config(data, **names)
-    config.model.update(width=8, depth=1, heads=2, patch=4, expansion=1.0, stem='patch')
-    config.train.batch_size = 120
-    return config
-
-  monkeypatch.setitem(vars(hbf), 'get_config', small_config)
-  monkeypatch.setitem(vars(hbf), 'train', functools.partial(hbf.train, devices=ONE))
-  blocks = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
-  assert len(blocks) >= 5
+def run_page(name, scope):
+  """Run the Python examples of a how-to page, one after another."""
+  blocks = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'how-to' / name).read_text(), re.DOTALL)
+  assert len(blocks) >= 4
   for block in blocks:
     assert block.count('\n') <= 16
     exec(block, scope)
+
+
+def test_the_page_on_models_of_your_own_runs():
+  scope = {}
+  run_page('use-in-flax.md', scope)
   # The block under NNX computes what it does in Linen.
   params = nnx.to_pure_dict(nnx.state(scope['model'], nnx.Param))
   expected = scope['block'].apply({'params': params}, jnp.ones((2, 16, 32)))
   np.testing.assert_allclose(scope['tokens'], expected, rtol=1e-6)
-  assert scope['result']['dataset'] == 'arrays' and scope['probabilities'].shape == (40, 2)
+  assert scope['logits'].shape == (2, 10) and scope['gradients'].centers.shape == (4, 3)
+
+
+def test_the_page_on_arrays_of_your_own_runs(tmp_path, monkeypatch):
+  """The model and the number of epochs are smaller here."""
+  monkeypatch.chdir(tmp_path)
+  get_config = hbf.get_config
+
+  def small_config(data, **names):
+    config = get_config(data, **names)
+    config.model.update(width=8, depth=1, heads=2, patch=4, expansion=1.0, stem='patch')
+    return config
+
+  def short_train(config, *args, **options):
+    config.train.epochs = 2
+    return train_one(config, *args, **options)
+
+  train_one = functools.partial(hbf.train, devices=ONE)
+  monkeypatch.setitem(vars(hbf), 'get_config', small_config)
+  monkeypatch.setitem(vars(hbf), 'train', short_train)
+  scope = {}
+  run_page('own-arrays.md', scope)
+  assert scope['result']['dataset'] == 'arrays' and scope['probabilities'].shape == (297, 10)

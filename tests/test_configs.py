@@ -193,3 +193,9 @@ def test_a_wrong_command_ends_in_one_line(flags, message):
   assert done.returncode == 1
   assert message in done.stderr
   assert done.stderr.count('\n') == 1
+
+
+def test_a_missing_flag_is_named():
+  done = subprocess.run([sys.executable, 'eval.py'], capture_output=True, text=True)
+  assert done.returncode == 1
+  assert done.stderr == 'error: --workdir is missing: write --workdir=VALUE; --help lists the flags\n'

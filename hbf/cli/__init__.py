@@ -166,5 +166,7 @@ def _plain_errors() -> Iterator[None]:
   except (flags.Error, UserError, TypeError, OSError) as error:
     if missing := re.search(r"No such file or directory: '(.+?)'", str(error)):
       raise UserError(f'{missing[1]} is not there: give a data set such as cifar10, or a config file') from error
+    if missing := re.search(r'Flag (--\w+) must have a value other than None', str(error)):
+      raise UserError(f'{missing[1]} is missing: write {missing[1]}=VALUE; --help lists the flags') from error
     # A mistake inside a config file arrives as text that ends in its own message.
     raise UserError(str(error).rpartition('UserError: ')[2]) from error

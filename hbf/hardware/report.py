@@ -48,7 +48,7 @@ def describe_programs(
       again.
 
   Returns:
-    The report, ready for JSON. `docs/research/hardware.md` explains it.
+    The report, ready for JSON. `docs/how-to/plan-hardware.md` explains it.
 
   Raises:
     UserError: the config is wrong, or the compiler is missing.

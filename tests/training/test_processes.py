@@ -167,10 +167,10 @@ def launch(tmp_path):
     page = (ROOT / 'docs' / 'how-to' / 'devices.md').read_text()
     lines = re.search(r'Two on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
     config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
-    python = f'bash {tmp_path}/noted.sh $process {sys.executable}'
+    command = f'bash {tmp_path}/noted.sh $process {sys.executable} -m hbf'
     for old, new in (
       ('9876', str(free_port())),
-      ('python', python),
+      ('hbf', command),
       ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {config}'),
     ):
       assert lines.count(old) == 1
