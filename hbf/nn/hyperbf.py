@@ -20,7 +20,7 @@ from hbf.nn.traits import StageTraits
 from hbf.ops.basis import RadialBasis
 from hbf.ops.fast.choice import IMPLEMENTATIONS
 from hbf.ops.hyperbf import hyperbf, nearness, responses
-from hbf.ops.kernels import DIRECT, KERNELS, SIGNED
+from hbf.ops.kernels import BALLS, DIRECT, KERNELS, SIGNED
 from hbf.ops.kmeans import kmeans, sample
 from hbf.ops.layout import TENSOR, replicate
 from hbf.ops.normalization import NORMALIZATIONS
@@ -143,9 +143,9 @@ class HyperBFCenters(CheckedModule):
   Attributes:
     centers: A, the number of centers of every head.
     heads: H, a divisor of the tokens' width D. The memo has 1.
-    kernel: a name in `hbf.ops.kernels.KERNELS`, a name in `DIRECT`, or `SIGNED`. `DIRECT` is φ(b_a − r²/2σ²) with
-      a learned radius ρ_a for each center, b_a = ρ_a²/2σ². It needs normalization 'none'. `SIGNED` is exp(−β r²)
-      with a learned β of any sign, as in the authors' code. It needs metric bilinear.
+    kernel: a name in `hbf.ops.kernels.KERNELS`, `VALUES` or `BALLS`, or `SIGNED`. `BALLS` are φ(b_a − r²/2σ²) with a
+      learned radius ρ_a for each center, b_a = ρ_a²/2σ². `BALLS` and `VALUES` need normalization 'none'. `SIGNED` is
+      exp(−β r²) with a learned β of any sign, as in the authors' code. It needs metric bilinear.
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'fixed', 'layer', 'head' or 'center': the scope of one learned σ, or β of kernel `SIGNED`.
@@ -233,9 +233,9 @@ class HyperBFCenters(CheckedModule):
     scale: dict[str, Any] = {name: parameter(self, self.sigma_per, variance, self.heads, self.centers)}
     weights = metric_parameter(self, self.metric, self.heads, d, self.rank)
     basis = RadialBasis(self.kernel, metric=self.metric, weights=weights, normalization=self.normalization, **scale)
-    if self.kernel in DIRECT:  # coefficients alone give balls their scale
+    if self.kernel in BALLS:
       return dataclasses.replace(basis, squared_radius=self._squared_radius(points, centers, basis))
-    if self.normalization == 'none':
+    if self.normalization == 'none' and self.kernel not in DIRECT:  # those get their scale by the coefficients alone
       return dataclasses.replace(basis, log_gain=self._log_gain(points, centers, basis))
     return basis
 

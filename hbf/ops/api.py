@@ -15,8 +15,8 @@ from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import sum_dtype
 from hbf.ops.fast.choice import IMPLEMENTATIONS
 
-KERNELS = tuple(kernels.KERNELS)
-BALL_KERNELS = tuple(kernels.DIRECT)
+KERNELS = (*kernels.KERNELS, *kernels.VALUES)
+BALL_KERNELS = tuple(kernels.BALLS)
 NORMALIZATIONS = tuple(normalization.NORMALIZATIONS)
 
 
@@ -49,6 +49,9 @@ def hyperbf(
       'laplacian'              exp(−√(2s))
       'rational_quadratic'     1 / (1 + s)
       'inverse_multiquadric'   1 / √(1 + 2s)
+      'multiquadric'           √(1 + 2s), which grows, for normalization 'none' only
+      'thin_plate'             s log s, which changes sign and grows, for normalization 'none' only
+      'wendland'               (1 − u)₊⁴ (1 + 4u) with u = √(s/10), for normalization 'none' only: 0 from r = √20 σ on
       'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (its
                                square), gelu, softplus or sigmoid
 

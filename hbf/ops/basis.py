@@ -26,7 +26,7 @@ class RadialBasis:
     weights: the parameters of the metric, None for 'identity'.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`.
     log_gain: logarithm of a factor on responses of normalization 'none', broadcastable to [..., 1, 1].
-    squared_radius: b = ρ²/2σ² of a kernel in `DIRECT`, broadcastable to [..., 1, A].
+    squared_radius: b = ρ²/2σ² of a kernel in `BALLS`, broadcastable to [..., 1, A].
     dot_only_dims: number of last coordinates that have a product and no norm, see `hbf.ops.distances.distances`.
   """
 
@@ -51,7 +51,7 @@ class RadialBasis:
     choose('normalization', self.normalization, NORMALIZATIONS)
     if self.kernel in DIRECT and self.normalization != 'none':
       raise UserError(
-        f'kernel {self.kernel} can change sign or be 0, so its responses have no sum to divide by: '
+        f'kernel {self.kernel} can change sign, be 0 or grow, so its responses have no sum to divide by: '
         f'use normalization none, not {self.normalization}'
       )
     if self.kernel == SIGNED and self.metric != 'bilinear':

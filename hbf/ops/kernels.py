@@ -3,9 +3,10 @@
 A positive kernel is stated by log K(s), in `KERNELS`. The normalized operator is then a softmax of log K, which is
 stable for every kernel. The unnormalized operator is exp(log K + log-gain).
 
-A kernel that changes sign or reaches 0 has no logarithm. It is stated by K itself, in `DIRECT`, as a function of the
-depth b − s of a point in the ball of a center. With b = ρ²/2σ² the ball has the radius ρ. The depth is (ρ² − r²)/2σ²,
-positive inside and negative outside. Every center learns its own b.
+A kernel that changes sign, reaches 0 or grows with the distance has no sum to divide by. It is stated by K itself, in
+`DIRECT`, as a function of the depth b − s. For the balls in `BALLS`, b = ρ²/2σ² and the ball of a center has the radius
+ρ. The depth is (ρ² − r²)/2σ², positive inside and negative outside. Every center learns its own b. For the kernels in
+`VALUES`, b is 0 and the depth is −s.
 
 `SIGNED` is the Gaussian of the authors' code. It has no σ: log K = −β r², and β may have any sign.
 """
@@ -46,10 +47,40 @@ KERNELS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'inverse_multiquadric': inverse_multiquadric,
 }
 SIGNED = 'signed_gaussian'
-# All decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' is the biweight kernel.
-# Both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with normalized weights
-# and the activation φ (Maruyama, Girosi & Poggio 1992), see `hbf.nn.baselines.mlp.MLP.normalize`.
-DIRECT: dict[str, Callable[[jax.Array], jax.Array]] = {
+
+
+def multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
+  """Compute √(1 + r²/σ²) = √(1 + 2s) (Hardy 1971). It grows, and is conditionally positive definite of order 1."""
+  return jnp.sqrt(1 + jnp.maximum(2 * s, 0))
+
+
+def thin_plate(s: Float[Array, '...']) -> Float[Array, '...']:
+  """Compute s log s, the thin-plate spline r² log r up to a multiple of r² (Duchon 1977). It is 0 at s = 0 and s = 1."""
+  away = s > 0
+  return jnp.where(away, s * jnp.log(jnp.where(away, s, 1.0)), 0.0)
+
+
+def wendland(s: Float[Array, '...']) -> Float[Array, '...']:
+  """Compute (1 − u)₊⁴ (1 + 4u) with u = r/√20σ: the smooth kernel C² of Wendland (1995) with compact support.
+
+  It is positive definite in up to three dimensions. The support is √20 σ, where its curvature at the center is that of
+  the Gaussian of the same σ.
+  """
+  away = s > 0
+  u = jnp.where(away, jnp.sqrt(jnp.where(away, s / 10, 1.0)), 0.0)
+  return nn.relu(1 - u) ** 4 * (1 + 4 * u)
+
+
+# Functions of s. A center has no radius of its own beside σ.
+VALUES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'multiquadric': multiquadric,
+  'thin_plate': thin_plate,
+  'wendland': wendland,
+}
+# Functions of the depth. All decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' is the
+# biweight kernel. Both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with
+# normalized weights and the activation φ (Maruyama, Girosi & Poggio 1992), see `hbf.nn.baselines.mlp.MLP.normalize`.
+BALLS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'ball_relu': nn.relu,
   'ball_relu2': lambda depth: jnp.square(nn.relu(depth)),
   'ball_gelu': nn.gelu,
@@ -57,3 +88,10 @@ DIRECT: dict[str, Callable[[jax.Array], jax.Array]] = {
   'ball_softplus': nn.softplus,
   'ball_sigmoid': nn.sigmoid,
 }
+
+
+def _of_depth(kernel: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+  return lambda depth: kernel(-depth)
+
+
+DIRECT = BALLS | {name: _of_depth(kernel) for name, kernel in VALUES.items()}

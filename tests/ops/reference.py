@@ -9,13 +9,19 @@ KERNELS = {
   'inverse_multiquadric': lambda s: 1 / np.sqrt(1 + 2 * max(s, 0)),
 }
 # K itself of the depth b − s.
-DIRECT = {
+BALLS = {
   'ball_relu': lambda z: max(z, 0.0),
   'ball_relu2': lambda z: max(z, 0.0) ** 2,
   'ball_gelu': lambda z: 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
   'ball_silu': lambda z: z / (1 + np.exp(-z)),
   'ball_softplus': lambda z: np.logaddexp(0, z),
   'ball_sigmoid': lambda z: 1 / (1 + np.exp(-z)),
+}
+# K itself of s.
+VALUES = {
+  'multiquadric': lambda s: np.sqrt(1 + 2 * s),
+  'thin_plate': lambda s: s * np.log(s) if s > 0 else 0.0,
+  'wendland': lambda s: max(1 - np.sqrt(s / 10), 0) ** 4 * (1 + 4 * np.sqrt(s / 10)),
 }
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 NORMALIZATIONS = ('none', 'sum', 'rms', 'layer')

@@ -1,4 +1,4 @@
-"""Kernels stated by K itself: soft-edged balls φ(b − r²/2σ²)."""
+"""Kernels stated by K itself: soft-edged balls φ(b − r²/2σ²), and functions of s = r²/2σ² that grow or end."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from ops import reference
 from ops.keywords import hyperbf
 
 from hbf.errors import UserError
-from hbf.ops.kernels import DIRECT, KERNELS
+from hbf.ops.kernels import BALLS, DIRECT, KERNELS, VALUES
 
 N, A, D, V, HEADS = 4, 5, 6, 3, 2
 RNG = np.random.default_rng(0)
@@ -31,18 +31,23 @@ def in_float64(kernel, mask):
   for h in range(HEADS):
     r2 = reference.squared_distances(POINTS[h], CENTERS[h], 'full', METRIC[h])
     for a in range(A):
-      depth = DEPTH[h, 0, a] - r2[:, a] / (2 * SIGMA[h, 0, a] ** 2)
-      responses = mask[:, a] * np.array([reference.DIRECT[kernel](z) for z in depth])
+      s = r2[:, a] / (2 * SIGMA[h, 0, a] ** 2)
+      if kernel in reference.BALLS:
+        k = [reference.BALLS[kernel](z) for z in DEPTH[h, 0, a] - s]
+      else:
+        k = [reference.VALUES[kernel](z) for z in s]
+      responses = mask[:, a] * np.array(k)
       out[h] += responses[:, None] * COEFFICIENTS[h, a]
   return out
 
 
 @pytest.mark.parametrize('seen', ['all', 'causal', 'mask'])
-@pytest.mark.parametrize('kernel', reference.DIRECT)
+@pytest.mark.parametrize('kernel', reference.BALLS | reference.VALUES)
 def test_equals_the_sum_over_centers(kernel, seen):
   mask = {'all': np.ones((N, A)), 'causal': np.tri(N, A), 'mask': RNG.random((N, A)) < 0.5}[seen]
   given = {'all': {}, 'causal': {'causal': True}, 'mask': {'mask': jnp.asarray(mask, bool)}}[seen]
-  result = hyperbf(**ARRAYS, kernel=kernel, metric='full', normalization='none', **given)
+  arrays = ARRAYS if kernel in reference.BALLS else {n: z for n, z in ARRAYS.items() if n != 'squared_radius'}
+  result = hyperbf(**arrays, kernel=kernel, metric='full', normalization='none', **given)
   np.testing.assert_allclose(result, in_float64(kernel, mask), rtol=1e-4, atol=1e-4)
 
 
@@ -59,11 +64,27 @@ def test_factors_multiply_the_responses():
   np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_every_kernel_has_a_reference_and_decays_to_0():
-  assert set(DIRECT) == set(reference.DIRECT)
+def test_every_kernel_has_a_reference_and_balls_decay_to_0():
+  assert set(BALLS) == set(reference.BALLS)
+  assert set(VALUES) == set(reference.VALUES)
   assert not set(DIRECT) & set(KERNELS)
-  for kernel in DIRECT.values():
+  for kernel in BALLS.values():
     np.testing.assert_allclose(kernel(jnp.asarray([-30.0, -100.0])), 0, atol=1e-11)
+
+
+@pytest.mark.parametrize('kernel', VALUES)
+def test_slopes_of_functions_of_s_are_those_of_a_difference_and_finite_at_the_center(kernel):
+  s = jnp.asarray([0.0, 1e-3, 0.5, 3.0, 9.9, 10.1, 50.0])
+  slopes = jax.vmap(jax.grad(VALUES[kernel]))(s)
+  assert np.isfinite(slopes).all()
+  below, above = ([reference.VALUES[kernel](z * (1 + d)) for z in np.asarray(s[1:], np.float64)] for d in (-1e-6, 1e-6))
+  np.testing.assert_allclose(slopes[1:], np.subtract(above, below) / (2e-6 * s[1:]), rtol=1e-3, atol=1e-5)
+
+
+def test_wendland_has_the_curvature_of_the_gaussian_at_its_center_and_ends():
+  s = 1e-6
+  np.testing.assert_allclose((1 - reference.VALUES['wendland'](s)) / (1 - np.exp(-s)), 1, rtol=0.01)
+  assert VALUES['wendland'](jnp.asarray(10.0)) == 0
 
 
 def test_the_gradient_of_the_radius_is_that_of_a_difference():
