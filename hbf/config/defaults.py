@@ -141,8 +141,9 @@ COMMON = {
   ),
   'optimizer.name': Key(
     'adamw',
-    one_of(('adamw', 'muon', 'sgd', 'lion')),
-    'Optimizer. muon updates the matrices of the blocks, and adamw everything else.',
+    one_of(('adamw', 'muon', 'sgd', 'lion', 'schedule_free')),
+    'Optimizer. muon updates the matrices of the blocks, and adamw everything else. schedule_free is adamw with an '
+    'average of its own, which is evaluated beside the parameters. It needs a constant schedule.',
   ),
   'optimizer.learning_rate': Key(1e-3, NOT_NEGATIVE, 'Learning rate at the peak. With 0 the parameters stay.'),
   'optimizer.schedule': Key(

@@ -4,9 +4,9 @@ A positive kernel is stated by log K(s), in `KERNELS`. The normalized operator i
 stable for every kernel. The unnormalized operator is exp(log K + log-gain).
 
 A kernel that changes sign, reaches 0 or grows with the distance has no sum to divide by. It is stated by K itself, in
-`DIRECT`, as a function of the depth b − s. For the balls in `BALLS`, b = ρ²/2σ² and the ball of a center has the radius
-ρ. The depth is (ρ² − r²)/2σ², positive inside and negative outside. Every center learns its own b. For the kernels in
-`VALUES`, b is 0 and the depth is −s.
+`DIRECT`, as a function of the depth b − s. For the balls in `BALLS`, b = ρ²/2σ² and the ball of a center has the
+radius ρ. The depth is (ρ² − r²)/2σ², positive inside and negative outside. Every center learns its own b. For the
+kernels in `VALUES`, b is 0 and the depth is −s.
 
 `SIGNED` is the Gaussian of the authors' code. It has no σ: log K = −β r², and β may have any sign.
 """
@@ -55,7 +55,7 @@ def multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
 
 
 def thin_plate(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute s log s, the thin-plate spline r² log r up to a multiple of r² (Duchon 1977). It is 0 at s = 0 and s = 1."""
+  """Compute s log s, the thin-plate spline r² log r up to a multiple of r² (Duchon 1977). It is 0 at 0 and at 1."""
   away = s > 0
   return jnp.where(away, s * jnp.log(jnp.where(away, s, 1.0)), 0.0)
 
@@ -63,8 +63,8 @@ def thin_plate(s: Float[Array, '...']) -> Float[Array, '...']:
 def wendland(s: Float[Array, '...']) -> Float[Array, '...']:
   """Compute (1 − u)₊⁴ (1 + 4u) with u = r/√20σ: the smooth kernel C² of Wendland (1995) with compact support.
 
-  It is positive definite in up to three dimensions. The support is √20 σ, where its curvature at the center is that of
-  the Gaussian of the same σ.
+  It is positive definite in up to three dimensions. With this support, its curvature at the center is that of the
+  Gaussian of the same σ.
   """
   away = s > 0
   u = jnp.where(away, jnp.sqrt(jnp.where(away, s / 10, 1.0)), 0.0)
@@ -77,8 +77,8 @@ VALUES: dict[str, Callable[[jax.Array], jax.Array]] = {
   'thin_plate': thin_plate,
   'wendland': wendland,
 }
-# Functions of the depth. All decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' is the
-# biweight kernel. Both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with
+# Functions of the depth. All decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' is
+# the biweight kernel. Both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with
 # normalized weights and the activation φ (Maruyama, Girosi & Poggio 1992), see `hbf.nn.baselines.mlp.MLP.normalize`.
 BALLS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'ball_relu': nn.relu,

@@ -1,37 +1,60 @@
-"""A moving average of the parameters. It does not influence training, and is evaluated like the parameters."""
+"""An average of the parameters. It does not influence training, and is evaluated like the parameters.
+
+It is a moving average (`train.average`). With optimizer schedule_free it is the average of that optimizer, for which
+the method is made.
+"""
 
 import jax.numpy as jnp
 import optax
+import optax.contrib
+from ml_collections import ConfigDict
 
 from hbf.data.pipeline.inputs import Batch, Resident
+from hbf.errors import UserError
 from hbf.training.state import Step, TrainState
 
 
-def with_average(state: TrainState, decay: float) -> TrainState:
-  """Return the state with an average that begins as its parameters. If the decay is 0, return the state itself.
+def check_average(config: ConfigDict) -> None:
+  """Raise UserError if the config asks for two averages."""
+  if config.train.average and config.optimizer.name == 'schedule_free':
+    raise UserError(
+      f'optimizer schedule_free keeps an average of its own, and train.average is {config.train.average}: set it to 0'
+    )
+
+
+def with_average(state: TrainState, config: ConfigDict) -> TrainState:
+  """Return the state with an average that begins as its parameters. If the run keeps none, return the state itself.
 
   Run this inside jit if a step later donates the state. Outside jit, parameters and average would share memory.
   """
-  return state.replace(average=state.params) if decay else state
+  return state.replace(average=state.params) if _is_averaged(config) else state
 
 
-def averaging(step: Step, decay: float) -> Step:
-  """Return the step, followed by an update of the average. If the decay is 0, return the step itself.
+def averaging(step: Step, config: ConfigDict) -> Step:
+  """Return the step, followed by an update of the average. If the run keeps no average, return the step itself.
 
-  average ← d · average + (1 − d) · parameters, where after t steps d = min(decay, (1 + t) / (10 + t)). A small d at
-  the beginning lets short runs forget their initial parameters too. TensorFlow's tf.train.ExponentialMovingAverage
-  does the same with `num_updates` = t.
+  With d from `train.average`, average ← d_t · average + (1 − d_t) · parameters, where after t steps
+  d_t = min(d, (1 + t) / (10 + t)). A small d_t at the beginning lets short runs forget their initial parameters too.
+  TensorFlow's tf.train.ExponentialMovingAverage does the same with `num_updates` = t. Optimizer schedule_free has an
+  average of its own.
 
   Args:
     step: a step of `hbf.training.state.make_train_step`.
-    decay: a number from 0 to below 1.
+    config: the config of the run.
   """
-  if not decay:
+  if not _is_averaged(config):
     return step
+  decay = config.train.average
 
   def averaged(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
     new = step(state, resident, batch)
-    rest = jnp.maximum(1 - decay, 9 / (10 + new.step))  # 1 − d
+    if config.optimizer.name == 'schedule_free':
+      return new.replace(average=optax.contrib.schedule_free_eval_params(new.opt_state, new.params))
+    rest = jnp.maximum(1 - decay, 9 / (10 + new.step))  # 1 − d_t
     return new.replace(average=optax.incremental_update(new.params, state.average, rest))
 
   return averaged
+
+
+def _is_averaged(config: ConfigDict) -> bool:
+  return bool(config.train.average) or config.optimizer.name == 'schedule_free'

@@ -36,7 +36,7 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
   with locked(workdir):
     claim(workdir, experiment.config, experiment.task.identity())
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
-      checkpoints.save(0, with_average(state, experiment.config.train.average))
+      checkpoints.save(0, with_average(state, experiment.config))
 
 
 def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, heads: int | None = None) -> str:

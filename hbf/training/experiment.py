@@ -20,6 +20,7 @@ from hbf.tasks.evaluator import Evaluator
 from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task, TaskData
 from hbf.training import processes
+from hbf.training.average import check_average
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
 from hbf.training.optimizer import make_optimizer, make_schedule
@@ -117,6 +118,7 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
     )
   clock = Clock(examples, config.train.batch_size, config.train.epochs)
   due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
+  check_average(config)
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
   initial = read_initial(config, model, task.dataset) if config.init_from and not resumed else None

@@ -55,10 +55,11 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
   """Return the gradient transformation of a config.
 
   Its parts, in order: clipping, the named optimizer, the rates of centers and sigmas, decoupled weight decay, the
-  rates of layers, the schedule.
+  rates of layers, the schedule. Optimizer schedule_free wraps them (Defazio et al. 2024, "The road less scheduled"):
+  the gradient is taken between its iterate and the average of its iterates.
 
   Raises:
-    UserError: the optimizer is unknown.
+    UserError: the optimizer is unknown, or schedule_free has a falling learning rate or no momentum.
   """
   scale = choose(
     'optimizer.name',
@@ -68,9 +69,10 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
       'sgd': optax.trace(config.momentum),
       'lion': optax.scale_by_lion(config.momentum, _LION_SECOND),
       'muon': _scale_by_muon(config),
+      'schedule_free': optax.scale_by_adam(0.0, config.second_momentum),
     },
   )
-  return optax.chain(
+  update = optax.chain(
     optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
     scale,
     optax.masked(optax.scale(config.center_rate), _where(lambda rule: rule.rate == 'center')),
@@ -80,6 +82,16 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     *([_scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []),
     optax.scale_by_learning_rate(schedule),
   )
+  if config.name != 'schedule_free':
+    return update
+  if config.schedule != 'constant':
+    raise UserError(
+      f'optimizer schedule_free averages its iterates instead of lowering its rate, and optimizer.schedule is '
+      f'{config.schedule}: set it to constant'
+    )
+  if not config.momentum:
+    raise UserError('optimizer schedule_free needs a momentum above 0: set optimizer.momentum, such as 0.9')
+  return optax.contrib.schedule_free(update, schedule, b1=config.momentum)
 
 
 def _scale_by_muon(config: ConfigDict) -> optax.GradientTransformation:

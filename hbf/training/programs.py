@@ -24,7 +24,7 @@ def make_init(plan: Plan, objective: Objective) -> Init:
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
     batch = jax.tree.map(lambda z: z[0], stack)
     state = init_state(plan.model, plan.optimizer, objective, resident, batch, given)
-    return with_average(state, plan.config.train.average)
+    return with_average(state, plan.config)
 
   return init
 
@@ -38,5 +38,5 @@ def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -
     mesh: the devices.
     state: the state, as arrays or shapes.
   """
-  step = averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config.train.average)
+  step = averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config)
   return jax.jit(repeat_step(step), donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))

@@ -77,8 +77,9 @@ def test_slopes_of_functions_of_s_are_those_of_a_difference_and_finite_at_the_ce
   s = jnp.asarray([0.0, 1e-3, 0.5, 3.0, 9.9, 10.1, 50.0])
   slopes = jax.vmap(jax.grad(VALUES[kernel]))(s)
   assert np.isfinite(slopes).all()
-  below, above = ([reference.VALUES[kernel](z * (1 + d)) for z in np.asarray(s[1:], np.float64)] for d in (-1e-6, 1e-6))
-  np.testing.assert_allclose(slopes[1:], np.subtract(above, below) / (2e-6 * s[1:]), rtol=1e-3, atol=1e-5)
+  at = np.asarray(s[1:], np.float64)
+  below, above = ([reference.VALUES[kernel](z) for z in at * factor] for factor in (1 - 1e-6, 1 + 1e-6))
+  np.testing.assert_allclose(slopes[1:], np.subtract(above, below) / (2e-6 * at), rtol=1e-3, atol=1e-5)
 
 
 def test_wendland_has_the_curvature_of_the_gaussian_at_its_center_and_ends():

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
-from hbf.training.average import averaging, with_average
+from hbf.errors import UserError
+from hbf.training.average import averaging, check_average, with_average
 from hbf.training.sharding import make_mesh, replicated, state_sharding
 from hbf.training.state import Diverged, Totals, TrainState, check_finite_state, repeat_step
 
@@ -16,16 +18,21 @@ def take_the_next(state, resident, batch):
   return state.replace(step=state.step + 1, params={'kernel': batch['params']})
 
 
+def decaying(decay):
+  return ConfigDict({'train': {'average': decay}, 'optimizer': {'name': 'adamw'}})
+
+
 @pytest.mark.parametrize(('decay', 'devices'), [(0.6, 1), (0.999, 8)], ids=['reached', 'on the way'])
 def test_the_average_is_the_recursion_over_the_parameters_of_each_step(decay, devices):
   """min(decay, (1 + t) / (10 + t)) of what was, written in float64; the state is given away at every call."""
+  config = decaying(decay)
   drawn = np.random.default_rng(0).normal(size=(31, 5, 3)).astype(np.float32)
   mesh = make_mesh(jax.devices()[:devices])
   begin = TrainState(jnp.zeros((), jnp.int32), {'kernel': jnp.asarray(drawn[0])}, (), Totals.zeros())
   begin = jax.device_put(begin, replicated(mesh))
-  state = jax.jit(lambda state: with_average(state, decay))(begin)
+  state = jax.jit(lambda state: with_average(state, config))(begin)
   sharding = state_sharding(mesh, (state, state.step))
-  steps = jax.jit(repeat_step(averaging(take_the_next, decay)), donate_argnums=0, out_shardings=sharding)
+  steps = jax.jit(repeat_step(averaging(take_the_next, config)), donate_argnums=0, out_shardings=sharding)
   for first, count in ((1, 10), (11, 3), (14, 17)):
     rest = np.zeros((17, *drawn.shape[1:]), np.float32)
     rest[:count] = drawn[first : first + count]
@@ -42,7 +49,16 @@ def test_the_average_is_the_recursion_over_the_parameters_of_each_step(decay, de
 
 def test_without_a_decay_state_and_step_are_what_they_were():
   state = TrainState(jnp.zeros((), jnp.int32), {}, (), Totals.zeros())
-  assert with_average(state, 0.0) is state and averaging(take_the_next, 0.0) is take_the_next
+  config = decaying(0.0)
+  assert with_average(state, config) is state and averaging(take_the_next, config) is take_the_next
+
+
+def test_two_averages_are_refused():
+  config = decaying(0.9)
+  check_average(config)
+  config.optimizer.name = 'schedule_free'
+  with pytest.raises(UserError, match=r'schedule_free keeps an average of its own, and train.average is 0.9: set it'):
+    check_average(config)
 
 
 @pytest.mark.parametrize('spoilt', [None, 'params', 'average'])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from hbf.config.recipes import make_config
@@ -245,4 +246,44 @@ def test_no_warmup_starts_at_the_peak(toy):
 def test_unknown_values_name_the_known_ones(toy, key):
   config = toy(**{f'optimizer.{key}': 'adamv'})
   with pytest.raises(UserError, match=f'unknown optimizer.{key}'):
+    make_optimizer(config.optimizer, make_schedule(config.optimizer, CLOCK))
+
+
+def test_schedule_free_is_its_recursion_in_float64(toy):
+  """Defazio et al. 2024, eqs. 3 to 5, around Adam without its first moment; weights of the average are rates²."""
+  changes = {'name': 'schedule_free', 'schedule': 'constant', 'weight_decay': 0.0, 'clip': 0.0, 'learning_rate': 0.1}
+  config = toy(**{f'optimizer.{key}': value for key, value in changes.items()}, **{'optimizer.warmup': '5steps'})
+  schedule = make_schedule(config.optimizer, CLOCK)
+  optimizer = make_optimizer(config.optimizer, schedule)
+  target = np.random.default_rng(0).normal(size=(2, 2))
+  params = {'unit': {'kernel': jnp.full((2, 2), 2.0)}}
+  state = optimizer.init(params)
+  x = y = z = np.full((2, 2), 2.0)
+  second, weights = np.zeros((2, 2)), 0.0
+  for t in range(20):
+    gradient = {'unit': {'kernel': params['unit']['kernel'] - target.astype(np.float32)}}
+    updates, state = optimizer.update(gradient, state, params)
+    params = optax.apply_updates(params, updates)
+    rate = 0.1 * min((t + 1) / 5, 1)
+    second = 0.999 * second + 0.001 * (y - target) ** 2
+    step = (y - target) / (np.sqrt(second / (1 - 0.999 ** (t + 1))) + 1e-8)
+    z = z - 0.1 * min(t / 5, 1) * step  # the base optimizer counts from 0, the average from 1
+    weights += rate**2
+    x = x + rate**2 / weights * (z - x)
+    y = 0.9 * x + 0.1 * z
+  np.testing.assert_allclose(params['unit']['kernel'], y, rtol=1e-4)
+  average = optax.contrib.schedule_free_eval_params(state, params)
+  np.testing.assert_allclose(average['unit']['kernel'], x, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'optimizer.schedule': 'cosine'}, 'optimizer.schedule is cosine: set it to constant'),
+    ({'optimizer.schedule': 'constant', 'optimizer.momentum': 0.0}, 'needs a momentum above 0'),
+  ],
+)
+def test_schedule_free_refuses_settings_that_contradict_it(toy, changes, message):
+  config = toy(**{'optimizer.name': 'schedule_free'} | changes)
+  with pytest.raises(UserError, match=message):
     make_optimizer(config.optimizer, make_schedule(config.optimizer, CLOCK))

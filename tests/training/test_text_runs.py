@@ -82,7 +82,8 @@ def test_evaluation_repeats_the_result_and_has_figures_by_position(finished):
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(make, tmp_path, monkeypatch):
-  config = make(**{'model.dropout': 0.1})
+  free = {'optimizer.name': 'schedule_free', 'optimizer.schedule': 'constant', 'optimizer.minimum_rate': 0.0}
+  config = make(**{'model.dropout': 0.1, 'train.average': 0.0}, **free)
   whole = train(config, tmp_path / 'whole', QUIET, ONE)
   assert whole is not None
   stop_at(monkeypatch, 15)
