@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.block import Block
 from hbf.nn.hyperbf import HyperBFCenters
@@ -30,11 +31,6 @@ class Activations(NamedTuple):
   log_kernels: dict[str, jax.Array]
   features: jax.Array
   logits: jax.Array
-
-
-def unrolled(model: Any) -> Any:
-  """Return the model without a scan over its blocks. A scan hides the intermediate arrays."""
-  return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hbf.analysis.capture import unrolled
 from hbf.analysis.trained_run import TrainedRun
-from hbf.evaluation.unit_health import Health, awake, health, low_share
+from hbf.evaluation.unit_health import Health, awake, doubled, health, low_share
+from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 
 NEAREST = 9
 SUMS = ('tokens', 'count', 'awake', 'sum', 'products')  # keys that are summed over the batches
-DOUBLED = 0.99  # correlation of the responses above which two centers count as doubled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Census:
   @property
   def doubled(self) -> np.ndarray:
     """Centers that respond like another center of a lower number, bool [U]."""
-    return np.any(np.tril(self.correlation, -1) > DOUBLED, axis=1)
+    return np.asarray(doubled(self.correlation))
 
 
 def census(

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import optax
 
-from hbf.analysis.capture import unrolled
 from hbf.evaluation.unit_health import Health, unit_health
+from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 
 

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hbf.analysis.capture import unrolled
+from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.models.language import LanguageModel
 from hbf.nn.baselines.softmax import SoftmaxAttention

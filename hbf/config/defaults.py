@@ -185,6 +185,11 @@ COMMON = {
     2, whole(1), 'Number of latest checkpoints to keep. The best one on held-out data is kept too.'
   ),
   'log.every': Key('50steps', PERIOD, 'Time between lines of metrics.jsonl.'),
+  'log.units': Key(
+    True,
+    FLAG,
+    'True to log the percentages of dead, constant and doubled centers of stage 2, at the start and at evaluations.',
+  ),
   'log.tensorboard': Key(False, FLAG, 'True to write events for TensorBoard too.'),
 }
 IMAGES = {

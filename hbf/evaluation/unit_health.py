@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 ROUNDING = float(np.finfo(np.float32).eps)  # a smaller number is 0 beside 1
 CONSTANT = 0.1  # standard deviation over root mean square. Below it, less than 1% of the mean square varies
 AWAKE = 2.0  # share of an awake unit over the even share 1/U
+DOUBLED = 0.99  # correlation of the responses above which two units count as doubled
 LOW_SHARE = 1e-3  # fraction of the tokens for which a unit is awake
 
 
@@ -56,6 +57,20 @@ def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: Arr
     gradient = jnp.asarray(gradient)
     dead |= gradient <= ROUNDING * gradient.max(axis=-1, keepdims=True)
   return Health(dead, (deviation < CONSTANT * jnp.hypot(mean, deviation)) & ~dead)
+
+
+def correlations(responses: ArrayLike) -> jax.Array:
+  """Return the correlations [U, U] of responses [M, U] over M tokens. They are 0 for units that do not vary."""
+  responses = jnp.asarray(responses, jnp.float32)
+  centered = responses - responses.mean(axis=0)
+  norms = jnp.linalg.norm(centered, axis=0)
+  directions = jnp.where(norms > 0, centered / jnp.where(norms > 0, norms, 1.0), 0.0)
+  return directions.T @ directions
+
+
+def doubled(correlation: ArrayLike) -> jax.Array:
+  """Return True for units that respond like another unit of a lower number, booleans [U] of correlations [U, U]."""
+  return jnp.any(jnp.tril(jnp.asarray(correlation), -1) > DOUBLED, axis=1)
 
 
 def awake(log_kernels: jax.Array) -> jax.Array:

@@ -82,6 +82,11 @@ def _shared(config: ConfigDict) -> dict[str, Any]:
   return {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}
 
 
+def unrolled(model: Any) -> Any:
+  """Return the model without a scan over its blocks. A scan hides the intermediate arrays."""
+  return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
+
+
 def abstract_params(model: nn.Module, shape: tuple[int, ...]) -> Any:
   """Return shapes and types of the model's parameters for examples of a shape. Nothing is computed.
 

@@ -22,6 +22,7 @@ from hbf.training.result import make_result, write_result
 from hbf.training.signals import signals
 from hbf.training.state import TrainState, check_finite_state
 from hbf.training.stopwatch import Stopwatch
+from hbf.training.units import UnitReport
 from hbf.training.workdir import naming_trouble, read_result
 from hbf.training.writers import MetricsWriter, NoWriter
 
@@ -38,6 +39,7 @@ class TrainingRun:
     stopwatch: the time of the steps.
     callbacks: the user's functions.
     stopped: returns True once a signal or a callback has stopped the run.
+    units: the health of the units of stage 2 by parameters. None if it is not logged.
   """
 
   experiment: Experiment
@@ -47,6 +49,7 @@ class TrainingRun:
   stopwatch: Stopwatch
   callbacks: Callbacks
   stopped: Callable[[], bool]
+  units: UnitReport | None
 
 
 def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainState, int]:
@@ -57,6 +60,9 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
     _evaluate(run, step, state)
     if run.stopped():
       return state, step
+
+  if not step:
+    _report_units(run, step, state)
 
   # The devices take several steps in one call. A call ends wherever something is due.
   counts = experiment.clock.calls(step, experiment.steps_per_call, due.values())
@@ -75,6 +81,10 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       totals, scores, best = state.totals, None, False
       if due['log'](step) or step == last:
         state = reporter.report(step, state)
+
+      # Look at the units.
+      if due['evaluate'](step) or step == last:
+        _report_units(run, step, state)
 
       # Evaluate the held-out part of train.
       if _evaluates(run, step):
@@ -101,6 +111,13 @@ def _evaluates(run: TrainingRun, step: int) -> bool:
   """Return True if the held-out part of train is evaluated after a step."""
   is_due = run.experiment.due['evaluate'](step) or step == run.experiment.clock.steps
   return is_due and 'validation' in run.experiment.inputs
+
+
+def _report_units(run: TrainingRun, step: int, state: TrainState) -> None:
+  """Report the health of the units of stage 2."""
+  if run.units:
+    with run.stopwatch.paused():
+      run.reporter.units(step, run.units(state.params))
 
 
 def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str, Any] | None, bool]:
@@ -179,7 +196,9 @@ def _train(
       step, stopwatch = begun.step, begun.stopwatch
       with MetricsWriter(workdir, step, config.log.tensorboard) if processes.is_first() else NoWriter() as writer:
         with Reporter(experiment, writer, stopwatch, step, console) as reporter:
-          run = TrainingRun(experiment, begun.take_steps, reporter, checkpoints, stopwatch, callbacks, stopped)
+          run = TrainingRun(
+            experiment, begun.take_steps, reporter, checkpoints, stopwatch, callbacks, stopped, begun.units
+          )
           state, step = run_steps(run, begun.state, step)
         test = None if stopped() else evaluate_state(experiment, state, 'test', stopped)
         if test is None:

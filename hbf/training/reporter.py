@@ -14,6 +14,7 @@ from hbf.training.experiment import Experiment
 from hbf.training.sharding import replicated
 from hbf.training.state import Totals, TrainState, check_finite
 from hbf.training.stopwatch import Stopwatch
+from hbf.training.units import UnitWarnings
 from hbf.training.writers import MetricsWriter
 
 # Formats of the shown values. The log has all values.
@@ -37,6 +38,7 @@ class Reporter:
     self._sigmas = jax.jit(mean_sigmas, out_shardings=replicated(experiment.mesh))
     self._pending: tuple[int, Totals, Any, Any] | None = None
     self._counted = stopwatch.steps, stopwatch.seconds
+    self._unit_warnings = UnitWarnings()
     columns = ('{task.description}', BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), '{task.fields[shown]}')
     self._bar = Progress(
       *(TextColumn(column) if isinstance(column, str) else column for column in columns),
@@ -89,6 +91,13 @@ class Reporter:
       if entry in values:
         self._show(step, entry, values[entry])
     return values
+
+  def units(self, step: int, shares: dict[str, dict[str, float]]) -> None:
+    """Write the percentages of faulty units by block, and warn if they are high or rise."""
+    self.flush()
+    self._writer.write(step, self._experiment.clock.epoch(step), 'units', **shares)
+    for line in self._unit_warnings(shares):
+      say(self._console, line)
 
   def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
     shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMATS.items() if name in values)

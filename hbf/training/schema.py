@@ -181,6 +181,8 @@ CHANGES = (
   ),
   # To version 13.
   Change(added={'model.stage2:hyperbf': {'radius': 'absolute', 'coefficients': 'constant'}}),
+  # To version 14.
+  Change(added={'log': {'units': False}}),
 )
 VERSION = len(CHANGES)
 

@@ -26,6 +26,7 @@ from hbf.training.programs import jit_steps, make_init
 from hbf.training.sharding import state_sharding
 from hbf.training.state import TrainState, former_state
 from hbf.training.stopwatch import Stopwatch
+from hbf.training.units import UnitReport, make_unit_report
 from hbf.training.workdir import check_place, claim, flatten, locked, with_measured
 from hbf.training.writers import validation_scores
 
@@ -110,6 +111,7 @@ class Begun:
     stopwatch: the time of these steps.
     take_steps: the compiled steps.
     compile_seconds: the time that their compilation took.
+    units: the health of the units of stage 2 by parameters. None if it is not logged.
   """
 
   state: TrainState
@@ -117,6 +119,7 @@ class Begun:
   stopwatch: Stopwatch
   take_steps: Steps
   compile_seconds: float
+  units: UnitReport | None
 
 
 def begin(
@@ -130,7 +133,8 @@ def begin(
   if compiled is None or stopped():
     say(console, f'stopped before step {step + 1}; the same command goes on from there')
     return None
-  return Begun(state, step, stopwatch, *compiled)
+  units = make_unit_report(experiment, first) if experiment.config.log.units else None
+  return Begun(state, step, stopwatch, *compiled, units)
 
 
 def restore_or_init(

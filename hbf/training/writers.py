@@ -18,8 +18,8 @@ class MetricsWriter:
   def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
     """Open the log of a run that starts or continues after step `start`."""
     self._path = workdir / 'metrics.jsonl'
-    # The run writes the test split again at its end.
-    kept = [line for line in read_metrics(workdir) if line['step'] <= start and line['split'] != 'test']
+    # The run writes the test split again at its end. A run that starts anew writes all lines again.
+    kept = [line for line in read_metrics(workdir) if line['step'] <= start and line['split'] != 'test' and start]
     replace_text(self._path, ''.join(json.dumps(line) + '\n' for line in kept))
     self._file = open(self._path, 'a')  # noqa: SIM115 (closed in close)
     self._board = None

@@ -41,7 +41,7 @@ def test_a_run_leaves_what_the_contract_says(finished):
   assert result['accuracy'] == pytest.approx(100 * result['correct'] / result['n'])
   assert result['device'].startswith('1 × cpu')
   lines = read_metrics(workdir)
-  assert {line['split'] for line in lines} == {'train', 'validation', 'test'}
+  assert {line['split'] for line in lines} == {'train', 'units', 'validation', 'test'}
   assert [line['step'] for line in lines if line['split'] == 'train'] == [7, 14, 21, 28, 35, 41]
   classes = json.loads((workdir / 'data.json').read_text())['classes']
   assert len(classes) == 10

@@ -1,0 +1,93 @@
+"""Health of the units of stage 2 during training, in the log and as warnings."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hbf.data.pipeline.inputs import Batch, Resident
+from hbf.evaluation.unit_health import correlations, doubled, unit_health
+from hbf.models.build import abstract_params, unrolled
+from hbf.training.experiment import Experiment
+from hbf.training.sharding import replicated
+
+EXAMPLES = 32  # the first examples of the first batch, always the same
+MANY = 50.0  # percent of a block's units that do no work, from which on a fresh network is warned about
+WORSE = 10.0  # points by which that number grows before the next warning
+
+UnitReport = Callable[[Any], dict[str, dict[str, float]]]
+
+
+def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
+  """Return a function from parameters to the percentages of dead, constant and doubled units, by block.
+
+  No unit is both dead and constant. A unit is dead here only by its responses, because no gradient is computed.
+
+  Args:
+    experiment: the run.
+    stack: a stack of batches. The examples come from its first batch.
+
+  Returns:
+    The function. None if no block has a stage 2 with centers.
+  """
+  model, task = unrolled(experiment.model), experiment.task
+
+  def shares(params: Any, resident: Resident, stack: Batch) -> dict[str, dict[str, jax.Array]]:
+    batch = jax.tree.map(lambda z: z[0, :EXAMPLES], stack)
+    inputs = task.eval_batch(resident, batch).inputs
+    _, sown = model.apply({'params': params}, inputs, train=False, mutable=['responses'])
+    found = {block: stages['stage2']['responses'][0] for block, stages in sown.get('responses', {}).items()}
+    return {block: _shares(jnp.moveaxis(r, 0, 1).reshape(r.shape[1], -1)) for block, r in found.items()}
+
+  resident = experiment.inputs['train'].resident
+  params = abstract_params(experiment.model, task.shape)
+  if not jax.eval_shape(shares, params, resident, stack):
+    return None
+  program = jax.jit(shares, out_shardings=replicated(experiment.mesh))
+
+  def report(params: Any) -> dict[str, dict[str, float]]:
+    with jax.set_mesh(experiment.mesh):
+      return jax.tree.map(float, jax.device_get(program(params, resident, stack)))
+
+  return report
+
+
+def _shares(responses: jax.Array) -> dict[str, jax.Array]:
+  """Return the percentages of a block's units by their responses [M, U]."""
+  health = unit_health(responses)
+  faults = {**health._asdict(), 'doubled': doubled(correlations(responses))}
+  return {name: 100 * jnp.mean(fault) for name, fault in faults.items()}
+
+
+class UnitWarnings:
+  """Warnings for blocks whose units do no work: at first if many do not, later if it gets worse."""
+
+  def __init__(self) -> None:
+    """Start without a report."""
+    self._said: dict[str, float] = {}
+
+  def __call__(self, shares: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a line for each block to warn about.
+
+    Args:
+      shares: percentages of faulty units by block, see `make_unit_report`.
+    """
+    lines = []
+    for block, faults in shares.items():
+      idle = faults['dead'] + faults['constant']
+      if idle >= (self._said[block] + WORSE if block in self._said else MANY):
+        lines.append(
+          f'warning: of the units of {block}, {faults["dead"]:.0f}% are dead and {faults["constant"]:.0f}% constant. '
+          f'{_CURE}'
+        )
+        self._said[block] = idle
+      else:
+        self._said.setdefault(block, idle)
+    return lines
+
+
+_CURE = (
+  'A dead unit responds to no token, a constant one to all alike. If most are idle, change model.stage2.sigma_scale, '
+  'or set model.stage2.centers_init=tokens'
+)
