@@ -1,0 +1,86 @@
+"""Associative memory: stage 1 over stored patterns, its energy and its retrieval.
+
+Stage 1 with the stored patterns as keys and values is one update of a continuous Hopfield network (Ramsauer et al.
+2021, "Hopfield networks is all you need"), and one step of mean shift (Comaniciu & Meer 2002):
+
+    x ← Σ_i K(s_i) x_i / Σ_i K(s_i),      s_i = ‖W(x − x_i)‖² / 2σ².
+
+Let −g' = K. Every kernel of stage 1 falls with the distance, so g is convex, and the update never raises the energy
+
+    E(x) = −Σ_i g(s_i).
+
+The patterns are the only parameters, so storing one more is one more row, and forgetting it is the row's removal.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from hbf.errors import UserError
+from hbf.ops.basis import RadialBasis
+from hbf.ops.distances import squared_distances
+from hbf.ops.hyperbf import hyperbf
+
+
+def _root(s: jax.Array) -> jax.Array:
+  """Return √(2s) with a subgradient of 0 at s = 0."""
+  away = s > 0
+  return jnp.where(away, jnp.sqrt(jnp.where(away, 2 * s, 1.0)), 0.0)
+
+
+# −Σ g(s), up to an increasing function, by kernel. The logarithm keeps far patterns from rounding to 0.
+ENERGIES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'gaussian': lambda s: -jax.nn.logsumexp(-s, axis=-1),  # g = exp(−s), and −log Σ g falls when −Σ g does
+  'laplacian': lambda s: -jax.nn.logsumexp(jnp.log1p(_root(s)) - _root(s), axis=-1),  # g = (1 + √(2s)) exp(−√(2s))
+  'rational_quadratic': lambda s: jnp.log1p(s).sum(axis=-1),
+  'inverse_multiquadric': lambda s: jnp.sqrt(1 + 2 * s).sum(axis=-1),
+}
+
+
+def energy(
+  points: Float[Array, '... N D'], stored: Float[Array, '... A D'], basis: RadialBasis
+) -> Float[Array, '... N']:
+  """Return the energy of points in a memory. `retrieve` never raises it.
+
+  Args:
+    points: x [..., N, D].
+    stored: the patterns x_i, [..., A, D].
+    basis: kernel, sigma and metric. The normalization is 'sum'.
+
+  Raises:
+    UserError: the kernel or the normalization is not one of stage 1.
+  """
+  _check(basis)
+  s = squared_distances(points, stored, basis.metric, basis.weights, basis.scale(points.dtype))
+  return ENERGIES[basis.kernel](jnp.maximum(s, 0))
+
+
+def retrieve(
+  points: Float[Array, '... N D'], stored: Float[Array, '... A D'], basis: RadialBasis, steps: int = 1
+) -> Float[Array, '... N D']:
+  """Return points after some updates: each is stage 1 with the patterns as keys and values.
+
+  Args:
+    points: x [..., N, D], such as damaged patterns. A diagonal metric that is 0 for a coordinate ignores it, so the
+      unknown part of a pattern does not count.
+    stored: the patterns, [..., A, D].
+    basis: kernel, sigma and metric. The normalization is 'sum'.
+    steps: number of updates.
+
+  Raises:
+    UserError: the kernel or the normalization is not one of stage 1.
+  """
+  _check(basis)
+  for _ in range(steps):
+    points = hyperbf(points, stored, stored, basis)
+  return points
+
+
+def _check(basis: RadialBasis) -> None:
+  if basis.kernel not in ENERGIES or basis.normalization != 'sum':
+    raise UserError(
+      f'a memory has no kernel {basis.kernel} with normalization {basis.normalization}: '
+      f'use normalization sum, and a kernel of {", ".join(ENERGIES)}'
+    )

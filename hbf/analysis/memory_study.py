@@ -1,0 +1,293 @@
+"""Measurement of an associative memory: completion of damaged images, and capacity by dimension.
+
+python -m hbf.analysis.memory_study                # CIFAR-10 and random patterns: half an hour on a CPU
+python -m hbf.analysis.memory_study --report       # draws the table and the picture again, from stored numbers
+
+docs/research/memory.md explains the results.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hbf.analysis.memory import retrieve
+from hbf.analysis.report.memory_report import draw, table
+from hbf.arguments import Parser
+from hbf.data.datasets import load
+from hbf.data.pipeline.host import read_many
+from hbf.errors import UserError, in_one_line
+from hbf.ops.basis import RadialBasis
+from hbf.training.machine import commit, device_name, keep_freed_memory, versions
+from hbf.training.workdir import read_json, write_json
+
+SEEDS = (0, 1, 2)
+STORED = (100, 1_000, 10_000, 50_000)
+QUERIES = 200  # images to damage for the result, and as many others for the choice of sigma
+NOISE = 1.0  # standard deviation of the noise, in standard deviations of a pixel
+SIGMAS = 2.0 ** np.arange(-3, 4.5, 0.5)  # in root mean squares of a pixel times √D/16
+HIDDEN, STEPS, BATCH, RATE = 512, 1_500, 128, 1e-3  # the autoencoder's units and training
+DIMENSIONS = (2, 4, 6, 8, 10, 12, 14, 16)
+MOST = 2**17  # patterns of a capacity
+PERTURBATION = 0.3  # norm of the noise on a random pattern of norm 1
+RETRIEVED = 0.99  # part of the patterns that a memory within its capacity retrieves
+
+
+class Damage(NamedTuple):
+  """A kind of damage.
+
+  Attributes:
+    known: 1 where a pixel is left, else 0, [D].
+    noise: standard deviation of the noise on all pixels.
+  """
+
+  known: np.ndarray
+  noise: float
+
+
+def damages(shape: tuple[int, ...], seed: int) -> dict[str, Damage]:
+  """Return the kinds of damage to images of a shape, by name."""
+  height, size = shape[0], int(np.prod(shape))
+  rows = np.broadcast_to((np.arange(height) < height // 2)[:, None, None], shape)
+  pixels = np.broadcast_to(np.random.default_rng(seed).random(shape[:2] + (1,)) < 0.1, shape)
+  return {
+    'lower half hidden': Damage(rows.reshape(-1).astype(np.float32), 0.0),
+    '90% of pixels hidden': Damage(pixels.reshape(-1).astype(np.float32), 0.0),
+    'noise': Damage(np.ones(size, np.float32), NOISE),
+  }
+
+
+# A memory: damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma → completed patterns [N, D].
+Memory = Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array]
+
+
+@jax.jit
+def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
+  """Update once, with distances over the known pixels only."""
+  return retrieve(damaged, stored, RadialBasis('gaussian', sigma, metric='diagonal', weights=known))
+
+
+@jax.jit
+def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
+  """Update once. Hidden pixels count as the mean image."""
+  del known
+  return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
+
+
+@jax.jit
+def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
+  """Update a modern Hopfield network once (Ramsauer et al. 2021): the softmax of dot products over σ²."""
+  del known  # a hidden pixel is 0, so it adds nothing to a product
+  return jax.nn.softmax(damaged @ stored.T / sigma**2, axis=-1) @ stored
+
+
+@jax.jit
+def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
+  """Update like `hopfield`, with queries and keys of norm 1. Values are the patterns."""
+  del known
+  directions, keys = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (damaged, stored))
+  return jax.nn.softmax(stored.shape[-1] * directions @ keys.T / sigma**2, axis=-1) @ stored
+
+
+@jax.jit
+def nearest(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
+  """Return the stored pattern that is nearest in the known pixels."""
+  del sigma
+  return stored[_nearest(damaged * known, stored * known)]
+
+
+MEMORIES: dict[str, Memory] = {
+  'HyperBF, metric of the known pixels': hyperbf_of_known,
+  'HyperBF, identity metric': hyperbf_of_all,
+  'modern Hopfield network': hopfield,
+  'modern Hopfield network, norm 1': hopfield_of_norm_1,
+  'nearest neighbor in the known pixels': nearest,
+}
+SCALED = [*MEMORIES][:4]  # the memories that have a sigma
+AUTOENCODER = 'MLP autoencoder'
+
+
+def _nearest(points: jax.Array, stored: jax.Array) -> jax.Array:
+  return jnp.argmax(points @ stored.T - jnp.sum(stored**2, axis=-1) / 2, axis=-1)
+
+
+def images_of(data_dir: str) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
+  """Return CIFAR-10's images as rows around their mean, in standard deviations of a pixel, and their shape."""
+  dataset = load(name='cifar10', dir=data_dir, root='', image_size=32, download=False)
+  rows = {}
+  for split in ('train', 'test'):
+    source = dataset.splits[split]
+    found, _ = read_many(source, np.arange(len(source)), dataset.image_shape)
+    rows[split] = found.reshape(len(found), -1).astype(np.float32) / 255
+  mean, deviation = rows['train'].mean(axis=0), rows['train'].std()
+  return {split: (z - mean) / deviation for split, z in rows.items()}, dataset.image_shape
+
+
+class Autoencoder(nn.Module):
+  """An MLP from a damaged image and its known pixels to the image."""
+
+  @nn.compact
+  def __call__(self, damaged: jax.Array, known: jax.Array) -> jax.Array:
+    """Map damaged images [N, D] and their known pixels [N, D] to images [N, D]."""
+    hidden = nn.relu(nn.Dense(HIDDEN)(jnp.concatenate([damaged, known], axis=-1)))
+    return nn.Dense(damaged.shape[-1])(hidden)
+
+
+def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
+  """Train an autoencoder on damaged copies of the stored images, with all kinds of damage in turn."""
+  model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
+  params = model.init(jax.random.key(seed), stored[:1], stored[:1])
+  known, noise = jnp.stack([kind.known for kind in kinds]), jnp.asarray([kind.noise for kind in kinds])
+
+  @jax.jit
+  def step(params: Any, state: Any, number: jax.Array) -> tuple[Any, Any]:
+    chosen, kind, noisy = jax.random.split(jax.random.fold_in(jax.random.key(seed + 1), number), 3)
+    images = stored[jax.random.randint(chosen, (BATCH,), 0, len(stored))]
+    kinds_of = jax.random.randint(kind, (BATCH,), 0, len(known))
+    mask = known[kinds_of]
+    damaged = (images + noise[kinds_of][:, None] * jax.random.normal(noisy, images.shape)) * mask
+    gradient = jax.grad(lambda params: jnp.mean((jnp.asarray(model.apply(params, damaged, mask)) - images) ** 2))(
+      params
+    )
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
+  state = optimizer.init(params)
+  for number in range(STEPS):
+    params, state = step(params, state, jnp.asarray(number))
+  return jax.jit(lambda damaged, _, known, __: model.apply(params, damaged, jnp.broadcast_to(known, damaged.shape)))
+
+
+def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, seed: int) -> list[dict[str, Any]]:
+  """Measure all memories of `count` stored images: a row for each memory and kind of damage."""
+  random = np.random.default_rng(seed)
+  stored = jnp.asarray(images['train'][random.permutation(len(images['train']))[:count]])
+  tested = random.permutation(count)
+  half = min(QUERIES, count // 2)
+  others = random.permutation(len(images['test']))[: 2 * QUERIES]
+  # For each of the stored images and the others: images for the choice of sigma, and images for the result.
+  parts = [
+    (stored[tested[:half]], stored[tested[half:][:QUERIES]]),
+    tuple(jnp.asarray(images['test'][rows]) for rows in np.split(others, 2)),
+  ]
+  kinds = damages(shape, seed)
+  memories = MEMORIES | {AUTOENCODER: train_autoencoder(stored, [*kinds.values()], seed)}
+  rows = []
+  for name, damage in kinds.items():
+    for label, memory in memories.items():
+      apply = functools.partial(_apply, memory, stored, damage, seed)
+      sigmas = SIGMAS * np.sqrt(stored.shape[1]) / 16 if label in SCALED else [1.0]
+      best = [
+        min(sigmas, key=lambda sigma, choice=choice: _error(apply(choice, sigma), choice)) for choice, _ in parts
+      ]
+      completed, of_unseen = (apply(result, sigma) for (_, result), sigma in zip(parts, best, strict=True))
+      right = np.asarray(_nearest(completed, stored)) == tested[half:][:QUERIES]
+      rows.append(
+        {
+          'stored': count,
+          'seed': seed,
+          'damage': name,
+          'memory': label,
+          'sigma': float(best[0]),
+          'sigma_unseen': float(best[1]),
+          'retrieved': 100 * float(np.mean(right)),
+          'error': _error(completed, parts[0][1]),
+          'error_unseen': _error(of_unseen, parts[1][1]),
+        }
+      )
+  return rows
+
+
+def _apply(
+  memory: Memory, stored: jax.Array, damage: Damage, seed: int, patterns: jax.Array, sigma: float
+) -> jax.Array:
+  """Damage patterns, and complete them by a memory."""
+  known = jnp.asarray(damage.known)
+  noise = damage.noise * jax.random.normal(jax.random.key(seed), patterns.shape)
+  return memory((patterns + noise) * known, stored, known, sigma)
+
+
+def _error(completed: jax.Array, patterns: jax.Array) -> float:
+  return float(jnp.sqrt(jnp.mean((completed - patterns) ** 2)))
+
+
+PATTERNS = ('norm 1', 'normal')
+
+
+def capacity(dimensions: int, patterns: str, memory: Memory, seed: int) -> int:
+  """Return the greatest number of random patterns, a power of 2 up to `MOST`, of which a memory retrieves 99%.
+
+  A pattern is retrieved if the output for the pattern with noise is nearer to it than to any other.
+
+  Args:
+    dimensions: D.
+    patterns: 'norm 1' for points on the sphere, 'normal' for normal coordinates of variance 1/D.
+    memory: the memory. It gets the best sigma for each number of patterns.
+    seed: the seed.
+  """
+  most = 0
+  for number in 2 ** np.arange(1, int(np.log2(MOST)) + 1):
+    if not _retrieves(int(number), dimensions, patterns, memory, seed):
+      break
+    most = int(number)
+  return most
+
+
+def _retrieves(number: int, dimensions: int, patterns: str, memory: Memory, seed: int) -> bool:
+  random = np.random.default_rng((seed, number, dimensions))
+  stored = random.normal(size=(number, dimensions)) / np.sqrt(dimensions)
+  if patterns == 'norm 1':
+    stored /= np.linalg.norm(stored, axis=1, keepdims=True)
+  chosen = random.permutation(number)[:1_000]
+  noise = random.normal(size=(len(chosen), dimensions))
+  noise *= PERTURBATION / np.linalg.norm(noise, axis=1, keepdims=True)
+  store, points = jnp.asarray(stored, jnp.float32), jnp.asarray(stored[chosen] + noise, jnp.float32)
+  known = jnp.ones(dimensions)
+  for sigma in 2.0 ** np.arange(-5, 1, 0.5):
+    # Parts, so that all weights of a part fit into memory.
+    outputs = [memory(part, store, known, sigma) for part in jnp.array_split(points, max(1, number // 2**14))]
+    if np.mean(np.asarray(_nearest(jnp.concatenate(outputs), store)) == chosen) >= RETRIEVED:
+      return True
+  return False
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Run the command and return its exit status."""
+  parser = Parser('hbf.analysis.memory_study', __doc__.split('\n')[0])
+  parser.add_path('--out', default='runs/memory', help='output folder; default: %(default)s')
+  parser.add_argument('--data_dir', default='~/tensorflow_datasets', help='TFDS folder with CIFAR-10')
+  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  flags = parser.parse_args(arguments)
+  path = flags.out / 'memory.json'
+  if not flags.report:
+    keep_freed_memory()
+    images, shape = images_of(flags.data_dir)
+    completions = [row for count in STORED for seed in SEEDS for row in complete(images, shape, count, seed)]
+    memories = {'HyperBF': hyperbf_of_all, 'modern Hopfield network': hopfield}
+    capacities = [
+      {'dimensions': d, 'patterns': p, 'memory': label, 'seed': seed, 'capacity': capacity(d, p, memory, seed)}
+      for d in DIMENSIONS
+      for p in PATTERNS
+      for label, memory in memories.items()
+      for seed in SEEDS
+    ]
+    about = {'data': 'cifar10', 'device': device_name(), 'commit': commit(), 'versions': versions()}
+    flags.out.mkdir(parents=True, exist_ok=True)
+    write_json(path, about | {'completions': completions, 'capacities': capacities})
+  measured = read_json(path, 'measure it again, without --report')
+  if measured is None:
+    raise UserError(f'{path} is missing: measure it without --report')
+  draw(measured, flags.out / 'memory.png')
+  print(table(measured))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

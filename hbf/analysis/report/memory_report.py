@@ -1,0 +1,79 @@
+"""Table and picture of the numbers that `hbf.analysis.memory_study` measures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def _unique(rows: Rows, name: str) -> list[Any]:
+  """Return the values of a column in the order of their first row."""
+  return [*dict.fromkeys(row[name] for row in rows)]
+
+
+def _values(rows: Rows, value: str, **wanted: Any) -> np.ndarray:
+  return np.array([row[value] for row in rows if all(row[name] == key for name, key in wanted.items())])
+
+
+def table(measured: Mapping[str, Any]) -> str:
+  """Return a Markdown table: retrieved images by number stored, and errors with the most. Means over the seeds."""
+  rows = measured['completions']
+  counts = _unique(rows, 'stored')
+  header = (
+    'damage',
+    'memory',
+    *(f'retrieved of {count:,}, %' for count in counts),
+    f'rms error of {counts[-1]:,}',
+    'rms error of images that are not stored',
+  )
+  lines = []
+  for damage in _unique(rows, 'damage'):
+    for memory in _unique(rows, 'memory'):
+      where = {'damage': damage, 'memory': memory}
+      retrieved = [f'{_values(rows, "retrieved", stored=count, **where).mean():.1f}' for count in counts]
+      errors = [f'{_values(rows, name, stored=counts[-1], **where).mean():.3f}' for name in ('error', 'error_unseen')]
+      lines.append((damage, memory, *retrieved, *errors))
+  return markdown.table(header, lines)
+
+
+def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Write a PNG: retrieved images by number stored, a panel for each damage; capacity by dimension."""
+  rows, capacities = measured['completions'], measured['capacities']
+  kinds, memories = _unique(rows, 'damage'), _unique(rows, 'memory')
+  figure, axes = plt.subplots(1, len(kinds) + 1, figsize=(4 * (len(kinds) + 1), 3.8), layout='constrained')
+  for axis, damage in zip(axes, kinds, strict=False):
+    for number, memory in enumerate(memories):
+      counts = _unique(rows, 'stored')
+      means = [_values(rows, 'retrieved', stored=count, damage=damage, memory=memory).mean() for count in counts]
+      axis.plot(counts, means, marker='osv^dx'[number], alpha=0.8, label=memory)
+    axis.set(xscale='log', ylim=(-3, 103), xlabel='stored images', title=damage)
+    axis.grid(alpha=0.3)
+  axes[0].set_ylabel('retrieved, %')
+  figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower left', ncols=3, fontsize=8)
+  _draw_capacities(axes[-1], capacities)
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)
+
+
+def _draw_capacities(axis: Any, capacities: Rows) -> None:
+  dimensions = _unique(capacities, 'dimensions')
+  for number, memory in enumerate(_unique(capacities, 'memory')):
+    for patterns in _unique(capacities, 'patterns'):
+      found = [_values(capacities, 'capacity', dimensions=d, memory=memory, patterns=patterns) for d in dimensions]
+      means = [2 ** np.log2(np.maximum(values, 1)).mean() for values in found]
+      style = '-' if patterns == 'norm 1' else '--'
+      axis.plot(
+        dimensions, means, style, color=f'C{(0, 2)[number]}', marker='ov'[number], label=f'{memory}, {patterns}'
+      )
+  axis.set(yscale='log', xlabel='dimensions of random patterns', title='capacity', ylabel='patterns')
+  axis.legend(fontsize=7)
+  axis.grid(alpha=0.3)
