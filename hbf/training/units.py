@@ -42,8 +42,9 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
 
   resident = experiment.inputs['train'].resident
   params = abstract_params(experiment.model, task.shape)
-  if not jax.eval_shape(shares, params, resident, stack):
-    return None
+  with jax.set_mesh(experiment.mesh):
+    if not jax.eval_shape(shares, params, resident, stack):
+      return None
   program = jax.jit(shares, out_shardings=replicated(experiment.mesh))
 
   def report(params: Any) -> dict[str, dict[str, float]]:

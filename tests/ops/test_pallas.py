@@ -16,6 +16,7 @@ from hbf.ops.fast import pallas
 from hbf.ops.fast.sums import kernel_sums
 from hbf.training.loop import train
 from hbf.training.sharding import make_mesh
+from hbf.training.units import EXAMPLES
 
 N, A, D, V = 37, 11, 6, 5
 # Blocks that divide neither points nor centers nor features, the way a TPU and the way a GPU goes through them.
@@ -173,5 +174,5 @@ def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
   train(
     toy('model=hyperbf', **sizes, **{'model.stage2.implementation': 'pallas'}), tmp_path / 'run', Console(quiet=True)
   )
-  tokens = 5
-  assert set(seen) == {tokens, 64 * tokens // 8, 128 * tokens // 8}  # an image alone shows what parameters there are
+  tokens, batches = 5, (64, 128, EXAMPLES)  # training, evaluation, the health of the units
+  assert set(seen) == {tokens, *(tokens * b // 8 for b in batches)}  # an image alone shows what parameters there are
