@@ -1,13 +1,42 @@
-"""A hook of MkDocs: links from pages to files outside docs/ lead to copies of these files in the site."""
+"""Hooks of MkDocs.
+
+- The notebooks of examples/ become pages of tutorials/.
+- Links from pages to files outside docs/ lead to copies of these files in the site.
+"""
 
 import pathlib
 import posixpath
 import re
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File
+from nbconvert import MarkdownExporter
 
 ROOT = pathlib.Path(__file__).parents[1]
 LINK = re.compile(r'(!?)\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)')
+MATH = re.compile(r'\$\$(.+?)\$\$|\$([^$\n]+)\$', re.DOTALL)
+
+
+def on_files(files, config):
+  """Add the notebooks of examples/ and their pictures."""
+  for notebook in sorted((ROOT / 'examples').glob('*.ipynb')):
+    text, resources = MarkdownExporter().from_filename(str(notebook))
+    for name, picture in resources['outputs'].items():
+      text = text.replace(f'![png]({name})', f'![Picture that the code above draws]({notebook.stem}_{name})')
+      files.append(File.generated(config, f'tutorials/{notebook.stem}_{name}', content=picture))
+    text = text.replace('](../docs/', '](../').replace('.ipynb)', '.md)')
+    files.append(File.generated(config, f'tutorials/{notebook.stem}.md', content=_without_latex(text)))
+  return files
+
+
+def _without_latex(text):
+  """Replace formulas by MathML, which a browser shows without a script. Code keeps its dollars."""
+  parts = re.split(r'(```.*?```)', text, flags=re.DOTALL)
+  for i in range(0, len(parts), 2):
+    # A line that starts with a tag would be a block of its own.
+    parts[i] = re.sub(r'(?<=\S)\n(?=\$[^$])', ' ', parts[i])
+    parts[i] = MATH.sub(lambda m: convert(m[1] or m[2], display='block' if m[1] else 'inline'), parts[i])
+  return ''.join(parts)
 
 
 def on_page_markdown(markdown, page, config, files):

@@ -21,10 +21,12 @@ from hbf.data.augment.batches import normalize
 from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.errors import UserError
+from hbf.models.generation import Sampling
 from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
 from hbf.training.evaluate import evaluate_workdir, restore
 from hbf.training.export import stored_dataset
+from hbf.training.generate import check_task, continue_texts, stored_texts
 from hbf.training.workdir import load_config
 
 
@@ -153,7 +155,7 @@ def load(
   average: bool = False,
   device: jax.Device | None = None,
 ) -> 'Run':
-  """Load a trained model from its run folder. The training images are not needed.
+  """Load a trained model from its run folder. The training data are not needed.
 
   Args:
     workdir: the run folder.
@@ -165,8 +167,8 @@ def load(
     ValueError: the folder is no run folder, or has no such checkpoint.
   """
   folder, where = _folder(workdir), jax.devices()[0] if device is None else device
-  images = load_config(folder).task == 'classification'
-  restored = restore(folder, str(checkpoint), [where], average, stored_dataset(folder) if images else None)
+  stored = stored_dataset if load_config(folder).task == 'classification' else stored_texts
+  restored = restore(folder, str(checkpoint), [where], average, stored(folder))
   return Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
 
 
@@ -244,6 +246,38 @@ class Run:
   def normalize(self, images: Any) -> jax.Array:
     """Return normalized images for the model, float32. Arguments and errors as for `predict`."""
     return normalize(jax.device_put(self._checked(images), self.device), self.task.mean, self.task.std)
+
+  def generate(
+    self,
+    prompts: Sequence[str],
+    count: int = 200,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: str = '',
+  ) -> list[str]:
+    """Continue texts with a model of task next_token. The prompts are not part of the texts that come back.
+
+    Args:
+      prompts: texts to continue, of at least one token each.
+      count: the largest number of tokens to write for each.
+      temperature: divisor of the logits. 0: always the likeliest token.
+      top_k: draw from the k likeliest tokens only. 0: from all.
+      top_p: draw from the likeliest tokens only, as few as have this probability together.
+      seed: the seed of the draws.
+      stop: a text of one token that ends a text and is not part of it. '': no token ends it.
+
+    Raises:
+      ValueError: the run has another task. Or a prompt is empty, too long, or has characters that the vocabulary
+        lacks.
+    """
+    check_task(self.workdir, self.config.task)
+    if isinstance(prompts, str):
+      raise UserError('prompts is one text: expected a list of texts')
+    sampling, tokenizer = Sampling(temperature, top_k, top_p), self.task.dataset.tokenizer
+    return continue_texts(self.model, self.params, tokenizer, prompts, count, sampling, seed, stop)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
     """Evaluate the run at this checkpoint; see `hbf.evaluate`."""

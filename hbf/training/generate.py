@@ -2,6 +2,9 @@
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
 
 from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import Tokenizer, read_tokenizer
@@ -42,18 +45,60 @@ def write_texts(
     UserError: the run has another task, or no such checkpoint. Or a prompt is empty, too long, or has characters
       that the vocabulary lacks.
   """
-  if (task := load_config(workdir).task) != 'next_token':
+  check_task(workdir, load_config(workdir).task)
+  texts = stored_texts(workdir)
+  restored = restore(workdir, checkpoint, average=average, dataset=texts)
+  return continue_texts(restored.model, restored.params, texts.tokenizer, prompts, count, sampling, seed, stop)
+
+
+def continue_texts(
+  model: nn.Module,
+  params: Any,
+  tokenizer: Tokenizer,
+  prompts: Sequence[str],
+  count: int,
+  sampling: Sampling,
+  seed: int = 0,
+  stop: str = '',
+) -> list[str]:
+  """Continue prompts like `write_texts`, by a model that is in memory.
+
+  Args:
+    model: the language model of a run.
+    params: its parameters.
+    tokenizer: the tokenizer of the run.
+    prompts: see `write_texts`, like the arguments below.
+    count: the largest number of tokens.
+    sampling: the way to draw tokens.
+    seed: the seed of the draws.
+    stop: the token that ends a text.
+
+  Returns:
+    The continuation of each prompt, without the prompt.
+  """
+  assert isinstance(model, LanguageModel)
+  tokens = [tokenizer.encode(prompt.encode()).tolist() for prompt in prompts]
+  end = _token(tokenizer, stop) if stop else None
+  written = generate_on(model, {'params': params}, tokens, count, sampling, seed, end)
+  return [tokenizer.decode(text.tolist()).decode(errors='replace') for text in written]
+
+
+def check_task(workdir: pathlib.Path, task: str) -> None:
+  """Raise UserError unless the task of a run is next_token."""
+  if task != 'next_token':
     raise UserError(f'{workdir} holds a run of task {task}: give a run of task next_token, which can continue a text')
+
+
+def stored_texts(workdir: pathlib.Path) -> Texts:
+  """Return the name and the tokenizer of the texts of a run, without the texts.
+
+  Raises:
+    UserError: the folder does not describe the vocabulary.
+  """
   about = read_data(workdir, 'name', 'tokenizer')
   if about is None:
     raise UserError(f'{workdir} has no data.json, which holds the vocabulary: restore it from a copy')
-  tokenizer = read_tokenizer(about['tokenizer'])
-  restored = restore(workdir, checkpoint, average=average, dataset=Texts(about['name'], tokenizer, {}))
-  assert isinstance(restored.model, LanguageModel)
-  tokens = [tokenizer.encode(prompt.encode()).tolist() for prompt in prompts]
-  end = _token(tokenizer, stop) if stop else None
-  written = generate_on(restored.model, {'params': restored.params}, tokens, count, sampling, seed, end)
-  return [tokenizer.decode(text.tolist()).decode(errors='replace') for text in written]
+  return Texts(about['name'], read_tokenizer(about['tokenizer']), {})
 
 
 def _token(tokenizer: Tokenizer, text: str) -> int:

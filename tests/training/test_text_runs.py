@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from toy_runs import ONE, QUIET, assert_same_run, stop_at, timeless
 
+import hbf
 from configs import text
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
@@ -110,6 +111,8 @@ def test_masked_tokens_are_learned_too(make, tmp_path):
   assert result['token_nll'] < np.log(17) and 'bits_per_byte' not in result
   with pytest.raises(UserError, match='a run of task masked_token: give a run of task next_token'):
     write_texts(tmp_path / 'run', ['the'], 5, Sampling())
+  with pytest.raises(ValueError, match='a run of task masked_token: give a run of task next_token'):
+    hbf.load(tmp_path / 'run').generate(['the'], 5)
 
 
 def test_a_trained_model_goes_on_beyond_its_length_without_its_text(finished, sentences):
@@ -118,6 +121,7 @@ def test_a_trained_model_goes_on_beyond_its_length_without_its_text(finished, se
   sentences.rename(hidden)
   try:
     one, two = write_texts(workdir, ['the cat', 'and the dog lay'], 60, Sampling(temperature=0))
+    assert hbf.load(workdir).generate(['the cat', 'and the dog lay'], 60, temperature=0) == [one, two]
   finally:
     hidden.rename(sentences)
   assert len(one) == len(two) == 60 and {*one, *two} <= {*'the cat sat on the mat and the dog lay on the log. '}
