@@ -15,12 +15,26 @@ def test_text_and_axes_take_the_pages_color():
   axis.plot([0, 1], [0, 1], label='a line')
   axis.set(xlabel='across', ylabel='up', title='over it')
   drawing.legend(axis)
-  svg = drawing.svg(figure)
+  svg = drawing.svg(figure, 'one')
   assert svg.startswith('<svg') and drawing.INK not in svg
   texts = re.findall(r'<text[^>]*>([^<]*)</text>', svg)
   assert {'across', 'up', 'over it', 'a line'} <= set(texts)
   assert len(re.findall(r'<text[^>]*currentColor[^>]*>', svg)) == len(texts)
   assert drawing.COLORS[0].lower() in svg
+  assert 'aria-label="Drawing. over it: up by across"' in svg
+
+
+def test_drawings_of_a_page_share_no_id_and_keep_their_references():
+  def drawn(name):
+    figure, axis = drawing.panel()
+    axis.scatter([0, 1], [1, 0])
+    return drawing.svg(figure, name)
+
+  one, two = drawn('one'), drawn('two')
+  ids = re.findall(r'\bid="([^"]*)"', one + two)
+  assert len(set(ids)) == len(ids) > 4
+  used = set(re.findall(r'(?:href="#|url\(#)([^")]*)', one + two))
+  assert used and used <= set(ids)
 
 
 def test_a_name_is_no_formula():
@@ -31,7 +45,7 @@ def test_a_name_is_no_formula():
   axis.set_xticks([0, 1], names)
   axis.set_title(names[1])
   drawing.legend(axis)
-  texts = re.findall(r'<text[^>]*>([^<]*)</text>', drawing.svg(figure))
+  texts = re.findall(r'<text[^>]*>([^<]*)</text>', drawing.svg(figure, 'one'))
   assert sorted(text for text in texts if '$' in text) == sorted(2 * names)
 
 
@@ -39,7 +53,7 @@ def test_the_same_picture_is_the_same_file():
   def drawn():
     figure, axis = drawing.panel()
     axis.scatter([0, 1], [1, 0])
-    return drawing.svg(figure)
+    return drawing.svg(figure, 'one')
 
   assert drawn() == drawn()
 

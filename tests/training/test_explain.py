@@ -92,6 +92,17 @@ def test_the_page_is_whole_by_itself(page):
     assert f'id="{name}"' in html and f'href="#{name}"' in html
 
 
+def test_the_page_can_be_read_aloud(page):
+  """Every picture has a text, no two elements have the same id, and tables have headers. axe-core checks the rest."""
+  html = page[2]
+  pictures = re.findall(r'<img [^>]*>', html) + re.findall(r'<svg [^>]*>', html)
+  assert [picture for picture in pictures if not re.search(r'(?:alt|aria-label)="[^"]+"', picture)] == []
+  ids = re.findall(r'\bid="([^"]*)"', html)
+  assert len(ids) == len(set(ids)) > 50
+  tables = re.findall(r'<table>.*?</table>', html, re.DOTALL)
+  assert len(tables) > 5 and all('<th scope=' in table for table in tables)
+
+
 def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
   train(toy('model=mixer', **{'train.epochs': 0.1}), tmp_path / 'mixer', QUIET, ONE)
   run = TrainedRun.of(tmp_path / 'mixer')
@@ -137,7 +148,7 @@ def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
   run = TrainedRun.of(finished[0])
   image = np.asarray(read_image(paths[2], run.task.shape))
   likeliest = run.classes[run.logits(image[None])[0].argmax()]
-  assert f'<td>{likeliest}</td>' in html[html.index('id="image2"') :]
+  assert f'<th scope="row">{likeliest}</th>' in html[html.index('id="image2"') :]
   assert [path for path in paths if path not in html] == [] and html.count('logit lost without it') == 3
   with pytest.raises(UserError, match='1 to 100 images, but 0 were given'):
     write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'))

@@ -1,7 +1,9 @@
 """Pictures for a page: vector graphics in the page's text color, and images."""
 
 import base64
+import html
 import io
+import re
 from typing import Any
 
 import matplotlib
@@ -65,14 +67,31 @@ def plain(figure: Figure) -> Figure:
   return figure
 
 
-def svg(figure: Figure) -> str:
-  """Return a figure as an SVG element. Its text and axes take the text color of the page."""
+def svg(figure: Figure, name: str) -> str:
+  """Return a figure as an SVG element. Its text and axes take the text color of the page.
+
+  Args:
+    figure: the figure. Titles and labels of its axes become the text for readers who do not see it.
+    name: a name that no other drawing of the page has. All ids begin with it.
+  """
   buffer = io.StringIO()
   plain(figure)
   with matplotlib.rc_context(STYLE):
     figure.savefig(buffer, format='svg', transparent=True, metadata={'Date': None, 'Creator': None})
   text = buffer.getvalue()
-  return text[text.index('<svg') :].replace(INK, 'currentColor')
+  text = text[text.index('<svg') :].replace(INK, 'currentColor')
+  text = re.sub(r'(\bid="|href="#|url\(#)', rf'\g<1>{name}-', text)
+  return text.replace('<svg', f'<svg role="img" aria-label="{html.escape(described(figure))}"', 1)
+
+
+def described(figure: Figure) -> str:
+  """Return the titles and labels of a figure's axes as one text."""
+  lines = []
+  for axis in figure.axes:
+    labels = [label for label in (axis.get_ylabel(), axis.get_xlabel()) if label]
+    line = ': '.join(part for part in (axis.get_title(), ' by '.join(labels)) if part)
+    lines.append(line)
+  return 'Drawing. ' + '. '.join(dict.fromkeys(line for line in lines if line))
 
 
 def png(image: np.ndarray) -> str:

@@ -1,6 +1,7 @@
 """A self-contained page: the parts of its sections, and their HTML."""
 
 import dataclasses
+import itertools
 import pathlib
 import typing
 from collections.abc import Mapping, Sequence
@@ -108,9 +109,16 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
-  environment.filters['svg'] = lambda figure: jinja2.utils.markupsafe.Markup(svg(figure))
+  numbers = itertools.count()
+  environment.filters['svg'] = lambda figure: jinja2.utils.markupsafe.Markup(svg(figure, f'drawing{next(numbers)}'))
+  environment.filters['firsttext'] = _first_text
   environment.tests |= {kind.__name__.lower(): _is(kind) for kind in typing.get_args(Part)}
   return environment.get_template('page.html').render(title=title, subtitle=subtitle, sections=sections)
+
+
+def _first_text(row: Sequence[str]) -> str:
+  """Return the first cell that is no image. It names the row."""
+  return next((cell for cell in row if not cell.startswith('data:')), '')
 
 
 def _is(kind: type) -> Any:
