@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train docs test test-slow chaos compile scaling clean
+.PHONY: setup train docs test test-docs test-slow chaos compile scaling clean
 
 setup: $(VENV)/installed
 
@@ -24,6 +24,14 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# What `test` leaves out of the documentation: the site is built, notebooks run, and Chromium checks pages.
+test-docs: docs .venv-notebooks/installed
+	.venv-notebooks/bin/python -m tests.notebooks
+	rm -rf runs/test-docs
+	.venv-notebooks/bin/python -m hbf train --config=digits --config.train.epochs=4 --workdir=runs/test-docs
+	.venv-notebooks/bin/python -m hbf explain --workdir=runs/test-docs
+	.venv-notebooks/bin/python -m tests.accessibility runs/test-docs/explain.html
 
 # The site of docs/, in site/.
 docs: .venv-docs/installed
@@ -48,4 +56,4 @@ scaling: .venv-tpu/installed .venv-gpu/installed
 	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs site runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks site runs

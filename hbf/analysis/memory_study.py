@@ -1,6 +1,6 @@
 """Measurement of an associative memory: completion of damaged images, and capacity by dimension.
 
-python -m hbf.analysis.memory_study                # CIFAR-10 and random patterns: half an hour on a CPU
+python -m hbf.analysis.memory_study                # CIFAR-10 and random patterns: less than an hour on a CPU
 python -m hbf.analysis.memory_study --report       # draws the table and the picture again, from stored numbers
 
 docs/research/memory.md explains the results.
