@@ -26,7 +26,10 @@ WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # inches: width and least height of a ro
 
 
 class Curve(NamedTuple):
-  """The curve of an arm: epochs [n], and the values of each seed at these epochs, [S, n]."""
+  """The curve of an arm: epochs [n], and the values of each seed at these epochs, [S, n].
+
+  A seed that was evaluated at other epochs than the first has interpolated values.
+  """
 
   epochs: np.ndarray
   values: np.ndarray
@@ -123,8 +126,10 @@ def _curve(runs: list[list[dict]], split: str, score: Score) -> Curve | None:
   points = [seed_points for seed_points in points if seed_points]
   if not points:
     return None
-  both = np.array([seed_points[: min(map(len, points))] for seed_points in points])
-  return Curve(both[0, :, 0], both[:, :, 1])
+  seeds = [np.array(seed_points).T for seed_points in points]
+  first, last = max(epochs[0] for epochs, _ in seeds), min(epochs[-1] for epochs, _ in seeds)
+  shown = seeds[0][0][(seeds[0][0] >= first) & (seeds[0][0] <= last)]
+  return Curve(shown, np.array([np.interp(shown, *seed) for seed in seeds])) if len(shown) else None
 
 
 def _colors(labels: list[str], ranks: Panel) -> dict[str, str]:

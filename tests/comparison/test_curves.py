@@ -111,6 +111,20 @@ def test_axes_have_units_and_lines_are_means(drawn):
   assert (band.min(), band.max()) == (30.0, 61.0)
 
 
+def test_seeds_are_averaged_at_equal_epochs(tmp_path, monkeypatch):
+  """One seed was evaluated twice as often. At the same epoch both have the same accuracy, so there is no range."""
+  axes = []
+  monkeypatch.setattr(plt, 'close', lambda figure: axes.extend(figure.axes))
+  grid = Grid((Arm('cifar10', 'vit', ()),), (0, 1))
+  for seed, epochs in enumerate(([2, 4, 6, 8], range(1, 9))):
+    (tmp_path / f'cifar10-vit-{seed}').mkdir()
+    lines = [{'step': e, 'epoch': e, 'split': 'validation', 'loss': 1.0, 'accuracy': 10 * e} for e in epochs]
+    (tmp_path / f'cifar10-vit-{seed}' / 'metrics.jsonl').write_text(''.join(json.dumps(z) + '\n' for z in lines))
+  draw_curves(grid, tmp_path, tmp_path / 'curves.png')
+  (line,) = axes[1].lines
+  np.testing.assert_allclose(line.get_xydata(), [(2, 20), (4, 40), (6, 60), (8, 80)])
+
+
 def test_an_arm_that_diverged_is_drawn_up_to_there(drawn):
   score = drawn([40.0, float('nan'), 60.0])
   for axis in score.axes:
