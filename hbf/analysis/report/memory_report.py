@@ -49,19 +49,27 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG: retrieved images by number stored, a panel for each damage; capacity by dimension."""
   rows, capacities = measured['completions'], measured['capacities']
   kinds, memories = _unique(rows, 'damage'), _unique(rows, 'memory')
-  figure, axes = plt.subplots(1, len(kinds) + 1, figsize=(4 * (len(kinds) + 1), 3.8), layout='constrained')
+  figure, axes = plt.subplots(1, len(kinds) + 1, figsize=(4 * (len(kinds) + 1), 4.2), layout='constrained')
   for axis, damage in zip(axes, kinds, strict=False):
     for number, memory in enumerate(memories):
       counts = _unique(rows, 'stored')
       means = [_values(rows, 'retrieved', stored=count, damage=damage, memory=memory).mean() for count in counts]
-      axis.plot(counts, means, marker='osv^dx'[number], alpha=0.8, label=memory)
-    axis.set(xscale='log', ylim=(-3, 103), xlabel='stored images', title=damage)
+      axis.plot(counts, means, marker='osv^dx'[number], label=memory, **_layer(number))
+    axis.set(xscale='log', ylim=(-5, 105), xlabel='stored images', title=damage)
     axis.grid(alpha=0.3)
   axes[0].set_ylabel('retrieved, %')
   figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower left', ncols=3, fontsize=8)
   _draw_capacities(axes[-1], capacities)
+  figure.legend(
+    *axes[-1].get_legend_handles_labels(), loc='outside lower right', ncols=2, fontsize=8, handlelength=5, numpoints=2
+  )
   figure.savefig(path, dpi=110, metadata={'Software': None})
   plt.close(figure)
+
+
+def _layer(number: int) -> dict[str, Any]:
+  """Return a style: each later line is thinner and its markers are smaller, so that equal lines all stay visible."""
+  return {'linewidth': 5 - 0.8 * number, 'markersize': 13 - 1.8 * number, 'markerfacecolor': 'none'}
 
 
 def _draw_capacities(axis: Any, capacities: Rows) -> None:
@@ -72,8 +80,13 @@ def _draw_capacities(axis: Any, capacities: Rows) -> None:
       means = [2 ** np.log2(np.maximum(values, 1)).mean() for values in found]
       style = '-' if patterns == 'norm 1' else '--'
       axis.plot(
-        dimensions, means, style, color=f'C{(0, 2)[number]}', marker='ov'[number], label=f'{memory}, {patterns}'
+        dimensions,
+        means,
+        style,
+        color=f'C{(0, 2)[number]}',
+        marker='ov'[number],
+        label=f'{memory}, {patterns}',
+        **_layer(3 * number),
       )
   axis.set(yscale='log', xlabel='dimensions of random patterns', title='capacity', ylabel='patterns')
-  axis.legend(fontsize=7)
   axis.grid(alpha=0.3)
