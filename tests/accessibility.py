@@ -1,30 +1,24 @@
 """Check pages by axe-core in headless Chromium, in light and dark, at 400 and 1,400 pixels: `make test-docs`.
 
-python tests/accessibility.py site/index.html runs/c10/explain.html
+python -m tests.accessibility site/index.html runs/c10/explain.html
 """
 
-import html
 import json
-import os
 import pathlib
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
 
 import axe_core_python
+
+from tests.browser import CHROMIUM, title_of
 
 WIDTHS, SCHEMES = (400, 1400), ('light', 'dark')
 GRAVE = ('serious', 'critical')
 SCRIPT = (pathlib.Path(axe_core_python.__file__).parent / 'axe.min.js').read_text()
 REPORT = """
 addEventListener('load', () => axe.run().then(found => {
-  const report = document.createElement('pre');
-  report.id = 'axe-report';
-  report.textContent = JSON.stringify(found.violations.map(v => ({
+  document.title = JSON.stringify(found.violations.map(v => ({
     rule: v.id, impact: v.impact, help: v.help, count: v.nodes.length, first: v.nodes[0].html.slice(0, 200)})));
-  document.documentElement.replaceChildren(report);
 }));
 """
 
@@ -34,36 +28,18 @@ def violations(page, width, scheme):
 
   Args:
     page: an HTML file.
-    width: width of the window in pixels.
+    width: width of the page in pixels.
     scheme: 'light' or 'dark'.
   """
-  chromium = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
-  if chromium is None:
-    raise SystemExit('no Chromium: install it, for example by apt install chromium')
-  text = page.read_text()
-  assert '</body>' in text, f'{page} has no </body>'
-  # Beside the page, so that its links to styles and pictures stay right.
-  with tempfile.NamedTemporaryFile('w', suffix='.html', dir=page.parent, delete=False) as copy:
-    copy.write(text.replace('</body>', f'<script>{SCRIPT}</script><script>{REPORT}</script></body>'))
-  flags = ['--headless', '--no-sandbox', '--disable-gpu', '--allow-file-access-from-files', '--timeout=120000']
-  flags += [f'--window-size={width},1000', f'--blink-settings=preferredColorScheme={0 if scheme == "dark" else 1}']
-  try:
-    done = subprocess.run(
-      [chromium, *flags, '--virtual-time-budget=60000', '--dump-dom', f'file://{copy.name}'],
-      capture_output=True,
-      text=True,
-      timeout=300,
-      check=True,
-    )
-  finally:
-    os.unlink(copy.name)
-  report = re.search(r'<pre id="axe-report">(.*?)</pre>', done.stdout, re.DOTALL)
-  assert report, f'axe-core gave no report of {page}'
-  return json.loads(html.unescape(report[1]))
+  text = page.read_text().replace('<head>', f'<head><base href="{page.as_uri()}">', 1)
+  with tempfile.TemporaryDirectory() as folder:
+    return json.loads(title_of(text, SCRIPT + REPORT, folder, width, scheme, seconds=60))
 
 
 def main(pages):
   """Print all violations; return 1 if one is serious."""
+  if CHROMIUM is None:
+    raise SystemExit('no Chromium: install it, for example by apt install chromium')
   grave = 0
   for page in map(pathlib.Path, pages):
     for width in WIDTHS:

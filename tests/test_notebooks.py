@@ -1,20 +1,15 @@
 """The notebooks of examples/ are complete: their code parses, and every cell ran without an error. They run in
-`make test-docs`.
+`make test-docs`, and tests/test_readme.py follows their links.
 """
 
 import ast
 import json
 import pathlib
-import re
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted(ROOT.glob('examples/*.ipynb'))
-
-
-def cells(path, kind):
-  return [cell for cell in json.loads(path.read_text())['cells'] if cell['cell_type'] == kind]
 
 
 def test_there_are_notebooks_and_the_index_lists_them():
@@ -26,17 +21,10 @@ def test_there_are_notebooks_and_the_index_lists_them():
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_parses_and_was_executed_in_order(path):
-  code = cells(path, 'code')
+  code = [cell for cell in json.loads(path.read_text())['cells'] if cell['cell_type'] == 'code']
   for cell in code:
     ast.parse(''.join(cell['source']).removesuffix(';'))
   assert [cell['execution_count'] for cell in code] == list(range(1, len(code) + 1))
   outputs = [output for cell in code for output in cell['outputs']]
   assert outputs and all(output['output_type'] != 'error' for output in outputs)
   assert all(output.get('name') != 'stderr' for output in outputs), 'a warning is in the outputs: execute it again'
-
-
-@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
-def test_links_lead_somewhere(path):
-  text = '\n'.join(''.join(cell['source']) for cell in cells(path, 'markdown'))
-  links = re.findall(r'\]\((?!https?:)([^)#]+)\)', text)
-  assert [link for link in links if not (path.parent / link).exists()] == []

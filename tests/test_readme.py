@@ -1,6 +1,7 @@
-"""README.md and docs/: their links lead somewhere, their commands exist, and the worked example works."""
+"""README.md, docs/ and the notebooks: links lead somewhere, commands exist, and the worked example works."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -22,6 +23,12 @@ from hbf.training.loop import train
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {path: path.read_text() for path in (ROOT / 'README.md', *sorted(ROOT.glob('docs/**/*.md')))}
+# The notebooks' text has links and commands like a page's.
+NOTEBOOKS = {
+  path: '\n'.join(''.join(c['source']) for c in json.loads(path.read_text())['cells'] if c['cell_type'] == 'markdown')
+  for path in sorted(ROOT.glob('examples/*.ipynb'))
+}
+TEXTS = PAGES | NOTEBOOKS
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 # Up to the end of the line or of the code span; a line that ends in a backslash goes on.
 MODULE, ARGUMENTS = r'(?:hbf|benchmarks|results)[\w.]*', r'(?:\\\n|[^`#\n])*'
@@ -41,13 +48,13 @@ def test_the_site_has_every_page_and_the_api_every_public_name():
   assert re.findall(r'^::: (.*)$', api, re.MULTILINE) == ['.'.join(place) for place in hbf._PUBLIC.values()]
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize('page', TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page):
-  links = re.findall(r'\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)', PAGES[page])
+  links = re.findall(r'\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)', TEXTS[page])
   broken = []
   for path, anchor in links:
     target = (page.parent / path).resolve() if path else page
-    if not target.exists() or (anchor and anchor not in anchors(PAGES[target])):
+    if not target.exists() or (anchor and anchor not in anchors(TEXTS[target])):
       broken.append(f'{path}#{anchor}')
   assert broken == []
 
@@ -60,7 +67,7 @@ def anchors(text):
 
 def commands():
   """Module and arguments of every command in the pages."""
-  found = [match.groups() for text in PAGES.values() for match in COMMAND.finditer(text)]
+  found = [match.groups() for text in TEXTS.values() for match in COMMAND.finditer(text)]
   return sorted(
     {
       (module or COMMANDS[command or script][0], arguments.replace('\\\n', ' ').strip())

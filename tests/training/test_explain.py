@@ -23,8 +23,7 @@ from hbf.errors import UserError
 from hbf.training.loop import train
 from hbf.training.predict import read_image
 from hbf.training.writers import read_metrics
-
-CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
+from tests.browser import CHROMIUM, title_of
 
 
 @pytest.fixture(scope='module')
@@ -183,7 +182,7 @@ def test_what_cannot_be_is_a_line(finished, tmp_path, flags, said):
 @pytest.mark.parametrize('width', [400, 1400])
 def test_a_browser_shows_all_of_it(page, tmp_path, width):
   """Every picture has pixels, nothing is loaded, and the page is not wider than the screen."""
-  probe = """<script>
+  probe = """
     window.onerror = said => document.title = 'error ' + said
     window.onload = () => {
       const shown = [...document.images].filter(image => image.naturalWidth > 0).length
@@ -191,22 +190,8 @@ def test_a_browser_shows_all_of_it(page, tmp_path, width):
       document.title = JSON.stringify({shown, images: document.images.length, wide,
         drawings: document.querySelectorAll('svg').length, requests: performance.getEntriesByType('resource').length,
         over: document.documentElement.scrollWidth - window.innerWidth})
-    }</script>"""
-  path = tmp_path / 'page.html'
-  # A window has at least 500 pixels, so the page stands in a frame of the tested width.
-  path.write_text(page[2].replace('<head>', f'<head>{probe}'))
-  options = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking']
-  options += ['--virtual-time-budget=5000', '--allow-file-access-from-files', f'--window-size={width + 40},900']
-  frame = tmp_path / 'frame.html'
-  frame.write_text(
-    f'<iframe src="page.html" style="width: {width}px; height: 800px; border: 0"></iframe><script>'
-    'setInterval(() => document.title = frames[0].document.title, 50)</script>'
-  )
-  profile = f'--user-data-dir={tmp_path / "profile"}'
-  done = subprocess.run(
-    [CHROMIUM, *options, profile, '--dump-dom', f'file://{frame}'], capture_output=True, text=True, timeout=120
-  )
-  found = json.loads(re.search('<title>(.*)</title>', done.stdout)[1])
+    }"""
+  found = json.loads(title_of(page[2], probe, tmp_path, width))
   assert found['shown'] == found['images'] > 30
   assert found['wide'] == found['drawings'] >= 7
   assert found['requests'] == 0

@@ -81,10 +81,10 @@ def svg(figure: Figure, name: str) -> str:
   text = buffer.getvalue()
   text = text[text.index('<svg') :].replace(INK, 'currentColor')
   text = re.sub(r'(\bid="|href="#|url\(#)', rf'\g<1>{name}-', text)
-  return text.replace('<svg', f'<svg role="img" aria-label="{html.escape(described(figure))}"', 1)
+  return text.replace('<svg', f'<svg role="img" aria-label="{html.escape(_described(figure))}"', 1)
 
 
-def described(figure: Figure) -> str:
+def _described(figure: Figure) -> str:
   """Return the titles and labels of a figure's axes as one text."""
   lines = []
   for axis in figure.axes:
