@@ -9,6 +9,7 @@ __version__ = '0.2.0'
 
 if TYPE_CHECKING:
   from hbf.api import Run as Run
+  from hbf.api import edit as edit
   from hbf.api import evaluate as evaluate
   from hbf.api import get_config as get_config
   from hbf.api import load as load
@@ -59,6 +60,7 @@ _PUBLIC = {
   'get_config': ('hbf.api', 'get_config'),
   'train': ('hbf.api', 'train'),
   'evaluate': ('hbf.api', 'evaluate'),
+  'edit': ('hbf.api', 'edit'),
   'load': ('hbf.api', 'load'),
   'load_pretrained': ('hbf.api', 'load_pretrained'),
   'Run': ('hbf.api', 'Run'),

@@ -20,6 +20,10 @@ from hbf.config import datasets as configs
 from hbf.data.augment.batches import normalize
 from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
+from hbf.editing.edit import MARGIN, REACH, Editor, guarded_images, no_edits
+from hbf.editing.edits import Edits, unedited
+from hbf.editing.guard import Reader
+from hbf.editing.store import edits_of, write_edits
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
 from hbf.training import loop, pretrained
@@ -27,7 +31,7 @@ from hbf.training.callbacks import Callback
 from hbf.training.evaluate import evaluate_workdir, restore
 from hbf.training.export import stored_dataset
 from hbf.training.generate import check_task, continue_texts, stored_texts
-from hbf.training.workdir import load_config
+from hbf.training.workdir import load_config, locked
 
 
 @contextlib.contextmanager
@@ -122,6 +126,7 @@ def evaluate(
   *,
   data: ArrayData | None = None,
   average: bool = False,
+  edits: Edits | bool = False,
   devices: Sequence[jax.Device] | None = None,
 ) -> dict[str, Any]:
   """Evaluate a checkpoint of a run. Nothing is written.
@@ -133,6 +138,7 @@ def evaluate(
     data: the images that the run was trained on. None: the data set that its config names. Their fingerprint must be
       the run's. For other images use `Run.predict`.
     average: True to evaluate the moving average of the parameters (`train.average`).
+    edits: True to apply the edits in the folder, or other edits of this checkpoint.
     devices: the devices to evaluate on. None: all.
 
   Returns:
@@ -144,7 +150,7 @@ def evaluate(
   folder, dataset = _folder(workdir), _dataset(data)
   if dataset is not None:
     _check_on_images(load_config(folder), f'the run in {folder}')
-  return evaluate_workdir(folder, str(checkpoint), split, devices, average, dataset=dataset).result
+  return evaluate_workdir(folder, str(checkpoint), split, devices, average, dataset=dataset, edits=edits).result
 
 
 @_quietly()
@@ -153,6 +159,7 @@ def load(
   checkpoint: str | int = 'latest',
   *,
   average: bool = False,
+  edits: bool = False,
   device: jax.Device | None = None,
 ) -> 'Run':
   """Load a trained model from its run folder. The training data are not needed.
@@ -161,15 +168,17 @@ def load(
     workdir: the run folder.
     checkpoint: 'latest', 'best' (on the held-out part of train) or a step.
     average: True to take the moving average of the parameters (`train.average`).
+    edits: True to apply the edits in the folder (`Run.save_edits`, `hbf edit`).
     device: the device to compute on. None: the first one.
 
   Raises:
-    ValueError: the folder is no run folder, or has no such checkpoint.
+    ValueError: the folder is no run folder, or has no such checkpoint, or no edits of this checkpoint.
   """
   folder, where = _folder(workdir), jax.devices()[0] if device is None else device
   stored = stored_dataset if load_config(folder).task == 'classification' else stored_texts
   restored = restore(folder, str(checkpoint), [where], average, stored(folder))
-  return Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
+  run = Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
+  return run.with_edits(edits_of(folder, restored.step, average)) if edits else run
 
 
 def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
@@ -188,6 +197,50 @@ def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
     return load(pretrained.unpack(name), device=device)
 
 
+def edit(
+  run: 'Run',
+  images: Any,
+  labels: Sequence[str | int],
+  *,
+  among: Any = None,
+  reach: float = REACH,
+  margin: float = MARGIN,
+) -> 'Run':
+  """Correct a classifier's answers for images: write one center for each, without a gradient.
+
+  The center is the image's point, the mean token after half of the blocks. Its Gaussian response changes the logits
+  of this image and of those near to it, such as crops of it. `hbf.editing.edit.Editor` has the rule, and
+  docs/how-to/edit.md examples. Nothing is written: see `Run.save_edits`.
+
+  Args:
+    run: a run of task classification. It is not changed.
+    images: [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1.
+    labels: the class that each image should get, by name or number [N].
+    among: images whose answers should stay, like `images`. None: up to 20,000 training images, which takes some
+      seconds to a minute on a CPU. Give several images at once to read them once.
+    reach: σ of the centers, as a part of the distance to the nearest image whose answer should stay.
+    margin: lead of the label's logit over all others.
+
+  Returns:
+    The edited run. All its methods work. An image that the edit of an earlier one made right gets no edit of its own.
+    `run.undo()` takes the last edit back.
+
+  Raises:
+    ValueError: an image has another shape, a class is unknown or the answer already, or an edit contradicts an
+      earlier one.
+  """
+  checked = run._checked(images)
+  if isinstance(labels, str) or len(labels) != len(checked):
+    raise UserError(f'labels has {len(labels)} entries for {len(checked)} images: expected one for each image')
+  kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among)
+  model, params = unedited(run.model, run.params)
+  reader = Reader.of(model, params, run.task)
+  edits = no_edits(reader, run.config, run.step, run.average, kept) if run.edits is None else run.edits
+  editor = Editor(reader, run.classes, kept, edits)
+  editor.edit(checked, labels, [f'image {number}' for number in range(len(checked))], reach, margin)
+  return run.with_edits(editor.edits)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
   """A trained model, as `load` returns it.
@@ -201,6 +254,7 @@ class Run:
     task: the task of the run (`hbf.tasks`).
     average: True if the parameters are their moving average.
     device: the device of the parameters.
+    edits: the edits that `model` and `params` contain (`hbf.edit`). None: there are none.
   """
 
   workdir: pathlib.Path
@@ -211,6 +265,7 @@ class Run:
   task: Any
   average: bool
   device: jax.Device
+  edits: Edits | None = None
 
   def __repr__(self) -> str:
     """Return folder, model and step."""
@@ -280,8 +335,42 @@ class Run:
     return continue_texts(self.model, self.params, tokenizer, prompts, count, sampling, seed, stop)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
-    """Evaluate the run at this checkpoint; see `hbf.evaluate`."""
-    return evaluate(self.workdir, split, self.step, data=data, average=self.average, devices=[self.device])
+    """Evaluate the run at this checkpoint, with its edits; see `hbf.evaluate`."""
+    edits = self.edits or False
+    return evaluate(
+      self.workdir, split, self.step, data=data, average=self.average, edits=edits, devices=[self.device]
+    )
+
+  def with_edits(self, edits: Edits | None) -> 'Run':
+    """Return the run with these edits in place of its own. None: without edits."""
+    model, params = unedited(self.model, self.params)
+    if edits:
+      model, params = edits.applied(model, params)
+    return dataclasses.replace(self, model=model, params=params, edits=edits or None)
+
+  def undo(self, number: int = -1) -> 'Run':
+    """Return the run without one edit. The others, and all answers far from it, are as if it had never been.
+
+    Args:
+      number: the number of the edit, from 0. −1: the last.
+
+    Raises:
+      ValueError: there is no such edit.
+    """
+    if self.edits is None:
+      raise UserError(f'the run has no edit {number}: make one by hbf.edit, or load the run with edits=True')
+    return self.with_edits(self.edits.without(number if number != -1 else len(self.edits) - 1))
+
+  def save_edits(self) -> None:
+    """Write the edits into the run folder, in place of those there.
+
+    `hbf.load(workdir, edits=True)`, `hbf predict --edits` and `hbf eval --edits` read them.
+
+    Raises:
+      ValueError: the folder can't be written, or a training run holds it.
+    """
+    with locked(self.workdir):
+      write_edits(self.workdir, self.edits)
 
   @property
   def _images(self) -> Dataset:

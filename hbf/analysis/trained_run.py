@@ -15,6 +15,7 @@ from hbf.data.augment.batches import normalize
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
 from hbf.errors import UserError, choose
+from hbf.evaluation.batches import in_batches
 from hbf.models.classifier import ImageClassifier
 from hbf.tasks.classification import Classification
 from hbf.training.evaluate import Restored, restore
@@ -152,10 +153,7 @@ class TrainedRun:
       params: parameters to use in place of the run's.
     """
     params = self.params if params is None else params
-    filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % BATCH, axis=0)])
-    parts = [filled[start : start + BATCH] for start in range(0, len(filled), BATCH)]
-    found = [self._apply(params, jnp.asarray(part)) for part in parts]
-    return np.concatenate(jax.device_get(found))[: len(images)]
+    return np.asarray(in_batches(lambda batch: self._apply(params, batch), images, BATCH))
 
   @functools.cached_property
   def _apply(self) -> Any:

@@ -17,6 +17,7 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=Tr
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of train) or test.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
+EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 COPIES = flags.DEFINE_string(
   'copies', '', 'none, mirror or mirror_shift: also report an average over copies of each image.'
 )
@@ -37,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
   processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
+  from hbf.editing.store import warn_of_edits
   from hbf.evaluation.tables import print_classes, print_result
   from hbf.training.evaluate import evaluate_workdir
 
@@ -47,16 +49,18 @@ def main(argv: Sequence[str]) -> int:
     SPLIT.value,
     average=AVERAGE.value,
     copies=COPIES.value,
+    edits=EDITS.value,
     dir=DATA_DIR.value,
     root=DATA_ROOT.value,
   )
   if not processes.is_first():
     return 0
+  warn_of_edits(workdir, EDITS.value)
   if JSON.value:
     print(json.dumps(evaluation.result))
   else:
     console = Console(file=sys.stdout)
-    title = f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}'
+    title = f'{WORKDIR.value}, {SPLIT.value}{", average" if AVERAGE.value else ""}{", edited" if EDITS.value else ""}'
     print_result(evaluation.result, title, console)
     if 'copies' in evaluation.result:
       print_result(evaluation.result['copies'], f'{title}, averaged over copies of each image', console)

@@ -15,17 +15,22 @@ OUTPUT = flags.DEFINE_string('output', None, 'Folder to write: a new one, or an 
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Export the moving average of the parameters (train.average).')
 
+EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
+
 
 def main(argv: Sequence[str]) -> int:
   """Export the classifier."""
   del argv
+  from hbf.editing.store import warn_of_edits
   from hbf.training import export
   from hbf.training.machine import keep_freed_memory
 
   keep_freed_memory()
   folder = pathlib.Path(OUTPUT.value).expanduser()
   export.check_free(folder)
-  model = export.from_run(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value)
+  workdir = pathlib.Path(WORKDIR.value).expanduser()
+  model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
+  warn_of_edits(workdir, EDITS.value)
   export.export(model, folder)
   print(f'exported step {model.about["step"]} to {folder}')
   return 0

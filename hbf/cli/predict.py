@@ -19,6 +19,7 @@ EXPORT = flags.DEFINE_string('export', '', "Folder to which the run's model is e
 TOP = flags.DEFINE_integer('top', 3, 'The largest number of classes to name for an image.', lower_bound=1)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 PAGE = flags.DEFINE_string(
   'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
 )
@@ -29,10 +30,13 @@ def main(argv: Sequence[str]) -> int:
   """Export, classify and print."""
   if bool(WORKDIR.value) == bool(MODEL.value):
     raise UserError('give either the --workdir of a run or the --model of an exported folder')
-  if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value):
-    raise UserError('--export, --page, --checkpoint and --average need a run: give its --workdir, not --model')
+  if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value or EDITS.value):
+    raise UserError('--export, --page, --checkpoint, --average and --edits need the --workdir of a run, not --model')
+  if PAGE.value and EDITS.value:
+    raise UserError('--page explains the network without edits: leave out --edits or --page')
   if not argv[1:] and not EXPORT.value:
     raise UserError('no images given: name files or folders after the flags')
+  from hbf.editing.store import warn_of_edits
   from hbf.training import export, predict
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
@@ -45,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
     folder = pathlib.Path(EXPORT.value).expanduser()
     if EXPORT.value:
       export.check_free(folder)
-    model = export.from_run(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value)
+    workdir = pathlib.Path(WORKDIR.value).expanduser()
+    model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
+    warn_of_edits(workdir, EDITS.value)
     if EXPORT.value:
       export.export(model, folder)
       print(f'exported step {model.about["step"]} to {folder}', file=sys.stderr)

@@ -12,6 +12,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.augment.copies import COPIES
+from hbf.editing.edits import Edits
+from hbf.editing.store import edits_of
 from hbf.errors import UserError, choose
 from hbf.models.build import abstract_params, count_parameters
 from hbf.tasks.classification import Classification
@@ -40,13 +42,14 @@ class Evaluation:
   task: Task
 
   def save(self, folder: pathlib.Path) -> None:
-    """Write eval-<split>-<step>.json, or …-average.json, into a folder. A missing folder is made.
+    """Write eval-<split>-<step>.json, or …-average.json or …-edited.json, into a folder. A missing folder is made.
 
     Raises:
       UserError: it cannot be written.
     """
     result, average = self.result, '-average' if self.result['evaluated'] == 'average' else ''
-    path = folder / f'eval-{result["split"]}-{result["checkpoint"]}{average}.json'
+    edited = '-edited' if 'edits' in self.result else ''
+    path = folder / f'eval-{result["split"]}-{result["checkpoint"]}{average}{edited}.json'
     try:
       with contextlib.suppress(OSError):  # if the folder is wrong, writing says so
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,6 +106,18 @@ def restore(
   return Restored(config, mesh, task, step, model, params)
 
 
+def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: Edits | bool = True) -> Restored:
+  """Return the network with the edits of the run folder, or with the given ones.
+
+  Raises:
+    UserError: the run has no edits, or none of this checkpoint.
+  """
+  found = edits_of(workdir, restored.step, average) if edits is True else edits
+  assert isinstance(found, Edits)
+  model, params = found.applied(restored.model, restored.params)
+  return dataclasses.replace(restored, model=model, params=params)
+
+
 def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
   """Return the mesh of the run. If these devices can't form it, return a mesh that only splits batches."""
   try:
@@ -139,6 +154,7 @@ def evaluate_workdir(
   average: bool = False,
   copies: str = '',
   dataset: Any = None,
+  edits: Edits | bool = False,
   **moved: str,
 ) -> Evaluation:
   """Evaluate a checkpoint. Nothing is written; see `Evaluation.save`.
@@ -152,17 +168,20 @@ def evaluate_workdir(
     copies: the copies of the images, like `evaluate.copies`. Their scores become an entry `copies`. '': those of the
       run.
     dataset: the run's data set, if it is in memory. None: the one that the config names.
+    edits: True to apply the edits in the run folder, or other edits of this checkpoint.
     **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
 
   Raises:
-    UserError: the folder is no run folder. Or it has no such checkpoint, average or split. Or the data differ from
-      the run's.
+    UserError: the folder is no run folder. Or it has no such checkpoint, average, edits or split. Or the data differ
+      from the run's.
   """
   step = processes.on_first_process(lambda: _find(workdir, checkpoint))
   with processes.raise_everywhere():
     restored = restore(workdir, str(step), devices, average, dataset, **moved)
     if dataset is not None:
       check_data(workdir, restored.task.identity())
+    if edits:
+      restored = with_edits(restored, workdir, average, edits)
     config, task, mesh = restored.config, _with_copies(restored.task, copies), restored.mesh
     source = choose('split', split, make_splits(task, config.data.validation))
     examples = task.open(source, batch_sharding(mesh))
@@ -178,6 +197,7 @@ def evaluate_workdir(
     'checkpoint': restored.step,
     'split': split,
     'evaluated': 'average' if average else 'parameters',
+    **({'edits': restored.model.edits} if edits else {}),
     'device': device_name(mesh.devices.flat),
   }
   summary = found.summary

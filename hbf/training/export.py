@@ -26,7 +26,8 @@ from hbf.errors import UserError
 from hbf.interop import tensors
 from hbf.interop.table import misfits
 from hbf.models.build import abstract_params, build_model
-from hbf.training.evaluate import restore
+from hbf.models.edited import EditedClassifier
+from hbf.training.evaluate import restore, with_edits
 from hbf.training.schema import GONE, RENAMED, current
 from hbf.training.schema import VERSION as SCHEMA
 from hbf.training.workdir import damaged, load_config, read_data, read_json, write_json
@@ -51,7 +52,7 @@ class TrainedClassifier:
     about: the description in an exported folder's config.json, without facts about the files. Its keys are task,
       dataset, classes (their names), image_shape (height, width, channels), mean and std (of each channel, with white
       as 1), recipe, seed, step, average (True if the parameters are their moving average), schema (the version of the
-      config's keys) and model (that part of the config).
+      config's keys) and model (that part of the config). For an edited classifier also edits, the number of edits.
     params: the parameters by name, such as 'block0/stage1/out/kernel'.
     logits: a pure function (params, images uint8 [B, H, W, C]) → float32 [B, classes].
   """
@@ -61,24 +62,25 @@ class TrainedClassifier:
   logits: Logits
 
 
-def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = False) -> TrainedClassifier:
+def from_run(
+  workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = False, edits: bool = False
+) -> TrainedClassifier:
   """Return the classifier of a run, on one device. The data set is not needed.
 
   Args:
     workdir: the run folder of a run of task classification.
     checkpoint: 'latest', 'best' or a step.
     average: True to take the moving average of the parameters.
+    edits: True to apply the run's edits.
 
   Raises:
-    UserError: the folder holds no such run, does not name its classes, or has no such checkpoint.
+    UserError: the folder holds no such run, does not name its classes, or has no such checkpoint or edits.
   """
-  config = load_config(workdir)
-  if config.task != 'classification':
-    raise UserError(
-      f'{workdir} holds a run of task {config.task}: give a run of task classification, which classifies images'
-    )
+  check_on_images(workdir)
   dataset = stored_dataset(workdir)
   restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
+  if edits:
+    restored = with_edits(restored, workdir, average)
   said = json.loads(restored.config.to_json())
   about = {
     'task': said['task'],
@@ -93,8 +95,17 @@ def from_run(workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = 
     'average': average,
     'schema': SCHEMA,
     'model': said['model'],
+    **({'edits': restored.model.edits} if edits else {}),
   }
   return trained(about, restored.params)
+
+
+def check_on_images(workdir: pathlib.Path) -> None:
+  """Raise UserError unless the folder holds a run of task classification."""
+  if (task := load_config(workdir).task) != 'classification':
+    raise UserError(
+      f'{workdir} holds a run of task {task}: give a run of task classification, which classifies images'
+    )
 
 
 def stored_dataset(workdir: pathlib.Path) -> Dataset:
@@ -125,7 +136,8 @@ def _network(about: Mapping[str, Any]) -> nn.Module:
   config = ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
   if 'implementation' in config.stage2:
     config.stage2.implementation = 'xla'  # the same sums; a Pallas kernel fits one platform and one number of images
-  return build_model(config, len(about['classes']))
+  model = build_model(config, len(about['classes']))
+  return EditedClassifier(model, about['edits']) if about.get('edits') else model
 
 
 def export(model: TrainedClassifier, folder: pathlib.Path) -> None:

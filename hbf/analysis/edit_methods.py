@@ -1,0 +1,212 @@
+"""Ways to edit a classifier, for a comparison: a radial center, and its rivals.
+
+Every method but fine-tuning adds a change to the logits of an image, z(x) + Σ_a R_a(x) c_a. A response R_a is 1 at
+the image of edit a. Methods differ in R:
+
+    HyperBF      a Gaussian around the image's point
+    ReLU neuron  a hidden unit of an MLP, relu(w·p − b), scaled to 1 at the image
+    GRACE        1 in a ball around the point, where the answer is replaced, and 0 outside (Hartvigsen et al. 2023)
+    rank-one     the least-squares update of the head's matrix (Meng et al. 2022, "ROME", eq. 2)
+    lookup       1 for the very image, 0 for all others
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from hbf.models.edited import Observed
+
+REPLACED = 1e4  # a change of the logits that replaces any answer
+
+
+class Trial(NamedTuple):
+  """The options of a method. `reach` has another unit in each method; `margin` is the label's lead."""
+
+  reach: float
+  margin: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+  """A classifier, and what the methods know of its training images.
+
+  Attributes:
+    guard: training images, whose answers should stay.
+    metric: W of `hbf.editing.guard.measure_metric`, [D, D].
+  """
+
+  guard: Observed
+  metric: np.ndarray
+
+
+# From the edited images (m), other images (n) and a trial to responses [m, n].
+Respond = Callable[[Base, Observed, np.ndarray, Observed, float], np.ndarray]
+
+
+def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+  """Return squared distances of rows, [m, n]."""
+  return np.maximum((a * a).sum(-1)[:, None] + (b * b).sum(-1) - 2 * a @ b.T, 0)
+
+
+def nearest_other(base: Base, edited: Observed, labels: np.ndarray, metric: np.ndarray) -> np.ndarray:
+  """Return the distance of each edited image to the nearest guarded one of another answer than its label, [m]."""
+  away = squared(edited.points @ metric.T, base.guard.points @ metric.T)
+  away[base.guard.logits.argmax(-1) == labels[:, None]] = np.inf
+  return np.sqrt(away.min(axis=1))
+
+
+def _identity(base: Base) -> np.ndarray:
+  return np.eye(len(base.metric))
+
+
+def _gaussian(metric: Callable[[Base], np.ndarray]) -> Respond:
+  def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
+    w = metric(base)
+    sigma = reach * nearest_other(base, edited, labels, w)
+    return np.exp(-squared(edited.points @ w.T, others.points @ w.T) / (2 * sigma[:, None] ** 2))
+
+  return respond
+
+
+def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
+  def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
+    w = metric(base)
+    # One radius for all edits, as in GRACE: a part of the typical distance.
+    radius = reach * np.median(nearest_other(base, edited, labels, w))
+    away = squared(edited.points @ w.T, others.points @ w.T)
+    return np.where(away < radius**2, 1 - 1e-3 * away / radius**2, 0)  # the nearest key has the greatest response
+
+  return respond
+
+
+def _neuron(norm_1: bool) -> Respond:
+  """Return the responses of a neuron whose weights point to the image, and whose bias keeps out guarded images."""
+
+  def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
+    mean = base.guard.points.mean(axis=0)
+    own, other, guard = ((seen.points - mean) @ base.metric.T for seen in (edited, others, base.guard))
+    if norm_1:
+      own, other, guard = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (own, other, guard))
+    own_products, guard_products = (own * own).sum(-1), own @ guard.T
+    guard_products[base.guard.logits.argmax(-1) == labels[:, None]] = -np.inf
+    # If a guarded image has the greater product, no bias separates the two: a small gap is left.
+    gap = np.maximum(own_products - guard_products.max(axis=1), 0.02 * own_products)
+    return np.maximum(1 - (own_products[:, None] - own @ other.T) / (reach * gap)[:, None], 0)
+
+  return respond
+
+
+def _rank_one(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
+  """Return the responses of the update that changes the outputs for guarded features least; `reach` is its ridge."""
+  del labels
+  features = base.guard.features.astype(np.float64)
+  moment = features.T @ features / len(features)
+  moment += reach * np.trace(moment) / len(moment) * np.eye(len(moment))
+  keys = np.linalg.solve(moment, edited.features.T.astype(np.float64)).T
+  return (keys @ others.features.T) / (keys * edited.features).sum(-1)[:, None]
+
+
+def _lookup(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
+  del base, labels, reach
+  return (edited.points[:, None, :2] == others.points[None, :, :2]).all(-1).astype(np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """A method and its twelve trials.
+
+  Attributes:
+    respond: its responses.
+    trials: the options to choose from.
+    replaces: True if the answer inside is replaced. False: changes are added.
+    interpolates: True if the coefficients of all edits are solved for together.
+  """
+
+  respond: Respond
+  trials: tuple[Trial, ...]
+  replaces: bool = False
+  interpolates: bool = False
+
+  def changes(self, edited: Observed, labels: np.ndarray, margin: float) -> np.ndarray:
+    """Return the changes of the logits that edit each image alone, [m, C]."""
+    wanted, rows = np.zeros_like(edited.logits), np.arange(len(labels))
+    others = edited.logits.copy()
+    others[rows, labels] = -np.inf
+    lead = REPLACED if self.replaces else others.max(axis=1) - edited.logits[rows, labels] + margin
+    wanted[rows, labels] = lead
+    return wanted
+
+
+def _grid(reaches: tuple[float, ...], margins: tuple[float, ...]) -> tuple[Trial, ...]:
+  return tuple(Trial(reach, margin) for reach in reaches for margin in margins)
+
+
+_MARGINS = (4.0, 16.0, 64.0)
+_WIDTHS = _grid((0.3, 0.4, 0.5, 0.6), _MARGINS)
+_GAPS = _grid((0.5, 1.0, 2.0, 4.0), _MARGINS)
+_RADII = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6)
+METHODS = {
+  'HyperBF center, metric of copies': Method(_gaussian(lambda base: base.metric), _WIDTHS, interpolates=True),
+  'HyperBF center, identity metric': Method(_gaussian(_identity), _WIDTHS, interpolates=True),
+  'ReLU neuron': Method(_neuron(norm_1=False), _GAPS, interpolates=True),
+  'ReLU neuron on points of norm 1': Method(_neuron(norm_1=True), _GAPS, interpolates=True),
+  'GRACE, identity metric': Method(_ball(_identity), _grid(_RADII, (0.0,)), replaces=True),
+  'GRACE, metric of copies': Method(_ball(lambda base: base.metric), _grid(_RADII, (0.0,)), replaces=True),
+  'rank-one update of the head': Method(_rank_one, _grid((1e-4, 1e-3, 1e-2, 1e-1), (0.1, 1.0, 4.0))),
+  'lookup of the image': Method(_lookup, (Trial(0.0, 0.0),), replaces=True),
+}
+
+
+RIDGE = 1e-6  # added to a response of 1, so that edits of nearly the same image have coefficients
+
+
+def in_order(
+  method: Method, base: Base, edited: Observed, labels: np.ndarray, trial: Trial
+) -> Callable[[Observed], np.ndarray]:
+  """Edit images one after the other; return the edited classifier, from images to logits [n, C].
+
+  An image that is right by then gets no edit. If the method interpolates, the coefficients solve a linear system, so
+  that all edited images get the logits that were asked for. Otherwise each edit corrects what the former ones left.
+  GRACE answers by the nearest key.
+  """
+  responses = method.respond(base, edited, labels, edited, trial.reach)  # [edit, image]
+  wanted = method.changes(edited, labels, trial.margin)
+  kept: list[int] = []
+  coefficients, inverse = np.zeros((0, wanted.shape[1])), np.zeros((0, 0))
+  for row in range(len(labels)):
+    former = _sum(method, responses[kept, row][:, None], coefficients)
+    now = edited.at([row])._replace(logits=edited.logits[[row]] + former)
+    if now.logits.argmax() == labels[row]:
+      continue
+    if method.interpolates:
+      inverse = _bordered(inverse, responses[row, kept], responses[kept, row])
+      kept.append(row)
+      coefficients = inverse @ wanted[kept]
+    else:
+      kept.append(row)
+      coefficients = np.concatenate([coefficients, method.changes(now, labels[[row]], trial.margin)])
+
+  def logits_of(others: Observed) -> np.ndarray:
+    found = method.respond(base, edited, labels, others, trial.reach)[kept]
+    return np.asarray(others.logits + _sum(method, found, coefficients))
+
+  return logits_of
+
+
+def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.ndarray:
+  """Return the inverse of a matrix with one more column and row, and 1 + `RIDGE` in the corner."""
+  u, v = inverse @ column, row @ inverse
+  corner = 1 + RIDGE - row @ u
+  left = np.concatenate([inverse + np.outer(u, v) / corner, -v[None] / corner])
+  return np.concatenate([left, np.append(-u, 1)[:, None] / corner], axis=1)
+
+
+def _sum(method: Method, responses: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+  """Return the changes of the logits [n, C] from responses [E, n]."""
+  if not len(responses):
+    return np.zeros((1, coefficients.shape[1]))
+  if method.replaces:
+    return np.asarray(coefficients[responses.argmax(axis=0)] * responses.max(axis=0)[:, None])
+  return np.asarray(responses.T @ coefficients)

@@ -1,0 +1,303 @@
+"""Measurement of edits: a HyperBF center against a ReLU neuron, a lookup table, updates of the head and fine-tuning.
+
+python -m hbf.analysis.edit_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
+python -m hbf.analysis.edit_study --report         # draws the table and the picture again, from stored numbers
+
+docs/research/edit.md explains the results.
+"""
+
+import functools
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+
+from hbf.analysis.edit_methods import METHODS, Base, Method, Trial, in_order
+from hbf.analysis.report.edit_report import draw, table
+from hbf.arguments import Parser
+from hbf.data.augment.batches import normalize
+from hbf.data.augment.transforms import read_transforms
+from hbf.data.pipeline.host import read_many
+from hbf.data.pipeline.order import evenly_spaced
+from hbf.editing.edit import GUARDED
+from hbf.editing.guard import Reader, copies, measure_metric, moves
+from hbf.errors import UserError, in_one_line
+from hbf.evaluation.batches import in_batches
+from hbf.models.edited import Observed
+from hbf.training.evaluate import Restored, restore
+from hbf.training.experiment import make_splits
+from hbf.training.machine import commit, device_name, keep_freed_memory, versions
+from hbf.training.workdir import load_config, read_json, write_json
+
+COPIES = 20  # unseen copies of each edited image
+CHANGED = 0.2  # percent of other images whose answers may change
+EDITS = (1, 10, 100, 1_000)
+TUNED, TUNED_IN_TRIALS, OTHERS = 200, 20, 1_000  # images to fine-tune on, the same in trials, other images then
+STEPS = 100  # most steps of fine-tuning
+RATES = tuple(float(rate) for rate in np.logspace(-4.5, 1, 12))
+FINE_TUNING = 'fine-tuning of all parameters'
+
+
+class Split(NamedTuple):
+  """The images of a split, the wrong ones among them, and copies of those.
+
+  Attributes:
+    images: uint8 [n, H, W, C].
+    seen: what the classifier computes of them.
+    labels: the true classes [n].
+    wrong: rows of the wrong answers [m].
+    copied: uint8 [m, COPIES, H, W, C].
+    copies: what the classifier computes of the copies, [m · COPIES, …].
+  """
+
+  images: np.ndarray
+  seen: Observed
+  labels: np.ndarray
+  wrong: np.ndarray
+  copied: np.ndarray
+  copies: Observed
+
+
+def open_split(restored: Restored, name: str, seed: int) -> Split:
+  """Read a split of a run, and make unseen copies of the images with a wrong answer."""
+  config, task = restored.config, restored.task
+  source = make_splits(task, config.data.validation)[name]
+  images, labels = read_many(source, np.arange(len(source)), task.shape)
+  reader = Reader.of(restored.model, restored.params, restored.task)
+  seen = reader(images)
+  wrong = np.flatnonzero(seen.logits.argmax(axis=-1) != labels)
+  entries = moves(read_transforms(config.data.transforms), task.shape[0])
+  copied = copies(images[wrong], entries, COPIES, seed)
+  return Split(images, seen, labels, wrong, copied, reader(copied.reshape(-1, *task.shape)))
+
+
+def open_base(restored: Restored) -> Base:
+  """Read the training images whose answers should stay, and measure the metric on copies of them."""
+  source = make_splits(restored.task, restored.config.data.validation)['train']
+  images, _ = read_many(source, evenly_spaced(len(source), GUARDED), restored.task.shape)
+  reader = Reader.of(restored.model, restored.params, restored.task)
+  return Base(reader(images), measure_metric(reader, images, read_transforms(restored.config.data.transforms)))
+
+
+def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, np.ndarray]:
+  """Edit each wrong image alone. Return what came of it, in percent, for each image [m].
+
+  Returns:
+    'edited': 100 if the image is right now. 'copies': share of its unseen copies that are right. 'changed': share of
+    all other images that get another answer.
+  """
+  edited, labels = split.seen.at(split.wrong), split.labels[split.wrong]
+  changes = method.changes(edited, labels, trial.margin)
+  answers, found = split.seen.logits.argmax(axis=-1), []
+  for start in range(0, len(labels), 100):
+    part = slice(start, start + 100)
+    respond = functools.partial(method.respond, base, edited.at(part), labels[part])
+    of_all = respond(split.seen, trial.reach)
+    copied = split.copies.at(slice(start * COPIES, (start + 100) * COPIES))
+    of_copies = respond(copied, trial.reach)
+    for i, (change, label, row) in enumerate(zip(changes[part], labels[part], split.wrong[part], strict=True)):
+      now = (split.seen.logits + of_all[i][:, None] * change).argmax(axis=-1)
+      own = slice(i * COPIES, (i + 1) * COPIES)
+      right = (copied.logits[own] + of_copies[i, own][:, None] * change).argmax(axis=-1) == label
+      others = (now != answers).sum() - (now[row] != answers[row])
+      found.append((now[row] == label, right.mean(), others / (len(answers) - 1)))
+  return dict(zip(('edited', 'copies', 'changed'), 100 * np.array(found).T, strict=True))
+
+
+def chosen(method: Method, base: Base, split: Split) -> tuple[Trial, list[dict[str, float]]]:
+  """Return the trial whose copies are right most often with at most `CHANGED` percent changed, and all trials.
+
+  If no trial changes so few, the one that changes the fewest is taken.
+  """
+  scores = []
+  for trial in method.trials:
+    means = {name: float(values.mean()) for name, values in alone(method, trial, base, split).items()}
+    scores.append(trial._asdict() | means)
+  return method.trials[_best(scores)], scores
+
+
+def _best(scores: Sequence[Mapping[str, float]]) -> int:
+  """Return the number of the best trial."""
+  allowed = [i for i, score in enumerate(scores) if score['changed'] <= CHANGED]
+  if allowed:
+    return max(allowed, key=lambda i: scores[i]['copies'])
+  return min(range(len(scores)), key=lambda i: scores[i]['changed'])
+
+
+# From 'seen' or 'copies' and rows of a split to logits.
+LogitsOf = Callable[[str, np.ndarray], np.ndarray]
+
+
+def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
+  """Edit the first wrong images of a split one after the other. Return a row for each number of edits."""
+  found = []
+  for count in EDITS:
+    if count <= len(split.wrong):
+      rows = split.wrong[:count]
+      logits_of = in_order(method, base, split.seen.at(rows), split.labels[rows], trial)
+      found.append(_after(functools.partial(_of_rows, logits_of, split), split, count))
+  return found
+
+
+def _of_rows(logits_of: Callable[[Observed], np.ndarray], split: Split, which: str, rows: np.ndarray) -> np.ndarray:
+  return logits_of(getattr(split, which).at(rows))
+
+
+def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
+  """Return, in percent: edited images that are right, their copies, and accuracy on images that are never edited."""
+  rows, kept = split.wrong[:count], np.setdiff1d(np.arange(len(split.labels)), split.wrong[: EDITS[-1]])
+
+  def right(which: str, rows: np.ndarray, labels: np.ndarray) -> float:
+    return 100 * float((logits_of(which, rows).argmax(axis=-1) == labels).mean())
+
+  return {
+    'edits': count,
+    'edited': right('seen', rows, split.labels[rows]),
+    'copies': right('copies', np.arange(count * COPIES), np.repeat(split.labels[rows], COPIES)),
+    'others': right('seen', kept, split.labels[kept]),
+    'others_before': 100 * float((split.seen.logits[kept].argmax(axis=-1) == split.labels[kept]).mean()),
+  }
+
+
+class FineTuning:
+  """Gradient steps on an image, with all parameters, until it is right."""
+
+  def __init__(self, restored: Restored) -> None:
+    """Make the programs."""
+    reader = Reader.of(restored.model, restored.params, restored.task)
+    self._params, mean, std = reader.params, reader.mean, reader.std
+
+    def logits(params: Any, images: jax.Array) -> jax.Array:
+      return jnp.asarray(reader.model.apply({'params': params}, normalize(images, mean, std), train=False))
+
+    def loss(params: Any, image: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+      z = logits(params, image[None])
+      return optax.softmax_cross_entropy_with_integer_labels(z, label[None]).mean(), z[0].argmax() == label
+
+    def tuned(params: Any, image: jax.Array, label: jax.Array, rate: jax.Array) -> Any:
+      def step(state: Any) -> Any:
+        params, _, number = state
+        gradient, right = jax.grad(loss, has_aux=True)(params, image, label)
+        rate_now = jnp.where(right, 0.0, rate)
+        return jax.tree.map(lambda p, g: p - rate_now * g, params, gradient), right, number + 1
+
+      return jax.lax.while_loop(lambda state: ~state[1] & (state[2] <= STEPS), step, (params, jnp.array(False), 0))[0]
+
+    self._logits, self._tuned = jax.jit(logits), jax.jit(tuned)
+
+  def logits(self, params: Any, images: np.ndarray) -> np.ndarray:
+    """Return the logits of uint8 images, [n, C]."""
+    return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
+
+  def alone(self, rate: float, split: Split, count: int) -> dict[str, np.ndarray]:
+    """Return the same as `alone`, for the first `count` wrong images and `OTHERS` of all other images."""
+    others = evenly_spaced(len(split.images), OTHERS)
+    before, found = split.seen.logits[others].argmax(axis=-1), []
+    for i, row in enumerate(split.wrong[:count]):
+      label = split.labels[row]
+      params = self._tuned(self._params, split.images[row], label, rate)
+      own = self.logits(params, np.concatenate([split.images[[row]], split.copied[i]])).argmax(axis=-1)
+      now = self.logits(params, split.images[others]).argmax(axis=-1)
+      changed = (now != before)[others != row].mean()
+      found.append((own[0] == label, (own[1:] == label).mean(), changed))
+    return dict(zip(('edited', 'copies', 'changed'), 100 * np.array(found).T, strict=True))
+
+  def chosen(self, split: Split) -> tuple[float, list[dict[str, float]]]:
+    """Return the best rate and all trials, see `hbf.analysis.edit_study.chosen`."""
+    scores = []
+    for rate in RATES:
+      means = {name: float(values.mean()) for name, values in self.alone(rate, split, TUNED_IN_TRIALS).items()}
+      scores.append({'rate': rate} | means)
+    return RATES[_best(scores)], scores
+
+  def many(self, rate: float, split: Split) -> list[dict[str, float]]:
+    """Return the same as `hbf.analysis.edit_study.many`."""
+    params, rows = self._params, []
+    for number, row in enumerate(split.wrong[: EDITS[-1]], 1):
+      params = self._tuned(params, split.images[row], split.labels[row], rate)
+      if number in EDITS:
+        rows.append(_after(functools.partial(self._of_rows, params, split), split, number))
+    return rows
+
+  def _of_rows(self, params: Any, split: Split, which: str, rows: np.ndarray) -> np.ndarray:
+    images = split.images if which == 'seen' else split.copied.reshape(-1, *split.images.shape[1:])
+    return self.logits(params, images[rows])
+
+
+def measure(workdir: pathlib.Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+  """Measure all methods on a run: a row for each, with its trial, scores alone and scores of many edits.
+
+  Args:
+    workdir: the run folder, of task classification with a held-out part of train.
+    options: the trial of each method. Missing ones are chosen on the held-out part, and stored here.
+  """
+  restored = restore(workdir, 'latest', jax.devices()[:1])
+  if not restored.config.data.validation:
+    raise UserError(f'{workdir} holds out no images of train: give a run with data.validation above 0')
+  base, test = open_base(restored), open_split(restored, 'test', seed=1)
+  about = {'model': restored.config.model.name, 'seed': restored.config.seed, 'images': len(test.images)}
+  about['wrong'] = len(test.wrong)
+  tuning = FineTuning(restored)
+  if not options:
+    held_out = open_split(restored, 'validation', seed=2)
+    for name, method in METHODS.items():
+      options[name] = chosen(method, base, held_out)
+    options[FINE_TUNING] = tuning.chosen(held_out)
+  right = 100 * float((test.copies.logits.argmax(-1) == np.repeat(test.labels[test.wrong], COPIES)).mean())
+  rows = [about | {'method': 'no edit', 'alone': {'edited': 0.0, 'copies': right, 'changed': 0.0}, 'many': []}]
+  for name, (best, trials) in options.items():
+    if name == FINE_TUNING:
+      scores, after = tuning.alone(best, test, TUNED), tuning.many(best, test)
+    else:
+      method = METHODS[name]
+      scores, after = alone(method, best, base, test), many(method, best, base, test)
+    means = {key: float(values.mean()) for key, values in scores.items()}
+    said = best if name == FINE_TUNING else best._asdict()
+    rows.append(about | {'method': name, 'option': said, 'trials': trials, 'alone': means, 'many': after})
+    logging.info('%s, %s: %s, %s', workdir, name, means, after[-1])
+  return rows
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Run the command and return its exit status."""
+  parser = Parser('hbf.analysis.edit_study', __doc__.split('\n')[0])
+  parser.add_path('--out', default='runs/edit', help='output folder; default: %(default)s')
+  parser.add_argument(
+    '--run',
+    action='append',
+    default=[],
+    help="a run folder; may be repeated. A model's first run chooses the options",
+  )
+  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  flags = parser.parse_args(arguments)
+  path = flags.out / 'edit.json'
+  if not flags.report:
+    if not flags.run:
+      raise UserError('--run is missing: give the folders of runs')
+    keep_freed_memory()
+    logging.set_verbosity(logging.INFO)
+    options: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    for run in flags.run:
+      folder = pathlib.Path(run).expanduser()
+      rows += measure(folder, options.setdefault(load_config(folder).model.name, {}))
+    about = {'data': 'cifar10', 'device': device_name(), 'commit': commit(), 'versions': versions()}
+    flags.out.mkdir(parents=True, exist_ok=True)
+    write_json(path, about | {'rows': rows})
+  measured = read_json(path, 'measure it again, without --report')
+  if measured is None:
+    raise UserError(f'{path} is missing: measure it without --report')
+  draw(measured, flags.out / 'edit.png')
+  print(table(measured))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

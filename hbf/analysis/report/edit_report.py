@@ -1,0 +1,83 @@
+"""Table and picture of the numbers that `hbf.analysis.edit_study` measures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+
+MODELS = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
+
+
+def _methods(measured: Mapping[str, Any]) -> list[str]:
+  return [*dict.fromkeys(row['method'] for row in measured['rows'])]
+
+
+def _rows(measured: Mapping[str, Any], model: str, method: str) -> list[Mapping[str, Any]]:
+  return [row for row in measured['rows'] if (row['model'], row['method']) == (model, method)]
+
+
+def table(measured: Mapping[str, Any]) -> str:
+  """Return a Markdown table: a row for each model and method, with means over the seeds."""
+  last = max(after['edits'] for row in measured['rows'] for after in row['many'])
+  header = (
+    'network',
+    'method',
+    'edited image right, %',
+    'its copies right, %',
+    'other answers changed, %',
+    f'after {last:,} edits: edited right, %',
+    'copies right, %',
+    'right answers kept, %',
+  )
+  lines = []
+  for model in dict.fromkeys(row['model'] for row in measured['rows']):
+    for method in _methods(measured):
+      rows = _rows(measured, model, method)
+      alone = [_mean([row['alone'][key] for row in rows]) for key in ('edited', 'copies', 'changed')]
+      ends = [after for row in rows for after in row['many'] if after['edits'] == last]
+      if method == 'no edit':
+        before = [
+          row['many'][-1]['others_before'] for row in measured['rows'] if row['model'] == model and row['many']
+        ]
+        many = ['', '', _mean(before)]
+      else:
+        many = [_mean([after[key] for after in ends]) for key in ('edited', 'copies', 'others')]
+      lines.append((MODELS.get(model, model), method, *alone, *many))
+  return markdown.table(header, lines)
+
+
+def _mean(values: Sequence[float]) -> str:
+  return f'{np.mean(values):.2f}'
+
+
+def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Write a PNG: all trials of one edit, then success and damage of many edits. For the first model."""
+  model = measured['rows'][0]['model']
+  figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')
+  for number, method in enumerate(name for name in _methods(measured) if name != 'no edit'):
+    style = {'color': f'C{number}', 'marker': 'osv^DPX*x'[number], 'label': method}
+    rows = _rows(measured, model, method)
+    trials = sorted(rows[0]['trials'], key=lambda trial: trial['changed'])
+    left.plot([max(t['changed'], 1e-3) for t in trials], [t['copies'] for t in trials], linestyle='', **style)
+    for axis, key in ((middle, 'copies'), (right, 'others')):
+      counts = [after['edits'] for after in rows[0]['many']]
+      axis.plot(counts, np.mean([[after[key] for after in row['many']] for row in rows], axis=0), **style)
+  left.axvline(0.2, color='gray', linestyle=':')
+  left.set(
+    xscale='log', xlabel='other answers changed, % (held-out images)', ylabel='copies of the edited image right, %'
+  )
+  left.set_title('one edit: all trials')
+  middle.set(xscale='log', xlabel='edits', ylabel='copies of the edited images right, %', title='many edits: success')
+  right.set(xscale='log', xlabel='edits', ylabel='right answers to other images that stay, %', title='many edits: damage')
+  for axis in (left, middle, right):
+    axis.grid(alpha=0.3)
+  figure.legend(*middle.get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8)
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)

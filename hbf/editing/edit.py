@@ -1,0 +1,144 @@
+"""The correction of a classifier's answer for an image by one center."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hbf.data.augment.transforms import read_transforms
+from hbf.data.pipeline.host import read_many
+from hbf.data.pipeline.order import evenly_spaced
+from hbf.editing.edits import Edit, Edits
+from hbf.editing.guard import Reader, distance_to_others, measure_metric
+from hbf.errors import UserError, choose
+from hbf.tasks.classification import Classification
+from hbf.tasks.registry import make_task
+from hbf.training.experiment import make_splits
+from hbf.training.workdir import check_data
+
+REACH, MARGIN = 0.5, 16.0  # docs/research/edit.md has the trials that chose them
+GUARDED = 20_000  # most training images whose answers should stay
+
+
+class Editor:
+  """A classifier to edit, with the images whose answers should stay.
+
+  The center of an edit is the image's point p(x). Its σ is `reach` times the distance to the nearest image whose
+  answer should stay: one that has another answer than the new label, an earlier edit included. The wanted change of
+  the logits lifts the label `margin` above all others.
+
+  Attributes:
+    reader: the classifier without edits.
+    classes: the names of its classes.
+    guard: what the reader computes of the images whose answers should stay.
+    edits: the edits made so far.
+  """
+
+  def __init__(self, reader: Reader, classes: Sequence[str], among: np.ndarray, edits: Edits) -> None:
+    """Read the images whose answers should stay, uint8 [n, H, W, C]."""
+    self.reader, self.classes, self.edits = reader, tuple(classes), edits
+    self.guard = reader(among)
+
+  def edit(
+    self,
+    images: np.ndarray,
+    labels: Sequence[str | int],
+    sources: Sequence[str],
+    reach: float = REACH,
+    margin: float = MARGIN,
+  ) -> None:
+    """Make one more edit for each image. An image that an edit for an earlier one made right needs none.
+
+    Args:
+      images: uint8 [n, H, W, C].
+      labels: the name or the number of the class to answer [n].
+      sources: the names of the images [n], for the list of edits and for messages.
+      reach: σ, as a part of the distance to the nearest image whose answer should stay.
+      margin: lead of the label's logit over all others.
+
+    Raises:
+      UserError: a class is unknown, it is the answer already, or an image contradicts an earlier edit. No edit is
+        made then.
+    """
+    if not (0 < reach < np.inf and 0 < margin < np.inf):
+      raise UserError(f'reach is {reach} and margin {margin}: expected numbers above 0')
+    numbers = [self._number(label) for label in labels]
+    logits, points, _ = self.reader(images)
+    answers, edits = self._answers(logits, points, self.edits), self.edits
+    for answer, number, source in zip(answers, numbers, sources, strict=True):
+      if answer == number:
+        raise UserError(f'{source} is answered {self.classes[number]} already: there is nothing to edit')
+    for z, point, answer, number, source in zip(logits, points, answers, numbers, sources, strict=True):
+      if edits is not self.edits and self._answers(z[None], point[None], edits)[0] == number:
+        continue
+      sigma = reach * self._distance(point, number, edits, source)
+      change = np.zeros_like(z)
+      change[number] = np.delete(z, number).max() - z[number] + margin
+      edits = edits.added(Edit(source, self.classes[answer], self.classes[number], point, sigma, change))
+    self.edits = edits
+
+  def _answers(self, logits: np.ndarray, points: np.ndarray, edits: Edits) -> np.ndarray:
+    """Return the classes that the edited classifier answers, int [n]."""
+    return np.asarray((logits + edits.changes(points)).argmax(axis=-1))
+
+  def _number(self, label: str | int) -> int:
+    """Return the number of a class."""
+    if isinstance(label, str):
+      choose('label', label, dict.fromkeys(self.classes))
+      return self.classes.index(label)
+    if not 0 <= label < len(self.classes):
+      raise UserError(f'label is {label}: expected 0 to {len(self.classes) - 1}, or the name of a class')
+    return int(label)
+
+  def _distance(self, point: np.ndarray, label: int, edits: Edits, source: str) -> float:
+    """Return the distance from a point to the nearest image that has another answer, earlier edits included."""
+    metric = edits.metric
+    to_edits = np.inf
+    for number, edit in enumerate(edits.edits):
+      if edit.label != self.classes[label]:
+        away = float(np.linalg.norm(metric @ (edit.center - point)))
+        if away < 1e-3 * edit.sigma:
+          raise UserError(
+            f'{source} is the image of edit {number}, which answers {edit.label}: undo that edit first, '
+            f'`hbf edit --undo={number}`'
+          )
+        to_edits = min(to_edits, away)
+    distance = min(distance_to_others(self.guard, point, label, metric), to_edits)
+    if not np.isfinite(distance):
+      raise UserError(
+        f'all images whose answers should stay are answered {self.classes[label]}: give some of other classes'
+      )
+    return distance
+
+  @property
+  def changed(self) -> np.ndarray:
+    """True for each guarded image whose answer the edits change, bool [n]."""
+    return self._answers(self.guard.logits, self.guard.points, self.edits) != self.guard.logits.argmax(axis=-1)
+
+
+def guarded_images(workdir: pathlib.Path, config: Any, most: int = GUARDED, **moved: str) -> np.ndarray:
+  """Return at most `most` training images of a run, evenly spaced, uint8 [n, H, W, C].
+
+  Args:
+    workdir: the run folder.
+    config: its config.
+    most: the number of images.
+    **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
+
+  Raises:
+    UserError: the data set is missing, or differs from the run's.
+  """
+  config = config.copy_and_resolve_references()
+  config.data.update({key: value for key, value in moved.items() if value})
+  task = make_task(config)
+  assert isinstance(task, Classification)
+  check_data(workdir, task.identity())
+  source = make_splits(task, config.data.validation)['train']
+  return np.asarray(read_many(source, evenly_spaced(len(source), most), task.shape)[0])
+
+
+def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
+  """Return the empty edits of a run's checkpoint. Their metric is measured on copies of the images `among`."""
+  metric = measure_metric(reader, among, read_transforms(config.data.transforms))
+  return Edits(step, average, metric)

@@ -1,0 +1,125 @@
+"""Edits of a trained classifier: centers that correct the answers for single images.
+
+The changes of the logits that make all edited images right are interpolated by a HyperBF over the images' points
+(`hbf.models.edited.EditedClassifier`). Its coefficients solve R C = Δ, with the response R_ia of center a to the
+image of edit i, and the wanted changes Δ_i. So every edited image gets exactly the logits that its edit asks for. An
+edit that is taken back leaves nothing behind.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.errors import UserError
+from hbf.models.classifier import ImageClassifier
+from hbf.models.edited import EDITS, EditedClassifier
+from hbf.ops.basis import RadialBasis
+from hbf.ops.hyperbf import responses
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edit:
+  """One edit.
+
+  Attributes:
+    source: the name of the image, such as its path.
+    was: the class that the classifier answered.
+    label: the class that it answers now.
+    center: the point of the image, float32 [D].
+    sigma: σ of the center, in units of the metric.
+    change: the wanted change of the image's logits, float32 [C].
+  """
+
+  source: str
+  was: str
+  label: str
+  center: np.ndarray
+  sigma: float
+  change: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edits:
+  """The edits of a classifier, in the order in which they were made.
+
+  Attributes:
+    step: the step of the checkpoint that they edit.
+    average: True if they edit the moving average of the parameters.
+    metric: W, float32 [D, D].
+    edits: the edits. An edit is known by its number, its place in this list, from 0.
+  """
+
+  step: int
+  average: bool
+  metric: np.ndarray
+  edits: tuple[Edit, ...] = ()
+
+  def __repr__(self) -> str:
+    """Return the checkpoint and the answers."""
+    answers = ', '.join(f'{edit.source}: {edit.was} → {edit.label}' for edit in self.edits)
+    return f'Edits(step={self.step}, {answers or "none"})'
+
+  def __len__(self) -> int:
+    """Return the number of edits."""
+    return len(self.edits)
+
+  def added(self, edit: Edit) -> 'Edits':
+    """Return these edits and one more."""
+    return dataclasses.replace(self, edits=(*self.edits, edit))
+
+  def without(self, number: int) -> 'Edits':
+    """Return these edits without one.
+
+    Raises:
+      UserError: there is no edit of this number.
+    """
+    if not 0 <= number < len(self.edits):
+      known = f'expected 0 to {len(self.edits) - 1}' if self.edits else 'there are no edits'
+      raise UserError(f'edit {number} does not exist: {known}')
+    return dataclasses.replace(self, edits=self.edits[:number] + self.edits[number + 1 :])
+
+  def changes(self, points: np.ndarray) -> np.ndarray:
+    """Return the changes of the logits [n, C] at points [n, D], float32. Without edits they are 0, [n, 1]."""
+    if not self.edits:
+      return np.zeros((len(points), 1), np.float32)
+    return np.asarray(self.responses(points) @ self.params['coefficients'], np.float32)
+
+  def responses(self, points: np.ndarray) -> np.ndarray:
+    """Return the responses of the E centers to points [n, D], float64 [n, E]."""
+    centers, sigma = self._stacked('center'), self._stacked('sigma')
+    basis = RadialBasis('gaussian', jnp.asarray(sigma), metric='full', weights=jnp.asarray(self.metric), normalization='none')
+    return np.asarray(responses(jnp.asarray(points), jnp.asarray(centers), basis), np.float64)
+
+  @functools.cached_property
+  def params(self) -> dict[str, np.ndarray]:
+    """The parameters of `hbf.models.edited.Corrections`, of one edit or more."""
+    centers = self._stacked('center')
+    coefficients = np.linalg.solve(self.responses(centers), self._stacked('change').astype(np.float64))
+    arrays = {
+      'centers': centers,
+      'coefficients': coefficients,
+      'metric': self.metric,
+      'sigma': self._stacked('sigma'),
+    }
+    return {name: value.astype(np.float32) for name, value in arrays.items()}
+
+  def applied(self, model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the edited classifier and its parameters; without edits, the classifier itself."""
+    if not self.edits:
+      return model, dict(params)
+    assert isinstance(model, ImageClassifier)
+    return EditedClassifier(model, len(self.edits)), {**params, EDITS: self.params}
+
+  def _stacked(self, name: str) -> np.ndarray:
+    return np.array([getattr(edit, name) for edit in self.edits], np.float32)
+
+
+def unedited(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+  """Return the classifier and the parameters below edits, or the same classifier if it has none."""
+  own = {name: value for name, value in params.items() if name != EDITS}
+  return (model.classifier if isinstance(model, EditedClassifier) else model), own

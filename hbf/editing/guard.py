@@ -1,0 +1,121 @@
+"""The images whose answers should stay when a classifier is edited, and the metric in which an edit is narrow."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.data.augment.batches import normalize
+from hbf.data.augment.entries import Entry
+from hbf.data.augment.transforms import TRANSFORMS, transform
+from hbf.errors import UserError
+from hbf.evaluation.batches import in_batches
+from hbf.models.classifier import ImageClassifier
+from hbf.models.edited import Observed, observe
+from hbf.tasks.classification import Classification
+from hbf.tasks.task import Task
+
+COPIED, COPIES = 1_000, 10  # images whose copies measure the metric, and copies of each
+PART = 100  # images whose copies are in memory at once
+RIDGE = 0.3  # part of the mean variance that is added to all variances, so that the metric stretches no direction far
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """A classifier as a function of uint8 images.
+
+  Attributes:
+    model: the classifier without edits.
+    params: its parameters.
+    mean: mean of each channel of the images, with white as 1.
+    std: standard deviation of each channel.
+  """
+
+  model: ImageClassifier
+  params: Any
+  mean: Sequence[float]
+  std: Sequence[float]
+
+  @classmethod
+  def of(cls, model: nn.Module, params: Any, task: Task) -> 'Reader':
+    """Return the classifier of a run.
+
+    Raises:
+      UserError: the run is not on images.
+    """
+    if not (isinstance(task, Classification) and isinstance(model, ImageClassifier)):
+      raise UserError('the run is not of task classification: edits correct the answers for images')
+    return cls(model, params, task.mean, task.std)
+
+  def __call__(self, images: np.ndarray) -> Observed:
+    """Return what the classifier computes of uint8 images [n, H, W, C]."""
+    return in_batches(lambda batch: self._read(self.params, batch), images)
+
+  @functools.cached_property
+  def _read(self) -> Any:
+    return jax.jit(lambda params, images: observe(self.model, params, normalize(images, self.mean, self.std)))
+
+
+def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: np.ndarray) -> float:
+  """Return the distance ‖W(x − x')‖ from a point to the nearest guarded image of another answer than `label`.
+
+  An image at the point itself does not count: it is the edited one. The distance is infinite if no image is left.
+  """
+  others = guard.points[guard.logits.argmax(axis=-1) != label]
+  away = np.linalg.norm((others - point) @ metric.T, axis=-1)
+  return float(np.min(away, initial=np.inf, where=away > 1e-4 * np.linalg.norm(metric @ point)))
+
+
+def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry], seed: int = 0) -> np.ndarray:
+  """Return a metric W [D, D] in which copies of an image are near to each other.
+
+  Copies are moved and mirrored as in training. W is the inverse square root of the covariance of the copies' points
+  around their image's mean, over images, with a ridge. Points are first divided by their standard deviations.
+
+  Args:
+    reader: the classifier.
+    images: uint8 [n, H, W, C]. At most `COPIED` of them are used.
+    entries: the transforms of training. Those that only move an image are used; if there are none, shifts.
+    seed: the seed of the copies.
+  """
+  copied, entries = images[:: -(-len(images) // COPIED)], moves(entries, images.shape[1])
+  parts = [copied[start : start + PART] for start in range(0, len(copied), PART)]
+  points = np.concatenate([points_of_copies(reader, part, entries, COPIES, seed + i) for i, part in enumerate(parts)])
+  scale = points.std(axis=(0, 1)) + 1e-6
+  around = ((points - points.mean(axis=1, keepdims=True)) / scale).reshape(-1, points.shape[-1]).astype(np.float64)
+  covariance = around.T @ around / len(around)
+  values, vectors = np.linalg.eigh(covariance)
+  values = np.maximum(values, 0) + RIDGE * np.trace(covariance) / len(covariance)
+  return ((vectors / np.sqrt(values)) @ vectors.T / scale).astype(np.float32)
+
+
+def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
+  """Return the transforms that only move an image; if there are none, a shift by an eighth of its side."""
+  entries = [('flip', 0.5) if name == 'alternate_flip' else (name, *rest) for name, *rest in entries]
+  kept = [entry for entry in entries if TRANSFORMS[entry[0]].geometry and not TRANSFORMS[entry[0]].pixels]
+  return tuple(kept) or (('shift', max(1, side // 8)),)
+
+
+def points_of_copies(
+  reader: Reader, images: np.ndarray, entries: tuple[Entry, ...], count: int, seed: int
+) -> np.ndarray:
+  """Return the points [n, count, D] of transformed copies of uint8 images [n, H, W, C]."""
+  moved = copies(images, entries, count, seed)
+  return reader(moved.reshape(-1, *images.shape[1:])).points.reshape(len(images), count, -1)
+
+
+def copies(images: np.ndarray, entries: tuple[Entry, ...], count: int, seed: int) -> np.ndarray:
+  """Return transformed copies of uint8 images [n, H, W, C]: [n, count, H, W, C]."""
+  return np.asarray(_copies(jax.random.key(seed), jnp.asarray(images), entries, count))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _copies(key: jax.Array, images: jax.Array, entries: tuple[Entry, ...], count: int) -> jax.Array:
+  keys = jax.random.split(key, (len(images), count))
+  one = jax.vmap(lambda key, image: transform(key, image, entries), (0, None))
+  return jax.vmap(one)(keys, images)

@@ -1,0 +1,96 @@
+"""The edits of a run in its folder: edits.npz."""
+
+import json
+import pathlib
+import zipfile
+
+import numpy as np
+
+from hbf.editing.edits import Edit, Edits
+from hbf.errors import UserError, warn
+from hbf.training.workdir import damaged, parse_json, replacing
+
+FILE, VERSION = 'edits.npz', 1
+_CURE = 'restore it from a copy, or remove it; the run is then without edits'
+
+
+def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
+  """Replace the edits of a run in one step. Without an edit the file is removed.
+
+  Raises:
+    UserError: the file can't be written.
+  """
+  path = workdir / FILE
+  if not edits:
+    path.unlink(missing_ok=True)
+    return
+  names = [{'source': edit.source, 'was': edit.was, 'label': edit.label} for edit in edits.edits]
+  about = {'version': VERSION, 'step': edits.step, 'average': edits.average, 'edits': names}
+  arrays = {
+    'centers': np.stack([edit.center for edit in edits.edits]),
+    'sigma': np.array([edit.sigma for edit in edits.edits]),
+    'changes': np.stack([edit.change for edit in edits.edits]),
+    'metric': edits.metric,
+  }
+  with replacing(path) as file:
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+
+
+def read_edits(workdir: pathlib.Path) -> Edits | None:
+  """Return the edits of a run. None if it has none.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  path = workdir / FILE
+  if not path.exists():
+    return None
+  try:
+    with np.load(path) as stored:
+      arrays = dict(stored)
+    about = parse_json(str(arrays['about']).encode(), path, _CURE, 'version', 'step', 'average', 'edits')
+    parts = zip(about['edits'], arrays['centers'], arrays['sigma'], arrays['changes'], strict=True)
+    edits = [Edit(said['source'], said['was'], said['label'], t, float(s), c) for said, t, s, c in parts]
+    return Edits(about['step'], about['average'], arrays['metric'], tuple(edits))
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    if isinstance(error, UserError):
+      raise
+    raise damaged(path, str(error), _CURE) from error
+
+
+def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
+  """Return the edits of a run's checkpoint.
+
+  Raises:
+    UserError: the run has no edits, or they are of another checkpoint.
+  """
+  edits = read_edits(workdir)
+  if edits is None:
+    raise UserError(f'{workdir} has no edits: make one by `hbf edit`, or leave them out')
+  check_checkpoint(workdir, edits, step, average)
+  return edits
+
+
+def check_checkpoint(workdir: pathlib.Path, edits: Edits, step: int, average: bool) -> None:
+  """Raise UserError unless the edits are of this checkpoint."""
+  if (edits.step, edits.average) != (step, average):
+    raise UserError(
+      f'the edits in {workdir} are of step {edits.step}{_average(edits.average)}, not of step {step}'
+      f'{_average(average)}: give --checkpoint={edits.step}{" --average" if edits.average else ""}, '
+      'or undo them'
+    )
+
+
+def _average(average: bool) -> str:
+  return ' of the average' if average else ''
+
+
+def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:
+  """Warn that the edits of a run are left out."""
+  if not applied and (workdir / FILE).exists():
+    warn(f'{workdir} has edits, which are left out: --edits applies them')
+
+
+def to_rows(edits: Edits) -> list[tuple[str, ...]]:
+  """Return a row for each edit: number, image, former answer, new answer and sigma."""
+  return [(str(i), edit.source, edit.was, edit.label, f'{edit.sigma:.3g}') for i, edit in enumerate(edits.edits)]

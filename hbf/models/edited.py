@@ -1,0 +1,106 @@
+"""An image classifier with edits: a HyperBF beside the head, with one center for each corrected image."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from hbf.models.build import unrolled
+from hbf.models.classifier import ImageClassifier
+from hbf.nn.block import Block
+from hbf.ops.basis import RadialBasis
+from hbf.ops.hyperbf import hyperbf
+
+EDITS = 'edits'  # name of the parameters
+
+
+class Observed(NamedTuple):
+  """What a classifier computes of B images.
+
+  Attributes:
+    logits: [B, classes].
+    points: the mean token after the first half of the blocks, [B, D].
+    features: the input of the head, [B, F].
+  """
+
+  logits: Any
+  points: Any
+  features: Any
+
+  def at(self, rows: Any) -> 'Observed':
+    """Return the same of some of the images."""
+    return Observed(self.logits[rows], self.points[rows], self.features[rows])
+
+
+class EditedClassifier(nn.Module):
+  """The logits z(x) + Σ_a K(‖W(p(x) − t_a)‖² / 2σ_a²) c_a, with a Gaussian K and one center for each edit.
+
+  z(x) are the logits of the classifier. The point p(x) of an image is the mean of its tokens after the first half of
+  the blocks. Its parameters are those of the classifier, and `edits` with the centers t [E, D], the coefficients c
+  [E, classes], the metric W [D, D] and sigma [E].
+
+  Attributes:
+    classifier: the classifier.
+    edits: E, number of edits.
+    input_dtype: type of the inputs.
+  """
+
+  input_dtype: ClassVar[Any] = jnp.float32
+
+  classifier: ImageClassifier
+  edits: int
+
+  @nn.compact
+  def __call__(self, images: Float[Array, 'B height width channels'], *, train: bool) -> Float[Array, 'B classes']:
+    """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels]."""
+    nn.share_scope(self, self.classifier)
+    seen = _observe(self.classifier, lambda: self.classifier(images, train=train))
+    return seen.logits + Corrections(self.edits, seen.logits.shape[-1], name=EDITS)(seen.points)
+
+
+class Corrections(nn.Module):
+  """The HyperBF over the points of images. Its centers and coefficients are computed (`hbf.editing`), not trained.
+
+  Attributes:
+    edits: E, number of centers.
+    classes: C, number of logits.
+  """
+
+  edits: int
+  classes: int
+
+  @nn.compact
+  def __call__(self, points: Float[Array, 'B D']) -> Float[Array, 'B C']:
+    """Compute the changes of the logits [B, C] at points [B, D]."""
+    zeros, width = nn.initializers.zeros_init(), points.shape[-1]
+    centers = self.param('centers', zeros, (self.edits, width))
+    coefficients = self.param('coefficients', zeros, (self.edits, self.classes))
+    metric = self.param('metric', lambda _: jnp.eye(width))
+    sigma = self.param('sigma', nn.initializers.ones_init(), (self.edits,))
+    basis = RadialBasis('gaussian', sigma, metric='full', weights=metric, normalization='none')
+    return hyperbf(points, centers, coefficients, basis)
+
+
+def observe(model: ImageClassifier, params: Any, images: Float[Array, 'B height width channels']) -> Observed:
+  """Return what a classifier computes of normalized images."""
+  flat = unrolled(model)
+  return _observe(flat, lambda: flat.apply({'params': params}, images, train=False))
+
+
+def _observe(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
+  """Return the logits that `call` computes by the model, and arrays on the way to them."""
+  middle, points, features = f'block{max(model.trunk.depth // 2, 1) - 1}', [], []
+
+  def intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    out = method(*args, **kwargs)
+    if context.method_name == '__call__' and context.module.name == middle and isinstance(context.module, Block):
+      points.append(out.astype(jnp.float32).mean(axis=1))
+    elif context.method_name == '__call__' and context.module.name == 'head':
+      features.append(args[0])
+    return out
+
+  with nn.intercept_methods(intercept):
+    logits = call()
+  return Observed(logits, points[0], features[0])
