@@ -21,13 +21,13 @@ from hbf.data.augment.batches import normalize
 from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.editing.edit import MARGIN, REACH, Editor, guarded_images, no_edits
-from hbf.editing.edits import Edits, unedited
 from hbf.editing.guard import Reader
-from hbf.editing.store import edits_of, write_edits
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
 from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
+from hbf.training.edits import Edits, unedited
+from hbf.training.edits_file import edits_of, write_edits
 from hbf.training.evaluate import evaluate_workdir, restore
 from hbf.training.export import stored_dataset
 from hbf.training.generate import check_task, continue_texts, stored_texts

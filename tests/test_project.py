@@ -23,7 +23,8 @@ LAYERS = {
   'interop': {'models', 'nn'},
   'tasks': {'evaluation', 'models', 'nn', 'ops', 'data'},
   'training': {'config', 'tasks', 'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
-  'analysis': {'comparison', 'config', 'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
+  'editing': {'training', 'tasks', 'evaluation', 'models', 'data'},
+  'analysis': {'comparison', 'editing', 'config', 'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'hardware': {'training', 'tasks', 'evaluation', 'models', 'data'},
   'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'cli'},
 }

@@ -137,12 +137,16 @@ LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
   """Edit the first wrong images of a split one after the other. Return a row for each number of edits."""
   found = []
-  for count in EDITS:
-    if count <= len(split.wrong):
-      rows = split.wrong[:count]
-      logits_of = in_order(method, base, split.seen.at(rows), split.labels[rows], trial)
-      found.append(_after(functools.partial(_of_rows, logits_of, split), split, count))
+  for count in counts(split):
+    rows = split.wrong[:count]
+    logits_of = in_order(method, base, split.seen.at(rows), split.labels[rows], trial)
+    found.append(_after(functools.partial(_of_rows, logits_of, split), split, count))
   return found
+
+
+def counts(split: Split) -> list[int]:
+  """Return the numbers of edits after which to look: `EDITS`, or all wrong images if there are fewer."""
+  return sorted({min(count, len(split.wrong)) for count in EDITS})
 
 
 def _of_rows(logits_of: Callable[[Observed], np.ndarray], split: Split, which: str, rows: np.ndarray) -> np.ndarray:
@@ -221,7 +225,7 @@ class FineTuning:
     params, rows = self._params, []
     for number, row in enumerate(split.wrong[: EDITS[-1]], 1):
       params = self._tuned(params, split.images[row], split.labels[row], rate)
-      if number in EDITS:
+      if number in counts(split):
         rows.append(_after(functools.partial(self._of_rows, params, split), split, number))
     return rows
 

@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
   processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
-  from hbf.editing.store import warn_of_edits
   from hbf.evaluation.tables import print_classes, print_result
+  from hbf.training.edits_file import warn_of_edits
   from hbf.training.evaluate import evaluate_workdir
 
   workdir = pathlib.Path(WORKDIR.value).expanduser()

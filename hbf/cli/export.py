@@ -21,8 +21,8 @@ EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit)."
 def main(argv: Sequence[str]) -> int:
   """Export the classifier."""
   del argv
-  from hbf.editing.store import warn_of_edits
   from hbf.training import export
+  from hbf.training.edits_file import warn_of_edits
   from hbf.training.machine import keep_freed_memory
 
   keep_freed_memory()

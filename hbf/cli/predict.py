@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
     raise UserError('--page explains the network without edits: leave out --edits or --page')
   if not argv[1:] and not EXPORT.value:
     raise UserError('no images given: name files or folders after the flags')
-  from hbf.editing.store import warn_of_edits
   from hbf.training import export, predict
+  from hbf.training.edits_file import warn_of_edits
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
   keep_freed_memory()

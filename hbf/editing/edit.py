@@ -2,20 +2,25 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from hbf.data.augment.transforms import read_transforms
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
-from hbf.editing.edits import Edit, Edits
 from hbf.editing.guard import Reader, distance_to_others, measure_metric
 from hbf.errors import UserError, choose
 from hbf.tasks.classification import Classification
 from hbf.tasks.registry import make_task
+from hbf.training.edits import Edit, Edits
+from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
+from hbf.training.evaluate import restore
 from hbf.training.experiment import make_splits
-from hbf.training.workdir import check_data
+from hbf.training.export import check_on_images, stored_dataset
+from hbf.training.predict import read_image
+from hbf.training.workdir import check_data, locked
 
 REACH, MARGIN = 0.5, 16.0  # docs/research/edit.md has the trials that chose them
 GUARDED = 20_000  # most training images whose answers should stay
@@ -117,13 +122,12 @@ class Editor:
     return self._answers(self.guard.logits, self.guard.points, self.edits) != self.guard.logits.argmax(axis=-1)
 
 
-def guarded_images(workdir: pathlib.Path, config: Any, most: int = GUARDED, **moved: str) -> np.ndarray:
-  """Return at most `most` training images of a run, evenly spaced, uint8 [n, H, W, C].
+def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
+  """Return at most `GUARDED` training images of a run, evenly spaced, uint8 [n, H, W, C].
 
   Args:
     workdir: the run folder.
     config: its config.
-    most: the number of images.
     **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
 
   Raises:
@@ -135,10 +139,67 @@ def guarded_images(workdir: pathlib.Path, config: Any, most: int = GUARDED, **mo
   assert isinstance(task, Classification)
   check_data(workdir, task.identity())
   source = make_splits(task, config.data.validation)['train']
-  return np.asarray(read_many(source, evenly_spaced(len(source), most), task.shape)[0])
+  return np.asarray(read_many(source, evenly_spaced(len(source), GUARDED), task.shape)[0])
 
 
 def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
   """Return the empty edits of a run's checkpoint. Their metric is measured on copies of the images `among`."""
   metric = measure_metric(reader, among, read_transforms(config.data.transforms))
   return Edits(step, average, metric)
+
+
+class Made(NamedTuple):
+  """What `edit_files` did: the number of guarded images, and of those whose answers changed."""
+
+  guarded: int
+  changed: int
+
+
+def edit_files(
+  workdir: pathlib.Path,
+  paths: Sequence[str],
+  label: str,
+  reach: float = REACH,
+  margin: float = MARGIN,
+  checkpoint: str = 'latest',
+  average: bool = False,
+  **moved: str,
+) -> Made:
+  """Edit the answers of a run for images in files, and write the edits into its folder.
+
+  Args:
+    workdir: the run folder.
+    paths: paths of images of any size. They are resized as in training.
+    label: the class that they should get.
+    reach: see `Editor`, like margin.
+    margin: see `Editor`.
+    checkpoint: 'latest', 'best' or a step.
+    average: True to edit the moving average of the parameters.
+    **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
+
+  Raises:
+    UserError: the run is not on images, is in use or has edits of another checkpoint, its data are missing, an image
+      can't be read, or an error of `Editor.edit`. Nothing is written then.
+  """
+  check_on_images(workdir)
+  dataset = stored_dataset(workdir)
+  with locked(workdir):
+    restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
+    edits = read_edits(workdir)
+    if edits is not None:
+      check_checkpoint(workdir, edits, restored.step, average)
+    images = []
+    for path in paths:
+      image = read_image(path, dataset.image_shape)
+      if isinstance(image, UserError):
+        raise image
+      images.append(image)
+    among = guarded_images(workdir, restored.config, **moved)
+    reader = Reader.of(restored.model, restored.params, restored.task)
+    if edits is None:
+      edits = no_edits(reader, restored.config, restored.step, average, among)
+    editor = Editor(reader, dataset.class_names, among, edits)
+    before = editor.changed.sum()
+    editor.edit(np.stack(images), [label] * len(paths), paths, reach, margin)
+    write_edits(workdir, editor.edits)
+    return Made(len(among), int(editor.changed.sum() - before))

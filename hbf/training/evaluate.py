@@ -12,8 +12,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.augment.copies import COPIES
-from hbf.editing.edits import Edits
-from hbf.editing.store import edits_of
 from hbf.errors import UserError, choose
 from hbf.models.build import abstract_params, count_parameters
 from hbf.tasks.classification import Classification
@@ -21,6 +19,8 @@ from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task
 from hbf.training import processes
 from hbf.training.checkpoints import Checkpoints
+from hbf.training.edits import Edits
+from hbf.training.edits_file import edits_of
 from hbf.training.experiment import make_evaluator, make_splits, with_sharding
 from hbf.training.machine import device_name
 from hbf.training.schema import with_gone

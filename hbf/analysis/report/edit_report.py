@@ -25,14 +25,14 @@ def _rows(measured: Mapping[str, Any], model: str, method: str) -> list[Mapping[
 
 def table(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table: a row for each model and method, with means over the seeds."""
-  last = max(after['edits'] for row in measured['rows'] for after in row['many'])
+  most = max(after['edits'] for row in measured['rows'] for after in row['many'])
   header = (
     'network',
     'method',
     'edited image right, %',
     'its copies right, %',
     'other answers changed, %',
-    f'after {last:,} edits: edited right, %',
+    f'after up to {most:,} edits: edited right, %',
     'copies right, %',
     'right answers kept, %',
   )
@@ -41,7 +41,7 @@ def table(measured: Mapping[str, Any]) -> str:
     for method in _methods(measured):
       rows = _rows(measured, model, method)
       alone = [_mean([row['alone'][key] for row in rows]) for key in ('edited', 'copies', 'changed')]
-      ends = [after for row in rows for after in row['many'] if after['edits'] == last]
+      ends = [row['many'][-1] for row in rows if row['many']]
       if method == 'no edit':
         before = [
           row['many'][-1]['others_before'] for row in measured['rows'] if row['model'] == model and row['many']
@@ -75,7 +75,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   )
   left.set_title('one edit: all trials')
   middle.set(xscale='log', xlabel='edits', ylabel='copies of the edited images right, %', title='many edits: success')
-  right.set(xscale='log', xlabel='edits', ylabel='right answers to other images that stay, %', title='many edits: damage')
+  right.set(xscale='log', xlabel='edits', ylabel='right answers kept, %', title='many edits: damage')
   for axis in (left, middle, right):
     axis.grid(alpha=0.3)
   figure.legend(*middle.get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8)

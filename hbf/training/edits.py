@@ -92,7 +92,8 @@ class Edits:
   def responses(self, points: np.ndarray) -> np.ndarray:
     """Return the responses of the E centers to points [n, D], float64 [n, E]."""
     centers, sigma = self._stacked('center'), self._stacked('sigma')
-    basis = RadialBasis('gaussian', jnp.asarray(sigma), metric='full', weights=jnp.asarray(self.metric), normalization='none')
+    metric = jnp.asarray(self.metric)
+    basis = RadialBasis('gaussian', jnp.asarray(sigma), metric='full', weights=metric, normalization='none')
     return np.asarray(responses(jnp.asarray(points), jnp.asarray(centers), basis), np.float64)
 
   @functools.cached_property

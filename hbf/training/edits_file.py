@@ -6,9 +6,9 @@ import zipfile
 
 import numpy as np
 
-from hbf.editing.edits import Edit, Edits
 from hbf.errors import UserError, warn
-from hbf.training.workdir import damaged, parse_json, replacing
+from hbf.training.edits import Edit, Edits
+from hbf.training.workdir import damaged, load_config, locked, parse_json, replacing
 
 FILE, VERSION = 'edits.npz', 1
 _CURE = 'restore it from a copy, or remove it; the run is then without edits'
@@ -40,8 +40,9 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
   """Return the edits of a run. None if it has none.
 
   Raises:
-    UserError: the file is damaged.
+    UserError: the folder is no run folder, or the file is damaged.
   """
+  load_config(workdir)  # raises if it is no run folder
   path = workdir / FILE
   if not path.exists():
     return None
@@ -56,6 +57,20 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
     if isinstance(error, UserError):
       raise
     raise damaged(path, str(error), _CURE) from error
+
+
+def undo(workdir: pathlib.Path, number: int) -> None:
+  """Take an edit of a run back.
+
+  Raises:
+    UserError: the run has no such edit, or a training run holds the folder.
+  """
+  load_config(workdir)  # raises if it is no run folder, and `locked` would make one
+  with locked(workdir):
+    edits = read_edits(workdir)
+    if edits is None:
+      raise UserError(f'{workdir} has no edits: there is nothing to undo')
+    write_edits(workdir, edits.without(number))
 
 
 def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
