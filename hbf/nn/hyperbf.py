@@ -137,8 +137,9 @@ class HyperBFCenters(CheckedModule):
   response to the tokens seen at initialization 1. Coefficients are drawn so that the output has the size
   `coefficients_scale`.
 
-  If the collection 'responses' is mutable, the unit stores R and log K there, [H, B N, A] each. Kernels without a
-  logarithm store the depth in the ball instead of log K.
+  If the collection 'responses' is mutable, the unit stores R and log K there, [H, B N, A] each. R is as it enters the
+  sum: with linear coefficients it is multiplied by u_a·x + w_a. Kernels without a logarithm store the depth in the
+  ball instead of log K.
 
   Attributes:
     centers: A, the number of centers of every head.
@@ -209,7 +210,7 @@ class HyperBFCenters(CheckedModule):
     )
     bias = self.param('bias', nn.initializers.zeros_init(), tokens.shape[-1:]).astype(points.dtype)
     if self.is_mutable_collection('responses') and not self.is_initializing():
-      self.sow('responses', 'responses', responses(points, centers, basis, mask))
+      self.sow('responses', 'responses', responses(points, centers, basis, mask, factors))
       self.sow('responses', 'log_kernels', nearness(points, centers, basis))
     out = hyperbf(
       points, centers, coefficients, basis, mask=mask, factors=factors, implementation=self.implementation

@@ -13,6 +13,7 @@ from hbf.analysis.report.sections import (
   centers,
   corrupted,
   errors,
+  interventions,
   outliers,
   pair,
   relevance,
@@ -29,6 +30,7 @@ TITLES = {
   'centers': 'Centers',
   'attention': 'Attention',
   'relevance': 'Relevance of patches and centers',
+  'interventions': 'Interventions',
   'outliers': 'Out of distribution',
   'corrupted': 'Corrupted images',
 }
@@ -62,6 +64,7 @@ def sections(run: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Sec
     'centers': centers_section,
     'attention': lambda: attention.section(run),
     'relevance': lambda: relevance.section(run, training, found),
+    'interventions': lambda: interventions.section(run, training, found),
     'outliers': lambda: outliers.section(run, outside),
     'corrupted': lambda: corrupted.section(run),
   }

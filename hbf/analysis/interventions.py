@@ -1,0 +1,370 @@
+"""Interventions on the units of stage 2, and what they change.
+
+A unit is a center of a HyperBF or a hidden unit of an MLP. In both, stage 2 is z = Σ_a R_a(y) c_a + b, so the same
+interventions fit both: the unit's coefficients c_a are set to 0, scaled, or exchanged with another unit's. A center
+can also be moved. The functions return new parameters; those of the run stay as they are.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis.relevance import probabilities, random_orders, readout
+from hbf.analysis.trained_run import TrainedRun
+from hbf.errors import UserError, choose
+from hbf.models.build import unrolled
+from hbf.models.classifier import ImageClassifier
+from hbf.nn.block import Block
+
+STEPS = 16  # points of a curve, besides the whole network
+Params = Any
+
+
+def count_units(params: Params, block: str) -> int:
+  """Return the number of units in a block's stage 2, all heads together.
+
+  Raises:
+    UserError: there is no such block, or its stage 2 has no units.
+  """
+  blocks = {name: part for name, part in params.items() if name.startswith('block')}
+  unit = choose('block', block, blocks).get('stage2', {})
+  if 'coefficients' in unit:
+    return int(unit['coefficients'].shape[0] * unit['coefficients'].shape[1])
+  if 'out' in unit and 'hidden' in unit:
+    return int(unit['out']['kernel'].shape[0])
+  raise UserError(f'stage 2 of {block} has no units: give a run whose stage 2 is hyperbf or mlp')
+
+
+def coefficients(params: Params, block: str) -> jax.Array:
+  """Return the coefficients of a block's units, [U, D]. Errors as for `count_units`."""
+  count, unit = count_units(params, block), params[block]['stage2']
+  return jnp.asarray(unit['coefficients'] if 'coefficients' in unit else unit['out']['kernel']).reshape(count, -1)
+
+
+def _with_coefficients(params: Params, block: str, values: jax.Array) -> Params:
+  unit = params[block]['stage2']
+  if 'coefficients' in unit:
+    changed = unit | {'coefficients': values.reshape(unit['coefficients'].shape)}
+  else:
+    changed = unit | {'out': unit['out'] | {'kernel': values}}
+  return params | {block: params[block] | {'stage2': changed}}
+
+
+def rescale(params: Params, block: str, units: Sequence[int], factor: float) -> Params:
+  """Return parameters whose units write `factor` times as much.
+
+  Args:
+    params: the parameters of a network.
+    block: name of a block, such as 'block2'.
+    units: numbers of units.
+    factor: 0 silences them.
+
+  Raises:
+    UserError: there is no such block or unit, or stage 2 has no units.
+  """
+  values = coefficients(params, block)
+  return _with_coefficients(params, block, values.at[_checked(params, block, units)].multiply(factor))
+
+
+def silence(params: Params, block: str, units: Sequence[int]) -> Params:
+  """Return parameters whose units write nothing. The others respond as before. Arguments as for `rescale`."""
+  return rescale(params, block, units, 0.0)
+
+
+def swap(params: Params, block: str, one: int, other: int) -> Params:
+  """Return parameters in which two units exchange what they write. Arguments as for `rescale`."""
+  pair = _checked(params, block, [one, other])
+  values = coefficients(params, block)
+  return _with_coefficients(params, block, values.at[pair].set(values[pair[::-1]]))
+
+
+def move(params: Params, block: str, center: int, place: jax.Array) -> Params:
+  """Return parameters with a center at another place.
+
+  Args:
+    params: the parameters of a network with HyperBF in stage 2.
+    block: name of a block.
+    center: number of a center.
+    place: the new place [d], in the coordinates of the block's points (`hbf.analysis.capture.Activations.points`).
+
+  Raises:
+    UserError: there is no such block or center, the place has another shape, or the units have no places.
+  """
+  _checked(params, block, [center])
+  unit = params[block]['stage2']
+  if 'centers' not in unit:
+    raise UserError(
+      f'the units of {block} are no centers, so they have no place: give a run whose stage 2 is hyperbf'
+    )
+  heads, count, d = unit['centers'].shape
+  if jnp.shape(place) != (d,):
+    raise UserError(f'place has shape {jnp.shape(place)}: expected ({d},), the dimensions of a head')
+  centers = unit['centers'].reshape(heads * count, d).at[center].set(place).reshape(heads, count, d)
+  return params | {block: params[block] | {'stage2': unit | {'centers': centers}}}
+
+
+def _checked(params: Params, block: str, units: Sequence[int]) -> np.ndarray:
+  """Return the numbers of units as an array."""
+  count, numbers = count_units(params, block), np.asarray(units, int).reshape(-1)
+  if wrong := [number for number in numbers.tolist() if not 0 <= number < count]:
+    raise UserError(f'{block} has no unit {wrong[0]}: expected 0 to {count - 1}')
+  return numbers
+
+
+class Mean(NamedTuple):
+  """A mean over images, and half of its 95% interval (normal approximation)."""
+
+  mean: float
+  half: float
+
+  @classmethod
+  def of(cls, values: np.ndarray) -> 'Mean':
+    """Return the mean of values [n]. One value has an interval without bounds."""
+    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
+    return cls(float(values.mean()), float(half))
+
+  def __str__(self) -> str:
+    """Return the mean and the half, with signs."""
+    return f'{self.mean:+.3f} ± {self.half:.3f}'
+
+
+class Effect(NamedTuple):
+  """What an intervention changes on some images: changed minus unchanged.
+
+  Attributes:
+    loss: cross-entropy.
+    accuracy: right answers, in points.
+    answers: share of other answers, in percent.
+  """
+
+  loss: Mean
+  accuracy: Mean
+  answers: Mean
+
+
+def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarray) -> Effect:
+  """Return what other parameters change.
+
+  Args:
+    run: the run.
+    params: the parameters after an intervention.
+    images: uint8 [n, height, width, channels].
+    labels: the true classes [n].
+  """
+  return compare(run.logits(images), run.logits(images, params), labels)
+
+
+def compare(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> Effect:
+  """Return what an intervention changes, from logits [n, C] before and after it."""
+  rows = np.arange(len(labels))
+  losses = [-np.log(probabilities(z)[rows, labels]) for z in (before, after)]
+  answers = [z.argmax(axis=1) for z in (before, after)]
+  right = [100.0 * (answer == labels) for answer in answers]
+  return Effect(
+    Mean.of(losses[1] - losses[0]), Mean.of(right[1] - right[0]), Mean.of(100.0 * (answers[0] != answers[1]))
+  )
+
+
+class LastUnits(NamedTuple):
+  """The last block of a network for n images.
+
+  Attributes:
+    tokens: tokens after the block, float32 [n, N, D].
+    responses: outputs of the units of its stage 2, as they enter the sum, float32 [n, N, U].
+    coefficients: what each unit writes for a response of 1, [U, D].
+  """
+
+  tokens: np.ndarray
+  responses: np.ndarray
+  coefficients: np.ndarray
+
+  def without(self, gone: np.ndarray) -> np.ndarray:
+    """Return the tokens without units that differ by image, bool [n, U]."""
+    written = (self.responses * gone[:, None]) @ self.coefficients
+    return np.asarray(self.tokens - written, np.float32)
+
+
+def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
+  """Return the last block for uint8 images [n, height, width, channels]. Errors as for `count_units`."""
+  block = f'block{run.model.trunk.depth - 1}'
+  written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))
+  parts = [
+    [np.asarray(z, np.float32)[number >= 0] for z in _last(run.model, run.params, inputs)]
+    for number, inputs in run.batches(images)
+  ]
+  tokens, responses = (np.concatenate(kind) for kind in zip(*parts, strict=True))
+  return LastUnits(tokens, responses, np.asarray(written, np.float32))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _last(model: ImageClassifier, params: Params, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Return the tokens after the last block, and the outputs of its units [B, N, U]."""
+  last = f'block{model.trunk.depth - 1}'
+  tokens, hidden = [], []
+
+  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    module = context.module
+    if context.method_name == '__call__' and module.path[-3:] == (last, 'stage2', 'out'):
+      hidden.append(args[0])
+    out = call(*args, **kwargs)
+    if context.method_name == '__call__' and isinstance(module, Block) and module.name == last:
+      tokens.append(out)
+    return out
+
+  with nn.intercept_methods(intercept):
+    _, sown = unrolled(model).apply({'params': params}, images, train=False, mutable=['responses'])
+  count, length = tokens[0].shape[:2]
+  if hidden:
+    return tokens[0], hidden[0].reshape(count, length, -1)
+  units = sown['responses'][last]['stage2']['responses'][0]
+  return tokens[0], units.swapaxes(0, 1).reshape(count, length, -1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Params, tokens: jax.Array) -> jax.Array:
+  """Return the logits [B, classes] that follow from tokens after the last block, [B, N, D].
+
+  Args:
+    model: the network.
+    shape: height, width and channels of its images.
+    params: its parameters.
+    tokens: the tokens.
+  """
+  last = f'block{model.trunk.depth - 1}'
+
+  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    if context.method_name == '__call__' and isinstance(context.module, Block):
+      return tokens if context.module.name == last else args[0]  # so XLA removes everything before
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(intercept):
+    return jnp.asarray(unrolled(model).apply({'params': params}, jnp.zeros((len(tokens), *shape)), train=False))
+
+
+def _answer(run: TrainedRun, tokens: np.ndarray) -> np.ndarray:
+  """Return the logits of tokens [n, N, D], in batches of up to 500 images."""
+  parts = np.array_split(tokens, -(-len(tokens) // 500))
+  return np.concatenate([logits_of_tokens(run.model, run.task.shape, run.params, jnp.asarray(z)) for z in parts])
+
+
+def silenced_one_by_one(run: TrainedRun, units: LastUnits, labels: np.ndarray, which: Sequence[int]) -> list[Effect]:
+  """Return the effect of silencing each of some units of the last block.
+
+  Args:
+    run: the run.
+    units: the last block for n images.
+    labels: the true classes [n].
+    which: numbers of units.
+  """
+  before = _answer(run, units.tokens)
+  written = (units.responses[..., unit, None] * units.coefficients[unit] for unit in which)
+  return [compare(before, _answer(run, units.tokens - added), labels) for added in written]
+
+
+class Curve(NamedTuple):
+  """The probability of an image's answer while units of the last block are silenced.
+
+  Attributes:
+    gone: the silenced part of the units, [S].
+    probability: of the answer of the whole network, [n, S].
+  """
+
+  gone: np.ndarray
+  probability: np.ndarray
+
+  @property
+  def areas(self) -> np.ndarray:
+    """The area below each image's curve, [n]. A better order has a smaller area."""
+    return np.asarray(np.trapezoid(self.probability, self.gone, axis=1))
+
+
+def importance(run: TrainedRun, units: LastUnits) -> dict[str, np.ndarray]:
+  """Return the importance of each unit for each image's answer, [n, U], by its definition.
+
+  'votes': the contribution to the answer's excess logit, with the last norm and the pooling frozen
+  (`hbf.analysis.relevance.votes`). 'gradient × response': the derivative of this logit along the unit's output.
+  """
+  answers = _answer(run, units.tokens).argmax(axis=1)
+  frozen = readout(run, units.tokens.astype(np.float64), answers)
+  gradient = _gradient(run.model, run.task.shape, run.params, jnp.asarray(units.tokens), jnp.asarray(answers))
+  return {
+    name: np.einsum('inu,ind,ud->iu', units.responses, through, units.coefficients, optimize=True)
+    for name, through in (('votes', frozen), ('gradient × response', np.asarray(gradient)))
+  }
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gradient(
+  model: ImageClassifier, shape: tuple[int, ...], params: Params, tokens: jax.Array, classes: jax.Array
+) -> jax.Array:
+  """Return the derivative of the classes' excess logits with respect to the last tokens, [n, N, D]."""
+
+  def excess(tokens: jax.Array) -> jax.Array:
+    logits = logits_of_tokens(model, shape, params, tokens)
+    return jnp.sum(jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0] - logits.mean(axis=1))
+
+  return jax.grad(excess)(tokens)
+
+
+def removal(run: TrainedRun, units: LastUnits, order: np.ndarray) -> Curve:
+  """Silence the units of the last block in an order, and return the curve.
+
+  Args:
+    run: the run.
+    units: the last block for n images.
+    order: the units of each image, the first to go first: int [n, U].
+  """
+  count = order.shape[1]
+  numbers = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
+  rank, rows = np.argsort(order, axis=1), np.arange(len(order))
+  left = [probabilities(_answer(run, units.without(rank < number))) for number in numbers]
+  answers = left[0].argmax(axis=1)
+  return Curve(numbers / count, np.stack([p[rows, answers] for p in left], axis=1))
+
+
+def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
+  """Return the curve of each definition of importance, and that of random orders ('random', a mean of three).
+
+  Args:
+    run: the run.
+    units: the last block for n images.
+  """
+  found = {
+    name: removal(run, units, np.argsort(-values, axis=1, kind='stable'))
+    for name, values in importance(run, units).items()
+  }
+  orders = random_orders(len(units.tokens), len(units.coefficients))
+  drawn = [removal(run, units, order) for order in orders]
+  return found | {'random': Curve(drawn[0].gone, np.mean([curve.probability for curve in drawn], axis=0))}
+
+
+def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
+  """Return the points of every block that has centers, of uint8 images [n, …]: [n N, D] by block."""
+  found: dict[str, list[np.ndarray]] = {}
+  for number, activations in run.capture_batches(images):
+    for block, points in activations.points.items():
+      found.setdefault(block, []).append(np.asarray(points)[number >= 0].reshape(-1, points.shape[-1]))
+  return {block: np.concatenate(parts) for block, parts in found.items()}
+
+
+def with_random_centers(run: TrainedRun, points: Mapping[str, np.ndarray], seed: int) -> TrainedRun:
+  """Return the run with every center at a random token, as a control: the coefficients stay.
+
+  Args:
+    run: a run with HyperBF in stage 2.
+    points: tokens of each block to draw from, [M, D], see `points_of`.
+    seed: the seed of the draws.
+  """
+  draws, params = np.random.default_rng(seed), dict(run.params)
+  for block, rows in points.items():
+    unit = params[block]['stage2']
+    heads, count, d = unit['centers'].shape
+    drawn = rows[draws.choice(len(rows), heads * count)].reshape(heads, count, heads, d)
+    places = np.stack([drawn[head, :, head] for head in range(heads)])
+    params[block] = params[block] | {'stage2': unit | {'centers': jnp.asarray(places)}}
+  return run.with_params(params)

@@ -1,0 +1,153 @@
+"""Section on interventions: units that are silenced, and centers at random places."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hbf.analysis import interventions
+from hbf.analysis.centers import Census
+from hbf.analysis.interventions import Curve, Effect, LastUnits, Mean
+from hbf.analysis.report.drawing import legend, panel, png
+from hbf.analysis.report.page import Drawing, MissingPart, PageTable, Section
+from hbf.analysis.report.sections.centers import patches
+from hbf.analysis.trained_run import LabeledImages, TrainedRun
+from hbf.errors import UserError
+
+IMAGES = 1_000  # test images. Of larger networks fewer are used, so that the responses fit into memory
+ROOM = 2**27  # most responses
+TRIED, SHOWN = 128, 10  # units to silence one by one, and those in the table
+SEEDS = 3  # draws of random centers
+
+
+def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
+  """Return the section.
+
+  Args:
+    run: the run.
+    training: the images of the census.
+    found: the census of every block. {} if there are no centers.
+
+  Raises:
+    MissingPart: stage 2 of the last block has neither centers nor hidden units.
+  """
+  block = f'block{run.model.trunk.depth - 1}'
+  try:
+    count = interventions.count_units(run.params, block)
+  except UserError:
+    raise MissingPart('Stage 2 of the last block has neither centers nor hidden units to silence.') from None
+  tokens = run.grid[0] * run.grid[1]
+  images, labels = run.read('test', max(50, min(IMAGES, ROOM // (tokens * count))))
+  units = interventions.last_units(run, images)
+  votes = np.abs(interventions.importance(run, units)['votes']).mean(axis=0)
+  which = np.argsort(-votes, kind='stable')[:TRIED].tolist()
+  effects = dict(zip(which, interventions.silenced_one_by_one(run, units, labels, which), strict=True))
+  curves = interventions.removals(run, units)
+  controls = _controls(run, images, labels, units, block, training, found)
+  numbers = {
+    'images': len(labels),
+    'units': count,
+    'silenced': {str(unit): _as_numbers(effect) for unit, effect in effects.items()},
+    'gone': curves['random'].gone.tolist(),
+    'probability': {name: curve.probability.mean(axis=0).tolist() for name, curve in curves.items()},
+    'area': {name: Mean.of(curve.areas)._asdict() for name, curve in curves.items()},
+    'area_below_random': {
+      name: Mean.of(curves['random'].areas - curve.areas)._asdict()
+      for name, curve in curves.items()
+      if name != 'random'
+    },
+    'controls': {name: _as_numbers(effect) for name, effect in controls.items()},
+  }
+  kind = 'centers' if block in found else 'hidden units'
+  parts: list[Any] = [
+    _units(run, effects, kind, block, len(labels), training, found.get(block)),
+    _curves(curves, kind, len(labels)),
+    _table_of_controls(controls),
+  ]
+  command = "hbf.analysis.interventions.effect(run, silence(run.params, 'block0', [3]), images, labels)"
+  return Section('interventions', 'Interventions', parts, numbers, command)
+
+
+def _as_numbers(effect: Effect) -> dict[str, Any]:
+  return {name: mean._asdict() for name, mean in effect._asdict().items()}
+
+
+def _controls(
+  run: TrainedRun,
+  images: np.ndarray,
+  labels: np.ndarray,
+  units: LastUnits,
+  block: str,
+  training: LabeledImages,
+  found: Mapping[str, Census],
+) -> dict[str, Effect]:
+  """Return effects beside which those of single units can be judged."""
+  every = range(len(units.coefficients))
+  half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]
+  controls = {
+    f'all units of {block} silenced': interventions.silence(run.params, block, every),
+    f'a random half of the units of {block} silenced': interventions.silence(run.params, block, half.tolist()),
+  }
+  if found:
+    points = interventions.points_of(run, training.images)
+    for seed in range(SEEDS):
+      moved = interventions.with_random_centers(run, points, seed)
+      controls[f'all centers of all blocks at random training tokens, draw {seed + 1}'] = moved.params
+  before = run.logits(images)
+  effects = {
+    name: interventions.compare(before, run.logits(images, params), labels) for name, params in controls.items()
+  }
+  untrained = run.untrained(seed=0).logits(images)
+  return effects | {'the network before training': interventions.compare(before, untrained, labels)}
+
+
+def _units(
+  run: TrainedRun,
+  effects: Mapping[int, Effect],
+  kind: str,
+  block: str,
+  images: int,
+  training: LabeledImages,
+  census: Census | None,
+) -> PageTable:
+  """Return a table of the units whose silence raises the loss most."""
+  strongest = sorted(effects, key=lambda unit: -effects[unit].loss.mean)[:SHOWN]
+  rows = []
+  for unit in strongest:
+    cells = [str(unit), *(str(mean) for mean in effects[unit])]
+    rows.append(cells + ([png(patches(run, training, census, unit))] if census else []))
+  header = ['unit', 'loss', 'accuracy, points', 'other answers, %'] + (['nearest training patches'] if census else [])
+  caption = (
+    f'The {len(rows)} {kind} of {block} whose silence raises the loss most, of the {len(effects)} with the strongest '
+    f'votes. Each row shows what changes on {images:,} test images if this unit alone writes nothing: mean and half '
+    'of the 95% interval over the images.'
+  )
+  return PageTable(header, rows, caption)
+
+
+def _curves(curves: Mapping[str, Curve], kind: str, images: int) -> Drawing:
+  figure, axis = panel()
+  for name, curve in curves.items():
+    axis.plot(100 * curve.gone, curve.probability.mean(axis=0), label=name)
+  axis.set(xlabel=f'silenced {kind}, %', ylabel='probability of the answer', xlim=(0, 100), ylim=(0, 1))
+  legend(axis)
+  random = curves['random'].areas
+  areas = ', '.join(
+    f'{name} {curve.areas.mean():.3f} ({-(Mean.of(random - curve.areas).mean):+.3f} ± '
+    f'{Mean.of(random - curve.areas).half:.3f} against random)'
+    for name, curve in curves.items()
+    if name != 'random'
+  )
+  caption = (
+    f'Mean probability of the answer while more and more {kind} of the last block are silenced, on {images:,} test '
+    'images. Each image has its own order: the greatest votes first, the greatest gradient times response first, or '
+    f'at random. Areas below the curves: {areas}, random {random.mean():.3f}. A more faithful order has a smaller '
+    'area.'
+  )
+  return Drawing([figure], caption)
+
+
+def _table_of_controls(controls: Mapping[str, Effect]) -> PageTable:
+  rows = [(name, *(str(mean) for mean in effect)) for name, effect in controls.items()]
+  caption = 'Controls: what larger changes do on the same images. Mean and half of the 95% interval over the images.'
+  return PageTable(('change', 'loss', 'accuracy, points', 'other answers, %'), rows, caption)
