@@ -208,8 +208,8 @@ def edit(
 ) -> 'Run':
   """Correct a classifier's answers for images: write one center for each, without a gradient.
 
-  The center is the image's point, the mean token after half of the blocks. Its Gaussian response changes the logits
-  of this image and of those near to it, such as crops of it. `hbf.editing.edit.Editor` has the rule, and
+  The center is the image's point, the mean token after half of the blocks. A ball around it changes the logits of
+  this image and of those near to it, such as crops of it. `hbf.editing.edit.Editor` has the rule, and
   docs/how-to/edit.md examples. Nothing is written: see `Run.save_edits`.
 
   Args:
@@ -218,7 +218,8 @@ def edit(
     labels: the class that each image should get, by name or number [N].
     among: images whose answers should stay, like `images`. None: up to 20,000 training images, which takes some
       seconds to a minute on a CPU. Give several images at once to read them once.
-    reach: σ of the centers, as a part of the distance to the nearest image whose answer should stay.
+    reach: radius of the balls, as a part of the distance to the nearest image whose answer should stay. Up to 1, all
+      of those keep their logits.
     margin: lead of the label's logit over all others.
 
   Returns:

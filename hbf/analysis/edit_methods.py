@@ -3,7 +3,7 @@
 Every method but fine-tuning adds a change to the logits of an image, z(x) + Σ_a R_a(x) c_a. A response R_a is 1 at
 the image of edit a. Methods differ in R:
 
-    HyperBF      a Gaussian around the image's point
+    HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the image's point
     ReLU neuron  a hidden unit of an MLP, relu(w·p − b), scaled to 1 at the image
     GRACE        1 in a ball around the point, where the answer is replaced, and 0 outside (Hartvigsen et al. 2023)
     rank-one     the least-squares update of the head's matrix (Meng et al. 2022, "ROME", eq. 2)
@@ -61,13 +61,27 @@ def _identity(base: Base) -> np.ndarray:
   return np.eye(len(base.metric))
 
 
-def _gaussian(metric: Callable[[Base], np.ndarray]) -> Respond:
+def _radial(kernel: Callable[[np.ndarray], np.ndarray], metric: Callable[[Base], np.ndarray]) -> Respond:
+  """Return responses K(r²/ρ²) whose ρ is `reach` times the distance to the nearest guarded image."""
+
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
     w = metric(base)
-    sigma = reach * nearest_other(base, edited, labels, w)
-    return np.exp(-squared(edited.points @ w.T, others.points @ w.T) / (2 * sigma[:, None] ** 2))
+    radius = reach * nearest_other(base, edited, labels, w)
+    return kernel(squared(edited.points @ w.T, others.points @ w.T) / radius[:, None] ** 2)
 
   return respond
+
+
+def _soft_ball(s: np.ndarray) -> np.ndarray:
+  return np.maximum(1 - s, 0)
+
+
+def _gaussian(s: np.ndarray) -> np.ndarray:
+  return np.exp(-s / 2)
+
+
+def _of_copies(base: Base) -> np.ndarray:
+  return base.metric
 
 
 def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
@@ -144,16 +158,18 @@ def _grid(reaches: tuple[float, ...], margins: tuple[float, ...]) -> tuple[Trial
 
 
 _MARGINS = (4.0, 16.0, 64.0)
+_BALLS = _grid((0.8, 1.0, 1.2, 1.4), _MARGINS)
 _WIDTHS = _grid((0.3, 0.4, 0.5, 0.6), _MARGINS)
 _GAPS = _grid((0.5, 1.0, 2.0, 4.0), _MARGINS)
 _RADII = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6)
 METHODS = {
-  'HyperBF center, metric of copies': Method(_gaussian(lambda base: base.metric), _WIDTHS, interpolates=True),
-  'HyperBF center, identity metric': Method(_gaussian(_identity), _WIDTHS, interpolates=True),
+  'HyperBF ball, metric of copies': Method(_radial(_soft_ball, _of_copies), _BALLS, interpolates=True),
+  'HyperBF ball, identity metric': Method(_radial(_soft_ball, _identity), _BALLS, interpolates=True),
+  'HyperBF Gaussian, metric of copies': Method(_radial(_gaussian, _of_copies), _WIDTHS, interpolates=True),
   'ReLU neuron': Method(_neuron(norm_1=False), _GAPS, interpolates=True),
   'ReLU neuron on points of norm 1': Method(_neuron(norm_1=True), _GAPS, interpolates=True),
   'GRACE, identity metric': Method(_ball(_identity), _grid(_RADII, (0.0,)), replaces=True),
-  'GRACE, metric of copies': Method(_ball(lambda base: base.metric), _grid(_RADII, (0.0,)), replaces=True),
+  'GRACE, metric of copies': Method(_ball(_of_copies), _grid(_RADII, (0.0,)), replaces=True),
   'rank-one update of the head': Method(_rank_one, _grid((1e-4, 1e-3, 1e-2, 1e-1), (0.1, 1.0, 4.0))),
   'lookup of the image': Method(_lookup, (Trial(0.0, 0.0),), replaces=True),
 }

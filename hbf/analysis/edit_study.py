@@ -1,4 +1,4 @@
-"""Measurement of edits: a HyperBF center against a ReLU neuron, a lookup table, updates of the head and fine-tuning.
+"""Measurement of edits: a HyperBF ball against a ReLU neuron, a lookup table, updates of the head and fine-tuning.
 
 python -m hbf.analysis.edit_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.edit_study --report         # draws the table and the picture again, from stored numbers
@@ -36,7 +36,8 @@ from hbf.training.machine import commit, device_name, keep_freed_memory, version
 from hbf.training.workdir import load_config, read_json, write_json
 
 COPIES = 20  # unseen copies of each edited image
-CHANGED = 0.2  # percent of other images whose answers may change
+CHANGED = 0.2  # percent of other images whose answers may change by one edit
+KEPT = 99.0  # percent of the right answers to other images that many edits must keep
 EDITS = (1, 10, 100, 1_000)
 TUNED, TUNED_IN_TRIALS, OTHERS = 200, 20, 1_000  # images to fine-tune on, the same in trials, other images then
 STEPS = 100  # most steps of fine-tuning
@@ -110,24 +111,36 @@ def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, n
   return dict(zip(('edited', 'copies', 'changed'), 100 * np.array(found).T, strict=True))
 
 
-def chosen(method: Method, base: Base, split: Split) -> tuple[Trial, list[dict[str, float]]]:
-  """Return the trial whose copies are right most often with at most `CHANGED` percent changed, and all trials.
-
-  If no trial changes so few, the one that changes the fewest is taken.
-  """
-  scores = []
+def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
+  """Return the scores of all trials of a method: of single edits, and of all wrong images edited in order."""
+  found = []
   for trial in method.trials:
     means = {name: float(values.mean()) for name, values in alone(method, trial, base, split).items()}
-    scores.append(trial._asdict() | means)
-  return method.trials[_best(scores)], scores
+    end = many(method, trial, base, split)[-1]
+    found.append(trial._asdict() | means | {'many_copies': end['copies'], 'many_others': end['others']})
+  return found
 
 
-def _best(scores: Sequence[Mapping[str, float]]) -> int:
-  """Return the number of the best trial."""
+def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
+  """Return the number of the trial whose copies are right most often with at most `CHANGED` percent changed.
+
+  If no trial changes so few answers, the one that changes the fewest is taken.
+  """
   allowed = [i for i, score in enumerate(scores) if score['changed'] <= CHANGED]
   if allowed:
     return max(allowed, key=lambda i: scores[i]['copies'])
   return min(range(len(scores)), key=lambda i: scores[i]['changed'])
+
+
+def best_of_many(scores: Sequence[Mapping[str, float]]) -> int:
+  """Return the number of the trial whose copies are right most often, of those that keep `KEPT` percent.
+
+  If no trial keeps so many right answers, the one that keeps the most is taken.
+  """
+  allowed = [i for i, score in enumerate(scores) if score['many_others'] >= KEPT]
+  if allowed:
+    return max(allowed, key=lambda i: scores[i]['many_copies'])
+  return max(range(len(scores)), key=lambda i: scores[i]['many_others'])
 
 
 # From 'seen' or 'copies' and rows of a split to logits.
@@ -212,13 +225,12 @@ class FineTuning:
       found.append((own[0] == label, (own[1:] == label).mean(), changed))
     return dict(zip(('edited', 'copies', 'changed'), 100 * np.array(found).T, strict=True))
 
-  def chosen(self, split: Split) -> tuple[float, list[dict[str, float]]]:
-    """Return the best rate and all trials, see `hbf.analysis.edit_study.chosen`."""
-    scores = []
-    for rate in RATES:
-      means = {name: float(values.mean()) for name, values in self.alone(rate, split, TUNED_IN_TRIALS).items()}
-      scores.append({'rate': rate} | means)
-    return RATES[_best(scores)], scores
+  def tried(self, split: Split) -> list[dict[str, float]]:
+    """Return the scores of all rates, of single edits."""
+    return [
+      {'rate': rate} | {name: float(z.mean()) for name, z in self.alone(rate, split, TUNED_IN_TRIALS).items()}
+      for rate in RATES
+    ]
 
   def many(self, rate: float, split: Split) -> list[dict[str, float]]:
     """Return the same as `hbf.analysis.edit_study.many`."""
@@ -234,12 +246,12 @@ class FineTuning:
     return self.logits(params, images[rows])
 
 
-def measure(workdir: pathlib.Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
   """Measure all methods on a run: a row for each, with its trial, scores alone and scores of many edits.
 
   Args:
     workdir: the run folder, of task classification with a held-out part of train.
-    options: the trial of each method. Missing ones are chosen on the held-out part, and stored here.
+    options: the scores of the trials of each method. If empty, they are measured on the held-out part and stored.
   """
   restored = restore(workdir, 'latest', jax.devices()[:1])
   if not restored.config.data.validation:
@@ -250,20 +262,21 @@ def measure(workdir: pathlib.Path, options: dict[str, Any]) -> list[dict[str, An
   tuning = FineTuning(restored)
   if not options:
     held_out = open_split(restored, 'validation', seed=2)
-    for name, method in METHODS.items():
-      options[name] = chosen(method, base, held_out)
-    options[FINE_TUNING] = tuning.chosen(held_out)
+    options |= {name: tried(method, base, held_out) for name, method in METHODS.items()}
+    options[FINE_TUNING] = tuning.tried(held_out)
   right = 100 * float((test.copies.logits.argmax(-1) == np.repeat(test.labels[test.wrong], COPIES)).mean())
   rows = [about | {'method': 'no edit', 'alone': {'edited': 0.0, 'copies': right, 'changed': 0.0}, 'many': []}]
-  for name, (best, trials) in options.items():
+  for name, trials in options.items():
+    best = best_alone(trials)
     if name == FINE_TUNING:
-      scores, after = tuning.alone(best, test, TUNED), tuning.many(best, test)
+      last = best  # many edits have the rate of single ones
+      scores, after = tuning.alone(RATES[best], test, TUNED), tuning.many(RATES[best], test)
     else:
-      method = METHODS[name]
-      scores, after = alone(method, best, base, test), many(method, best, base, test)
+      method, last = METHODS[name], best_of_many(trials)
+      scores, after = alone(method, method.trials[best], base, test), many(method, method.trials[last], base, test)
     means = {key: float(values.mean()) for key, values in scores.items()}
-    said = best if name == FINE_TUNING else best._asdict()
-    rows.append(about | {'method': name, 'option': said, 'trials': trials, 'alone': means, 'many': after})
+    chosen = {'trials': trials, 'best': best, 'best_of_many': last}
+    rows.append(about | {'method': name} | chosen | {'alone': means, 'many': after})
     logging.info('%s, %s: %s, %s', workdir, name, means, after[-1])
   return rows
 

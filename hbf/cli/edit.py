@@ -16,7 +16,7 @@ LABEL = flags.DEFINE_string('label', '', 'The class that the images should get.'
 LIST = flags.DEFINE_boolean('list', False, "Print the run's edits.")
 UNDO = flags.DEFINE_integer('undo', None, 'The number of an edit to take back, as --list prints it.')
 REACH = flags.DEFINE_float(
-  'reach', 0.5, 'σ of the center, as a part of the distance to the nearest image whose answer should stay.'
+  'reach', 1.0, 'Radius of the ball, as a part of the distance to the nearest image whose answer should stay.'
 )
 MARGIN = flags.DEFINE_float('margin', 16.0, "Lead of the label's logit over all others.")
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     undo(workdir, UNDO.value)
   edits = read_edits(workdir)
   if edits:
-    print(table(('edit', 'image', 'was', 'is', 'sigma'), to_rows(edits)))
+    print(table(('edit', 'image', 'was', 'is', 'radius'), to_rows(edits)))
   else:
     print(f'{workdir} has no edits')
   return 0

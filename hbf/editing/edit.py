@@ -22,16 +22,17 @@ from hbf.training.export import check_on_images, stored_dataset
 from hbf.training.predict import read_image
 from hbf.training.workdir import check_data, locked
 
-REACH, MARGIN = 0.5, 16.0  # docs/research/edit.md has the trials that chose them
+REACH, MARGIN = 1.0, 16.0  # docs/research/edit.md has the trials that chose them
 GUARDED = 20_000  # most training images whose answers should stay
 
 
 class Editor:
   """A classifier to edit, with the images whose answers should stay.
 
-  The center of an edit is the image's point p(x). Its σ is `reach` times the distance to the nearest image whose
-  answer should stay: one that has another answer than the new label, an earlier edit included. The wanted change of
-  the logits lifts the label `margin` above all others.
+  The center of an edit is the image's point p(x). The radius of its ball is `reach` times the distance to the nearest
+  image whose answer should stay: one that has another answer than the new label, an earlier edit included. With a
+  reach of at most 1 none of these images is in the ball, so none gets other logits. The wanted change of the edited
+  image's logits lifts the label `margin` above all others.
 
   Attributes:
     reader: the classifier without edits.
@@ -59,7 +60,7 @@ class Editor:
       images: uint8 [n, H, W, C].
       labels: the name or the number of the class to answer [n].
       sources: the names of the images [n], for the list of edits and for messages.
-      reach: σ, as a part of the distance to the nearest image whose answer should stay.
+      reach: radius of the ball, as a part of the distance to the nearest image whose answer should stay.
       margin: lead of the label's logit over all others.
 
     Raises:
@@ -77,10 +78,10 @@ class Editor:
     for z, point, answer, number, source in zip(logits, points, answers, numbers, sources, strict=True):
       if edits is not self.edits and self._answers(z[None], point[None], edits)[0] == number:
         continue
-      sigma = reach * self._distance(point, number, edits, source)
+      radius = reach * self._distance(point, number, edits, source)
       change = np.zeros_like(z)
       change[number] = np.delete(z, number).max() - z[number] + margin
-      edits = edits.added(Edit(source, self.classes[answer], self.classes[number], point, sigma, change))
+      edits = edits.added(Edit(source, self.classes[answer], self.classes[number], point, radius, change))
     self.edits = edits
 
   def _answers(self, logits: np.ndarray, points: np.ndarray, edits: Edits) -> np.ndarray:
@@ -103,7 +104,7 @@ class Editor:
     for number, edit in enumerate(edits.edits):
       if edit.label != self.classes[label]:
         away = float(np.linalg.norm(metric @ (edit.center - point)))
-        if away < 1e-3 * edit.sigma:
+        if away < 1e-3 * edit.radius:
           raise UserError(
             f'{source} is the image of edit {number}, which answers {edit.label}: undo that edit first, '
             f'`hbf edit --undo={number}`'

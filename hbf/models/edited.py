@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -14,6 +15,12 @@ from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf
 
 EDITS = 'edits'  # name of the parameters
+
+
+def ball(radius: jax.Array, metric: jax.Array) -> RadialBasis:
+  """Return the radial basis max(0, 1 − ‖W r‖² / ρ²) for radii ρ [E] and a metric W [D, D]."""
+  sigma = radius / 2**0.5  # the kernel is relu(b − r²/2σ²)
+  return RadialBasis('ball_relu', sigma, metric='full', weights=metric, normalization='none', squared_radius=1.0)
 
 
 class Observed(NamedTuple):
@@ -35,11 +42,11 @@ class Observed(NamedTuple):
 
 
 class EditedClassifier(nn.Module):
-  """The logits z(x) + Σ_a K(‖W(p(x) − t_a)‖² / 2σ_a²) c_a, with a Gaussian K and one center for each edit.
+  """The logits z(x) + Σ_a max(0, 1 − ‖W(p(x) − t_a)‖² / ρ_a²) c_a: a HyperBF with one ball for each edit.
 
   z(x) are the logits of the classifier. The point p(x) of an image is the mean of its tokens after the first half of
-  the blocks. Its parameters are those of the classifier, and `edits` with the centers t [E, D], the coefficients c
-  [E, classes], the metric W [D, D] and sigma [E].
+  the blocks. Its parameters are those of the classifier, and `edits`: the centers t [E, D], their radii ρ [E], the
+  coefficients c [E, classes] and the metric W [D, D].
 
   Attributes:
     classifier: the classifier.
@@ -78,9 +85,8 @@ class Corrections(nn.Module):
     centers = self.param('centers', zeros, (self.edits, width))
     coefficients = self.param('coefficients', zeros, (self.edits, self.classes))
     metric = self.param('metric', lambda _: jnp.eye(width))
-    sigma = self.param('sigma', nn.initializers.ones_init(), (self.edits,))
-    basis = RadialBasis('gaussian', sigma, metric='full', weights=metric, normalization='none')
-    return hyperbf(points, centers, coefficients, basis)
+    radius = self.param('radius', nn.initializers.ones_init(), (self.edits,))
+    return hyperbf(points, centers, coefficients, ball(radius, metric))
 
 
 def observe(model: ImageClassifier, params: Any, images: Float[Array, 'B height width channels']) -> Observed:

@@ -17,8 +17,7 @@ import numpy as np
 
 from hbf.errors import UserError
 from hbf.models.classifier import ImageClassifier
-from hbf.models.edited import EDITS, EditedClassifier
-from hbf.ops.basis import RadialBasis
+from hbf.models.edited import EDITS, EditedClassifier, ball
 from hbf.ops.hyperbf import responses
 
 
@@ -31,7 +30,7 @@ class Edit:
     was: the class that the classifier answered.
     label: the class that it answers now.
     center: the point of the image, float32 [D].
-    sigma: σ of the center, in units of the metric.
+    radius: ρ, the radius of the ball around the center, in units of the metric.
     change: the wanted change of the image's logits, float32 [C].
   """
 
@@ -39,7 +38,7 @@ class Edit:
   was: str
   label: str
   center: np.ndarray
-  sigma: float
+  radius: float
   change: np.ndarray
 
 
@@ -90,11 +89,9 @@ class Edits:
     return np.asarray(self.responses(points) @ self.params['coefficients'], np.float32)
 
   def responses(self, points: np.ndarray) -> np.ndarray:
-    """Return the responses of the E centers to points [n, D], float64 [n, E]."""
-    centers, sigma = self._stacked('center'), self._stacked('sigma')
-    metric = jnp.asarray(self.metric)
-    basis = RadialBasis('gaussian', jnp.asarray(sigma), metric='full', weights=metric, normalization='none')
-    return np.asarray(responses(jnp.asarray(points), jnp.asarray(centers), basis), np.float64)
+    """Return the responses of the E centers to points [n, D], float64 [n, E]. A response is 1 at the center."""
+    basis = ball(jnp.asarray(self._stacked('radius')), jnp.asarray(self.metric))
+    return np.asarray(responses(jnp.asarray(points), jnp.asarray(self._stacked('center')), basis), np.float64)
 
   @functools.cached_property
   def params(self) -> dict[str, np.ndarray]:
@@ -105,7 +102,7 @@ class Edits:
       'centers': centers,
       'coefficients': coefficients,
       'metric': self.metric,
-      'sigma': self._stacked('sigma'),
+      'radius': self._stacked('radius'),
     }
     return {name: value.astype(np.float32) for name, value in arrays.items()}
 

@@ -28,7 +28,7 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
   about = {'version': VERSION, 'step': edits.step, 'average': edits.average, 'edits': names}
   arrays = {
     'centers': np.stack([edit.center for edit in edits.edits]),
-    'sigma': np.array([edit.sigma for edit in edits.edits]),
+    'radius': np.array([edit.radius for edit in edits.edits]),
     'changes': np.stack([edit.change for edit in edits.edits]),
     'metric': edits.metric,
   }
@@ -50,8 +50,8 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
     with np.load(path) as stored:
       arrays = dict(stored)
     about = parse_json(str(arrays['about']).encode(), path, _CURE, 'version', 'step', 'average', 'edits')
-    parts = zip(about['edits'], arrays['centers'], arrays['sigma'], arrays['changes'], strict=True)
-    edits = [Edit(said['source'], said['was'], said['label'], t, float(s), c) for said, t, s, c in parts]
+    parts = zip(about['edits'], arrays['centers'], arrays['radius'], arrays['changes'], strict=True)
+    edits = [Edit(said['source'], said['was'], said['label'], t, float(r), c) for said, t, r, c in parts]
     return Edits(about['step'], about['average'], arrays['metric'], tuple(edits))
   except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
     if isinstance(error, UserError):
@@ -107,5 +107,5 @@ def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:
 
 
 def to_rows(edits: Edits) -> list[tuple[str, ...]]:
-  """Return a row for each edit: number, image, former answer, new answer and sigma."""
-  return [(str(i), edit.source, edit.was, edit.label, f'{edit.sigma:.3g}') for i, edit in enumerate(edits.edits)]
+  """Return a row for each edit: number, image, former answer, new answer and radius."""
+  return [(str(i), edit.source, edit.was, edit.label, f'{edit.radius:.3g}') for i, edit in enumerate(edits.edits)]
