@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = '0.2.0'
 
 if TYPE_CHECKING:
+  from hbf import interop as interop
   from hbf.api import Run as Run
   from hbf.api import edit as edit
   from hbf.api import evaluate as evaluate
@@ -67,6 +68,8 @@ _PUBLIC = {
   'UserError': ('hbf.errors', 'UserError'),
 }
 __all__ = [*sorted(_PUBLIC)]
+# Packages of functions that stay under their package's name, such as `hbf.interop.google.load`.
+_PACKAGES = ('interop',)
 
 # Random numbers are then functions of their keys alone: they do not depend on the number of devices, and a new
 # transform does not change the draws of others (`hbf.data.augment.transforms`). JAX reads the variable when it is
@@ -77,7 +80,9 @@ if 'jax' in sys.modules:
 
 
 def __getattr__(name: str) -> Any:
-  """Import a public name at its first use (PEP 562)."""
+  """Import a public name or package at its first use (PEP 562)."""
+  if name in _PACKAGES:
+    return importlib.import_module(f'hbf.{name}')
   if name not in _PUBLIC:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   module, own_name = _PUBLIC[name]

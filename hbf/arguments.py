@@ -11,10 +11,14 @@ from hbf.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-  """A parser that raises UserError for a wrong flag, and accepts no abbreviations."""
+  """A parser that raises UserError for a wrong flag, and accepts no abbreviations.
+
+  Its command is one of `hbf`, such as 'hbf prepare', or a module, such as 'hbf.analysis.nested'.
+  """
 
   def __init__(self, command: str, about: str):
-    super().__init__(prog=f'python -m {command}', description=about, allow_abbrev=False)
+    prog = command if command.startswith('hbf ') else f'python -m {command}'
+    super().__init__(prog=prog, description=about, allow_abbrev=False)
 
   def error(self, message: str) -> NoReturn:
     """Raise UserError."""

@@ -40,13 +40,23 @@ def test_import_after_jax_keeps_draws_as_they_are():
   assert jax.config.jax_threefry_partitionable
 
 
+def test_import_reaches_weights_of_other_projects():
+  code = 'import sys, hbf; hbf.interop; print("jax" in sys.modules); print(hbf.interop.google.load.__module__)'
+  done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+  assert done.stdout.splitlines() == ['False', 'hbf.interop.google'], done.stderr
+  for name in hbf.interop.__all__:
+    assert callable(getattr(hbf.interop, name).load)
+  with pytest.raises(AttributeError, match='no attribute'):
+    hbf.interop.torch  # noqa: B018
+
+
 def test_every_public_name_is_there_and_known_to_editors():
   for name in hbf.__all__:
     assert getattr(hbf, name) is not None
   assert dir(hbf) == hbf.__all__
   seen = {}
   for node in ast.walk(ast.parse((ROOT / 'hbf' / '__init__.py').read_text())):
-    if isinstance(node, ast.ImportFrom) and node.module.startswith('hbf'):
+    if isinstance(node, ast.ImportFrom) and node.module.startswith('hbf.'):
       seen |= {alias.asname: (node.module, alias.name) for alias in node.names}
   assert seen == hbf._PUBLIC
   with pytest.raises(AttributeError, match='no attribute'):

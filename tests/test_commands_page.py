@@ -16,3 +16,6 @@ def test_the_page_has_every_command_and_its_flags():
   page = PAGE.read_text()
   assert all(f'\n## {name}\n' in page for name in COMMANDS)
   assert '--workdir' in page and '--topology' in page
+  assert [none for none in ('None', '[]', '') if f"(default: '{none}')" in page] == []
+  assert "(default: 'latest')" in page
+  assert 'usage: hbf prepare' in page and 'usage: python' not in page

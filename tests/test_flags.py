@@ -26,8 +26,8 @@ def test_a_wrong_flag_ends_in_one_line(command, capsys):
   required['comparison.pack'] = ['RUNS', 'TARGET']
   assert main([*required.get(command, ['--workdir=W']), '--wrong=1']) == 1
   said = capsys.readouterr()
-  shown = f' {command[4:]}' if command.startswith('cli.') else f'.{command}'
-  line = f'error: unrecognized arguments: --wrong=1: `python -m hbf{shown} --help` has the flags\n'
+  shown = f'hbf {command[4:]}' if command.startswith('cli.') else f'python -m hbf.{command}'
+  line = f'error: unrecognized arguments: --wrong=1: `{shown} --help` has the flags\n'
   assert (said.out, said.err) == ('', line)
 
 

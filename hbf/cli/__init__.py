@@ -89,6 +89,8 @@ def _help(main: Callable[..., int]) -> str:
   module = main.__globals__
   name = sys.argv[0] if module['__name__'] == '__main__' else module['__name__']
   own_flags = flags.FLAGS.module_help(name).strip().partition('\n')[2]
+  # absl also writes a default where there is none.
+  own_flags = re.sub(r"\n *\(default: '(None|\[\])?'\)", '', own_flags)
   return f'{module["__doc__"]}\nflags:\n{own_flags}'
 
 

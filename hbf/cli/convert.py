@@ -45,7 +45,7 @@ def _import(flags: argparse.Namespace, moved: dict[str, str]) -> str:
     [f'--config={flags.config}', *(f'--config.data.{key}={value}' for key, value in moved.items())]
   )
   found = of_authors(flags.file, flags.workdir, config, flags.heads)
-  return f'{found}\nmade {flags.workdir}: python -m hbf eval --workdir={flags.workdir}'
+  return f'{found}\nmade {flags.workdir}: hbf eval --workdir={flags.workdir}'
 
 
 def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
   title = ' beside '.join(about(run) for run in (subject, against) if run)
   workdir = subject.workdir
   write_json(workdir / 'explain.json', numbers(made))
-  replace_text(workdir / 'explain.html', render(title, f'{workdir.name}, by python -m hbf explain', made))
+  replace_text(workdir / 'explain.html', render(title, f'{workdir.name}, by hbf explain', made))
   print(f'{workdir / "explain.html"} explains {title}; its numbers are in explain.json')
   return 0
 

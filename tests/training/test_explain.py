@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -63,6 +64,22 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   trained = found['unit']['block0']['stage1']['in_training']
   assert len(trained) == len(found['unit']['epochs']) == 6
   assert trained[-1] == pytest.approx(np.mean(found['unit']['block0']['stage1']['sigma']), rel=1e-5)
+
+
+def test_the_page_has_no_path_of_the_machine(page, finished, monkeypatch):
+  run, made, html = page
+  assert str(finished[0].parent) not in html + json.dumps(numbers(made))
+  assert made[0].command == f'hbf eval --workdir={finished[0].name}'
+  monkeypatch.chdir(finished[0].parent.parent)
+  inside = f'{finished[0].parent.name}/{finished[0].name}'
+  assert summary.section(run).command == f'hbf eval --workdir={inside}'
+
+
+def test_the_example_page_has_no_path_of_the_machine():
+  html = (pathlib.Path(__file__).parents[2] / 'docs' / 'explain-example.html').read_text()
+  text = re.sub(r'"data:[^"]*"|<[^>]*>', ' ', html)
+  assert 'hbf eval --workdir=runs/laptop-cifar10-hyperbf' in text
+  assert re.findall(r'(?<![\w.<])[~.]?/\w+/\S*', text) == []
 
 
 def test_the_average_is_explained_by_its_own_figures(finished):

@@ -1,5 +1,6 @@
 """Section on the config and the results of a run."""
 
+import pathlib
 from typing import Any
 
 from scipy import stats
@@ -45,8 +46,17 @@ def section(run: TrainedRun) -> Section:
     parts.append(Paragraph('The run has no result yet, because it is not finished.'))
   if (curves := _curves(run)) is not None:
     parts.append(curves)
-  command = f'python -m hbf eval --workdir={run.workdir}{" --average" if run.average else ""}'
+  command = f'hbf eval --workdir={_shown(run.workdir)}{" --average" if run.average else ""}'
   return Section('run', 'The run', parts, numbers, command)
+
+
+def _shown(workdir: pathlib.Path) -> str:
+  """Return a run folder relative to the current folder; outside of it, the name alone.
+
+  Pages are given to others, so they have no absolute path.
+  """
+  current, folder = pathlib.Path.cwd().resolve(), workdir.resolve()
+  return str(folder.relative_to(current)) if folder.is_relative_to(current) else folder.name
 
 
 def _result(run: TrainedRun) -> dict[str, Any]:
