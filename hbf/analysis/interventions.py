@@ -128,9 +128,9 @@ class Mean(NamedTuple):
     half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
     return cls(float(values.mean()), float(half))
 
-  def __str__(self) -> str:
-    """Return the mean and the half, with signs."""
-    return f'{self.mean:+.3f} ± {self.half:.3f}'
+  def text(self, digits: int) -> str:
+    """Return the mean with its sign, and the half."""
+    return f'{self.mean:+.{digits}f} ± {self.half:.{digits}f}'.replace('-', '−')
 
 
 class Effect(NamedTuple):
@@ -145,6 +145,10 @@ class Effect(NamedTuple):
   loss: Mean
   accuracy: Mean
   answers: Mean
+
+  def texts(self) -> tuple[str, str, str]:
+    """Return loss, accuracy and answers as texts."""
+    return self.loss.text(3), self.accuracy.text(1), self.answers.text(1)
 
 
 def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarray) -> Effect:

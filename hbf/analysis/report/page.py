@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 
 from hbf.analysis.report.drawing import svg
 
+ROWS_TO_SORT = 5  # tables of at least so many rows can be sorted and filtered
+
 
 class MissingPart(Exception):
   """Raised if a model, or its data, lacks the part that a section is about. The message is shown on the page."""
@@ -113,7 +115,9 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
   environment.filters['svg'] = lambda figure: jinja2.utils.markupsafe.Markup(svg(figure, f'drawing{next(numbers)}'))
   environment.filters['firsttext'] = _first_text
   environment.tests |= {kind.__name__.lower(): _is(kind) for kind in typing.get_args(Part)}
-  return environment.get_template('page.html').render(title=title, subtitle=subtitle, sections=sections)
+  return environment.get_template('page.html').render(
+    title=title, subtitle=subtitle, sections=sections, rows_to_sort=ROWS_TO_SORT
+  )
 
 
 def _first_text(row: Sequence[str]) -> str:

@@ -114,7 +114,7 @@ def _units(
   strongest = sorted(effects, key=lambda unit: -effects[unit].loss.mean)[:SHOWN]
   rows = []
   for unit in strongest:
-    cells = [str(unit), *(str(mean) for mean in effects[unit])]
+    cells = [str(unit), *effects[unit].texts()]
     rows.append(cells + ([png(patches(run, training, census, unit))] if census else []))
   header = ['unit', 'loss', 'accuracy, points', 'other answers, %'] + (['nearest training patches'] if census else [])
   caption = (
@@ -132,11 +132,10 @@ def _curves(curves: Mapping[str, Curve], kind: str, images: int) -> Drawing:
   axis.set(xlabel=f'silenced {kind}, %', ylabel='probability of the answer', xlim=(0, 100), ylim=(0, 1))
   legend(axis)
   random = curves['random'].areas
+  below = {name: Mean.of(random - curve.areas) for name, curve in curves.items() if name != 'random'}
   areas = ', '.join(
-    f'{name} {curve.areas.mean():.3f} ({-(Mean.of(random - curve.areas).mean):+.3f} ± '
-    f'{Mean.of(random - curve.areas).half:.3f} against random)'
-    for name, curve in curves.items()
-    if name != 'random'
+    f'{name} {curves[name].areas.mean():.3f} ({mean.mean:.3f} ± {mean.half:.3f} less than random)'
+    for name, mean in below.items()
   )
   caption = (
     f'Mean probability of the answer while more and more {kind} of the last block are silenced, on {images:,} test '
@@ -148,6 +147,6 @@ def _curves(curves: Mapping[str, Curve], kind: str, images: int) -> Drawing:
 
 
 def _table_of_controls(controls: Mapping[str, Effect]) -> PageTable:
-  rows = [(name, *(str(mean) for mean in effect)) for name, effect in controls.items()]
+  rows = [(name, *effect.texts()) for name, effect in controls.items()]
   caption = 'Controls: what larger changes do on the same images. Mean and half of the 95% interval over the images.'
   return PageTable(('change', 'loss', 'accuracy, points', 'other answers, %'), rows, caption)
