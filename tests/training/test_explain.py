@@ -18,7 +18,7 @@ from hbf.analysis.ood_images import load_ood_images
 from hbf.analysis.report.explain import TITLES, about, explain, numbers
 from hbf.analysis.report.page import Columns, Details, Gallery, PageTable, Paragraph, Section, render
 from hbf.analysis.report.prediction_page import write_page
-from hbf.analysis.report.sections import centers, corrupted, outliers, summary
+from hbf.analysis.report.sections import centers, corrupted, interventions, outliers, summary
 from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
 from hbf.training.loop import train
@@ -35,6 +35,7 @@ def few():
     patch.setattr(corrupted, 'FEWEST', 20)
     patch.setattr(outliers, 'IMAGES', 60)
     patch.setattr(centers, 'TRAINING', 100)
+    patch.setattr(interventions, 'IMAGES', 60)
     yield
 
 
@@ -98,7 +99,7 @@ def test_the_page_is_whole_by_itself(page):
   _, _, html = page
   addresses = re.findall(r'(?:src|href)="([^"]*)"', html)
   outside = [address for address in addresses if not address.startswith(('data:', '#'))]
-  assert outside == [] and '<script' not in html and '@import' not in html and 'url(http' not in html
+  assert outside == [] and 'fetch(' not in html and 'import(' not in html and '@import' not in html and 'url(http' not in html
   pictures = [address for address in addresses if address.startswith('data:image/png')]
   assert len(pictures) > 30
   for address in pictures:
@@ -213,3 +214,21 @@ def test_a_browser_shows_all_of_it(page, tmp_path, width):
   assert found['wide'] == found['drawings'] >= 7
   assert found['requests'] == 0
   assert found['over'] <= 0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason='no Chromium is installed')
+def test_tables_can_be_sorted_and_filtered(tmp_path):
+  """By numbers with signs and separators; a second click turns the order; the filter hides the other rows."""
+  rows = [('a', '1,200'), ('b', '−3.5 ± 1'), ('c', '+20'), ('d', '7'), ('e', '0')]
+  html = render('t', '', [Section('s', 'S', [PageTable(('name', 'size'), rows, ''), PageTable(('x',), rows[:2])])])
+  probe = """
+    window.onload = () => {
+      const shown = () => [...document.querySelectorAll('tbody')[0].rows].filter(row => !row.hidden)
+        .map(row => row.cells[0].textContent).join('')
+      const [name, size] = document.querySelectorAll('button'), found = [document.querySelectorAll('button').length]
+      size.click(); found.push(shown()); size.click(); found.push(shown()); found.push(size.parentNode.ariaSort)
+      const input = document.querySelector('input')
+      input.value = '20'; input.dispatchEvent(new Event('input')); found.push(shown())
+      document.title = JSON.stringify(found)
+    }"""
+  assert json.loads(title_of(html, probe, tmp_path, 800)) == [2, 'acdeb', 'bedca', 'ascending', 'ca']
