@@ -161,13 +161,14 @@ _MARGINS = (4.0, 16.0, 64.0)
 _BALLS = _grid((0.8, 1.0, 1.2, 1.4), _MARGINS)
 _WIDTHS = _grid((0.3, 0.4, 0.5, 0.6), _MARGINS)
 _GAPS = _grid((0.5, 1.0, 2.0, 4.0), _MARGINS)
+_CAPS = _grid((0.64, 1.0, 1.44, 1.96), _MARGINS)  # on the sphere these are balls of the same radii as `_BALLS`
 _RADII = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6)
 METHODS = {
   'HyperBF ball, metric of copies': Method(_radial(_soft_ball, _of_copies), _BALLS, interpolates=True),
   'HyperBF ball, identity metric': Method(_radial(_soft_ball, _identity), _BALLS, interpolates=True),
   'HyperBF Gaussian, metric of copies': Method(_radial(_gaussian, _of_copies), _WIDTHS, interpolates=True),
   'ReLU neuron': Method(_neuron(norm_1=False), _GAPS, interpolates=True),
-  'ReLU neuron on points of norm 1': Method(_neuron(norm_1=True), _GAPS, interpolates=True),
+  'ReLU neuron on points of norm 1': Method(_neuron(norm_1=True), _CAPS, interpolates=True),
   'GRACE, identity metric': Method(_ball(_identity), _grid(_RADII, (0.0,)), replaces=True),
   'GRACE, metric of copies': Method(_ball(_of_copies), _grid(_RADII, (0.0,)), replaces=True),
   'rank-one update of the head': Method(_rank_one, _grid((1e-4, 1e-3, 1e-2, 1e-1), (0.1, 1.0, 4.0))),
