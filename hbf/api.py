@@ -1,18 +1,16 @@
 """Runs from Python: configs, training, evaluation and trained models. docs/how-to/own-arrays.md has examples."""
 
-import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -31,18 +29,8 @@ from hbf.training.edits_file import edits_of, write_edits
 from hbf.training.evaluate import evaluate_workdir, restore
 from hbf.training.export import stored_dataset
 from hbf.training.generate import check_task, continue_texts, stored_texts
+from hbf.training.machine import quiet
 from hbf.training.workdir import load_config, locked
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-  """Keep absl quiet: Orbax warns of intended behavior, and prints errors that it raises."""
-  before = logging.get_verbosity()
-  logging.set_verbosity(logging.FATAL)
-  try:
-    yield
-  finally:
-    logging.set_verbosity(before)
 
 
 def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> ConfigDict:
@@ -65,7 +53,7 @@ def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> 
   return configs.get_config(f'{data}:{arguments}')
 
 
-@_quietly()
+@quiet()
 def train(
   config: ConfigDict,
   workdir: str | os.PathLike[str],
@@ -118,7 +106,7 @@ def train(
   return loop.train(config, folder, console, devices, dataset=dataset, callbacks=callbacks, guest=True)
 
 
-@_quietly()
+@quiet()
 def evaluate(
   workdir: str | os.PathLike[str],
   split: str = 'test',
@@ -153,7 +141,7 @@ def evaluate(
   return evaluate_workdir(folder, str(checkpoint), split, devices, average, dataset=dataset, edits=edits).result
 
 
-@_quietly()
+@quiet()
 def load(
   workdir: str | os.PathLike[str],
   checkpoint: str | int = 'latest',
@@ -193,7 +181,7 @@ def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
   Raises:
     ValueError: there is no such model. The message has the nearest name.
   """
-  with _quietly():
+  with quiet():
     return load(pretrained.unpack(name), device=device)
 
 

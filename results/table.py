@@ -11,6 +11,7 @@ from benchmarks.scaling import SIZES
 from benchmarks.scaling import rows as scaling
 from hbf.analysis.nested import table as nested_centers
 from hbf.analysis.report.dead_units_report import table as dead_units
+from hbf.analysis.report.edit_report import table as edits
 from hbf.analysis.report.memory_report import table as memories
 from hbf.analysis.token_order import table as mixing
 from hbf.comparison.grid import Grid
@@ -189,6 +190,7 @@ def main() -> None:
   parts = [comparison(name) for name in COMPARISONS]
   parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]
   parts.append(memories(json.loads((ROOT / 'memory' / 'memory.json').read_text())))
+  parts.append(edits(json.loads((ROOT / 'edit' / 'edit.json').read_text())))
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0-nested.json').read_text())
   parts.append(nested_centers(nested['rows']))
   parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0-mixing.json').read_text())))

@@ -20,6 +20,7 @@ from hbf.models.classifier import ImageClassifier
 from hbf.tasks.classification import Classification
 from hbf.training.evaluate import Restored, restore
 from hbf.training.experiment import make_splits
+from hbf.training.machine import quiet
 from hbf.training.workdir import load_config
 
 MOST_TESTED = 10_000  # most test images
@@ -72,7 +73,9 @@ class TrainedRun:
         f'{workdir} holds a network of two resolutions (model.merge={merge}). The analysis needs one patch for each '
         'token: give a run with model.merge=0'
       )
-    return cls(workdir, restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root), average)
+    with quiet():
+      restored = restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root)
+    return cls(workdir, restored, average)
 
   def untrained(self, seed: int) -> 'TrainedRun':
     """Return the same network at initialization, as a control."""

@@ -8,9 +8,10 @@ import pathlib
 import platform
 import resource
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
+from absl import logging
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 DETERMINISTIC = '--xla_gpu_deterministic_ops=true'
@@ -121,3 +122,14 @@ def commit() -> str | None:
   except (OSError, subprocess.CalledProcessError):
     return None
   return head + ('-dirty' if changes.stdout.strip() else '')
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+  """Keep absl quiet: Orbax warns of intended behavior, and prints errors that it raises."""
+  before = logging.get_verbosity()
+  logging.set_verbosity(logging.FATAL)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(before)

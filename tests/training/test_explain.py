@@ -99,7 +99,13 @@ def test_the_page_is_whole_by_itself(page):
   _, _, html = page
   addresses = re.findall(r'(?:src|href)="([^"]*)"', html)
   outside = [address for address in addresses if not address.startswith(('data:', '#'))]
-  assert outside == [] and 'fetch(' not in html and 'import(' not in html and '@import' not in html and 'url(http' not in html
+  assert (
+    outside == []
+    and 'fetch(' not in html
+    and 'import(' not in html
+    and '@import' not in html
+    and 'url(http' not in html
+  )
   pictures = [address for address in addresses if address.startswith('data:image/png')]
   assert len(pictures) > 30
   for address in pictures:

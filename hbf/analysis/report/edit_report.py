@@ -24,7 +24,7 @@ def _rows(measured: Mapping[str, Any], model: str, method: str) -> list[Mapping[
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table: a row for each model and method, with means over the seeds."""
+  """Return a Markdown table: a row for each model and method, with means and standard deviations over the seeds."""
   most = max(after['edits'] for row in measured['rows'] for after in row['many'])
   header = (
     'network',
@@ -34,7 +34,7 @@ def table(measured: Mapping[str, Any]) -> str:
     'other answers changed, %',
     f'after up to {most:,} edits: edited right, %',
     'copies right, %',
-    'right answers kept, %',
+    'accuracy on images that are never edited, %',
   )
   lines = []
   for model in dict.fromkeys(row['model'] for row in measured['rows']):
@@ -54,7 +54,10 @@ def table(measured: Mapping[str, Any]) -> str:
 
 
 def _mean(values: Sequence[float]) -> str:
-  return f'{np.mean(values):.2f}'
+  """Return the mean, and the standard deviation over the seeds if there are several."""
+  if len(values) < 2:
+    return f'{np.mean(values):.2f}'
+  return f'{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})'
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -75,7 +78,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   )
   left.set_title('one edit: all trials')
   middle.set(xscale='log', xlabel='edits', ylabel='copies of the edited images right, %', title='many edits: success')
-  right.set(xscale='log', xlabel='edits', ylabel='right answers kept, %', title='many edits: damage')
+  right.set(xscale='log', xlabel='edits', ylabel='accuracy on other images, %', title='many edits: damage')
   for axis in (left, middle, right):
     axis.grid(alpha=0.3)
   figure.legend(*middle.get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8)
