@@ -12,7 +12,7 @@ COMMANDS = {
   'eval': ('hbf.cli.evaluate', 'Evaluate a checkpoint of a run.'),
   'compare': ('hbf.cli.compare', 'Train several models alike, with several seeds, and write one table.'),
   'compile': ('hbf.cli.compile', 'Compile a config for absent hardware: memory, and an estimate of speed.'),
-  'explain': ('hbf.cli.explain', 'Write a page that explains a run on images.'),
+  'explain': ('hbf.cli.explain', 'Write a page that explains a run on images or texts.'),
   'predict': ('hbf.cli.predict', 'Classify images of your own.'),
   'edit': ('hbf.cli.edit', 'Correct the answers for single images without training, or undo that.'),
   'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),

@@ -1,14 +1,16 @@
-"""Write a page that explains a run on images: its errors, kernels, centers and heads, and reasons for its answers.
+"""Write a page that explains a run: its centers and heads, reasons for its answers, and errors of a run on images.
 
 hbf explain --workdir=runs/c10 --ood=cifar100 --ood=photos --against=runs/vit
 """
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
 from hbf import cli
+from hbf.errors import UserError
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; the page is written there.', required=True)
 AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, which is shown beside the first.')
@@ -33,15 +35,24 @@ def main(argv: Sequence[str]) -> int:
   keep_compiled_programs()
   from hbf.analysis.report.explain import about, explain, numbers
   from hbf.analysis.report.page import render
+  from hbf.analysis.report.text_page import explain_text
+  from hbf.analysis.texts import TextRun
   from hbf.analysis.trained_run import TrainedRun
-  from hbf.training.workdir import replace_text, write_json
+  from hbf.training.workdir import load_config, replace_text, write_json
 
-  def opened(folder: str) -> TrainedRun:
+  def opened(kind: Any, folder: str) -> Any:
     path = pathlib.Path(folder).expanduser()
-    return TrainedRun.of(path, CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
+    return kind.of(path, CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
 
-  subject, against = opened(WORKDIR.value), opened(AGAINST.value) if AGAINST.value else None
-  count, sections = explain(subject, against, OOD.value)
+  against = None
+  if load_config(pathlib.Path(WORKDIR.value).expanduser()).task == 'next_token':
+    if AGAINST.value or OOD.value:
+      raise UserError('--against and --ood are for runs on images: leave them out for a run on texts')
+    subject = opened(TextRun, WORKDIR.value)
+    count, sections = explain_text(subject)
+  else:
+    subject, against = opened(TrainedRun, WORKDIR.value), opened(TrainedRun, AGAINST.value) if AGAINST.value else None
+    count, sections = explain(subject, against, OOD.value)
   with Progress(console=Console(stderr=True), transient=True) as progress:
     made = list(progress.track(sections, total=count, description='explaining'))
   title = ' beside '.join(about(run) for run in (subject, against) if run)

@@ -20,6 +20,7 @@ from hbf.analysis.report.sections import (
   summary,
   unit,
 )
+from hbf.analysis.texts import TextRun
 from hbf.analysis.trained_run import TrainedRun
 from hbf.training.machine import commit, device_name
 
@@ -115,7 +116,7 @@ def explain(run: TrainedRun, against: TrainedRun | None, ood: Sequence[str]) -> 
   return len(TITLES) + 1, paired(run, against, outside)
 
 
-def about(run: TrainedRun) -> str:
+def about(run: TrainedRun | TextRun) -> str:
   """Describe a run in one line."""
   config = run.restored.config
   about = f'{config.model.name} on {config.data.name}, recipe {config.recipe}, seed {config.seed}'

@@ -1,0 +1,198 @@
+"""The sections of the explain page of a model of texts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis import texts, token_order
+from hbf.analysis.interventions import Mean, count_units, silence
+from hbf.analysis.relevance import probabilities
+from hbf.analysis.report.page import PageTable, Paragraph, Section
+from hbf.analysis.texts import Observed, TextRun
+from hbf.training.workdir import read_result
+
+WINDOWS = 200  # windows of the training text for contexts
+ROOM = 2**26  # most responses of a block; larger models get fewer windows
+TESTED = 50  # windows of the test text for effects
+CONTEXTS, SHOWN = 5, 12  # contexts of a center, and centers of a block
+VOTED, VOTERS = 8, 3  # test tokens with votes, and voters of each
+TRIED, EFFECTS = 48, 10  # centers to silence one by one, and those in the table
+TITLES = {
+  'run': 'The run',
+  'centers': 'Centers',
+  'votes': 'Votes',
+  'interventions': 'Interventions',
+  'heads': 'Heads',
+}
+
+
+def explain_text(run: TextRun) -> tuple[int, Iterator[Section]]:
+  """Return the number of sections of the page, and an iterator that computes them."""
+  return len(TITLES), _sections(run)
+
+
+def _sections(run: TextRun) -> Iterator[Section]:
+  yield _run(run)
+  units = max(_units(run), default=1)
+  train = run.windows('train', max(8, min(WINDOWS, ROOM // (run.task.length * units))))
+  seen = run.observe(train)
+  if not seen.responses:
+    said = 'Stage 2 of this model is not a HyperBF, so it has no centers.'
+    for name in ('centers', 'votes', 'interventions'):
+      yield Section(name, TITLES[name], [Paragraph(said)], {'lacks': said})
+  else:
+    places = {block: texts.top_places(found, CONTEXTS) for block, found in seen.responses.items()}
+    test = run.windows('test', TESTED)
+    tested = run.observe(test)
+    answers = tested.logits.argmax(axis=-1)
+    cast = texts.votes(run, tested, answers)
+    yield _centers(run, train, seen, places)
+    yield _votes(run, train, places[texts.last_block(run)], test, tested, cast)
+    yield _interventions(run, test, cast)
+  yield _heads(run)
+
+
+def _units(run: TextRun) -> Iterator[int]:
+  for block in (f'block{i}' for i in range(run.model.trunk.depth)):
+    if 'coefficients' in run.params[block].get('stage2', {}):
+      yield count_units(run.params, block)
+
+
+def _run(run: TextRun) -> Section:
+  config, result = run.restored.config, read_result(run.workdir) or {}
+  names = ('params', 'token_nll', 'accuracy', 'bits_per_byte', 'epochs', 'device', 'commit')
+  rows = [('model', config.model.name), ('data set', config.data.name), ('seed', str(config.seed))]
+  rows += [('window', f'{run.task.length} tokens'), ('tokenizer', run.task.description)]
+  rows += [(name.replace('_', ' '), _format(result[name])) for name in names if name in result]
+  caption = f'Checkpoint of step {run.restored.step}. Scores are of the test split, at the end of training.'
+  numbers = {'evaluated': 'average' if run.average else 'parameters'} | {k: result[k] for k in names if k in result}
+  return Section('run', TITLES['run'], [PageTable(('', ''), rows, caption)], numbers, 'hbf eval')
+
+
+def _format(value: Any) -> str:
+  return f'{value:,.4g}' if isinstance(value, float) else f'{value:,}' if isinstance(value, int) else str(value)
+
+
+def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, list[list[texts.Place]]]) -> Section:
+  """Return the contexts of the centers that vary most, and what they write."""
+  parts: list[Any] = [
+    Paragraph(
+      f'Contexts are from {len(train):,} windows of the training text. A bracket marks the token at which the center '
+      'responds. ⏎ is a line break.'
+    )
+  ]
+  numbers = {}
+  for block, responses in seen.responses.items():
+    writes, deviation = texts.written(run, block), responses.std(axis=(0, 1))
+    shown = np.argsort(-deviation, kind='stable')[:SHOWN]
+    rows = [
+      (
+        str(center),
+        '\n'.join(texts.context(run, train, place) for place in places[block][center]),
+        _tokens(run, np.argsort(-writes[center])[:4]),
+        _tokens(run, np.argsort(writes[center])[:4]),
+      )
+      for center in shown
+    ]
+    caption = (
+      f'{block}: the {len(shown)} of {len(deviation):,} centers whose responses vary most, with the contexts of '
+      'their greatest responses. Raises and lowers: the next tokens that the coefficients favor and disfavor most, '
+      'if no block came after this one.'
+    )
+    parts.append(PageTable(('center', 'contexts', 'raises', 'lowers'), rows, caption))
+    numbers[block] = {'centers': len(deviation), 'deviation': deviation.round(6).tolist()}
+  return Section(
+    'centers', TITLES['centers'], parts, numbers, 'hbf.analysis.texts.top_places(seen.responses[block], 5)'
+  )
+
+
+def _tokens(run: TextRun, tokens: np.ndarray) -> str:
+  return ' '.join(f'‘{run.shown([token])}’' for token in tokens)
+
+
+def _votes(
+  run: TextRun,
+  train: np.ndarray,
+  places: list[list[texts.Place]],
+  test: np.ndarray,
+  tested: Observed,
+  cast: np.ndarray,
+) -> Section:
+  """Return the strongest voters of the last block for some answers."""
+  block, rows, numbers = texts.last_block(run), [], []
+  middle = run.task.length * 3 // 4
+  for window in range(min(VOTED, len(test))):
+    place = texts.Place(window, middle)
+    p = probabilities(tested.logits[window, middle][None])[0]
+    answer = int(p.argmax())
+    for rank, center in enumerate(np.argsort(-cast[window, middle], kind='stable')[:VOTERS].tolist()):
+      without = run.observe(test[[window]], silence(run.params, block, [center])).logits[0, middle]
+      lost = _excess(tested.logits[window, middle], answer) - _excess(without, answer)
+      said = f'{texts.context(run, test, place)} → ‘{run.shown([answer])}’ {p[answer]:.0%}'
+      rows.append(
+        (
+          said if rank == 0 else '',
+          str(center),
+          f'{cast[window, middle, center]:+.2f}',
+          f'{lost:+.2f}',
+          '\n'.join(texts.context(run, train, near) for near in places[center][:2]),
+        )
+      )
+      numbers.append({'window': window, 'answer': answer, 'center': center, 'lost': lost})
+  caption = (
+    f'The centers of {block} with the strongest votes for the answer, in windows of the test text. Vote: the '
+    'contribution to the answer’s logit, relative to the mean of all tokens, with the last norm frozen. Lost: the '
+    'drop of this logit if the network runs again without the center.'
+  )
+  header = ('text → answer', 'center', 'vote', 'lost', 'the center responds most to')
+  return Section(
+    'votes', TITLES['votes'], [PageTable(header, rows, caption)], {'votes': numbers}, 'hbf.analysis.texts.votes(…)'
+  )
+
+
+def _excess(logits: np.ndarray, answer: int) -> float:
+  return float(logits[answer] - logits.mean())
+
+
+def _interventions(run: TextRun, test: np.ndarray, cast: np.ndarray) -> Section:
+  """Return what the loss becomes without single centers, and without many."""
+  block = texts.last_block(run)
+  which = np.argsort(-np.abs(cast).mean(axis=(0, 1)), kind='stable')[:TRIED].tolist()
+  effects = texts.silenced_one_by_one(run, test, block, which)
+  count, before = cast.shape[-1], run.losses(test).mean(axis=1)
+  half = np.random.default_rng(0).permutation(count)[: count // 2].tolist()
+  controls = {
+    name: Mean.of(run.losses(test, silence(run.params, block, units)).mean(axis=1) - before)
+    for name, units in (('all centers silenced', range(count)), ('a random half silenced', half))
+  }
+  strongest = sorted(effects, key=lambda unit: -effects[unit].mean)[:EFFECTS]
+  caption = (
+    f'Change of the loss in nats a token on {len(test)} windows of the test text, if a center of {block} writes '
+    'nothing: mean and half of the 95% interval over the windows. Shown are the '
+    f'{len(strongest)} greatest of the {len(which)} centers with the strongest votes, and controls.'
+  )
+  rows = [(f'center {unit}', effects[unit].text(4)) for unit in strongest]
+  rows += [(name, mean.text(4)) for name, mean in controls.items()]
+  numbers = {
+    'windows': len(test),
+    'silenced': {str(unit): mean._asdict() for unit, mean in effects.items()},
+    'controls': {name: mean._asdict() for name, mean in controls.items()},
+  }
+  command = "run.losses(windows, silence(run.params, 'block0', [3]))"
+  return Section(
+    'interventions', TITLES['interventions'], [PageTable(('silenced', 'loss'), rows, caption)], numbers, command
+  )
+
+
+def _heads(run: TextRun) -> Section:
+  """Return how far back the heads look."""
+  far = token_order.distances(run.model, run.params, jnp.asarray(run.windows('test', token_order.WINDOWS)[:, :-1]))
+  if not far:
+    said = 'Stage 1 of this model has no queries and keys.'
+    return Section('heads', TITLES['heads'], [Paragraph(said)], {'lacks': said})
+  rows = [(block, ', '.join(f'{z:.1f}' for z in heads)) for block, heads in far.items()]
+  caption = 'Mean distance to the attended tokens, in tokens, for each head. Only the second half of a window counts.'
+  numbers = {block: heads.tolist() for block, heads in far.items()}
+  return Section('heads', TITLES['heads'], [PageTable(('block', 'distance of each head'), rows, caption)], numbers)

@@ -1,0 +1,248 @@
+"""Meaning of the centers of a model of texts: the contexts they respond to, what they write, and their votes."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis.interventions import Mean, coefficients, silence
+from hbf.data.text.tokenizers import Tokenizer
+from hbf.errors import UserError
+from hbf.evaluation.batches import in_batches
+from hbf.models.build import unrolled
+from hbf.models.language import LanguageModel
+from hbf.nn.block import Block
+from hbf.tasks.language import NextToken
+from hbf.training.evaluate import Restored, restore
+from hbf.training.experiment import make_splits
+from hbf.training.machine import quiet
+from hbf.training.workdir import load_config
+
+BATCH = 16  # windows
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRun:
+  """The model of a run of task next_token at a checkpoint, and its texts.
+
+  Attributes:
+    workdir: the run folder.
+    restored: the network.
+    average: True if the parameters are their moving average.
+  """
+
+  workdir: pathlib.Path
+  restored: Restored
+  average: bool = False
+
+  @classmethod
+  def of(
+    cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '', average: bool = False
+  ) -> 'TextRun':
+    """Restore a run; arguments as for `hbf.analysis.trained_run.TrainedRun.of`.
+
+    Raises:
+      UserError: it is not a run of task next_token, or an error of `hbf.training.evaluate.restore`.
+    """
+    if (task := load_config(workdir).task) != 'next_token':
+      raise UserError(f'{workdir} holds a run of task {task}: give a run of task next_token')
+    with quiet():
+      restored = restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root)
+    return cls(workdir, restored, average)
+
+  @property
+  def task(self) -> NextToken:
+    """The task of the run."""
+    assert isinstance(self.restored.task, NextToken)
+    return self.restored.task
+
+  @property
+  def model(self) -> LanguageModel:
+    """The network."""
+    assert isinstance(self.restored.model, LanguageModel)
+    return self.restored.model
+
+  @property
+  def params(self) -> Any:
+    """Parameters of the network."""
+    return self.restored.params
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """The tokenizer of the texts."""
+    return self.task.dataset.tokenizer
+
+  def windows(self, split: str, most: int) -> np.ndarray:
+    """Return windows with the next token of each token, evenly spaced in a split: int32 [n, T + 1].
+
+    Raises:
+      UserError: the split is shorter than one window.
+    """
+    text, length = make_splits(self.task, self.restored.config.data.validation)[split].tokens, self.task.length
+    whole = (len(text) - 1) // length
+    if whole < 1:
+      raise UserError(f'the {split} text of {self.workdir} is shorter than a window of {length} tokens')
+    starts = np.arange(min(most, whole)) * whole // min(most, whole) * length
+    return np.stack([np.asarray(text[start : start + length + 1], np.int32) for start in starts])
+
+  def shown(self, tokens: Sequence[int]) -> str:
+    """Return tokens as a text in which line breaks and tabs can be seen."""
+    text = self.tokenizer.decode(list(tokens)).decode(errors='replace')
+    return text.replace('\n', '⏎').replace('\t', '⇥')
+
+  def observe(self, windows: np.ndarray, params: Any = None) -> 'Observed':
+    """Return what the network computes of windows [n, T + 1], whose last token is only a target."""
+    params = self.params if params is None else params
+    return Observed(*in_batches(lambda batch: _observe(self.model, params, batch[:, :-1]), windows, BATCH))
+
+  def losses(self, windows: np.ndarray, params: Any = None) -> np.ndarray:
+    """Return the negative log-likelihood of each next token in nats, float64 [n, T]."""
+    return nll(self.observe(windows, params).logits, windows)
+
+
+class Observed(NamedTuple):
+  """What a model computes of n windows of T tokens.
+
+  Attributes:
+    logits: of the next token, [n, T, V].
+    tokens: tokens after the last block, [n, T, D].
+    responses: responses of the centers of each block as they enter the sum, all heads in a row, [n, T, U].
+  """
+
+  logits: np.ndarray
+  tokens: np.ndarray
+  responses: dict[str, np.ndarray]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _observe(model: LanguageModel, params: Any, tokens: jax.Array) -> tuple[Any, Any, Any]:
+  last, found = f'block{model.trunk.depth - 1}', []
+
+  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    out = call(*args, **kwargs)
+    if context.method_name == '__call__' and isinstance(context.module, Block) and context.module.name == last:
+      found.append(out)
+    return out
+
+  with nn.intercept_methods(intercept):
+    logits, sown = unrolled(model).apply({'params': params}, tokens, train=False, mutable=['responses'])
+  shape = tokens.shape
+  responses = {
+    block: kept['stage2']['responses'][0].swapaxes(0, 1).reshape(*shape, -1).astype(jnp.float32)
+    for block, kept in sown.get('responses', {}).items()
+    if 'stage2' in kept
+  }
+  return logits, found[0].astype(jnp.float32), responses
+
+
+def nll(logits: np.ndarray, windows: np.ndarray) -> np.ndarray:
+  """Return the negative log-likelihood of the next tokens of windows [n, T + 1], float64 [n, T]."""
+  z = logits.astype(np.float64)
+  z -= z.max(axis=-1, keepdims=True)
+  known = np.take_along_axis(z, windows[:, 1:, None], axis=-1)[..., 0]
+  return np.asarray(np.log(np.exp(z).sum(axis=-1)) - known)
+
+
+class Place(NamedTuple):
+  """A token of a window: numbers of the window and of the token."""
+
+  window: int
+  token: int
+
+
+def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
+  """Return the tokens with the greatest responses of each center, the greatest first, one for each window.
+
+  Args:
+    responses: [n, T, U].
+    count: the number of places for each center.
+  """
+  best = responses.argmax(axis=1)  # [n, U]
+  order = np.argsort(-responses.max(axis=1), axis=0, kind='stable')[:count]
+  return [
+    [Place(int(window), int(best[window, center])) for window in order[:, center]]
+    for center in range(responses.shape[-1])
+  ]
+
+
+def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -> str:
+  """Return the text that ends at a token, with this token in brackets."""
+  start = max(0, place.token - before)
+  past = run.shown(windows[place.window, start : place.token].tolist())
+  return f'{past}[{run.shown([windows[place.window, place.token]])}]'
+
+
+def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
+  """Return the derivative of a next token's excess logit with respect to the last tokens, [n, T, D].
+
+  The excess logit is the logit minus the mean over the vocabulary. The division of the last norm is constant here.
+
+  Args:
+    run: the run.
+    tokens: tokens after the last block, [n, T, D].
+    classes: the next token, int [n, T].
+  """
+  params = run.params
+  size = np.sqrt(tokens.astype(np.float64).var(axis=-1, keepdims=True) + run.model.trunk.norm_epsilon)
+  through = writing(run)[classes] * np.asarray(params['norm']['scale'], np.float64)
+  return np.asarray((through - through.mean(axis=-1, keepdims=True)) / size)
+
+
+def writing(run: TextRun) -> np.ndarray:
+  """Return the direction in which a normed token raises each excess logit, float64 [V, D]."""
+  head = run.params['embedding']['embedding'] if run.model.tied else run.params['head']['kernel'].T
+  directions = np.asarray(head, np.float64)
+  return np.asarray(directions - directions.mean(axis=0))
+
+
+def written(run: TextRun, block: str) -> np.ndarray:
+  """Return what each unit of a block would add to the excess logits if nothing came after it, [U, V].
+
+  The scale of the last norm is applied and its division is left out, so only the order of the tokens means something.
+  """
+  scale = np.asarray(run.params['norm']['scale'], np.float64)
+  return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
+
+
+def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
+  """Return the contribution of every center of the last block to a next token's excess logit, [n, T, U].
+
+  The division of the last norm is frozen, as in `hbf.analysis.relevance.votes`.
+
+  Args:
+    run: the run.
+    seen: what the network computes of n windows.
+    classes: the next token, int [n, T].
+
+  Raises:
+    UserError: stage 2 of the last block is not a HyperBF.
+  """
+  block = last_block(run)
+  if block not in seen.responses:
+    raise UserError('stage 2 of the last block is not a HyperBF, so it has no votes: give a run with stage 2 hyperbf')
+  scale = np.asarray(run.params[block].get('scale_stage2', 1.0), np.float64)
+  each = readout(run, seen.tokens, classes) @ (np.asarray(coefficients(run.params, block), np.float64) * scale).T
+  return np.asarray(seen.responses[block] * each)
+
+
+def last_block(run: TextRun) -> str:
+  """Return the name of the last block."""
+  return f'block{run.model.trunk.depth - 1}'
+
+
+def silenced_one_by_one(run: TextRun, windows: np.ndarray, block: str, units: Sequence[int]) -> dict[int, Mean]:
+  """Return the change of the mean loss of windows, in nats a token, if each unit of a block is silenced alone.
+
+  The interval is over the windows.
+  """
+  before = run.losses(windows).mean(axis=1)
+  return {
+    int(unit): Mean.of(run.losses(windows, silence(run.params, block, [unit])).mean(axis=1) - before)
+    for unit in units
+  }

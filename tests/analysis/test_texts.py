@@ -1,0 +1,128 @@
+"""The meaning of centers of a model of texts: against the network itself."""
+
+import functools
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import hbf
+from hbf.analysis import texts
+from hbf.analysis.interventions import silence
+from hbf.analysis.report import text_page
+from hbf.analysis.report.explain import about
+from hbf.analysis.report.page import render
+from hbf.analysis.texts import Place, TextRun
+from hbf.config.resolve import resolve
+from hbf.data.text.texts import Texts
+from hbf.data.text.tokenizers import learn_tokenizer
+from hbf.errors import UserError
+from hbf.tasks.registry import make_task
+from hbf.training.evaluate import Restored
+from hbf.training.sharding import make_mesh
+
+TEXT = b'the quick brown fox jumps over the lazy dog\nand the slow red fox sleeps.\n' * 40
+
+
+@pytest.fixture(scope='module')
+def make():
+  """Return a function that makes runs with random parameters: `make(**{'model.tied': False})`."""
+
+  def of(model='hyperbf', **changes):
+    config = hbf.get_config('shakespeare', model=model)
+    config.update_from_flattened_dict(
+      {'model.width': 16, 'model.depth': 2, 'model.heads': 2, 'data.length': 16, **changes}
+    )
+    config = resolve(config)
+    tokenizer = learn_tokenizer('characters', [TEXT], 0)
+    tokens = tokenizer.encode(TEXT)
+    dataset = Texts('fox', tokenizer, {'train': tokens[:2000], 'test': tokens[2000:]})
+    task = make_task(config, dataset)
+    network = task.make_model(config.model)
+    init = jax.jit(functools.partial(network.init, train=False))
+    params = init(jax.random.key(0), np.zeros((1, 16), np.int32))['params']
+    keys = iter(jax.random.split(jax.random.key(1), 500))
+    params = jax.tree.map(lambda z: z + 0.3 * jax.random.normal(next(keys), z.shape), params)
+    return TextRun(pathlib.Path('nowhere'), Restored(config, make_mesh(jax.devices()[:1]), task, 0, network, params))
+
+  return of
+
+
+@pytest.fixture(scope='module')
+def run(make):
+  return make()
+
+
+@pytest.fixture(scope='module')
+def windows(run):
+  return run.windows('test', 5)
+
+
+def test_windows_and_their_texts(run, windows):
+  assert windows.shape == (5, 17)
+  assert run.shown(windows[0].tolist()).replace('⏎', '\n').encode() in TEXT
+  place = Place(1, 4)
+  shown = texts.context(run, windows, place, before=3)
+  assert shown == f'{run.shown(windows[1, 1:4].tolist())}[{run.shown([windows[1, 4]])}]'
+  np.testing.assert_allclose(
+    run.losses(windows)[0],
+    -jax.nn.log_softmax(run.model.apply({'params': run.params}, windows[:1, :-1], train=False))[
+      0, np.arange(16), windows[0, 1:]
+    ],
+    rtol=1e-4,
+  )
+
+
+@pytest.mark.parametrize('changes', [{}, {'model.tied': False, 'model.layer_scale': 0.5}])
+def test_votes_are_what_the_centers_add_with_the_norm_frozen(make, windows, changes):
+  """All votes together, and the stage's bias and input, are the logit: the norm is linear once its size is frozen."""
+  run = make(**changes)
+  seen = run.observe(windows)
+  answers = seen.logits.argmax(axis=-1)
+  cast = texts.votes(run, seen, answers)
+  count = cast.shape[-1]
+  bare = run.observe(windows, silence(run.params, 'block1', range(count)))
+  through = texts.readout(run, seen.tokens, answers)
+  dropped = (through * (seen.tokens - bare.tokens)).sum(axis=-1)
+  np.testing.assert_allclose(cast.sum(axis=-1), dropped, rtol=1e-3, atol=1e-4)
+  excess = np.take_along_axis(seen.logits, answers[..., None], -1)[..., 0] - seen.logits.mean(axis=-1)
+  bias = np.asarray(run.params['norm']['bias'], np.float64) @ texts.writing(run).T
+  centered = seen.tokens - seen.tokens.mean(axis=-1, keepdims=True)
+  np.testing.assert_allclose((through * centered).sum(axis=-1) + bias[answers], excess, rtol=1e-3, atol=1e-3)
+
+
+def test_the_top_places_have_the_greatest_responses():
+  responses = np.zeros((4, 5, 2))
+  responses[2, 3, 0], responses[0, 1, 0], responses[3, 0, 1] = 9, 5, 7
+  assert texts.top_places(responses, 2)[0] == [Place(2, 3), Place(0, 1)]
+  assert texts.top_places(responses, 1)[1] == [Place(3, 0)]
+
+
+def test_a_silenced_center_changes_the_loss_by_that(run, windows):
+  found = texts.silenced_one_by_one(run, windows, 'block0', [1])[1]
+  after = run.losses(windows, silence(run.params, 'block0', [1])).mean()
+  assert found.mean == pytest.approx(after - run.losses(windows).mean(), abs=1e-6)
+
+
+def test_the_page_of_a_text_model(run, make):
+  count, sections = text_page.explain_text(run)
+  made = list(sections)
+  assert [section.name for section in made] == list(text_page.TITLES)
+  assert count == len(made)
+  page = render(about(run), 'by a test', made)
+  assert '[x]' in page or '[o]' in page  # a context
+  assert not any('lacks' in section.numbers for section in made)
+  gpt = [section.numbers.get('lacks', '') for section in text_page.explain_text(make('vit'))[1]]
+  assert [bool(lacks) for lacks in gpt] == [False, True, True, True, False]
+
+
+def test_a_run_on_images_is_refused(finished_images):
+  with pytest.raises(UserError, match='holds a run of task classification: give a run of task next_token'):
+    TextRun.of(finished_images)
+
+
+@pytest.fixture
+def finished_images(tmp_path, toy):
+  (tmp_path / 'config.json').write_text(toy().to_json())
+  return tmp_path
