@@ -61,9 +61,9 @@ _PUBLIC = {
   'get_config': ('hbf.api', 'get_config'),
   'train': ('hbf.api', 'train'),
   'evaluate': ('hbf.api', 'evaluate'),
-  'edit': ('hbf.api', 'edit'),
   'load': ('hbf.api', 'load'),
   'load_pretrained': ('hbf.api', 'load_pretrained'),
+  'edit': ('hbf.api', 'edit'),
   'Run': ('hbf.api', 'Run'),
   'UserError': ('hbf.errors', 'UserError'),
 }
