@@ -1,5 +1,6 @@
 """What all tests share: eight virtual CPU devices, the digits, and configs of runs that take a second."""
 
+import functools
 import gc
 import importlib.metadata
 import os
@@ -25,6 +26,12 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 import jaxtyping
 import pytest
+from jax._src.interpreters import mlir
+
+# JAX makes an MLIR context with all dialects for each program that it lowers, a sixth of the time of all tests; one
+# serves all. It is no public function, so other releases may lack it.
+if hasattr(mlir, 'make_ir_context'):
+  mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 # Before the modules are imported whose functions it checks. It costs a tenth of the time, so tests ask for it.
 if os.environ.get('CHECK_SHAPES'):
@@ -35,8 +42,8 @@ from hbf.config.resolve import resolve
 from hbf.data.images.prepare import prepare
 from hbf.models.matching import units_of
 
-# Tracing makes objects by the million, few of them garbage; a file's tests end with a search of everything.
-gc.set_threshold(200_000, 50, 100)
+# Tracing makes objects by the million, few of them garbage; a file's tests end with the only search for it.
+gc.disable()
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -3,7 +3,6 @@
 import importlib
 import os
 import pathlib
-import subprocess
 import sys
 
 import jax
@@ -24,6 +23,7 @@ from hbf.nn.registry import MODELS
 from hbf.options import whole
 from hbf.tasks.classification import Classification
 from hbf.training.loop import train
+from tests.commands import run_each
 
 ONE = jax.devices()[:1]
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
@@ -176,26 +176,33 @@ def test_every_file_of_configs_is_a_data_set_of_the_package():
   assert {path.stem for path in folder.glob('*.py')} == set(DATASETS)
 
 
-@pytest.mark.parametrize(
-  ('flags', 'message'),
-  [
-    (['--config.optimzer.name=sgd'], "error: unknown config key 'optimzer': did you mean 'optimizer'?"),
-    (['--config.train.batch_size=many'], 'error: flag --config.train.batch_size=many'),
-    (['--config=configs/cifar11.py'], 'configs/cifar11.py'),
-    (['--config=cifar11'], "error: unknown data set 'cifar11': did you mean 'cifar10'?"),
-    (['--config=configs/cifar10.py:model=vti'], "error: unknown model 'vti': did you mean 'vit'?"),
-    (['--config.model.width=-16'], 'error: model.width is -16: expected a whole number of 1 or more'),
-    (['epochs=3'], "error: unexpected argument 'epochs=3'"),
-  ],
-)
-def test_a_wrong_command_ends_in_one_line(flags, message):
-  done = subprocess.run([sys.executable, 'train.py', *flags], capture_output=True, text=True)
-  assert done.returncode == 1
-  assert message in done.stderr
-  assert done.stderr.count('\n') == 1
+WRONG = {
+  '--config.optimzer.name=sgd': "error: unknown config key 'optimzer': did you mean 'optimizer'?",
+  '--config.train.batch_size=many': 'error: flag --config.train.batch_size=many',
+  '--config=configs/cifar11.py': 'configs/cifar11.py',
+  '--config=cifar11': "error: unknown data set 'cifar11': did you mean 'cifar10'?",
+  '--config=configs/cifar10.py:model=vti': "error: unknown model 'vti': did you mean 'vit'?",
+  '--config.model.width=-16': 'error: model.width is -16: expected a whole number of 1 or more',
+  'epochs=3': "error: unexpected argument 'epochs=3'",
+}
 
 
-def test_a_missing_flag_is_named():
-  done = subprocess.run([sys.executable, 'eval.py'], capture_output=True, text=True)
-  assert done.returncode == 1
-  assert done.stderr == 'error: --workdir is missing: write --workdir=VALUE; --help lists the flags\n'
+@pytest.fixture(scope='module')
+def ended():
+  """How wrong commands end: status, stdout and stderr by flag; '': without a flag that is needed."""
+  commands = [*(['train.py', flag] for flag in WRONG), ['eval.py']]
+  return dict(zip([*WRONG, ''], run_each(commands), strict=True))
+
+
+@pytest.mark.parametrize('flag', WRONG)
+def test_a_wrong_command_ends_in_one_line(ended, flag):
+  status, _, said = ended[flag]
+  assert status == 1
+  assert WRONG[flag] in said
+  assert said.count('\n') == 1
+
+
+def test_a_missing_flag_is_named(ended):
+  status, _, said = ended['']
+  assert status == 1
+  assert said == 'error: --workdir is missing: write --workdir=VALUE; --help lists the flags\n'

@@ -1,5 +1,6 @@
 """From the `model` part of a config to a network, and the cost of the network."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -93,7 +94,23 @@ def abstract_params(model: nn.Module, shape: tuple[int, ...]) -> Any:
   Raises:
     UserError: the patch doesn't divide the image, the heads don't divide the width, or an option is unknown.
   """
-  return jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), _example(model, shape))['params']
+  init = functools.partial(_traced_init if _is_hashable(model) else _init, model)
+  return jax.eval_shape(init, _example(model, shape))['params']
+
+
+def _init(model: nn.Module, x: jax.Array) -> Any:
+  return model.init(jax.random.key(0), x, train=False)
+
+
+_traced_init = jax.jit(_init, static_argnums=0)  # once for all models that are equal: a run alone asks four times
+
+
+def _is_hashable(model: nn.Module) -> bool:
+  try:
+    hash(model)
+  except TypeError:  # an option is an array or the like
+    return False
+  return True
 
 
 def count_parameters(model: nn.Module, shape: tuple[int, ...]) -> int:

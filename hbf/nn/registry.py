@@ -50,6 +50,16 @@ MODELS = {
 Stage = Callable[..., nn.Module]
 
 
+class Bound(functools.partial):
+  """A stage's class with its options. It equals another with the same, so models of equal configs are equal."""
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Bound) and (self.func, self.keywords) == (other.func, other.keywords)
+
+  def __hash__(self) -> int:
+    return hash((self.func, frozenset(self.keywords.items())))
+
+
 def stage_names(model: str) -> tuple[str, str]:
   """Return the names of stage 1 and stage 2 of a model: a key of MODELS, or any pair as STAGE1+STAGE2.
 
@@ -132,7 +142,7 @@ def with_units(stage: Stage | None, factor: int) -> Any:
   units = traits_of(stage.func).units
   if units not in stage.keywords:
     return stage
-  return functools.partial(stage, **{units: factor * stage.keywords[units]})
+  return Bound(stage.func, **stage.keywords | {units: factor * stage.keywords[units]})
 
 
 def takes_heads(model: str) -> bool:
@@ -174,4 +184,4 @@ def _bind(what: str, module: Any, options: Mapping[str, Any]) -> Any:
   needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
   if missing := sorted(set(needed) - set(options)):
     raise UserError(f'{what} needs the options {", ".join(missing)}: add them')
-  return functools.partial(module, **options) if module else None
+  return Bound(module, **options) if module else None

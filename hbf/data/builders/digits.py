@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from sklearn import datasets as sklearn_datasets
 
 from hbf.data.builders import base
 from hbf.data.images import codec
@@ -34,7 +33,9 @@ class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
     del dl_manager  # The images come with scikit-learn.
-    digits = sklearn_datasets.load_digits()
+    from sklearn.datasets import load_digits  # a second, which every command would take that trains or evaluates
+
+    digits = load_digits()
     is_test = np.zeros(len(digits.target), bool)
     for digit in range(10):  # Every class gives the same share to the test split.
       is_test[np.flatnonzero(digits.target == digit)[_TEST_EVERY - 1 :: _TEST_EVERY]] = True
