@@ -65,7 +65,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   model = measured['rows'][0]['model']
   figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')
   for number, method in enumerate(name for name in _methods(measured) if name != 'no edit'):
-    style = {'color': f'C{number}', 'marker': 'osv^DPX*x'[number], 'label': method}
+    style = {'color': f'C{number}', 'marker': 'osv^DPX*x+'[number % 10], 'label': method}
     rows = _rows(measured, model, method)
     trials = sorted(rows[0]['trials'], key=lambda trial: trial['changed'])
     left.plot([max(t['changed'], 1e-3) for t in trials], [t['copies'] for t in trials], linestyle='', **style)
