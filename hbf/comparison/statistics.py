@@ -18,7 +18,8 @@ class Difference:
 
   Attributes:
     estimate: difference over all examples and all seeds of each arm.
-    low: lower bound of the interval. None if there is only one example, or one block of them.
+    low: lower bound of the interval. None if there are fewer than two blocks of examples. A block of a text has many
+      examples, see `block_length`. In other data each example is a block.
     high: upper bound of the interval, or None like `low`.
     seeds: True if the interval is over test examples and seeds. False if it is over the examples alone.
   """
@@ -36,8 +37,8 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
 
     y[a, s, i] = mean[a] + example[a, i] + seed[a, s] + both[a, s, i].
 
-  All terms but the means are random, independent effects. The seeds' variance τ² is the same for all arms. A
-  difference of two arms with S and R seeds and n examples has the variance
+  All terms but the means are random, independent effects. The seeds' variance τ² is the same for all arms. Arm a has
+  S seeds, the reference r has R seeds, and both have n examples. Their difference has the variance
 
     Var_i(mean over s of y[a, s, i] − mean over s of y[r, s, i]) / n + τ² (1/S + 1/R).
 
@@ -99,8 +100,8 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
   """Return the covariance [K, K] of the means of outcomes [K, n], by a bootstrap of blocks.
 
   The circular block bootstrap (Politis & Romano 1992) draws blocks of consecutive examples. Its covariance has a
-  closed form, so nothing is drawn. It is scaled from k = n / length blocks to k − 1. Blocks of one example give the
-  ordinary unbiased covariance.
+  closed form, so nothing is drawn. It is multiplied by k / (k − 1) for k = n / length blocks. Blocks of one example
+  then give the ordinary unbiased covariance.
   """
   n = outcomes.shape[1]
   centered = outcomes - outcomes.mean(axis=1, keepdims=True)
@@ -110,9 +111,9 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, float, int]:
-  """Return three values pooled over the arms, for the means of seeds.
+  """Return the variance of the means of seeds, pooled over the arms, as three values.
 
-  These are the part of their variance that the examples cause, their whole variance, and its degrees of freedom.
+  These are the part of the variance that the examples cause, the whole variance, and its degrees of freedom.
   """
   repeated = [arm for arm in arms if len(arm) > 1]
   freedom = sum(len(arm) - 1 for arm in repeated)
@@ -124,7 +125,7 @@ def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, floa
 
 
 def _relative_variance(random: np.random.Generator, freedom: float, draws: int) -> np.ndarray:
-  """Draw estimates of a variance, divided by the variance, [draws, 1]."""
+  """Draw ratios of an estimated variance to the true variance, [draws, 1]."""
   return random.chisquare(freedom, (draws, 1)) / freedom
 
 

@@ -92,9 +92,9 @@ def strong() -> ConfigDict:
 
 
 def finetune() -> ConfigDict:
-  """Return a recipe that starts from weights of another project, `init_from`.
+  """Return a recipe that starts from weights of another project. Key `init_from` names their file.
 
-  `size` and the options of the model must describe these weights.
+  The argument `size` and the options of the model must describe the network of these weights.
   """
   config = defaults()
   config.model.update(width=192, depth=12, heads=3, patch=16, drop_path=0.1)
@@ -181,7 +181,7 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   Args:
     arguments: 'model=…,recipe=…,size=…', each optional.
     data: the `data` keys of the data set.
-    **overrides: keys by section that this data set sets differently, for every recipe.
+    **overrides: values of keys, by section. They replace the values of every recipe.
 
   Raises:
     UserError: an argument or value is unknown.

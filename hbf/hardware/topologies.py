@@ -46,7 +46,7 @@ class Topology:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Mesh of a TPU slice. For GPUs: the number of hosts, and of GPUs per host."""
+    """The sides of a TPU slice in chips. For GPUs, the number of hosts and the number of GPUs on each host."""
     if isinstance(self.chip, TpuChip):
       return _mesh(self.devices, self.chip.dimensions)
     return self.hosts, self.devices // self.hosts
@@ -57,7 +57,7 @@ class Topology:
     return {name: importlib.metadata.version(name) for name in packages}
 
   def compile_devices(self) -> list[Any]:
-    """Return devices for a mesh, to lower and compile for. They cannot execute anything.
+    """Return virtual devices for a mesh. XLA can compile programs for them, but they cannot run a program.
 
     The process keeps its own platform. Call this before JAX's first computation in the process, unless JAX_PLATFORMS
     excludes the topology's platform: JAX drops a plugin if it finds no devices for it.
@@ -104,7 +104,7 @@ def parse_topology(name: str) -> Topology:
   """Parse the name of a topology such as v4-8 (8 TensorCores), v5e-16 (16 chips) or h100-8 (8 GPUs).
 
   Raises:
-    UserError: the form is wrong, or there is no such chip or no such number of it.
+    UserError: the name has another form, the chip is unknown, or the chip does not come in this number.
   """
   parts = re.fullmatch(r'(\w+)-([1-9][0-9]*)', name)
   if not parts:
@@ -133,7 +133,11 @@ def _mesh(chips: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _require_count(name: str, chip: Chip, count: int, known: list[int]) -> None:
-  """Refuse a number that is not among the known ones (ascending). The message names the nearest ones."""
+  """Check that a number of chips is among the known numbers, which ascend.
+
+  Raises:
+    UserError: the number is unknown. The message names the nearest known numbers.
+  """
   if count in known:
     return
   index = bisect.bisect(known, count)

@@ -1,8 +1,8 @@
 """The cache of a causal stage. With it, a text is continued at the cost of its new tokens alone.
 
-A stage keeps there what it needs of earlier tokens. The cache lies in the collection 'cache', which the caller passes
-in and gets back changed, at each call: `out, state = module.apply({'params': params, 'cache': cache}, ...,
-mutable=['cache'])`. Without one it starts empty.
+A stage keeps in the cache the arrays that it needs of earlier tokens. The cache lies in the collection 'cache'. At
+each call the caller passes the collection in and gets the changed one back: `out, state = module.apply({'params':
+params, 'cache': cache}, ..., mutable=['cache'])`. If the caller passes none in, the cache starts empty.
 """
 
 import flax.linen as nn
@@ -20,7 +20,7 @@ def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, a
     module: the module in whose scope the cache lies.
     name: name of the variable.
     z: an array with the new tokens along an axis.
-    context: the context of the call. If it continues nothing, z is returned.
+    context: the context of the call. If the context continues nothing, z is returned.
     axis: axis of the tokens.
   """
   if context.continued is None:
@@ -36,8 +36,7 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
   """Return the part of an array that belongs to the new tokens.
 
   Args:
-    z: an array with an entry for every token of a text, up to its longest. If the context continues nothing, z is
-      returned.
+    z: an array with an entry for each token that the text can have. If the context continues nothing, z is returned.
     context: the context of the call.
     count: number of new tokens.
     axis: axis of the tokens.
@@ -48,5 +47,8 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
 
 
 def cache_mask(continued: Continued, count: int) -> Bool[Array, 'count room']:
-  """Return the attention mask of new tokens, [count, room]: each attends to the tokens up to itself."""
+  """Return the attention mask of `count` new tokens, booleans [count, room].
+
+  Each new token attends to itself and to all tokens before it. The text can have at most `room` tokens.
+  """
   return jnp.arange(continued.room) <= continued.start + jnp.arange(count)[:, None]

@@ -20,23 +20,23 @@ from jaxtyping import Array, Float
 
 
 def gaussian(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute log exp(−s). The bilinear form need not be a distance, so s may be negative."""
+  """Compute log K = −s. With metric `bilinear`, s need not be a distance, so it may be negative."""
   return -s
 
 
 def laplacian(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute log exp(−r/σ) = −√(2s). At s = 0, where K has a kink, the subgradient is 0."""
+  """Compute log K = −√(2s), for K = exp(−r/σ). At s = 0, where K has a kink, the subgradient is 0."""
   away = s > 0
   return -jnp.where(away, jnp.sqrt(jnp.where(away, 2 * s, 1.0)), 0.0)
 
 
 def rational_quadratic(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute log 1 / (1 + s): the Student kernel, a scale mixture of Gaussians."""
+  """Compute log K = −log(1 + s), for the Student kernel K = 1 / (1 + s), a scale mixture of Gaussians."""
   return -jnp.log1p(jnp.maximum(s, 0))
 
 
 def inverse_multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute log 1 / √(1 + r²/σ²) = −½ log(1 + 2s)."""
+  """Compute log K = −½ log(1 + 2s), for K = 1 / √(1 + r²/σ²)."""
   return -0.5 * jnp.log1p(jnp.maximum(2 * s, 0))
 
 
@@ -50,20 +50,26 @@ SIGNED = 'signed_gaussian'
 
 
 def multiquadric(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute √(1 + r²/σ²) = √(1 + 2s) (Hardy 1971). It grows, and is conditionally positive definite of order 1."""
+  """Compute K = √(1 + 2s) = √(1 + r²/σ²) (Hardy 1971).
+
+  It grows with the distance, and is conditionally positive definite of order 1.
+  """
   return jnp.sqrt(1 + jnp.maximum(2 * s, 0))
 
 
 def thin_plate(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute s log s, the thin-plate spline r² log r up to a multiple of r² (Duchon 1977). It is 0 at 0 and at 1."""
+  """Compute K = s log s (Duchon 1977).
+
+  Up to a factor and a multiple of r² this is the thin-plate spline r² log r. It is 0 at s = 0 and at s = 1.
+  """
   away = s > 0
   return jnp.where(away, s * jnp.log(jnp.where(away, s, 1.0)), 0.0)
 
 
 def wendland(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute (1 − u)₊⁴ (1 + 4u) with u = r/√20σ: the smooth kernel C² of Wendland (1995) with compact support.
+  """Compute K = (1 − u)₊⁴ (1 + 4u), with u = r / (√20 σ): the kernel C² of Wendland (1995) with compact support.
 
-  It is positive definite in up to three dimensions. With this support, its curvature at the center is that of the
+  It is positive definite in up to three dimensions. With this support, it has the same curvature at the center as the
   Gaussian of the same σ.
   """
   away = s > 0

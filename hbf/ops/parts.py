@@ -7,7 +7,8 @@ import jax.numpy as jnp
 def split(z: jax.Array, count: int, axis: int = -2, fill: float = 0.0) -> jax.Array:
   """Split an array along an axis into parts [count, ...], padded to equal length with `fill`.
 
-  Row i goes to part i mod count. So rows on several devices stay there, and every device works on every part.
+  Row i goes to part i mod count. So the rows of a sharded array stay on their devices, and every device works on
+  every part.
   """
   axis %= z.ndim
   padding = [(0, 0)] * z.ndim
@@ -18,7 +19,7 @@ def split(z: jax.Array, count: int, axis: int = -2, fill: float = 0.0) -> jax.Ar
 
 
 def join(parts: jax.Array, length: int, axis: int = -2) -> jax.Array:
-  """Undo `split` for an array of this length along the axis."""
+  """Undo `split` along an axis, for an array that had `length` entries there."""
   axis %= parts.ndim - 1
   rows = jnp.moveaxis(parts, 0, axis + 1)
   joined = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 2 :])

@@ -52,8 +52,8 @@ class ImageReading:
 class Classification(Task):
   """The classification of images.
 
-  The targets of a training batch are (labels int32 [B], class probabilities [B, classes]). The targets of an
-  evaluation batch are (labels int32 [B], mask bool [B], which is False for padding).
+  The targets of a batch are two arrays. The first has the labels, int32 [B]. In training, the second has class
+  probabilities [B, classes]. In evaluation, the second is a mask of booleans [B] that is False for padding.
 
   Attributes:
     dataset: the images.

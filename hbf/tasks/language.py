@@ -30,7 +30,7 @@ _MASKS = 143  # the seed of the masks of evaluation, which are always the same
 class Language(Task):
   """A task on windows of texts.
 
-  The targets of a batch are (labels int32 [B, T], bool [B, T], which is True for the tokens that count).
+  The targets of a batch are two arrays [B, T]: labels, int32, and booleans that are True for the tokens that count.
 
   Attributes:
     dataset: the texts.
@@ -131,7 +131,7 @@ class Language(Task):
     """
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of the tokens that count, and how many of them are predicted correctly.
+    """Return the mean cross-entropy of the tokens that count, and the number of correct predictions among them.
 
     Every window must have the same number of tokens that count.
     """
@@ -154,7 +154,8 @@ class Language(Task):
   ) -> tuple[TextCounts, dict[str, jax.Array]]:
     """Add an evaluated batch to the counts.
 
-    The values of each window are `nll`, float32, the sum over its tokens, and `tokens`, int32, their number.
+    The values of each window are `nll` (float32, the sum over the tokens that count) and `tokens` (int32, the number
+    of these tokens).
     """
     labels, counted = targets
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels)

@@ -36,7 +36,7 @@ class RestoredState(NamedTuple):
   Attributes:
     step: the step of the checkpoint.
     state: the state at that step.
-    about: the metadata that were saved with it.
+    about: the metadata that were saved with the state.
     damaged: the new paths of newer checkpoints that could not be read, by step.
   """
 
@@ -50,7 +50,7 @@ class Checkpoints:
   """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average if the run keeps one.
 
   Parameters and their average are separate items, so that evaluation reads nothing else. Orbax's format has checksums
-  of everything except the bytes of the arrays. This class keeps checksums of those in the metadata.
+  of everything except the bytes of the arrays. This class keeps checksums of these bytes in the metadata.
 
   Several processes open, save and close a checkpoint together. Each one reads alone, and they compute checksums
   together.
@@ -167,7 +167,7 @@ class Checkpoints:
     Args:
       step: the step of the checkpoint.
       tree: a tree with today's parameters.
-      former: the same tree with parameters that are gone today. None if none are gone.
+      former: the same tree with the parameters of older code that are gone today. None if none are gone.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
@@ -179,7 +179,8 @@ class Checkpoints:
 
     Args:
       state: arrays or shapes, with the shardings of the restored state.
-      former: the same with parameters that are gone today, which are read and dropped. None if none are gone.
+      former: the state in older code, like `state` but with the parameters that are gone today. These are read and
+        dropped. None if none are gone.
 
     Raises:
       UserError: no checkpoint can be read. Then nothing is renamed.
@@ -220,7 +221,8 @@ class Checkpoints:
     Args:
       step: the step of the checkpoint.
       params: arrays or shapes, with the shardings of the restored parameters.
-      former: the same with parameters that are gone today, see `restore_newest`.
+      former: the parameters in older code, like `params` but with those that are gone today. These are read and
+        dropped. None if none are gone.
       average: True to restore the average.
 
     Raises:
@@ -283,7 +285,7 @@ def _rename_damaged(folder: pathlib.Path) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class _Ranking:
-  """The ranking of checkpoints by a score, with its values by step."""
+  """The ranking of checkpoints by a score, with the values of the score by step."""
 
   score: Score | None
   scores: dict[int, float]
@@ -373,7 +375,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """Return the items of a state. Without an average it has no such item."""
+  """Return the items of a state. If the state has no average, there is no such item."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}

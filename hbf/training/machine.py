@@ -46,8 +46,8 @@ def keep_compiled_programs() -> None:
   """Make JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla ($XDG_CACHE_HOME/hbf/xla).
 
   At the start of a run the least recently used programs are removed until the rest take at most CACHE_BYTES. If JAX
-  has a cache folder already, as by JAX_COMPILATION_CACHE_DIR, nothing changes. If the folder can't be made, every run
-  compiles.
+  has a cache folder already, for example from JAX_COMPILATION_CACHE_DIR, this function does nothing. If the folder
+  can't be made, every run compiles.
   """
   if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
     return

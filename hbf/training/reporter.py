@@ -33,7 +33,7 @@ class Reporter:
     self._writer = writer
     self._stopwatch = stopwatch
     self._console = console
-    # Made by a program: with several processes `device_put` would compare the values of all of them.
+    # A program makes the zeros: with several processes, `device_put` would compare their values.
     self._zeros = jax.jit(Totals.zeros, out_shardings=replicated(experiment.mesh))
     self._sigmas = jax.jit(mean_sigmas, out_shardings=replicated(experiment.mesh))
     self._pending: tuple[int, Totals, Any, Any] | None = None
@@ -48,13 +48,18 @@ class Reporter:
     self._task = self._bar.add_task('train', total=experiment.clock.steps, completed=start, shown='')
 
   def report(self, step: int, state: TrainState) -> TrainState:
-    """Return the state with empty totals. `flush` reads the old totals once the steps are done."""
-    # Computed now: later the learning rate would wait behind the next call, which donates the parameters.
+    """Keep the totals of a state for `flush`, and return the state with empty totals.
+
+    `flush` reads the kept totals later, once the devices have done the steps.
+    """
+    # The rate and the sigmas are computed now. The next call donates the parameters, and the rate would wait for it.
     self._pending = step, state.totals, self._experiment.schedule(step - 1), self._sigmas(state.params)
     return state.replace(totals=self._zeros())
 
   def flush(self) -> None:
-    """Write the report that is due, if any. The stopwatch must have counted exactly the steps up to it.
+    """Write the pending report, if there is one.
+
+    The stopwatch must have counted exactly the steps up to this report.
 
     Raises:
       Diverged: the loss is not finite.
@@ -65,7 +70,7 @@ class Reporter:
     totals, rate, sigmas = jax.device_get(pending)
     check_finite(step, float(totals.loss))
     steps, batch_size, task = int(totals.steps), self._experiment.clock.batch_size, self._experiment.task
-    # Not the steps of the report: some of them were taken before the run was resumed.
+    # The speed can't use the steps of the report: some of them may precede the start of this process.
     timed, elapsed = self._stopwatch.steps - self._counted[0], self._stopwatch.seconds - self._counted[1]
     self._counted = self._stopwatch.steps, self._stopwatch.seconds
     values = {

@@ -56,7 +56,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
   """Make and lock a run folder. The lock ends with the process, however that ends.
 
   Raises:
-    UserError: the folder is impossible, another run holds it, or it holds something that is no run.
+    UserError: the path can't be a folder, another run holds the folder, or the folder has files that are no run.
   """
   check_place(workdir)
   if workdir.exists() and (not workdir.is_dir() or (any(workdir.iterdir()) and not _is_run(workdir))):
@@ -95,10 +95,10 @@ def _words(error: OSError) -> str:
 
 @contextlib.contextmanager
 def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
-  """Turn a full disk, missing permissions and I/O errors into one line.
+  """Turn the errors of a full disk, of missing permissions and of I/O into a `UserError` of one line.
 
   Raises:
-    UserError: one of these happened; the message names the folder.
+    UserError: one of these errors happened. The message names the folder.
   """
   try:
     yield
@@ -157,7 +157,7 @@ def in_use(workdir: pathlib.Path) -> bool:
   """Return True if a process holds the folder, which need not exist.
 
   Raises:
-    UserError: its file system has no locks.
+    UserError: the file system of the folder has no locks.
   """
   path = workdir / '.lock'
   if not path.exists():
@@ -187,7 +187,7 @@ def _is_run(workdir: pathlib.Path) -> bool:
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:
-  """Write config and identity of the data into a run folder, or check that they are the same there.
+  """Write config and identity of the data into a run folder, or check that the folder has the same ones.
 
   Args:
     workdir: the run folder.
@@ -195,7 +195,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
     data: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
-    UserError: they differ. The message names the keys, or the part of the data.
+    UserError: the config or the data differ. The message names the keys, or the part of the data.
   """
   if differ := differences(workdir, config):
     raise UserError(f'{workdir} holds a run of another config ({differ}): choose another --workdir')
@@ -209,8 +209,8 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   """Describe the keys in which a config differs from the config of a run.
 
-  Keys that change nothing that is learned, and values that are still to be measured (data.mean and data.std), do not
-  count.
+  Keys that do not change the learned parameters (FREE) do not count. Neither do data.mean and data.std while they are
+  not measured yet.
 
   Returns:
     A text; '' if nothing differs, or the folder holds no run.
@@ -258,7 +258,7 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """Describe a value. Of a list name the items that the other lacks, or all if only the order differs."""
+  """Describe a value. For a list, name the items that the other list lacks, or all if only the order differs."""
   if isinstance(value, list) and isinstance(other, list):
     shown = [str(part) for part in value if part not in other] or list(map(str, value))
     return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
@@ -281,12 +281,12 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
-  """Return a stored config with the keys of today.
+  """Return the config that a config.json holds, with today's keys.
 
   Args:
     stored: the content of config.json.
-    source: its place, for messages.
-    cure: advice for the user if it is damaged.
+    source: the place of config.json, for error messages.
+    cure: advice for the user if config.json is damaged.
 
   Raises:
     UserError: the config uses an option that is gone, is of a newer version, or is damaged.
@@ -413,13 +413,13 @@ def read_result(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
 
 
 def write_predictions(workdir: pathlib.Path, per_example: Mapping[str, np.ndarray]) -> None:
-  """Write predictions.npz: the task's values of each test example, by name [n], in the order of the split."""
+  """Write predictions.npz: an array [n] for each of the task's values of n test examples, in the split's order."""
   with replacing(workdir / 'predictions.npz') as file:
     np.savez_compressed(file, **per_example)  # type: ignore[arg-type]  # its other argument has a default
 
 
 def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
-  """Return the content of a finished run's predictions.npz, by name [n]; None if the folder has none.
+  """Return the arrays of a finished run's predictions.npz by name, each [n]; None if the folder has no such file.
 
   Raises:
     UserError: the file cannot be read.

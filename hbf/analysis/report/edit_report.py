@@ -61,7 +61,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG: all trials of one edit, then success and damage of many edits. For the first model."""
+  """Write a PNG for the first model: all trials of one edit, then the success and the damage of many edits."""
   model = measured['rows'][0]['model']
   figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')
   for number, method in enumerate(name for name in _methods(measured) if name != 'no edit'):

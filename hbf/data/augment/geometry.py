@@ -33,18 +33,21 @@ def flip(key: jax.Array, size: Size, rate: float) -> jax.Array:
 
 
 def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
-  """Return the result of a warp by `flip`."""
+  """Return the image that `warp` would give for the map of `flip`, without resampling."""
   return jnp.where(jax.random.bernoulli(key, rate), image[:, ::-1], image)
 
 
 def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
-  """Return a map that mirrors left to right in every other epoch (Jordan 2024). The fixed key decides the first."""
+  """Return a map that mirrors left to right in every other epoch (Jordan 2024).
+
+  The fixed key decides if this begins with epoch 0 or with epoch 1.
+  """
   del key
   return _mirror_if(_is_mirrored(fixed_key, epoch), size)
 
 
 def flip_alternately_exactly(key: jax.Array, image: jax.Array, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
-  """Return the result of a warp by `flip_alternately`."""
+  """Return the image that `warp` would give for the map of `flip_alternately`, without resampling."""
   del key
   return jnp.where(_is_mirrored(fixed_key, epoch), image[:, ::-1], image)
 
@@ -59,12 +62,12 @@ def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
-  """Return a map that moves by −most … most whole pixels in each direction, uniformly."""
+  """Return a map that moves by a whole number of pixels along each axis, uniform in −most … most."""
   return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
 
 
 def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
-  """Return the result of a warp by `shift`, as a slice."""
+  """Return the image that `warp` would give for the map of `shift`. It is a slice of the padded image."""
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
   dynamic_slice = functools.partial(_slice_dynamically, shape=image.shape)
   # A slice begins at another place in every image. For dynamic slices a TPU's compiler makes a loop over the images.
@@ -140,7 +143,7 @@ def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
     mapping: float32 [2, 3].
 
   Returns:
-    uint8 [H, W, C], rounded to the nearest.
+    uint8 [H, W, C], rounded to the nearest integer.
   """
   height, width, channels = image.shape
   shown = centers((height, width))

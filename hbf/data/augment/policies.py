@@ -1,4 +1,4 @@
-"""RandAugment and TrivialAugment, random operations of random magnitude, as in torchvision.
+"""RandAugment and TrivialAugment, as in torchvision: random operations of a given or a random magnitude.
 
 An operation has a magnitude of 0 … 30. Shears, translations and rotations are part of the image's one warp. The other
 operations change colors, in the order in which they are drawn.
@@ -23,9 +23,9 @@ class Space:
 
   Attributes:
     shear: shift of a row divided by its distance from the top.
-    translate: pixels. None is 150/331 of the side.
-    rotate: degrees.
-    factor: difference from 1 of the factors of brightness, contrast, saturation and sharpness.
+    translate: shift in pixels. None: 150/331 of the image's side.
+    rotate: angle in degrees.
+    factor: difference between 1 and the factor of brightness, contrast, saturation or sharpness.
     posterize: number of bits that are dropped.
   """
 
@@ -55,12 +55,15 @@ class Drawn(NamedTuple):
 
 
 def draw_rand(key: jax.Array, count: int, magnitude: int) -> Drawn:
-  """Draw operations of RandAugment (Cubuk et al. 2020), uniformly from all 14 and of one magnitude."""
+  """Draw `count` operations of RandAugment (Cubuk et al. 2020), all of the given magnitude.
+
+  Each of them is any of the 14 operations with equal probability.
+  """
   return _draw(key, count, magnitude, magnitude)
 
 
 def draw_trivial(key: jax.Array) -> Drawn:
-  """Draw the operation of TrivialAugment (Müller & Hutter 2021) and its magnitude."""
+  """Draw one operation and one magnitude, both uniformly, for TrivialAugment (Müller & Hutter 2021)."""
   return _draw(key, 1, 0, MOST)
 
 

@@ -1,9 +1,9 @@
 """Sums over the centers. The HyperBF operator follows from them under every normalization.
 
-With k_a = K(s_a) / max_b K(s_b) they are the mean and variance of k over the centers, and Σ_a (k_a − k̄) c_a. If
-responses hardly differ, sums of k would lose their differences. So an implementation sums u = k − p, with a pivot p
+With k_a = K(s_a) / max_b K(s_b), the sums are the mean and variance of k over the centers, and Σ_a (k_a − k̄) c_a. If
+responses hardly differ, sums of k would lose the differences. So an implementation sums u = k − p, with a pivot p
 near k̄: the mean of the first centers' k. These centers are part of the variance, so |k̄ − p| is at most √(A / first)
-standard deviations, and the correction at the end is never large.
+standard deviations. So the correction at the end is never large.
 
 Where this module says float32, it is float64 for float64 arrays (`hbf.ops.distances.sum_dtype`).
 
@@ -137,9 +137,9 @@ def unnormalized_sums(
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
   """Return the number of blocks of points.
 
-  Keeping a block's distances for the gradient saves a sixth of the products. So all points are one block while the
-  distances take no more memory than a few times points and values, as in an MLP. With more centers, blocks are
-  computed, and computed again for the gradient.
+  Distances that are kept for the gradient save a sixth of the products. So all points are one block if the distances
+  take at most a few times the memory of points and values, as in an MLP. With more centers there are several blocks,
+  and the gradient computes the distances of each block again.
   """
   points, centers = distances.points.shape, distances.centers.shape[-2]
   if centers <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
@@ -148,9 +148,9 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
 
 
 def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
-  """Return the number of blocks of points [..., N, D] such that the responses of one block fit in memory.
+  """Return the number of blocks for points [..., N, D], so that the responses of one block fit in memory.
 
-  A program that is exported for any number of images (`jax.export`) has one block, because the number is unknown.
+  If a program is exported for any number of images (`jax.export`), the number of points is unknown. It has one block.
   """
   pairs = math.prod(points[:-1]) * centers
   return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
@@ -244,10 +244,10 @@ def _backward(
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-  """Return distances as terms of a sum in which the array [..., N, A] has the given type, as hidden units have.
+  """Return arrays whose sum is the distances. The array [..., N, A] has the given type, like hidden units.
 
-  A short type rounds the excess of a distance over the least distance of its point. So the largest responses lose
-  least: the logarithm of a response is off by a rounding of its distance to the greatest logarithm.
+  With a short type, the least distance of each point is not rounded. Only the excess over it is rounded. So the
+  largest responses lose least: the farther a logarithm is below the greatest one, the larger is its error.
   """
   if not is_short(dtype):
     return (scaled,)
