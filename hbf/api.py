@@ -34,16 +34,18 @@ from hbf.training.workdir import load_config, locked
 
 
 def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> ConfigDict:
-  """Return the config of a run, as --config=DATA:model=…,recipe=…,size=… gives it. Change its keys as you like.
+  """Return the config of a run. You may change its keys.
+
+  The flag --config=DATA:model=…,recipe=…,size=… of `hbf train` gives the same config.
 
   Args:
     data: a data set, such as 'cifar10'; 'arrays' for your own images in memory.
-    model: such as 'hyperbf', 'gated' or 'vit', or any two stages, 'softmax+hyperbf'; '': hyperbf.
-    recipe: such as 'small', 'laptop' or 'memo'; '': the data set's own.
-    size: such as 'tiny'; '': the recipe's own.
+    model: a name such as 'hyperbf', 'gated' or 'vit', or two stages such as 'softmax+hyperbf'. '': hyperbf.
+    recipe: a name such as 'small', 'laptop' or 'memo'. '': the recipe of the data set.
+    size: a name such as 'tiny'. '': the size of the recipe.
 
   Raises:
-    ValueError: a name is unknown. The message has the nearest known name.
+    ValueError: a name is unknown. The message suggests the nearest known name.
   """
   given = {'model': model, 'recipe': recipe, 'size': size}
   for name, value in {'data': data, **given}.items():
@@ -65,34 +67,37 @@ def train(
 ) -> dict[str, Any] | None:
   """Train, or continue the run in a folder, and evaluate the test split once, at the end.
 
-  It works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt, but not in a
-  thread. The same call continues from the last checkpoint. For a finished run it returns the result.
+  This function works in a script, a notebook and a thread. Ctrl-C saves the run and then raises KeyboardInterrupt,
+  but not in a thread. A second call with the same arguments continues from the last checkpoint. If the run is
+  finished, the call returns its result.
 
-  A callback is called as `callback(step, metrics, state)` after each call of steps (`train.steps_per_call`):
+  The devices take up to `train.steps_per_call` steps in one call. After each of these calls, a callback is called as
+  `callback(step, metrics, state)`:
 
       step      the number of steps taken so far
-      metrics   {'epoch', 'loss', 'accuracy'} of training since the last report (`log.every`), and 'validation': {…}
-                at the steps after which the held-out part of train was evaluated (`evaluate.every`)
-      state     params, opt_state and average on the devices. The next call overwrites them: copy what you keep, as by
-                `jax.device_get(state.params)`
+      metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last report (`log.every`). It also
+                has 'validation', a dict of scores, if the held-out part of train was evaluated after this step
+                (`evaluate.every`)
+      state     params, opt_state and average on the devices. The next steps overwrite these arrays. To keep some,
+                copy them, for example with `jax.device_get(state.params)`
 
-  A callback that returns True stops the run, which is saved. If a callback raises, the run is saved and the exception
-  surfaces. With callbacks the devices wait for the host after each call of steps.
+  If a callback returns True, the run is saved and stops. If a callback raises an exception, the run is saved and
+  this function raises the exception. With callbacks, the devices wait for the host after each call.
 
   Args:
     config: a config of `get_config`. It is not changed.
     workdir: the run folder. A missing folder is made.
     data: the images to train and test on. None: the data set that the config names.
-    callbacks: functions, called in this order.
+    callbacks: functions as described above. They are called in this order.
     devices: the devices to train on. None: all.
     progress: True to show progress on stderr.
 
   Returns:
-    The content of result.json: 'accuracy', 'nll', 'params', 'train_seconds' and more, of the test split. None if a
+    The content of result.json: 'accuracy' and 'nll' on the test split, 'params', 'train_seconds' and more. None if a
     callback stopped the run.
 
   Raises:
-    ValueError: something is wrong with the config, the data or the folder. Nothing is written then.
+    ValueError: something is wrong with the config, the data or the folder. Then nothing is written.
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {config!r}: expected a ConfigDict, as hbf.get_config('cifar10') returns it")
@@ -123,10 +128,10 @@ def evaluate(
     workdir: the run folder.
     split: 'train', 'validation' (the part of train that was held out) or 'test'.
     checkpoint: 'latest', 'best' (on the held-out part) or a step.
-    data: the images that the run was trained on. None: the data set that its config names. Their fingerprint must be
-      the run's. For other images use `Run.predict`.
+    data: the images that the run was trained on, in memory. Their fingerprint (a checksum) must be the one in the run
+      folder. None: the data set that the run's config names. For other images use `Run.predict`.
     average: True to evaluate the moving average of the parameters (`train.average`).
-    edits: True to apply the edits in the folder, or other edits of this checkpoint.
+    edits: True to apply the edits in the run folder. Or other edits of this checkpoint, as an `Edits` object.
     devices: the devices to evaluate on. None: all.
 
   Returns:
@@ -160,7 +165,7 @@ def load(
     device: the device to compute on. None: the first one.
 
   Raises:
-    ValueError: the folder is no run folder, or has no such checkpoint, or no edits of this checkpoint.
+    ValueError: the folder is no run folder, has no such checkpoint, or has no edits of this checkpoint.
   """
   folder, where = _folder(workdir), jax.devices()[0] if device is None else device
   stored = stored_dataset if load_config(folder).task == 'classification' else stored_texts
@@ -172,14 +177,15 @@ def load(
 def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
   """Load a trained model that comes with the package. The first call makes its run folder in the user's cache.
 
-  `hbf pretrained` lists the names. `run.workdir` is a run folder for all commands, such as `hbf explain`.
+  The command `hbf pretrained` lists the names. The attribute `workdir` of the returned run is its run folder. All
+  commands accept this folder, such as `hbf explain`.
 
   Args:
     name: a name such as 'laptop-cifar10-hyperbf'.
     device: the device to compute on. None: the first one.
 
   Raises:
-    ValueError: there is no such model. The message has the nearest name.
+    ValueError: there is no such model. The message suggests the nearest name.
   """
   with quiet():
     return load(pretrained.unpack(name), device=device)
@@ -194,29 +200,30 @@ def edit(
   reach: float = REACH,
   margin: float = MARGIN,
 ) -> 'Run':
-  """Correct a classifier's answers for images: write one center for each, without a gradient.
+  """Correct a classifier's answers for images. Each image gets one center; nothing is trained.
 
-  The center is the image's point, the mean token after half of the blocks. A ball around it changes the logits of
-  this image and of those near to it, such as crops of it. `hbf.editing.edit.Editor` has the rule, and
-  docs/how-to/edit.md examples. Nothing is written: see `Run.save_edits`.
+  The point of an image is the mean of its tokens after the first half of the blocks. The center of an edit is the
+  point of the corrected image. The edit changes the logits of all images whose points lie in a ball around this
+  center, such as crops of the corrected image. `hbf.editing.edit.Editor` describes the computation, and
+  docs/how-to/edit.md has examples. Nothing is written to disk until you call `Run.save_edits`.
 
   Args:
     run: a run of task classification. It is not changed.
     images: [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1.
-    labels: the class that each image should get, by name or number [N].
-    among: images whose answers should stay, like `images`. None: up to 20,000 training images, which takes some
-      seconds to a minute on a CPU. Give several images at once to read them once.
-    reach: radius of the balls, as a part of the distance to the nearest image whose answer should stay. Up to 1, all
-      of those keep their logits.
-    margin: lead of the label's logit over all others.
+    labels: name or number of the right class of each image, [N].
+    among: images whose answers should stay, of the same form as `images`. None: up to 20,000 training images. Reading
+      them takes some seconds to a minute on a CPU, once for each call of this function.
+    reach: radius of an edit's ball, divided by the distance from its center to the nearest image of `among` that is
+      answered with another class than the label. With a reach of at most 1, the ball contains no such image.
+    margin: difference between the label's logit and the largest other logit of the image, after the edit.
 
   Returns:
-    The edited run. All its methods work. An image that the edit of an earlier one made right gets no edit of its own.
-    `run.undo()` takes the last edit back.
+    The edited run. All methods of `Run` work on it. An image gets no edit of its own if the edit of an earlier image
+    already corrects it. The method `undo` removes the last edit.
 
   Raises:
-    ValueError: an image has another shape, a class is unknown or the answer already, or an edit contradicts an
-      earlier one.
+    ValueError: an image has another shape, a class is unknown, or the classifier already answers this class. Or an
+      earlier edit gives the same image another class.
   """
   checked = run._checked(images)
   if isinstance(labels, str) or len(labels) != len(checked):
@@ -241,9 +248,9 @@ class Run:
     params: the parameters.
     step: the step of the checkpoint.
     task: the task of the run (`hbf.tasks`).
-    average: True if the parameters are their moving average.
-    device: the device of the parameters.
-    edits: the edits that `model` and `params` contain (`hbf.edit`). None: there are none.
+    average: True if `params` is the moving average of the trained parameters (`train.average`).
+    device: the device that holds the parameters.
+    edits: the edits that `model` and `params` contain (`hbf.edit`). None: the run has no edits.
   """
 
   workdir: pathlib.Path
@@ -288,7 +295,7 @@ class Run:
     return np.concatenate(found)
 
   def normalize(self, images: Any) -> jax.Array:
-    """Return normalized images for the model, float32. Arguments and errors as for `predict`."""
+    """Return normalized images for the model, float32 [N, H, W, C]. See `predict` for the argument and the errors."""
     return normalize(jax.device_put(self._checked(images), self.device), self.task.mean, self.task.std)
 
   def generate(
@@ -302,16 +309,16 @@ class Run:
     seed: int = 0,
     stop: str = '',
   ) -> list[str]:
-    """Continue texts with a model of task next_token. The prompts are not part of the texts that come back.
+    """Continue texts with a model of task next_token. The returned texts do not contain the prompts.
 
     Args:
       prompts: texts to continue, of at least one token each.
-      count: the largest number of tokens to write for each.
+      count: the largest number of tokens to write for each prompt.
       temperature: divisor of the logits. 0: always the likeliest token.
-      top_k: draw from the k likeliest tokens only. 0: from all.
-      top_p: draw from the likeliest tokens only, as few as have this probability together.
-      seed: the seed of the draws.
-      stop: a text of one token that ends a text and is not part of it. '': no token ends it.
+      top_k: draw from the k likeliest tokens only. 0: from all tokens.
+      top_p: draw from the smallest set of likeliest tokens whose probabilities sum to at least this value.
+      seed: the seed of the random draws.
+      stop: a text of one token. When the model draws this token, the text ends before it. '': no token ends the text.
 
     Raises:
       ValueError: the run has another task. Or a prompt is empty, too long, or has characters that the vocabulary
@@ -331,17 +338,20 @@ class Run:
     )
 
   def with_edits(self, edits: Edits | None) -> 'Run':
-    """Return the run with these edits in place of its own. None: without edits."""
+    """Return a copy of the run that has these edits instead of its own. None: the copy has no edits."""
     model, params = unedited(self.model, self.params)
     if edits:
       model, params = edits.applied(model, params)
     return dataclasses.replace(self, model=model, params=params, edits=edits or None)
 
   def undo(self, number: int = -1) -> 'Run':
-    """Return the run without one edit. The others, and all answers far from it, are as if it had never been.
+    """Return a copy of the run without one edit.
+
+    The other edits keep their centers, their radii and the logits that they ask for. The undone edit leaves no trace
+    in the parameters.
 
     Args:
-      number: the number of the edit, from 0. −1: the last.
+      number: the number of the edit, from 0. −1: the last edit.
 
     Raises:
       ValueError: there is no such edit.
@@ -351,12 +361,13 @@ class Run:
     return self.with_edits(self.edits.without(number if number != -1 else len(self.edits) - 1))
 
   def save_edits(self) -> None:
-    """Write the edits into the run folder, in place of those there.
+    """Write the edits to the file edits.npz in the run folder. Edits that are already in this file are replaced.
 
-    `hbf.load(workdir, edits=True)`, `hbf predict --edits` and `hbf eval --edits` read them.
+    `hbf.load(workdir, edits=True)`, `hbf predict --edits` and `hbf eval --edits` read this file. If the run has no
+    edits, the file is removed.
 
     Raises:
-      ValueError: the folder can't be written, or a training run holds it.
+      ValueError: the folder can't be written, or another process uses it, such as a training run.
     """
     with locked(self.workdir):
       write_edits(self.workdir, self.edits)
@@ -403,7 +414,7 @@ def _check_on_images(config: ConfigDict, what: str) -> None:
 
 
 def _of_arrays(config: ConfigDict) -> ConfigDict:
-  """Return the config of the same run on a user's own arrays."""
+  """Return a copy of a config that is changed for training on a user's own arrays."""
   _check_on_images(config, 'config')
   changed = config.copy_and_resolve_references()
   changed.data.update(name=NAME, image_size=0)

@@ -1,4 +1,4 @@
-"""The correction of a classifier's answer for an image by one center."""
+"""The editor of a classifier: it corrects the answer for one image by adding one center."""
 
 import pathlib
 from collections.abc import Sequence
@@ -23,26 +23,28 @@ from hbf.training.predict import read_image
 from hbf.training.workdir import check_data, locked
 
 REACH, MARGIN = 1.0, 16.0  # docs/research/edit.md has the trials that chose them
-GUARDED = 20_000  # most training images whose answers should stay
+GUARDED = 20_000  # the largest number of training images whose answers should stay
 
 
 class Editor:
-  """A classifier to edit, with the images whose answers should stay.
+  """A classifier to edit, with the images whose answers should stay. They are called guarded images.
 
-  The center of an edit is the image's point p(x). The radius of its ball is `reach` times the distance to the nearest
-  image whose answer should stay: one that has another answer than the new label, an earlier edit included. With a
-  reach of at most 1 none of these images is in the ball, so none gets other logits. The wanted change of the edited
-  image's logits lifts the label `margin` above all others.
+  The center of an edit is the point p(x) of the edited image (`hbf.models.edited.EditedClassifier`). The edit acts in
+  a ball around this center. The radius of the ball is `reach` times the distance from the center to the nearest
+  guarded image that is answered with another class than the new label. The center of an earlier edit with another
+  label counts as such an image. With a reach of at most 1 the ball contains none of them, so it does not change
+  their logits. The edit raises the label's logit of the edited image until it is `margin` above the largest other
+  logit.
 
   Attributes:
-    reader: the classifier without edits.
-    classes: the names of its classes.
-    guard: what the reader computes of the images whose answers should stay.
+    reader: the classifier without edits, as a function of images.
+    classes: the names of the classes.
+    guard: the logits and the points of the guarded images.
     edits: the edits made so far.
   """
 
   def __init__(self, reader: Reader, classes: Sequence[str], among: np.ndarray, edits: Edits) -> None:
-    """Read the images whose answers should stay, uint8 [n, H, W, C]."""
+    """Compute the logits and the points of the guarded images `among`, uint8 [n, H, W, C]."""
     self.reader, self.classes, self.edits = reader, tuple(classes), edits
     self.guard = reader(among)
 
@@ -54,18 +56,18 @@ class Editor:
     reach: float = REACH,
     margin: float = MARGIN,
   ) -> None:
-    """Make one more edit for each image. An image that an edit for an earlier one made right needs none.
+    """Add an edit for each image. An image gets none if the edit of an earlier image of `images` already corrects it.
 
     Args:
-      images: uint8 [n, H, W, C].
-      labels: the name or the number of the class to answer [n].
+      images: the images to correct, uint8 [n, H, W, C].
+      labels: name or number of the right class of each image, [n].
       sources: the names of the images [n], for the list of edits and for messages.
-      reach: radius of the ball, as a part of the distance to the nearest image whose answer should stay.
-      margin: lead of the label's logit over all others.
+      reach: radius of the ball, divided by the distance that the description of this class defines.
+      margin: difference between the label's logit and the largest other logit, after the edit.
 
     Raises:
-      UserError: a class is unknown, it is the answer already, or an image contradicts an earlier edit. No edit is
-        made then.
+      UserError: a class is unknown, or the classifier already answers it. Or an earlier edit gives the same image
+        another class. Or no guarded image has another answer. Then no edit is made.
     """
     if not (0 < reach < np.inf and 0 < margin < np.inf):
       raise UserError(f'reach is {reach} and margin {margin}: expected numbers above 0')
@@ -98,7 +100,12 @@ class Editor:
     return int(label)
 
   def _distance(self, point: np.ndarray, label: int, edits: Edits, source: str) -> float:
-    """Return the distance from a point to the nearest image that has another answer, earlier edits included."""
+    """Return the distance from a point to the nearest guarded image or earlier edit of another class than `label`.
+
+    Raises:
+      UserError: an earlier edit of another class has its center at this point. Or there is no image and no edit of
+        another class.
+    """
     metric = edits.metric
     to_edits = np.inf
     for number, edit in enumerate(edits.edits):
@@ -128,8 +135,9 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
 
   Args:
     workdir: the run folder.
-    config: its config.
-    **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
+    config: the config of the run.
+    **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
+      value of the run.
 
   Raises:
     UserError: the data set is missing, or differs from the run's.
@@ -144,13 +152,18 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
 
 
 def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
-  """Return the empty edits of a run's checkpoint. Their metric is measured on copies of the images `among`."""
+  """Return an `Edits` object that has no edit yet. Its metric is measured on copies of the images `among`."""
   metric = measure_metric(reader, among, read_transforms(config.data.transforms))
   return Edits(step, average, metric)
 
 
 class Made(NamedTuple):
-  """What `edit_files` did: the number of guarded images, and of those whose answers changed."""
+  """The numbers that `edit_files` returns.
+
+  Attributes:
+    guarded: the number of guarded images.
+    changed: the number of guarded images with a changed answer, minus that number before the new edits.
+  """
 
   guarded: int
   changed: int
@@ -171,16 +184,16 @@ def edit_files(
   Args:
     workdir: the run folder.
     paths: paths of images of any size. They are resized as in training.
-    label: the class that they should get.
-    reach: see `Editor`, like margin.
+    label: the name of the right class of all these images.
+    reach: see `Editor`.
     margin: see `Editor`.
     checkpoint: 'latest', 'best' or a step.
     average: True to edit the moving average of the parameters.
-    **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
+    **moved: see `guarded_images`.
 
   Raises:
-    UserError: the run is not on images, is in use or has edits of another checkpoint, its data are missing, an image
-      can't be read, or an error of `Editor.edit`. Nothing is written then.
+    UserError: the run is not on images, is in use, or has edits of another checkpoint. Or its data are missing. Or an
+      image can't be read. `Editor.edit` lists further causes. Then nothing is written.
   """
   check_on_images(workdir)
   dataset = stored_dataset(workdir)

@@ -1,4 +1,4 @@
-"""The images whose answers should stay when a classifier is edited, and the metric in which an edit is narrow."""
+"""Distances for edits: from an edited image to the images whose answers should stay, in a measured metric."""
 
 import dataclasses
 import functools
@@ -20,9 +20,10 @@ from hbf.models.edited import Observed, observe
 from hbf.tasks.classification import Classification
 from hbf.tasks.task import Task
 
-COPIED, COPIES = 1_000, 10  # images whose copies measure the metric, and copies of each
-PART = 100  # images whose copies are in memory at once
-RIDGE = 0.3  # part of the mean variance that is added to all variances, so that the metric stretches no direction far
+COPIED, COPIES = 1_000, 10  # number of images whose copies measure the metric; number of copies of each
+PART = 100  # number of images whose copies are in memory at once
+# Fraction of the mean variance that is added to every variance. It limits how far the metric stretches a direction.
+RIDGE = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Reader:
     return cls(model, params, task.mean, task.std)
 
   def __call__(self, images: np.ndarray) -> Observed:
-    """Return what the classifier computes of uint8 images [n, H, W, C]."""
+    """Return the logits, the points and the features of uint8 images [n, H, W, C]."""
     return in_batches(lambda batch: self._read(self.params, batch), images)
 
   @functools.cached_property
@@ -62,9 +63,10 @@ class Reader:
 
 
 def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: np.ndarray) -> float:
-  """Return the distance ‖W(x − x')‖ from a point to the nearest guarded image of another answer than `label`.
+  """Return the distance ‖W(x − x')‖ from a point x to the nearest guarded image whose answer is not `label`.
 
-  An image at the point itself does not count: it is the edited one. The distance is infinite if no image is left.
+  W is `metric`, and x' is the point of the guarded image. A guarded image at the point x itself is left out, because
+  it is the edited image. The distance is infinite if no image is left.
   """
   others = guard.points[guard.logits.argmax(axis=-1) != label]
   away = np.linalg.norm((others - point) @ metric.T, axis=-1)
@@ -72,16 +74,17 @@ def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: n
 
 
 def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry], seed: int = 0) -> np.ndarray:
-  """Return a metric W [D, D] in which copies of an image are near to each other.
+  """Return a metric W [D, D] in which the points of an image's copies are near to each other.
 
-  Copies are moved and mirrored as in training. W is the inverse square root of the covariance of the copies' points
-  around their image's mean, over images, with a ridge. Points are first divided by their standard deviations.
+  The copies are moved and mirrored as in training. W is Σ^(−1/2) times a diagonal matrix, which divides each of the D
+  coordinates by its standard deviation over all copies. Σ is the covariance of the divided points around the mean
+  point of their image, taken over all images, with a ridge (`RIDGE`).
 
   Args:
     reader: the classifier.
     images: uint8 [n, H, W, C]. At most `COPIED` of them are used.
-    entries: the transforms of training. Those that only move an image are used; if there are none, shifts.
-    seed: the seed of the copies.
+    entries: the transforms of training. `moves` selects the ones that are used.
+    seed: the seed of the random transforms.
   """
   copied, entries = images[:: -(-len(images) // COPIED)], moves(entries, images.shape[1])
   parts = [copied[start : start + PART] for start in range(0, len(copied), PART)]
@@ -95,7 +98,10 @@ def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry],
 
 
 def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
-  """Return the transforms that only move an image; if there are none, a shift by an eighth of its side."""
+  """Return the transforms that only move an image. If there are none, return a shift by up to an eighth of its side.
+
+  A flip in every other epoch is replaced by a random flip.
+  """
   entries = [('flip', 0.5) if name == 'alternate_flip' else (name, *rest) for name, *rest in entries]
   kept = [entry for entry in entries if TRANSFORMS[entry[0]].geometry and not TRANSFORMS[entry[0]].pixels]
   return tuple(kept) or (('shift', max(1, side // 8)),)

@@ -41,7 +41,7 @@ from hbf.tasks.task import ModelBatch, Task
 
 @dataclasses.dataclass(frozen=True)
 class ImageReading:
-  """The way of images to the devices: keys of a config's `data`, see `hbf.data.pipeline.inputs.make_input`."""
+  """How images get to the devices: keys of a config's `data`. See `hbf.data.pipeline.inputs.make_input`."""
 
   input: str
   workers: int
@@ -57,7 +57,7 @@ class Classification(Task):
 
   Attributes:
     dataset: the images.
-    reading: the way of the images to the devices.
+    reading: how the images get to the devices.
     mean: the mean of each channel, in 0..1. () before it is measured.
     std: the standard deviation of each channel. () before it is measured.
     transforms: the transforms of each training image (`hbf.data.augment.transforms.read_transforms`).
@@ -66,7 +66,7 @@ class Classification(Task):
     seed: the seed of the order of the examples.
     validation: the part of train that is held out.
     stratify: True if the same part of every class is held out.
-    copies: makes the copies of test images. None: no copies.
+    copies: a function that makes the copies of test images. None: no copies.
   """
 
   example: ClassVar[str] = 'image'
@@ -143,7 +143,7 @@ class Classification(Task):
 
   @property
   def units(self) -> int:
-    """One: the unit is the image."""
+    """The number of units in an example: 1, because the unit is the image."""
     return 1
 
   def identity(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Classification(Task):
     return identity(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Source]:
-    """Return the splits. Held-out images come from all over train."""
+    """Return the sources of the splits that are not empty. The held-out images are drawn from all of train."""
     train, held_out = hold_out(self.dataset.splits['train'], validation, self.stratify)
     splits = {'train': train, 'validation': held_out, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
@@ -168,7 +168,7 @@ class Classification(Task):
     return resident, abstract_batch(resident, self.shape, sharding, *leading)
 
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with `data.mean` and `data.std`. Without images these are 1/2 and 1/4."""
+    """Return the config with `data.mean` and `data.std`. If `train` is None, each mean is 1/2 and each std 1/4."""
     resolved = config.copy_and_resolve_references()
     if train is None:
       channels = self.shape[-1]
@@ -182,7 +182,7 @@ class Classification(Task):
 
   @property
   def predictions(self) -> int:
-    """One: the class."""
+    """The number of predictions for an example: 1, its class."""
     return 1
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
@@ -197,13 +197,13 @@ class Classification(Task):
     return ModelBatch(normalize(images, self.mean, self.std), (labels, targets))
 
   def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
-    """Return the key of the run and the epoch of each row of a step, if a transform needs them."""
+    """Return the key of the run and the epoch of each image of a step's batch. () if no transform needs them."""
     if 'epoch' not in {need for name, *_ in self.transforms for need in TRANSFORMS[name].needs}:
       return ()
-    # Only the number of held-out images counts here. It is the same without `stratify`, which would read the labels.
+    # Only the number of held-out images matters here. `stratify` would read the labels and not change this number.
     train, _ = hold_out(self.dataset.splits['train'], self.validation, stratify=False)
     order = TrainOrder(self.seed, len(train), batch_size)
-    # The keys of steps fold in the number of the step, which never gets so large.
+    # This key differs from the keys of steps: they fold in the number of the step, which never reaches 2**32 − 1.
     return jax.random.fold_in(jax.random.key(self.seed), 2**32 - 1), order.epochs(step)
 
   def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:

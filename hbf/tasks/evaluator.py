@@ -24,7 +24,8 @@ class SplitResult(NamedTuple):
   Attributes:
     summary: the scores, see `hbf.tasks.task.TaskScores.summarize`.
     per_example: the values that the task records of each example, by name [n], in the order of the split.
-    counts: the counts behind the summary; `hbf.tasks.task.TaskScores.details` makes longer reports of them.
+    counts: the counts from which the summary is computed. `hbf.tasks.task.TaskScores.details` makes a longer report
+      from them.
   """
 
   summary: dict[str, Any]
@@ -33,7 +34,7 @@ class SplitResult(NamedTuple):
 
 
 class Interrupted(Exception):
-  """The end of an evaluation before its last batch."""
+  """An evaluation was stopped before its last batch."""
 
 
 class Evaluator:
@@ -47,14 +48,15 @@ class Evaluator:
   def __init__(
     self, task: Task, model: nn.Module, batch_size: int, replicated: NamedSharding, copies: Copies | None = None
   ):
-    """Make the step.
+    """Make the jitted step.
 
     Args:
-      task: the task, whose measured values are known.
+      task: the task. Its values that are measured on the training data must be known (`TaskData.measure`).
       model: a network of the task.
       batch_size: a multiple of the number of devices. The last batch is padded and masked.
       replicated: the sharding of arrays that every device holds.
-      copies: makes copies of the inputs, whose outputs are averaged. None: the inputs alone are evaluated.
+      copies: a function that makes copies of the inputs. The outputs for the copies are averaged. None: the network
+        takes the inputs themselves.
     """
     self.batch_size = batch_size
     self._task = task
@@ -81,7 +83,7 @@ class Evaluator:
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
   def rows(self, examples: int) -> int:
-    """Return the batch size for a split of a number of examples. A larger batch would only add padding."""
+    """Return the batch size for a split with this number of examples. A larger batch would only add padding."""
     devices = self._mesh.size
     return min(self.batch_size, -(-examples // devices) * devices)
 
@@ -91,7 +93,7 @@ class Evaluator:
     Args:
       params: the parameters of the model.
       split: the examples, each of which is evaluated once.
-      stopped: called before every batch.
+      stopped: a function that is called before every batch. The evaluation ends if it returns True.
 
     Raises:
       Interrupted: `stopped` returned True.

@@ -30,7 +30,8 @@ _MASKS = 143  # the seed of the masks of evaluation, which are always the same
 class Language(Task):
   """A task on windows of texts.
 
-  The targets of a batch are two arrays [B, T]: labels, int32, and booleans that are True for the tokens that count.
+  The targets of a batch are two arrays [B, T]. The first has the labels, int32. The second has booleans, which are
+  True for the tokens that count in the loss and in the scores.
 
   Attributes:
     dataset: the texts.
@@ -68,7 +69,7 @@ class Language(Task):
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """The number of tokens in a window."""
+    """The shape of an example: the number of tokens in a window."""
     return (self.length,)
 
   @property
@@ -92,7 +93,7 @@ class Language(Task):
     return {name: Text(part, self.length) for name, part in found.items() if len(part) > 1}
 
   def open(self, source: Text, sharding: NamedSharding) -> Input:
-    """Open a text; every device holds all of it."""
+    """Open a text. Every device holds the whole text."""
     return TextInput(source, sharding)
 
   def abstract_inputs(self, source: Text, sharding: NamedSharding, *leading: int) -> tuple[Tokens, Batch]:
@@ -110,7 +111,7 @@ class Language(Task):
   # Loss.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens, batch: Batch) -> ModelBatch:
-    """Return windows that are shifted at random."""
+    """Return windows that begin at random places of the text."""
     tokens = shifted_windows(keys[0], resident, batch['index'])
     window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))
@@ -173,7 +174,7 @@ class Language(Task):
 
   @staticmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the nats of each window, divided by the mean number of tokens in a window."""
+    """Return each window's summed cross-entropy in nats, divided by the mean number of counted tokens in a window."""
     return per_example['nll'] / per_example['tokens'].mean()
 
 
@@ -186,7 +187,7 @@ class NextToken(Language):
 
   @property
   def predictions(self) -> int:
-    """The number of tokens in a window: each has a next token."""
+    """The number of tokens in a window. The next token is predicted for each of them."""
     return self.length
 
   def make_model(self, model: ConfigDict) -> nn.Module:
@@ -214,7 +215,7 @@ class MaskedToken(Language):
     return max(1, round(MASKED * self.length))
 
   def make_model(self, model: ConfigDict) -> nn.Module:
-    """Return the language model that the `model` part of a config describes. Its vocabulary has a mask token too."""
+    """Return the network that the `model` part of a config describes. Its vocabulary has one more token, the mask."""
     return build_language_model(model, self.dataset.tokenizer.vocabulary + 1, self.length, causal=False)
 
   def _model_batch(self, keys: jax.Array, tokens: jax.Array, present: jax.Array) -> ModelBatch:

@@ -37,7 +37,7 @@ class TaskData(abc.ABC):
   Attributes:
     dataset: the data set, which has a `name`.
     example: the word for an example: 'image' or 'text'.
-    unit: the word for the part of an example that speed and cost are told of: 'image' or 'token'.
+    unit: the word for the part of an example for which speed and cost are reported: 'image' or 'token'.
     consecutive: True if neighboring test examples are alike, because they follow one another in a text.
   """
 
@@ -63,18 +63,18 @@ class TaskData(abc.ABC):
   @property
   @abc.abstractmethod
   def units(self) -> int:
-    """The number of units in an example. The network predicts something of each."""
+    """The number of units in an example. The network has an output for each unit."""
 
   @abc.abstractmethod
   def identity(self) -> dict[str, Any]:
-    """Return facts that tell the data from other data, for JSON."""
+    """Return facts that identify the data, as values for JSON."""
 
   @abc.abstractmethod
   def splits(self, validation: float) -> dict[str, Any]:
     """Return the sources of train, validation (if a part of train is held out) and test.
 
     Raises:
-      UserError: nothing is left to train on, or the part is impossible.
+      UserError: nothing is left to train on, or `validation` is not a possible part.
     """
 
   @abc.abstractmethod
@@ -101,7 +101,7 @@ class TaskData(abc.ABC):
 
     Args:
       config: the run's config.
-      train: the training data. None: the config gets numbers that stand for the measured ones.
+      train: the training data. None: the config gets placeholder numbers instead of measured ones.
     """
 
 
@@ -115,17 +115,18 @@ class TaskLoss(abc.ABC):
 
   @abc.abstractmethod
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
-    """Return a batch for training. All draws for an example are functions of a key and the example's number.
+    """Return a batch for training. The random draws for an example depend only on a key and on the example's number.
 
     Args:
-      keys: the key of draws for one example, and the key of draws for several examples together.
-      resident: the resident arrays of `hbf.data.pipeline.inputs`.
-      batch: the batch of `hbf.data.pipeline.inputs`, with the number of the step, from 0, as 'step'.
+      keys: two random keys. The first is for draws that concern one example, such as augmentation. The second is for
+        draws that concern several examples together, such as mixing.
+      resident: the arrays that stay in device memory, see `hbf.data.pipeline.inputs`.
+      batch: a batch as in `hbf.data.pipeline.inputs`. Its entry 'step' is the number of the step, from 0.
     """
 
   @abc.abstractmethod
   def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
-    """Return a batch for evaluation; arguments as for `train_batch`."""
+    """Return a batch for evaluation. See `train_batch` for the arguments; an entry 'step' is not needed."""
 
   @abc.abstractmethod
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
@@ -136,8 +137,8 @@ class TaskScores(abc.ABC):
   """The scores of a task. `empty_counts` and `add_counts` are pure and run inside jit.
 
   Attributes:
-    scores: the scores of a split. The first one ranks checkpoints and arms.
-    label_names: names of the per-example values that are the same for every network, such as 'labels'.
+    scores: the scores of a split. The first score ranks checkpoints, and the networks of a comparison.
+    label_names: names of the per-example values that do not depend on the network, such as 'labels'.
   """
 
   scores: ClassVar[tuple[Score, ...]]
@@ -149,15 +150,15 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def add_counts(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts; return the counts, and values of each example by name [B]."""
+    """Add an evaluated batch to the counts. Return the new counts, and by name the values of each example, [B]."""
 
   @abc.abstractmethod
   def summarize(self, counts: Any) -> dict[str, Any]:
-    """Return the scores of a split from its counts, with n and correct, for JSON."""
+    """Return the scores of a split from its counts, as values for JSON. Two entries are `n` and `correct`."""
 
   @abc.abstractmethod
   def details(self, counts: Any) -> dict[str, Any]:
-    """Return the rest of a report on a split from its counts, for JSON. It may be long."""
+    """Return the rest of a report on a split from its counts, as values for JSON. This part may be long."""
 
   @property
   def result_names(self) -> tuple[str, ...]:
@@ -167,15 +168,16 @@ class TaskScores(abc.ABC):
   @staticmethod
   @abc.abstractmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each example, from its values of `add_counts`. Their mean is the first score."""
+    """Return a number for each example from its values of `add_counts`. The mean of all is the first score."""
 
 
 class Task(TaskData, TaskLoss, TaskScores):
   """A task on a data set: its data, its loss, its scores and its networks.
 
   Attributes:
-    copies: makes copies of a batch's inputs, whose outputs are averaged (`hbf.data.augment.copies`). None: no copies.
-    demo_command: a command that shows a trained run at work, without its --workdir. '': none.
+    copies: a function that makes copies of a batch's inputs (`hbf.data.augment.copies`). The outputs for the copies
+      are averaged. None: no copies.
+    demo_command: a command that shows what a trained run can do, without the flag --workdir. '': no command.
   """
 
   copies: Copies | None = None
@@ -200,5 +202,5 @@ class Task(TaskData, TaskLoss, TaskScores):
     """Return the network that the `model` part of a config describes.
 
     Raises:
-      UserError: it describes none.
+      UserError: the `model` part describes no possible network.
     """

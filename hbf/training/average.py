@@ -1,7 +1,7 @@
 """An average of the parameters. It does not influence training, and is evaluated like the parameters.
 
-It is a moving average (`train.average`). With optimizer schedule_free it is the average of that optimizer, for which
-the method is made.
+It is a moving average (`train.average`). Optimizer schedule_free computes an average itself, which is the result of
+that method. With this optimizer, its own average is taken instead of a moving average.
 """
 
 import jax.numpy as jnp
@@ -23,9 +23,10 @@ def check_average(config: ConfigDict) -> None:
 
 
 def with_average(state: TrainState, config: ConfigDict) -> TrainState:
-  """Return the state with an average that begins as its parameters. If the run keeps none, return the state itself.
+  """Return the state with an average that is equal to its parameters. If the run keeps none, return the state itself.
 
-  Run this inside jit if a step later donates the state. Outside jit, parameters and average would share memory.
+  Call this function inside jit if a step later donates the state. Outside jit, parameters and average would share
+  memory.
   """
   return state.replace(average=state.params) if _is_averaged(config) else state
 
@@ -33,10 +34,10 @@ def with_average(state: TrainState, config: ConfigDict) -> TrainState:
 def averaging(step: Step, config: ConfigDict) -> Step:
   """Return the step, followed by an update of the average. If the run keeps no average, return the step itself.
 
-  With d from `train.average`, average ← d_t · average + (1 − d_t) · parameters, where after t steps
-  d_t = min(d, (1 + t) / (10 + t)). A small d_t at the beginning lets short runs forget their initial parameters too.
-  TensorFlow's tf.train.ExponentialMovingAverage does the same with `num_updates` = t. Optimizer schedule_free has an
-  average of its own.
+  After step t the update is average ← d_t · average + (1 − d_t) · parameters. Its decay is
+  d_t = min(d, (1 + t) / (10 + t)), with d = `train.average`. At the beginning d_t is small, so that the average of a
+  short run forgets the initial parameters too. TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t
+  has the same rule. With optimizer schedule_free, the average is the one that this optimizer computes.
 
   Args:
     step: a step of `hbf.training.state.make_train_step`.

@@ -17,10 +17,11 @@ Callback = Callable[[int, Mapping[str, Any], TrainState], bool | None]
 class Callbacks:
   """The callbacks of a user, see `hbf.train`.
 
-  If a callback raises an exception, the run is saved and stops, as after a signal. `raise_error` then raises it.
+  If a callback raises an exception, the run is saved and stops, as after a signal. `raise_error` then raises this
+  exception again.
 
   Attributes:
-    stopped: True once a callback has stopped the run.
+    stopped: True once a callback has returned True or raised an exception.
   """
 
   def __init__(self, callbacks: Sequence[Callback] = ()):
@@ -34,7 +35,7 @@ class Callbacks:
     return bool(self._callbacks)
 
   def __call__(self, step: int, metrics: Mapping[str, Any], state: TrainState, last: bool) -> None:
-    """Call all functions after a step. After the last step they cannot stop the run any more."""
+    """Call all functions after a step. After the last step the answer True has no effect, because the run is over."""
     try:
       answers = [_stops(callback(step, metrics, state)) for callback in self._callbacks]
     except BaseException as error:  # Ctrl-C too: the run is saved in any case
@@ -49,7 +50,7 @@ class Callbacks:
 
 
 def _stops(answer: Any) -> bool:
-  """Return True if the answer of a callback stops the run. True of NumPy or JAX stops it too.
+  """Return True if the answer of a callback stops the run. The answer may also be a boolean of NumPy or JAX.
 
   Raises:
     UserError: the answer is neither a bool nor None.
@@ -67,7 +68,7 @@ def callback_metrics(
   Args:
     experiment: the run.
     step: the number of steps taken so far.
-    totals: the totals since the last report.
+    totals: the sums since the last report.
     validation: the scores of the held-out part of train. None if it was not evaluated after this step.
   """
   clock, found = experiment.clock, jax.device_get(totals)

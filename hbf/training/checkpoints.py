@@ -27,7 +27,7 @@ from hbf.training.state import TrainState
 from hbf.training.workdir import reason_of
 
 ITEMS = ('params', 'training', 'average')  # the parts of a checkpoint
-UNCHECKED = {'seconds', 'steps'}  # the metadata of an older checkpoint, which has no checksums
+UNCHECKED = {'seconds', 'steps'}  # the metadata keys of a checkpoint of older code, which has no checksums
 
 
 class RestoredState(NamedTuple):
@@ -37,7 +37,7 @@ class RestoredState(NamedTuple):
     step: the step of the checkpoint.
     state: the state at that step.
     about: the metadata that were saved with the state.
-    damaged: the new paths of newer checkpoints that could not be read, by step.
+    damaged: the newer checkpoints that could not be read. The key is the step, the value the path after renaming.
   """
 
   step: int
@@ -49,11 +49,12 @@ class RestoredState(NamedTuple):
 class Checkpoints:
   """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average if the run keeps one.
 
-  Parameters and their average are separate items, so that evaluation reads nothing else. Orbax's format has checksums
-  of everything except the bytes of the arrays. This class keeps checksums of these bytes in the metadata.
+  Parameters and their average are separate items, so that an evaluation reads only the one that it needs. Orbax's
+  format has checksums of everything except the bytes of the arrays. This class keeps checksums of these bytes in the
+  metadata.
 
-  Several processes open, save and close a checkpoint together. Each one reads alone, and they compute checksums
-  together.
+  Several processes open, save and close a checkpoint together, and compute checksums together. Each process reads a
+  checkpoint without waiting for the others.
   """
 
   def __init__(
@@ -72,7 +73,7 @@ class Checkpoints:
       ranks: the score that decides which checkpoint is the best. None: no checkpoint is the best.
       scores: values of this score on the held-out part of train, by step. Some steps may have no checkpoint, and some
         checkpoints no value.
-      read_only: True to never write or delete.
+      read_only: True if nothing may be written or deleted.
     """
     self._ranking = _Ranking(ranks, dict(scores or {}))
     self._folder = folder
@@ -100,7 +101,10 @@ class Checkpoints:
     return step in self._ranking.scores
 
   def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
-    """Start to write the state and metadata `about` (for JSON); return when the state's arrays may change."""
+    """Start to write the state and the metadata `about` (for JSON). Return once the state's arrays may change.
+
+    If the step has a checkpoint already, do nothing.
+    """
     if step in self._manager.all_steps():
       return
     self._save(step, _items(state), dict(about or {}))
@@ -120,7 +124,7 @@ class Checkpoints:
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
-    """Return the steps of everything named like a checkpoint. Orbax overlooks names that are not folders."""
+    """Return the steps of all files and folders that are named like a checkpoint. Orbax overlooks the files."""
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
@@ -166,8 +170,8 @@ class Checkpoints:
 
     Args:
       step: the step of the checkpoint.
-      tree: a tree with today's parameters.
-      former: the same tree with the parameters of older code that are gone today. None if none are gone.
+      tree: a tree with the parameters of the network.
+      former: like `tree`, with the removed parameters too (`hbf.training.schema.GONE`). None if there are none.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
@@ -175,12 +179,12 @@ class Checkpoints:
     return renamed(former if former is not None and GONE.keys() & paths else tree, old_names(paths))
 
   def restore_newest(self, state: TrainState, former: TrainState | None = None) -> RestoredState:
-    """Restore the newest checkpoint that all processes can read; rename newer ones to <step>.damaged.
+    """Restore the newest checkpoint that all processes can read. Rename the newer ones to <step>.damaged.
 
     Args:
       state: arrays or shapes, with the shardings of the restored state.
-      former: the state in older code, like `state` but with the parameters that are gone today. These are read and
-        dropped. None if none are gone.
+      former: like `state`, with the removed parameters too (`hbf.training.schema.GONE`). If the checkpoint holds
+        removed parameters, they are read and dropped. None if the network never had any.
 
     Raises:
       UserError: no checkpoint can be read. Then nothing is renamed.
@@ -196,7 +200,7 @@ class Checkpoints:
         if _is_system_error(error):
           raise
         reason = _first_line(error)
-      # All processes must have read it before they compute checksums together.
+      # All processes must have read the checkpoint before they compute checksums together.
       if not (reason := max(processes.exchange(reason)) or _describe_changed(items, sums)):
         return RestoredState(step, _select(_state(renamed(items, RENAMED)), state), about, self._set_aside(reasons))
       reasons[step] = reason
@@ -206,13 +210,13 @@ class Checkpoints:
     )
 
   def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
-    """Rename damaged checkpoints in the first process; return their new paths in all."""
+    """Rename damaged checkpoints in the first process. Return their new paths by step in all processes."""
     moved = processes.on_first_process(
       lambda: [(step, str(_rename_damaged(self._folder / str(step)))) for step in steps]
     )
     if moved:
       self.close()
-      self._open()  # Orbax's own reload reads the metadata of all
+      self._open()  # Orbax's own reload reads the metadata of all checkpoints
     return {step: pathlib.Path(path) for step, path in moved}
 
   def restore_params(self, step: int, params: Any, former: Any = None, *, average: bool = False) -> Any:
@@ -221,8 +225,7 @@ class Checkpoints:
     Args:
       step: the step of the checkpoint.
       params: arrays or shapes, with the shardings of the restored parameters.
-      former: the parameters in older code, like `params` but with those that are gone today. These are read and
-        dropped. None if none are gone.
+      former: like `params`, with the removed parameters too. See `restore_newest`.
       average: True to restore the average.
 
     Raises:
@@ -270,7 +273,7 @@ def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-  """Return options with which Orbax waits for no other process. If one failed to read, the others would hang."""
+  """Return options with which Orbax waits for no other process. Otherwise all would hang if one failed to read."""
   own = jax.process_index()
   return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
@@ -333,7 +336,7 @@ def _leaving_no_reads() -> Iterator[None]:
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Return True for an error of memory, permissions or the disk. The checkpoint itself may be sound then."""
+  """Return True for an error of memory, permissions or the disk. Then the checkpoint itself may be undamaged."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
   return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None

@@ -10,15 +10,15 @@ import numpy as np
 def checksum(tree: Any) -> int:
   """Return a 32-bit checksum of a tree of arrays, from all bits and their positions.
 
-  A change of one element always changes the checksum. Any other change leaves it equal by a chance of one in 2³².
+  A change of one element always changes the checksum. Any other change is missed with a probability of 1 in 2³².
   """
-  # One leaf after another: many programs in flight whose devices wait for each other can deadlock a CPU's threads.
+  # One leaf after another: if many programs run at once and their devices wait for each other, a CPU can deadlock.
   return sum(int(_sum(leaf, np.uint32(number))) for number, leaf in enumerate(jax.tree.leaves(tree))) % 2**32
 
 
 @jax.jit  # for one leaf: leaves share shapes, and a program for all of them takes long to compile
 def _sum(leaf: jax.Array, number: jax.Array) -> jax.Array:
-  """Sum all elements, each mixed with its position. Integers that wrap have the same sum in every order."""
+  """Sum all elements, each mixed with its position. The sum is modulo 2³², so it is the same in every order."""
   bits = _bits(leaf)
   position = jnp.full(bits.shape, number)
   for axis, size in enumerate(bits.shape):

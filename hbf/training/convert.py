@@ -1,4 +1,4 @@
-"""Run folders that are made of given parameters."""
+"""Run folders that are made from given parameters, without training."""
 
 import contextlib
 import functools
@@ -45,14 +45,14 @@ def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, he
   Args:
     path: the file, see `hbf.interop.authors.load`.
     workdir: the new run folder, which must not exist.
-    config: the config of a data set that the network was made for. Its model is replaced.
+    config: a config with the data set that the network was made for. The network replaces its `model` part.
     heads: the number of heads, see `hbf.interop.authors.load`.
 
   Returns:
     A line that describes the network.
 
   Raises:
-    UserError: the file, the data set or the run folder can't be used.
+    UserError: the file or the run folder can't be used, or the data set does not fit the network.
   """
   network = read_file(path, functools.partial(authors.read, heads=heads))
   config = ConfigDict(config)

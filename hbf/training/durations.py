@@ -14,9 +14,9 @@ class Clock:
   """The length of a run, its epochs and its steps.
 
   Attributes:
-    examples: the number of examples in the training split, which is an epoch.
+    examples: the number of examples in the training split. An epoch has this number of examples.
     batch_size: the number of examples in a step.
-    epochs: the length of the run, which may be a fraction.
+    epochs: the length of the run in epochs, which may be a fraction.
   """
 
   examples: int
@@ -25,26 +25,26 @@ class Clock:
 
   @property
   def steps(self) -> int:
-    """The number of steps of the run. The last epoch is completed, so the last batch may reach into one more."""
+    """The number of steps of the run, rounded up. So the last batch may have examples beyond `epochs` epochs."""
     total = Fraction(str(self.epochs)) * self.examples  # 0.1 means 1/10, not the nearest binary number
     return -(-total.numerator // (total.denominator * self.batch_size))
 
   def epochs_of(self, steps: int) -> float:
-    """Return a length in epochs, with few decimals, for which a run has exactly these steps."""
-    # Rounded down, by less than a tenth of a step: a run completes its last step.
+    """Return a length in epochs, with few decimals, for which a run has exactly this number of steps."""
+    # Rounded down, by less than a tenth of a step: `steps` rounds up.
     scale = 10 ** (len(str(self.examples // self.batch_size)) + 1)
     return (steps * self.batch_size * scale // self.examples) / scale
 
   def epoch(self, step: int) -> float:
-    """Return the epochs seen after a number of steps."""
+    """Return the number of epochs after a number of steps."""
     return step * self.batch_size / self.examples
 
   def to_examples(self, what: str, duration: str) -> Fraction:
-    """Return the examples in a duration such as '50steps', '1epoch', '0.5epochs', '10000examples' or '5%'.
+    """Return the number of examples in a duration such as '50steps', '1epoch', '0.5epochs', '10000examples' or '5%'.
 
     Args:
       what: the name of the duration, for messages.
-      duration: the duration.
+      duration: the duration, as a text.
 
     Raises:
       UserError: the text is no duration.
@@ -61,7 +61,7 @@ class Clock:
     return Fraction(match[1]) * unit
 
   def to_steps(self, what: str, duration: str) -> int:
-    """Return the steps in a duration, rounded to the nearest number."""
+    """Return the number of steps in a duration, rounded to the nearest integer. See `to_examples`."""
     return round(self.to_examples(what, duration) / self.batch_size)
 
   def every(self, what: str, duration: str) -> 'Every':
@@ -81,7 +81,7 @@ class Clock:
     Args:
       start: the number of steps taken so far.
       most: the largest number of steps in a call.
-      events: events that end a call where they are due.
+      events: a call ends after each step at which one of these events is due.
     """
     counts, stop, events = [], self.steps, tuple(events)
     while start < stop:
@@ -92,7 +92,12 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-  """The steps that complete another period. Periods need not be whole steps, and they never drift."""
+  """The steps within which a period ends. A period need not be a whole number of steps. Rounding does not add up.
+
+  Attributes:
+    period: the length of a period in examples.
+    batch_size: the number of examples in a step.
+  """
 
   period: Fraction
   batch_size: int

@@ -1,9 +1,9 @@
 """Edits of a trained classifier: centers that correct the answers for single images.
 
-The changes of the logits that make all edited images right are interpolated by a HyperBF over the images' points
-(`hbf.models.edited.EditedClassifier`). Its coefficients solve R C = Δ, with the response R_ia of center a to the
-image of edit i, and the wanted changes Δ_i. So every edited image gets exactly the logits that its edit asks for. An
-edit that is taken back leaves nothing behind.
+Each edit asks for a change of the logits of its image. A HyperBF over the images' points interpolates these changes
+(`hbf.models.edited.EditedClassifier`). Its coefficients C solve R C = Δ. Here R_ia is the response of center a to the
+image of edit i, and Δ_i is the change that edit i asks for. So every edited image gets exactly the logits that its
+edit asks for. If an edit is removed, the coefficients are computed again without it.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ class Edit:
 
   Attributes:
     source: the name of the image, such as its path.
-    was: the class that the classifier answered.
-    label: the class that it answers now.
-    center: the point of the image, float32 [D].
-    radius: ρ, the radius of the ball around the center, in units of the metric.
-    change: the wanted change of the image's logits, float32 [C].
+    was: the name of the class that the classifier answered before the edit.
+    label: the name of the class that it answers with the edit.
+    center: the point of the image (`hbf.models.edited.EditedClassifier`), float32 [D].
+    radius: ρ, the radius of the ball around the center, as a distance ‖W r‖ in the metric W.
+    change: the change of the image's logits that the edit asks for, float32 [classes].
   """
 
   source: str
@@ -47,10 +47,10 @@ class Edits:
   """The edits of a classifier, in the order in which they were made.
 
   Attributes:
-    step: the step of the checkpoint that they edit.
-    average: True if they edit the moving average of the parameters.
-    metric: W, float32 [D, D].
-    edits: the edits. An edit is known by its number, its place in this list, from 0.
+    step: the step of the edited checkpoint.
+    average: True if the edited parameters are the moving average.
+    metric: the matrix W of the distances ‖W r‖ between points, float32 [D, D].
+    edits: the edits. The number of an edit is its place in this tuple, from 0.
   """
 
   step: int
@@ -72,7 +72,7 @@ class Edits:
     return dataclasses.replace(self, edits=(*self.edits, edit))
 
   def without(self, number: int) -> 'Edits':
-    """Return these edits without one.
+    """Return these edits without the one that has this number.
 
     Raises:
       UserError: there is no edit of this number.
@@ -83,7 +83,7 @@ class Edits:
     return dataclasses.replace(self, edits=self.edits[:number] + self.edits[number + 1 :])
 
   def changes(self, points: np.ndarray) -> np.ndarray:
-    """Return the changes of the logits [n, C] at points [n, D], float32. Without edits they are 0, [n, 1]."""
+    """Return the changes of the logits at points [n, D], float32 [n, classes]. Without edits, return zeros [n, 1]."""
     if not self.edits:
       return np.zeros((len(points), 1), np.float32)
     return np.asarray(self.responses(points) @ self.params['coefficients'], np.float32)
@@ -95,7 +95,7 @@ class Edits:
 
   @functools.cached_property
   def params(self) -> dict[str, np.ndarray]:
-    """The parameters of `hbf.models.edited.Corrections`, of one edit or more."""
+    """The parameters of `hbf.models.edited.Corrections`. There must be at least one edit."""
     centers = self._stacked('center')
     coefficients = np.linalg.solve(self.responses(centers), self._stacked('change').astype(np.float64))
     arrays = {
@@ -118,6 +118,6 @@ class Edits:
 
 
 def unedited(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-  """Return the classifier and the parameters below edits, or the same classifier if it has none."""
+  """Return the classifier and its parameters without edits. A classifier that has no edits is returned as it is."""
   own = {name: value for name, value in params.items() if name != EDITS}
   return (model.classifier if isinstance(model, EditedClassifier) else model), own

@@ -1,4 +1,4 @@
-"""The edits of a run in its folder: edits.npz."""
+"""The file edits.npz in a run folder, which holds the edits of the run."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ _CURE = 'restore it from a copy, or remove it; the run is then without edits'
 
 
 def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
-  """Replace the edits of a run in one step. Without an edit the file is removed.
+  """Replace the file of edits in one step. If there are no edits, remove the file.
 
   Raises:
     UserError: the file can't be written.
@@ -37,7 +37,7 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
 
 
 def read_edits(workdir: pathlib.Path) -> Edits | None:
-  """Return the edits of a run. None if it has none.
+  """Return the edits of a run. None if the run has no edits.
 
   Raises:
     UserError: the folder is no run folder, or the file is damaged.
@@ -60,10 +60,10 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
 
 
 def undo(workdir: pathlib.Path, number: int) -> None:
-  """Take an edit of a run back.
+  """Remove an edit of a run.
 
   Raises:
-    UserError: the run has no such edit, or a training run holds the folder.
+    UserError: the run has no such edit, or another process uses the folder.
   """
   load_config(workdir)  # raises if it is no run folder, and `locked` would make one
   with locked(workdir):
@@ -101,7 +101,7 @@ def _average(average: bool) -> str:
 
 
 def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:
-  """Warn that the edits of a run are left out."""
+  """Warn if a run has edits that are not applied."""
   if not applied and (workdir / FILE).exists():
     warn(f'{workdir} has edits, which are left out: --edits applies them')
 
