@@ -34,7 +34,8 @@ class Evaluation:
   """The scores of one checkpoint on one split.
 
   Attributes:
-    result: the description of the evaluation, and the `summarize` and `details` of `hbf.tasks.task.TaskScores`.
+    result: facts that describe the evaluation, with the entries of `summarize` and `details` of
+      `hbf.tasks.task.TaskScores`.
     task: the task of the run.
   """
 
@@ -45,7 +46,7 @@ class Evaluation:
     """Write eval-<split>-<step>.json, or …-average.json or …-edited.json, into a folder. A missing folder is made.
 
     Raises:
-      UserError: it cannot be written.
+      UserError: the file cannot be written.
     """
     result, average = self.result, '-average' if self.result['evaluated'] == 'average' else ''
     edited = '-edited' if 'edits' in self.result else ''
@@ -68,7 +69,7 @@ class Restored:
     task: the task of the run.
     step: the step of the checkpoint.
     model: the network.
-    params: the parameters, or their average, on the mesh.
+    params: the parameters or their moving average, as arrays on the mesh.
   """
 
   config: ConfigDict
@@ -87,9 +88,9 @@ def restore(
   dataset: Any = None,
   **moved: str,
 ) -> Restored:
-  """Restore a checkpoint; arguments and errors as for `evaluate_workdir`.
+  """Restore a checkpoint. See `evaluate_workdir` for the arguments and the errors.
 
-  A given data set is used as it is: it is not compared to the run's.
+  If `dataset` is given, this function does not check that it is the data set of the run.
   """
   config = load_config(workdir)
   config.data.update({key: value for key, value in moved.items() if value})
@@ -107,7 +108,7 @@ def restore(
 
 
 def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: Edits | bool = True) -> Restored:
-  """Return the network with the edits of the run folder, or with the given ones.
+  """Return the network with the edits of the run folder. If `edits` is an `Edits` object, apply these edits instead.
 
   Raises:
     UserError: the run has no edits, or none of this checkpoint.
@@ -137,7 +138,7 @@ def _find(workdir: pathlib.Path, checkpoint: str) -> int:
 
 
 def _with_copies(task: Task, copies: str) -> Task:
-  """Return the task with other copies of its images; if none are named, the task itself."""
+  """Return the task with the copies of this name. If the name is '', return the task itself."""
   if not copies:
     return task
   if not isinstance(task, Classification):
@@ -165,11 +166,12 @@ def evaluate_workdir(
     split: 'train', 'validation' (the held-out part of train) or 'test'.
     devices: the devices to evaluate on. None: all.
     average: True to evaluate the moving average of the parameters instead of the parameters.
-    copies: the copies of the images, like `evaluate.copies`. Their scores become an entry `copies`. '': those of the
-      run.
-    dataset: the run's data set, if it is in memory. None: the one that the config names.
-    edits: True to apply the edits in the run folder, or other edits of this checkpoint.
-    **moved: keys of `data` with other values than in training (dir, root). '' keeps the run's value.
+    copies: the name of the copies of the images, as in the config key `evaluate.copies`. The scores of these copies
+      become the entry `copies` of the result. '': the copies that the run's config names.
+    dataset: the run's data set, if it is in memory. None: the data set that the config names.
+    edits: True to apply the edits in the run folder. Or other edits of this checkpoint, as an `Edits` object.
+    **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
+      value of the run.
 
   Raises:
     UserError: the folder is no run folder. Or it has no such checkpoint, average, edits or split. Or the data differ

@@ -13,9 +13,9 @@ class StateEvaluation(NamedTuple):
   """The evaluations of a split.
 
   Attributes:
-    params: with the parameters.
-    average: with the average of the parameters. None if the run keeps no average.
-    copies: the same two with copies of the examples (`evaluate.copies`). None without copies.
+    params: the evaluation of the parameters.
+    average: the evaluation of the average of the parameters. None if the run keeps no average.
+    copies: the evaluations of both on copies of the examples (`evaluate.copies`). None if the run uses no copies.
   """
 
   params: SplitResult
@@ -23,7 +23,7 @@ class StateEvaluation(NamedTuple):
   copies: 'StateEvaluation | None' = None
 
   def scores(self, *names: str) -> dict[str, Any]:
-    """Return the named scores of the parameters, with entries `average` and `copies` for the other evaluations."""
+    """Return the named scores of the parameters. Entries `average` and `copies` hold the other evaluations."""
     values = {name: self.params.summary[name] for name in names}
     if self.average is not None:
       values['average'] = {name: self.average.summary[name] for name in names}
@@ -35,7 +35,7 @@ class StateEvaluation(NamedTuple):
 def evaluate_state(
   experiment: Experiment, state: TrainState, split: str, stopped: Callable[[], bool]
 ) -> StateEvaluation | None:
-  """Evaluate the parameters and their average on a split. If `stopped` becomes true on the way, return None."""
+  """Evaluate the parameters and their average on a split. Return None if `stopped` returns True meanwhile."""
   examples, copies = experiment.inputs[split], experiment.copies_evaluator
 
   def evaluate(evaluator: Evaluator) -> StateEvaluation:

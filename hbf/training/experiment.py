@@ -39,19 +39,19 @@ from hbf.training.state import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A run before an example is read: the config and the description of the data set determine it.
+  """The parts of a run that need no example. The config and the description of the data set determine them.
 
   Attributes:
     config: the config of the run.
-    task: the task. Its measured values are known in an `Experiment` only.
+    task: the task. Its values that are measured on the training data are known in an `Experiment` only.
     splits: the sources of train, validation (missing if nothing is held out) and test.
     model: the network.
     parameters: the number of learned parameters.
     clock: the length of the run.
-    due: the steps of each event: log, evaluate, checkpoint.
-    schedule: the learning rate by step.
+    due: the steps at which each event is due. The events are 'log', 'evaluate' and 'checkpoint'.
+    schedule: a function from the step to the learning rate.
     optimizer: the gradient transformation.
-    initial: parameters to start from. None: fresh ones, or the parameters of a resumed run.
+    initial: parameters from a file, from which the run starts. None: the run draws parameters, or is resumed.
   """
 
   config: ConfigDict
@@ -75,10 +75,10 @@ class Experiment(Plan):
     inputs: the opened data by split.
     order: the order of the training examples.
     objective: the function that a step minimizes.
-    evaluator: the evaluation of a split.
-    copies_evaluator: the evaluation of copies of the examples (`evaluate.copies`). None without copies.
+    evaluator: the evaluator of a split.
+    copies_evaluator: the evaluator of copies of the examples (`evaluate.copies`). None if there are no copies.
     steps_per_call: the largest number of steps in one call of the devices.
-    flops: the operations of a forward pass of one of the task's units, an image or a token.
+    flops: the floating-point operations of a forward pass for one unit of the task, which is an image or a token.
   """
 
   mesh: Mesh
@@ -92,7 +92,7 @@ class Experiment(Plan):
 
 
 def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) -> Plan:
-  """Resolve a config, and check everything in it that needs no examples and no devices.
+  """Resolve a config, and check everything in it that can be checked without examples and devices.
 
   Args:
     config: the config of the run.
@@ -129,7 +129,7 @@ def training_operations(flops: int, clock: Clock) -> float:
   """Return the floating-point operations of a run. A backward pass counts as two forward passes.
 
   Args:
-    flops: the operations of one example's forward pass.
+    flops: the floating-point operations of a forward pass for one example.
     clock: the length of the run.
   """
   return 3.0 * flops * clock.batch_size * clock.steps
@@ -141,7 +141,7 @@ def prepare(
   devices: Sequence[jax.Device] | None = None,
   dataset: Any = None,
 ) -> Experiment:
-  """Build and check everything.
+  """Build and check everything that a run needs.
 
   Args:
     config: the config of the run.
@@ -196,9 +196,10 @@ def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
 
 
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
-  """Return the number of steps in a call.
+  """Return the largest number of steps in one call of the devices.
 
-  If 0 is asked for, it is ten where a batch is only indices, and one elsewhere and on CPUs.
+  This is `asked`, unless `asked` is 0. Then it is 10 if all examples are resident in device memory, and 1 otherwise.
+  On CPUs it is 1 too.
   """
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
@@ -211,7 +212,10 @@ def make_objective(config: ConfigDict, task: Task) -> Objective:
 def make_evaluator(
   config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
 ) -> Evaluator:
-  """Return the evaluator, of copies if given. Its batches are rounded up to a multiple of the shards."""
+  """Return the evaluator. If `copies` is given, it averages the outputs for the copies.
+
+  Its batch size is `evaluate.batch_size`, rounded up to a multiple of the number of shards.
+  """
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(task, model, size, replicated(mesh), copies)
 

@@ -50,9 +50,10 @@ class TrainedClassifier:
 
   Attributes:
     about: the description in an exported folder's config.json, without facts about the files. Its keys are task,
-      dataset, classes (their names), image_shape (height, width, channels), mean and std (of each channel, with white
-      as 1), recipe, seed, step, average (True if the parameters are their moving average), schema (the version of the
-      config's keys) and model (that part of the config). For an edited classifier also edits, the number of edits.
+      dataset, classes (a list of names), image_shape (height, width, channels), mean, std, recipe, seed, step,
+      average, schema and model. mean and std have a number for each channel, with white as 1. average is True if
+      `params` is the moving average of the trained parameters. schema is the version of the config's keys. model is
+      the `model` part of the config. An edited classifier also has the key edits, the number of edits.
     params: the parameters by name, such as 'block0/stage1/out/kernel'.
     logits: a pure function (params, images uint8 [B, H, W, C]) → float32 [B, classes].
   """
@@ -74,7 +75,8 @@ def from_run(
     edits: True to apply the run's edits.
 
   Raises:
-    UserError: the folder holds no such run, does not name its classes, or has no such checkpoint or edits.
+    UserError: the folder holds no run of task classification, or does not name the classes. Or it has no such
+      checkpoint, or no edits of this checkpoint.
   """
   check_on_images(workdir)
   dataset = stored_dataset(workdir)
@@ -121,7 +123,7 @@ def stored_dataset(workdir: pathlib.Path) -> Dataset:
 
 
 def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
-  """Return the classifier with these parameters, nested like Flax's; see `TrainedClassifier`."""
+  """Return a classifier. `about` is as in `TrainedClassifier`, and `params` are the nested parameters of Flax."""
   network, mean, std = _network(about), about['mean'], about['std']
 
   def logits(params: Mapping[str, Any], images: Images) -> jax.Array:
@@ -132,7 +134,7 @@ def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
 
 
 def _network(about: Mapping[str, Any]) -> nn.Module:
-  """Return the module that a config.json of any version describes."""
+  """Return the module that an exported config.json describes. Its `schema` may be older than this code."""
   config = ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
   if 'implementation' in config.stage2:
     config.stage2.implementation = 'xla'  # the same sums; a Pallas kernel fits one platform and one number of images
@@ -169,7 +171,7 @@ def export(model: TrainedClassifier, folder: pathlib.Path) -> None:
 
 
 def check_free(folder: pathlib.Path) -> None:
-  """Check that an export writes over nothing.
+  """Check that an export to this folder overwrites nothing.
 
   Raises:
     UserError: the folder holds something.
@@ -213,7 +215,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
 def load_program(folder: pathlib.Path) -> Callable[[Images], jax.Array]:
   """Return the function of an exported folder, uint8 [b, H, W, C] → float32 logits [b, classes], for any b.
 
-  The exported program computes it, so later changes of this package do not affect it.
+  The function runs the exported program, so later changes of this package do not change its results.
 
   Raises:
     UserError: see `read_about`. Also: a file is missing or damaged, or this version of JAX can't read the program.

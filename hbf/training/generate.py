@@ -34,7 +34,7 @@ def write_texts(
       the model's window.
     sampling: the way to draw tokens.
     seed: the seed of the draws.
-    stop: a text of one token that ends a text and is not part of it. '': no token ends it.
+    stop: a text of one token. When the model draws this token, the text ends before it. '': no token ends the text.
     checkpoint: 'latest', 'best' or a step.
     average: True to use the moving average of the parameters.
 
@@ -42,7 +42,7 @@ def write_texts(
     The continuation of each prompt, without the prompt.
 
   Raises:
-    UserError: the run has another task, or no such checkpoint. Or a prompt is empty, too long, or has characters
+    UserError: the run has another task, or no such checkpoint. Or a prompt is empty, is too long, or has characters
       that the vocabulary lacks.
   """
   check_task(workdir, load_config(workdir).task)
@@ -61,17 +61,17 @@ def continue_texts(
   seed: int = 0,
   stop: str = '',
 ) -> list[str]:
-  """Continue prompts like `write_texts`, by a model that is in memory.
+  """Continue prompts with a model that is in memory. `write_texts` does the same with the model of a run folder.
 
   Args:
     model: the language model of a run.
-    params: its parameters.
+    params: the parameters of the model.
     tokenizer: the tokenizer of the run.
-    prompts: see `write_texts`, like the arguments below.
-    count: the largest number of tokens.
+    prompts: texts of at least one token each.
+    count: the largest number of tokens to write for each prompt.
     sampling: the way to draw tokens.
     seed: the seed of the draws.
-    stop: the token that ends a text.
+    stop: a text of one token that ends a text, see `write_texts`.
 
   Returns:
     The continuation of each prompt, without the prompt.

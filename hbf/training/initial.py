@@ -1,4 +1,4 @@
-"""Parameters from a file that a run starts from: --config.init_from=FILE."""
+"""The parameters from which a run starts, read from a file: --config.init_from=FILE."""
 
 import dataclasses
 import pathlib
@@ -42,8 +42,9 @@ class Initial:
   """Parameters to start from.
 
   Attributes:
-    params: all parameters of the run, float32, on the host. Without `head` if the run has other classes.
-    source: a description of their origin.
+    params: all parameters of the run, float32, on the host. `head` is missing if the run has another number of
+      classes than the file.
+    source: a description of the origin of the parameters.
   """
 
   params: Params
@@ -53,8 +54,8 @@ class Initial:
 def read_initial(config: ConfigDict, model: nn.Module, dataset: Any) -> Initial:
   """Read the file `init_from`.
 
-  The run's model must be the network of the file. Its number of classes may differ, and its images too if the network
-  accepts them.
+  The config must describe the network of the file. The number of classes may differ. The size of the images may
+  differ too if the network accepts other sizes.
 
   Raises:
     UserError: the file can't be read, or holds another network. The message lists the tensors that don't fit, and
@@ -88,12 +89,12 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
-  """Return the flags of `hbf train` that make the config describe the network. '' if it does already."""
+  """Return the flags of `hbf train` with which the config describes the network. '' if no flag is needed."""
   theirs, ours = flatten(network.config), flatten(config.model.to_dict())
   stages = stage_names(network.config['name'])
   other_stages = stage_names(config.model.name) != stages
   free = {'name', *FREE} if takes_heads(network.config['name']) else {'name', 'heads', *FREE}
-  # Another model has other defaults, so it needs all keys.
+  # If the stages differ, so do the defaults. Then all keys are needed.
   keys = [key for key in theirs if key not in free and (other_stages or ours.get(key) != theirs[key])]
   flags = [f'model.{key}={theirs[key]}' for key in keys]
   if side := _image_side(network, dataset):
@@ -105,7 +106,10 @@ def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
 
 
 def _image_side(network: Network, dataset: Dataset) -> int | None:
-  """Return the side of images that the network accepts. None if it accepts the images of the data set."""
+  """Return the side in pixels of square images that the network accepts. None if the images of the data set fit.
+
+  None also if the positions of the network form no square.
+  """
   patch, (height, width, _) = network.config['patch'], dataset.image_shape
   whole = height % patch == width % patch == 0
   if network.resize is not None:

@@ -1,4 +1,4 @@
-"""The training loop: `run_steps` takes the steps, `train` is everything around it, from a config to result.json."""
+"""The training loop. `run_steps` takes the steps. `train` does a whole run, from a config to result.json."""
 
 import contextlib
 import dataclasses
@@ -32,14 +32,14 @@ class TrainingRun:
   """A run whose steps are compiled, and everything that happens between its steps.
 
   Attributes:
-    experiment: the model, the data, the optimizer and the periods.
+    experiment: the model, the data, the optimizer and the steps at which events are due.
     take_steps: the compiled steps.
     reporter: the log and the progress bar.
     checkpoints: the saved states.
-    stopwatch: the time of the steps.
+    stopwatch: the clock of the steps.
     callbacks: the user's functions.
-    stopped: returns True once a signal or a callback has stopped the run.
-    units: the health of the units of stage 2 by parameters. None if it is not logged.
+    stopped: a function that returns True once a signal or a callback has stopped the run.
+    units: a function from parameters to the health of the units of stage 2. None if their health is not logged.
   """
 
   experiment: Experiment
@@ -53,7 +53,7 @@ class TrainingRun:
 
 
 def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainState, int]:
-  """Train from a step to the last one, or until the run is stopped; return the state and its step."""
+  """Train from a step to the last one, or until the run is stopped. Return the state and its step."""
   experiment, reporter, stopwatch = run.experiment, run.reporter, run.stopwatch
   train, due, last = experiment.inputs['train'], experiment.due, experiment.clock.steps
   if step and _evaluates(run, step) and not run.checkpoints.scored(step):  # a signal interrupted this evaluation
@@ -69,7 +69,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
   stacks = train.stacks(experiment.order, step, counts, experiment.steps_per_call)
   with contextlib.closing(stacks):
     for count, batches in zip(counts, stacks, strict=True):
-      # Step. At most one call waits behind the running one: signals are answered soon, and few batches are in memory.
+      # Step. At most one call waits behind the running one. So a signal acts soon, and memory holds few batches.
       stopwatch.begin()
       state, done = run.take_steps(state, train.resident, batches, np.int32(count))
       stopwatch.settle()
@@ -99,7 +99,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       stopping = run.stopped()
       if due['checkpoint'](step) or step == last or best or stopping:
         with stopwatch.paused():
-          reporter.flush()  # a resumed run then owes no report
+          reporter.flush()  # otherwise a resumed run would lack this report
           check_finite_state(step, state)
           run.checkpoints.save(step, state, {'seconds': stopwatch.seconds, 'steps': stopwatch.steps})
       if stopping:
@@ -124,7 +124,7 @@ def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str,
   """Evaluate and report the held-out part of train.
 
   Returns:
-    The scores, and True if they are better than those of every checkpoint. If a signal came: None and False.
+    The scores, and True if they are better than those of every checkpoint. None and False if the run was stopped.
   """
   with run.stopwatch.paused():
     found = evaluate_state(run.experiment, state, 'validation', run.stopped)
@@ -147,20 +147,21 @@ def train(
   """Train, or continue the run in the run folder, and evaluate the test split once, at the end.
 
   Args:
-    config: a config as `configs/` make it.
-    workdir: the run folder; made if it is missing. It holds config.json, data.json, metrics.jsonl, checkpoints/,
+    config: a config as the files in `configs/` make it.
+    workdir: the run folder. A missing folder is made. It holds config.json, data.json, metrics.jsonl, checkpoints/,
       predictions.npz and result.json.
     console: the place where progress is shown.
     devices: the devices to train on. None: all.
     dataset: the data set. None: the one that the config names.
     callbacks: functions that are called after each call of steps, see `hbf.train`.
-    guest: True if the process is a user's own, whose signal handlers are called too; see `signals`.
+    guest: True if the process belongs to a user, such as a notebook. Its own signal handlers are then called too, see
+      `signals`.
 
   Returns:
-    The content of result.json. None if a signal or a callback stopped the run; the same call then continues it.
+    The content of result.json. None if a signal or a callback stopped the run. Then the same call continues the run.
 
   Raises:
-    UserError: something is wrong with the config, the data or the run folder, or its disk is full.
+    UserError: something is wrong with the config, the data or the run folder. Or the disk is full.
   """
   if not processes.is_first():
     console = Console(quiet=True)

@@ -94,7 +94,8 @@ def _cores() -> int:
 def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
   """Return the largest peak memory among this process's devices.
 
-  If the backend does not report it, as on CPUs, return the peak memory of this process.
+  Some backends do not report the memory of their devices, such as the CPU backend. Then this is the peak memory of
+  the process.
   """
   peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use', 0) for device in devices]
   if any(peaks):
@@ -109,9 +110,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-  """Return the hash of the checkout that this code runs from, with '-dirty' if files differ from it.
+  """Return the hash of the Git commit that this code runs from, with '-dirty' if tracked files differ from it.
 
-  Return None if the code is installed, even if its environment is inside another repository.
+  Return None if the code runs from an installed package, even if the package lies inside another repository.
   """
   code = pathlib.Path(__file__)
   git = ['git', '-C', str(code.parent)]
@@ -126,7 +127,7 @@ def commit() -> str | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Keep absl quiet: Orbax warns of intended behavior, and prints errors that it raises."""
+  """Silence the log of absl. Orbax logs warnings about intended behavior, and logs errors that it raises anyway."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
   try:

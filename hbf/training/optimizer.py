@@ -20,10 +20,11 @@ _LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's value would be far 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
   """Return the learning rate by step: a linear warm-up from 0, then the named schedule.
 
-  Schedule wsd stays at the peak, and decays linearly to the minimum over the last part `decay` of the run.
+  Schedule wsd stays at the peak. At the end of the run it decays linearly to the minimum, for the duration `decay`.
 
   Raises:
-    UserError: the schedule is unknown, never reaches its minimum, or is longer than the run.
+    UserError: the schedule is unknown, or the decay of wsd does not fit into the run after the warm-up. Or a constant
+      schedule has a minimum rate.
   """
   warmup, last = (clock.to_steps(f'optimizer.{key}', config[key]) for key in ('warmup', 'decay'))
   peak, rest = config.learning_rate, max(clock.steps - warmup, 1)
@@ -55,8 +56,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
   """Return the gradient transformation of a config.
 
   Its parts, in order: clipping, the named optimizer, the rates of centers and sigmas, decoupled weight decay, the
-  rates of layers, the schedule. Optimizer schedule_free wraps them (Defazio et al. 2024, "The road less scheduled"):
-  the gradient is taken between its iterate and the average of its iterates.
+  rates of layers, the schedule. Optimizer schedule_free wraps them (Defazio et al. 2024, "The road less scheduled").
+  It takes the gradient at a point between its iterate and the average of its iterates.
 
   Raises:
     UserError: the optimizer is unknown, or schedule_free has a falling learning rate or no momentum.
@@ -78,7 +79,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     optax.masked(optax.scale(config.center_rate), _where(lambda rule: rule.rate == 'center')),
     optax.masked(optax.scale(config.sigma_rate), _where(lambda rule: rule.rate == 'sigma')),
     optax.add_decayed_weights(config.weight_decay, _where(lambda rule: rule.decay)),
-    # Left out if it is 1: the state keeps the form that existing checkpoints have.
+    # A decay of 1 is left out. So the state has the same form as in existing checkpoints.
     *([_scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []),
     optax.scale_by_learning_rate(schedule),
   )
@@ -95,7 +96,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
 
 
 def _scale_by_muon(config: ConfigDict) -> optax.GradientTransformation:
-  """Scale matrices of the blocks by Muon, everything else by Adam."""
+  """Return a transformation that scales matrices of the blocks by Muon, and all other parameters by Adam."""
 
   def matrices(params: Any) -> Any:
     return jax.tree.map(bool, matrices_of(params))
@@ -113,8 +114,10 @@ def _scale_by_muon(config: ConfigDict) -> optax.GradientTransformation:
 def orthogonalize(updates: optax.Updates) -> optax.Updates:
   """Replace each matrix G = U S Vᵀ by an approximation of U Vᵀ with a root mean square of 0.2.
 
-  Five Newton–Schulz steps compute it. They bring singular values to between 0.7 and 1.2, not to 1. Heads are separate
-  matrices, and so are layers side by side in one parameter (queries, keys and values; the halves of a gate).
+  Five Newton–Schulz steps compute the approximation. They bring singular values to between 0.7 and 1.2, not to 1. A
+  parameter with more than two axes holds a matrix for each index of the leading axes, such as heads. If linear layers
+  share one parameter side by side, each layer is a matrix. Examples are queries, keys and values, and the halves of a
+  gate.
 
   Args:
     updates: the momentum of the blocks' matrices, [..., rows, columns] each.
@@ -138,7 +141,7 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Multiply the update of a parameter by `decay` once for each layer up to the head (`heights_of`).
+  """Multiply the update of a parameter by decay^h. h is the number of layers from it to the head (`heights_of`).
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """

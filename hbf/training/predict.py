@@ -70,9 +70,9 @@ def of_export(folder: pathlib.Path) -> Classifier:
 
 
 def find_images(paths: Sequence[str]) -> list[str]:
-  """Return the files among paths, and the sorted files of the folders among them, without hidden ones.
+  """Return the paths of files. A folder is replaced by the sorted paths of all files inside, without hidden ones.
 
-  A path that does not exist counts as a file: the answer for it says that it can't be read.
+  A path that does not exist counts as a file. The answer for this path then says that the file can't be read.
 
   Raises:
     UserError: a folder has no file.
@@ -99,7 +99,7 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: int = BATCH) -> Iterator[Answer]:
-  """Yield the likeliest classes of each image. An unreadable image does not stop the others.
+  """Yield an answer for each image, in the order of `images`. The answer for an unreadable image holds the error.
 
   Args:
     classifier: the classifier.
@@ -107,7 +107,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
     top: the largest number of classes in an answer, 1 or more.
     batch_size: the largest number of images in memory.
   """
-  size = min(batch_size, len(images))  # the last batch is padded, so that one program answers all
+  size = min(batch_size, len(images))  # the last batch is padded, so that one program serves all batches
   with futures.ThreadPoolExecutor() as pool:
     for start in range(0, len(images), size or 1):
       paths = images[start : start + size]
@@ -124,7 +124,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
 
 def read_image(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
-  """Read an image of a shape, uint8. If it can't be read, return the error."""
+  """Return an image of a file, uint8 of this shape [H, W, C]. If it can't be read, return the error instead."""
   height, width, channels = shape
   try:
     # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.
@@ -151,5 +151,5 @@ def to_table(answers: Sequence[Answer]) -> str:
 
 
 def _printable(path: str) -> str:
-  """Return a path whose bytes that are not Unicode are escaped."""
+  """Return a path in which bytes that are not Unicode are escaped."""
   return path.encode(errors='backslashreplace').decode()

@@ -1,7 +1,8 @@
-"""Trained models that come with the package: weights, config, scores and a card of each.
+"""Trained models that come with the package, each with weights, config, scores and a card.
 
-A model is a folder of `hbf/pretrained`: the run's config.json, data.json and result.json, the parameters as
-safetensors, and README.md, its card. `unpack` makes a run folder of it, so all commands on runs work.
+A model is a folder of `hbf/pretrained`. It has the run's config.json, data.json and result.json, and the parameters
+in the format safetensors. Its card is README.md, a description for users. `unpack` makes a run folder from a model,
+so that all commands on runs work.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from hbf.training.workdir import damaged, load_config, read_json, read_result
 
 MODELS = pathlib.Path(__file__).parents[1] / 'pretrained'
 WEIGHTS, CARD, DESCRIPTION = 'model.safetensors', 'README.md', ('config.json', 'data.json', 'result.json')
-# Facts of a result about the training machine's clock. Nobody else can expect them.
+# Entries of result.json that depend on the training machine. A model does not store them.
 _OF_THE_MACHINE = ('train_seconds', 'compile_seconds', 'images_per_second', 'peak_memory_bytes')
 
 
@@ -44,7 +45,7 @@ def describe(name: str) -> str:
   """Return one line about a model: data set, size and scores on the test split.
 
   Raises:
-    UserError: there is no such model. The message has the nearest name.
+    UserError: there is no such model. The message suggests the nearest name.
   """
   result = _result(_folder(name))
   scores = [score for score in TASKS[result['task']].scores if score.name in result]
@@ -53,24 +54,24 @@ def describe(name: str) -> str:
 
 
 def default_workdir(name: str) -> pathlib.Path:
-  """Return the run folder that `unpack` makes if no other is given. It belongs to these weights alone."""
+  """Return the run folder that `unpack` makes if none is given. Its name has a checksum of weights and config."""
   digest = hashlib.sha256(b''.join((_folder(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
   cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
   return cache / 'hbf' / 'pretrained' / f'{name}-{digest.hexdigest()[:8]}'
 
 
 def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
-  """Make a run folder with a model's weights as its only checkpoint, and return it.
+  """Make a run folder with a model's weights as its only checkpoint, and return the path of the folder.
 
-  The folder can be evaluated, explained, exported and loaded. It is there whole or not at all. An existing folder of
-  the same model stays as it is.
+  The folder can be evaluated, explained, exported and loaded. An error leaves no incomplete folder. An existing
+  folder of the same model stays as it is.
 
   Args:
-    name: a name of `names`.
-    workdir: the run folder: a missing or empty one. None: a folder in the user's cache.
+    name: the name of a model, one of `names()`.
+    workdir: the run folder, which must be missing or empty. None: a folder in the user's cache.
 
   Raises:
-    UserError: there is no such model, or the folder holds something else, or can't be written.
+    UserError: there is no such model. Or the folder holds something else, or can't be written.
   """
   source, folder = _folder(name), (default_workdir(name) if workdir is None else workdir).absolute()
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -102,12 +103,12 @@ def store(workdir: pathlib.Path, folder: pathlib.Path, about: str) -> None:
   """Store a finished run as a model: its weights, description and card.
 
   Args:
-    workdir: a finished run.
-    folder: the folder to write; its name is the model's.
-    about: sentences of the card: the purpose of the model, and its limits.
+    workdir: the folder of a finished run.
+    folder: the folder to write. Its name becomes the name of the model.
+    about: sentences for the card about the purpose and the limits of the model.
 
   Raises:
-    UserError: the run isn't finished, or the folder holds something.
+    UserError: the run isn't finished, or `folder` exists.
   """
   result = read_result(workdir, 'steps', 'commit')
   if result is None:

@@ -1,8 +1,8 @@
 """The processes of one run: their start, their agreement and their end.
 
 The first process writes the run folder, the log and the console. The others compute, and write only their part of
-checkpoints. If one process learns something alone (a file, a mistake, a signal), it tells all others before any of
-them acts, so that all do the same. With one process nothing here costs anything.
+checkpoints. One process may learn something alone, such as a file, a mistake or a signal. Then it tells all others
+before any process acts, so that all do the same. A run with one process exchanges nothing.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ JOIN_SECONDS = 300  # the time that processes wait for each other at the start
 LOST_SECONDS = 60  # the silence after which a process counts as lost, and the others end
 LEAVE_SECONDS = 15  # the time that a process waits for the others at its end; later it counts as failed
 
-# Variables that launchers set, and variables with the number of tasks. A single task runs alone.
+# Environment variables that launchers set, each with the variable that holds the number of tasks. '': there is none.
+# A single task runs alone.
 _SIGNS = {
   'SLURM_STEP_NODELIST': 'SLURM_NTASKS',
   'OMPI_COMM_WORLD_SIZE': 'OMPI_COMM_WORLD_SIZE',
@@ -43,12 +44,12 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
   """Connect to the other processes of the run, if there are any. Call this before a device is used.
 
   Args:
-    coordinator: HOST:PORT of process 0. Without it, JAX asks the environment (Slurm, Open MPI, Kubernetes, TPU pods).
-    processes: the number of processes. 1: this process runs alone, in every environment.
-    process: the number of this process, from 0.
+    coordinator: HOST:PORT of process 0. '': JAX finds it in the environment (Slurm, Open MPI, Kubernetes, TPU pods).
+    processes: the number of processes. 1: this process runs alone, in every environment. None: JAX finds the number.
+    process: the number of this process, from 0. None: JAX finds the number.
 
   Raises:
-    UserError: an argument is missing or impossible, or the environment says too little.
+    UserError: an argument is missing or impossible, or JAX cannot find the values in the environment.
   """
   given = _check(coordinator, processes, process)
   if processes == 1 or not (given or _in_cluster()):
@@ -83,9 +84,10 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def ended_by_loss() -> Iterator[None]:
-  """End this process with one line if the context fails because another process is gone.
+  """End this process with a message of one line if the context fails because another process has ended.
 
-  Only CPUs notice this at once and raise. Elsewhere JAX ends the process after LOST_SECONDS.
+  Only CPU devices notice this at once and raise an error. With other devices, JAX ends the process after
+  LOST_SECONDS.
   """
   try:
     yield
@@ -99,7 +101,10 @@ def ended_by_loss() -> Iterator[None]:
 
 
 def exchange(value: Any) -> list[Any]:
-  """Return the values of all processes in the order of their numbers, after JSON. Each process waits for all."""
+  """Return the values of all processes, in the order of their numbers. Each process waits for all.
+
+  If there are several processes, the values travel as JSON. A tuple then comes back as a list.
+  """
   if jax.process_count() == 1:
     return [value]
   text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -111,9 +116,9 @@ def exchange(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def raise_everywhere() -> Iterator[None]:
-  """Raise a UserError of the context in all processes, if it is raised in one of them.
+  """Raise a UserError in all processes if the code of the context raises one in any process.
 
-  No process leaves the context before all have come to its end.
+  No process leaves the context before all processes have reached its end.
   """
   own = None
   try:
@@ -129,7 +134,7 @@ def raise_everywhere() -> Iterator[None]:
 
 
 def on_first_process(make: Callable[[], T]) -> T:
-  """Call `make` in the first process only; return its value, after JSON, in all processes.
+  """Call `make` in the first process only. Return its value, which JSON must be able to hold, in all processes.
 
   Raises:
     UserError: `make` raised it.
@@ -142,10 +147,10 @@ def on_first_process(make: Callable[[], T]) -> T:
 
 
 def check_same(values: dict[str, Any]) -> None:
-  """Check that a dict, fit for JSON, is the same in all processes.
+  """Check that a dict is the same in all processes. JSON must be able to hold it.
 
   Raises:
-    UserError: values differ. It is raised in all processes, and names a key.
+    UserError: values differ. All processes raise the error. It names a key.
   """
   first, *others = exchange(values)
   for process, other in enumerate(others, 1):
@@ -169,7 +174,7 @@ def barrier(mesh: Mesh) -> None:
 
 
 def _in_any(here: bool, mesh: Mesh) -> jax.Array:
-  """Return, as an array, whether `here` is True in any process. All processes call this, and none waits."""
+  """Return an array that is True if `here` is True in any process. All processes call this, and none waits."""
   each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   spread = jax.make_array_from_callback((mesh.size,), each, lambda _: np.full(1, here))
   return _any(NamedSharding(mesh, PartitionSpec()))(spread)
@@ -183,8 +188,8 @@ def _any(replicated: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 class StopSignal:
   """A signal to stop that all processes see at the same call, once any of them has received one.
 
-  All processes must call it equally often and at the same places. The devices exchange what each process knows at a
-  call. The answer comes at the next call, so that nobody waits for it.
+  All processes must call this object equally often and at the same places. At a call, the devices start to exchange
+  what each process knows. The next call returns the result of this exchange, so that no process waits.
   """
 
   def __init__(self, here: Callable[[], bool], mesh: Mesh):
@@ -205,7 +210,7 @@ class StopSignal:
 
 
 def _check(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
-  """Return the arguments of JAX for processes that were started with flags. {} without flags."""
+  """Return the arguments of `jax.distributed.initialize` that follow from the flags. {} without flags."""
   missing = [name for name, value in _flags(coordinator, processes, process).items() if value in ('', None)]
   if len(missing) == 3 or (processes == 1 and len(missing) == 2):
     return {}
@@ -264,7 +269,7 @@ def _advice(given: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float, message: str) -> Iterator[None]:
-  """End this process with one line if the context, which can't be interrupted, takes longer."""
+  """End this process with a message of one line if the context takes longer. The context can't be interrupted."""
   timer = threading.Timer(seconds, _end, [message])
   timer.daemon = True
   timer.start()

@@ -1,4 +1,4 @@
-"""The programs of a run, for its devices or for a compiler of absent devices."""
+"""The programs that a run compiles. They can also be compiled for devices that are absent."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,8 @@ Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
 def make_init(plan: Plan, objective: Objective) -> Init:
   """Return a pure function (resident, stack, given) → the state before step 1.
 
-  The function uses the first batch of the stack, see `init_state`.
+  `given` holds parameters that replace fresh ones. The function uses only the first batch of the stack, see
+  `init_state`.
   """
 
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
@@ -30,13 +31,13 @@ def make_init(plan: Plan, objective: Objective) -> Init:
 
 
 def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -> Any:
-  """Return the jitted train steps, see `hbf.training.state.repeat_step`. A call donates the state.
+  """Return the jitted train steps, see `hbf.training.state.repeat_step`. A call donates its argument `state`.
 
   Args:
     plan: the run.
     objective: the function that a step minimizes.
     mesh: the devices.
-    state: the state, as arrays or shapes.
+    state: the state of training, as arrays or shapes.
   """
   step = averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config)
   return jax.jit(repeat_step(step), donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))

@@ -23,7 +23,7 @@ FORMATS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Reporter:
-  """The log of a run. It reads totals one call late, so that the devices never wait for the host."""
+  """The log of a run. It reads totals one call later, so that the devices never wait for the host."""
 
   def __init__(
     self, experiment: Experiment, writer: MetricsWriter, stopwatch: Stopwatch, start: int, console: Console
@@ -98,7 +98,7 @@ class Reporter:
     return values
 
   def units(self, step: int, shares: dict[str, dict[str, float]]) -> None:
-    """Write the percentages of faulty units by block, and warn if they are high or rise."""
+    """Write the percentages of faulty units by block, and warn if they are high or have grown (`UnitWarnings`)."""
     self.flush()
     self._writer.write(step, self._experiment.clock.epoch(step), 'units', **shares)
     for line in self._unit_warnings(shares):

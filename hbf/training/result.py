@@ -20,11 +20,11 @@ def make_result(
   Args:
     experiment: the finished run.
     scores: the scores of the test split.
-    stopwatch: the time of the steps.
+    stopwatch: the clock of the steps.
     compile_seconds: the time that the compilation of the steps took.
   """
   config, clock, task = experiment.config, experiment.clock, experiment.task
-  # Only the steps that were timed: a checkpoint of an older version has no time of the steps before it.
+  # Only the steps that were timed. A checkpoint of older code does not store the time of the steps before it.
   units = stopwatch.steps * clock.batch_size * task.units
   return {
     'task': config.task,

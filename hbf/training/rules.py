@@ -1,6 +1,6 @@
-"""Rules for parameters: the last parts of a parameter's path select its rule, the first part selects its layer.
+"""Rules for parameters. The last parts of a parameter's path select its rule, the first part selects its layer.
 
-The first rule that matches counts. A parameter without a rule or a layer is an error.
+The first rule that matches is used. A parameter without a rule or a layer is an error.
 """
 
 import dataclasses
@@ -17,13 +17,16 @@ class Rule:
   """A rule of the optimizer and the mesh for some parameters.
 
   Attributes:
-    names: a pattern of the last parts of their paths.
-    rate: 'center' or 'sigma' to multiply the learning rate by the config's `center_rate` or `sigma_rate`, or ''.
-    decay: True if weight decay shrinks them.
-    tensor: the axis of heads, hidden units or centers, which the mesh's tensor splits. None without such an axis.
-    matrices: the number of matrices side by side along the last axis. 0 for parameters that are no matrices. The last
-      two axes are rows and columns. Axes before them count further matrices. `BESIDE_OUT`: the number of columns
-      divided by the number of rows of the kernel `out` beside it. Muon updates the matrices of the blocks.
+    names: a regular expression for the last parts of the parameters' paths.
+    rate: 'center' or 'sigma' to multiply the learning rate by the config's `center_rate` or `sigma_rate`. '': the
+      learning rate stays.
+    decay: True if weight decay shrinks the parameters.
+    tensor: the number of the axis of heads, hidden units or centers. The axis 'tensor' of the mesh splits it. None if
+      there is no such axis.
+    matrices: the number of matrices side by side along the last axis of a parameter. 0: the parameter is no matrix.
+      Muon updates the matrices of the blocks. The last two axes are rows and columns. Each index of the axes before
+      them is a further matrix. `BESIDE_OUT`: the number is the columns of this kernel divided by the rows of the
+      kernel `out` in the same module.
   """
 
   names: str
@@ -54,7 +57,7 @@ RULES = (
   ),
   Rule('whitening'),  # frozen: its gradient is 0, and nothing shrinks it
 )
-# First names in paths: before the blocks, in a block, and behind the blocks.
+# The first names in paths of parameters before the blocks, in a block, and behind the blocks.
 BEFORE, BLOCK, BEHIND = (
   r'(norm_)?stem\d+|embedding|class_token|positions',
   r'(?:block|(?:norm_)?merge)(\d+)',
@@ -86,7 +89,7 @@ def rules_of(params: Any) -> Any:
 def matrices_of(params: Any) -> Any:
   """Return the number of matrices in each parameter, as a tree like the parameters.
 
-  The number is 0 for parameters outside the blocks and for parameters that are no matrices.
+  The number is that of `Rule.matrices` in the blocks. It is 0 for all parameters outside the blocks.
   """
   shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 

@@ -1,8 +1,9 @@
-"""The schema of configs: it translates the configs of older runs into today's keys.
+"""The schema of configs. It translates the configs of older runs into the keys of this code.
 
-config.json has the version of its keys. A new option, a new name or an option that is gone is a line here, in the
-newest change. So old runs are evaluated as they were trained, and can continue. (Rates and decay of `memory_*` and
-`beta` parameters, and lion's second moment, have no option: an older run continues with today's.)
+config.json holds the version of its keys. A change of an option is a line in the newest `Change`: the option is new,
+renamed or removed. So old runs are evaluated as they were trained, and can continue. Some values have no option: the
+rates and the decay of `memory_*` and `beta` parameters, and the second moment of lion. For these values an older run
+continues with those of this code.
 """
 
 import dataclasses
@@ -23,17 +24,17 @@ Keys = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """The changes from one version to the next.
+  """The changes of options from one version of the keys to the next.
 
-  The keys of each table are parts of the config: '' for its top, 'model' and other names for a section,
-  'model.stage1:NAME' and 'model.stage2:NAME' for the options of one stage.
+  Each attribute is a table whose keys are parts of the config. '' is the top of the config. 'model' and other names
+  are its sections. 'model.stage1:NAME' and 'model.stage2:NAME' are the options of the stage that is called NAME.
 
   Attributes:
     renamed: the new name of an option by its old name.
-    removed: the value with which a removed option did nothing.
+    removed: the value of a removed option with which it had no effect. Another value is an error.
     added: the value of a new option that reproduces the earlier behavior.
-    added_to_images: the same for options that only runs on images have.
-    rewritten: a function that changes the options of a part in place, for all other changes.
+    added_to_images: like `added`, for options that only runs on images have.
+    rewritten: for other changes, a function that changes the options of a part in place.
   """
 
   renamed: Keys = dataclasses.field(default_factory=dict)
@@ -44,32 +45,32 @@ class Change:
 
 
 def _name_transforms(data: dict[str, Any]) -> None:
-  """Make a list of transforms of `flip` and `crop`, which had a key each."""
+  """Replace the keys `flip` and `crop` by the list `transforms`."""
   flip, crop = data.pop('flip', False), data.pop('crop', 0)
   data.setdefault('transforms', [['flip']] * flip + [['shift', crop]] * bool(crop))
 
 
 def _state_beta(stage2: dict[str, Any]) -> None:
-  """Name the kernel of a free β, which was a Gaussian of widths 'signed'."""
+  """Name the kernel with a free β. Older configs described it by widths 'signed'."""
   if stage2.get('widths') == 'signed':
     stage2.update(kernel=SIGNED, widths='centre')
 
 
 def _state_norm(stage: dict[str, Any], option: str) -> None:
-  """Turn an option with values 'none' and 'unit' into a boolean."""
+  """Turn an option with the values 'none' and 'unit' into False and True."""
   if option in stage:
     stage[option] = stage[option] in ('unit', True)
 
 
 def _name_positions(stage1: dict[str, Any]) -> None:
-  """Rename the relative positions 'offsets', and state the norm of queries and keys as a boolean."""
+  """Rename the relative positions 'offsets'. Turn the norm of queries and keys into a boolean."""
   if stage1.get('relative_positions') == 'offsets':
     stage1['relative_positions'] = 'gaussian'
   _state_norm(stage1, 'qk_norm')
 
 
 def _name_implementation(stage2: dict[str, Any]) -> None:
-  """Rename an implementation, a value of `sigma_per`, and state the norm of inputs as a boolean."""
+  """Rename a value of `implementation` and a value of `sigma_per`. Turn the norm of inputs into a boolean."""
   if stage2.get('implementation') == 'blocks':
     stage2['implementation'] = 'xla'
   if stage2.get('sigma_per') == 'centre':
@@ -186,9 +187,11 @@ CHANGES = (
 )
 VERSION = len(CHANGES)
 
-# Parameters that are gone, with their shapes. Old checkpoints and exported models hold them. None changed an output.
+# The removed parameters, with their shapes. Older code had them, so old checkpoints and exported models hold them. None
+# of them changed an output.
 GONE = {'pool/bias': (1,)}  # the softmax over the tokens cancels it
-# New names of parameters by their old names in old checkpoints and exported models: the last parts of their paths.
+# The new name of each renamed parameter by its old name. A name is the last part of a path. Old checkpoints and
+# exported models have the old names.
 RENAMED = {
   'centres': 'centers',
   'memory_centres': 'memory_centers',
@@ -199,19 +202,19 @@ RENAMED = {
 
 
 def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the content of config.json for a nested config with today's keys."""
+  """Return the content of config.json for a nested config with the keys of this code."""
   return {'version': VERSION, **config}
 
 
 def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) -> dict[str, Any]:
-  """Return the nested config of a config.json, with today's keys.
+  """Return the nested config of a config.json, with the keys of this code.
 
   Args:
     stored: the content of config.json, which is not changed.
     changes: the changes of the schema, from version 0 on.
 
   Raises:
-    UserError: the config has a newer version, or uses an option that is gone.
+    UserError: the config has a newer version, or uses an option that was removed.
   """
   config = _copied(stored)
   version = config.pop('version', 0)
@@ -225,7 +228,7 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the shapes of parameters with those that are gone today. If the network has none of these, return None."""
+  """Return the shapes of parameters and of the removed parameters (`GONE`). None if the network never had these."""
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:
     return None
@@ -249,7 +252,7 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
 
 
 def old_names(held: Iterable[str]) -> dict[str, str]:
-  """Return the old name by new name of the renamed parameters among `held`, the paths in a checkpoint."""
+  """Return the old name by new name of the renamed parameters that a checkpoint holds. `held` has its paths."""
   last = {path.rpartition('/')[2] for path in held}
   return {new: old for old, new in RENAMED.items() if old in last}
 
@@ -276,7 +279,7 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
 
 
 def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
-  """Return the options of a part, to be changed in place. {} if the config has another stage there."""
+  """Return the options of a part, to be changed in place. {} if the part is a stage that the config does not have."""
   path, _, stage = part.partition(':')
   if stage and stage != dict(zip(STAGES, stage_names(config['model']['name']), strict=True))[path]:
     return {}

@@ -1,8 +1,8 @@
 """The sharding of arrays on a mesh of devices. Only this module assigns arrays to devices.
 
 The mesh has three axes. Batches, and images in device memory, are split over data and fsdp. Parameters and their
-optimizer state are split over fsdp where it divides them, and over tensor according to their rules
-(`hbf.training.rules`). Each shard along data has a copy of the parameters.
+optimizer state are split over fsdp, if the size of fsdp divides them. Their rules say if they are split over tensor
+too (`hbf.training.rules`). Each shard along data has a copy of the parameters.
 """
 
 import math
@@ -58,7 +58,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def batch_shares(mesh: Mesh) -> int:
-  """Return the number of shards of a batch."""
+  """Return the number of shards into which a batch is split."""
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
@@ -78,8 +78,9 @@ def state_sharding(mesh: Mesh, state: Any) -> Any:
 def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
   """Return the partition of a parameter.
 
-  It is split over tensor along the axis that its rule names, and over fsdp along the longest other axis, where the
-  mesh divides these axes. Vectors are not split over fsdp, because they are short.
+  The parameter is split over tensor along the axis that its rule names, and over fsdp along its longest other axis.
+  An axis is split only if the size of the mesh axis divides its length. Vectors are not split over fsdp, because they
+  are short.
 
   Args:
     path: the path of the parameter, as JAX keys.
@@ -98,10 +99,10 @@ def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) ->
 
 
 def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> None:
-  """Check that the devices, and the parts of an accumulated batch, can share `size` examples.
+  """Check that `size` examples can be shared by the devices, and by the `accumulate` parts of a batch.
 
   Raises:
-    UserError: the shards and parts do not divide the batch. The message names the config key `what`.
+    UserError: the number of shards times parts does not divide `size`. The message names the config key `what`.
   """
   shares = batch_shares(mesh)
   parts = shares * accumulate
@@ -116,10 +117,10 @@ def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> N
 
 
 def check_tensor(model: ConfigDict, mesh: Mesh) -> None:
-  """Check that the heads and units of the `model` part of a config can be split over the mesh's tensor.
+  """Check that heads and units of the `model` part of a config can be split over the mesh axis tensor.
 
   Raises:
-    UserError: the mesh does not divide one of them.
+    UserError: the size of this axis does not divide one of these numbers.
   """
   size = mesh.shape['tensor']
   heads = {'heads': model.heads} if takes_heads(model.name) else {}

@@ -15,16 +15,17 @@ KINDS = (signal.SIGTERM, signal.SIGINT)
 def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
   """Handle SIGTERM and SIGINT inside the context. The second signal of the same kind ends the process at once.
 
-  One signal of each kind does not end it: Ctrl-C reaches a run from the terminal as SIGINT, and from the comparison
-  that started it as SIGTERM. Only the main thread of a process can handle signals. In another thread nothing is
-  handled.
+  One SIGTERM and one SIGINT together do not end the process. If a comparison started the run, a single Ctrl-C sends
+  both: SIGINT comes from the terminal, SIGTERM from the comparison. Only the main thread of a process can handle
+  signals. In another thread this function handles none.
 
   Args:
-    guest: True if the process is a user's own, such as a notebook. Its own handlers are then called for the first
-      signal once the run is saved, and for the second of a kind at once: Ctrl-C becomes KeyboardInterrupt, as usual.
+    guest: True if the process belongs to a user, such as a notebook. Then the handlers of this process are called
+      too. For the first signal they are called at the end of the context, when the run is saved. For the second
+      signal of a kind they are called at once. So Ctrl-C raises KeyboardInterrupt, as usual.
 
   Yields:
-    A function that returns True once a signal came.
+    A function that returns True once a signal has come.
   """
   if threading.current_thread() is not threading.main_thread():
     yield lambda: False
@@ -52,9 +53,9 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _ended_by_a_second() -> Iterator[None]:
-  """End the process after a second signal of a kind.
+  """End the process at the second signal of the same kind.
 
-  A thread reads the signals: Python's handlers wait while the main thread compiles, which can take minutes.
+  A thread reads the signals. Handlers of Python would wait while the main thread compiles, which can take minutes.
   """
   reader, writer = os.pipe()
   os.set_blocking(writer, False)
