@@ -187,8 +187,8 @@ CHANGES = (
 )
 VERSION = len(CHANGES)
 
-# The removed parameters, with their shapes. Older code had them, so old checkpoints and exported models hold them. None
-# of them changed an output.
+# The removed parameters, with their shapes. Older code had them, so old checkpoints and exported models hold them.
+# None of them changed an output.
 GONE = {'pool/bias': (1,)}  # the softmax over the tokens cancels it
 # The new name of each renamed parameter by its old name. A name is the last part of a path. Old checkpoints and
 # exported models have the old names.

@@ -30,7 +30,7 @@ from hbf.training.units import UnitReport, make_unit_report
 from hbf.training.workdir import check_place, claim, flatten, locked, with_measured
 from hbf.training.writers import validation_scores
 
-# Config keys that may differ between the processes of a run: each finds its data in a place of its own.
+# Config keys that may differ between the processes of a run: each process may find its data in another place.
 PER_PROCESS = ('data.dir', 'data.root')
 
 Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.Array]]
@@ -39,10 +39,10 @@ Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.
 def prepare_run(
   config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None, dataset: Any
 ) -> tuple[Experiment, dict[str, Any]]:
-  """Return everything that a run needs and the identity of its data, both equal in all processes.
+  """Return everything that a run needs, and the identity of its data. Both are equal in all processes.
 
   Raises:
-    UserError: something in the config, the data or the path of the run folder is wrong. Nothing is written.
+    UserError: something in the config, the data or the path of the run folder is wrong. Then nothing is written.
   """
   with processes.raise_everywhere():
     check_place(workdir)
@@ -59,7 +59,7 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
   """Check that all processes have the same config and data."""
   flat = flatten(json.loads(config.to_json()))
   processes.check_same({key: value for key, value in flat.items() if key not in PER_PROCESS})
-  processes.on_first_process(lambda: bool(make_task(config, dataset)))  # it prepares missing data for all others
+  processes.on_first_process(lambda: bool(make_task(config, dataset)))  # this prepares missing data for all others
   with processes.raise_everywhere():
     fingerprint = make_task(config, dataset).identity()['fingerprint']
   processes.check_same({'the fingerprint of the data': fingerprint})
@@ -77,7 +77,7 @@ def claimed(workdir: pathlib.Path, config: ConfigDict, identity: Mapping[str, An
 
 
 def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -> None:
-  """Say on the console what is trained on which data and devices."""
+  """Print on the console which network is trained, on which data and on which devices."""
   config, sizes = experiment.config, {name: len(split) for name, split in experiment.inputs.items()}
   resident = experiment.inputs['train'].resident
   unit = experiment.task.unit
@@ -95,7 +95,7 @@ def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -
 
 
 def open_checkpoints(experiment: Experiment, workdir: pathlib.Path) -> contextlib.closing[Checkpoints]:
-  """Return a context manager of the run's checkpoints."""
+  """Return a context manager that opens the run's checkpoints and closes them at its end."""
   ranks = experiment.task.scores[0]
   scores = dict(processes.on_first_process(lambda: [*validation_scores(workdir, ranks).items()]))
   return contextlib.closing(Checkpoints(workdir / 'checkpoints', experiment.config.checkpoint.keep, ranks, scores))
@@ -108,10 +108,10 @@ class Begun:
   Attributes:
     state: the state after `step` steps.
     step: the number of steps taken so far.
-    stopwatch: the time of these steps.
+    stopwatch: the clock of the steps, which has counted the steps so far.
     take_steps: the compiled steps.
-    compile_seconds: the time that their compilation took.
-    units: the health of the units of stage 2 by parameters. None if it is not logged.
+    compile_seconds: the time that the compilation of the steps took, in seconds.
+    units: a function from parameters to the health of the units of stage 2. None if their health is not logged.
   """
 
   state: TrainState
@@ -125,7 +125,7 @@ class Begun:
 def begin(
   experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
 ) -> Begun | None:
-  """Restore or initialize the state and compile the steps. If the run is stopped meanwhile, return None."""
+  """Restore or initialize the state and compile the steps. Return None if the run is stopped meanwhile."""
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
     state, step, stopwatch = restore_or_init(experiment, first, checkpoints, console)
@@ -140,13 +140,13 @@ def begin(
 def restore_or_init(
   experiment: Experiment, first: Batch, checkpoints: Checkpoints, console: Console
 ) -> tuple[TrainState, int, Stopwatch]:
-  """Return state, step and time of the newest sound checkpoint, or a fresh state at step 0.
+  """Return the state, step and stopwatch of the newest readable checkpoint, or of a fresh run at step 0.
 
   Args:
     experiment: the run.
-    first: the first stack of batches, from which fresh parameters are made.
+    first: the first stack of batches. Fresh parameters may depend on its first batch.
     checkpoints: the saved states.
-    console: the place where the choice is shown.
+    console: where the run says if it continues or begins.
   """
   resident, initial = experiment.inputs['train'].resident, experiment.initial
   given = initial.params if initial else {}
@@ -169,7 +169,7 @@ def restore_or_init(
 
 
 def compile_steps(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
-  """Compile the train steps for these shapes and devices; return them and the seconds that this took."""
+  """Compile the train steps for these shapes and devices. Return them and the time of the compilation in seconds."""
   begin = time.perf_counter()
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
   compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()

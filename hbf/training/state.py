@@ -19,9 +19,15 @@ from hbf.training.schema import with_gone
 
 
 class Totals(flax.struct.PyTreeNode):
-  """Sums since the last report.
+  """Sums over the steps since the last report.
 
-  They are part of the state, so that an interruption changes no report.
+  The sums are part of the state, so that an interruption of the run changes no report.
+
+  Attributes:
+    loss: sum of the losses of the batches, in nats.
+    correct: number of correct predictions.
+    gradient_norm: sum of the norms of the gradients.
+    steps: number of steps.
   """
 
   loss: jax.Array
@@ -36,7 +42,7 @@ class Totals(flax.struct.PyTreeNode):
 
 
 class TrainState(flax.struct.PyTreeNode):
-  """The whole state of a run. The order of the data and the random keys are functions of the seed and the step.
+  """The whole state of a run. The seed and the step determine the order of the data and the random keys.
 
   `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none.
   """
@@ -52,9 +58,9 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 
 def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
-  """Return the shapes of the state in older code, with parameters that are gone today (`schema.GONE`).
+  """Return the shapes that the state had in older code, with the removed parameters (`schema.GONE`).
 
-  If no parameter of the network is gone, return None.
+  Return None if the network never had removed parameters.
   """
   params = with_gone(state.params)
   if params is None:
@@ -68,8 +74,9 @@ class Objective:
   """The function that a step minimizes, and the way to its gradient.
 
   Attributes:
-    task: the task, whose measured values are known.
-    accumulate: the number of parts of a batch whose gradients are computed one after another.
+    task: the task. Its values that are measured on the training data must be known (`TaskData.measure`).
+    accumulate: the number of parts into which a batch is split. The gradients of the parts are computed one after
+      another.
     seed: the seed of all random numbers.
   """
 
@@ -86,17 +93,17 @@ def init_state(
   batch: Batch,
   given: Mapping[str, Any] | None = None,
 ) -> TrainState:
-  """Return the state before the first step. Run it inside jit.
+  """Return the state before the first step. Call this function inside jit.
 
-  Fresh parameters may depend on the batch (centers, gains).
+  Some fresh parameters may depend on the batch, such as centers and gains.
 
   Args:
     model: the network.
     optimizer: the gradient transformation.
-    objective: the seed, and the task that makes the network's inputs of the batch.
+    objective: the objective of the run. Its task makes the network's inputs from the batch. Its seed is used too.
     resident: the arrays that stay in device memory.
     batch: the first batch.
-    given: parameters that replace fresh ones, by the first name of their path.
+    given: parameters that replace fresh ones. The keys are the first names of their paths. None: no parameters.
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
@@ -134,9 +141,9 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
 def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Array], tuple[TrainState, jax.Array]]:
   """Return a function that takes several steps in one call: (state, resident, stack, count) → (state, step).
 
-  `stack` holds at least `count` batches. The count is an argument of the compiled program, not a constant in it. So
-  the same program takes the steps, with the same bits, for every count. The second result is the state's step: the
-  host waits for it after the state has been donated to the next call.
+  `stack` holds at least `count` batches. `count` is an argument of the compiled program, not a constant in it. So one
+  program serves every count, and gives the same bits. The second result is the state's step. It tells the host when
+  the call ends: the state itself may already be donated to the next call.
   """
 
   def train_steps(
@@ -152,7 +159,7 @@ def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.
 
 
 class Diverged(UserError):
-  """An error because the loss or a parameter is not finite."""
+  """An error: the loss or a parameter is not finite."""
 
 
 def check_finite(step: int, *values: float) -> None:
@@ -177,9 +184,9 @@ def _all_finite(tree: Any) -> jax.Array:
 
 
 def _accumulate(gradient: Callable, parts: int) -> Callable:
-  """Return `gradient` computed on parts of the batch one after another.
+  """Return a function like `gradient` that computes it on parts of the batch, one part after another.
 
-  The losses and the gradients of the parts are averaged, the counts of correct predictions are added.
+  The losses and the gradients of the parts are averaged. The counts of correct predictions are added.
   """
   if parts == 1:
     return gradient

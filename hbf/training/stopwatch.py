@@ -9,19 +9,19 @@ import jax
 
 
 class Stopwatch:
-  """A stopwatch for steps. The time in `paused` does not count.
+  """A stopwatch for steps. The time inside the context `paused` does not count.
 
-  The order is `begin`, the call of steps, `settle`, `add`. The devices may work on a call while the host prepares the
-  next one. So the time of a call is the time between its end and the end of the call before. A thread waits for the
-  ends, because the host may be busy then.
+  A call of steps is timed in this order: `begin`, the call itself, `settle`, `add`. The devices may work on a call
+  while the host prepares the next one. So the time of a call goes from the end of the call before to its own end. A
+  thread waits for these ends, because the host may be busy then.
 
   Attributes:
-    seconds: the time of the steps.
-    steps: the number of steps that are done.
+    seconds: the time of all counted steps, in seconds.
+    steps: the number of counted steps.
   """
 
   def __init__(self, seconds: float = 0.0, steps: int = 0, now: Callable[[], float] = time.perf_counter):
-    """Continue from an earlier time and its steps; `now` is a clock, in seconds."""
+    """Continue from the time and the number of earlier steps. `now` returns the time of a clock, in seconds."""
     self.seconds, self.steps = seconds, steps
     self._now = now
     self._since: float | None = None
@@ -29,16 +29,16 @@ class Stopwatch:
     self._waiter = futures.ThreadPoolExecutor(1)
 
   def begin(self) -> None:
-    """Start the time of a call, unless it counts from the end of the call before."""
+    """Start the time of a call, unless it already started at the end of the call before."""
     if self._since is None:
       self._since = self._now()
 
   def add(self, steps: int, done: jax.Array) -> None:
-    """Record a dispatched call of steps; it ends when `done` is ready."""
+    """Record a call that the devices have received. It takes `steps` steps, and ends when `done` is ready."""
     self._running = steps, self._waiter.submit(self._wait, done)
 
   def settle(self) -> None:
-    """Wait for the end of the recorded call, and count it."""
+    """Wait for the end of the recorded call, and count its time and its steps."""
     if self._running is None:
       return
     (steps, done), self._running = self._running, None

@@ -1,4 +1,4 @@
-"""Health of the units of stage 2 during training, in the log and as warnings."""
+"""The health of the units of stage 2 during training: values for the log, and warnings."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +13,8 @@ from hbf.training.experiment import Experiment
 from hbf.training.sharding import replicated
 
 EXAMPLES = 32  # the first examples of the first batch, always the same
-MANY = 50.0  # percent of a block's units that do no work, from which on a fresh network is warned about
-WORSE = 10.0  # points by which that number grows before the next warning
+MANY = 50.0  # the first report of a block warns if at least this percentage of its units is dead or constant
+WORSE = 10.0  # percentage points by which this share must grow before the next warning
 
 UnitReport = Callable[[Any], dict[str, dict[str, float]]]
 
@@ -22,7 +22,8 @@ UnitReport = Callable[[Any], dict[str, dict[str, float]]]
 def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
   """Return a function from parameters to the percentages of dead, constant and doubled units, by block.
 
-  No unit is both dead and constant. A unit is dead here only by its responses, because no gradient is computed.
+  `hbf.evaluation.unit_health` defines these faults. No unit is both dead and constant. Here a unit is dead if all
+  its responses are 0 up to rounding. Gradients are not computed.
 
   Args:
     experiment: the run.
@@ -55,24 +56,28 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
 
 
 def _shares(responses: jax.Array) -> dict[str, jax.Array]:
-  """Return the percentages of a block's units by their responses [M, U]."""
+  """Return the percentages of faulty units of a block from the responses [M, U] of U units to M tokens."""
   health = unit_health(responses)
   faults = {**health._asdict(), 'doubled': doubled(correlations(responses))}
   return {name: 100 * jnp.mean(fault) for name, fault in faults.items()}
 
 
 class UnitWarnings:
-  """Warnings for blocks whose units do no work: at first if many do not, later if it gets worse."""
+  """Warnings for blocks with idle units, which are dead or constant.
+
+  The first report of a block warns if at least `MANY` percent of its units are idle. A later report warns if this
+  percentage has grown by `WORSE` points since the last warning, or since the first report if there was no warning.
+  """
 
   def __init__(self) -> None:
-    """Start without a report."""
+    """Begin before the first report."""
     self._said: dict[str, float] = {}
 
   def __call__(self, shares: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a line for each block to warn about.
+    """Return a line of warning for each block that needs one.
 
     Args:
-      shares: percentages of faulty units by block, see `make_unit_report`.
+      shares: percentages of faulty units, by block and by fault, see `make_unit_report`.
     """
     lines = []
     for block, faults in shares.items():

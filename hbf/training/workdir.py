@@ -21,7 +21,7 @@ from hbf.tasks.task import Task
 from hbf.training.schema import current, stamp
 
 # Keys that may differ when a run is resumed: they do not change the learned parameters.
-# (A stream measures mean and deviation on a sample. A resumed run keeps the measured values.)
+# Key data.input may change the measured mean and deviation, but a resumed run keeps those that it has measured.
 FREE = (
   'mesh.data',
   'mesh.fsdp',
@@ -47,16 +47,16 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, err
 
 
 def default_workdir(config: ConfigDict) -> pathlib.Path:
-  """Return runs/<data>-<model>-<recipe>-<seed>."""
+  """Return the default run folder, runs/<data>-<model>-<recipe>-<seed>."""
   return pathlib.Path('runs') / f'{config.data.name}-{config.model.name}-{config.recipe}-{config.seed}'
 
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Make and lock a run folder. The lock ends with the process, however that ends.
+  """Make and lock a run folder. The lock ends with the context. It also ends if the process crashes.
 
   Raises:
-    UserError: the path can't be a folder, another run holds the folder, or the folder has files that are no run.
+    UserError: the path can't be a folder, another process has the lock, or the folder has files but no run.
   """
   check_place(workdir)
   if workdir.exists() and (not workdir.is_dir() or (any(workdir.iterdir()) and not _is_run(workdir))):
@@ -95,7 +95,7 @@ def _words(error: OSError) -> str:
 
 @contextlib.contextmanager
 def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
-  """Turn the errors of a full disk, of missing permissions and of I/O into a `UserError` of one line.
+  """Turn errors of a full disk, of missing permissions and of I/O into a `UserError` of one line.
 
   Raises:
     UserError: one of these errors happened. The message names the folder.
@@ -117,9 +117,10 @@ def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def reason_of(error: BaseException, codes: Collection[int] = _FULL + _REFUSED) -> str | None:
-  """Return the system's reason for an error in words, if its code is one of `codes`.
+  """Return the operating system's words for an error if its code is one of `codes`. Else return None.
 
-  Orbax and TensorStore keep only the words, and often only in a cause.
+  Errors of Orbax and TensorStore have only the words, often in the error that caused them. So this function looks for
+  the words too, in the error and in its causes.
   """
   for cause in _causes(error):
     for code in codes:
@@ -137,10 +138,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def held(workdir: pathlib.Path) -> Iterator[None]:
-  """Make and lock a folder against other processes; see `locked` for run folders.
+  """Make a folder and lock it against other processes. See `locked` for run folders.
 
   Raises:
-    UserError: the folder can't be written, another process holds it, or its file system has no locks.
+    UserError: the folder can't be written, another process has the lock, or the file system has no locks.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def in_use(workdir: pathlib.Path) -> bool:
-  """Return True if a process holds the folder, which need not exist.
+  """Return True if a process has the lock of the folder. The folder need not exist.
 
   Raises:
     UserError: the file system of the folder has no locks.
@@ -167,7 +168,7 @@ def in_use(workdir: pathlib.Path) -> bool:
 
 
 def _lock(file: TextIO, folder: pathlib.Path) -> bool:
-  """Lock an open file until it is closed; return False if another process has the lock."""
+  """Lock an open file until it is closed. Return False if another process has the lock."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except (BlockingIOError, PermissionError):  # PermissionError on file systems with POSIX locks
@@ -187,7 +188,7 @@ def _is_run(workdir: pathlib.Path) -> bool:
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:
-  """Write config and identity of the data into a run folder, or check that the folder has the same ones.
+  """Write the config and the identity of the data into a run folder. If they are there, check that they are equal.
 
   Args:
     workdir: the run folder.
@@ -209,8 +210,8 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   """Describe the keys in which a config differs from the config of a run.
 
-  Keys that do not change the learned parameters (FREE) do not count. Neither do data.mean and data.std while they are
-  not measured yet.
+  Keys that do not change the learned parameters (FREE) are left out. So are data.mean and data.std if `config` has no
+  values for them yet.
 
   Returns:
     A text; '' if nothing differs, or the folder holds no run.
@@ -225,7 +226,11 @@ def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
 
 
 def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
-  """Check that data are the data of a run. In an old run folder without data.json nothing is checked.
+  """Check that data are the data of a run. An old run folder without data.json passes without a check.
+
+  Args:
+    workdir: the run folder.
+    data: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
     UserError: the data differ. The message names a difference.
@@ -243,7 +248,7 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
 
 
 def _without_names(data: dict[str, Any]) -> dict[str, Any]:
-  """Return the identity of data without names, which older versions lack."""
+  """Return the identity of data without its entry `names`, which older run folders do not have."""
   return {key: value for key, value in data.items() if key != 'names'}
 
 
@@ -268,10 +273,10 @@ def _brief(value: Any, other: Any) -> str:
 
 
 def load_config(workdir: pathlib.Path) -> ConfigDict:
-  """Return the config of a run with today's keys.
+  """Return the config of a run, with the keys of this code (`hbf.training.schema`).
 
   Raises:
-    UserError: the folder is no run folder, or the config uses an option that is gone.
+    UserError: the folder is no run folder, or the config uses an option that was removed.
   """
   path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
   stored = read_json(path, cure)
@@ -281,7 +286,7 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
-  """Return the config that a config.json holds, with today's keys.
+  """Return the config that a config.json holds, with the keys of this code.
 
   Args:
     stored: the content of config.json.
@@ -289,7 +294,7 @@ def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
     cure: advice for the user if config.json is damaged.
 
   Raises:
-    UserError: the config uses an option that is gone, is of a newer version, or is damaged.
+    UserError: the config uses an option that was removed, is of a newer version, or is damaged.
   """
   try:
     config = current(stored)
@@ -311,7 +316,7 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return a config with the mean and deviation that the run has measured, if the config has none."""
+  """Return a config with the mean and the deviation in the run folder's config, if it has neither itself."""
   left = 'mean' in config.data and not config.data.mean and not config.data.std
   if not left or not (workdir / 'config.json').is_file():
     return config
@@ -321,7 +326,7 @@ def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
 
 
 def read_json(path: pathlib.Path, cure: str, *keys: str) -> dict[str, Any] | None:
-  """Read the JSON object in a file; return None if there is no such file.
+  """Return the JSON object in a file. None if there is no such file.
 
   Args:
     path: the path of the file.
@@ -368,21 +373,21 @@ def damaged(source: object, what: str, cure: str) -> UserError:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  """Replace a JSON file in one step."""
+  """Write a JSON file in one step. An existing file is replaced."""
   replace_text(path, json.dumps(value, indent=2) + '\n')
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:
-  """Replace a text file in one step."""
+  """Write a text file in one step. An existing file is replaced."""
   with replacing(path) as file:
     file.write(text.encode())
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-  """Open a file that replaces `path` once it is written and on disk.
+  """Open a new file. At the end of the context it is on disk, and replaces the file at `path`.
 
-  A crash, even of the machine, leaves the old file or the new one.
+  A crash, even of the machine, leaves either the old file or the complete new file.
 
   Raises:
     UserError: the file cannot be written.
@@ -401,25 +406,25 @@ def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 def read_data(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
-  """Read data.json of a run; return None if the run is too old to have one. See `read_json`."""
+  """Return data.json of a run. None if the run is too old to have this file. See `read_json`."""
   cure = 'restore it from a copy, or remove it; the data of the run are then not checked'
   return read_json(workdir / 'data.json', cure, *keys)
 
 
 def read_result(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
-  """Read result.json of a run; return None if the run isn't finished. See `read_json`."""
+  """Return result.json of a run. None if the run isn't finished. See `read_json`."""
   cure = 'remove it, and give the command that trained the run again; it goes on from the newest checkpoint'
   return read_json(workdir / 'result.json', cure, *keys)
 
 
 def write_predictions(workdir: pathlib.Path, per_example: Mapping[str, np.ndarray]) -> None:
-  """Write predictions.npz: an array [n] for each of the task's values of n test examples, in the split's order."""
+  """Write predictions.npz. It has the arrays of `per_example` by name, each [n] for the n test examples in order."""
   with replacing(workdir / 'predictions.npz') as file:
     np.savez_compressed(file, **per_example)  # type: ignore[arg-type]  # its other argument has a default
 
 
 def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
-  """Return the arrays of a finished run's predictions.npz by name, each [n]; None if the folder has no such file.
+  """Return the arrays of a run's predictions.npz by name, each [n]. None if the folder has no such file.
 
   Raises:
     UserError: the file cannot be read.
@@ -435,7 +440,7 @@ def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Return a nested config by dotted key, such as {'model.width': 64}."""
+  """Return a nested config as a flat dict with dotted keys, such as {'model.width': 64}."""
   flat: dict[str, Any] = {}
   for key, value in tree.items():
     flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}

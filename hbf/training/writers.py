@@ -29,7 +29,7 @@ class MetricsWriter:
       self._board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=start + 1)
 
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
-    """Write a line. It survives a crash of the process, but maybe not a crash of the machine."""
+    """Write a line. The line survives a crash of the process, but maybe not a crash of the machine."""
     self._file.write(json.dumps({'step': step, 'epoch': round(epoch, 4), 'split': split, **values}) + '\n')
     self._file.flush()
     if self._board is not None:
@@ -50,7 +50,7 @@ class MetricsWriter:
 
 
 class NoWriter(MetricsWriter):
-  """The log of every process but the first, which writes nothing."""
+  """The log of every process except the first. This log writes nothing."""
 
   def __init__(self) -> None:
     """Open nothing."""
@@ -63,7 +63,7 @@ class NoWriter(MetricsWriter):
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Read the lines of a run's metrics.jsonl. A last line that a crash cut short is left out.
+  """Return the lines of a run's metrics.jsonl. If a crash cut the last line short, this line is left out.
 
   Raises:
     UserError: another line is damaged.
@@ -76,6 +76,6 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def validation_scores(workdir: pathlib.Path, score: Score) -> dict[int, float]:
-  """Return a score of the held-out part of train by step."""
+  """Return the values of a score on the held-out part of train, by step."""
   lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
   return {line['step']: line[score.name] for line in lines}
