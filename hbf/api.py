@@ -1,4 +1,4 @@
-"""Runs from Python: configs, training, evaluation and trained models. docs/how-to/own-arrays.md has examples."""
+"""Runs from Python: configs, training, evaluation, models and edits. docs/how-to/own-arrays.md has examples."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> 
   The flag --config=DATA:model=…,recipe=…,size=… of `hbf train` gives the same config.
 
   Args:
-    data: a data set, such as 'cifar10'; 'arrays' for your own images in memory.
+    data: the name of a data set, such as 'cifar10'. 'arrays': your own images in memory.
     model: a name such as 'hyperbf', 'gated' or 'vit', or two stages such as 'softmax+hyperbf'. '': hyperbf.
     recipe: a name such as 'small', 'laptop' or 'memo'. '': the recipe of the data set.
     size: a name such as 'tiny'. '': the size of the recipe.
@@ -331,7 +331,7 @@ class Run:
     return continue_texts(self.model, self.params, tokenizer, prompts, count, sampling, seed, stop)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
-    """Evaluate the run at this checkpoint, with its edits; see `hbf.evaluate`."""
+    """Evaluate the run at this checkpoint, with the edits of this object. See `hbf.evaluate`."""
     edits = self.edits or False
     return evaluate(
       self.workdir, split, self.step, data=data, average=self.average, edits=edits, devices=[self.device]
@@ -394,7 +394,7 @@ class Run:
 
 
 def _folder(workdir: Any) -> pathlib.Path:
-  """Return a run's folder as a path; ~ is the home directory."""
+  """Return a run's folder as a path. ~ is the home directory."""
   if not isinstance(workdir, str | os.PathLike) or not str(workdir):
     raise UserError(f'workdir is {workdir!r}: expected a folder, such as "runs/c10"')
   return pathlib.Path(workdir).expanduser()

@@ -62,7 +62,7 @@ class Editor:
       images: the images to correct, uint8 [n, H, W, C].
       labels: name or number of the right class of each image, [n].
       sources: the names of the images [n], for the list of edits and for messages.
-      reach: radius of the ball, divided by the distance that the description of this class defines.
+      reach: radius of the ball, divided by the distance to the nearest guarded image with another answer.
       margin: difference between the label's logit and the largest other logit, after the edit.
 
     Raises:
@@ -179,7 +179,7 @@ def edit_files(
   average: bool = False,
   **moved: str,
 ) -> Made:
-  """Edit the answers of a run for images in files, and write the edits into its folder.
+  """Edit the answers of a run for images in files, and write the edits into the run folder.
 
   Args:
     workdir: the run folder.

@@ -38,10 +38,10 @@ class Interrupted(Exception):
 
 
 class Evaluator:
-  """An evaluation of parameters on splits. It compiles once for all splits of the same shapes.
+  """A function that evaluates parameters on splits. It is compiled once for all splits of the same shapes.
 
   Attributes:
-    batch_size: the largest batch of a step.
+    batch_size: the largest number of examples in a step.
     step: the jitted step (counts, variables, resident, batch) → (counts, values of each row by name).
   """
 
@@ -53,7 +53,8 @@ class Evaluator:
     Args:
       task: the task. Its values that are measured on the training data must be known (`TaskData.measure`).
       model: a network of the task.
-      batch_size: a multiple of the number of devices. The last batch is padded and masked.
+      batch_size: the largest number of examples in a step, a multiple of the number of devices. The last batch is
+        padded and masked.
       replicated: the sharding of arrays that every device holds.
       copies: a function that makes copies of the inputs. The outputs for the copies are averaged. None: the network
         takes the inputs themselves.

@@ -1,7 +1,8 @@
 """The interface of a task: everything that training, evaluation and comparison know about images or texts.
 
 A task is one class that satisfies three small interfaces. `TaskData` reads the examples, `TaskLoss` turns them into
-batches and a loss, and `TaskScores` measures a network on a split. Code that needs only one of the three asks for it.
+batches and a loss, and `TaskScores` measures a network on a split. A function that needs only one interface has an
+argument of that type.
 """
 
 import abc
@@ -72,6 +73,9 @@ class TaskData(abc.ABC):
   @abc.abstractmethod
   def splits(self, validation: float) -> dict[str, Any]:
     """Return the sources of train, validation (if a part of train is held out) and test.
+
+    Args:
+      validation: the part of train that is held out, from 0 to below 1.
 
     Raises:
       UserError: nothing is left to train on, or `validation` is not a possible part.

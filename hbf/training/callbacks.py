@@ -1,4 +1,4 @@
-"""The user's callbacks: functions that a run calls after each call of steps."""
+"""The user's callbacks. A run calls these functions each time the devices have taken some steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

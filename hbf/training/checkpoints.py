@@ -71,8 +71,8 @@ class Checkpoints:
       folder: the folder. A missing one is made, unless read_only.
       keep: the number of latest checkpoints that stay. The best one stays too.
       ranks: the score that decides which checkpoint is the best. None: no checkpoint is the best.
-      scores: values of this score on the held-out part of train, by step. Some steps may have no checkpoint, and some
-        checkpoints no value.
+      scores: values of the score `ranks` on the held-out part of train, by step. Some steps may have no checkpoint,
+        and some checkpoints no value.
       read_only: True if nothing may be written or deleted.
     """
     self._ranking = _Ranking(ranks, dict(scores or {}))
@@ -90,7 +90,7 @@ class Checkpoints:
       raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
-    """Record the score of a step; return True if it is better than the score of every checkpoint."""
+    """Record the score of a step. Return True if the score is better than the score of every checkpoint."""
     assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
@@ -110,7 +110,7 @@ class Checkpoints:
     self._save(step, _items(state), dict(about or {}))
 
   def save_params(self, step: int, params: Any) -> None:
-    """Save parameters alone: a checkpoint to evaluate, and not to continue a run from."""
+    """Save parameters alone. The checkpoint can be evaluated, but no run can continue from it."""
     self._save(step, {'params': params}, {})
 
   def _save(self, step: int, items: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -279,7 +279,7 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def _rename_damaged(folder: pathlib.Path) -> pathlib.Path:
-  """Rename a damaged checkpoint; return its new path."""
+  """Rename a damaged checkpoint. Return the new path."""
   taken = len([*folder.parent.glob(f'{folder.name}.damaged*')])
   aside = folder.with_name(f'{folder.name}.damaged' + (f'-{taken + 1}' if taken else ''))
   folder.rename(aside)

@@ -28,7 +28,7 @@ class Edit:
   Attributes:
     source: the name of the image, such as its path.
     was: the name of the class that the classifier answered before the edit.
-    label: the name of the class that it answers with the edit.
+    label: the name of the class that the classifier answers with the edit.
     center: the point of the image (`hbf.models.edited.EditedClassifier`), float32 [D].
     radius: ρ, the radius of the ball around the center, as a distance ‖W r‖ in the metric W.
     change: the change of the image's logits that the edit asks for, float32 [classes].

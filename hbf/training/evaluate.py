@@ -43,7 +43,9 @@ class Evaluation:
   task: Task
 
   def save(self, folder: pathlib.Path) -> None:
-    """Write eval-<split>-<step>.json, or …-average.json or …-edited.json, into a folder. A missing folder is made.
+    """Write the result to the file eval-<split>-<step>.json in a folder. A missing folder is made.
+
+    `-average` follows the step if the average was evaluated, and `-edited` if edits were applied.
 
     Raises:
       UserError: the file cannot be written.

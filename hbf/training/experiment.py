@@ -182,7 +182,7 @@ def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
     validation: the part of train that is held out, from 0 to below 1.
 
   Raises:
-    UserError: the part leaves nothing to train on, or holds nothing out.
+    UserError: `validation` leaves no example to train on. Or it is above 0 but holds out no example.
   """
   splits = task.splits(validation)
   if 'train' not in splits:
@@ -198,8 +198,8 @@ def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
   """Return the largest number of steps in one call of the devices.
 
-  This is `asked`, unless `asked` is 0. Then it is 10 if all examples are resident in device memory, and 1 otherwise.
-  On CPUs it is 1 too.
+  The number is `asked` if this is not 0. Otherwise the number is 1 on CPUs. On other devices it is 10 if all examples
+  are in device memory (`resident`), else 1.
   """
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 

@@ -141,7 +141,7 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Multiply the update of a parameter by decay^h. h is the number of layers from it to the head (`heights_of`).
+  """Multiply the update of a parameter by decay^h. Its height h is the number of layers to the head (`heights_of`).
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """

@@ -64,7 +64,7 @@ def of_trained(model: TrainedClassifier) -> Classifier:
 
 
 def of_export(folder: pathlib.Path) -> Classifier:
-  """Return the classifier in an exported folder; errors as for `hbf.training.export.load_program`."""
+  """Return the classifier in an exported folder. See `hbf.training.export.load_program` for the errors."""
   about = export.read_about(folder)
   return Classifier(about['classes'], about['image_shape'], export.load_program(folder))
 
@@ -124,7 +124,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
 
 def read_image(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
-  """Return an image of a file, uint8 of this shape [H, W, C]. If it can't be read, return the error instead."""
+  """Return the image in a file, uint8 of this shape [H, W, C]. If it can't be read, return the error instead."""
   height, width, channels = shape
   try:
     # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.

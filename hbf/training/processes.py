@@ -28,7 +28,7 @@ T = TypeVar('T')
 
 JOIN_SECONDS = 300  # the time that processes wait for each other at the start
 LOST_SECONDS = 60  # the silence after which a process counts as lost, and the others end
-LEAVE_SECONDS = 15  # the time that a process waits for the others at its end; later it counts as failed
+LEAVE_SECONDS = 15  # the time that a process waits for the others at its end, before it counts as failed
 
 # Environment variables that launchers set, each with the variable that holds the number of tasks. '': there is none.
 # A single task runs alone.
@@ -78,7 +78,7 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
 
 
 def is_first() -> bool:
-  """Return True in the process that writes. This uses the devices."""
+  """Return True in the process that writes. This call makes JAX initialize the devices."""
   return jax.process_index() == 0
 
 
@@ -137,7 +137,7 @@ def on_first_process(make: Callable[[], T]) -> T:
   """Call `make` in the first process only. Return its value, which JSON must be able to hold, in all processes.
 
   Raises:
-    UserError: `make` raised it.
+    UserError: `make` raised this error.
   """
   value: Any = None
   with raise_everywhere():
@@ -150,7 +150,7 @@ def check_same(values: dict[str, Any]) -> None:
   """Check that a dict is the same in all processes. JSON must be able to hold it.
 
   Raises:
-    UserError: values differ. All processes raise the error. It names a key.
+    UserError: values differ. All processes raise this error, which names a key.
   """
   first, *others = exchange(values)
   for process, other in enumerate(others, 1):
@@ -269,7 +269,7 @@ def _advice(given: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float, message: str) -> Iterator[None]:
-  """End this process with a message of one line if the context takes longer. The context can't be interrupted."""
+  """End this process with a message of one line if the context takes more than `seconds`."""
   timer = threading.Timer(seconds, _end, [message])
   timer.daemon = True
   timer.start()

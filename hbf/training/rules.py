@@ -106,7 +106,7 @@ def matrices_of(params: Any) -> Any:
 def height_of(path: tuple[Any, ...], depth: int) -> int:
   """Return the number of layers from a parameter to the head.
 
-  It is depth − i in block i, depth + 1 before the blocks, and 0 behind the blocks.
+  This number is depth − i in block i, depth + 1 before the blocks, and 0 behind the blocks.
 
   Raises:
     LookupError: the path belongs to no layer. A network with a new part needs its name in BEFORE or BEHIND.

@@ -1,8 +1,8 @@
 """The sharding of arrays on a mesh of devices. Only this module assigns arrays to devices.
 
 The mesh has three axes. Batches, and images in device memory, are split over data and fsdp. Parameters and their
-optimizer state are split over fsdp, if the size of fsdp divides them. Their rules say if they are split over tensor
-too (`hbf.training.rules`). Each shard along data has a copy of the parameters.
+optimizer state are split over fsdp, if the size of fsdp divides one of their axes. Their rules say if they are split
+over tensor too (`hbf.training.rules`). Each shard along data has a copy of the parameters.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first signal makes a run save and stop, the second one ends it."""
+"""SIGTERM and Ctrl-C: the first signal makes a run save and stop. A second one of the same kind ends the process."""
 
 import contextlib
 import os

@@ -69,7 +69,7 @@ def check_place(folder: pathlib.Path) -> None:
   """Check the path of a run folder, which need not exist.
 
   Raises:
-    UserError: the folder is a URL, or the system refuses its path.
+    UserError: the folder is a URL, or its path is too long, or the system refuses the path.
   """
   if re.match(r'[A-Za-z][\w+.-]+:/', str(folder)):
     url = str(folder).replace(':/', '://', 1)  # a path has only one of the slashes
@@ -361,7 +361,7 @@ def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequen
   """Check that the JSON object from `source` has these keys; see `read_json`.
 
   Raises:
-    UserError: some are missing.
+    UserError: some keys are missing.
   """
   if missing := [key for key in keys if key not in value]:
     raise damaged(source, f'it lacks {", ".join(missing)}', cure)
@@ -406,13 +406,13 @@ def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 def read_data(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
-  """Return data.json of a run. None if the run is too old to have this file. See `read_json`."""
+  """Return the content of a run's data.json. None if the run is too old to have this file. See `read_json`."""
   cure = 'restore it from a copy, or remove it; the data of the run are then not checked'
   return read_json(workdir / 'data.json', cure, *keys)
 
 
 def read_result(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
-  """Return result.json of a run. None if the run isn't finished. See `read_json`."""
+  """Return the content of a run's result.json. None if the run isn't finished. See `read_json`."""
   cure = 'remove it, and give the command that trained the run again; it goes on from the newest checkpoint'
   return read_json(workdir / 'result.json', cure, *keys)
 
