@@ -165,7 +165,10 @@ LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 
 
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
-  """Edit the first wrong images of a split one after the other. Return the scores of `_after` for each of `counts`."""
+  """Edit the first wrong images of a split one after the other, and return scores after each number in `counts`.
+
+  A row has the scores of `_after`.
+  """
   found = []
   for count in counts(split):
     rows = split.wrong[:count]

@@ -96,7 +96,7 @@ def measure(
     workdir: folder of a run on texts.
     checkpoint: 'latest', 'best' or a step.
     dir: folder of the prepared TFDS data. If empty, the folder used in training.
-    root: folder of the files. If empty, the folder used in training.
+    root: file or folder of the text. If empty, the one used in training.
 
   Raises:
     UserError: the run is not on texts, or an error of `hbf.training.evaluate.restore`.
