@@ -6,7 +6,7 @@ shift (Comaniciu & Meer 2002):
 
     x ← Σ_i K(s_i) x_i / Σ_i K(s_i),      s_i = ‖W(x − x_i)‖² / 2σ².
 
-Let g be a function with −g' = K. Every kernel of stage 1 falls with the distance, so g is convex. The update therefore
+Let g be a function with −g' = K. Every kernel of stage 1 falls with the distance, so g is convex. Then the update
 never raises the energy
 
     E(x) = −Σ_i g(s_i).
