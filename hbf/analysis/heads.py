@@ -80,8 +80,9 @@ def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
 def token_differences(run: TrainedRun, images: np.ndarray) -> np.ndarray:
   """Return how much the tokens of an image differ before the first block and after each block, [depth + 1].
 
-  The measure for an image is ‖X − 1x̄ᵀ‖/‖X‖, where X [N, D] are the tokens and x̄ is their mean. The mean of this
-  measure over the images is returned. It falls to 0 with depth if attention makes all tokens alike (Dong et al. 2021).
+  The measure for an image is ‖X − 1x̄ᵀ‖/‖X‖, where X [N, D] are the tokens and x̄ is their mean. The result
+  is the mean of this measure over the images. It falls to 0 with depth if attention makes all tokens alike (Dong et
+  al. 2021).
   """
   parts = []
   for number, activations in run.capture_batches(images):

@@ -63,8 +63,8 @@ def damages(shape: tuple[int, ...], seed: int) -> dict[str, Damage]:
   }
 
 
-# A memory is a function. Its arguments are damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma.
-# It returns the completed patterns [N, D].
+# A memory is a function of damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma. It returns the
+# completed patterns [N, D].
 Memory = Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array]
 
 
@@ -76,7 +76,7 @@ def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, si
 
 @jax.jit
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update the damaged patterns once, with distances over all pixels. Hidden pixels have the value of the mean image."""
+  """Update the damaged patterns once, with distances over all pixels. Hidden pixels are those of the mean image."""
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
 
@@ -147,7 +147,7 @@ class Autoencoder(nn.Module):
 
 
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
-  """Train an autoencoder on damaged copies of the stored images. The kind of damage to each copy is drawn at random."""
+  """Train an autoencoder on damaged copies of the stored images. The kind of damage to a copy is drawn at random."""
   model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
   params = model.init(jax.random.key(seed), stored[:1], stored[:1])
   known, noise = jnp.stack([kind.known for kind in kinds]), jnp.asarray([kind.noise for kind in kinds])
@@ -184,7 +184,7 @@ def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, 
   tested = random.permutation(count)
   half = min(QUERIES, count // 2)
   others = random.permutation(len(images['test']))[: 2 * QUERIES]
-  # Two pairs of arrays, for stored images and for other images: images for the choice of sigma, images for the result.
+  # The first pair has stored images, the second has other images. A pair: for the choice of sigma, for the result.
   parts = [
     (stored[tested[:half]], stored[tested[half:][:QUERIES]]),
     tuple(jnp.asarray(images['test'][rows]) for rows in np.split(others, 2)),

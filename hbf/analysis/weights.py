@@ -19,8 +19,8 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
   """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
 
   No implementation returns its weights. But the output of a head is linear in the values. So each head is
-  also applied to one-hot vectors as values, and its outputs are then the weights. The weights of a query sum to 1 if there
-  are no learned keys. Otherwise they sum to 1 minus the weights of the learned keys.
+  also applied to one-hot vectors as values, and its outputs are then the weights. The weights of a query sum to 1 if
+  there are no learned keys. Otherwise they sum to 1 minus the weights of the learned keys.
 
   Args:
     model: the network.
