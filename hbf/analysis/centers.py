@@ -57,7 +57,7 @@ class Census:
 
   @property
   def doubled(self) -> np.ndarray:
-    """True for centers whose responses nearly equal those of a center with a lower number, up to scale, bool [U]."""
+    """True for centers whose responses correlate above 0.99 with those of a center with a lower number, bool [U]."""
     return np.asarray(doubled(self.correlation))
 
 

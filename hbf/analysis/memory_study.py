@@ -63,8 +63,8 @@ def damages(shape: tuple[int, ...], seed: int) -> dict[str, Damage]:
   }
 
 
-# A memory is a function of damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma. It returns the
-# completed patterns [N, D].
+# A memory is a function of damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma. Its result is
+# the completed patterns [N, D].
 Memory = Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array]
 
 
