@@ -102,11 +102,11 @@ def color(run: TrainedRun) -> list[int]:
 def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Compute the vote of every center of the last block for a class through each token, [n, N, U].
 
-  A vote is a contribution to the excess logit of the class: its logit minus the mean of all logits. The divisor of the
-  last norm and the weights of the pooling are frozen at their values in the whole network. The excess logit is then
-  linear in the last tokens. It is the sum of three parts: the votes, the contribution of the bias of stage 2, and the
-  contribution of the tokens before stage 2. A vote is not the effect of removing a center, because the norm and the
-  pooling would then change. `effects` computes this effect.
+  A vote is a contribution to the excess logit of the class. This is its logit minus the mean of all logits. The
+  divisor of the last norm and the weights of the pooling are frozen at their values in the whole network. Then the
+  excess logit is the sum of the votes, the contribution of the bias of stage 2, the contribution of the tokens before
+  stage 2, and a constant from the biases of the later layers. A vote is not the effect of removing a center, because
+  the norm and the pooling would then change. `effects` computes this effect.
 
   Args:
     run: the run.
@@ -129,8 +129,8 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
   """Compute the drop of a class's excess logit if one center of the last block is removed, [n, k].
 
-  The network runs again with the coefficients of this center set to 0. The other centers respond as before. The excess
-  logit is the logit minus the mean of all logits, as in `votes`.
+  The network runs again with the coefficients of this center set to 0. The other centers respond as before. The
+  excess logit is the logit minus the mean of all logits, as in `votes`.
 
   Args:
     run: the run.

@@ -175,8 +175,8 @@ class TrainedRun:
       images: uint8 [n, height, width, channels].
 
     Yields:
-      The numbers of the images in a batch, int [B], and the activations of this batch. The number −1 marks copies that
-      only fill up the batch.
+      The numbers of the images in a batch, int [B], and the activations of this batch. The number −1 marks copies
+      that only fill up the batch.
     """
     for number, inputs in self.batches(images):
       yield number, capture(self.model, self.params, inputs)
