@@ -1,4 +1,4 @@
-"""An HTML page that loads no other file: classes for its sections and their parts, and the function that renders it."""
+"""An HTML page that loads no other file: classes for its sections and their parts, and the function `render`."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ ROWS_TO_SORT = 5  # tables of at least so many rows can be sorted and filtered
 
 
 class MissingPart(Exception):
-  """Raised if a model or its data lack what a section describes. The page shows the message in place of the section."""
+  """Raised if a model or its data lack what a section describes. The page then shows the message in this section."""
 
 
 @dataclasses.dataclass(frozen=True)
