@@ -3,9 +3,9 @@
 python -m hbf.comparison.pack runs/small results/small
 
 The packed folder has runs.jsonl, predictions.npz, and the other files of the comparison. A line of runs.jsonl has the
-config, the data, the result and the metrics of a run. predictions.npz has the arrays of all runs. Another file FILE of
-a run RUN gets the name RUN-FILE. `hbf compare --report` reads packed and unpacked folders, and writes the same tables
-and curves for both. Checkpoints and printed output are left out.
+config, the data, the result and the metrics of a run. predictions.npz has the arrays of all runs. A further file FILE
+of a run RUN gets the name RUN-FILE. `hbf compare --report` reads packed and unpacked folders, and writes the same
+tables and curves for both. Checkpoints and printed output are left out.
 """
 
 import json
@@ -145,7 +145,7 @@ def _temporary(path: pathlib.Path) -> bool:
 
 
 def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
-  """Return the names of the folders that are not packed. They lie beside the runs, such as logs, or inside the runs."""
+  """Return the names of the folders that are not packed. They are inside the runs, or beside them, such as logs."""
   inside = [path for name in names for path in (folder / name).glob('*')]
   beside = [path for path in folder.iterdir() if path.name not in names]
   return sorted({path.name for path in (*beside, *inside) if path.is_dir()})

@@ -1,6 +1,7 @@
 """A fair search for the options of all arms: equal numbers of trials, one space, and a choice on held-out examples.
 
-An arm is a model with its options (`hbf.comparison.grid`). A trial is a run of an arm with random values from the space.
+An arm is a model with its options (`hbf.comparison.grid`). A trial is a run of an arm with random values from a space
+of options (`hbf.comparison.space`).
 
 References: Dodge et al. 2019, "Show Your Work" (the expected best result against the number of trials); Tang et al.
 2020, "Showing Your Work Doesn't Always Work" (its unbiased estimate).

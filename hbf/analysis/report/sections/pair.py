@@ -137,8 +137,8 @@ def _heat(alike: np.ndarray, images: int) -> Drawing:
 def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: dict[str, Any]) -> PageTable | None:
   """Return a table of how well the centers of one run match the centers of the other, or None.
 
-  A row is a block that has centers and the same number of tokens in both runs. None means that there is no such block.
-  The values are added to `numbers`.
+  A row is a block that has centers and the same number of tokens in both runs. None means that no block has both. The
+  values are added to `numbers`.
   """
   rows = []
   numbers['matched'] = {}
