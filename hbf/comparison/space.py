@@ -49,8 +49,8 @@ def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
 def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str]]:
   """Draw the options of an arm for each trial.
 
-  The quantile of a value depends only on the key and on the number of the trial. So arms with the same distribution of
-  a key get the same values. A longer search begins with the values of a shorter search. Trials are independent, as
+  The quantile of a value depends only on the key and on the number of the trial. So arms with the same distribution
+  of a key get the same values. A longer search begins with the values of a shorter search. Trials are independent, as
   `hbf.comparison.tune.expected_best` assumes.
 
   Args:

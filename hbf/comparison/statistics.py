@@ -48,9 +48,10 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
   nothing is counted twice. The estimate of τ² is at least 0. If an arm or the reference has fewer than three seeds,
   only the first term is used.
 
-  The half length of an interval is the standard error of the difference times a factor. The factor is the 95% quantile
-  of the greatest of all studentized differences (Dunnett 1955). It is computed from draws of the estimated model, with
-  the degrees of freedom of the estimates. If one of the two variances is 0, the factor is Dunnett's quantile. For a
+  The half length of an interval is the standard error of the difference times a factor. The factor is the 95%
+  quantile of the greatest of all studentized differences (Dunnett 1955). The quantile is computed from draws of the
+  estimated model, with the degrees of freedom of the estimates. It is computed with and without the variation between
+  seeds, and the greater value is used. If one of the two variances is 0, the factor is Dunnett's quantile. For a
   single arm it is then Student's quantile.
 
   References: Obuchowski & Rockette 1995 (the model, with readers in place of seeds); Searle, Casella & McCulloch 1992
@@ -97,8 +98,8 @@ def block_length(examples: int) -> int:
   """Return the number of examples in a block of a text: a tenth of the text.
 
   Neighboring windows of a text are similar, so the differences between models are correlated over more than 60
-  windows. Blocks should be long for this reason. But an interval needs several blocks: Schmeiser 1982 advises 10 to 30
-  blocks for any correlation.
+  windows. For this reason, blocks should be long. But an interval needs several blocks: Schmeiser 1982 advises 10 to
+  30 blocks for any correlation.
   """
   return math.ceil(examples / BLOCKS)
 
