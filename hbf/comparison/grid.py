@@ -33,13 +33,13 @@ class Comparison:
     seeds: seeds of the runs, all different.
     overrides: '--config.KEY=VALUE' for all arms.
     published: test scores that others report, by 'group/label'. For images, a score is the accuracy in percent.
-    match: True to match the number of parameters of each arm to that of the reference arm, to within 1%. The number of
-      units of the arm is changed for this. An arm that is already within 1% keeps its units.
-    like: an arm, written as in `arms`, that replaces the reference arm for the match of parameters and operations. ''
+    match: True to give each arm as many parameters as the reference arm, to within 1%. For this, the number of units
+      of the arm (centers or hidden units) is changed. An arm that is already within 1% keeps its units.
+    like: an arm, written as in `arms`, that replaces the reference arm when parameters and operations are matched. ''
       for none.
-    operations: number of training operations of each arm. 'match' is the number of the reference arm, and a number such
-      as '1.8e14' is taken as it is. train.epochs is set so that the number is reached to within 0.5%. '' changes no
-      train.epochs. An arm that sets train.epochs itself keeps its value.
+    operations: number of training operations of each arm. 'match' stands for the number of the reference arm. A number
+      such as '1.8e14' stands for itself. train.epochs is set so that training takes this number, to within 0.5%. With
+      '', train.epochs is not changed. An arm that sets train.epochs itself keeps its value.
     parameters: greatest number of parameters that an arm may have. 0 for no limit.
     space: distributions of config keys for `hbf.comparison.tune`: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for
       one arm (`hbf.comparison.space`).
