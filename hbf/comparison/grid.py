@@ -37,9 +37,9 @@ class Comparison:
       of the arm (centers or hidden units) is changed. An arm that is already within 1% keeps its units.
     like: an arm, written as in `arms`, that replaces the reference arm when parameters and operations are matched. ''
       for none.
-    operations: number of training operations of each arm. 'match' stands for the number of the reference arm. A number
-      such as '1.8e14' stands for itself. train.epochs is set so that training takes this number, to within 0.5%. With
-      '', train.epochs is not changed. An arm that sets train.epochs itself keeps its value.
+    operations: number of training operations of each arm, such as '1.8e14'. 'match' stands for the number of the
+      reference arm. train.epochs is set so that training takes this number, to within 0.5%. With '', train.epochs is
+      not changed. An arm that sets train.epochs itself keeps its value.
     parameters: greatest number of parameters that an arm may have. 0 for no limit.
     space: distributions of config keys for `hbf.comparison.tune`: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for
       one arm (`hbf.comparison.space`).

@@ -29,7 +29,7 @@ CURE = 'restore it from a copy, or pack the comparison again'
 class StoredRuns(abc.ABC):
   """The stored runs of a comparison. The name of a run is the name of its folder.
 
-  Every method but `names` takes the name of a run. For a run that is not stored, there is no result, no metrics and no
+  Every method but `names` takes the name of a run. A run that is not stored has no result, no metrics and no
   predictions.
   """
 
@@ -63,7 +63,7 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of predictions.npz by name, each for the n test examples. None if the run has no such file."""
+    """Return the arrays of predictions.npz by name, [n] each for n test examples. None if the run has no arrays."""
 
   @abc.abstractmethod
   def failure(self, name: str) -> str | None:
