@@ -75,8 +75,8 @@ LINEAR_BALLS = (
   'model.stage2.normalize_inputs=False model.stage2.metric=identity model.stage2.centers_init=normal '
   'model.stage2.coefficients_scale=0.3'
 )
-# HyperBF, its rivals, and controls that isolate the cause of an advantage. The number of centers of the first arm sets
-# the number of parameters of all arms.
+# HyperBF, its rivals, and controls that isolate the cause of an advantage. The number of centers of the first arm
+# sets the number of parameters of all arms.
 CONTROLS = {
   'hyperbf': f'hyperbf model.stage2.centers=119 {LINEAR_BALLS} {ADAPTIVE}',
   'vit-swiglu': 'vit model.stage2.activation=swiglu',
@@ -233,8 +233,8 @@ PRESETS = {
     seeds=(0,),
     overrides=('--config.task=masked_token',),
   ),
-  # Learning rates for the best arms of 'rivals' and for variants, on held-out images. A fourth rate is needed, because
-  # the greatest of the three rates in `RATES` was best for one arm.
+  # Learning rates for the best arms of 'rivals' and for variants, on held-out images. A fourth rate is needed,
+  # because the greatest of the three rates in `RATES` was best for one arm.
   'rivals-rates': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=(*_at_rates(LEADERS, (*RATES, '16e-3')), *_arms(FORMS)),
