@@ -23,16 +23,16 @@ SUMS = ('tokens', 'count', 'awake', 'sum', 'products')  # keys that are summed o
 class Census:
   """Statistics of the U centers in stage 2 of a block over the M tokens of n images.
 
-  U is the number of centers in all heads together.
-  The share of center a for a token is K_a / ΣK, for every normalization of the stage. If all centers have the same
-  share, it is 1 / U. A center is awake for a token if its share is at least 2 / U.
+  U is the number of centers in all heads together. The share of center a for a token is K_a / ΣK, for every
+  normalization of the stage. If all centers have the same share, it is 1 / U. A center is awake for a token if its
+  share is at least 2 / U.
 
   Attributes:
     health: the dead and the constant centers.
-    images: numbers of the k images that come nearest to each center, the nearest first, int [U, k]. The token of an
-      image that is nearest to the center counts.
-    tokens: number of this token in each of these images, int [U, k].
-    log_kernels: log K of this token, float32 [U, k].
+    images: numbers of the k images that are nearest to each center, the nearest first, int [U, k]. An image is as near
+      as its nearest token.
+    tokens: number of the nearest token in each of these images, int [U, k].
+    log_kernels: log K of the nearest token in each of these images, float32 [U, k].
     rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
     mean: mean over the tokens of the response R, as in the sum Σ R c, [U].
     deviation: standard deviation over the tokens of the response, [U].

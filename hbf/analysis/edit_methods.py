@@ -62,7 +62,14 @@ def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def nearest_other(base: Base, edited: Observed, labels: np.ndarray, metric: np.ndarray) -> np.ndarray:
   """Return the distance of each edited image to the nearest guarded image with another answer, [m].
 
-  An answer is another one if it differs from the label of the edited image. Distances are ‖W(x − x')‖ of points.
+  Only guarded images count whose answer differs from the label of the edited image. The distance of two points x and
+  x' is ‖W(x − x')‖.
+
+  Args:
+    base: the guarded images.
+    edited: what the classifier computes of the m edited images.
+    labels: the labels of the edited images, [m].
+    metric: W, [D, D].
   """
   away = squared(edited.points @ metric.T, base.guard.points @ metric.T)
   away[base.guard.logits.argmax(-1) == labels[:, None]] = np.inf

@@ -276,7 +276,7 @@ class FineTuning:
 
 
 def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-  """Measure all methods on a run. Return a row for each method, and a row without edits.
+  """Measure all methods on a run. Return a row for the classifier without edits, then a row for each method.
 
   A row has the trials of the method, the numbers of its best trials, and its scores for single and many edits.
 

@@ -12,12 +12,12 @@ IMAGES = 50  # images whose attention weights are in memory at a time
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-  """Statistics of the heads of a block. Both are means over the query tokens i of all images.
+  """Statistics of the heads of a block, as means over the queries of all images.
 
   Attributes:
-    distance: mean distance Σ_j w_ij ‖p_i − p_j‖ from patch i to the attended patches j, in patches, [heads]. The
-      weights w_ij are scaled so that they sum to 1 over the patches j.
-    tokens: effective number of attended tokens: exp of the entropy of the weights of token i, [heads].
+    distance: mean distance Σ_j w_ij ‖p_i − p_j‖ from a query patch i to the attended patches j, in patches, [heads].
+      The weights w_ij are scaled so that they sum to 1 over the patches j.
+    tokens: effective number of tokens that a query token attends to: exp of the entropy of its weights, [heads].
   """
 
   distance: np.ndarray

@@ -122,7 +122,12 @@ def _checked(params: Params, block: str, units: Sequence[int]) -> np.ndarray:
 
 
 class Mean(NamedTuple):
-  """A mean over images, and half of its 95% interval (normal approximation)."""
+  """A mean over images, or over windows of a text, with its 95% confidence interval.
+
+  Attributes:
+    mean: the mean.
+    half: half of the length of the interval, in the normal approximation.
+  """
 
   mean: float
   half: float

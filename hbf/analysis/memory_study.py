@@ -76,7 +76,7 @@ def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, si
 
 @jax.jit
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update the damaged patterns once, with distances over all pixels. Hidden pixels are those of the mean image."""
+  """Update the damaged patterns once, with distances over all pixels. A hidden pixel counts with its mean value."""
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
 

@@ -156,7 +156,12 @@ def _observe(model: LanguageModel, params: Any, tokens: jax.Array) -> tuple[Any,
 
 
 def nll(logits: np.ndarray, windows: np.ndarray) -> np.ndarray:
-  """Return the negative log-likelihood of the next tokens of windows [n, T + 1], float64 [n, T]."""
+  """Return the negative log-likelihood of each next token in nats, float64 [n, T].
+
+  Args:
+    logits: logits of the next token, [n, T, V].
+    windows: windows of text, int32 [n, T + 1].
+  """
   z = logits.astype(np.float64)
   z -= z.max(axis=-1, keepdims=True)
   known = np.take_along_axis(z, windows[:, 1:, None], axis=-1)[..., 0]

@@ -35,9 +35,10 @@ class Units:
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """Return the square root of the mean over the centers of the response's variance over the tokens, [depth].
+    """Return how much the responses of each block vary over the tokens, [depth].
 
-    The value is 0 if every center responds to all tokens alike.
+    The value is the root mean square, over the centers, of the standard deviation of a response. It is 0 if every
+    center responds to all tokens alike.
     """
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 

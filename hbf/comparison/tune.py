@@ -279,7 +279,10 @@ def _by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
-  """Return the finished trial with the best score. If several have this score, return the first. None without any."""
+  """Return the finished trial with the best score, or None if no trial is finished.
+
+  If several trials have this score, return the first of them.
+  """
   finished = [trial for trial in trials if trial.held_out is not None]
   best = trials[0].ranks.better((trial.held_out for trial in finished), default=None)
   return next((trial for trial in finished if trial.held_out == best), None)

@@ -60,8 +60,8 @@ def legend(axis: Any) -> None:
 def plain(figure: Figure) -> Figure:
   """Show all text of a figure literally, and return the figure.
 
-  Otherwise Matplotlib would read the name of a class such as $5_to_$10 as a formula. Do not use it for a logarithmic
-  axis, because the labels of powers are formulas.
+  Otherwise Matplotlib would read the name of a class such as $5_to_$10 as a formula. Do not use this
+  function for a logarithmic axis, because the labels of powers are formulas.
   """
   for text in figure.findobj(Text):
     text.set_parse_math(False)

@@ -51,9 +51,10 @@ def section(run: TrainedRun) -> Section:
 
 
 def _shown(workdir: pathlib.Path) -> str:
-  """Return the path of a run folder relative to the current folder. If it is elsewhere, return its name alone.
+  """Return the path of a run folder relative to the current folder.
 
-  Users give pages to others, so a page shows no absolute path.
+  If the run folder is not inside the current folder, return its name alone. Users give pages to others, so a page
+  shows no absolute path.
   """
   current, folder = pathlib.Path.cwd().resolve(), workdir.resolve()
   return str(folder.relative_to(current)) if folder.is_relative_to(current) else folder.name
