@@ -29,8 +29,8 @@ class Census:
 
   Attributes:
     health: the dead and the constant centers.
-    images: numbers of the k images that are nearest to each center, the nearest first, int [U, k]. An image is as near
-      as its nearest token.
+    images: numbers of the k images that are nearest to each center, the nearest first, int [U, k]. An image is as
+      near as its nearest token.
     tokens: number of the nearest token in each of these images, int [U, k].
     log_kernels: log K of the nearest token in each of these images, float32 [U, k].
     rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].

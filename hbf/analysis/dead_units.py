@@ -40,7 +40,7 @@ WIDTH = 768  # as in the memo
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
 TRAINING = {'train.epochs': 2.0, 'train.batch_size': 32, 'evaluate.every': '2epochs', 'checkpoint.every': '2epochs'}
 IMAGES = 64  # test images for the measurement
-ROUNDING = 1e-6  # a mean below this part of the spread is reported as 0
+ROUNDING = 1e-6  # a mean below this fraction of the spread is reported as 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,8 @@ from hbf.training.machine import commit, device_name, keep_freed_memory, version
 from hbf.training.workdir import load_config, read_json, write_json
 
 COPIES = 20  # copies of each edited image, which the methods do not see
-CHANGED = 0.2  # percent of other images whose answers may change by one edit
-KEPT = 99.0  # percent of the right answers to other images that many edits must keep
+CHANGED = 0.2  # greatest share of the other images whose answers one edit may change, in percent
+KEPT = 99.0  # least accuracy that many edits must leave on images that are never edited, in percent
 EDITS = (1, 10, 100, 1_000)
 # Fine-tuning on single images: images in the result, images in a trial, and other images that measure the damage.
 TUNED, TUNED_IN_TRIALS, OTHERS = 200, 20, 1_000
@@ -304,7 +304,7 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
   for name, trials in options.items():
     best = best_alone(trials)
     if name == FINE_TUNING:
-      last = best  # many edits have the rate of single ones
+      last = best  # many edits have the learning rate that is best for single edits
       scores, after = tuning.alone(RATES[best], test, TUNED), tuning.many(RATES[best], test)
     else:
       method, last = METHODS[name], best_of_many(trials)

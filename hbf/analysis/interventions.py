@@ -260,7 +260,7 @@ def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Par
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     if context.method_name == '__call__' and isinstance(context.module, Block):
-      return tokens if context.module.name == last else args[0]  # so XLA removes everything before
+      return tokens if context.module.name == last else args[0]  # so XLA drops the computation of all earlier layers
     return call(*args, **kwargs)
 
   with nn.intercept_methods(intercept):

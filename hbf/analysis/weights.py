@@ -18,9 +18,9 @@ from hbf.nn.hyperbf import HyperBFAttention
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
   """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
 
-  No implementation returns its weights. But the output of a head is linear in the values. So each head is
-  also applied to one-hot vectors as values, and its outputs are then the weights. The weights of a query sum to 1 if
-  there are no learned keys. Otherwise they sum to 1 minus the weights of the learned keys.
+  No implementation returns its weights. But the output of a head is linear in the values. So each head is also
+  applied to one-hot vectors as values, and its outputs are then the weights. The weights of a query sum to 1 if there
+  are no learned keys. Otherwise they sum to 1 minus the weights of the learned keys.
 
   Args:
     model: the network.

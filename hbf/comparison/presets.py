@@ -217,7 +217,7 @@ PRESETS = {
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=_at_rates(TEXT, TEXT_RATES),
     seeds=(0,),
-    overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # as many steps on less text
+    overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # less text, but as many steps as 'text'
   ),
   # As many steps as in 'text'. A step has ten times as many tokens, in windows that are four times as long.
   'text-long': Comparison(

@@ -55,7 +55,7 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
           process.stop()
       elif waiting and free:
         run = waiting.popleft()
-        if in_use(workdir / run.name):  # by a run that outlived a killed comparison: wait for its result
+        if in_use(workdir / run.name):  # a process of a killed comparison still trains this run: wait
           waiting.append(run)
         else:
           running.append(_Process(run, workdir, free.popleft()))
@@ -114,7 +114,7 @@ class _Process:
   def outcome(self) -> str:
     if self._process.returncode < 0 and not self._asked_to_stop:
       with open(_log(self._workdir, self.run.name), 'a') as log:
-        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # 9 is often a lack of memory
+        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # signal 9 often means a lack of memory
     reason = failure(self._workdir, self.run.name)
     if reason is None:
       return f'finished after {(time.monotonic() - self._begin) / 60:.1f} min'

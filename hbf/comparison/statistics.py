@@ -8,7 +8,7 @@ import numpy as np
 
 LEVEL = 0.95
 SEEDS = 3  # fewest seeds of an arm for an interval that covers the seeds
-BLOCKS = 10  # blocks of consecutive examples in a text
+BLOCKS = 10  # number of blocks of consecutive examples into which a text is divided
 DRAWS = 50_000
 
 

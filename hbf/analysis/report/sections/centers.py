@@ -14,7 +14,7 @@ from hbf.evaluation.unit_health import CONSTANT, DOUBLED, LOW_SHARE
 
 TRAINING = 2_000  # most training images to search for patches
 SHOWN = 12  # centers shown for each block
-NOISE = 8  # standard deviation of the noise; pixels are 0 to 255
+NOISE = 8  # standard deviation of the noise. Pixels have values from 0 to 255
 ROW = 48  # height of the images in a row, in pixels
 FAULTS = {'dead': 'dead', 'constant': 'constant', 'low_share': 'low share', 'doubled': 'doubled'}
 SHARES = {

@@ -17,7 +17,7 @@ from hbf.training.writers import read_metrics
 IMAGES = 20
 STAGES = ('stage1', 'stage2')
 STYLES = ('-', '--', '-.', ':')  # line styles of the blocks, because there are few colors
-SIGMAS = {'sigmas', 'widths'}  # keys in metrics.jsonl; runs before schema version 12 have the second
+SIGMAS = {'sigmas', 'widths'}  # keys in metrics.jsonl. Runs before schema version 12 have 'widths'
 
 
 def section(run: TrainedRun) -> Section:
