@@ -25,7 +25,7 @@ class Census:
 
   U is the number of centers in all heads together. The share of center a for a token is K_a / ΣK, for every
   normalization of the stage. If all centers have the same share, it is 1 / U. A center is awake for a token if its
-  share is at least 2 / U.
+  share is at least 2 / U. For kernels without a logarithm, the depth in the ball takes the place of log K.
 
   Attributes:
     health: the dead and the constant centers.

@@ -254,7 +254,7 @@ def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Par
     model: the network.
     shape: height, width and channels of its images.
     params: its parameters.
-    tokens: the tokens.
+    tokens: tokens after the last block, [B, N, D].
   """
   last = f'block{model.trunk.depth - 1}'
 

@@ -11,6 +11,7 @@ def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """Compute how near the tokens of each image are to the centers.
 
   For each token, the greatest log K over the centers is taken. The nearness is the mean over the tokens of an image.
+  For kernels without a logarithm, the depth in the ball takes the place of log K.
 
   Args:
     run: the run.
