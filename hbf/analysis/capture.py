@@ -1,4 +1,4 @@
-"""Arrays captured on the way from images to logits."""
+"""Intermediate arrays of a network, captured between the images and the logits."""
 
 import functools
 from typing import Any, NamedTuple
@@ -18,11 +18,13 @@ class Activations(NamedTuple):
 
   Attributes:
     tokens: tokens before the first block and after each block, float32 [depth + 1, B, N, D].
-    points: input of the HyperBF in stage 2, float32 [B, N, D], for each block that has one.
-    responses: responses of its centers as they enter the sum, all heads in a row, float32 [B, N, heads · A].
-    log_kernels: log K in the same layout, float32 [B, N, heads · A]. It says how near a token is to a center.
+    points: input of stage 2, float32 [B, N, D], for each block whose stage 2 is a HyperBF.
+    responses: responses R of the centers of these blocks, as in the sum Σ R c, float32 [B, N, heads · A]. The A
+      centers of all heads are concatenated.
+    log_kernels: log K for the same centers, float32 [B, N, heads · A]. A greater value means that the token is nearer
+      to the center. Kernels without a logarithm have the depth in the ball here (`hbf.nn.hyperbf.HyperBFCenters`).
     features: input of the classifier's head, float32 [B, D].
-    logits: float32 [B, classes].
+    logits: logits of the classifier, float32 [B, classes].
   """
 
   tokens: jax.Array

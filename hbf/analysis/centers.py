@@ -21,20 +21,23 @@ SUMS = ('tokens', 'count', 'awake', 'sum', 'products')  # keys that are summed o
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-  """Statistics of the U centers in a block's stage 2 (all heads) over the M tokens of n images.
+  """Statistics of the U centers in stage 2 of a block over the M tokens of n images.
 
-  A center's share of a token is K_a / ΣK, whatever normalization the stage has. Its even share is 1 / U.
+  U is the number of centers in all heads together. The share of center a for a token is K_a / ΣK, for every
+  normalization of the stage. If all centers have the same share, it is 1 / U. A center is awake for a token if its
+  share is at least 2 / U. For kernels without a logarithm, the depth in the ball takes the place of log K.
 
   Attributes:
-    health: dead and constant centers.
-    images: images with the tokens nearest to each center, nearest first, each image once: int [U, k].
-    tokens: index of the nearest token in each of these images, int [U, k].
-    log_kernels: log K of this token, float32 [U, k].
-    rate: part of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
-    mean: mean of the response as it enters the output, [U].
-    deviation: standard deviation of the response over the tokens, [U].
-    correlation: correlation of the responses of two centers, [U, U]. It is 0 for centers that do not vary.
-    awake: effective number of centers awake for a token, 1 / Σ share², its mean over the tokens.
+    health: the dead and the constant centers.
+    images: numbers of the k images that are nearest to each center, the nearest first, int [U, k]. An image is as
+      near as its nearest token.
+    tokens: number of the nearest token in each of these images, int [U, k].
+    log_kernels: log K of the nearest token in each of these images, float32 [U, k].
+    rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
+    mean: mean over the tokens of the response R, as in the sum Σ R c, [U].
+    deviation: standard deviation over the tokens of the response, [U].
+    correlation: correlation over the tokens of the responses of two centers, [U, U]. It is 0 for a constant response.
+    awake: effective number of centers that respond to a token. It is the mean of 1 / Σ_a share_a² over the tokens.
   """
 
   health: Health
@@ -49,12 +52,12 @@ class Census:
 
   @property
   def low_share(self) -> np.ndarray:
-    """Centers that are hardly ever awake, bool [U]. They may still be alive."""
+    """True for centers that are awake for few tokens, bool [U]. Such a center need not be dead."""
     return np.asarray(low_share(self.rate))
 
   @property
   def doubled(self) -> np.ndarray:
-    """Centers that respond like another center of a lower number, bool [U]."""
+    """True for centers whose responses correlate above 0.99 with those of a center with a lower number, bool [U]."""
     return np.asarray(doubled(self.correlation))
 
 
@@ -66,8 +69,8 @@ def census(
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
-    nearest: k, the number of images to find for each center. At most n are found.
-    labels: int [n]. If given, a center also counts as dead if its coefficients get no gradient.
+    nearest: number of images to find for each center. If n is smaller, all n images are found.
+    labels: the true classes, int [n]. If they are given, a center whose coefficients get no gradient is also dead.
   """
   found: dict[str, list[dict[str, np.ndarray]]] = {}
   for number, activations in run.capture_batches(images):
@@ -82,12 +85,12 @@ def census(
 def coefficient_gradients(run: TrainedRun, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
   """Return the greatest |gradient| of the loss with respect to each center's coefficients, [U] by block.
 
-  The maximum is taken over the batches too.
+  The loss is the mean over a batch of images. The maximum is over the coefficients of a center and over the batches.
 
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
-    labels: int [n].
+    labels: the true classes, int [n].
   """
   parts = [
     jax.device_get(_gradients(run.model, run.params, inputs, labels[number], number >= 0))
@@ -100,7 +103,7 @@ def coefficient_gradients(run: TrainedRun, images: np.ndarray, labels: np.ndarra
 def _gradients(
   model: ImageClassifier, params: Any, inputs: jax.Array, labels: jax.Array, real: jax.Array
 ) -> dict[str, jax.Array]:
-  """Compute `coefficient_gradients` of one batch, over the images that are `real`. The others only fill it up."""
+  """Compute `coefficient_gradients` for one batch. Images that are not `real` fill up the batch and do not count."""
   units = {block: part['stage2'] for block, part in params.items() if block.startswith('block')}
 
   def loss(coefficients: dict[str, jax.Array]) -> jax.Array:
@@ -116,7 +119,10 @@ def _gradients(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, nearest: int) -> dict[str, jax.Array]:
-  """Reduce one batch [B, N, U] to sums over its real images and to the k images nearest to each center, [U, k]."""
+  """Compute sums over the real images of one batch [B, N, U], and find the k images nearest to each center, [U, k].
+
+  Images that are not `real` fill up the batch and do not count.
+  """
   units = log_kernels.shape[-1]
   share = jax.nn.softmax(log_kernels, axis=-1)
   counted = real[:, None, None]
@@ -138,7 +144,7 @@ def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, near
 
 
 def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: np.ndarray | None) -> Census:
-  """Combine the reduced batches into a census."""
+  """Combine what `_reduced` returns for the batches into a census."""
   joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in ('image', 'token', 'log_kernel')}
   order = np.argsort(-joined['log_kernel'], axis=1, kind='stable')[:, :nearest]
   image, token, log_kernel = (np.take_along_axis(z, order, axis=1) for z in joined.values())
@@ -164,16 +170,16 @@ def purity(labels: np.ndarray, found: Census) -> np.ndarray:
 def random_tokens(
   run: TrainedRun, images: np.ndarray, found: Mapping[str, Census], nearest: int = NEAREST
 ) -> dict[str, Census]:
-  """Compute the census with random tokens in place of the centers: a baseline for the effect of training.
+  """Compute the census with random tokens in place of the centers, as a control for what training adds.
 
-  The centers of one block at a time are replaced. The tokens that reach this block are then unchanged. The image that
-  a token comes from does not count among its nearest images.
+  The centers of one block at a time are replaced, so the input of this block does not change. The image that a random
+  token comes from is left out of the nearest images of this token.
 
   Args:
     run: the run.
-    images: the images of the census.
+    images: the images of the census `found`.
     found: the census of every block.
-    nearest: k, the number of images to find for each token.
+    nearest: number of images to find for each token.
   """
   random = np.random.default_rng(0)
   rows, columns = run.grid
@@ -192,7 +198,7 @@ def random_tokens(
 
 
 def overlap(one: Census, other: Census) -> np.ndarray:
-  """Return the part of each center's nearest images that both censuses share, [U]."""
+  """Return the fraction of each center's nearest images in `one` that are also its nearest images in `other`, [U]."""
   shared = (one.images[:, :, None] == other.images[:, None]).any(axis=2)
   return shared.mean(axis=1)
 
@@ -202,7 +208,7 @@ def project_centers(run: TrainedRun, images: np.ndarray, found: Mapping[str, Cen
 
   Args:
     run: the run.
-    images: the images of the census.
+    images: the images of the census `found`.
     found: the census of every block.
 
   Returns:
@@ -213,9 +219,9 @@ def project_centers(run: TrainedRun, images: np.ndarray, found: Mapping[str, Cen
 
 
 def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
-  """Return the parameters with centers moved onto tokens.
+  """Return the parameters with the centers of some blocks moved onto tokens.
 
-  `chosen` has the image and the token of each center, int [U], for each block to change.
+  For each of these blocks, `chosen` has two arrays int [U]: the number of the image and of the token for each center.
   """
   wanted = np.unique(np.concatenate([image for image, _ in chosen.values()]))
   parts = [(number >= 0, activations.points) for number, activations in run.capture_batches(images[wanted])]
@@ -234,8 +240,8 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Return the effect of each center's coefficients on the class scores of the head, [U, classes].
 
-  Later blocks are skipped. The scale of the last norm counts, its division does not. So the numbers compare classes;
-  they are not logits. Their mean over the classes is 0.
+  Later blocks are skipped. The scores include the scale of the last norm, but not its division. So the scores of a
+  center rank the classes, and they are not logits. Their mean over the classes is 0.
   """
   params = run.params
   coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)
@@ -246,13 +252,15 @@ def class_scores(run: TrainedRun, block: str) -> np.ndarray:
 
 
 def crops(run: TrainedRun, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
-  """Return the patches of tokens with their surroundings, uint8 [..., side, side, channels]. Outside is gray.
+  """Return the patch of a token in each image with its neighbors, uint8 [..., side, side, channels].
+
+  Pixels outside of the image are gray.
 
   Args:
     run: the run.
     images: uint8 [..., height, width, channels].
-    tokens: one token for each image, int [...]. For the class token, the middle of the image is shown.
-    around: number of patches to show on each side.
+    tokens: number of a token for each image, int [...]. For the class token, the middle of the image is returned.
+    around: number of neighbors on each side of the patch.
   """
   rows, columns = run.grid
   patch, positions = run.patch, np.asarray(tokens) - run.first_patch

@@ -3,7 +3,7 @@
 python -m hbf.analysis.dead_units                  # trains five models of width 768 on the digits: minutes on a CPU
 python -m hbf.analysis.dead_units --report         # draws the table and the picture again, from stored numbers
 
-The models differ only in stage 2. docs/research/dead-units.md explains the results.
+The models differ only in stage 2. The memo is CBMM Memo 143. docs/research/dead-units.md explains the results.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ WIDTH = 768  # as in the memo
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
 TRAINING = {'train.epochs': 2.0, 'train.batch_size': 32, 'evaluate.every': '2epochs', 'checkpoint.every': '2epochs'}
 IMAGES = 64  # test images for the measurement
-ROUNDING = 1e-6  # a mean below this part of the spread is reported as 0
+ROUNDING = 1e-6  # a mean below this fraction of the spread is reported as 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +48,10 @@ class Setting:
   """A variant of stage 2.
 
   Attributes:
-    name: row title in the table.
-    stage2: options that differ from the config's.
-    as_published: True to start like the authors' code: no gain, coefficients as in a PyTorch linear layer.
+    name: title of the setting's row in the table.
+    stage2: options of stage 2 that differ from the config's.
+    as_published: True to initialize like the authors' code. The gain is then 1, and the coefficients are drawn as in
+      a PyTorch linear layer.
   """
 
   name: str
@@ -59,7 +60,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-  """Return the authors' two published forms, two obvious choices of sigma, and this library's default."""
+  """Return five settings: two that the authors published, two other values of sigma, and this library's default."""
   gained = {'normalization': 'none', 'centers_init': 'normal'}
 
   def memo(beta: float, centers: int) -> Setting:
@@ -78,7 +79,7 @@ def settings() -> list[Setting]:
 
 
 def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
-  """Train a model and measure its centers before and after."""
+  """Train a model, and measure its centers at initialization and after training."""
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / 'run'
     experiment = prepare(_config(setting, data_dir))

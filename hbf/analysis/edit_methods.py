@@ -1,13 +1,16 @@
 """Ways to edit a classifier, for a comparison: a radial center, and its rivals.
 
-Every method but fine-tuning adds a change to the logits of an image, z(x) + Σ_a R_a(x) c_a. A response R_a is 1 at
-the image of edit a. Methods differ in R:
+An edit corrects the answer to one image. Every method but fine-tuning adds a sum over the edits a to the logits z(x)
+of an image x: z(x) + Σ_a R_a(x) c_a. The coefficients c_a are a change of the logits. The response R_a(x) is 1 if x
+is the image of edit a. Methods differ in R:
 
     HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the image's point
     ReLU neuron  a hidden unit of an MLP, relu(w·p − b), scaled to 1 at the image
-    GRACE        1 in a ball around the point, where the answer is replaced, and 0 outside (Hartvigsen et al. 2023)
+    GRACE        1 in a ball around the point, 0 outside; replaces the answer in the ball (Hartvigsen et al. 2023)
     rank-one     the least-squares update of the head's matrix (Meng et al. 2022, "ROME", eq. 2)
-    lookup       1 for the very image, 0 for all others
+    lookup       1 for exactly this image, 0 for all others
+
+The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`).
 """
 
 import dataclasses
@@ -22,7 +25,13 @@ REPLACED = 1e4  # a change of the logits that replaces any answer
 
 
 class Trial(NamedTuple):
-  """The options of a method. `reach` has another unit in each method; `margin` is the label's lead."""
+  """The options of a method.
+
+  Attributes:
+    reach: size of the region in which an edit acts. Its unit depends on the method. For the rank-one update it is the
+      ridge.
+    margin: logit of the label minus the greatest other logit after the edit, at the edited image.
+  """
 
   reach: float
   margin: float
@@ -30,28 +39,38 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """A classifier, and what the methods know of its training images.
+  """What the methods know of a classifier and its training images.
 
   Attributes:
-    guard: training images, whose answers should stay.
-    metric: W of `hbf.editing.guard.measure_metric`, [D, D].
+    guard: what the classifier computes of guarded images. These are training images whose answers should not change.
+    metric: the metric of copies, W [D, D]. In it, copies of an image are near (`hbf.editing.guard.measure_metric`).
   """
 
   guard: Observed
   metric: np.ndarray
 
 
-# From the edited images (m), other images (n) and a trial to responses [m, n].
+# Arguments: the base, the m edited images, their labels [m], n other images, and `Trial.reach`. Result: R [m, n].
 Respond = Callable[[Base, Observed, np.ndarray, Observed, float], np.ndarray]
 
 
 def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """Return squared distances of rows, [m, n]."""
+  """Return the squared distance of each row of a [m, D] to each row of b [n, D], [m, n]."""
   return np.maximum((a * a).sum(-1)[:, None] + (b * b).sum(-1) - 2 * a @ b.T, 0)
 
 
 def nearest_other(base: Base, edited: Observed, labels: np.ndarray, metric: np.ndarray) -> np.ndarray:
-  """Return the distance of each edited image to the nearest guarded one of another answer than its label, [m]."""
+  """Return the distance of each edited image to the nearest guarded image with another answer, [m].
+
+  Only guarded images count whose answer differs from the label of the edited image. The distance of two points x and
+  x' is ‖W(x − x')‖.
+
+  Args:
+    base: the guarded images.
+    edited: what the classifier computes of the m edited images.
+    labels: the labels of the edited images, [m].
+    metric: W, [D, D].
+  """
   away = squared(edited.points @ metric.T, base.guard.points @ metric.T)
   away[base.guard.logits.argmax(-1) == labels[:, None]] = np.inf
   return np.sqrt(away.min(axis=1))
@@ -62,7 +81,10 @@ def _identity(base: Base) -> np.ndarray:
 
 
 def _radial(kernel: Callable[[np.ndarray], np.ndarray], metric: Callable[[Base], np.ndarray]) -> Respond:
-  """Return responses K(r²/ρ²) whose ρ is `reach` times the distance to the nearest guarded image."""
+  """Return a function that computes the responses K(r²/ρ²). Here r is the distance from the point of an edit.
+
+  The radius ρ of an edit is `reach` times the distance of `nearest_other`.
+  """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
     w = metric(base)
@@ -87,7 +109,7 @@ def _of_copies(base: Base) -> np.ndarray:
 def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
     w = metric(base)
-    # One radius for all edits, as in GRACE: a part of the typical distance.
+    # One radius for all edits, as in GRACE: `reach` times the median distance of `nearest_other`.
     radius = reach * np.median(nearest_other(base, edited, labels, w))
     away = squared(edited.points @ w.T, others.points @ w.T)
     return np.where(away < radius**2, 1 - 1e-3 * away / radius**2, 0)  # the nearest key has the greatest response
@@ -96,7 +118,14 @@ def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
 
 
 def _neuron(norm_1: bool) -> Respond:
-  """Return the responses of a neuron whose weights point to the image, and whose bias keeps out guarded images."""
+  """Return a function that computes the responses of ReLU neurons, one for each edit.
+
+  The weights of a neuron point to the edited image. With a `reach` of 1, its bias makes the response to guarded
+  images with another answer 0, where a bias can do so. With a greater `reach`, a neuron responds to more images.
+
+  Args:
+    norm_1: True to scale the points to norm 1 first.
+  """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
     mean = base.guard.points.mean(axis=0)
@@ -105,7 +134,7 @@ def _neuron(norm_1: bool) -> Respond:
       own, other, guard = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (own, other, guard))
     own_products, guard_products = (own * own).sum(-1), own @ guard.T
     guard_products[base.guard.logits.argmax(-1) == labels[:, None]] = -np.inf
-    # If a guarded image has the greater product, no bias separates the two: a small gap is left.
+    # If a guarded image has the greater product, no bias separates it from the edited image: the gap is then small.
     gap = np.maximum(own_products - guard_products.max(axis=1), 0.02 * own_products)
     return np.maximum(1 - (own_products[:, None] - own @ other.T) / (reach * gap)[:, None], 0)
 
@@ -113,7 +142,10 @@ def _neuron(norm_1: bool) -> Respond:
 
 
 def _rank_one(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
-  """Return the responses of the update that changes the outputs for guarded features least; `reach` is its ridge."""
+  """Return the responses of the update of the head that changes the outputs for guarded features least.
+
+  `reach` is the ridge of the least squares, in units of the mean square of a feature.
+  """
   del labels
   features = base.guard.features.astype(np.float64)
   moment = features.T @ features / len(features)
@@ -129,13 +161,13 @@ def _lookup(base: Base, edited: Observed, labels: np.ndarray, others: Observed, 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """A method and its twelve trials.
+  """A method and its trials.
 
   Attributes:
-    respond: its responses.
-    trials: the options to choose from.
-    replaces: True if the answer inside is replaced. False: changes are added.
-    interpolates: True if the coefficients of all edits are solved for together.
+    respond: function that computes the responses.
+    trials: the options to choose from: one for the lookup, twelve for every other method.
+    replaces: True if an edit replaces the answer where its response is near 1. False if it adds to the logits.
+    interpolates: True if one linear system gives the coefficients of all edits.
   """
 
   respond: Respond
@@ -144,7 +176,7 @@ class Method:
   interpolates: bool = False
 
   def changes(self, edited: Observed, labels: np.ndarray, margin: float) -> np.ndarray:
-    """Return the changes of the logits that edit each image alone, [m, C]."""
+    """Return the coefficients c_a of each image if it is the only edit, [m, C]. Only the label's entry is not 0."""
     wanted, rows = np.zeros_like(edited.logits), np.arange(len(labels))
     others = edited.logits.copy()
     others[rows, labels] = -np.inf
@@ -161,7 +193,7 @@ _MARGINS = (4.0, 16.0, 64.0)
 _BALLS = _grid((0.8, 1.0, 1.2, 1.4), _MARGINS)
 _WIDTHS = _grid((0.3, 0.4, 0.5, 0.6), _MARGINS)
 _GAPS = _grid((0.5, 1.0, 2.0, 4.0), _MARGINS)
-_CAPS = _grid((0.64, 1.0, 1.44, 1.96), _MARGINS)  # on the sphere these are balls of the same radii as `_BALLS`
+_CAPS = _grid((0.64, 1.0, 1.44, 1.96), _MARGINS)  # on the unit sphere, these are balls with the radii of `_BALLS`
 _RADII = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6)
 METHODS = {
   'HyperBF ball, metric of copies': Method(_radial(_soft_ball, _of_copies), _BALLS, interpolates=True),
@@ -176,17 +208,18 @@ METHODS = {
 }
 
 
-RIDGE = 1e-6  # added to a response of 1, so that edits of nearly the same image have coefficients
+RIDGE = 1e-6  # added to the diagonal of the responses, so that edits of two nearly equal images have coefficients
 
 
 def in_order(
   method: Method, base: Base, edited: Observed, labels: np.ndarray, trial: Trial
 ) -> Callable[[Observed], np.ndarray]:
-  """Edit images one after the other; return the edited classifier, from images to logits [n, C].
+  """Edit images one after the other, and return a function from images to the edited logits [n, C].
 
-  An image that is right by then gets no edit. If the method interpolates, the coefficients solve a linear system, so
-  that all edited images get the logits that were asked for. Otherwise each edit corrects what the former ones left.
-  GRACE answers by the nearest key.
+  An image gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
+  solve a linear system. All edited images then get the logits z(x) plus `Method.changes`. Otherwise each edit starts
+  from the logits after the earlier edits. If the method replaces answers, only the edit with the greatest response
+  acts on an image.
   """
   responses = method.respond(base, edited, labels, edited, trial.reach)  # [edit, image]
   wanted = method.changes(edited, labels, trial.margin)
@@ -213,7 +246,13 @@ def in_order(
 
 
 def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Return the inverse of a matrix with one more column and row, and 1 + `RIDGE` in the corner."""
+  """Return the inverse of a matrix after one more column and row are added to it.
+
+  Args:
+    inverse: the inverse of the matrix before, [E, E].
+    column: the new column, [E].
+    row: the new row, [E]. The new entry on the diagonal is 1 + `RIDGE`.
+  """
   u, v = inverse @ column, row @ inverse
   corner = 1 + RIDGE - row @ u
   left = np.concatenate([inverse + np.outer(u, v) / corner, -v[None] / corner])

@@ -35,25 +35,28 @@ from hbf.training.experiment import make_splits
 from hbf.training.machine import commit, device_name, keep_freed_memory, versions
 from hbf.training.workdir import load_config, read_json, write_json
 
-COPIES = 20  # unseen copies of each edited image
-CHANGED = 0.2  # percent of other images whose answers may change by one edit
-KEPT = 99.0  # percent of the right answers to other images that many edits must keep
+COPIES = 20  # copies of each edited image, which the methods do not see
+CHANGED = 0.2  # greatest share of the other images whose answers one edit may change, in percent
+KEPT = 99.0  # least accuracy that many edits must leave on images that are never edited, in percent
 EDITS = (1, 10, 100, 1_000)
-TUNED, TUNED_IN_TRIALS, OTHERS = 200, 20, 1_000  # images to fine-tune on, the same in trials, other images then
-STEPS = 100  # most steps of fine-tuning
+# Fine-tuning on single images: images in the result, images in a trial, and other images that measure the damage.
+TUNED, TUNED_IN_TRIALS, OTHERS = 200, 20, 1_000
+STEPS = 100  # most steps of fine-tuning on an image
 RATES = tuple(float(rate) for rate in np.logspace(-4.5, 1, 12))
 FINE_TUNING = 'fine-tuning of all parameters'
 
 
 class Split(NamedTuple):
-  """The images of a split, the wrong ones among them, and copies of those.
+  """The images of a split, and transformed copies of its wrong images.
+
+  A wrong image is an image to which the classifier gives a wrong answer.
 
   Attributes:
-    images: uint8 [n, H, W, C].
-    seen: what the classifier computes of them.
+    images: all images, uint8 [n, H, W, C].
+    seen: what the classifier computes of all images.
     labels: the true classes [n].
-    wrong: rows of the wrong answers [m].
-    copied: uint8 [m, COPIES, H, W, C].
+    wrong: numbers of the wrong images, int [m].
+    copied: the copies of the wrong images, uint8 [m, COPIES, H, W, C].
     copies: what the classifier computes of the copies, [m · COPIES, …].
   """
 
@@ -66,7 +69,13 @@ class Split(NamedTuple):
 
 
 def open_split(restored: Restored, name: str, seed: int) -> Split:
-  """Read a split of a run, and make unseen copies of the images with a wrong answer."""
+  """Read a split of a run, and make copies of its wrong images. The methods do not see these copies.
+
+  Args:
+    restored: the restored run.
+    name: name of the split.
+    seed: seed of the copies.
+  """
   config, task = restored.config, restored.task
   source = make_splits(task, config.data.validation)[name]
   images, labels = read_many(source, np.arange(len(source)), task.shape)
@@ -79,7 +88,7 @@ def open_split(restored: Restored, name: str, seed: int) -> Split:
 
 
 def open_base(restored: Restored) -> Base:
-  """Read the training images whose answers should stay, and measure the metric on copies of them."""
+  """Read the guarded training images of a run, and measure the metric on copies of these images."""
   source = make_splits(restored.task, restored.config.data.validation)['train']
   images, _ = read_many(source, evenly_spaced(len(source), GUARDED), restored.task.shape)
   reader = Reader.of(restored.model, restored.params, restored.task)
@@ -87,11 +96,11 @@ def open_base(restored: Restored) -> Base:
 
 
 def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, np.ndarray]:
-  """Edit each wrong image alone. Return what came of it, in percent, for each image [m].
+  """Edit each of the m wrong images alone, and return the results in percent, [m] each.
 
   Returns:
-    'edited': 100 if the image is right now. 'copies': share of its unseen copies that are right. 'changed': share of
-    all other images that get another answer.
+    'edited': 100 if the answer to the edited image is right after the edit, else 0. 'copies': share of the copies of
+    the edited image whose answers are right. 'changed': share of all other images whose answers change.
   """
   edited, labels = split.seen.at(split.wrong), split.labels[split.wrong]
   changes = method.changes(edited, labels, trial.margin)
@@ -112,7 +121,12 @@ def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, n
 
 
 def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
-  """Return the scores of all trials of a method: of single edits, and of all wrong images edited in order."""
+  """Return the scores of each trial of a method, in percent.
+
+  Returns:
+    A row for each trial. It has the trial's options. 'edited', 'copies' and 'changed' are the means of `alone`.
+    'many_copies' and 'many_others' are scores after the last edit of `many`.
+  """
   found = []
   for trial in method.trials:
     means = {name: float(values.mean()) for name, values in alone(method, trial, base, split).items()}
@@ -122,9 +136,10 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
 
 
 def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
-  """Return the number of the trial whose copies are right most often with at most `CHANGED` percent changed.
+  """Return the number of the best trial for single edits.
 
-  If no trial changes so few answers, the one that changes the fewest is taken.
+  Only trials count that change at most `CHANGED` percent of the answers to other images. The best of them has the
+  most copies with a right answer. If no trial changes so few answers, the trial that changes the fewest is taken.
   """
   allowed = [i for i, score in enumerate(scores) if score['changed'] <= CHANGED]
   if allowed:
@@ -133,9 +148,11 @@ def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
 
 
 def best_of_many(scores: Sequence[Mapping[str, float]]) -> int:
-  """Return the number of the trial whose copies are right most often, of those that keep `KEPT` percent.
+  """Return the number of the best trial for many edits.
 
-  If no trial keeps so many right answers, the one that keeps the most is taken.
+  Only trials count after which at least `KEPT` percent of the images that are never edited are right. The best of
+  these trials has the most copies with a right answer. If no trial reaches `KEPT`, the trial that comes nearest is
+  taken.
   """
   allowed = [i for i, score in enumerate(scores) if score['many_others'] >= KEPT]
   if allowed:
@@ -143,12 +160,15 @@ def best_of_many(scores: Sequence[Mapping[str, float]]) -> int:
   return max(range(len(scores)), key=lambda i: scores[i]['many_others'])
 
 
-# From 'seen' or 'copies' and rows of a split to logits.
+# Arguments: 'seen' for the images of a split or 'copies' for their copies, and row numbers. Result: logits [n, C].
 LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 
 
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
-  """Edit the first wrong images of a split one after the other. Return a row for each number of edits."""
+  """Edit the first wrong images of a split one after the other, and return scores after each number in `counts`.
+
+  A row has the scores of `_after`.
+  """
   found = []
   for count in counts(split):
     rows = split.wrong[:count]
@@ -158,7 +178,7 @@ def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[st
 
 
 def counts(split: Split) -> list[int]:
-  """Return the numbers of edits after which to look: `EDITS`, or all wrong images if there are fewer."""
+  """Return the numbers of edits after which to measure: `EDITS`, none above the number of wrong images."""
   return sorted({min(count, len(split.wrong)) for count in EDITS})
 
 
@@ -167,7 +187,13 @@ def _of_rows(logits_of: Callable[[Observed], np.ndarray], split: Split, which: s
 
 
 def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
-  """Return, in percent: edited images that are right, their copies, and accuracy on images that are never edited."""
+  """Return the scores after a number of edits, in percent.
+
+  Returns:
+    'edits': number of edits. 'edited': share of the edited images with a right answer. 'copies': share of the copies
+    of the edited images with a right answer. 'others': accuracy on images that are never edited. These are all but
+    the first 1,000 wrong images. 'others_before': accuracy on these images without edits.
+  """
   rows, kept = split.wrong[:count], np.setdiff1d(np.arange(len(split.labels)), split.wrong[: EDITS[-1]])
 
   def right(which: str, rows: np.ndarray, labels: np.ndarray) -> float:
@@ -183,10 +209,10 @@ def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
 
 
 class FineTuning:
-  """Gradient steps on an image, with all parameters, until it is right."""
+  """Fine-tuning of all parameters on one image, until the answer to this image is right or for `STEPS` steps."""
 
   def __init__(self, restored: Restored) -> None:
-    """Make the programs."""
+    """Make the functions that JAX compiles at their first call."""
     reader = Reader.of(restored.model, restored.params, restored.task)
     self._params, mean, std = reader.params, reader.mean, reader.std
 
@@ -213,7 +239,10 @@ class FineTuning:
     return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
 
   def alone(self, rate: float, split: Split, count: int) -> dict[str, np.ndarray]:
-    """Return the same as `alone`, for the first `count` wrong images and `OTHERS` of all other images."""
+    """Fine-tune on each of the first `count` wrong images alone, and return the results as the function `alone` does.
+
+    'changed' is the share among at most `OTHERS` of the other images.
+    """
     others = evenly_spaced(len(split.images), OTHERS)
     before, found = split.seen.logits[others].argmax(axis=-1), []
     for i, row in enumerate(split.wrong[:count]):
@@ -226,14 +255,14 @@ class FineTuning:
     return dict(zip(('edited', 'copies', 'changed'), 100 * np.array(found).T, strict=True))
 
   def tried(self, split: Split) -> list[dict[str, float]]:
-    """Return the scores of all rates, of single edits."""
+    """Return the scores of single edits for each learning rate: 'rate', and the means of `alone` in percent."""
     return [
       {'rate': rate} | {name: float(z.mean()) for name, z in self.alone(rate, split, TUNED_IN_TRIALS).items()}
       for rate in RATES
     ]
 
   def many(self, rate: float, split: Split) -> list[dict[str, float]]:
-    """Return the same as `hbf.analysis.edit_study.many`."""
+    """Fine-tune on the first wrong images one after the other, and return the results as the function `many` does."""
     params, rows = self._params, []
     for number, row in enumerate(split.wrong[: EDITS[-1]], 1):
       params = self._tuned(params, split.images[row], split.labels[row], rate)
@@ -247,11 +276,17 @@ class FineTuning:
 
 
 def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-  """Measure all methods on a run: a row for each, with its trial, scores alone and scores of many edits.
+  """Measure all methods on a run. Return a row for the classifier without edits, then a row for each method.
+
+  A row has the trials of the method, the numbers of its best trials, and its scores for single and many edits.
 
   Args:
-    workdir: the run folder, of task classification with a held-out part of train.
-    options: the scores of the trials of each method. If empty, they are measured on the held-out part and stored.
+    workdir: folder of a run of task classification that holds out a part of the training images.
+    options: the scores of the trials of each method. If empty, the scores are measured on the held-out images and
+      are added to `options`.
+
+  Raises:
+    UserError: the run holds out no images, or an error of `hbf.training.evaluate.restore`.
   """
   restored = restore(workdir, 'latest', jax.devices()[:1])
   if not restored.config.data.validation:
@@ -269,7 +304,7 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
   for name, trials in options.items():
     best = best_alone(trials)
     if name == FINE_TUNING:
-      last = best  # many edits have the rate of single ones
+      last = best  # many edits have the learning rate that is best for single edits
       scores, after = tuning.alone(RATES[best], test, TUNED), tuning.many(RATES[best], test)
     else:
       method, last = METHODS[name], best_of_many(trials)

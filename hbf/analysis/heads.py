@@ -1,4 +1,4 @@
-"""Attention heads on images: their range, their maps, and how tokens change with depth."""
+"""Attention heads on images: how far they attend, their maps, and how much the tokens differ after each block."""
 
 import dataclasses
 
@@ -12,11 +12,12 @@ IMAGES = 50  # images whose attention weights are in memory at a time
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-  """Statistics of the heads of a block, means over the tokens of all images.
+  """Statistics of the heads of a block, as means over the queries of all images.
 
   Attributes:
-    distance: mean distance Σ w ‖p_i − p_j‖ in patches, with weights normalized over the patches, [heads].
-    tokens: effective number of attended tokens, exp of the weights' entropy, [heads].
+    distance: mean distance Σ_j w_ij ‖p_i − p_j‖ from a query patch i to the attended patches j, in patches, [heads].
+      The weights w_ij are scaled so that they sum to 1 over the patches j.
+    tokens: effective number of tokens that a query token attends to: exp of the entropy of its weights, [heads].
   """
 
   distance: np.ndarray
@@ -46,16 +47,19 @@ def heads(run: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
 
 
 def patch_distances(run: TrainedRun) -> np.ndarray:
-  """Return the distance of every two patches, in patches, [N, N]."""
+  """Return the distance between the centers of every two patches of an image, in patches, [N, N]."""
   rows, columns = run.grid
   positions = np.mgrid[:rows, :columns].reshape(2, -1).T
   return np.sqrt(np.square(positions[:, None] - positions[None]).sum(-1))
 
 
 def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
-  """Return one token's attention weights on all patches, [n, heads, rows, columns] by block.
+  """Return the attention weights of one query token on all patches, [n, heads, rows, columns] by block.
 
-  Give at most `IMAGES` images.
+  Args:
+    run: the run.
+    images: uint8 [n, height, width, channels], n at most `IMAGES`.
+    token: number of the query token, from 0. If there is a class token, it has number 0.
   """
   return {
     block: w[:, :, token, run.first_patch :].reshape(*w.shape[:2], *run.grid)
@@ -66,7 +70,7 @@ def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarra
 def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """Return the attention weights of at most `IMAGES` images, float64 [n, heads, N, N].
 
-  The images are padded to `IMAGES`, so that one program serves any number.
+  Copies of the last image fill the batch up to `IMAGES`. So JAX compiles only one program for all numbers of images.
   """
   filled = images[np.minimum(np.arange(IMAGES), len(images) - 1)]
   weights = attention_weights(run.model, run.params, run.normalized(filled))
@@ -74,10 +78,11 @@ def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def token_differences(run: TrainedRun, images: np.ndarray) -> np.ndarray:
-  """Return how much the tokens of an image differ: ‖X − 1x̄ᵀ‖/‖X‖, its mean over the images, [depth + 1].
+  """Return how much the tokens of an image differ before the first block and after each block, [depth + 1].
 
-  The values are before the first block and after each block. They fall to 0 if attention makes all tokens alike
-  (Dong et al. 2021).
+  The measure for an image is ‖X − 1x̄ᵀ‖/‖X‖, where X [N, D] are the tokens and x̄ is their mean. The result
+  is the mean of this measure over the images. It falls to 0 with depth if attention makes all tokens alike (Dong et
+  al. 2021).
   """
   parts = []
   for number, activations in run.capture_batches(images):

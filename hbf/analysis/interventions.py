@@ -1,8 +1,9 @@
 """Interventions on the units of stage 2, and what they change.
 
-A unit is a center of a HyperBF or a hidden unit of an MLP. In both, stage 2 is z = Σ_a R_a(y) c_a + b, so the same
-interventions fit both: the unit's coefficients c_a are set to 0, scaled, or exchanged with another unit's. A center
-can also be moved. The functions return new parameters; those of the run stay as they are.
+A unit is a center of a HyperBF or a hidden unit of an MLP. In both, stage 2 is z = Σ_a R_a(y) c_a + b. So both allow
+the same interventions: the coefficients c_a of a unit are set to 0, scaled, or exchanged with those of another unit.
+A unit with coefficients 0 is silenced. A center can also be moved. The functions return new parameters, and the
+parameters of the run do not change.
 """
 
 import functools
@@ -21,12 +22,12 @@ from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.block import Block
 
-STEPS = 16  # points of a curve, besides the whole network
+STEPS = 16  # most points of a curve, besides the point of the whole network
 Params = Any
 
 
 def count_units(params: Params, block: str) -> int:
-  """Return the number of units in a block's stage 2, all heads together.
+  """Return the number of units in stage 2 of a block, summed over the heads.
 
   Raises:
     UserError: there is no such block, or its stage 2 has no units.
@@ -41,7 +42,7 @@ def count_units(params: Params, block: str) -> int:
 
 
 def coefficients(params: Params, block: str) -> jax.Array:
-  """Return the coefficients of a block's units, [U, D]. Errors as for `count_units`."""
+  """Return the coefficients of a block's units, [U, D]. The errors are those of `count_units`."""
   count, unit = count_units(params, block), params[block]['stage2']
   return jnp.asarray(unit['coefficients'] if 'coefficients' in unit else unit['out']['kernel']).reshape(count, -1)
 
@@ -56,13 +57,13 @@ def _with_coefficients(params: Params, block: str, values: jax.Array) -> Params:
 
 
 def rescale(params: Params, block: str, units: Sequence[int], factor: float) -> Params:
-  """Return parameters whose units write `factor` times as much.
+  """Return parameters in which the coefficients of some units are multiplied by a factor.
 
   Args:
     params: the parameters of a network.
     block: name of a block, such as 'block2'.
-    units: numbers of units.
-    factor: 0 silences them.
+    units: numbers of the units, from 0.
+    factor: the factor. 0 silences the units.
 
   Raises:
     UserError: there is no such block or unit, or stage 2 has no units.
@@ -72,12 +73,15 @@ def rescale(params: Params, block: str, units: Sequence[int], factor: float) -> 
 
 
 def silence(params: Params, block: str, units: Sequence[int]) -> Params:
-  """Return parameters whose units write nothing. The others respond as before. Arguments as for `rescale`."""
+  """Return parameters in which the coefficients of some units are 0. The responses of all units in the block stay.
+
+  The arguments and errors are those of `rescale`.
+  """
   return rescale(params, block, units, 0.0)
 
 
 def swap(params: Params, block: str, one: int, other: int) -> Params:
-  """Return parameters in which two units exchange what they write. Arguments as for `rescale`."""
+  """Return parameters in which two units exchange their coefficients. Arguments and errors are as for `rescale`."""
   pair = _checked(params, block, [one, other])
   values = coefficients(params, block)
   return _with_coefficients(params, block, values.at[pair].set(values[pair[::-1]]))
@@ -90,10 +94,11 @@ def move(params: Params, block: str, center: int, place: jax.Array) -> Params:
     params: the parameters of a network with HyperBF in stage 2.
     block: name of a block.
     center: number of a center.
-    place: the new place [d], in the coordinates of the block's points (`hbf.analysis.capture.Activations.points`).
+    place: the new coordinates of the center, [d], where d is the width of a head. They are coordinates of the input
+      of stage 2 (`hbf.analysis.capture.Activations.points`).
 
   Raises:
-    UserError: there is no such block or center, the place has another shape, or the units have no places.
+    UserError: there is no such block or center, the shape of `place` is not [d], or the units are not centers.
   """
   _checked(params, block, [center])
   unit = params[block]['stage2']
@@ -109,7 +114,7 @@ def move(params: Params, block: str, center: int, place: jax.Array) -> Params:
 
 
 def _checked(params: Params, block: str, units: Sequence[int]) -> np.ndarray:
-  """Return the numbers of units as an array."""
+  """Return the numbers of units as an int array. Raise `UserError` if a number is out of range."""
   count, numbers = count_units(params, block), np.asarray(units, int).reshape(-1)
   if wrong := [number for number in numbers.tolist() if not 0 <= number < count]:
     raise UserError(f'{block} has no unit {wrong[0]}: expected 0 to {count - 1}')
@@ -117,29 +122,34 @@ def _checked(params: Params, block: str, units: Sequence[int]) -> np.ndarray:
 
 
 class Mean(NamedTuple):
-  """A mean over images, and half of its 95% interval (normal approximation)."""
+  """A mean over images, or over windows of a text, with its 95% confidence interval.
+
+  Attributes:
+    mean: the mean.
+    half: half of the length of the interval, in the normal approximation.
+  """
 
   mean: float
   half: float
 
   @classmethod
   def of(cls, values: np.ndarray) -> 'Mean':
-    """Return the mean of values [n]. One value has an interval without bounds."""
+    """Return the mean of values [n]. With a single value, `half` is infinite."""
     half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
     return cls(float(values.mean()), float(half))
 
   def text(self, digits: int) -> str:
-    """Return the mean with its sign, and the half."""
+    """Return the mean with its sign, then ± and `half`. Both numbers have `digits` digits after the point."""
     return f'{self.mean:+.{digits}f} ± {self.half:.{digits}f}'.replace('-', '−')
 
 
 class Effect(NamedTuple):
-  """What an intervention changes on some images: changed minus unchanged.
+  """What an intervention changes on some images.
 
   Attributes:
-    loss: cross-entropy.
-    accuracy: right answers, in points.
-    answers: share of other answers, in percent.
+    loss: cross-entropy after the intervention minus cross-entropy before it, in nats.
+    accuracy: accuracy after the intervention minus accuracy before it, in percentage points.
+    answers: share of the images whose answer changes, in percent.
   """
 
   loss: Mean
@@ -147,15 +157,15 @@ class Effect(NamedTuple):
   answers: Mean
 
   def texts(self) -> tuple[str, str, str]:
-    """Return loss, accuracy and answers as texts."""
+    """Return the loss, the accuracy and the answers as three texts."""
     return self.loss.text(3), self.accuracy.text(1), self.answers.text(1)
 
 
 def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarray) -> Effect:
-  """Return what other parameters change.
+  """Return what an intervention changes on some images.
 
   Args:
-    run: the run.
+    run: the run before the intervention.
     params: the parameters after an intervention.
     images: uint8 [n, height, width, channels].
     labels: the true classes [n].
@@ -164,7 +174,7 @@ def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarr
 
 
 def compare(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> Effect:
-  """Return what an intervention changes, from logits [n, C] before and after it."""
+  """Return what an intervention changes, from the logits [n, C] before and after the intervention."""
   rows = np.arange(len(labels))
   losses = [-np.log(probabilities(z)[rows, labels]) for z in (before, after)]
   answers = [z.argmax(axis=1) for z in (before, after)]
@@ -175,12 +185,12 @@ def compare(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> Effect
 
 
 class LastUnits(NamedTuple):
-  """The last block of a network for n images.
+  """Tokens, responses and coefficients of the last block of a network, for n images.
 
   Attributes:
     tokens: tokens after the block, float32 [n, N, D].
-    responses: outputs of the units of its stage 2, as they enter the sum, float32 [n, N, U].
-    coefficients: what each unit writes for a response of 1, [U, D].
+    responses: responses R of the units in stage 2, as in the sum Σ R c, float32 [n, N, U].
+    coefficients: what each unit adds to the tokens for a response of 1, [U, D]. The scale of stage 2 is included.
   """
 
   tokens: np.ndarray
@@ -188,13 +198,20 @@ class LastUnits(NamedTuple):
   coefficients: np.ndarray
 
   def without(self, gone: np.ndarray) -> np.ndarray:
-    """Return the tokens without units that differ by image, bool [n, U]."""
+    """Return the tokens without what some units add, float32 [n, N, D].
+
+    Args:
+      gone: True for the silenced units of each image, bool [n, U].
+    """
     written = (self.responses * gone[:, None]) @ self.coefficients
     return np.asarray(self.tokens - written, np.float32)
 
 
 def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
-  """Return the last block for uint8 images [n, height, width, channels]. Errors as for `count_units`."""
+  """Return tokens, responses and coefficients of the last block for uint8 images [n, height, width, channels].
+
+  The errors are those of `count_units`.
+  """
   block = f'block{run.model.trunk.depth - 1}'
   written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))
   parts = [
@@ -207,7 +224,7 @@ def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _last(model: ImageClassifier, params: Params, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return the tokens after the last block, and the outputs of its units [B, N, U]."""
+  """Return the tokens after the last block [B, N, D], and the responses of its units [B, N, U]."""
   last = f'block{model.trunk.depth - 1}'
   tokens, hidden = [], []
 
@@ -237,13 +254,13 @@ def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Par
     model: the network.
     shape: height, width and channels of its images.
     params: its parameters.
-    tokens: the tokens.
+    tokens: tokens after the last block, [B, N, D].
   """
   last = f'block{model.trunk.depth - 1}'
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     if context.method_name == '__call__' and isinstance(context.module, Block):
-      return tokens if context.module.name == last else args[0]  # so XLA removes everything before
+      return tokens if context.module.name == last else args[0]  # so XLA drops the computation of all earlier layers
     return call(*args, **kwargs)
 
   with nn.intercept_methods(intercept):
@@ -257,13 +274,13 @@ def _answer(run: TrainedRun, tokens: np.ndarray) -> np.ndarray:
 
 
 def silenced_one_by_one(run: TrainedRun, units: LastUnits, labels: np.ndarray, which: Sequence[int]) -> list[Effect]:
-  """Return the effect of silencing each of some units of the last block.
+  """Silence some units of the last block, one unit at a time, and return the effect of each.
 
   Args:
     run: the run.
-    units: the last block for n images.
+    units: what `last_units` returns for n images.
     labels: the true classes [n].
-    which: numbers of units.
+    which: numbers of the units to silence, from 0.
   """
   before = _answer(run, units.tokens)
   written = (units.responses[..., unit, None] * units.coefficients[unit] for unit in which)
@@ -271,11 +288,11 @@ def silenced_one_by_one(run: TrainedRun, units: LastUnits, labels: np.ndarray, w
 
 
 class Curve(NamedTuple):
-  """The probability of an image's answer while units of the last block are silenced.
+  """The probability of the answer to an image while more and more units of the last block are silenced.
 
   Attributes:
-    gone: the silenced part of the units, [S].
-    probability: of the answer of the whole network, [n, S].
+    gone: the fraction of the units that is silenced at each of S points, from 0 to 1, [S].
+    probability: the probability of the class that the whole network answers, [n, S].
   """
 
   gone: np.ndarray
@@ -283,15 +300,19 @@ class Curve(NamedTuple):
 
   @property
   def areas(self) -> np.ndarray:
-    """The area below each image's curve, [n]. A better order has a smaller area."""
+    """The area below the curve of each image, [n]. A better order of the units has a smaller area."""
     return np.asarray(np.trapezoid(self.probability, self.gone, axis=1))
 
 
 def importance(run: TrainedRun, units: LastUnits) -> dict[str, np.ndarray]:
-  """Return the importance of each unit for each image's answer, [n, U], by its definition.
+  """Compute the importance of each unit of the last block for the answer to each image, by two definitions.
 
-  'votes': the contribution to the answer's excess logit, with the last norm and the pooling frozen
-  (`hbf.analysis.relevance.votes`). 'gradient × response': the derivative of this logit along the unit's output.
+  The excess logit of the answer is its logit minus the mean of all logits.
+
+  Returns:
+    'votes': the contribution of a unit to the excess logit, with the last norm and the pooling frozen
+    (`hbf.analysis.relevance.votes`), [n, U]. 'gradient × response': the derivative of the excess logit with respect
+    to the response of a unit, times this response, summed over the tokens, [n, U].
   """
   answers = _answer(run, units.tokens).argmax(axis=1)
   frozen = readout(run, units.tokens.astype(np.float64), answers)
@@ -316,12 +337,12 @@ def _gradient(
 
 
 def removal(run: TrainedRun, units: LastUnits, order: np.ndarray) -> Curve:
-  """Silence the units of the last block in an order, and return the curve.
+  """Silence the units of the last block in a given order, and return the curve of the answer's probability.
 
   Args:
     run: the run.
-    units: the last block for n images.
-    order: the units of each image, the first to go first: int [n, U].
+    units: what `last_units` returns for n images.
+    order: numbers of the units for each image, int [n, U]. The unit in column 0 is silenced first.
   """
   count = order.shape[1]
   numbers = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
@@ -332,11 +353,13 @@ def removal(run: TrainedRun, units: LastUnits, order: np.ndarray) -> Curve:
 
 
 def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
-  """Return the curve of each definition of importance, and that of random orders ('random', a mean of three).
+  """Return a curve for each definition of importance, and a curve for random orders as a control.
+
+  For a definition, the most important unit is silenced first. The curve 'random' is the mean of three random orders.
 
   Args:
     run: the run.
-    units: the last block for n images.
+    units: what `last_units` returns for n images.
   """
   found = {
     name: removal(run, units, np.argsort(-values, axis=1, kind='stable'))
@@ -348,7 +371,7 @@ def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
 
 
 def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the points of every block that has centers, of uint8 images [n, …]: [n N, D] by block."""
+  """Return the input of stage 2 for every block that has centers, [n · N, D] by block, for uint8 images [n, …]."""
   found: dict[str, list[np.ndarray]] = {}
   for number, activations in run.capture_batches(images):
     for block, points in activations.points.items():
@@ -357,11 +380,11 @@ def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_random_centers(run: TrainedRun, points: Mapping[str, np.ndarray], seed: int) -> TrainedRun:
-  """Return the run with every center at a random token, as a control: the coefficients stay.
+  """Return the run with every center moved to a random token, as a control. The coefficients do not change.
 
   Args:
     run: a run with HyperBF in stage 2.
-    points: tokens of each block to draw from, [M, D], see `points_of`.
+    points: tokens to draw from for each block, [M, D], as returned by `points_of`.
     seed: the seed of the draws.
   """
   draws, params = np.random.default_rng(seed), dict(run.params)

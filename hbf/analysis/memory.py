@@ -1,15 +1,18 @@
 """Associative memory: stage 1 over stored patterns, its energy and its retrieval.
 
-Stage 1 with the stored patterns as keys and values is one update of a continuous Hopfield network (Ramsauer et al.
-2021, "Hopfield networks is all you need"), and one step of mean shift (Comaniciu & Meer 2002):
+Let the keys and the values of stage 1 be the stored patterns x_i, and the query a point x. Stage 1 is then one update
+of a continuous Hopfield network (Ramsauer et al. 2021, "Hopfield networks is all you need"), and one step of mean
+shift (Comaniciu & Meer 2002):
 
     x ← Σ_i K(s_i) x_i / Σ_i K(s_i),      s_i = ‖W(x − x_i)‖² / 2σ².
 
-Let −g' = K. Every kernel of stage 1 falls with the distance, so g is convex, and the update never raises the energy
+Let g be a function with −g' = K. Every kernel of stage 1 falls with the distance, so g is convex. Then the update
+never raises the energy
 
     E(x) = −Σ_i g(s_i).
 
-The patterns are the only parameters, so storing one more is one more row, and forgetting it is the row's removal.
+The patterns are the only parameters, as the rows of a matrix. To store a pattern, add a row. To forget it, remove the
+row.
 """
 
 from collections.abc import Callable
@@ -30,7 +33,7 @@ def _root(s: jax.Array) -> jax.Array:
   return jnp.where(away, jnp.sqrt(jnp.where(away, 2 * s, 1.0)), 0.0)
 
 
-# −Σ g(s), up to an increasing function, by kernel. The logarithm keeps far patterns from rounding to 0.
+# The energy −Σ g(s) by kernel, or an increasing function of it. A logarithm keeps far patterns from rounding to 0.
 ENERGIES: dict[str, Callable[[jax.Array], jax.Array]] = {
   'gaussian': lambda s: -jax.nn.logsumexp(-s, axis=-1),  # g = exp(−s), and −log Σ g falls when −Σ g does
   'laplacian': lambda s: -jax.nn.logsumexp(jnp.log1p(_root(s)) - _root(s), axis=-1),  # g = (1 + √(2s)) exp(−√(2s))
@@ -42,15 +45,17 @@ ENERGIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 def energy(
   points: Float[Array, '... N D'], stored: Float[Array, '... A D'], basis: RadialBasis
 ) -> Float[Array, '... N']:
-  """Return the energy of points in a memory. `retrieve` never raises it.
+  """Return the energy of points in a memory. An update of `retrieve` never raises the energy of a point.
+
+  For some kernels the result is an increasing function of the energy E (`ENERGIES`).
 
   Args:
     points: x [..., N, D].
     stored: the patterns x_i, [..., A, D].
-    basis: kernel, sigma and metric. The normalization is 'sum'.
+    basis: kernel, sigma and metric. Its normalization must be 'sum'.
 
   Raises:
-    UserError: the kernel or the normalization is not one of stage 1.
+    UserError: the kernel is not in `ENERGIES`, or the normalization is not 'sum'.
   """
   _check(basis)
   s = squared_distances(points, stored, basis.metric, basis.weights, basis.scale(points.dtype))
@@ -60,17 +65,19 @@ def energy(
 def retrieve(
   points: Float[Array, '... N D'], stored: Float[Array, '... A D'], basis: RadialBasis, steps: int = 1
 ) -> Float[Array, '... N D']:
-  """Return points after some updates: each is stage 1 with the patterns as keys and values.
+  """Return points after some updates.
+
+  An update is stage 1 with the points as queries, and the patterns as keys and values.
 
   Args:
-    points: x [..., N, D], such as damaged patterns. A diagonal metric that is 0 for a coordinate ignores it, so the
-      unknown part of a pattern does not count.
-    stored: the patterns, [..., A, D].
-    basis: kernel, sigma and metric. The normalization is 'sum'.
+    points: x [..., N, D], such as damaged patterns.
+    stored: the patterns x_i, [..., A, D].
+    basis: kernel, sigma and metric. Its normalization must be 'sum'. If coordinates of a pattern are unknown, give a
+      diagonal metric that is 0 for these coordinates. The distances then ignore them.
     steps: number of updates.
 
   Raises:
-    UserError: the kernel or the normalization is not one of stage 1.
+    UserError: the kernel is not in `ENERGIES`, or the normalization is not 'sum'.
   """
   _check(basis)
   for _ in range(steps):

@@ -29,22 +29,22 @@ from hbf.training.workdir import read_json, write_json
 
 SEEDS = (0, 1, 2)
 STORED = (100, 1_000, 10_000, 50_000)
-QUERIES = 200  # images to damage for the result, and as many others for the choice of sigma
+QUERIES = 200  # images to damage for the result. As many other images are damaged for the choice of sigma
 NOISE = 1.0  # standard deviation of the noise, in standard deviations of a pixel
-SIGMAS = 2.0 ** np.arange(-3, 4.5, 0.5)  # in root mean squares of a pixel times √D/16
+SIGMAS = 2.0 ** np.arange(-3, 4.5, 0.5)  # the unit is √D/16 times the root mean square of a pixel
 HIDDEN, STEPS, BATCH, RATE = 512, 1_500, 128, 1e-3  # the autoencoder's units and training
 DIMENSIONS = (2, 4, 6, 8, 10, 12, 14, 16)
-MOST = 2**17  # patterns of a capacity
+MOST = 2**17  # greatest number of patterns that is tried
 PERTURBATION = 0.3  # norm of the noise on a random pattern of norm 1
-RETRIEVED = 0.99  # part of the patterns that a memory within its capacity retrieves
+RETRIEVED = 0.99  # fraction of the patterns that a memory must retrieve at its capacity
 
 
 class Damage(NamedTuple):
   """A kind of damage.
 
   Attributes:
-    known: 1 where a pixel is left, else 0, [D].
-    noise: standard deviation of the noise on all pixels.
+    known: 1 for a visible pixel, 0 for a hidden pixel, [D].
+    noise: standard deviation of the noise that is added to all pixels, in standard deviations of a pixel.
   """
 
   known: np.ndarray
@@ -52,7 +52,7 @@ class Damage(NamedTuple):
 
 
 def damages(shape: tuple[int, ...], seed: int) -> dict[str, Damage]:
-  """Return the kinds of damage to images of a shape, by name."""
+  """Return the kinds of damage by name, for images of a shape [height, width, channels]."""
   height, size = shape[0], int(np.prod(shape))
   rows = np.broadcast_to((np.arange(height) < height // 2)[:, None, None], shape)
   pixels = np.broadcast_to(np.random.default_rng(seed).random(shape[:2] + (1,)) < 0.1, shape)
@@ -63,33 +63,37 @@ def damages(shape: tuple[int, ...], seed: int) -> dict[str, Damage]:
   }
 
 
-# A memory: damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma → completed patterns [N, D].
+# A memory is a function of damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma. Its result is
+# the completed patterns [N, D].
 Memory = Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array]
 
 
 @jax.jit
 def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update once, with distances over the known pixels only."""
+  """Update the damaged patterns once, with distances over the known pixels only."""
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma, metric='diagonal', weights=known))
 
 
 @jax.jit
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update once. Hidden pixels count as the mean image."""
+  """Update the damaged patterns once, with distances over all pixels. A hidden pixel counts with its mean value."""
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
 
 
 @jax.jit
 def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update a modern Hopfield network once (Ramsauer et al. 2021): the softmax of dot products over σ²."""
+  """Update a modern Hopfield network once (Ramsauer et al. 2021).
+
+  The weights of the stored patterns are the softmax of dot products divided by σ².
+  """
   del known  # a hidden pixel is 0, so it adds nothing to a product
   return jax.nn.softmax(damaged @ stored.T / sigma**2, axis=-1) @ stored
 
 
 @jax.jit
 def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update like `hopfield`, with queries and keys of norm 1. Values are the patterns."""
+  """Update like `hopfield`, but divide the damaged and the stored patterns by their norms in the dot products."""
   del known
   directions, keys = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (damaged, stored))
   return jax.nn.softmax(stored.shape[-1] * directions @ keys.T / sigma**2, axis=-1) @ stored
@@ -97,7 +101,7 @@ def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, 
 
 @jax.jit
 def nearest(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Return the stored pattern that is nearest in the known pixels."""
+  """Return for each damaged pattern the stored pattern that is nearest in the known pixels."""
   del sigma
   return stored[_nearest(damaged * known, stored * known)]
 
@@ -118,7 +122,10 @@ def _nearest(points: jax.Array, stored: jax.Array) -> jax.Array:
 
 
 def images_of(data_dir: str) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
-  """Return CIFAR-10's images as rows around their mean, in standard deviations of a pixel, and their shape."""
+  """Return the images of CIFAR-10 by split, float32 [n, D], and the shape of an image.
+
+  The mean training image is subtracted. The values are then divided by the standard deviation of the training pixels.
+  """
   dataset = load(name='cifar10', dir=data_dir, root='', image_size=32, download=False)
   rows = {}
   for split in ('train', 'test'):
@@ -130,17 +137,17 @@ def images_of(data_dir: str) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
 
 
 class Autoencoder(nn.Module):
-  """An MLP from a damaged image and its known pixels to the image."""
+  """An MLP that maps a damaged image and the mask of its known pixels to the image."""
 
   @nn.compact
   def __call__(self, damaged: jax.Array, known: jax.Array) -> jax.Array:
-    """Map damaged images [N, D] and their known pixels [N, D] to images [N, D]."""
+    """Map damaged images [N, D] to completed images [N, D]. `known` [N, D] is 1 for a known pixel, else 0."""
     hidden = nn.relu(nn.Dense(HIDDEN)(jnp.concatenate([damaged, known], axis=-1)))
     return nn.Dense(damaged.shape[-1])(hidden)
 
 
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
-  """Train an autoencoder on damaged copies of the stored images, with all kinds of damage in turn."""
+  """Train an autoencoder on damaged copies of the stored images. The kind of damage to a copy is drawn at random."""
   model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
   params = model.init(jax.random.key(seed), stored[:1], stored[:1])
   known, noise = jnp.stack([kind.known for kind in kinds]), jnp.asarray([kind.noise for kind in kinds])
@@ -165,13 +172,19 @@ def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> 
 
 
 def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, seed: int) -> list[dict[str, Any]]:
-  """Measure all memories of `count` stored images: a row for each memory and kind of damage."""
+  """Measure how well memories with `count` stored images complete damaged images.
+
+  Returns:
+    A row for each memory and kind of damage. 'retrieved' is the share of the stored test images that are retrieved,
+    in percent: the completed image is nearer to the image than to any other stored image. 'error' and 'error_unseen'
+    are the root mean square errors for stored images and for images that are not stored.
+  """
   random = np.random.default_rng(seed)
   stored = jnp.asarray(images['train'][random.permutation(len(images['train']))[:count]])
   tested = random.permutation(count)
   half = min(QUERIES, count // 2)
   others = random.permutation(len(images['test']))[: 2 * QUERIES]
-  # For each of the stored images and the others: images for the choice of sigma, and images for the result.
+  # The first pair has stored images, the second has other images. A pair: for the choice of sigma, for the result.
   parts = [
     (stored[tested[:half]], stored[tested[half:][:QUERIES]]),
     tuple(jnp.asarray(images['test'][rows]) for rows in np.split(others, 2)),
@@ -207,7 +220,7 @@ def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, 
 def _apply(
   memory: Memory, stored: jax.Array, damage: Damage, seed: int, patterns: jax.Array, sigma: float
 ) -> jax.Array:
-  """Damage patterns, and complete them by a memory."""
+  """Damage patterns [N, D], and return the patterns that a memory completes."""
   known = jnp.asarray(damage.known)
   noise = damage.noise * jax.random.normal(jax.random.key(seed), patterns.shape)
   return memory((patterns + noise) * known, stored, known, sigma)
@@ -221,15 +234,16 @@ PATTERNS = ('norm 1', 'normal')
 
 
 def capacity(dimensions: int, patterns: str, memory: Memory, seed: int) -> int:
-  """Return the greatest number of random patterns, a power of 2 up to `MOST`, of which a memory retrieves 99%.
+  """Return the greatest number of random patterns of which a memory retrieves 99%.
 
-  A pattern is retrieved if the output for the pattern with noise is nearer to it than to any other.
+  The numbers tried are powers of 2 up to `MOST`. A pattern is retrieved if the memory's output for the pattern with
+  noise is nearer to this pattern than to any other stored pattern.
 
   Args:
-    dimensions: D.
-    patterns: 'norm 1' for points on the sphere, 'normal' for normal coordinates of variance 1/D.
-    memory: the memory. It gets the best sigma for each number of patterns.
-    seed: the seed.
+    dimensions: D, the length of a pattern.
+    patterns: 'norm 1' for patterns on the unit sphere, 'normal' for normal coordinates of variance 1/D.
+    memory: the memory. Its sigma is the best of several for each number of patterns.
+    seed: the seed of the patterns and the noise.
   """
   most = 0
   for number in 2 ** np.arange(1, int(np.log2(MOST)) + 1):
@@ -250,7 +264,7 @@ def _retrieves(number: int, dimensions: int, patterns: str, memory: Memory, seed
   store, points = jnp.asarray(stored, jnp.float32), jnp.asarray(stored[chosen] + noise, jnp.float32)
   known = jnp.ones(dimensions)
   for sigma in 2.0 ** np.arange(-5, 1, 0.5):
-    # Parts, so that all weights of a part fit into memory.
+    # The points are split into parts, so that the weights of a part fit into the computer's memory.
     outputs = [memory(part, store, known, sigma) for part in jnp.array_split(points, max(1, number // 2**14))]
     if np.mean(np.asarray(_nearest(jnp.concatenate(outputs), store)) == chosen) >= RETRIEVED:
       return True

@@ -1,4 +1,4 @@
-"""Mistakes of a classifier, and its confidence in them."""
+"""Mistakes of a classifier, and the confidence of its answers."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,12 @@ from hbf.evaluation.classification import Counts, detail, summarize
 
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
-  """Return the scores and details (`hbf.evaluation`) of logits float32 [n, classes] and labels int32 [n]."""
+  """Return the scores and details of answers, as the functions of `hbf.evaluation.classification` do.
+
+  Args:
+    logits: float32 [n, classes].
+    labels: the true classes, int32 [n].
+  """
   count = jax.jit(
     lambda logits, labels: Counts.zeros(logits.shape[1]).add(logits, labels, jnp.ones(len(labels), bool))
   )
@@ -19,13 +24,15 @@ def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
 def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Compute the error among the most confident examples, for every coverage (Geifman & El-Yaniv 2017).
 
+  The coverage is the share of the examples that a model answers. It answers those with the greatest confidence.
+
   Args:
-    confidence: [n].
-    correct: bool [n].
+    confidence: confidence in the answer to each example, [n].
+    correct: True where the answer is right, bool [n].
 
   Returns:
-    The coverages 1/n, 2/n, … 1 and the error of each, both in percent [n]. The mean of the errors is the area under
-    the curve.
+    The coverages 1/n, 2/n, … 1, and the error at each coverage, both in percent, [n]. The mean of the errors is the
+    area under the curve of the error against the coverage.
   """
   order = np.argsort(-confidence, kind='stable')
   number = np.arange(1, len(order) + 1)
@@ -33,19 +40,27 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarr
 
 
 def most_confident(probabilities: np.ndarray, labels: np.ndarray, most: int) -> np.ndarray:
-  """Return the wrongly answered examples, most confident first, at most `most`: int [m]."""
+  """Return the numbers of at most `most` examples with a wrong answer, the most confident answer first, int [m]."""
   wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')][:most]
 
 
 def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
-  """Return the examples with the smallest gap between the two likeliest classes, smallest first: int [m]."""
+  """Return the numbers of the examples whose two likeliest classes are nearest in probability, int [m].
+
+  The smallest gap comes first. m is at most `most`.
+  """
   two = np.sort(probabilities, axis=1)[:, -2:]
   return np.argsort(two[:, 1] - two[:, 0], kind='stable')[:most]
 
 
 def confused(confusion: np.ndarray, most: int) -> list[tuple[int, int, int]]:
-  """Return (label, prediction, examples) of the most common mistakes, at most `most`."""
+  """Return at most `most` of the most common mistakes: (label, answer, number of examples), the most common first.
+
+  Args:
+    confusion: the confusion matrix, int [classes, classes]. A row is a label, a column is an answer.
+    most: the greatest number of mistakes to return.
+  """
   wrong = confusion - np.diag(np.diag(confusion))
   order = np.argsort(-wrong, axis=None, kind='stable')[:most]
   pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)

@@ -1,4 +1,4 @@
-"""Distance of images to a model's centers, a score for out-of-distribution images."""
+"""Nearness of images to the centers of a model, a score for out-of-distribution images."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,17 @@ from hbf.analysis.trained_run import TrainedRun
 
 
 def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the greatest log K over the centers, its mean over the tokens of each image, [n] by block.
+  """Compute how near the tokens of each image are to the centers.
+
+  For each token, the greatest log K over the centers is taken. The nearness is the mean over the tokens of an image.
+  For kernels without a logarithm, the depth in the ball takes the place of log K.
 
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
 
   Returns:
-    An array for each block. {} if the network has no centers.
+    The nearness of each image, float64 [n], for each block with centers. {} if the network has no centers.
   """
   parts: dict[str, list[np.ndarray]] = {}
   for number, activations in run.capture_batches(images):

@@ -1,6 +1,7 @@
 """Accuracy for growing numbers of centers, from one run: python -m hbf.analysis.nested --workdir runs/nested.
 
-Only the first centers of every block are kept. Training with stage2.nested makes any number of them work.
+Each network keeps only the first centers of every block. If the run was trained with stage2.nested, the network works
+with any number of first centers.
 """
 
 import pathlib
@@ -30,12 +31,12 @@ from hbf.training.workdir import write_json
 def curve(
   workdir: pathlib.Path, checkpoint: str, counts: Sequence[int], average: bool = False, **moved: str
 ) -> list[dict[str, Any]]:
-  """Return the test scores of networks that keep only the first centers.
+  """Return the test scores of networks that keep only the first centers of a trained network.
 
   Args:
     workdir: folder of a run whose stage 2 is hyperbf.
     checkpoint: 'latest', 'best' or a step.
-    counts: numbers of centers in each stage 2. If empty: 1, 2, 4, … and all.
+    counts: numbers of centers to keep in stage 2 of each block. If empty: 1, 2, 4, … and all.
     average: True to take the moving average of the parameters.
     **moved: data folders, as in `hbf.training.evaluate.evaluate_workdir`.
 
@@ -43,7 +44,7 @@ def curve(
     A row for each count, with the keys centers, params, flops_per_image, n, correct, accuracy and nll.
 
   Raises:
-    UserError: the run has no such checkpoint, or fewer centers than asked for.
+    UserError: the run has no such checkpoint, or it has fewer centers than a count.
   """
   restored = restore(workdir, checkpoint, average=average, **moved)
   config, task = restored.config, restored.task
@@ -63,7 +64,10 @@ def curve(
 
 
 def _powers(model: Any) -> list[int]:
-  """Return 1, 2, 4, … and the number of all centers. `first_centers` refuses a model without centers."""
+  """Return 1, 2, 4, … and the number of all centers. For a model without centers, return [1].
+
+  `first_centers` raises the error for a model without centers.
+  """
   centers = model.stage2.get('centers', 1)
   return sorted({2**i for i in range(centers.bit_length())} | {centers})
 

@@ -1,4 +1,4 @@
-"""Out-of-distribution images, converted to the shape of a run's own images."""
+"""Out-of-distribution images, converted to the shape of a run's training images."""
 
 import pathlib
 from collections.abc import Sequence
@@ -17,13 +17,14 @@ NOISE = 'noise'
 
 
 def load_ood_images(run: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-  """Return at most `MOST` images of each kind by name, uint8 [m, height, width, channels] in the run's shape.
+  """Return at most `MOST` images of each source by name, uint8 [m, height, width, channels].
 
-  Images of random pixels are always among them.
+  The images have the shape of the run's training images. One more source is always there: `MOST` images of random
+  pixels, called 'noise'.
 
   Args:
     run: the run.
-    wanted: names of data sets, whose test split is taken, or folders of images.
+    wanted: the sources. Each is a folder of images, or the name of a data set whose test split is read.
 
   Raises:
     UserError: a data set is missing, a folder holds no image, or an image cannot be read.

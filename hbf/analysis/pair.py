@@ -12,8 +12,9 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
   CKA is HSIC(x, y) / √(HSIC(x, x) HSIC(y, y)) (Kornblith et al. 2019, "Similarity of Neural Network Representations
   Revisited"). Here HSIC is the unbiased estimator (Song et al. 2012, "Feature Selection via Dependence
   Maximization"), as in Nguyen et al. 2021, "Do Wide and Deep Networks Learn the Same Things?". The estimator of 2019
-  is biased upwards: unrelated features approach 1 if p and q are well above n. The debiased value of unrelated
-  features is about 0 on average, and may be negative. CKA ignores rotation, shift and scale of the features.
+  is biased upwards: the CKA of unrelated features approaches 1 if p and q are well above n. The debiased CKA of
+  unrelated features is about 0 on average, and may be negative. CKA does not change if the features are rotated,
+  shifted or scaled.
   """
   return float(alignment(x[None], y[None])[0, 0])
 
@@ -31,9 +32,10 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _u_centered(features: np.ndarray) -> np.ndarray:
-  """Center a Gram matrix, so that Σ K_ij L_ij of two results is n(n − 3) times the unbiased HSIC, [n, n].
+  """Return the U-centered Gram matrix of features [n, p], [n, n] (Székely & Rizzo 2014).
 
-  This is U-centering (Székely & Rizzo 2014). It leaves out the diagonal, which makes HSIC biased.
+  For two such matrices K and L, Σ K_ij L_ij is n(n − 3) times the unbiased HSIC. The diagonal is 0, because the
+  diagonal of a Gram matrix makes HSIC biased.
   """
   n = len(features)
   centered = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
@@ -65,11 +67,11 @@ def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   The assignment maximizes the sum of the correlations (Li et al. 2016, "Convergent learning").
 
   Args:
-    one: responses to M tokens, [M, U].
-    other: responses to the same tokens, [M, V].
+    one: responses of the centers of one run to M tokens, [M, U].
+    other: responses of the centers of the other run to the same tokens, [M, V].
 
   Returns:
-    Correlations of the min(U, V) pairs.
+    The correlation of each of the min(U, V) pairs.
   """
   x, y = (_standard(z.astype(np.float64)) for z in (one, other))
   correlation = x.T @ y / len(x)

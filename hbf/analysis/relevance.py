@@ -11,7 +11,7 @@ from hbf.errors import UserError
 # A function from images uint8 [n, height, width, channels] to probabilities [n, classes].
 Answers = Callable[[np.ndarray], np.ndarray]
 STEPS = 16  # most steps of a deletion curve
-TOGETHER = 3_000  # most images with a removed patch in memory
+TOGETHER = 3_000  # most images with a painted patch that are in memory at a time
 DRAWS = 3  # number of random orders
 
 
@@ -28,8 +28,8 @@ def paint_over(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[
   Args:
     images: uint8 [n, height, width, channels].
     patch: side of a patch in pixels.
-    gone: patches to replace, bool [n, rows · columns].
-    fill: the color, a value for each channel.
+    gone: True for the patches to replace, bool [n, rows · columns].
+    fill: the color, a value from 0 to 255 for each channel.
   """
   rows, columns = images.shape[1] // patch, images.shape[2] // patch
   pixels = gone.reshape(-1, rows, columns).repeat(patch, axis=1).repeat(patch, axis=2)[..., None]
@@ -39,11 +39,14 @@ def paint_over(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[
 def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int]) -> np.ndarray:
   """Return the drop of the answer's probability if one patch is painted over, [n, rows · columns].
 
+  A value is the probability for the whole image minus the probability without this patch. The answer is the likeliest
+  class for the whole image.
+
   Args:
-    answers: the model.
+    answers: the model, as a function from images to probabilities.
     images: uint8 [n, height, width, channels].
     patch: side of a patch in pixels.
-    fill: the color, a value for each channel.
+    fill: the color that replaces a patch, a value from 0 to 255 for each channel.
   """
   patches = images.shape[1] // patch * (images.shape[2] // patch)
   size = max(1, TOGETHER // patches)
@@ -66,15 +69,16 @@ def deletion(
   """Compute the probability of the answer while more and more patches are removed (Petsiuk et al. 2018).
 
   Args:
-    answers: the model.
+    answers: the model, as a function from images to probabilities.
     images: uint8 [n, height, width, channels].
     patch: side of a patch in pixels.
-    fill: the color of removed patches.
-    order: order of removal in each image, int [n, rows · columns].
+    fill: the color that replaces a removed patch.
+    order: numbers of the patches of each image, int [n, rows · columns]. The patch in column 0 is removed first.
 
   Returns:
-    The removed parts, [S], and the probability of the answer to the whole image, [n, S]. The mean over S is the area
-    under the curve. A better order has a smaller area.
+    The fraction of the patches that is removed at each of S points, from 0 to 1, [S]. Then the probability of the
+    answer at each point, [n, S]. The answer is the likeliest class for the whole image. The mean of the probability
+    over the points is the area under the curve. A better order has a smaller area.
   """
   count = order.shape[1]
   numbers = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
@@ -91,22 +95,23 @@ def random_orders(count: int, patches: int) -> list[np.ndarray]:
 
 
 def color(run: TrainedRun) -> list[int]:
-  """Return the mean color of the training images, 0 to 255."""
+  """Return the mean color of the training images, a value from 0 to 255 for each channel."""
   return [round(255 * mean) for mean in run.task.mean]
 
 
 def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Compute the contribution of every center of the last block to a class's logit through each token, [n, N, U].
+  """Compute the vote of every center of the last block for a class through each token, [n, N, U].
 
-  The division of the last norm and the weights of the pooling are frozen at their values in the whole network. The
-  head is then linear in the last tokens. The logit is the sum of the votes, of the stage's bias and of the tokens
-  before this stage. It is measured as its excess over the mean of all classes. Without a center, the norm and the
-  pooling would change. A vote is therefore not an effect: for the effect, see `effects`.
+  A vote is a contribution to the excess logit of the class. This is its logit minus the mean of all logits. The
+  divisor of the last norm and the weights of the pooling are frozen at their values in the whole network. Then the
+  excess logit is the sum of the votes, the contribution of the bias of stage 2, the contribution of the tokens before
+  stage 2, and a constant from the biases of the later layers. A vote is not the effect of removing a center, because
+  the norm and the pooling would then change. `effects` computes this effect.
 
   Args:
     run: the run.
-    images: uint8 [n, height, width, channels], a small number of them.
-    classes: the class for each image, int [n].
+    images: uint8 [n, height, width, channels]. Their number should be small, because all votes are in memory.
+    classes: number of the class for each image, int [n].
 
   Raises:
     UserError: stage 2 of the last block is not a HyperBF.
@@ -122,16 +127,16 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
 
 
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
-  """Compute the drop of a class's logit if one center of the last block is removed, [n, k].
+  """Compute the drop of a class's excess logit if one center of the last block is removed, [n, k].
 
-  The network runs again with the center's coefficients at 0. The other centers respond as before. Logits are measured
-  as their excess over the mean of all classes, as in `votes`.
+  The network runs again with the coefficients of this center set to 0. The other centers respond as before. The
+  excess logit is the logit minus the mean of all logits, as in `votes`.
 
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
-    classes: int [n].
-    centers: numbers of the centers to remove, one at a time, int [n, k].
+    classes: number of the class for each image, int [n].
+    centers: numbers of k centers for each image, int [n, k]. Only one center at a time is removed.
   """
   block = _last_block(run)
   unit = run.params[block]['stage2']
@@ -157,7 +162,7 @@ def _last_block(run: TrainedRun) -> str:
 
 
 def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return the tokens after the last block and its responses, float64 [n, N, D] and [n, N, U]."""
+  """Return the tokens after the last block and the responses of its centers, float64 [n, N, D] and [n, N, U]."""
   parts = []
   for number, activations in run.capture_batches(images):
     if block not in activations.responses:
@@ -173,12 +178,13 @@ def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, 
 def readout(run: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Return the derivative of a class's excess logit with respect to the last tokens, [n, N, D].
 
-  The division of the last norm and the weights of the pooling are constants here.
+  The excess logit is the logit minus the mean of all logits. The divisor of the last norm and the weights of the
+  pooling are constant here.
 
   Args:
     run: the run.
     tokens: tokens after the last block, float64 [n, N, D].
-    classes: int [n].
+    classes: number of the class for each image, int [n].
   """
   params: Any = run.params
   size = np.sqrt(tokens.var(axis=-1, keepdims=True) + run.model.trunk.norm_epsilon)

@@ -1,4 +1,4 @@
-"""Learned sigmas of a model, the distances that its kernels receive, and the learned metrics."""
+"""Learned sigmas of a model, the distances that are the inputs of its kernels, and the learned metrics."""
 
 import dataclasses
 import functools
@@ -21,14 +21,16 @@ from hbf.ops.distances import squared_distances
 
 @dataclasses.dataclass(frozen=True)
 class SigmaSummary:
-  """Sigmas and metric of a block's stage.
+  """Sigmas and metric of stage 1 or stage 2 of a block.
 
   Attributes:
     kernel: name of the kernel in `hbf.ops.kernels`.
-    sigma: all learned σ, [n]. [] if σ is fixed, or the kernel has none, as `SIGNED`.
-    sigma_init: mean σ at init. NaN if no σ is learned.
-    distance: root mean square of ‖W(x − t)‖ over tokens and keys of an image, or over tokens and centers.
-    metric: distance of the metric from the identity, ‖WᵀW − 1‖/‖1‖ (Frobenius). None if it is not learned.
+    sigma: all learned σ of the stage, [n]. n is 0 if σ is fixed, or if the kernel has no σ, such as `SIGNED`.
+    sigma_init: mean σ at initialization. NaN if no σ is learned.
+    distance: root mean square of the distance ‖W(x − t)‖. In stage 1, x is a query and t a key of the same image. In
+      stage 2, x is a token and t a center.
+    metric: how far the metric is from the identity, ‖WᵀW − 1‖/‖1‖ in Frobenius norms, its mean over the heads. None
+      if the metric is not learned.
   """
 
   kernel: str
@@ -44,11 +46,11 @@ class SigmaSummary:
 
 
 def summarize_sigmas(run: TrainedRun, images: np.ndarray) -> dict[str, dict[str, SigmaSummary]]:
-  """Return a summary of every kernel, by block and stage.
+  """Return a summary of every kernel by block and stage, such as `found['block0']['stage2']`.
 
   Args:
     run: the run.
-    images: images for the distances, uint8 [n, height, width, channels]. A few are enough.
+    images: images whose distances are measured, uint8 [n, height, width, channels]. A few images are enough.
   """
   found: dict[str, dict[str, SigmaSummary]] = {}
   model, batch = run.model, run.normalized(images)
@@ -72,7 +74,12 @@ def _sigma(params: Mapping[str, Any]) -> np.ndarray:
 
 
 def _distance_from_identity(metric: str, weights: Any) -> float | None:
-  """Return ‖WᵀW − 1‖/‖1‖, its mean over the heads."""
+  """Return the mean of ‖WᵀW − 1‖/‖1‖ over the heads, or None without learned weights.
+
+  Args:
+    metric: name of the metric: 'diagonal', 'bilinear' or another.
+    weights: the learned weights of each head: the diagonal of W, the matrix in place of WᵀW, or W.
+  """
   if weights is None:
     return None
   w = np.asarray(weights, np.float64)
@@ -82,7 +89,7 @@ def _distance_from_identity(metric: str, weights: Any) -> float | None:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _starts(model: ImageClassifier, images: jax.Array) -> dict[str, Any]:
-  """Return the parameters of σ at init. They do not depend on the random key."""
+  """Return log σ at initialization by block and stage. The values do not depend on the random key."""
   params = model.init(jax.random.key(0), images, train=False)['params']
   return {
     block: {stage: {n: z for n, z in kept.items() if n == 'log_sigma'} for stage, kept in stages.items()}
@@ -93,7 +100,7 @@ def _starts(model: ImageClassifier, images: jax.Array) -> dict[str, Any]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _mean_squares(model: ImageClassifier, params: Any, images: jax.Array) -> dict[tuple[str, str], jax.Array]:
-  """Return the mean squared distances by block and stage."""
+  """Return the mean of ‖W(x − t)‖² by block and stage."""
   found: dict[tuple[str, str], jax.Array] = {}
 
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Meaning of the centers of a model of texts: the contexts they respond to, what they write, and their votes."""
+"""Meaning of the centers of a language model: the contexts they respond to, the tokens they favor, and their votes.
+
+A vote is the contribution of a center to the logit of a next token (`votes`).
+"""
 
 import dataclasses
 import functools
@@ -29,12 +32,12 @@ BATCH = 16  # windows
 
 @dataclasses.dataclass(frozen=True)
 class TextRun:
-  """The model of a run of task next_token at a checkpoint, and its texts.
+  """The language model of a run at a checkpoint, and the texts of the run. The task is next_token.
 
   Attributes:
     workdir: the run folder.
-    restored: the network.
-    average: True if the parameters are their moving average.
+    restored: the restored network, its config and its task.
+    average: True if the parameters are the moving average of the trained parameters.
   """
 
   workdir: pathlib.Path
@@ -45,10 +48,10 @@ class TextRun:
   def of(
     cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '', average: bool = False
   ) -> 'TextRun':
-    """Restore a run; arguments as for `hbf.analysis.trained_run.TrainedRun.of`.
+    """Restore a run. The arguments are those of `hbf.analysis.trained_run.TrainedRun.of`.
 
     Raises:
-      UserError: it is not a run of task next_token, or an error of `hbf.training.evaluate.restore`.
+      UserError: the run is not of task next_token, or an error of `hbf.training.evaluate.restore`.
     """
     if (task := load_config(workdir).task) != 'next_token':
       raise UserError(f'{workdir} holds a run of task {task}: give a run of task next_token')
@@ -79,7 +82,9 @@ class TextRun:
     return self.task.dataset.tokenizer
 
   def windows(self, split: str, most: int) -> np.ndarray:
-    """Return windows with the next token of each token, evenly spaced in a split: int32 [n, T + 1].
+    """Return at most `most` windows of T tokens, evenly spaced in a split, int32 [n, T + 1].
+
+    The last column is the token after the window. It is only a target.
 
     Raises:
       UserError: the split is shorter than one window.
@@ -97,12 +102,20 @@ class TextRun:
     return text.replace('\n', '⏎').replace('\t', '⇥')
 
   def observe(self, windows: np.ndarray, params: Any = None) -> 'Observed':
-    """Return what the network computes of windows [n, T + 1], whose last token is only a target."""
+    """Return what the network computes of windows [n, T + 1]. The last token of a window is not an input.
+
+    Args:
+      windows: what `windows` returns.
+      params: parameters to use in place of the run's.
+    """
     params = self.params if params is None else params
     return Observed(*in_batches(lambda batch: _observe(self.model, params, batch[:, :-1]), windows, BATCH))
 
   def losses(self, windows: np.ndarray, params: Any = None) -> np.ndarray:
-    """Return the negative log-likelihood of each next token in nats, float64 [n, T]."""
+    """Return the negative log-likelihood of each next token in nats, float64 [n, T].
+
+    The arguments are those of `observe`.
+    """
     return nll(self.observe(windows, params).logits, windows)
 
 
@@ -110,9 +123,10 @@ class Observed(NamedTuple):
   """What a model computes of n windows of T tokens.
 
   Attributes:
-    logits: of the next token, [n, T, V].
+    logits: logits of the next token, [n, T, V].
     tokens: tokens after the last block, [n, T, D].
-    responses: responses of the centers of each block as they enter the sum, all heads in a row, [n, T, U].
+    responses: responses R of the centers, as in the sum Σ R c, by block, [n, T, U]. The U centers of all heads are
+      concatenated.
   """
 
   logits: np.ndarray
@@ -142,7 +156,12 @@ def _observe(model: LanguageModel, params: Any, tokens: jax.Array) -> tuple[Any,
 
 
 def nll(logits: np.ndarray, windows: np.ndarray) -> np.ndarray:
-  """Return the negative log-likelihood of the next tokens of windows [n, T + 1], float64 [n, T]."""
+  """Return the negative log-likelihood of each next token in nats, float64 [n, T].
+
+  Args:
+    logits: logits of the next token, [n, T, V].
+    windows: windows of text, int32 [n, T + 1].
+  """
   z = logits.astype(np.float64)
   z -= z.max(axis=-1, keepdims=True)
   known = np.take_along_axis(z, windows[:, 1:, None], axis=-1)[..., 0]
@@ -150,18 +169,20 @@ def nll(logits: np.ndarray, windows: np.ndarray) -> np.ndarray:
 
 
 class Place(NamedTuple):
-  """A token of a window: numbers of the window and of the token."""
+  """The position of a token: the number of its window, and the number of the token in this window, from 0."""
 
   window: int
   token: int
 
 
 def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
-  """Return the tokens with the greatest responses of each center, the greatest first, one for each window.
+  """Return the tokens to which each center responds most: a list for each center, the greatest response first.
+
+  At most one token of a window is in a list.
 
   Args:
-    responses: [n, T, U].
-    count: the number of places for each center.
+    responses: responses of U centers, [n, T, U].
+    count: the length of a list. It is n if there are fewer windows.
   """
   best = responses.argmax(axis=1)  # [n, U]
   order = np.argsort(-responses.max(axis=1), axis=0, kind='stable')[:count]
@@ -172,7 +193,7 @@ def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
 
 
 def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -> str:
-  """Return the text that ends at a token, with this token in brackets."""
+  """Return the text that ends at a token, with this token in brackets and at most `before` tokens before it."""
   start = max(0, place.token - before)
   past = run.shown(windows[place.window, start : place.token].tolist())
   return f'{past}[{run.shown([windows[place.window, place.token]])}]'
@@ -181,7 +202,7 @@ def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -
 def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Return the derivative of a next token's excess logit with respect to the last tokens, [n, T, D].
 
-  The excess logit is the logit minus the mean over the vocabulary. The division of the last norm is constant here.
+  The excess logit is the logit minus the mean over the vocabulary. The divisor of the last norm is constant here.
 
   Args:
     run: the run.
@@ -195,16 +216,17 @@ def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray
 
 
 def writing(run: TextRun) -> np.ndarray:
-  """Return the direction in which a normed token raises each excess logit, float64 [V, D]."""
+  """Return the derivative of each excess logit with respect to the output of the last norm, float64 [V, D]."""
   head = run.params['embedding']['embedding'] if run.model.tied else run.params['head']['kernel'].T
   directions = np.asarray(head, np.float64)
   return np.asarray(directions - directions.mean(axis=0))
 
 
 def written(run: TextRun, block: str) -> np.ndarray:
-  """Return what each unit of a block would add to the excess logits if nothing came after it, [U, V].
+  """Return what each unit of a block adds to the excess logits if the later blocks are skipped, [U, V].
 
-  The scale of the last norm is applied and its division is left out, so only the order of the tokens means something.
+  The values include the scale of the last norm, but not its division. So only the order of the V tokens has a
+  meaning, not the size of a value.
   """
   scale = np.asarray(run.params['norm']['scale'], np.float64)
   return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
@@ -213,7 +235,7 @@ def written(run: TextRun, block: str) -> np.ndarray:
 def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
   """Return the contribution of every center of the last block to a next token's excess logit, [n, T, U].
 
-  The division of the last norm is frozen, as in `hbf.analysis.relevance.votes`.
+  The divisor of the last norm is constant, as in `hbf.analysis.relevance.votes`.
 
   Args:
     run: the run.
@@ -237,9 +259,15 @@ def last_block(run: TextRun) -> str:
 
 
 def silenced_one_by_one(run: TextRun, windows: np.ndarray, block: str, units: Sequence[int]) -> dict[int, Mean]:
-  """Return the change of the mean loss of windows, in nats a token, if each unit of a block is silenced alone.
+  """Silence units of a block, one unit at a time. Return the change of the mean loss for each, in nats per token.
 
-  The interval is over the windows.
+  Intervals are over the windows.
+
+  Args:
+    run: the run.
+    windows: windows of text, int32 [n, T + 1].
+    block: name of the block.
+    units: numbers of the units to silence, from 0.
   """
   before = run.losses(windows).mean(axis=1)
   return {

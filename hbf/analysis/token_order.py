@@ -1,8 +1,9 @@
 """Use of token order in a language model's stages 1: python -m hbf.analysis.token_order --workdir runs/text.
 
-For attention: the mean distance of the attended tokens and the sigmas of each head. For gMLP: the share of the
-spatial weights' variance that depends only on the distance of two tokens. Nothing in training asks for this (Liu et
-al. 2021, Figure 3). Writes mixing.json and, for gMLP, mixing.png.
+For attention, the script measures the mean distance of the attended tokens and the sigmas of each head. For gMLP, it
+measures how near the spatial weights are to a Toeplitz matrix, whose weights depend only on the offset i − j of two
+tokens. Training does not require such a matrix (Liu et al. 2021, Figure 3). The script writes mixing.json and, for
+gMLP, mixing.png.
 """
 
 import pathlib
@@ -33,9 +34,10 @@ OLD_KEYS = {'width': 'sigma', 'place_width': 'position_sigma', 'place_offset': '
 
 
 def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str, np.ndarray]:
-  """Return the mean distance Σ w |i − j| of the attended tokens, in tokens, over tokens and windows.
+  """Return the mean distance of the attended tokens for each head, in tokens.
 
-  Only tokens in the window's second half count, because they have enough earlier tokens to attend to.
+  The distance for token i is Σ_j w_ij |i − j|, with the attention weights w. The mean is over the tokens i and the
+  windows. Only tokens in the second half of a window count, because they have enough earlier tokens to attend to.
 
   Args:
     model: the network.
@@ -43,7 +45,7 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
     tokens: int32 [B, N].
 
   Returns:
-    [heads] for each block whose stage 1 has queries, keys and values.
+    An array [heads] for each block whose stage 1 has queries, keys and values, by the name of the block.
   """
   length = tokens.shape[1]
   away = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))[length // 2 :]
@@ -54,7 +56,14 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
 
 
 def spatial(params: Mapping[str, Any], causal: bool) -> dict[str, np.ndarray]:
-  """Return the spatial matrices [N, N] of gMLP's gates by block. Row i makes token i. NaN marks masked entries."""
+  """Return the spatial matrix [N, N] of the gate in each gMLP block, by the name of the block.
+
+  Row i has the weights from which token i is computed.
+
+  Args:
+    params: the parameters of the network.
+    causal: True if token i depends only on tokens 0 to i. The other entries of row i are then NaN.
+  """
   matrices = {}
   for block, part in params.items():
     if block.startswith('block') and 'spatial' in part['stage1']:
@@ -64,9 +73,10 @@ def spatial(params: Mapping[str, Any], causal: bool) -> dict[str, np.ndarray]:
 
 
 def toeplitz_share(matrix: np.ndarray) -> float:
-  """Return the share of a matrix's variance that its diagonals' means explain: 1 if Toeplitz, about 0 if random.
+  """Return the share of a matrix's variance that the means of its diagonals explain, from 0 to 1.
 
-  NaN entries do not count. A random matrix with n diagonals and m entries has a share of about n / m.
+  The share is 1 for a Toeplitz matrix, and about n / m for a random matrix with n diagonals and m entries. NaN
+  entries do not count.
   """
   known = ~np.isnan(matrix)
   offsets = np.subtract.outer(np.arange(len(matrix)), np.arange(len(matrix)))[known]
@@ -80,7 +90,13 @@ def toeplitz_share(matrix: np.ndarray) -> float:
 def measure(
   workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = ''
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Return the statistics of a run's stages 1 by block, for JSON, and the matrices of `spatial`.
+  """Return the statistics of stage 1 by block in a form for JSON, and the matrices of `spatial`.
+
+  Args:
+    workdir: folder of a run on texts.
+    checkpoint: 'latest', 'best' or a step.
+    dir: folder of the prepared TFDS data. If empty, the folder used in training.
+    root: file or folder of the text. If empty, the one used in training.
 
   Raises:
     UserError: the run is not on texts, or an error of `hbf.training.evaluate.restore`.
@@ -124,7 +140,7 @@ def _shown(value: Any) -> str:
 
 
 def draw(matrices: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
-  """Write a PNG of the matrices, block by block. Each has its own color scale with 0 in the middle."""
+  """Write a PNG with a panel for each matrix. Each panel has its own color scale, with 0 in the middle."""
   figure, axes = plt.subplots(
     1, len(matrices), figsize=(3.4 * len(matrices), 3.2), squeeze=False, layout='constrained'
   )

@@ -1,4 +1,4 @@
-"""A trained run on images with its data, for analysis."""
+"""A trained run on images, with its network and its data, for analysis."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from hbf.training.workdir import load_config
 
 MOST_TESTED = 10_000  # most test images
 BATCH = 100  # most images of a batch
-ROOM = 2**27  # most numbers that the activations of a batch may have
+ROOM = 2**27  # most array elements in the activations of a batch
 
 
 class LabeledImages(NamedTuple):
@@ -37,12 +37,12 @@ class LabeledImages(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-  """The network of a run at a checkpoint, and its images.
+  """The network of a run at a checkpoint, and the images of the run.
 
   Attributes:
     workdir: the run folder.
-    restored: the network.
-    average: True if the parameters are their moving average.
+    restored: the restored network, its config and its task.
+    average: True if the parameters are the moving average of the trained parameters.
   """
 
   workdir: pathlib.Path
@@ -63,7 +63,8 @@ class TrainedRun:
       average: True to take the moving average of the parameters.
 
     Raises:
-      UserError: it is not a run on images, or an error of `hbf.training.evaluate.restore`.
+      UserError: the run is not of task classification, its network has two resolutions (model.merge), or an error of
+        `hbf.training.evaluate.restore`.
     """
     config = load_config(workdir)
     if config.task != 'classification':
@@ -78,13 +79,13 @@ class TrainedRun:
     return cls(workdir, restored, average)
 
   def untrained(self, seed: int) -> 'TrainedRun':
-    """Return the same network at initialization, as a control."""
+    """Return the run with the parameters that the network has at initialization with this seed, as a control."""
     inputs = self.normalized(self.read('train', BATCH).images)  # centers may start at tokens of these images
     init = jax.jit(functools.partial(self.model.init, train=False))
     return self.with_params(init(jax.random.key(seed), inputs)['params'])
 
   def with_params(self, params: Any) -> 'TrainedRun':
-    """Return the same network with other parameters."""
+    """Return the run with other parameters in its network."""
     return dataclasses.replace(self, restored=dataclasses.replace(self.restored, params=params))
 
   @property
@@ -116,7 +117,7 @@ class TrainedRun:
 
   @property
   def grid(self) -> tuple[int, int]:
-    """Rows and columns of patches."""
+    """Number of rows and number of columns of patches in an image."""
     height, width, _ = self.task.shape
     return height // self.patch, width // self.patch
 
@@ -145,7 +146,7 @@ class TrainedRun:
     return self.logits(self.test.images)
 
   def normalized(self, images: np.ndarray) -> jax.Array:
-    """Return uint8 images in the form that the network takes."""
+    """Normalize uint8 images [n, height, width, channels] with the mean and standard deviation of each channel."""
     return normalize(jnp.asarray(images), self.task.mean, self.task.std)
 
   def logits(self, images: np.ndarray, params: Any = None) -> np.ndarray:
@@ -166,25 +167,29 @@ class TrainedRun:
     )
 
   def capture_batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Activations]]:
-    """Yield the activations of the network, batch by batch. All batches have one size, so there is one program.
+    """Yield the activations of the network, batch by batch.
+
+    All batches have the same size, so JAX compiles one program.
 
     Args:
       images: uint8 [n, height, width, channels].
 
     Yields:
-      Indices of a batch's images, int [B], and its activations. Index −1 marks images that only fill up the batch.
+      The numbers of the images in a batch, int [B], and the activations of this batch. The number −1 marks copies
+      that only fill up the batch.
     """
     for number, inputs in self.batches(images):
       yield number, capture(self.model, self.params, inputs)
 
   def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, jax.Array]]:
-    """Yield batches of one size.
+    """Yield batches of normalized images. All batches have the same size B.
 
     Args:
       images: uint8 [n, height, width, channels].
 
     Yields:
-      Indices of the images, int [B], and the normalized images. Index −1 marks images that only fill up the batch.
+      The numbers of the images in a batch, int [B], and the normalized images. The number −1 marks copies that only
+      fill up the batch.
     """
     for start in range(0, len(images), self._batch):
       number = np.arange(start, start + self._batch)

@@ -14,10 +14,10 @@ from hbf.models.classifier import ImageClassifier
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-  """Responses and gradients of the stages 2 of all blocks on some labeled images.
+  """Responses and gradients of stage 2 in every block, on some labeled images.
 
   Attributes:
-    responses: response of every center to every token as it enters the output, float32 [depth, B · N, heads · A].
+    responses: response R of every center to every token, as in the sum Σ R c, float32 [depth, B · N, heads · A].
     gradients: root mean square of the loss's gradient over a center's coordinates, float32 [depth, heads · A].
     coefficient_gradients: greatest |gradient| of the loss over a center's coefficients, float32 [depth, heads · A].
   """
@@ -35,11 +35,18 @@ class Units:
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """Return the root mean variance of a center's response over the tokens, [depth]. It is 0 for constant centers."""
+    """Return how much the responses of each block vary over the tokens, [depth].
+
+    The value is the root mean square, over the centers, of the standard deviation of a response. It is 0 if every
+    center responds to all tokens alike.
+    """
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 
   def learning(self) -> np.ndarray:
-    """Return the root mean square of the gradient of each block's centers, [depth]. It is 0 if they cannot learn."""
+    """Return the root mean square of the loss's gradient over all coordinates of a block's centers, [depth].
+
+    The value is 0 if the centers cannot learn.
+    """
     return np.sqrt(np.square(self.gradients, dtype=np.float64).mean(axis=1))
 
 

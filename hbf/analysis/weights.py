@@ -1,4 +1,4 @@
-"""Attention weights of any attention, whatever implementation computes it."""
+"""Attention weights of every kind of attention in stage 1, for every implementation."""
 
 import functools
 from typing import Any
@@ -16,10 +16,11 @@ from hbf.nn.hyperbf import HyperBFAttention
 
 @functools.partial(jax.jit, static_argnums=0)
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
-  """Compute the weights of every head for each block whose stage 1 is attention: softmax, HyperBF or gated.
+  """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
 
-  No implementation returns its weights. But the output of a head is linear in the values: if the values are one-hot,
-  the output is the weights. The weights of a query sum to 1, minus the weight of learned keys.
+  No implementation returns its weights. But the output of a head is linear in the values. So each head is also
+  applied to one-hot vectors as values, and its outputs are then the weights. The weights of a query sum to 1 if there
+  are no learned keys. Otherwise they sum to 1 minus the weights of the learned keys.
 
   Args:
     model: the network.
@@ -38,7 +39,7 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
     probes = _probes(v)
     q, k = (jnp.tile(z, (len(probes) + 1, 1, 1, 1)) for z in (q, k))
     out, *outputs = call(q, k, jnp.concatenate([v, *probes]), about).reshape(-1, *v.shape).astype(jnp.float32)
-    # The zero probe holds only the contribution of learned keys, which is in all outputs.
+    # The output for values of 0 is the contribution of learned keys. All other outputs contain it too.
     weights = jnp.concatenate([output - outputs[0] for output in outputs[1:]], axis=-1)
     found[context.module.path[0]] = weights[..., : v.shape[1]].swapaxes(1, 2)
     return out.astype(v.dtype)
@@ -49,7 +50,10 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 
 
 def _probes(values: jax.Array) -> jax.Array:
-  """Return values to probe with, [P, B, N, H, e]: zeros first, then one-hot values for e tokens at a time."""
+  """Return P arrays of values [B, N, H, e], in the shape of `values`, stacked: [P, B, N, H, e].
+
+  The first array is 0. Each later array has one-hot vectors for e of the N tokens and 0 for the other tokens.
+  """
   batch, length, heads, width = values.shape
   count = -(-length // width)
   each = jnp.eye(length, count * width, dtype=values.dtype).reshape(length, count, width).swapaxes(0, 1)

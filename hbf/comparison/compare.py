@@ -1,4 +1,4 @@
-"""A comparison in its folder: runs what is missing and writes the report."""
+"""A comparison in a folder: run what is missing, and write the report."""
 
 import pathlib
 import sys
@@ -19,11 +19,16 @@ from hbf.training.workdir import check_place, held, replace_text
 def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device]) -> bool:
   """Run the requested runs that are missing, and report all runs of the folder.
 
+  Args:
+    request: the configs, arms and seeds.
+    workdir: folder of the comparison.
+    devices: devices for the runs, one run at a time on each.
+
   Returns:
-    False if a run failed. True also if a signal stopped the comparison.
+    False if a requested run failed. Otherwise True, also if a signal stopped the comparison.
 
   Raises:
-    UserError: the request is wrong, or it does not fit the folder.
+    UserError: the request is wrong, or the folder holds other runs under the same names.
   """
   check_place(workdir)
   refuse_packed(workdir)
@@ -42,7 +47,11 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
 
 
 def report(workdir: pathlib.Path, split: str) -> None:
-  """Write the report again from the logs. For split validation, print the scores on held-out examples instead.
+  """Write the report anew from the logs, or print the scores on held-out examples.
+
+  Args:
+    workdir: folder of the comparison.
+    split: 'validation' to print the scores on held-out examples. Any other value writes the report on test examples.
 
   Raises:
     UserError: the folder is not a comparison.
@@ -55,7 +64,7 @@ def report(workdir: pathlib.Path, split: str) -> None:
 
 
 def write_report(grid: Grid, workdir: pathlib.Path) -> None:
-  """Write comparison.md, comparison.json and curves.png of the finished runs, and print the table."""
+  """Write comparison.md, comparison.json and curves.png from the runs, and print comparison.md."""
   rows = read_rows(grid, workdir)
   text = markdown(rows)
   replace_text(workdir / 'comparison.md', text)

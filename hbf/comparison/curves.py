@@ -22,13 +22,16 @@ from hbf.evaluation.scores import ACCURACY, LOSS, Score
 REFERENCE, REST = 'black', '0.55'
 # Colors that color-blind readers can distinguish (Okabe & Ito 2008), without yellow, which is too light for a line.
 COLORS = ('#D55E00', '#0072B2', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
-WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # inches: width and least height of a row of panels, height of a label
+WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # in inches: width and least height of a row of panels, height of a label
 
 
 class Curve(NamedTuple):
-  """The curve of an arm: epochs [n], and the values of each seed at these epochs, [S, n].
+  """The curve of an arm, with a value for each of S seeds at each of n epochs.
 
-  A seed that was evaluated at other epochs than the first has interpolated values.
+  Attributes:
+    epochs: epochs at which the first seed was evaluated, [n].
+    values: values of each seed at these epochs, [S, n]. They are interpolated for a seed that was evaluated at other
+      epochs.
   """
 
   epochs: np.ndarray
@@ -41,7 +44,13 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """A panel: the name of its split, its score, and the curves of all arms with data, by label."""
+  """A panel of a figure.
+
+  Attributes:
+    name: name of the split for the label of the axis.
+    score: the score on the y-axis.
+    curves: curves by the label of the arm. Arms without data are left out.
+  """
 
   name: str
   score: Score
@@ -49,11 +58,17 @@ class Panel(NamedTuple):
 
 
 def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
-  """Write a PNG with a row of panels for each group. It shows each arm's mean and range over the seeds.
+  """Write a PNG with a row of two panels for each group. A curve shows the mean and the range over an arm's seeds.
 
-  Labels stand at the ends of the lines. If there are more arms than colors, the best arms get a color and the rest
-  are gray. An unfinished arm is drawn as far as all of its seeds have come, and a diverged run up to its divergence.
-  If a group has no held-out examples, the second panel shows the accuracy on training batches.
+  The first panel shows the training loss, and the second panel the score on held-out examples. If a group has no
+  held-out examples, the second panel shows the accuracy on training batches. Labels stand at the ends of the curves.
+  If there are more arms than colors, the best arms get a color, and the others are gray. The curve of an unfinished
+  arm ends at the last epoch that all its seeds have reached. A diverged run counts up to its divergence.
+
+  Args:
+    grid: the arms and seeds to draw.
+    workdir: folder of the comparison.
+    path: path of the PNG.
   """
   runs = open_runs(workdir)
   groups = {group: _logs(grid, runs, group) for group in dict.fromkeys(arm.group for arm in grid.arms)}
@@ -76,7 +91,13 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def draw_expected(expected: Mapping[str, Sequence[float]], score: Score, path: pathlib.Path) -> None:
-  """Write a PNG: each arm's expected best held-out score against the number of trials."""
+  """Write a PNG of the expected best held-out score of each arm against the number of trials.
+
+  Args:
+    expected: the expected best score of 1, 2, … trials, by the label of the arm.
+    score: the kind of score.
+    path: path of the PNG.
+  """
   curves = {
     label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
   }
@@ -94,9 +115,16 @@ def draw_expected(expected: Mapping[str, Sequence[float]], score: Score, path: p
 
 
 def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
-  """Return positions [n] near the wanted ones, at least `gap` apart, in the same order and within bounds.
+  """Return positions [n] for labels that are near the wanted positions and do not overlap.
 
-  The sum of squared distances is minimal: the offsets from evenly spaced positions are an isotonic regression.
+  The positions have the order of the wanted positions. The sum of the squared distances from the wanted positions is
+  minimal. To find it, the offsets from evenly spaced positions are computed by an isotonic regression.
+
+  Args:
+    wanted: the wanted position of each label, [n].
+    gap: least distance between two positions.
+    low: lower bound of the positions.
+    high: upper bound of the positions. If the labels do not fit between the bounds, the last ones lie above it.
   """
   order = np.argsort(wanted, kind='stable')
   even = gap * np.arange(len(order))
@@ -107,7 +135,7 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
 
 
 def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]]]:
-  """Return the lines of each seed's log, by label."""
+  """Return the lines of metrics.jsonl for each seed, by the label of the arm."""
   arms = [arm for arm in grid.arms if arm.group == group]
   return {arm.label: [runs.metrics(arm.run_name(seed)) for seed in grid.seeds] for arm in arms}
 
@@ -133,7 +161,12 @@ def _curve(runs: list[list[dict]], split: str, score: Score) -> Curve | None:
 
 
 def _colors(labels: list[str], ranks: Panel) -> dict[str, str]:
-  """Return a color for each label. If there are too few colors, the arms that rank best get them."""
+  """Return a color for each label. If there are too few colors, the arms with the best scores get them.
+
+  Args:
+    labels: labels of the arms. The first arm is the reference and is black.
+    ranks: the panel whose score ranks the arms, by the last value of each curve.
+  """
   others = labels[1:]
   if len(others) > len(COLORS):
     ends = {label: ranks.curves[label].mean[-1] for label in others if label in ranks.curves}
@@ -153,7 +186,14 @@ def _draw(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, str]) ->
 
 
 def _label_lines(axis: Axes, curves: Mapping[str, Curve], colors: Mapping[str, str], gap: float) -> None:
-  """Write each label beside the end of its line and connect the two. `gap` is a part of the axis."""
+  """Write the label of each curve beside the end of the curve, and connect both by a line.
+
+  Args:
+    axis: the axes.
+    curves: the curves by label.
+    colors: the colors by label.
+    gap: least distance between two labels, as a fraction of the height of the axes.
+  """
   if not curves:
     return
   low, high = axis.get_ylim()

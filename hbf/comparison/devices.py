@@ -1,4 +1,4 @@
-"""Devices of a comparison. Each device runs one run at a time."""
+"""Devices for the runs of a comparison. Each device has one run at a time."""
 
 import dataclasses
 import os
@@ -6,13 +6,18 @@ import re
 
 from hbf.errors import UserError
 
-# Variables that list the GPUs of a process by number or name (GPU-…, MIG-…). AMD's runtimes read the first too.
+# Variables that list the GPUs a process may use, by number or name (GPU-…, MIG-…). AMD's runtimes read the first too.
 ALLOTMENTS = ('CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES')
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """A device by kind (gpu, cpu) and number. The kind '' stands for all devices that JAX finds."""
+  """A GPU or a CPU core.
+
+  Attributes:
+    kind: 'gpu', 'cpu', or '' for all devices that JAX finds.
+    number: number of the GPU or of the core, from 0.
+  """
 
   kind: str = ''
   number: int = 0
@@ -21,14 +26,16 @@ class Device:
     return f'{self.kind}:{self.number}' if self.kind else 'all devices'
 
   def environment(self) -> dict[str, str]:
-    """Return the variables that restrict JAX to this device. gpu:0 is the first GPU that the environment allots.
+    """Return the environment variables that restrict JAX to this device.
+
+    gpu:0 is the first GPU that the current environment allows.
 
     Raises:
-      UserError: the environment allots fewer GPUs.
+      UserError: the current environment allows too few GPUs.
     """
     if self.kind != 'gpu':
       return {'JAX_PLATFORMS': 'cpu'} if self.kind else {}
-    # Set one variable only. If several are set, the later ones number the GPUs that the earlier ones leave.
+    # Set one variable only. If several are set, a later one counts only the GPUs that the earlier ones allow.
     name = next((name for name in ALLOTMENTS if name in os.environ), ALLOTMENTS[0])
     if name not in os.environ:
       return {name: str(self.number)}
@@ -41,10 +48,12 @@ class Device:
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-  """Parse devices such as 'gpu:0,gpu:1' or 'cpu:0,cpu:1' (a core each). '' stands for all devices at once.
+  """Parse a list of devices such as 'gpu:0,gpu:1', or of CPU cores such as 'cpu:0,cpu:1'.
+
+  '' gives one device that stands for all devices that JAX finds.
 
   Raises:
-    UserError: the form is wrong, a device is given twice, or a core or GPU is not allotted.
+    UserError: the form is wrong, a device is given twice, or this process may not use a core or a GPU.
   """
   devices = []
   for part in filter(None, text.split(',')):

@@ -1,4 +1,7 @@
-"""Arms (a model with its options on a data set) times seeds, and the folders of their runs."""
+"""The grid of a comparison: every arm with every seed, and the folders of these runs.
+
+An arm is a model with its options on a data set.
+"""
 
 import dataclasses
 import pathlib
@@ -23,21 +26,23 @@ class Comparison:
   """The request for a comparison or a search.
 
   Attributes:
-    configs: values of --config without a model, such as 'configs/cifar10.py:recipe=small'.
-    arms: 'MODEL' or 'LABEL: MODEL key=value …', with keys as after --config. The first arm is the reference for
-      differences and parameters.
+    configs: values of --config without a model, such as 'configs/cifar10.py:recipe=small'. The arms on one config are
+      a group.
+    arms: 'MODEL' or 'LABEL: MODEL key=value …', where a key is a config key such as model.heads. The first arm is the
+      reference arm: differences are measured from it.
     seeds: seeds of the runs, all different.
     overrides: '--config.KEY=VALUE' for all arms.
-    published: test scores that others report, by 'data/label'. For images, the accuracy in percent.
-    match: True to give each arm the parameters of its group's first arm, to within 1%, by the number of its units. An
-      arm that is close enough keeps its units.
-    like: an arm whose parameters and operations all arms get, in place of their group's first arm. '' for none.
-    operations: training operations of each arm, to within 0.5%, set through train.epochs. 'match' takes those of the
-      group's first arm. A number such as '1.8e14' sets them. '' leaves the epochs alone. An arm that sets
-      train.epochs itself keeps its own.
-    parameters: most parameters of an arm. 0 for no limit.
-    space: distributions that `tune` draws from: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm. See
-      `hbf.comparison.space`.
+    published: test scores that others report, by 'group/label'. For images, a score is the accuracy in percent.
+    match: True to give each arm as many parameters as the reference arm, to within 1%. For this, the number of units
+      of the arm (centers or hidden units) is changed. An arm that is already within 1% keeps its units.
+    like: an arm, written as in `arms`, that replaces the reference arm when parameters and operations are matched. ''
+      for none.
+    operations: number of training operations of each arm, such as '1.8e14'. 'match' stands for the number of the
+      reference arm. train.epochs is set so that training takes this number, to within 0.5%. With '', train.epochs is
+      not changed. An arm that sets train.epochs itself keeps its value.
+    parameters: greatest number of parameters that an arm may have. 0 for no limit.
+    space: distributions of config keys for `hbf.comparison.tune`: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for
+      one arm (`hbf.comparison.space`).
   """
 
   configs: tuple[str, ...] = ()
@@ -60,7 +65,7 @@ class Arm:
     group: name of the config file. Arms of one group are compared with each other.
     label: name of the arm in its group.
     arguments: arguments of `hbf train` without the seed and the workdir.
-    published: first test score of the task that others report, or None.
+    published: published value of the task's first test score, or None.
     task: name of the config's task.
   """
 
@@ -72,15 +77,15 @@ class Arm:
 
   @property
   def kind(self) -> type[Task]:
-    """Class of its task."""
+    """Class of the arm's task."""
     return TASKS[self.task]
 
   def run_name(self, seed: int) -> str:
-    """Return the name of a run's folder."""
+    """Return the name of the folder for the run of this arm with a seed."""
     return f'{self.group}-{self.label}-{seed}'
 
   def config(self, seed: int) -> ConfigDict:
-    """Return the config that `hbf train` reads from the arguments.
+    """Return the config of the run with a seed, as `hbf train` reads it from the arguments.
 
     Raises:
       UserError: an argument is wrong.
@@ -90,10 +95,10 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """Runs of every arm with every seed.
+  """The runs of every arm with every seed.
 
   Attributes:
-    arms: arms, each compared with the first of its group.
+    arms: the arms of all groups. An arm is compared with the first arm of its group.
     seeds: seeds of the runs.
   """
 
@@ -101,11 +106,11 @@ class Grid:
   seeds: tuple[int, ...] = ()
 
   def runs(self) -> list[tuple[Arm, int]]:
-    """Return all runs, seed by seed, so that an early report compares all arms."""
+    """Return all runs, seed by seed. So a report before the end can already compare all arms."""
     return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
   def union(self, other: 'Grid') -> 'Grid':
-    """Return the arms and seeds of both grids. An arm of `other` replaces an arm of the same name."""
+    """Return the arms and seeds of both grids. An arm of `other` replaces an arm of the same group and label."""
     arms = {(arm.group, arm.label): arm for arm in (*self.arms, *other.arms)}
     return Grid(tuple(arms.values()), tuple(sorted({*self.seeds, *other.seeds})))
 
@@ -132,10 +137,10 @@ class Grid:
 
   @classmethod
   def stored(cls, workdir: pathlib.Path) -> 'Grid':
-    """Return the grid of a comparison. It is empty if the folder is empty or missing.
+    """Return the grid of a comparison folder. If the folder is empty or missing, return an empty grid.
 
     Raises:
-      UserError: the folder holds something else.
+      UserError: the folder holds files, but no comparison, or an error of `load`.
     """
     left = {'.lock', 'grid.json.tmp'}  # left by a call that was killed at its start
     empty = not workdir.exists() or (workdir.is_dir() and {path.name for path in workdir.iterdir()} <= left)
@@ -145,10 +150,14 @@ class Grid:
 
 
 def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
-  """Return a preset with these arms in place of its own. Without arms, the preset keeps its own.
+  """Return a preset with other arms. If no arms are given, return the preset with its own arms.
 
-  An arm of the preset is named by its label. Parameters still match the preset's first arm. So an arm that is run
-  alone equals the arm that is run beside the others.
+  The numbers of parameters and operations still match the first arm of the preset. So an arm that is run alone equals
+  the arm that is run beside the others.
+
+  Args:
+    preset: the preset.
+    arms: the new arms. The label alone is enough for an arm of the preset.
   """
   if not arms or not preset.arms:
     return dataclasses.replace(preset, arms=tuple(arms) or preset.arms)
@@ -160,12 +169,12 @@ def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
 
 
 def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
-  """Return the grid of config files × arms.
+  """Return the grid with every arm of a request on every config file.
 
   Args:
     request: the requested comparison.
-    before: grid that the folder already holds. The other arms get the parameters of a group's first arm in it, unless
-      request.like names another.
+    before: grid that the folder already holds. The first arm of a group in this grid stays the reference arm of the
+      group. request.like replaces it for the match of parameters and operations.
 
   Raises:
     UserError: the request is wrong, or a data set is missing.
@@ -192,7 +201,10 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
 
 
 def arms_with_own_epochs(request: Comparison) -> list[str]:
-  """Return the labels of the arms that set train.epochs. Their operations are not matched."""
+  """Return the labels of the arms that set train.epochs themselves, if the request sets training operations.
+
+  The operations of these arms are not matched.
+  """
   own = [arm for arm in request.arms if request.operations and re.search(r'\strain\.epochs=', arm)]
   return [label_of(arm) for arm in own]
 
@@ -203,7 +215,7 @@ def label_of(arm: str) -> str:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-  """Parse seeds from a list such as '0,1,2'. '' gives none.
+  """Parse seeds from a list such as '0,1,2'. '' gives no seeds.
 
   Raises:
     UserError: the form is wrong.
@@ -214,10 +226,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
-  """Refuse a folder that holds a run of another config under the name of one of the grid's runs.
+  """Check that the runs in a folder have the configs that the grid gives to the runs of these names.
 
   Raises:
-    UserError: a config differs. The message names the run and the keys.
+    UserError: a config differs. The message names the run and the keys that differ.
   """
   for arm, seed in grid.runs():
     run = workdir / arm.run_name(seed)
@@ -243,7 +255,7 @@ def _parse_arm(text: str, config: str, overrides: Sequence[str]) -> Arm:
 
 
 def _match_arms(arms: Sequence[Arm], first: Arm, request: Comparison) -> list[Arm]:
-  """Return the arms with the requested parameters and operations. Check all configs."""
+  """Return the arms with the requested numbers of parameters and training operations, and check all configs."""
   plans = {arm: make_plan(arm.config(0)) for arm in dict.fromkeys([first, *arms])}
   budget = plans[first].parameters
   unmatched = [arm for arm in arms if request.match and abs(plans[arm].parameters - budget) > TOLERANCE * budget]
@@ -273,7 +285,7 @@ def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
 
 
 def _operations(text: str, first: Plan) -> float:
-  """Return the operations that each arm's training takes."""
+  """Return the requested number of training operations of each arm."""
   if text == 'match':
     return training_operations(flops_per_example(first.model, first.task.shape), first.clock)
   if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not float(text):
@@ -282,7 +294,7 @@ def _operations(text: str, first: Plan) -> float:
 
 
 def _match_operations(arm: Arm, plan: Plan, operations: float) -> Arm:
-  """Return the arm with the number of epochs that takes so many operations."""
+  """Return the arm with the number of epochs for which training takes the given number of operations."""
   clock = plan.clock
   step = training_operations(flops_per_example(plan.model, plan.task.shape), clock) / clock.steps
   try:

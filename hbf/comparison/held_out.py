@@ -1,4 +1,4 @@
-"""Scores of the arms on held-out examples. Choices are made by them, before a test score is seen."""
+"""Scores of the arms on held-out examples. A choice between arms is made with these scores, not with test scores."""
 
 import pathlib
 import statistics
@@ -11,7 +11,11 @@ from hbf.markdown import table
 
 
 def held_out_table(grid: Grid, workdir: pathlib.Path) -> str:
-  """Return Markdown: each arm's mean scores at the end of its finished runs. The best of a group is bold."""
+  """Return Markdown tables of the scores of each arm at the end of training.
+
+  A score is the mean over the finished runs, with its standard deviation over the seeds. The best first score of a
+  group is bold.
+  """
   runs = open_runs(workdir)
   ends = {arm: _ends(arm, grid, runs) for arm in grid.arms}
   parts = []
@@ -33,7 +37,7 @@ def held_out_table(grid: Grid, workdir: pathlib.Path) -> str:
 
 
 def _ends(arm: Arm, grid: Grid, runs: StoredRuns) -> list[dict[str, float]]:
-  """Return the last line of split validation of each seed that has finished."""
+  """Return the last line of split validation in the metrics of each finished run of an arm."""
   names = [arm.run_name(seed) for seed in grid.seeds]
   logs = [runs.metrics(name) for name in names if runs.failure(name) is None]
   return [line for log in logs for line in [line for line in log if line['split'] == 'validation'][-1:]]

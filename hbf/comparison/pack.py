@@ -2,9 +2,10 @@
 
 python -m hbf.comparison.pack runs/small results/small
 
-The packed folder has runs.jsonl (a line for each run: config, data, result and metrics), predictions.npz, and the
-other files of the comparison. Other files of a run become RUN-FILE. `hbf compare --report` reads both forms and
-writes the same tables and curves. Checkpoints and printed output are left out.
+The packed folder has runs.jsonl, predictions.npz, and the other files of the comparison. A line of runs.jsonl has the
+config, the data, the result and the metrics of a run. predictions.npz has the arrays of all runs. A further file FILE
+of a run RUN gets the name RUN-FILE. `hbf compare --report` reads packed and unpacked folders, and writes the same
+tables and curves for both. Checkpoints and printed output are left out.
 """
 
 import json
@@ -37,10 +38,11 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
     target: folder to make. It is written completely or not at all.
 
   Returns:
-    Names of the runs without a result, and of the folders that were left out.
+    The names of the runs without a result, and the names of the folders that were left out.
 
   Raises:
-    UserError: the folder is not a comparison, is in use or is packed; or the target exists or cannot be written.
+    UserError: the folder is not a comparison, is in use or is packed already. Or the target exists, or it cannot be
+      written.
   """
   runs, about = RunFolders(folder), _about(folder)
   names = [*about, *(name for name in runs.names() if name not in about)]
@@ -78,14 +80,14 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
 
 
 class _Arrays:
-  """Arrays of all runs by key. Equal arrays are stored once."""
+  """The arrays of all runs by key. Equal arrays are stored only once."""
 
   def __init__(self) -> None:
     self.by_key: dict[str, np.ndarray] = {}
     self._keys: dict[tuple[Any, ...], str] = {}
 
   def add(self, key: str, array: np.ndarray) -> str:
-    """Add an array and return the key under which it is stored."""
+    """Add an array. Return the key under which the array, or an equal one, is stored."""
     small = _smallest(array)
     key = self._keys.setdefault((small.dtype.str, small.shape, small.tobytes()), key)
     self.by_key[key] = small
@@ -93,7 +95,7 @@ class _Arrays:
 
 
 def _smallest(array: np.ndarray) -> np.ndarray:
-  """Return integers in the smallest type that holds them. Return other arrays unchanged."""
+  """Return an array of integers in the smallest type that holds all its values. Return other arrays unchanged."""
   if array.dtype.kind not in 'iu' or not array.size:
     return array
   low, high = int(array.min()), int(array.max())
@@ -143,7 +145,7 @@ def _temporary(path: pathlib.Path) -> bool:
 
 
 def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
-  """Return the names of folders that are not packed, beside the runs and inside them."""
+  """Return the names of the folders that are not packed. They are inside the runs, or beside them, such as logs."""
   inside = [path for name in names for path in (folder / name).glob('*')]
   beside = [path for path in folder.iterdir() if path.name not in names]
   return sorted({path.name for path in (*beside, *inside) if path.is_dir()})

@@ -32,34 +32,35 @@ LEADERS = {
 }
 BEST_RATES = {'gmlp': '4e-3', 'hyperbf-places': '4e-3', 'gated-places': '8e-3'}  # found by 'rivals-rates'
 BEST = {label: f'{LEADERS[label]} optimizer.learning_rate={rate}' for label, rate in BEST_RATES.items()}
-# A variant of each.
+# Variants of the arms in `BEST`.
 FORMS = {
   'hyperbf-places-8-heads': f'{BEST["hyperbf-places"]} model.heads=8',
   'gated-places-8-heads': f'{BEST["gated-places"]} model.heads=8',
   'gmlp-multiplicative': f'{BEST["gmlp"]} model.stage1.gate=multiplicative',
 }
-# Trials of six epochs. One image in ten is held out.
+# Options of searches with six epochs. One training image in ten is held out.
 SIX_EPOCHS = ('--config.model.pool=sequence', '--config.train.epochs=6.0', '--config.data.validation=0.1')
-# The space of `--tune` for every arm. 'LABEL: KEY=…' adds options of a single arm.
+# The space from which `--tune` draws the options of every arm. 'LABEL: KEY=…' would add an option of one arm.
 SPACE = (
   'optimizer.learning_rate=4e-3..3e-2',
   'optimizer.weight_decay=0.01..0.3',
   'train.label_smoothing=0.0|0.1',
 )
-# Muon and two resolutions, for every arm.
+# Options for every arm: the optimizer Muon, and a network of two resolutions.
 TWO_RESOLUTIONS = (
   '--config.optimizer.name=muon',
   '--config.optimizer.learning_rate=12e-3',
   '--config.model.merge=2',
   '--config.model.width=48',
 )
-# The recipe of the claim for every arm. At its length models without regularization memorize the training images.
+# Options of every arm in preset 'claim'. Without regularization, models would memorize the training images, because
+# training is long.
 CLAIM = (
   *TWO_RESOLUTIONS,
   '--config.train.label_smoothing=0.1',
   "--config.data.transforms=(('flip',),('shift',4),('erase',0.5))",
 )
-# The space of the claim's search. The arms that lead may choose how their queries see positions.
+# The space of preset 'claim-tune'. The two leading arms also choose the form of their relative positions.
 CLAIM_SPACE = (
   'optimizer.learning_rate=4e-3..3e-2',
   'optimizer.weight_decay=0.01..0.3',
@@ -67,13 +68,15 @@ CLAIM_SPACE = (
   'vit-swiglu: model.stage1.relative_positions=gaussian|adaptive',
 )
 ADAPTIVE = 'model.stage1.relative_positions=adaptive'
-# Stage 2 of soft-edged balls with a linear model of the token around each center.
+# Options of a stage 2 whose kernels are balls with a soft edge. Each center has coefficients that are linear in the
+# token.
 LINEAR_BALLS = (
   'model.stage2.kernel=ball_silu model.stage2.coefficients=linear model.stage2.normalization=none '
   'model.stage2.normalize_inputs=False model.stage2.metric=identity model.stage2.centers_init=normal '
   'model.stage2.coefficients_scale=0.3'
 )
-# HyperBF, its rivals, and controls that isolate the cause of an advantage. The first arm's units set the parameters.
+# HyperBF, its rivals, and controls that isolate the cause of an advantage. The number of centers of the first arm
+# sets the number of parameters of all arms.
 CONTROLS = {
   'hyperbf': f'hyperbf model.stage2.centers=119 {LINEAR_BALLS} {ADAPTIVE}',
   'vit-swiglu': 'vit model.stage2.activation=swiglu',
@@ -84,7 +87,7 @@ CONTROLS = {
   'hyperbf-fixed': f'hyperbf {LINEAR_BALLS}',
   'hyperbf-gaussian': f'hyperbf {ADAPTIVE}',
 }
-# Changes of the recipe, one for each arm.
+# Changes of the recipe in preset 'screen', one for each arm.
 TRICKS = {
   'plain': '',
   'smooth': 'train.label_smoothing=0.1',
@@ -111,7 +114,7 @@ def _at_rates(models: Mapping[str, str], rates: Sequence[str] = RATES) -> tuple[
 
 
 PRESETS = {
-  # CBMM Memo 143, Table 2. The memo has one seed, 100 epochs, and the best test epoch.
+  # CBMM Memo 143, Table 2. The memo trains one seed for 100 epochs, and reports the best test epoch.
   'memo': Comparison(
     configs=tuple(f'configs/{data}.py:recipe=memo' for data in DATA),
     arms=('vit', 'hyperbf'),
@@ -125,7 +128,7 @@ PRESETS = {
       'tiny_imagenet/hyperbf': 31.14,
     },
   ),
-  # For a laptop: an hour or two on two cores.
+  # For a laptop: it takes one to two hours on two cores.
   'small': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_arms(SMALL),
@@ -134,14 +137,14 @@ PRESETS = {
     overrides=('--config.train.epochs=5.0', '--config.optimizer.learning_rate=4e-3'),
     operations='match',
   ),
-  # Learning rates for the arms of 'small', to choose on held-out images with `--report --split=validation`.
+  # Learning rates for the arms of 'small'. Choose a rate on held-out images with `--report --split=validation`.
   'rates': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_at_rates(SMALL),
     seeds=(0, 1),
     overrides=('--config.train.epochs=2.0', '--config.data.validation=0.1'),
   ),
-  # An hour of one core for each run, so eight hours on two cores for CIFAR-10. --config takes other data sets.
+  # A run takes an hour on one core, so the preset takes eight hours on two cores. --config takes other data sets.
   'laptop': Comparison(
     configs=('configs/cifar10.py:recipe=laptop',),
     arms=_arms(LAPTOP),
@@ -186,7 +189,7 @@ PRESETS = {
     parameters=300_000,
     space=CLAIM_SPACE,
   ),
-  # For a GPU. Published is the ViT of Lee et al. 2021, with the same sizes, epochs and tricks.
+  # For a GPU. The published scores are those of the ViT of Lee et al. 2021, with these sizes, epochs and tricks.
   'strong': Comparison(
     configs=tuple(f'configs/{data}.py:recipe=strong' for data in DATA),
     arms=_arms(STRONG),
@@ -214,24 +217,24 @@ PRESETS = {
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=_at_rates(TEXT, TEXT_RATES),
     seeds=(0,),
-    overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # as many steps on less text
+    overrides=('--config.data.validation=0.1', '--config.train.epochs=1.7'),  # less text, but as many steps as 'text'
   ),
-  # As many steps as 'text', each with ten times the tokens, in windows of four times the length.
+  # As many steps as in 'text'. A step has ten times as many tokens, in windows that are four times as long.
   'text-long': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=(*_arms(TEXT), 'gmlp', 'linear'),
     seeds=(0,),
     overrides=('--config.data.length=256', '--config.train.batch_size=32', '--config.train.epochs=16.3'),
   ),
-  # Masked tokens, predicted from the tokens around them.
+  # Prediction of masked tokens from the tokens around them.
   'text-masked': Comparison(
     configs=('configs/shakespeare.py:recipe=characters',),
     arms=('vit: vit model.stage2.activation=gelu', 'hyperbf', 'gmlp', 'amlp'),
     seeds=(0,),
     overrides=('--config.task=masked_token',),
   ),
-  # Learning rates for the leaders of 'rivals' and variants of some, on held-out images. The fourth rate is needed,
-  # because the greatest of the usual three was best for one arm.
+  # Learning rates for the best arms of 'rivals' and for variants, on held-out images. A fourth rate is needed,
+  # because the greatest of the three rates in `RATES` was best for one arm.
   'rivals-rates': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=(*_at_rates(LEADERS, (*RATES, '16e-3')), *_arms(FORMS)),
@@ -239,7 +242,7 @@ PRESETS = {
     overrides=(*RIVALS, '--config.data.validation=0.1'),
     like='vit',
   ),
-  # The leaders of 'rivals', each at its best rate of 'rivals-rates'.
+  # The best arms of 'rivals', each with the learning rate that was best in 'rivals-rates'.
   'rivals-best': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=_arms(BEST),
@@ -248,7 +251,7 @@ PRESETS = {
     like='vit',
     operations='match',
   ),
-  # Every model, with mean pooling, because some have no class token. Two hours on two cores.
+  # Every model, with mean pooling, because some models have no class token. It takes two hours on two cores.
   'rivals': Comparison(
     configs=('configs/cifar10.py:recipe=small',),
     arms=(

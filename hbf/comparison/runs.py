@@ -1,4 +1,4 @@
-"""Runs of a grid, each in its own process. Finished runs stay, and interrupted runs continue."""
+"""Execution of the runs of a grid, each in its own process. Finished runs are skipped, interrupted runs continue."""
 
 import collections
 import contextlib
@@ -25,7 +25,12 @@ POLL_SECONDS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class PendingRun:
-  """A run to do: the name of its folder, and the arguments of `hbf train` without the workdir."""
+  """A run that is not finished.
+
+  Attributes:
+    name: name of the run's folder.
+    arguments: arguments of `hbf train` without the workdir.
+  """
 
   name: str
   arguments: tuple[str, ...]
@@ -34,10 +39,10 @@ class PendingRun:
 def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], console: Console) -> bool:
   """Run all unfinished runs, one at a time on each device.
 
-  A failed run is reported and left alone. The next call tries it again.
+  A failed run is reported, and this call does not try it again. The next call does.
 
   Returns:
-    False if a signal ended the call. The runs have then saved their state, and the next call continues them.
+    False if a signal ended the call. The runs have then saved their state, and the next call continues these runs.
   """
   waiting = collections.deque(_unfinished(grid, workdir))
   total, free = len(waiting), collections.deque(devices)
@@ -50,7 +55,7 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
           process.stop()
       elif waiting and free:
         run = waiting.popleft()
-        if in_use(workdir / run.name):  # by a run that outlived a killed comparison: wait for its result
+        if in_use(workdir / run.name):  # a process of a killed comparison still trains this run: wait
           waiting.append(run)
         else:
           running.append(_Process(run, workdir, free.popleft()))
@@ -70,7 +75,7 @@ def all_finished(grid: Grid, workdir: pathlib.Path) -> bool:
 
 
 def failure(workdir: pathlib.Path, name: str) -> str | None:
-  """Return the reason why a run has no result, from its output. Return None if it has one."""
+  """Return the reason why a run has no result, from its printed output. Return None if the run has a result."""
   if _finished(workdir / name):
     return None
   log = _log(workdir, name)
@@ -101,7 +106,7 @@ class _Process:
     return self._process.poll() is not None
 
   def stop(self) -> None:
-    """Ask the process to end. It saves its state first. Further calls do nothing."""
+    """Ask the process to end. The process saves its state first. Further calls of `stop` do nothing."""
     if not self._asked_to_stop:
       self._process.terminate()
       self._asked_to_stop = True
@@ -109,7 +114,7 @@ class _Process:
   def outcome(self) -> str:
     if self._process.returncode < 0 and not self._asked_to_stop:
       with open(_log(self._workdir, self.run.name), 'a') as log:
-        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # 9 is often a lack of memory
+        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # signal 9 often means a lack of memory
     reason = failure(self._workdir, self.run.name)
     if reason is None:
       return f'finished after {(time.monotonic() - self._begin) / 60:.1f} min'

@@ -1,4 +1,4 @@
-"""Random options for the trials of a search."""
+"""The space of a search: distributions of config keys, from which each trial gets random options."""
 
 import dataclasses
 import re
@@ -14,13 +14,13 @@ FORM = "expected 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm"
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """A config key with its distribution.
+  """A config key with the distribution of its value.
 
   Attributes:
-    label: the arm that has the option. '' stands for all arms.
-    key: config key, as after --config.
+    label: label of the arm that has the option. '' stands for all arms.
+    key: the config key, such as 'model.heads'.
     choices: equally likely values. () if the value comes from a range.
-    low: lower end of the range. The logarithm of the value is uniform.
+    low: lower end of the range. In a range, the logarithm of the value is uniformly distributed.
     high: upper end of the range.
   """
 
@@ -31,7 +31,7 @@ class Option:
   high: float = 1.0
 
   def at(self, quantile: float) -> str:
-    """Return the value at a quantile, from 0 to below 1."""
+    """Return the value at a quantile of the distribution. The quantile is at least 0 and less than 1."""
     if self.choices:
       return self.choices[int(quantile * len(self.choices))]
     return f'{self.low * (self.high / self.low) ** quantile:.3g}'
@@ -41,17 +41,25 @@ def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
   """Parse lines such as 'optimizer.learning_rate=4e-3..3e-2' or 'vit: model.heads=4|8'.
 
   Raises:
-    UserError: a line has another form, or a range has no logarithm.
+    UserError: a line has another form, or the ends of a range are not 0 < LOW < HIGH.
   """
   return tuple(map(_parse, lines))
 
 
 def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str]]:
-  """Draw an arm's options, by key, for each trial.
+  """Draw the options of an arm for each trial.
 
-  A draw depends only on the key and the trial's number. All arms that share a key get the same values, and a longer
-  search begins with the values of a shorter one. Trials are independent, as `hbf.comparison.tune.expected_best`
-  assumes.
+  The quantile of a value depends only on the key and on the number of the trial. So arms with the same distribution
+  of a key get the same values. A longer search begins with the values of a shorter search. Trials are independent, as
+  `hbf.comparison.tune.expected_best` assumes.
+
+  Args:
+    space: the options of all arms. An option with the arm's label replaces an option for all arms with the same key.
+    label: label of the arm.
+    trials: number of trials.
+
+  Returns:
+    The values by key, for each trial.
   """
   own = {option.key: option for wanted in ('', label) for option in space if option.label == wanted}
   quantiles = {key: np.random.default_rng(zlib.crc32(key.encode())).random(trials) for key in own}

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 LEVEL = 0.95
-SEEDS = 3  # fewest seeds of an arm for an interval over seeds
-BLOCKS = 10  # blocks of consecutive examples in a text
+SEEDS = 3  # fewest seeds of an arm for an interval that covers the seeds
+BLOCKS = 10  # number of blocks of consecutive examples into which a text is divided
 DRAWS = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """An arm's mean outcome minus the reference's, with a 95% confidence interval.
+  """The mean outcome of an arm minus the mean outcome of the reference arm, with a 95% confidence interval.
 
   Attributes:
-    estimate: difference over all examples and all seeds of each arm.
-    low: lower bound of the interval. None if there are fewer than two blocks of examples. A block of a text has many
-      examples, see `block_length`. In other data each example is a block.
-    high: upper bound of the interval, or None like `low`.
+    estimate: the difference. Each mean is over all examples and all seeds of an arm.
+    low: lower bound of the interval. None if there are fewer than two blocks of examples. In a text, a block has many
+      consecutive examples (`block_length`). In other data, each example is a block.
+    high: upper bound of the interval. None if `low` is None.
     seeds: True if the interval is over test examples and seeds. False if it is over the examples alone.
   """
 
@@ -31,9 +31,10 @@ class Difference:
 
 
 def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS) -> list[Difference]:
-  """Compare arms with the first arm. All intervals together hold in 95% of comparisons.
+  """Compare arms with the first arm. In 95% of comparisons, all intervals contain the true differences.
 
-  The model is an analysis of variance. Arms and examples are crossed. Seeds are nested in arms, not paired:
+  The model is an analysis of variance. Arms and examples are crossed. Seeds are nested in arms, so they are not
+  paired. The outcome of arm a with seed s for example i is
 
     y[a, s, i] = mean[a] + example[a, i] + seed[a, s] + both[a, s, i].
 
@@ -42,22 +43,28 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
 
     Var_i(mean over s of y[a, s, i] − mean over s of y[r, s, i]) / n + τ² (1/S + 1/R).
 
-  The first term is paired over the examples and already contains the noise of `both`. A seed's mean over the examples
-  varies by τ² + Var(both)/n. So Var(both)/n is subtracted from the estimate of τ², and nothing is counted twice. The
-  estimate of τ² is at least 0. If an arm or the reference has fewer than three seeds, only the first term is used.
+  The first term is paired over the examples, and it already contains the variance of `both`. The mean of a seed over
+  the examples has the variance τ² + Var(both)/n. So Var(both)/n is subtracted from this variance to estimate τ², and
+  nothing is counted twice. The estimate of τ² is at least 0. If an arm or the reference has fewer than three seeds,
+  only the first term is used.
 
-  The length of the intervals comes from the greatest of all studentized differences (Dunnett 1955). Its quantile is
-  drawn from the estimated model, with the degrees of freedom of the estimates. It equals Dunnett's quantile if one of
-  the two variances is 0, and Student's for a single arm.
+  The half length of an interval is the standard error of the difference times a factor. The factor is the 95%
+  quantile of the greatest of all studentized differences (Dunnett 1955). The quantile is computed from draws of the
+  estimated model, with the degrees of freedom of the estimates. It is computed with and without the variation between
+  seeds, and the greater value is used. If one of the two variances is 0, the factor is Dunnett's quantile. For a
+  single arm it is then Student's quantile.
 
   References: Obuchowski & Rockette 1995 (the model, with readers in place of seeds); Searle, Casella & McCulloch 1992
   (estimates of variances); Dunnett 1955.
 
   Args:
-    arms: outcomes of each arm, [S, n]: a value for each seed and example, such as 100 for a correct answer. The
-      number of seeds may differ. The first arm is the reference.
-    length: number of examples in a block of similar neighbors, see `block_length`.
+    arms: outcomes of each arm, [S, n]. A value belongs to a seed and an example, such as 100 for a right answer. The
+      number of seeds S may differ between arms. The first arm is the reference.
+    length: number of consecutive examples in a block (`block_length`). 1 for independent examples.
     draws: number of draws from the model.
+
+  Returns:
+    The difference of each arm but the first from the first arm.
   """
   n = arms[0].shape[1]
   counts = np.array([len(arm) for arm in arms])
@@ -90,18 +97,19 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
 def block_length(examples: int) -> int:
   """Return the number of examples in a block of a text: a tenth of the text.
 
-  Neighboring windows of a text are similar. Differences between models are correlated over more than 60 windows. So
-  blocks are as long as an interval allows: Schmeiser 1982 advises 10 to 30 blocks for any correlation.
+  Neighboring windows of a text are similar, so the differences between models are correlated over more than 60
+  windows. For this reason, blocks should be long. But an interval needs several blocks: Schmeiser 1982 advises 10 to
+  30 blocks for any correlation.
   """
   return math.ceil(examples / BLOCKS)
 
 
 def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
-  """Return the covariance [K, K] of the means of outcomes [K, n], by a bootstrap of blocks.
+  """Return the covariance [K, K] of the K means of outcomes [K, n], by a block bootstrap.
 
   The circular block bootstrap (Politis & Romano 1992) draws blocks of consecutive examples. Its covariance has a
-  closed form, so nothing is drawn. It is multiplied by k / (k − 1) for k = n / length blocks. Blocks of one example
-  then give the ordinary unbiased covariance.
+  closed form, so no random numbers are needed. The covariance is multiplied by k / (k − 1) for k = n / length blocks.
+  For blocks of one example, the result is the ordinary unbiased covariance of the means.
   """
   n = outcomes.shape[1]
   centered = outcomes - outcomes.mean(axis=1, keepdims=True)
@@ -111,9 +119,11 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, float, int]:
-  """Return the variance of the means of seeds, pooled over the arms, as three values.
+  """Return the variance between the seeds' mean outcomes, pooled over the arms, as three values.
 
-  These are the part of the variance that the examples cause, the whole variance, and its degrees of freedom.
+  Returns:
+    The part of the variance that the finite number of examples causes, Var(both)/n. The whole variance,
+    τ² + Var(both)/n. The degrees of freedom of the whole variance.
   """
   repeated = [arm for arm in arms if len(arm) > 1]
   freedom = sum(len(arm) - 1 for arm in repeated)
@@ -130,6 +140,11 @@ def _relative_variance(random: np.random.Generator, freedom: float, draws: int) 
 
 
 def _quantile(drawn: np.ndarray, variances: np.ndarray) -> float:
-  """Return the `LEVEL` quantile of the greatest studentized value in each draw."""
+  """Return the `LEVEL` quantile over the draws of the greatest studentized value in a draw.
+
+  Args:
+    drawn: a drawn error of each difference, [draws, K].
+    variances: the estimated variance of each difference in the same draw, [draws, K].
+  """
   ratios = np.divide(np.abs(drawn), np.sqrt(variances), out=np.zeros_like(drawn), where=variances > 0)
   return float(np.quantile(ratios.max(axis=1), LEVEL))

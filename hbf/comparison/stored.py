@@ -27,9 +27,10 @@ CURE = 'restore it from a copy, or pack the comparison again'
 
 
 class StoredRuns(abc.ABC):
-  """Runs of a comparison by the names of their folders.
+  """The stored runs of a comparison. The name of a run is the name of its folder.
 
-  Every method but `names` takes a name. A missing run has no result, no metrics and no predictions.
+  Every method but `names` takes the name of a run. A run that is not stored has no result, no metrics and no
+  predictions.
   """
 
   @abc.abstractmethod
@@ -38,15 +39,23 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def config(self, name: str) -> ConfigDict | None:
-    """Return the config with today's keys, or None if the run has none."""
+    """Return the config of a run, or None without a config. Keys of older versions are converted to current keys."""
 
   @abc.abstractmethod
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return data.json, or None if the run is too old to have one. It must have `keys`."""
+    """Return the content of data.json, or None if an old version wrote the run without this file.
+
+    Raises:
+      UserError: the content lacks one of `keys`, or it is damaged.
+    """
 
   @abc.abstractmethod
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return result.json, or None if the run is not finished. It must have `keys`."""
+    """Return the content of result.json, or None if the run is not finished.
+
+    Raises:
+      UserError: the content lacks one of `keys`, or it is damaged.
+    """
 
   @abc.abstractmethod
   def metrics(self, name: str) -> list[dict[str, Any]]:
@@ -54,15 +63,15 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of predictions.npz, [n] each, or None if the run has none."""
+    """Return the arrays of predictions.npz by name, [n] each for n test examples. None if the run has no arrays."""
 
   @abc.abstractmethod
   def failure(self, name: str) -> str | None:
-    """Return the reason why a run has no result, or None if it has one."""
+    """Return the reason why a run has no result, or None if the run has a result."""
 
 
 def open_runs(folder: pathlib.Path) -> StoredRuns:
-  """Return the runs of a comparison, packed or not.
+  """Return the stored runs of a comparison folder, which may be packed or not.
 
   Raises:
     UserError: the packed runs are damaged.
@@ -71,7 +80,7 @@ def open_runs(folder: pathlib.Path) -> StoredRuns:
 
 
 def refuse_packed(folder: pathlib.Path) -> None:
-  """Refuse to add runs to a packed comparison.
+  """Raise an error if a comparison is packed, because runs cannot be added to it.
 
   Raises:
     UserError: the comparison is packed.
@@ -94,16 +103,16 @@ class RunFolders(StoredRuns):
     return sorted({path.parent.name for mark in marks for path in self._folder.glob(f'*/{mark}')})
 
   def config(self, name: str) -> ConfigDict | None:
-    """Return the config of a run, or None."""
+    """Return the config of a run, or None without a config."""
     run = self._folder / name
     return load_config(run) if (run / 'config.json').exists() else None
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, or None."""
+    """Return the content of data.json, or None without this file."""
     return read_data(self._folder / name, *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, or None."""
+    """Return the content of result.json, or None without this file."""
     return read_result(self._folder / name, *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
@@ -111,22 +120,22 @@ class RunFolders(StoredRuns):
     return read_metrics(self._folder / name)
 
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the predictions by name, or None."""
+    """Return the arrays of predictions.npz by name, or None without arrays."""
     return read_predictions(self._folder / name)
 
   def failure(self, name: str) -> str | None:
-    """Return why a run has no result, or None."""
+    """Return the reason why a run has no result, or None if the run has a result."""
     return failure(self._folder, name)
 
 
 class PackedRuns(StoredRuns):
-  """Runs in lines of runs.jsonl, with their arrays in predictions.npz."""
+  """Packed runs. A line of runs.jsonl is a run, and predictions.npz has the arrays of all runs."""
 
   def __init__(self, folder: pathlib.Path):
-    """Read the lines. The arrays are read when they are first needed.
+    """Read runs.jsonl. predictions.npz is read when its arrays are first needed.
 
     Raises:
-      UserError: a line is damaged, or two lines have the same run.
+      UserError: a line is damaged, or two lines have a run of the same name.
     """
     self._folder, self._path = folder, folder / PACKED
     self._lines: dict[str, dict[str, Any]] = {}
@@ -141,16 +150,16 @@ class PackedRuns(StoredRuns):
     return [*self._lines]
 
   def config(self, name: str) -> ConfigDict | None:
-    """Return the config of a run, or None."""
+    """Return the config of a run, or None without a config."""
     stored = self._object(name, 'config')
     return None if stored is None else as_config(stored, self._source(name, 'config'), CURE)
 
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, or None."""
+    """Return the content of data.json, or None without this file."""
     return self._object(name, 'data', *keys)
 
   def result(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of result.json, or None."""
+    """Return the content of result.json, or None without this file."""
     return self._object(name, 'result', *keys)
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
@@ -158,7 +167,7 @@ class PackedRuns(StoredRuns):
     return self._lines.get(name, {}).get('metrics', [])
 
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the predictions by name, or None."""
+    """Return the arrays of predictions.npz by name, or None without arrays."""
     keys = self._object(name, 'predictions')
     if keys is None or self._arrays is None:
       return None
@@ -167,13 +176,13 @@ class PackedRuns(StoredRuns):
     return {part: self._arrays[key] for part, key in keys.items()}
 
   def failure(self, name: str) -> str | None:
-    """Return why a run has no result, or None."""
+    """Return the reason why a run has no result, or None if the run has a result."""
     line = self._lines.get(name, {})
     return None if 'result' in line else line.get('failed', 'not run yet')
 
   @functools.cached_property
   def _arrays(self) -> dict[str, np.ndarray] | None:
-    """All arrays by key, with integers as int64. None if the file is missing."""
+    """All arrays of predictions.npz by key, with integers as int64. None if the file is missing."""
     arrays = read_predictions(self._folder)
     if arrays is None:
       return None

@@ -24,17 +24,19 @@ Results = dict[int, dict[str, Any]]  # result.json by seed
 class Row:
   """The scores of an arm over its finished runs.
 
+  The compared score is the first score of the group's task.
+
   Attributes:
-    group: arms of one group are compared with each other.
-    task: name of the group's task. Arms are compared by its first score.
+    group: name of the group. Arms of one group are compared with each other.
+    task: name of the group's task.
     label: label of the arm.
-    results: content of result.json, by seed.
-    failed: reason why there is no result, by seed.
+    results: content of result.json by seed, for finished runs.
+    failed: reason why there is no result, by seed, for the other runs.
     mean: mean of the compared score over the seeds. None without a result.
-    sd: standard deviation over the seeds. None with fewer than two.
-    difference: difference from the group's first arm. None for the first arm, or if the stored examples are missing
-      or differ.
-    published: score that others report.
+    sd: standard deviation of the compared score over the seeds. None for fewer than two results.
+    difference: difference from the first arm of the group. None for the first arm. Also None if the stored outcomes
+      for test examples are missing, or if they are for other examples than those of the first arm.
+    published: value of the compared score that others report, or None.
   """
 
   group: str
@@ -53,12 +55,12 @@ class Row:
     return TASKS[self.task]
 
   def format(self, value: float, sign: str = '') -> str:
-    """Format a value of the compared score for the table."""
+    """Return a value of the compared score as a text for the table. With '+' as `sign`, it always has its sign."""
     return f'{value:{sign}{self.kind.scores[0].form}}'
 
 
 def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
-  """Return a row for each arm of the grid."""
+  """Return a row for each arm of the grid, from the runs of a folder."""
   runs = open_runs(workdir)
   results = {arm: _results(arm, grid, runs) for arm in grid.arms}
   compared: dict[Arm, Difference] = {}
@@ -84,7 +86,7 @@ def read_rows(grid: Grid, workdir: pathlib.Path) -> list[Row]:
 
 
 def markdown(rows: list[Row]) -> str:
-  """Return a title, a table and a note for each group, then the runs without a result."""
+  """Return Markdown: a title, a table and a note for each group, then a list of the runs without a result."""
   parts = []
   for group in dict.fromkeys(row.group for row in rows):
     group_rows = [row for row in rows if row.group == group]
@@ -110,10 +112,14 @@ def _results(arm: Arm, grid: Grid, runs: StoredRuns) -> Results:
 
 
 def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[Arm, Difference]:
-  """Compare the arms of a group with its first arm by the outcomes of their test examples.
+  """Compare the arms of a group with the first arm, by the outcomes for the test examples.
 
-  An arm is left out if it has no runs yet, if a run stored no examples, or if its examples differ from those of the
-  first arm's first run.
+  An arm is left out if it has no finished run, or if one of its runs stored no outcomes. It is also left out if its
+  test examples differ from those of the first arm.
+
+  Args:
+    seeds: the seeds of the finished runs of each arm. The first arm is the reference.
+    runs: the stored runs.
   """
   outcomes: dict[Arm, np.ndarray] = {}
   examples: list[np.ndarray] = []
@@ -157,7 +163,7 @@ def _title(group: str, rows: list[Row]) -> str:
 
 
 def _note(rows: list[Row]) -> str:
-  """Return an explanation of the differences. Return '' if there are none."""
+  """Return a note that explains the differences in the table. Return '' if the table has no differences."""
   found = [row.difference for row in rows if row.difference]
   if not found:
     return ''
@@ -194,7 +200,11 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
 
 
 def _bounds(row: Row, mixed: bool) -> str:
-  """Return the interval. If the table mixes both kinds, mark the intervals over examples alone."""
+  """Return the interval of a row as a text.
+
+  If `mixed` is True, the table has intervals over examples and seeds, and intervals over examples alone. The latter
+  are then marked.
+  """
   difference = row.difference
   if difference is None or difference.low is None or difference.high is None:
     return ''

@@ -1,4 +1,7 @@
-"""A fair search for all arms: equal numbers of trials from one space, chosen on held-out examples.
+"""A fair search for the options of all arms: equal numbers of trials, one space, and a choice on held-out examples.
+
+An arm is a model with its options (`hbf.comparison.grid`). A trial is a run of an arm with random values from a space
+of options (`hbf.comparison.space`).
 
 References: Dodge et al. 2019, "Show Your Work" (the expected best result against the number of trials); Tang et al.
 2020, "Showing Your Work Doesn't Always Work" (its unbiased estimate).
@@ -33,18 +36,20 @@ LEFT = {'.lock', 'tuning.json.tmp'}  # left by a call that was killed at its sta
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """A run of an arm with drawn options.
+  """A run of an arm with random options.
 
   Attributes:
-    label: the arm's label.
-    number: number of the trial from 0. Arms share the draws and the seed of a number.
-    seed: seed of the run. No other number has it.
-    options: drawn values by key.
+    label: label of the arm.
+    number: number of the trial, from 0. Trials of all arms with this number have the same seed. They also have the
+      same values of the keys that the arms share.
+    seed: seed of the run. Trials with other numbers have other seeds.
+    options: random values by config key.
     held_out: first score of the task on held-out examples at the end of training. None without a result.
-    loss: training loss at the end. None without a result.
-    failed: reason why there is no result. '' if there is one.
+    loss: training loss at the end of training. None without a result.
+    failed: reason why there is no result. '' if there is a result.
     arm: the requested arm, 'LABEL: MODEL key=value …'.
-    like: the arm whose parameters (and operations, if they match) the trial has.
+    like: the reference arm. The trial has its number of parameters. If the request matches operations, the trial also
+      has its training operations.
     group: name of the config.
     task: name of the config's task.
     run: name of the run's folder.
@@ -67,21 +72,21 @@ class Trial:
 
   @property
   def ranks(self) -> Score:
-    """Score that ranks trials."""
+    """The score that ranks the trials."""
     return TASKS[self.task].scores[0]
 
   @property
   def diverged(self) -> bool:
-    """True if training diverged. The trial then counts, because it would diverge again."""
+    """True if training diverged. Such a trial counts as done, because it would diverge again."""
     return 'training diverged' in self.failed
 
   @property
   def settled(self) -> bool:
-    """True if nothing is left to run."""
+    """True if the trial has a result or has diverged, so that it is not run again."""
     return not self.failed or self.diverged
 
   def measured(self, runs: StoredRuns) -> 'Trial':
-    """Return the trial with the scores from its logs."""
+    """Return the trial with the scores from its logs, or with the reason why it has no result."""
     if failed := runs.failure(self.run):
       return dataclasses.replace(self, held_out=None, loss=None, failed=failed)
     last = {line['split']: line for line in runs.metrics(self.run)}
@@ -90,7 +95,7 @@ class Trial:
 
 
 class _Trials(Grid):
-  """A grid whose arms have one run each, with their own seeds."""
+  """A grid in which each arm has one run. Seed i belongs to arm i."""
 
   def runs(self) -> list[tuple[Arm, int]]:
     return list(zip(self.arms, self.seeds, strict=True))
@@ -99,11 +104,18 @@ class _Trials(Grid):
 def tune(request: Comparison, count: int, workdir: pathlib.Path, devices: Sequence[Device]) -> bool:
   """Run the missing trials of every arm, and report all trials of the folder.
 
+  Args:
+    request: the arms, the space and the config.
+    count: number of trials for each arm.
+    workdir: folder of the search.
+    devices: devices for the runs, one run at a time on each.
+
   Returns:
-    False if a trial failed without diverging. True also if a signal stopped the search.
+    False if a requested trial failed for another reason than divergence. Otherwise True, also if a signal stopped the
+    search.
 
   Raises:
-    UserError: the request is wrong, or it does not fit the folder.
+    UserError: the request is wrong, or the folder holds another search.
   """
   refuse_packed(workdir)
   before = _read(workdir)
@@ -125,7 +137,7 @@ def tune(request: Comparison, count: int, workdir: pathlib.Path, devices: Sequen
 
 
 def report(workdir: pathlib.Path) -> None:
-  """Write tuning.json and tuning.png again from the logs, and print each arm's best trial."""
+  """Write tuning.json and tuning.png anew from the logs, and print the best trial of each arm."""
   trials = _write(_read(workdir), workdir)
   ranks = trials[0].ranks
   draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'))
@@ -143,11 +155,11 @@ def report(workdir: pathlib.Path) -> None:
 
 
 def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
-  """Return the request with the options of each arm's best trial.
+  """Return the request with the options of the best trial added to each arm.
 
   Args:
-    request: arms of the search, and seeds that no trial used.
-    path: the tuning.json of the search.
+    request: a comparison of arms of the search. Its seeds must be seeds that no trial used.
+    path: path of the tuning.json that the search wrote.
 
   Raises:
     UserError: an arm was not searched, arms have different numbers of trials, or a trial used a seed.
@@ -177,11 +189,13 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
 
 
 def expected_best(values: Sequence[float], score: Score) -> list[float]:
-  """Return the expected best result of 1, 2, … trials: the mean of the best over all subsets of this size.
+  """Return the expected best result of 1, 2, … n trials.
+
+  The value for k trials is the mean of the best result over all subsets of k results.
 
   Args:
-    values: results of independent trials.
-    score: the score that the values are of. It says if greater is better.
+    values: results of n independent trials.
+    score: the kind of score. It determines whether a greater or a smaller value is better.
   """
   ordered, n = sorted(values, reverse=score.better is min), len(values)
   return [
@@ -191,7 +205,7 @@ def expected_best(values: Sequence[float], score: Score) -> list[float]:
 
 
 def _make_trials(request: Comparison, count: int, before: Sequence[Trial]) -> tuple[list[Trial], _Trials]:
-  """Return the trials of all arms, number by number, and their runs."""
+  """Return the trials of all arms in the order of their numbers, and the grid of their runs."""
   if count < 1 or not request.arms:
     raise UserError('a search needs at least one arm and one trial: give --arm, and --tune=1 or more')
   space = parse_space(request.space)
@@ -250,7 +264,7 @@ def _make_trials(request: Comparison, count: int, before: Sequence[Trial]) -> tu
 
 
 def _with_options(text: str, label: str, options: Mapping[str, str]) -> str:
-  """Return an arm with another label and more options."""
+  """Return the text of an arm with another label and with more options."""
   head, _, rest = text.partition(':')
   return f'{label}: {(rest or head).strip()} {_joined(options)}'
 
@@ -265,14 +279,17 @@ def _by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
-  """Return the finished trial with the best score, or the first of several."""
+  """Return the finished trial with the best score, or None if no trial is finished.
+
+  If several trials have this score, return the first of them.
+  """
   finished = [trial for trial in trials if trial.held_out is not None]
   best = trials[0].ranks.better((trial.held_out for trial in finished), default=None)
   return next((trial for trial in finished if trial.held_out == best), None)
 
 
 def _expected(trials: Sequence[Trial]) -> dict[str, list[float]]:
-  """Return the expected best of each arm. A diverged trial counts as the arm's worst result."""
+  """Return `expected_best` for each arm. A diverged trial counts as a trial with the worst result of the arm."""
   expected = {}
   for label, arm_trials in _by_label(trials).items():
     ranks = arm_trials[0].ranks
@@ -301,7 +318,7 @@ def _read(workdir: pathlib.Path) -> list[Trial]:
   """Return the trials of a folder. Return [] if the folder is empty or missing.
 
   Raises:
-    UserError: the folder holds something else.
+    UserError: the folder holds files, but no search.
   """
   if (workdir / TUNING).is_file():
     return load_trials(workdir / TUNING)
@@ -311,6 +328,6 @@ def _read(workdir: pathlib.Path) -> list[Trial]:
 
 
 def load_trials(path: pathlib.Path) -> list[Trial]:
-  """Return the trials of a tuning.json."""
+  """Return the trials that a tuning.json holds."""
   trials = json.loads(path.read_text())['trials']
   return [Trial(**{**trial, 'arguments': tuple(trial['arguments'])}) for trial in trials]

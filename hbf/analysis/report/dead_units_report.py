@@ -22,7 +22,10 @@ SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # shares of the cen
 
 
 def table(measured: dict[str, Any]) -> str:
-  """Return a Markdown table: for each score its range over the blocks, at init → after training."""
+  """Return a Markdown table with a row for each setting of stage 2.
+
+  A cell has the range of a score over the blocks, at initialization and, after the arrow, at the end of training.
+  """
   header = ('stage 2', *(label for _, label in (*SCORES, *SHARES)), f'test {ACCURACY.label}')
   rows = []
   for row in measured['rows']:
@@ -37,7 +40,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG: a panel for each score, a dot for each block, hollow at init and filled after training."""
+  """Write a PNG with a panel for each score. A dot is a block: hollow at initialization, filled after training."""
   rows = measured['rows']
   figure, axes = plt.subplots(1, len(SCORES), figsize=(13, 4), sharey=True, layout='constrained')
   for axis, (name, label) in zip(axes, SCORES, strict=True):

@@ -58,9 +58,10 @@ def legend(axis: Any) -> None:
 
 
 def plain(figure: Figure) -> Figure:
-  """Show the text of a figure literally. Matplotlib would parse a class called $5_to_$10 as a formula.
+  """Show all text of a figure literally, and return the figure.
 
-  All axes here are linear. The powers on a logarithmic axis would need formulas.
+  Otherwise Matplotlib would read the name of a class such as $5_to_$10 as a formula. Do not use this
+  function for a logarithmic axis, because the labels of powers are formulas.
   """
   for text in figure.findobj(Text):
     text.set_parse_math(False)
@@ -71,8 +72,8 @@ def svg(figure: Figure, name: str) -> str:
   """Return a figure as an SVG element. Its text and axes take the text color of the page.
 
   Args:
-    figure: the figure. Titles and labels of its axes become the text for readers who do not see it.
-    name: a name that no other drawing of the page has. All ids begin with it.
+    figure: the figure. The titles and labels of its axes become the description for screen readers.
+    name: a name that no other drawing of the page has. All ids of the SVG begin with this name.
   """
   buffer = io.StringIO()
   plain(figure)
@@ -116,7 +117,15 @@ def rgb(images: np.ndarray) -> np.ndarray:
 
 
 def framed(image: np.ndarray, row: int, column: int, side: int, width: int = 1) -> np.ndarray:
-  """Return an image uint8 [height, width, 3] with a margin all around, and a frame around one square."""
+  """Return an image uint8 [height, width, 3] with a gray margin, and a colored frame around one square.
+
+  Args:
+    image: the image without the margin.
+    row: top row of the square in the image.
+    column: left column of the square in the image.
+    side: side of the square in pixels.
+    width: width of the margin and of the frame in pixels.
+  """
   marked = np.pad(image, ((width, width), (width, width), (0, 0)), constant_values=GRAY)
   marked[row : row + side + 2 * width, column : column + side + 2 * width] = FRAME
   marked[row + width : row + width + side, column + width : column + width + side] = image[
@@ -126,7 +135,7 @@ def framed(image: np.ndarray, row: int, column: int, side: int, width: int = 1) 
 
 
 def in_rows(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
-  """Arrange images uint8 [n, height, width, 3] in rows, with gray gaps."""
+  """Arrange images uint8 [n, height, width, 3] in rows of `columns` images, with gray gaps of `gap` pixels."""
   count, height, width, _ = images.shape
   rows = -(-count // columns)
   sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), GRAY, np.uint8)
@@ -137,7 +146,7 @@ def in_rows(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
 
 
 def fitted(image: np.ndarray, most: int) -> np.ndarray:
-  """Shrink an image to at most `most` pixels a side: uint8 [height, width, 3]."""
+  """Return an image uint8 [height, width, 3], shrunk if a side is longer than `most` pixels."""
   if max(image.shape[:2]) <= most:
     return image
   scale = most / max(image.shape[:2])

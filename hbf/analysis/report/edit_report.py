@@ -24,7 +24,7 @@ def _rows(measured: Mapping[str, Any], model: str, method: str) -> list[Mapping[
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table: a row for each model and method, with means and standard deviations over the seeds."""
+  """Return a Markdown table with a row for each model and method. It has means and standard deviations over seeds."""
   most = max(after['edits'] for row in measured['rows'] for after in row['many'])
   header = (
     'network',
@@ -54,14 +54,18 @@ def table(measured: Mapping[str, Any]) -> str:
 
 
 def _mean(values: Sequence[float]) -> str:
-  """Return the mean, and the standard deviation over the seeds if there are several."""
+  """Return the mean over the seeds. With several seeds, their standard deviation follows in parentheses."""
   if len(values) < 2:
     return f'{np.mean(values):.2f}'
   return f'{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})'
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG for the first model: all trials of one edit, then the success and the damage of many edits."""
+  """Write a PNG with three panels for the first model.
+
+  The panels show all trials of single edits, the right copies after many edits, and the accuracy on other images
+  after many edits.
+  """
   model = measured['rows'][0]['model']
   figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')
   for number, method in enumerate(name for name in _methods(measured) if name != 'no edit'):

@@ -1,4 +1,4 @@
-"""The sections of the explain page."""
+"""The sections of the page that `hbf explain` writes for a run on images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ PAIR = 'Comparison of the two runs'
 def sections(run: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
   """Yield the sections of a run's page in the order of `TITLES`.
 
-  If the model lacks the part that a section is about, the section says so.
+  If the model lacks what a section describes, the section says so.
 
   Args:
     run: the run.
@@ -74,11 +74,11 @@ def sections(run: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Sec
 
 
 def paired(one: TrainedRun, other: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
-  """Yield a comparison of two runs, then their sections side by side.
+  """Yield a section that compares two runs, then the sections of both runs side by side.
 
   Args:
-    one: the run.
-    other: the run to compare it to.
+    one: the first run.
+    other: the run to compare the first run with.
     outside: images of other data sets, as for `sections`.
 
   Raises:
@@ -100,11 +100,11 @@ def _make(name: str, title: str, make: Callable[[], Section]) -> Section:
 
 
 def explain(run: TrainedRun, against: TrainedRun | None, ood: Sequence[str]) -> tuple[int, Iterator[Section]]:
-  """Return the number of sections of the page, and an iterator that computes them.
+  """Return the number of sections of the page, and an iterator that computes the sections.
 
   Args:
     run: the run.
-    against: another run to compare it to, or None.
+    against: another run to compare the run with, or None.
     ood: names of data sets, or folders of images, that differ from the training data.
 
   Raises:
@@ -124,5 +124,5 @@ def about(run: TrainedRun | TextRun) -> str:
 
 
 def numbers(sections: Sequence[Section]) -> dict[str, Any]:
-  """Return the numbers of the sections by name, for JSON, with the device and the commit."""
+  """Return the numbers of each section by the name of the section, with the device and the commit, for JSON."""
   return {section.name: dict(section.numbers) for section in sections} | {'device': device_name(), 'commit': commit()}

@@ -25,7 +25,10 @@ def _values(rows: Rows, value: str, **wanted: Any) -> np.ndarray:
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table: retrieved images by number stored, and errors with the most. Means over the seeds."""
+  """Return a Markdown table with a row for each kind of damage and each memory. All values are means over the seeds.
+
+  A row has the share of retrieved images for each number of stored images, and the errors for the greatest number.
+  """
   rows = measured['completions']
   counts = _unique(rows, 'stored')
   header = (
@@ -46,7 +49,11 @@ def table(measured: Mapping[str, Any]) -> str:
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG: retrieved images by number stored, a panel for each damage; capacity by dimension."""
+  """Write a PNG with a panel for each kind of damage, and a last panel for the capacity.
+
+  A panel for a kind of damage shows the share of retrieved images against the number of stored images. The last panel
+  shows the capacity against the dimensions of random patterns.
+  """
   rows, capacities = measured['completions'], measured['capacities']
   kinds, memories = _unique(rows, 'damage'), _unique(rows, 'memory')
   figure, axes = plt.subplots(1, len(kinds) + 1, figsize=(4 * (len(kinds) + 1), 4.2), layout='constrained')
@@ -68,7 +75,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _layer(number: int) -> dict[str, Any]:
-  """Return a style: each later line is thinner and its markers are smaller, so that equal lines all stay visible."""
+  """Return the style of a line. Later lines are thinner with smaller markers, so lines below them stay visible."""
   return {'linewidth': 5 - 0.8 * number, 'markersize': 13 - 1.8 * number, 'markerfacecolor': 'none'}
 
 

@@ -1,4 +1,4 @@
-"""A self-contained page: the parts of its sections, and their HTML."""
+"""An HTML page that loads no other file: classes for its sections and their parts, and the function `render`."""
 
 import dataclasses
 import itertools
@@ -16,12 +16,12 @@ ROWS_TO_SORT = 5  # tables of at least so many rows can be sorted and filtered
 
 
 class MissingPart(Exception):
-  """Raised if a model, or its data, lacks the part that a section is about. The message is shown on the page."""
+  """Raised if a model or its data lack what a section describes. The page then shows the message in this section."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Paragraph:
-  """A paragraph."""
+  """A paragraph of plain text."""
 
   text: str
 
@@ -43,7 +43,7 @@ class PageTable:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-  """Figures in a row, wrapped on a narrow screen, with a caption."""
+  """Figures side by side, with a caption. On a narrow screen the figures continue in the next row."""
 
   figures: Sequence[Figure]
   caption: str
@@ -66,7 +66,7 @@ class Gallery:
 
 @dataclasses.dataclass(frozen=True)
 class Details:
-  """Parts that a reader can unfold."""
+  """Parts that are hidden until a reader clicks on the title."""
 
   title: str
   parts: Sequence[Any]
@@ -74,7 +74,7 @@ class Details:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """Named columns of parts, stacked on a narrow screen."""
+  """Columns side by side, each with a name and parts. On a narrow screen they are one below the other."""
 
   columns: Sequence[tuple[str, Sequence[Any]]]
 
@@ -87,11 +87,11 @@ class Section:
   """A section of the page.
 
   Attributes:
-    name: key of its numbers in the JSON, and its anchor.
-    title: heading.
-    parts: content, in order.
-    numbers: values for the JSON.
-    command: Python code or a command that gives the same numbers.
+    name: key of the section's numbers in the JSON file, and the anchor of the section on the page.
+    title: heading of the section.
+    parts: content of the section, from top to bottom.
+    numbers: the measured values, which go to the JSON file.
+    command: Python code or a shell command that computes these values.
   """
 
   name: str
@@ -102,7 +102,7 @@ class Section:
 
 
 def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-  """Return the page: an HTML document that loads no other file."""
+  """Return the page as an HTML document that loads no other file."""
   folder = pathlib.Path(__file__).parent
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(folder),
@@ -121,7 +121,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
 
 
 def _first_text(row: Sequence[str]) -> str:
-  """Return the first cell that is no image. It names the row."""
+  """Return the first cell of a row that is not an image. This cell names the row."""
   return next((cell for cell in row if not cell.startswith('data:')), '')
 
 

@@ -14,17 +14,17 @@ from hbf.training.workdir import replace_text
 
 
 def write_page(workdir: pathlib.Path, checkpoint: str, average: bool, paths: Sequence[str], page: str) -> None:
-  """Write a page that explains a run's answers to images. It needs the run's training data.
+  """Write a page that explains the answers of a run to a user's images. The training data of the run must be there.
 
   Args:
     workdir: folder of a run on images.
     checkpoint: 'latest', 'best' or a step.
     average: True to take the moving average of the parameters.
-    paths: readable image files.
-    page: file to write.
+    paths: image files that can be read.
+    page: path of the HTML file to write.
 
   Raises:
-    UserError: the run's data are missing, or there are no images, or too many.
+    UserError: the training data are missing, no image is given, or more images are given than fit on a page.
   """
   run = TrainedRun.of(workdir, checkpoint, average=average)
   images = {path: np.asarray(read_image(path, run.task.shape)) for path in paths}

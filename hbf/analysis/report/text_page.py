@@ -1,4 +1,4 @@
-"""The sections of the explain page of a model of texts."""
+"""The sections of the page that `hbf explain` writes for a language model."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +14,11 @@ from hbf.analysis.texts import Observed, TextRun
 from hbf.training.workdir import read_result
 
 WINDOWS = 200  # windows of the training text for contexts
-ROOM = 2**26  # most responses of a block; larger models get fewer windows
+ROOM = 2**26  # most responses of a block in memory. Larger models get fewer windows
 TESTED = 50  # windows of the test text for effects
-CONTEXTS, SHOWN = 5, 12  # contexts of a center, and centers of a block
-VOTED, VOTERS = 8, 3  # test tokens with votes, and voters of each
-TRIED, EFFECTS = 48, 10  # centers to silence one by one, and those in the table
+CONTEXTS, SHOWN = 5, 12  # contexts shown for a center, and centers shown for a block
+VOTED, VOTERS = 8, 3  # test tokens whose votes are shown, and voters shown for each token
+TRIED, EFFECTS = 48, 10  # centers that are silenced one by one, and centers in the table of effects
 TITLES = {
   'run': 'The run',
   'centers': 'Centers',
@@ -29,7 +29,7 @@ TITLES = {
 
 
 def explain_text(run: TextRun) -> tuple[int, Iterator[Section]]:
-  """Return the number of sections of the page, and an iterator that computes them."""
+  """Return the number of sections of the page, and an iterator that computes the sections."""
   return len(TITLES), _sections(run)
 
 
@@ -76,7 +76,7 @@ def _format(value: Any) -> str:
 
 
 def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, list[list[texts.Place]]]) -> Section:
-  """Return the contexts of the centers that vary most, and what they write."""
+  """Return a section on the centers whose responses vary most: their contexts, and the tokens that they favor."""
   parts: list[Any] = [
     Paragraph(
       f'Contexts are from {len(train):,} windows of the training text. A bracket marks the token at which the center '
@@ -120,7 +120,7 @@ def _votes(
   tested: Observed,
   cast: np.ndarray,
 ) -> Section:
-  """Return the strongest voters of the last block for some answers."""
+  """Return a section on the centers of the last block with the strongest votes for some answers."""
   block, rows, numbers = texts.last_block(run), [], []
   middle = run.task.length * 3 // 4
   for window in range(min(VOTED, len(test))):
@@ -157,7 +157,7 @@ def _excess(logits: np.ndarray, answer: int) -> float:
 
 
 def _interventions(run: TextRun, test: np.ndarray, cast: np.ndarray) -> Section:
-  """Return what the loss becomes without single centers, and without many."""
+  """Return a section on the change of the loss without single centers, and without many centers."""
   block = texts.last_block(run)
   which = np.argsort(-np.abs(cast).mean(axis=(0, 1)), kind='stable')[:TRIED].tolist()
   effects = texts.silenced_one_by_one(run, test, block, which)
@@ -187,7 +187,7 @@ def _interventions(run: TextRun, test: np.ndarray, cast: np.ndarray) -> Section:
 
 
 def _heads(run: TextRun) -> Section:
-  """Return how far back the heads look."""
+  """Return a section on the mean distance of the tokens that each head attends to."""
   far = token_order.distances(run.model, run.params, jnp.asarray(run.windows('test', token_order.WINDOWS)[:, :-1]))
   if not far:
     said = 'Stage 1 of this model has no queries and keys.'

@@ -16,7 +16,11 @@ SIDE = 64  # side of a map in pixels
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the section. Raise `MissingPart` if stage 1 of the model is not attention."""
+  """Return the section on how far the heads attend, their maps, and how much the tokens differ after each block.
+
+  Raises:
+    MissingPart: stage 1 of the model is not softmax or HyperBF attention.
+  """
   images = run.read('test', IMAGES).images
   found = heads(run, images)
   if not found:
@@ -65,7 +69,7 @@ def _depth_drawing(depth: np.ndarray) -> Drawing:
 
 
 def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery]:
-  """Return the attention maps of the token in the middle of each image."""
+  """Return the attention maps for the query patch in the middle of each image, a gallery for each image."""
   rows, columns = run.grid
   middle = rows // 2 * columns + columns // 2
   found = maps(run, images, run.first_patch + middle)
@@ -73,7 +77,13 @@ def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery]:
 
 
 def _map(run: TrainedRun, image: np.ndarray, found: Mapping[str, np.ndarray]) -> Gallery:
-  """Return an image beside the maps of all heads, block by block."""
+  """Return a gallery with an image and the maps of all heads, block by block.
+
+  Args:
+    run: the run.
+    image: uint8 [height, width, channels].
+    found: the attention weights of the query patch by block, [heads, rows, columns].
+  """
   rows, columns = run.grid
   times = max(1, SIDE // rows)
   large = enlarged(rgb(image), max(1, SIDE // image.shape[0]))

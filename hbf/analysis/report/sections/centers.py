@@ -14,7 +14,7 @@ from hbf.evaluation.unit_health import CONSTANT, DOUBLED, LOW_SHARE
 
 TRAINING = 2_000  # most training images to search for patches
 SHOWN = 12  # centers shown for each block
-NOISE = 8  # standard deviation of the noise; pixels are 0 to 255
+NOISE = 8  # standard deviation of the noise. Pixels have values from 0 to 255
 ROW = 48  # height of the images in a row, in pixels
 FAULTS = {'dead': 'dead', 'constant': 'constant', 'low_share': 'low share', 'doubled': 'doubled'}
 SHARES = {
@@ -23,15 +23,18 @@ SHARES = {
   'purity_untrained': 'purity untrained, %',
   'overlap_under_noise': 'kept under noise, %',
 }
-RANDOM_DRAWS = 1_000  # draws of random images, for the purity by chance
+RANDOM_DRAWS = 1_000  # number of sets of random images that measure the purity by chance
 
 
 def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str, Census]]:
-  """Return the section and the census of every block. Raise `MissingPart` if the model has no centers.
+  """Return the section, and the census of every block.
 
   Args:
     run: the run.
-    training: images to search for patches.
+    training: training images in which the patches nearest to each center are searched.
+
+  Raises:
+    MissingPart: the model has no centers.
   """
   found = centers.census(run, training.images, labels=training.labels)
   if not found:
@@ -83,7 +86,7 @@ def _numbers(training: LabeledImages, found: Census, moved: Census) -> dict[str,
 
 
 def _chance(training: LabeledImages) -> float:
-  """Return the purity of images drawn at random."""
+  """Return the mean purity of sets of random training images."""
   drawn = np.random.default_rng(0).choice(training.labels, (RANDOM_DRAWS, min(NEAREST, len(training.labels))))
   return float(np.mean([np.bincount(row).max() / len(row) for row in drawn]))
 
@@ -152,7 +155,13 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
 
 
 def marked(run: TrainedRun, image: np.ndarray, token: int) -> np.ndarray:
-  """Return an enlarged image with a frame around a token's patch: uint8 [height, width, 3]."""
+  """Return an enlarged image with a frame around the patch of a token, uint8 [height, width, 3].
+
+  Args:
+    run: the run.
+    image: uint8 [height, width, channels].
+    token: number of the token. A class token has no patch, so the image gets no frame.
+  """
   index, times = token - run.first_patch, max(1, ROW // image.shape[0])
   large = enlarged(rgb(image), times)
   if index < 0:  # a class token has no patch
@@ -163,13 +172,19 @@ def marked(run: TrainedRun, image: np.ndarray, token: int) -> np.ndarray:
 
 
 def patches(run: TrainedRun, training: LabeledImages, found: Census, a: int) -> np.ndarray:
-  """Return the patches nearest to a center with their neighbors, in a row: uint8 [height, width, 3]."""
+  """Return an image of the training patches nearest to center a, in a row, uint8 [height, width, 3].
+
+  Each patch is shown with its neighbors.
+  """
   cut = rgb(centers.crops(run, training.images[found.images[a]], found.tokens[a]))
   return in_rows(cut, len(cut), gap=2)
 
 
 def _all(run: TrainedRun, training: LabeledImages, block: str, found: Census) -> Details:
-  """Return a sheet of all centers: a square of nearest patches for each, most awake centers first."""
+  """Return an image with a square for each center of a block. A square has the patches nearest to the center.
+
+  The centers that are awake for the most tokens come first.
+  """
   order = np.argsort(-found.rate, kind='stable')
   cut = rgb(centers.crops(run, training.images[found.images[order]], found.tokens[order], around=0))
   side = int(np.sqrt(cut.shape[1]))

@@ -15,7 +15,11 @@ SHOWN = 3  # strength of the examples
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the accuracy under the 15 common corruptions at 5 strengths. Raise `MissingPart` for non-square images."""
+  """Return the section on the accuracy under the 15 common corruptions at 5 strengths.
+
+  Raises:
+    MissingPart: the images are not square.
+  """
   height, width, _ = run.task.shape
   if height != width:
     raise MissingPart('The corruptions need square images, and the images of this run are not square.')

@@ -16,7 +16,7 @@ SIDE = 64  # least side of a shown image in pixels
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the section, on the test images."""
+  """Return the section on the wrong answers to test images, and on the calibration of the confidence."""
   labels, p = run.test.labels, probabilities(run.test_logits)
   found = summary(run.test_logits, labels)
   coverage, risk = risk_coverage(p.max(axis=1), p.argmax(axis=1) == labels)
@@ -102,6 +102,10 @@ def _images(run: TrainedRun, indices: np.ndarray, p: np.ndarray, caption: str) -
 
 
 def address(image: np.ndarray) -> str:
-  """Return an image of a data set as a data URL. Small images are enlarged, so that their pixels stay visible."""
+  """Return an image as a data URL of a PNG. Small images are enlarged and large images are shrunk.
+
+  Args:
+    image: uint8 [height, width, channels].
+  """
   image = fitted(rgb(image), 2 * SIDE)
   return png(enlarged(image, max(1, SIDE // image.shape[0])))

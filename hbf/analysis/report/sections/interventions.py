@@ -14,18 +14,18 @@ from hbf.analysis.report.sections.centers import patches
 from hbf.analysis.trained_run import LabeledImages, TrainedRun
 from hbf.errors import UserError
 
-IMAGES = 1_000  # test images. Of larger networks fewer are used, so that the responses fit into memory
-ROOM = 2**27  # most responses
-TRIED, SHOWN = 128, 10  # units to silence one by one, and those in the table
-SEEDS = 3  # draws of random centers
+IMAGES = 1_000  # test images. Larger networks get fewer images, so that the responses fit into memory
+ROOM = 2**27  # most responses in memory
+TRIED, SHOWN = 128, 10  # units that are silenced one by one, and units in the table
+SEEDS = 3  # number of times that the centers are moved to random tokens
 
 
 def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
-  """Return the section.
+  """Return the section on what changes if units of the last block are silenced, or if centers are moved.
 
   Args:
     run: the run.
-    training: the images of the census.
+    training: the training images from which the census was computed.
     found: the census of every block. {} if there are no centers.
 
   Raises:
@@ -81,7 +81,7 @@ def _controls(
   training: LabeledImages,
   found: Mapping[str, Census],
 ) -> dict[str, Effect]:
-  """Return effects beside which those of single units can be judged."""
+  """Return the effects of larger changes by name, as controls for the effects of single units."""
   every = range(len(units.coefficients))
   half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]
   controls = {
@@ -110,7 +110,7 @@ def _units(
   training: LabeledImages,
   census: Census | None,
 ) -> PageTable:
-  """Return a table of the units whose silence raises the loss most."""
+  """Return a table of the units that raise the loss most if they are silenced."""
   strongest = sorted(effects, key=lambda unit: -effects[unit].loss.mean)[:SHOWN]
   rows = []
   for unit in strongest:

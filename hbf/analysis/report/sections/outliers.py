@@ -16,7 +16,7 @@ RESPONSE, SOFTMAX, ENERGY = 'greatest response', 'softmax', 'energy'
 
 
 def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
-  """Return a comparison of the scores of test images with those of other images.
+  """Return the section that compares the scores of test images with the scores of out-of-distribution images.
 
   Args:
     run: the run.

@@ -25,11 +25,14 @@ CONTROLS = {
 
 
 def section(one: TrainedRun, other: TrainedRun) -> Section:
-  """Return the differences of two runs. Raise `MissingPart` if their test images differ.
+  """Return the section that compares the answers, the layers and the centers of two runs.
 
   Args:
-    one: the run.
-    other: the run to compare it to.
+    one: the first run.
+    other: the run to compare the first run with.
+
+  Raises:
+    MissingPart: the test images or the classes of the runs differ.
   """
   if one.classes != other.classes or not np.array_equal(one.test.images, other.test.images):
     raise MissingPart('The two runs have different test images, so their answers cannot be paired.')
@@ -86,7 +89,10 @@ def _kind(one: TrainedRun, other: TrainedRun) -> str:
 
 
 def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the CKA of the layers of two runs, and the same with untrained networks as controls."""
+  """Return the CKA of every layer of one run with every layer of the other, [K, L] by name.
+
+  The controls are the CKA with one or both networks at initialization.
+  """
   trained, theirs = layers(one, images), layers(other, images)
   start, their_start = layers(one.untrained(0), images), layers(other.untrained(1), images)
   return {
@@ -98,7 +104,7 @@ def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[
 
 
 def _diagonals(numbers: Mapping[str, Any]) -> PageTable:
-  """Return a table of the CKA of equal layers beside the controls."""
+  """Return a table of the CKA of layers at the same depth, with the controls in further columns."""
   columns = [np.diag(numbers[name]) for name in CONTROLS]
   rows = [(_layer(i), *(f'{z:.2f}' for z in of_layer)) for i, of_layer in enumerate(zip(*columns, strict=True))]
   kind = {'seeds': 'Two runs of one network', 'networks': 'Two networks'}[numbers['kind']]
@@ -129,7 +135,11 @@ def _heat(alike: np.ndarray, images: int) -> Drawing:
 
 
 def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: dict[str, Any]) -> PageTable | None:
-  """Return a table of how well the centers of one run match the centers of the other, block by block."""
+  """Return a table of how well the centers of one run match the centers of the other, or None.
+
+  A row is a block that has centers and the same number of tokens in both runs. None means that no block has both. The
+  values are added to `numbers`.
+  """
   rows = []
   numbers['matched'] = {}
   random = np.random.default_rng(0)

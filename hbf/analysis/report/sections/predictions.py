@@ -20,14 +20,17 @@ SIDE = 160  # width of an image in CSS pixels
 
 
 def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
-  """Return a section for each image: its likeliest classes, relevant patches, and the voters' training patches.
+  """Return a section for each image.
+
+  A section has the likeliest classes and the relevance of the patches. If the last block has centers, it also has the
+  centers with the strongest votes and their nearest training patches.
 
   Args:
-    run: the run, with its training data.
-    named: images by name, uint8 [height, width, channels], in the run's shape.
+    run: the run. Its training data must be there.
+    named: images by name, uint8 [height, width, channels], in the shape of the run's training images.
 
   Raises:
-    UserError: there are no images, or more than a page takes.
+    UserError: there are no images, or more than `MOST`.
   """
   if not 1 <= len(named) <= MOST:
     raise UserError(f'a page takes 1 to {MOST} images, but {len(named)} were given: split them over several pages')

@@ -20,11 +20,11 @@ VOTERS = 3  # centers shown for each image
 
 
 def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
-  """Return the section, on some test images.
+  """Return the section on the patches and centers that decide the answers to some test images.
 
   Args:
     run: the run.
-    training: the images of the census.
+    training: the training images from which the census was computed.
     found: the census of every block. {} if there are no centers.
   """
   images, labels = run.read('test', IMAGES)
@@ -93,7 +93,12 @@ def _maps(run: TrainedRun, images: np.ndarray, labels: np.ndarray, patch_relevan
 
 
 def map_of(run: TrainedRun, patch_relevance: np.ndarray) -> np.ndarray:
-  """Return an image's relevances [rows · columns] as colors, dark for 0: uint8 [height, width, 3]."""
+  """Return an image that shows the relevance of each patch as a color, dark for 0, uint8 [height, width, 3].
+
+  Args:
+    run: the run.
+    patch_relevance: the relevance of each patch, [rows · columns].
+  """
   grid = colored(patch_relevance.reshape(run.grid), 0, patch_relevance.max())
   return enlarged(grid, max(1, SIDE // grid.shape[0]))
 
@@ -102,11 +107,11 @@ class Vote(NamedTuple):
   """The vote of a center of the last block for an answer.
 
   Attributes:
-    answer: the class.
+    answer: number of the class.
     center: number of the center.
-    token: the token through which it adds most.
-    adds: contribution to the answer's excess logit through all tokens. Last norm and pooling are frozen.
-    lost: drop of this logit if the network runs without the center.
+    token: number of the token through which the center adds most.
+    adds: contribution to the answer's excess logit, summed over the tokens. The last norm and the pooling are frozen.
+    lost: drop of the excess logit if the network runs again with the coefficients of the center at 0.
   """
 
   answer: int
@@ -117,7 +122,14 @@ class Vote(NamedTuple):
 
 
 def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: int) -> list[list[Vote]]:
-  """Return the strongest voters for the answer of each image, int [n], with the drop of the logit without each."""
+  """Return the strongest votes for the answer to each image, the strongest first.
+
+  Args:
+    run: the run.
+    images: uint8 [n, height, width, channels].
+    answers: number of the answered class for each image, int [n].
+    count: number of votes for each image.
+  """
   cast = relevance.votes(run, images, answers)  # [n, N, U]
   sums = cast.sum(axis=1)
   best = np.argsort(-sums, axis=1, kind='stable')[:, :count]
@@ -132,14 +144,24 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
 
 
 def median_share(cast: Sequence[Sequence[Vote]]) -> float:
-  """Return the median over the images of lost / adds of the strongest voter."""
+  """Return the median over the images of lost / adds for the strongest vote."""
   return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
 
 
 def voters(
   run: TrainedRun, training: LabeledImages, found: Census, images: np.ndarray, cast: Sequence[Sequence[Vote]]
 ) -> PageTable:
-  """Return a table of the strongest voters in the last block: the image's patch and similar training patches."""
+  """Return a table of the centers of the last block with the strongest votes.
+
+  A row has the patch of the image through which a center votes most, and the training patches nearest to the center.
+
+  Args:
+    run: the run.
+    training: the training images from which the census was computed.
+    found: the census of the last block.
+    images: uint8 [n, height, width, channels].
+    cast: the votes for each image, as returned by `strongest`.
+  """
   rows = []
   for image, votes in zip(images, cast, strict=True):
     for rank, vote in enumerate(votes):
@@ -159,7 +181,7 @@ def voters(
 
 
 def picture(run: TrainedRun, training: LabeledImages, found: Census, images: np.ndarray) -> Figure:
-  """Return a figure for print: the first row of `voters` for each image."""
+  """Return a figure for print. It shows the first row of `voters` for each image."""
   answers = run.logits(images).argmax(axis=1)
   votes = [first for (first,) in strongest(run, images, answers, 1)]
   figure = Figure((7.2, 0.3 + 0.62 * len(images)), layout='constrained')

@@ -26,7 +26,7 @@ SHOWN = {
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the config, the curves, and the result on the test images with its interval."""
+  """Return the section: the config, the learning curves, and the scores on the test images with an interval."""
   result = _result(run)
   about = [(label, _format(result[name])) for name, label in SHOWN.items() if name in result]
   if 'train_seconds' in result:
@@ -51,9 +51,10 @@ def section(run: TrainedRun) -> Section:
 
 
 def _shown(workdir: pathlib.Path) -> str:
-  """Return a run folder relative to the current folder; outside of it, the name alone.
+  """Return the path of a run folder relative to the current folder.
 
-  Pages are given to others, so they have no absolute path.
+  If the run folder is not inside the current folder, return its name alone. Users give pages to others, so a page
+  shows no absolute path.
   """
   current, folder = pathlib.Path.cwd().resolve(), workdir.resolve()
   return str(folder.relative_to(current)) if folder.is_relative_to(current) else folder.name

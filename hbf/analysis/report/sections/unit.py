@@ -17,11 +17,15 @@ from hbf.training.writers import read_metrics
 IMAGES = 20
 STAGES = ('stage1', 'stage2')
 STYLES = ('-', '--', '-.', ':')  # line styles of the blocks, because there are few colors
-SIGMAS = {'sigmas', 'widths'}  # keys in metrics.jsonl; runs before schema version 12 have the second
+SIGMAS = {'sigmas', 'widths'}  # keys in metrics.jsonl. Runs before schema version 12 have 'widths'
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the section. Raise `MissingPart` if the model has no radial kernel."""
+  """Return the section on the sigmas and metrics of the kernels.
+
+  Raises:
+    MissingPart: the model has no radial kernel.
+  """
   found = summarize_sigmas(run, run.test.images[:IMAGES])
   if not found:
     raise MissingPart('This model has no radial kernel.')
@@ -99,7 +103,14 @@ def _history(epochs: list[float], numbers: dict[str, Any]) -> list[Drawing]:
 
 
 def _drawings(x: Any, curves: dict[str, dict[str, Any]], caption: str, **about: Any) -> list[Drawing]:
-  """Return a drawing with a panel for each stage that has curves over x. Return [] if no stage has any."""
+  """Return a drawing with a panel for each stage that has curves over x. Return [] if no stage has a curve.
+
+  Args:
+    x: the values on the x-axis.
+    curves: the values on the y-axis, by block and stage.
+    caption: text below the drawing.
+    **about: properties of the axes, such as their labels.
+  """
   figures = []
   for stage in STAGES:
     blocks = {block: stages[stage] for block, stages in curves.items() if stage in stages}
@@ -114,7 +125,7 @@ def _drawings(x: Any, curves: dict[str, dict[str, Any]], caption: str, **about: 
 
 
 def _claims(found: dict[str, dict[str, SigmaSummary]]) -> list[str]:
-  """Return the memo's claims about sigmas and metrics, each with the measured numbers."""
+  """Return the claims of CBMM Memo 143 about sigmas and metrics, each with the measured numbers."""
   both = [stages for stages in found.values() if len(stages) == 2]
   claims = []
   if both:
