@@ -72,8 +72,8 @@ __all__ = [*sorted(_PUBLIC)]
 _PACKAGES = ('interop',)
 
 # With this setting, random numbers are functions of their keys alone. They do not depend on the number of devices,
-# and a new transform does not change the random numbers of other transforms (`hbf.data.augment.transforms`). JAX reads
-# the variable when JAX is imported. Importing JAX here would take too long for `hbf --help`.
+# and a new transform does not change the random numbers of other transforms (`hbf.data.augment.transforms`). JAX
+# reads the variable when JAX is imported. Importing JAX here would take too long for `hbf --help`.
 os.environ['JAX_THREEFRY_PARTITIONABLE'] = 'true'
 if 'jax' in sys.modules:
   sys.modules['jax'].config.update('jax_threefry_partitionable', True)
