@@ -107,8 +107,8 @@ def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[n
 
   The share of an example inside is the part of the examples outside with smaller scores. The share of an example
   outside is the part of the examples inside with greater scores. Ties count half. Ranks give the shares (Sun & Xu
-  2014). The rank of an example among all examples, minus its rank among its own kind, is the number of examples of the
-  other kind below it.
+  2014). The rank of an example among all examples, minus its rank among its own kind, is the number of examples of
+  the other kind below it.
   """
   n, m = len(inside), len(outside)
   ranks = stats.rankdata(np.concatenate([inside, outside]))
