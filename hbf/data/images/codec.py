@@ -128,7 +128,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the span that becomes `size` pixels from pixel `offset` on, if `side` pixels are resized to `resized`."""
+    """Return the span that becomes `size` pixels from pixel `offset` on if `side` pixels are resized to `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
