@@ -73,7 +73,7 @@ def shakespeare(arguments: str = '') -> ConfigDict:
 
 
 def text_file(arguments: str = '') -> ConfigDict:
-  """Return the config of your own text: data.root is a text file, or a folder. Its files are joined to one text."""
+  """Return the config of your own text: data.root is a file, or a folder of files that are joined to one text."""
   return make_text_config(arguments, {'name': 'text_file'})
 
 

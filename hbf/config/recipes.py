@@ -77,8 +77,8 @@ def laptop() -> ConfigDict:
 def strong() -> ConfigDict:
   """Return a recipe for a GPU: 300 epochs of a model of 2.8 M parameters.
 
-  Sizes and methods are those of Lee et al. 2021, except that RandAugment replaces their AutoAugment. They count 100
-  epochs, because each of their epochs shows every image three times.
+  Sizes and methods follow Lee et al. 2021, but RandAugment replaces their AutoAugment. The paper counts 100 epochs,
+  because each of its epochs shows every image three times.
   """
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
@@ -133,7 +133,7 @@ def characters() -> ConfigDict:
   config.model.update(width=128, depth=4, heads=4)
   config.data.update(tokenizer='characters', length=64, validation=0.0)
   config.train.update(epochs=1.53, batch_size=12)  # 2,000 steps of tiny Shakespeare
-  # These are nanoGPT's values, except the learning rate. Its rate is 1e-3. Twice that rate is better for its GPT too.
+  # These are nanoGPT's values, except the learning rate. That is 1e-3. Twice that rate is better for its GPT too.
   config.optimizer.update(learning_rate=2e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'

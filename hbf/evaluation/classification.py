@@ -10,7 +10,7 @@ import numpy as np
 from hbf.evaluation import exact
 from hbf.evaluation.scores import ACCURACY, ECE, NLL, TOP5
 
-CONFUSION_CLASSES = 1000  # With more classes, no confusion matrix is written. It has up to a million numbers.
+CONFUSION_CLASSES = 1000  # With more classes, no confusion matrix is written: it would have over a million numbers.
 BINS = 15  # bins of confidence for the calibration error, as in Guo et al. 2017
 
 

@@ -27,5 +27,5 @@ def add(total: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def value(total: np.ndarray) -> np.ndarray:
-  """Return the value of a sum that `add` made, float32 [2, …], as one number in double precision, float64 […]."""
+  """Return the value of a sum that `add` made: float64 […] from float32 [2, …]."""
   return total.astype(np.float64).sum(axis=0)

@@ -1,7 +1,7 @@
 """Faults of the units of stage 2: dead units, constant units, doubled units and units that are rarely awake.
 
-All reports use these functions. U is the number of units, and R is the response of a unit to a token. The output of
-the stage is Σ R c with the coefficients c. K is the value of a unit's kernel.
+All reports use these functions. U is the number of units, and R is the response of a unit to a token. The stage
+computes the sum Σ R c over its units, with the coefficients c. K is the value of a unit's kernel.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 ROUNDING = float(np.finfo(np.float32).eps)  # a smaller number is 0 beside 1
-# A unit is constant if its standard deviation divided by its root mean square is below this number. The variance is
-# then less than 1% of the mean square.
+# A unit is constant if its response's standard deviation, divided by the root mean square, is below this number. The
+# variance is then less than 1% of the mean square.
 CONSTANT = 0.1
 AWAKE = 2.0  # smallest share of an awake unit, divided by the even share 1/U
 DOUBLED = 0.99  # correlation of the responses above which two units count as doubled

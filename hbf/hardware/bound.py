@@ -1,7 +1,7 @@
 """An estimate of a program's time, from its operations, its traffic and the peak rates of the device.
 
 This is the roofline model (Williams et al. 2009). The estimate is not a lower bound of the time. The traffic counts
-all bytes that instructions read and write, but a cache may hold a part of them.
+all bytes that instructions read and write, but a cache may hold a part of them and save time.
 """
 
 from collections.abc import Mapping

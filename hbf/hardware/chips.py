@@ -21,9 +21,9 @@ class Chip:
   name: str  # prefix of topology names: 'v5e'
   kind: str  # product name: 'TPU v5e'
   platform: str  # JAX's lowering platform: 'tpu' or 'cuda'
-  # FLOP/s of dense matrix products, by type. 'float32' is at JAX's default precision (TF32 on NVIDIA, one pass in
-  # bfloat16 on TPU). 'highest' is float32 at Precision.HIGHEST (CUDA cores on NVIDIA, six passes on TPU). The third
-  # type is 'bfloat16'.
+  # FLOP/s of dense matrix products, by type: 'bfloat16', 'float32' and 'highest'. 'float32' is at JAX's default
+  # precision (TF32 on NVIDIA, one pass in bfloat16 on TPU). 'highest' is float32 at Precision.HIGHEST (CUDA cores on
+  # NVIDIA, six passes on TPU).
   flops: Mapping[str, float]
   memory_bytes: int
   memory_bandwidth: float  # bytes/s

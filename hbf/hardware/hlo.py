@@ -1,8 +1,8 @@
 """Traffic of a compiled program: bytes to and from a device's memory, and between devices, parsed from XLA's text.
 
 XLA's own count does not suit. It counts the instructions of a loop only once, it does not know which values stay on
-the chip, and it is missing for an absent GPU. The text has the number of iterations of a loop. It also marks a value
-that a TPU keeps on the chip with S(1) in the layout.
+the chip, and it is missing for an absent GPU. The text has the number of iterations of a loop. It also has S(1) in
+the layout of a value that a TPU keeps on the chip.
 """
 
 import collections
