@@ -48,7 +48,8 @@ def load(
     dir: the TFDS data directory, local or on a bucket. `~` is the home directory. `image_folder` does not use it.
     root: the folder of an `image_folder`, with the images train/CLASS/* and test/CLASS/*. Other data sets ignore it.
     image_size: height and width of the images in pixels. The shorter side of an image is resized to this length, and
-      the square in the center is cut out. 0 or None keeps the stored images, which must then all have one size.
+      the square in the center is cut out. 0 or None keeps the stored images, which must then all have one size. An
+      `image_folder` needs a number.
     download: True to download and prepare a data set that is not in `dir`. The data set `digits` needs no download,
       so it is prepared in any case.
     test_split: the data set's own name of the labeled split to test on.

@@ -38,7 +38,7 @@ def operate(
     number: number of the operation in `OPERATIONS`. A negative number applies no operation.
     factor: factor of brightness, contrast, saturation or sharpness, in units of 1/4096.
     bits: number of bits that posterize keeps, 1 … 8.
-    threshold: smallest level that solarize inverts.
+    threshold: solarize inverts the levels of this value or more.
 
   Returns:
     uint8 [H, W, C].
@@ -123,7 +123,7 @@ def _look_up(table: jax.Array, image: jax.Array) -> jax.Array:
 def equalize_table(image: jax.Array) -> jax.Array:
   """Return the table of Pillow's equalize: the new level for each level and channel, int32 [256, C].
 
-  With the new levels, the histogram of a channel is as flat as possible.
+  The new levels make the histogram of a channel nearly flat.
   """
   channels = image.shape[-1]
   counts = jnp.zeros(LEVELS * channels, jnp.int32).at[_table_indices(image)].add(1, mode='promise_in_bounds')

@@ -18,7 +18,7 @@ def mirror_shift(images: jax.Array) -> tuple[jax.Array, np.ndarray]:
   """Return six copies of images: unchanged, moved by one pixel in two directions, and these three mirrored.
 
   One copy is moved down and right, another up and left. Reflection fills the borders. The two copies that are not
-  moved together have half of the weight (Jordan 2024, `infer_mirror_translate` of airbench).
+  moved have half of the total weight (Jordan 2024, `infer_mirror_translate` of airbench).
 
   Args:
     images: images [B, H, W, C] with at least two rows and two columns.

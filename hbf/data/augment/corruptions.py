@@ -88,8 +88,9 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
   """Blur, copy random nearby pixels, and blur again.
 
-  The paper exchanges two pixels. In the authors' code, the second half of an exchange reads the result of the first
-  half. One pixel is therefore copied to the other, also in the authors' files. This function copies pixels too.
+  The paper exchanges pairs of pixels. In the authors' code, the second half of an exchange reads the result of the
+  first half. One pixel of a pair is therefore copied to the other. The authors' files have such copies, and this
+  function makes them too.
   """
   sigma, far, times = parameters[0] * _scale(x), max(1, round(parameters[1] * _scale(x))), parameters[2]
   blur = functools.partial(ndimage.gaussian_filter, sigma=(0, sigma, sigma, 0), mode='nearest')

@@ -96,7 +96,8 @@ def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.
 def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
   """Return a map that cuts out a random box and resizes it to the image's size.
 
-  The box has a share of the image's area between `least` and `most`, and an aspect in `ASPECTS`; see `draw_box`.
+  The box has a share of the image's area between `least` and `most`. Its aspect is in the range `ASPECTS` if such a
+  box fits into the image; see `draw_box`.
   """
   corner, box = draw_box(key, size, (least, most), ASPECTS)
   return affine(jnp.diag(box / jnp.array(size[::-1])), corner)

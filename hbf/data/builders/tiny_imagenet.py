@@ -114,7 +114,7 @@ def _test_labels(annotations: str) -> dict[str, str]:
 
 
 def _names(classes: list[str], words: str) -> dict[str, str]:
-  """Return the first synonym of each class, from lines `ID SYNONYM, ...`. A synonym of two classes gets their ids."""
+  """Return the first synonym of each class, from lines `ID SYNONYM, ...`. Add the id if classes share a synonym."""
   synonyms = dict(line.split('\t', 1) for line in words.splitlines() if '\t' in line)
   first = {name: synonyms[name].partition(',')[0] for name in classes if name in synonyms}
   count = collections.Counter(first.values())

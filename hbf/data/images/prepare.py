@@ -50,7 +50,7 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Manual:
-  """A data set that only TFDS prepares, from archives that need a registration.
+  """A data set that only TFDS can prepare. Its publisher asks a user to register before a download of the archives.
 
   Attributes:
     page: address of the page with the archives.
@@ -116,7 +116,7 @@ UNPREPARED: Mapping[str, str] = {
 
 
 def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
-  """Return the folder of a prepared data set. If it is not prepared and may be, prepare it first.
+  """Return the folder of a prepared data set. If there is none, prepare the data set first, if that is allowed.
 
   Args:
     name: name of the data set.

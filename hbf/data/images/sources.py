@@ -14,7 +14,7 @@ _HOLD_OUT_SEED = 143
 
 
 class Source(Protocol):
-  """Labeled images of one shape. An example has a number: its index. Sources can be pickled and are thread-safe."""
+  """Labeled images of one shape. An index selects an example. A source can be pickled, and threads can share it."""
 
   def __len__(self) -> int:
     """Return the number of examples."""
@@ -53,7 +53,7 @@ class Labeled(Protocol):
 
 @runtime_checkable
 class Stored(Protocol):
-  """A source with a fingerprint of the stored images. It does not depend on the size that images are resized to."""
+  """A source of stored images. Its fingerprint does not depend on the size that the images are resized to."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return bytes for a fingerprint of the source.

@@ -34,8 +34,9 @@ def evenly_spaced(examples: int, most: int) -> np.ndarray:
 class TrainOrder:
   """An endless stream of shuffled epochs, cut into batches.
 
-  The stream concatenates one permutation for each epoch. With n examples, position p of the stream holds
-  permutation_{p // n}[p % n]. A batch may extend over several epochs, so no example is dropped.
+  The stream concatenates one permutation for each epoch. With n examples, position p of the stream belongs to epoch
+  e = p // n, and holds element p % n of the permutation of epoch e. A batch may extend over several epochs, so no
+  example is dropped.
 
   Attributes:
     seed: seed of the permutations.

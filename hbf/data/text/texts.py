@@ -16,7 +16,7 @@ from hbf.data.images.files import list_folder
 from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer
 from hbf.errors import UserError
 
-TEST_PART = 0.1  # fraction of a text without splits that becomes its test split. It is the end of the text.
+TEST_PART = 0.1  # fraction at the end of a text that becomes the test split, if the text has no splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ def load_texts(
     download: True to fetch and prepare a data set that is not in `dir`.
     test_split: TFDS's name of the split to test on. A plus joins several, as in 'validation+test'.
     tokenizer: 'bytes', 'characters' or 'bpe'.
-    vocabulary: number of tokens that 'bpe' learns from the training text. The other tokenizers ignore this number.
+    vocabulary: number of tokens of 'bpe', with the 256 bytes. It learns the others from the training text. The other
+      tokenizers ignore this number.
 
   Raises:
     UserError: the data set is unknown, not prepared, damaged or unfit. The message says what to do.

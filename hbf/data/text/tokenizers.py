@@ -30,7 +30,8 @@ class Tokenizer(abc.ABC):
 
     Args:
       texts: all texts that the tokenizer has to read. The first is the training text.
-      size: number of tokens that the tokenizer learns. Only `BytePairs` uses it.
+      size: V, the number of tokens. Only `BytePairs` uses it. For the other kinds, V is fixed or follows from the
+        texts.
 
     Raises:
       UserError: a text is not UTF-8 but this kind needs UTF-8, or the size is too small, or a package is missing.
@@ -223,7 +224,7 @@ def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
   Args:
     kind: 'bytes', 'characters' or 'bpe'.
     texts: all texts that the tokenizer has to read. The first is the training text.
-    size: number of tokens that 'bpe' learns. The other kinds ignore it.
+    size: number of tokens of 'bpe', with the 256 bytes. The other kinds ignore it.
 
   Raises:
     UserError: the kind is unknown, or `Tokenizer.learned` of this kind raises an error.

@@ -104,8 +104,8 @@ def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array
 
   The text is thus cut at other places in every epoch. Window w begins at a random place among its own T places, which
   are w·T, …, w·T + T − 1. If the window would then exceed the text of L tokens, its beginning is drawn again, among
-  all L − T possible places. Over an epoch, every place is equally likely. The random numbers of window w come from
-  `fold_in(key, w)`. They depend neither on the row of the window in the batch nor on the number of devices.
+  all L − T possible places. Over an epoch, every place is equally likely. The random numbers of window w are a
+  function of `key` and w. They depend neither on the row of the window in the batch nor on the number of devices.
 
   Args:
     key: random key of this step.
