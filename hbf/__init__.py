@@ -71,9 +71,9 @@ __all__ = [*sorted(_PUBLIC)]
 # Packages of functions that stay under their package's name, such as `hbf.interop.google.load`.
 _PACKAGES = ('interop',)
 
-# Random numbers are then functions of their keys alone: they do not depend on the number of devices, and a new
-# transform does not change the draws of others (`hbf.data.augment.transforms`). JAX reads the variable when it is
-# imported, and importing it here would take too long for `hbf --help`.
+# With this setting, random numbers are functions of their keys alone. They do not depend on the number of devices,
+# and a new transform does not change the random numbers of other transforms (`hbf.data.augment.transforms`). JAX
+# reads the variable when JAX is imported. Importing JAX here would take too long for `hbf --help`.
 os.environ['JAX_THREEFRY_PARTITIONABLE'] = 'true'
 if 'jax' in sys.modules:
   sys.modules['jax'].config.update('jax_threefry_partitionable', True)

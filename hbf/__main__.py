@@ -1,4 +1,4 @@
-"""The command `hbf`, also `python -m hbf`. It finds the module of a command and imports nothing else."""
+"""The program `hbf`, which `python -m hbf` runs too. It imports only the module of the command that is called."""
 
 import runpy
 import sys
@@ -6,7 +6,7 @@ import sys
 import hbf
 from hbf.errors import choose, fail, in_one_line
 
-# The module and a line of help of each command.
+# Each command has a module and one line of help.
 COMMANDS = {
   'train': ('hbf.cli.train', 'Train a network on images or texts, or continue a run.'),
   'eval': ('hbf.cli.evaluate', 'Evaluate a checkpoint of a run.'),
@@ -37,7 +37,7 @@ def main() -> int:
     return fail(f'{name} stands before a command: write `hbf COMMAND {name}`; `hbf --help` lists the commands')
   module, _ = choose('command', name, COMMANDS)
   sys.argv = [f'hbf {name}', *arguments]
-  # The same as `python -m MODULE`.
+  # This does the same as `python -m MODULE`.
   runpy.run_module(module, run_name='__main__')
   return 0
 

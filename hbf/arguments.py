@@ -1,6 +1,6 @@
-"""Flags of commands whose modules are imported too.
+"""Command-line flags of commands whose modules are also imported by other modules.
 
-These commands use argparse: absl has one set of flags for all imported modules.
+These commands use argparse. Other commands use absl, which has one set of flags for all imported modules.
 """
 
 import argparse
@@ -11,9 +11,10 @@ from hbf.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-  """A parser that raises UserError for a wrong flag, and accepts no abbreviations.
+  """A parser of command-line flags that raises UserError for a wrong flag. It accepts no abbreviated flag.
 
-  Its command is one of `hbf`, such as 'hbf prepare', or a module, such as 'hbf.analysis.nested'.
+  The argument `command` names a command of `hbf`, such as 'hbf prepare', or a module, such as 'hbf.analysis.nested'.
+  The argument `about` describes the command in its help.
   """
 
   def __init__(self, command: str, about: str):
@@ -25,11 +26,11 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f'{message}: `{self.prog} --help` has the flags')
 
   def add_path(self, name: str, **about: Any) -> None:
-    """Add a flag for a path, in which ~ is the home folder."""
+    """Add a flag whose value is a path. `~` stands for the home folder."""
     self.add_argument(name, type=lambda text: pathlib.Path(text).expanduser(), **about)
 
   def add_run(self, about: str) -> None:
-    """Add the flags for a run, its checkpoint and the place of its data."""
+    """Add the flags for a run's folder, checkpoint and data. `about` is the help text of the folder's flag."""
     self.add_path('--workdir', required=True, help=about)
     self.add_argument('--checkpoint', default='latest', help='latest, best or a step')
     self.add_argument(

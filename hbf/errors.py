@@ -1,4 +1,4 @@
-"""Errors for users: one line that says what is wrong, what was expected and what to do."""
+"""Errors and warnings for users. A message is one line that says what is wrong, what was expected and what to do."""
 
 import difflib
 import functools
@@ -30,7 +30,14 @@ def warn(message: str) -> None:
 
 
 def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
-  """Wrap a command that returns its exit status. UserError and Ctrl-C become one line and a status other than 0."""
+  """Wrap a command so that UserError and Ctrl-C print one line on stderr instead of a traceback.
+
+  Args:
+    main: the command, a function that returns its exit status.
+
+  Returns:
+    A function that runs the command and returns its exit status: 1 after UserError, and 130 after Ctrl-C.
+  """
 
   @functools.wraps(main)
   def guarded(*args: Any, **kwargs: Any) -> int:
@@ -48,8 +55,13 @@ def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
 def choose(what: str, name: str, known: Mapping[str, Value]) -> Value:
   """Return `known[name]`.
 
+  Args:
+    what: kind of thing that the name stands for, such as 'recipe'. The message of an error uses it.
+    name: the name.
+    known: the values by name.
+
   Raises:
-    UserError: the name is unknown. The message has the nearest known name and all known names.
+    UserError: the name is unknown. The message lists all known names, and suggests a similar one if there is one.
   """
   if name in known:
     return known[name]

@@ -7,7 +7,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   """Return a Markdown table of a header and rows of cells, without a line break after the last row.
 
   Cells are padded, so that columns are aligned on a terminal too. They are never cut, because a number without its
-  last digits is another number. Bars are escaped and line breaks become spaces, because both would end a cell.
+  last digits is another number. The character `|` is escaped and a line break becomes a space, because either would
+  end a cell.
   """
   lines = [[' '.join(cell.replace('|', r'\|').splitlines()) for cell in line] for line in (header, *rows)]
   widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
@@ -17,7 +18,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(value: object) -> str:
-  """Format a value for a table: floats with three digits, commas between thousands."""
+  """Return a value as the text of a table cell.
+
+  A float below 1000 has three significant digits, and a larger float no decimals. Commas separate thousands.
+  """
   if isinstance(value, float):
     return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'
   return f'{value:,}' if isinstance(value, int) else str(value)

@@ -1,4 +1,4 @@
-"""Options: the type and range of each option, and errors for other values."""
+"""Valid values of options: their types and ranges, and an error for any other value."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ DURATION_PATTERN = re.compile(r'(\d+(?:\.\d+)?) ?(steps?|epochs?|examples?|%)')
 
 
 class OptionError(UserError):
-  """An error because of a value of an option, alone or together with other options.
+  """An error for the value of an option, or for values of several options that do not fit together.
 
   Attributes:
-    options: the wrong values by option.
+    options: the wrong values, by name of the option.
   """
 
   def __init__(self, message: str, **options: Any):
-    """Take the message, and the wrong values by option."""
+    """Store the message, and the wrong values by name of the option."""
     super().__init__(message)
     self.options = options
 
@@ -32,8 +32,8 @@ class Values:
   Attributes:
     kind: the type of the values.
     expected: the values in words, such as 'a number above 0'.
-    holds: a function that returns True for a valid value of this type.
-    names: all valid values, if they are names. The message for a wrong name has the nearest one.
+    holds: a function that takes a value of type `kind` and returns True if the value is valid.
+    names: all valid values, if they are names. The message for a wrong name suggests a similar valid name.
   """
 
   kind: type | tuple[type, ...]
@@ -53,7 +53,8 @@ class Values:
     Args:
       option: the name of the option.
       value: the value.
-      remedy: the end of the message. '': the message ends with the expected values.
+      remedy: text that the message ends with, such as advice. '' adds nothing. The message for a wrong name leaves it
+        out.
 
     Raises:
       OptionError: the value is not valid.
@@ -75,7 +76,8 @@ POSITIVE = Values(numbers.Real, 'a number above 0', lambda z: 0 < z < math.inf)
 NOT_NEGATIVE = Values(numbers.Real, 'a number of 0 or more', lambda z: 0 <= z < math.inf)
 RATE = Values(numbers.Real, 'a number from 0 to below 1', lambda z: 0 <= z < 1)
 SHARE = Values(numbers.Real, 'a number from 0 to 1', lambda z: 0 <= z <= 1)
-# Values for each channel of images. Only the data know the number of channels.
+# A tuple with a number for each channel of the images. Its length is not checked here, because only the data set
+# determines the number of channels.
 LEVELS = Values((tuple, list), 'a number from 0 to 1 for each channel, or ()', lambda z: all(x in SHARE for x in z))
 SPREADS = Values((tuple, list), 'a number above 0 for each channel, or ()', lambda z: all(x in POSITIVE for x in z))
 _EXAMPLES = 'such as 500steps, 1epoch, 10000examples or 5%, and at most 100%'
@@ -86,7 +88,13 @@ ENTRIES = Values((tuple, list), 'a tuple of tuples, each a name and numbers')
 
 
 def whole(least: int, most: int | None = None, also: int | None = None) -> Values:
-  """Return the whole numbers from `least` to `most`, without an end if it is None, and the number `also`."""
+  """Return the valid values of an option that takes whole numbers.
+
+  Args:
+    least: smallest valid number.
+    most: largest valid number. None: there is no largest number.
+    also: one more valid number, outside this range. None: there is none.
+  """
   expected = f'a whole number of {least} or more' if most is None else f'a whole number from {least} to {most}'
 
   def holds(z: int) -> bool:
@@ -96,34 +104,37 @@ def whole(least: int, most: int | None = None, also: int | None = None) -> Value
 
 
 def odd(least: int) -> Values:
-  """Return the odd numbers of `least` or more."""
+  """Return the valid values of an option that takes odd whole numbers of `least` or more."""
   return Values(numbers.Integral, f'an odd number of {least} or more', lambda z: z >= least and z % 2 == 1)
 
 
 def one_of(names: Collection[str]) -> Values:
-  """Return the names as valid values."""
+  """Return the valid values of an option that takes one of these names."""
   return Values(str, f'one of {", ".join(names)}', lambda z: z in names, names)
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration. None if the text is no duration, or the duration is longer than the run."""
+  """Return the number in a duration. Return None if the text is no duration, or is more than 100% of the run."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 
 
 def values_of(kind: Any) -> dict[str, Values]:
-  """Return the valid values of each option of a dataclass. A field declares them as Annotated[type, Values]."""
+  """Return the valid values of each option of a dataclass, by name of the option.
+
+  An option is a field of the type Annotated[type, values], where `values` is an instance of `Values`.
+  """
   return declared({field.name: field for field in dataclasses.fields(kind)})
 
 
 def declared(fields: Mapping[str, dataclasses.Field]) -> dict[str, Values]:
-  """Return the valid values of fields. A field that declares none is left out."""
+  """Return the valid values of dataclass fields, by name. A field that declares no valid values is left out."""
   found = {name: getattr(field.type, '__metadata__', ()) for name, field in fields.items()}
   return {name: notes[0] for name, notes in found.items() if notes and isinstance(notes[0], Values)}
 
 
 def check_options(made: Any) -> None:
-  """Check every option of an object of a dataclass.
+  """Check the value of every option of a dataclass instance.
 
   Raises:
     OptionError: the value of an option is not valid.

@@ -40,8 +40,8 @@ def imagenet(arguments: str = '') -> ConfigDict:
   """Return the config of ImageNet (ILSVRC 2012) as TFDS prepares it.
 
   It has 1,000 classes, 1,281,167 photographs to train on and 50,000 to test on. The default recipe is `plain`.
-  Processes on the hosts decode the images, resize the shorter side to 224 pixels and cut out the center. The compiled
-  step cuts training crops out of these squares.
+  Processes on the hosts decode the images, resize the shorter side to 224 pixels and cut out the square in the
+  center. The compiled training step cuts random crops out of these squares.
   """
   return make_config(
     f'recipe=plain,{arguments}',
@@ -58,12 +58,12 @@ def image_folder(arguments: str = '') -> ConfigDict:
 
 
 def arrays(arguments: str = '') -> ConfigDict:
-  """Return the config of your own images in memory, `hbf.ArrayData`."""
+  """Return the config of your own images in memory, given as `hbf.ArrayData`."""
   return make_config(arguments, {'name': 'arrays', 'validation': 0.1, 'stratify': True})
 
 
 def text(arguments: str = '') -> ConfigDict:
-  """Return the config of Python's own reference, half a million characters. It needs no file and no network."""
+  """Return the config of the language reference that comes with Python: half a million characters, no download."""
   return make_text_config(arguments, {'name': 'python'})
 
 
@@ -73,7 +73,7 @@ def shakespeare(arguments: str = '') -> ConfigDict:
 
 
 def text_file(arguments: str = '') -> ConfigDict:
-  """Return the config of your own text: data.root is a file, or a folder whose files are one text."""
+  """Return the config of your own text: data.root is a file, or a folder of files that are joined to one text."""
   return make_text_config(arguments, {'name': 'text_file'})
 
 
@@ -87,7 +87,8 @@ def get_config(config: str) -> ConfigDict:
   """Return the config of a data set.
 
   Args:
-    config: NAME or NAME:model=…,recipe=…,size=…, each argument optional.
+    config: name of a data set, such as 'cifar10'. Arguments may follow after a colon: NAME:model=…,recipe=…,size=….
+      Each of the three arguments may be left out.
 
   Raises:
     UserError: the data set, an argument or a value is unknown.

@@ -1,7 +1,7 @@
 """Every key of a config: its default, its allowed values and its meaning.
 
-The options of the stages are the fields of their classes in hbf/nn. `hbf.config.reference` writes all of them as a
-page.
+A config also has keys for the options of the two stages. These options are the fields of the stage classes in hbf/nn.
+`hbf.config.reference` writes all keys and options as a page.
 """
 
 import dataclasses
@@ -270,12 +270,12 @@ _SECTIONS = ('mesh', 'model', 'data', 'train', 'optimizer', 'evaluate', 'checkpo
 
 
 def keys(task: str) -> dict[str, Key]:
-  """Return the keys of a config for a task by dotted name, without the options of the stages."""
+  """Return the config keys of a task by dotted name, such as 'train.epochs', without the options of the stages."""
   return COMMON | (IMAGES if task == 'classification' else TEXTS)
 
 
 def stage_keys(model: str) -> dict[str, Key]:
-  """Return the keys of a model's two stages, by dotted name.
+  """Return the config keys for the options of a model's two stages, by dotted name, such as 'model.stage2.kernel'.
 
   Raises:
     UserError: there is no such model.
@@ -291,7 +291,7 @@ def stage_keys(model: str) -> dict[str, Key]:
 
 
 def defaults(task: str) -> ConfigDict:
-  """Return a config for a task with every default, without the options of the stages."""
+  """Return a config of a task in which every key has its default. The options of the stages are left out."""
   config = ConfigDict({name: {} for name in _SECTIONS})
   for name, key in keys(task).items():
     section, _, last = name.rpartition('.')
@@ -302,5 +302,5 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return a placeholder for a key that takes one of these values later."""
+  """Return the placeholder of an empty config key. The key takes one of `values` later."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

@@ -1,9 +1,9 @@
 """Recipes, sizes and named models. hbf/config/defaults.py has the defaults, ranges and meanings of all keys.
 
-The data sets in hbf/config/datasets.py call `make_config`. Its arguments choose the model, the recipe and the size:
+The data sets in hbf/config/datasets.py call `make_config`. On the command line, a user writes:
 
---config=cifar10:model=vit,recipe=memo            arguments: model, recipe, size
---config.optimizer.learning_rate=3e-4             any key of hbf/config/defaults.py, or an option of a stage
+--config=cifar10:model=vit,recipe=memo            to choose the model, the recipe or the size (size=NAME)
+--config.optimizer.learning_rate=3e-4             to set any key of hbf/config/defaults.py, or an option of a stage
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ SIZES = {
   'base': (768, 12, 12, 4.0),
   'large': (1024, 24, 16, 4.0),
 }
-# The same numbers for gMLP (Liu et al. 2021, Table 1; d_ffn is twice the units) and Mixer (Tolstikhin et al. 2021,
-# Table 1). Both have no heads.
+# The same numbers for gMLP (Liu et al. 2021, Table 1) and Mixer (Tolstikhin et al. 2021, Table 1). Both have no
+# heads. The paper's d_ffn of gMLP is twice the number of units.
 GMLP_SIZES = {'tiny': (128, 30, 1, 3.0), 'small': (256, 30, 1, 3.0), 'base': (512, 30, 1, 3.0)}
 SIZES_OF = {
   'gmlp': GMLP_SIZES,
@@ -64,20 +64,21 @@ def small() -> ConfigDict:
 
 
 def laptop() -> ConfigDict:
-  """Return a recipe for an hour of one CPU core on CIFAR-10, for models with at most 0.3 M parameters."""
+  """Return a recipe for CIFAR-10 that takes an hour on one CPU core. It suits models of at most 0.3 M parameters."""
   config = small()
   config.model.update(heads=8, stem='conv', pool='sequence')
   config.stages.stage1 = {'relative_positions': 'gaussian'}
   config.stages.stage2 = _AT_HIGH_RATES
-  config.optimizer.learning_rate = 8e-3  # the best for every arm after two epochs, docs/research/search.md
+  config.optimizer.learning_rate = 8e-3  # the best for every model after two epochs, docs/research/search.md
   config.train.epochs = 20.0
   return config
 
 
 def strong() -> ConfigDict:
-  """Return a recipe for a GPU: 300 epochs of a model of 2.8 M parameters, with sizes and methods of Lee et al. 2021.
+  """Return a recipe for a GPU: 300 epochs of a model of 2.8 M parameters.
 
-  Each of their 100 epochs shows every image three times. RandAugment replaces their AutoAugment.
+  Sizes and methods follow Lee et al. 2021, but RandAugment replaces their AutoAugment. The paper counts 100 epochs,
+  because each of its epochs shows every image three times.
   """
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
@@ -92,7 +93,7 @@ def strong() -> ConfigDict:
 
 
 def finetune() -> ConfigDict:
-  """Return a recipe that starts from weights of another project. Key `init_from` names their file.
+  """Return a recipe that starts from weights of another project. The config key `init_from` names the weights' file.
 
   The argument `size` and the options of the model must describe the network of these weights.
   """
@@ -109,8 +110,8 @@ def finetune() -> ConfigDict:
 def plain() -> ConfigDict:
   """Return a recipe for ImageNet on accelerators: 90 epochs.
 
-  It follows Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k". Their crops take 5% or more of a whole
-  image. Crops here are cut out of a square of side `data.image_size` and take 25% or more.
+  It follows Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k". Their random crops cover 5% or more of a
+  whole image. Here the random crops are cut out of a square of side `data.image_size`, and cover 25% or more of it.
   """
   config = defaults()
   config.model.update(width=768, depth=12, heads=12, patch=16, pool='mean', positions='sincos2d', dtype='bfloat16')
@@ -124,12 +125,15 @@ def plain() -> ConfigDict:
 
 
 def characters() -> ConfigDict:
-  """Return a recipe for texts by characters: nanoGPT's run on a CPU (Karpathy 2023), two minutes on two cores."""
+  """Return a recipe for texts whose tokens are characters. It takes two minutes on two CPU cores.
+
+  It follows nanoGPT's run on a CPU (Karpathy 2023).
+  """
   config = defaults('next_token')
   config.model.update(width=128, depth=4, heads=4)
   config.data.update(tokenizer='characters', length=64, validation=0.0)
   config.train.update(epochs=1.53, batch_size=12)  # 2,000 steps of tiny Shakespeare
-  # These are nanoGPT's values, except its learning rate of 1e-3. Twice that rate is better for its GPT too.
+  # These are nanoGPT's values, except the learning rate. That is 1e-3. Twice that rate is better for its GPT too.
   config.optimizer.update(learning_rate=2e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'
@@ -145,9 +149,10 @@ TEXT_RECIPES = {'characters': characters}
 
 
 def defaults(task: str = 'classification') -> ConfigDict:
-  """Return a config with every default, and an empty section `stages`.
+  """Return a config in which every key has its default, with an extra empty section `stages`.
 
-  A recipe writes options of stages there. `make_config` gives each option to the stages that have it.
+  A recipe writes the options that it sets for stage 1 and stage 2 into this section. `make_config` removes the
+  section, and copies each option to the model's stage if this stage has such an option.
   """
   config = all_defaults(task)
   config.stages = ConfigDict({'stage1': {}, 'stage2': {}})
@@ -155,7 +160,7 @@ def defaults(task: str = 'classification') -> ConfigDict:
 
 
 def named_options(name: str) -> dict[str, Any]:
-  """Return the keys of the `model` part that a named model sets. `resolve` fills a key that is None."""
+  """Return the values of keys in section `model` that a named model sets. `resolve` later fills a value of None."""
   # The published networks have no class token, and the layers that mix tokens know the positions.
   patches_only = {'pool': 'mean', 'positions': 'none'}
   options: dict[str, dict[str, Any]] = {
@@ -171,7 +176,7 @@ def named_options(name: str) -> dict[str, Any]:
 
 
 def make_text_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any]) -> ConfigDict:
-  """Return the config of a run on texts. Arguments are as in `make_config`."""
+  """Return the config of a run on texts. The arguments and errors are those of `make_config`."""
   return _make_config(arguments, TEXT_RECIPES, 'characters', data, overrides)
 
 
@@ -179,9 +184,9 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   """Return the config of a run on images.
 
   Args:
-    arguments: 'model=…,recipe=…,size=…', each optional.
-    data: the `data` keys of the data set.
-    **overrides: values of keys, by section. They replace the values of every recipe.
+    arguments: 'model=…,recipe=…,size=…'. Each of the three parts may be left out.
+    data: values of keys in section `data`, for the data set.
+    **overrides: values of keys, by section, such as train={'epochs': 80.0}. They replace the values of any recipe.
 
   Raises:
     UserError: an argument or value is unknown.
@@ -213,7 +218,8 @@ def _make_config(
     config.model.update(width=width, depth=depth, heads=heads, expansion=expansion)
   named = named_options(config.model.name)
   config.model.update({key: value for key, value in named.items() if key in config.model})
-  # A unit of an MLP costs 2D + 1 parameters, and so does a center with its σ. So the models of a recipe match.
+  # A unit of an MLP has 2D + 1 parameters, and so has a center with its σ. The models of a recipe thus have about the
+  # same number of parameters.
   for stage, options in zip(('stage1', 'stage2'), stage_options(config.model.name, None), strict=True):
     for changes in (named.get(stage, {}), stages[stage]):
       options.update({key: value for key, value in changes.items() if key in options})

@@ -34,7 +34,7 @@ def reference() -> str:
 
 
 def field_meanings(kind: type) -> dict[str, str]:
-  """Return the entries under `Attributes:` in the docstrings of a class and its bases, by field."""
+  """Return the meaning of each field: its entry under `Attributes:` in the docstring of the class or of a base."""
   found: dict[str, str] = {}
   for base in reversed(kind.__mro__):
     _, _, entries = inspect.cleandoc(base.__dict__.get('__doc__') or '').partition('Attributes:\n')

@@ -1,4 +1,4 @@
-"""Resolution of a config after its overrides: derived keys are filled, and all keys are checked."""
+"""Resolution of a config after all overrides: keys that depend on other keys are filled, and all keys are checked."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from hbf.options import OptionError
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-  """Fill the empty keys, which depend on other keys, after all overrides.
+  """Fill the empty keys of a config. They depend on other keys, so call this function after all overrides.
 
-  The number of units of a stage follows from `model.expansion`, which is then removed. The rate of the centers,
-  `optimizer.center_rate`, follows from `model.width`.
+  The numbers of units of the stages follow from `model.expansion` and `model.width`. The key `model.expansion` is
+  then removed. The factor on the learning rate of the centers, `optimizer.center_rate`, follows from `model.width`.
 
   Args:
     config: the config of a run. It is not changed.
 
   Returns:
-    The config that a run folder stores. It equals `config` if that is resolved already.
+    The config that a run folder stores. It equals `config` if `config` is resolved already.
 
   Raises:
     UserError: `model.width` or `model.expansion` is outside its range.
@@ -52,7 +52,8 @@ def check(config: ConfigDict) -> None:
     config: a resolved config.
 
   Raises:
-    UserError: a value is outside its range. The message has the key, the value and the allowed values.
+    UserError: a key is unknown, or a value is outside its range. The message has the key, the value and the allowed
+      values.
   """
   known = keys(config.task) | stage_keys(config.model.name)
   _check(flatten_dict(config.to_dict(), sep='.'), known)
@@ -69,7 +70,7 @@ def _check(values: dict[str, Any], known: dict[str, Key]) -> None:
 
 @contextlib.contextmanager
 def naming_keys(config: ConfigDict) -> Iterator[None]:
-  """Add the keys of the config to an error of a module about its options.
+  """Turn an OptionError in the `with` statement into a UserError that also names the config keys of the options.
 
   Raises:
     UserError: a module raised OptionError.

@@ -18,10 +18,11 @@ class Dataset:
 
   Attributes:
     name: name of the data set.
-    classes: the stored name of each label.
+    classes: the name of each label, as the data set stores it.
     image_shape: height, width and channels of every image.
-    splits: the sources `train` and `test`, under these names even if the data set calls its test split otherwise.
-    names: readable names of classes whose stored name is an id, by stored name.
+    splits: the sources of examples, with the keys `train` and `test`. The key is `test` even if the test split has
+      another name in the data set.
+    names: readable names of classes, by stored name. They are given if a stored name is an id, such as n01443537.
   """
 
   name: str
@@ -45,10 +46,12 @@ def load(
     name: one of `prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in `dir`, or
       `image_folder`.
     dir: the TFDS data directory, local or on a bucket. `~` is the home directory. `image_folder` does not use it.
-    root: the folder of an `image_folder`. It contains train/CLASS/* and test/CLASS/*.
-    image_size: height and width of the images in pixels. The shorter side is resized to it, and the center is cut
-      out. 0 or None keeps images as stored; they must then have one size.
-    download: True to fetch and prepare a data set that is not in `dir`. The digits need no download.
+    root: the folder of an `image_folder`, with the images train/CLASS/* and test/CLASS/*. Other data sets ignore it.
+    image_size: height and width of the images in pixels. The shorter side of an image is resized to this length, and
+      the square in the center is cut out. 0 or None keeps the stored images, which must then all have one size. An
+      `image_folder` needs a number.
+    download: True to download and prepare a data set that is not in `dir`. The data set `digits` needs no download,
+      so it is prepared in any case.
     test_split: the data set's own name of the labeled split to test on.
 
   Raises:
@@ -87,10 +90,10 @@ def from_arrays(data: ArrayData) -> Dataset:
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
-  """Return a stand-in with black images for a known data set that is not prepared.
+  """Return a data set of black images that stands in for a data set that is not prepared.
 
-  Return None if the data set is prepared, or if its number of images and their size are not known. `load` explains
-  the arguments.
+  It has the number and size of the real images. Return None if the data set is prepared, or if the number and size of
+  its images are not known before it is prepared. `load` explains the arguments.
 
   Raises:
     UserError: the images vary in size, and no `image_size` is given.

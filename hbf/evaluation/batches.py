@@ -1,4 +1,4 @@
-"""A function of batches, applied to any number of examples."""
+"""Application of a function to any number of examples, in batches of one size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,15 @@ BATCH = 100  # examples
 
 
 def in_batches(function: Callable[[Any], Any], examples: np.ndarray, size: int = BATCH) -> Any:
-  """Return the arrays that a function returns for all examples, from batches of one size.
+  """Apply a function to all examples, in batches of one size.
 
   Args:
-    function: a function from [size, …] to a tree of arrays [size, …].
-    examples: the examples [n, …], at least one. The last batch is filled up with copies of the last example.
+    function: a function that takes a batch [size, …] and returns a tree of arrays [size, …].
+    examples: the examples [n, …], at least one. Copies of the last example fill the last batch.
     size: number of examples in a batch.
+
+  Returns:
+    The tree of arrays of all examples, [n, …], as NumPy arrays. Results of the copies are left out.
   """
   filled = np.concatenate([examples, np.repeat(examples[-1:], -len(examples) % size, axis=0)])
   parts = [jax.device_get(function(filled[start : start + size])) for start in range(0, len(filled), size)]

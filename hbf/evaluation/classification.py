@@ -10,21 +10,25 @@ import numpy as np
 from hbf.evaluation import exact
 from hbf.evaluation.scores import ACCURACY, ECE, NLL, TOP5
 
-CONFUSION_CLASSES = 1000  # most classes of a confusion matrix that is written: a million numbers
+CONFUSION_CLASSES = 1000  # With more classes, no confusion matrix is written: it would have over a million numbers.
 BINS = 15  # bins of confidence for the calibration error, as in Guo et al. 2017
 
 
 class Counts(flax.struct.PyTreeNode):
-  """Sums over the batches of a split.
+  """Sums over the batches of a split with C classes.
+
+  The confidence of an example is the probability of its predicted class. The bins divide the range from 0 to 1 into
+  BINS equal intervals of confidence. A sum of floats is kept together with its rounding error; see
+  `hbf.evaluation.exact.add`.
 
   Attributes:
-    confusion: int32 [C, C], number of examples by label and prediction.
-    top5: int32, number of examples whose label is among the five largest logits, or all if there are at most 5
-      classes.
-    nll: float32 [2], summed negative log-likelihood in nats, and its rounding error.
-    bin_examples: int32 [BINS], number of examples by confidence of the prediction, in equal bins of 0..1.
+    confusion: int32 [C, C], number of examples for each pair of label and prediction.
+    top5: int32, number of examples whose label is among the five largest logits. With at most five classes, these
+      are all examples.
+    nll: float32 [2], the sum of the negative log-likelihoods in nats, and the rounding error of this sum.
+    bin_examples: int32 [BINS], number of examples in each bin.
     bin_correct: int32 [BINS], number of correct predictions in each bin.
-    bin_confidence: float32 [2, BINS], summed confidence in each bin, and its rounding error.
+    bin_confidence: float32 [2, BINS], the sum of the confidences in each bin, and the rounding error of this sum.
   """
 
   confusion: jax.Array
@@ -36,19 +40,19 @@ class Counts(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls, classes: int) -> 'Counts':
-    """Return the counts of no examples."""
+    """Return counts that are all 0, for a number of classes."""
     # Every leaf is a separate array, because a step that gets the counts may reuse their memory.
     integers = ((classes, classes), (), (BINS,), (BINS,))
     confusion, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)
     return cls(confusion, top5, jnp.zeros(2), bin_examples, bin_correct, jnp.zeros((2, BINS)))
 
   def add(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> 'Counts':
-    """Add a batch.
+    """Return these counts plus the counts of a batch.
 
     Args:
-      logits: [B, C].
-      labels: int32 [B].
-      mask: booleans [B]. False for padding.
+      logits: logits of the classes, [B, C].
+      labels: number of the true class, int32 [B].
+      mask: booleans [B]. False for padding, which is not counted.
     """
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     predictions = jnp.argmax(logits, axis=-1)
@@ -68,7 +72,13 @@ class Counts(flax.struct.PyTreeNode):
 
 
 def summarize(counts: Counts) -> dict[str, Any]:
-  """Return the scores of a split: the integers n and correct, and the scores in `CLASSIFICATION`. nll is the mean."""
+  """Return the scores of a split.
+
+  Returns:
+    A dictionary. `n` is the number of examples, and `correct` is the number of correct predictions. The other keys
+    are the scores in `hbf.evaluation.scores.CLASSIFICATION`: `accuracy`, `top5` and `ece` in percent, and `nll`, the
+    mean in nats.
+  """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, bin_confidence = exact.value(c.nll), exact.value(c.bin_confidence)
   n, correct = int(c.confusion.sum()), int(np.trace(c.confusion))
@@ -84,12 +94,13 @@ def summarize(counts: Counts) -> dict[str, Any]:
 
 
 def detail(counts: Counts) -> dict[str, Any]:
-  """Return the details of a split, which its report has beside the scores.
+  """Return the details that the report of a split has beside the scores.
 
   Returns:
     A dictionary. `per_class` is the accuracy of each class in percent, or None for a class without examples.
-    `confusion` is indexed [label][prediction]. It is left out if there are more than CONFUSION_CLASSES classes.
-    `reliability` has for each bin of confidence the number of examples, and accuracy and mean confidence in percent.
+    `confusion` is the number of examples, indexed [label][prediction]. It is left out if there are more than
+    CONFUSION_CLASSES classes. `reliability` has an entry for each bin of confidence with examples. The entry has the
+    number of examples, and their accuracy and mean confidence in percent.
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   examples, bin_confidence = c.confusion.sum(axis=1), exact.value(c.bin_confidence)

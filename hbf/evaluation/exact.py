@@ -8,12 +8,15 @@ import numpy as np
 def add(total: jax.Array, value: jax.Array) -> jax.Array:
   """Add a value to a sum that is kept together with its rounding error.
 
-  Both together have a precision of 48 bits. Knuth's TwoSum comes first, then the renormalization of Dekker 1971, "A
-  floating-point technique for extending the available precision".
+  The sum and its rounding error together have a precision of 48 bits. Two steps add a value: Knuth's TwoSum, and the
+  renormalization of Dekker 1971, "A floating-point technique for extending the available precision".
 
   Args:
     total: float32 [2, …], the sum and its rounding error. Zeros stand for an empty sum.
-    value: float32 […].
+    value: the value to add, float32 […].
+
+  Returns:
+    The new sum and its rounding error, float32 [2, …].
   """
   old, error = total
   new = old + value
@@ -24,5 +27,5 @@ def add(total: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def value(total: np.ndarray) -> np.ndarray:
-  """Return the sum, float64 […], on the host."""
+  """Return the value of a sum that `add` made: float64 […] from float32 [2, …]."""
   return total.astype(np.float64).sum(axis=0)

@@ -1,4 +1,4 @@
-"""Exact scores of texts, by the position of a token within its window."""
+"""Exact scores of a model on a text, for the whole text and for each position of a token in its window."""
 
 from typing import Any
 
@@ -12,13 +12,14 @@ from hbf.evaluation.scores import ACCURACY, BITS_PER_BYTE, PERPLEXITY, TOKEN_NLL
 
 
 class TextCounts(flax.struct.PyTreeNode):
-  """Sums over the batches of a text.
+  """Sums over the batches of a text, for each of the T positions in a window.
 
   Attributes:
-    nll: float32 [2, T], summed negative log-likelihood in nats of the tokens at each position, see `exact.add`.
-    correct: int32 [T], number of tokens to which the model gave the greatest probability.
-    tokens: int32 [T], number of tokens.
-    bytes: int32, number of bytes of these tokens.
+    nll: float32 [2, T], the sum of the negative log-likelihoods in nats of the tokens at each position, and the
+      rounding error of this sum; see `exact.add`.
+    correct: int32 [T], number of tokens at each position to which the model gave the greatest probability.
+    tokens: int32 [T], number of tokens at each position.
+    bytes: int32, number of bytes of all these tokens.
   """
 
   nll: jax.Array
@@ -28,12 +29,12 @@ class TextCounts(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls, length: int) -> 'TextCounts':
-    """Return the counts of no texts, for windows of T tokens."""
+    """Return counts that are all 0, for windows of `length` tokens."""
     correct, tokens = (jnp.zeros(length, jnp.int32) for _ in range(2))  # separate arrays, as in `Counts`
     return cls(jnp.zeros((2, length)), correct, tokens, jnp.zeros((), jnp.int32))
 
   def add(self, nll: jax.Array, correct: jax.Array, counted: jax.Array, sizes: jax.Array) -> 'TextCounts':
-    """Add a batch.
+    """Return these counts plus the counts of a batch.
 
     Args:
       nll: negative log-likelihood of each token in nats, [B, T].
@@ -50,7 +51,12 @@ class TextCounts(flax.struct.PyTreeNode):
 
 
 def summarize_text(counts: TextCounts) -> dict[str, Any]:
-  """Return the scores of a text: n and correct (tokens), bytes, and the scores in `NEXT_TOKEN`."""
+  """Return the scores of a text.
+
+  Returns:
+    A dictionary. `n` is the number of tokens, `correct` the number of correctly predicted tokens, and `bytes` the
+    number of bytes. The other keys are the scores in `hbf.evaluation.scores.NEXT_TOKEN`.
+  """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll, n = exact.value(c.nll), int(c.tokens.sum(dtype=np.int64))
   total, correct, size = float(nll.sum()), int(c.correct.sum(dtype=np.int64)), int(c.bytes)
@@ -66,7 +72,12 @@ def summarize_text(counts: TextCounts) -> dict[str, Any]:
 
 
 def detail_text(counts: TextCounts) -> dict[str, Any]:
-  """Return `by_position`: the number of tokens, token_nll and accuracy at each position of a window with tokens."""
+  """Return the scores for each position in a window.
+
+  Returns:
+    A dictionary with the key `by_position`, a list. It has an entry for each position with tokens. The entry has the
+    position, from 0, the number `n` of tokens, `token_nll` in nats, and `accuracy` in percent.
+  """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll = exact.value(c.nll)
   return {

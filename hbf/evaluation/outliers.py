@@ -1,4 +1,7 @@
-"""Separation of images like the training images from other images, by a score of each image."""
+"""Detection of outliers: how well a score of each image separates images like the training images from other images.
+
+Images like the training images are called *inside*, and other images *outside*. The score should be greater inside.
+"""
 
 import dataclasses
 import math
@@ -23,10 +26,11 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Separation:
-  """The separation of examples inside (like the training images) from examples outside.
+  """How well a score separates examples inside from examples outside. Both values are in percent.
 
   Attributes:
-    auroc: chance that an example inside scores above an example outside. Ties count half. Random scores have 50.
+    auroc: probability that a random example inside has a greater score than a random example outside. Ties count
+      half. Random scores give 50.
     fpr95: share of the examples outside that reach the threshold which 95% of the examples inside reach.
   """
 
@@ -35,7 +39,7 @@ class Separation:
 
 
 def softmax_score(logits: np.ndarray) -> np.ndarray:
-  """Return the greatest probability of each example (Hendrycks & Gimpel 2017): [n] from logits [n, classes]."""
+  """Return each example's greatest class probability (Hendrycks & Gimpel 2017): [n] from logits [n, classes]."""
   return np.asarray(special.softmax(logits.astype(np.float64), axis=1).max(axis=1))
 
 
@@ -45,12 +49,13 @@ def energy_score(logits: np.ndarray) -> np.ndarray:
 
 
 def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
-  """Measure how well a score separates examples inside, which should have greater scores, from examples outside.
+  """Measure how well a score separates examples inside from examples outside.
 
-  The interval of the AUROC is DeLong's (1988) for the logarithm of its odds, which stays within 0 to 100. If all
-  examples are separated, DeLong's variance is 0, and the interval is Newcombe's (2006). The interval of the FPR
-  includes the error of the estimated threshold. In simulations the intervals contain the true value in 94 to 99 of
-  100 cases. For an AUROC above 99.9, which few examples decide, it is 90 of 100 cases.
+  The confidence interval of the AUROC is computed for the logarithm of its odds, with DeLong's variance (1988). Its
+  bounds therefore stay within 0 to 100. If the score separates all examples, DeLong's variance is 0, and the interval
+  is Newcombe's (2006). The interval of the FPR includes the error of the estimated threshold. In simulations the
+  intervals contain the true value in 94 to 99 of 100 cases. An AUROC above 99.9 is decided by few examples. Its
+  interval contains the true value in 90 of 100 cases.
 
   Args:
     inside: scores of examples like the training images, [n].
@@ -73,11 +78,11 @@ def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray
   """Return the AUROC of one score minus the AUROC of another on the same examples, with DeLong's paired interval.
 
   Args:
-    one: scores inside [n] and outside [m].
-    other: scores of the same examples in the same order.
+    one: values of the first score, for the examples inside [n] and the examples outside [m].
+    other: values of the second score, for the same examples in the same order.
 
   Raises:
-    UserError: as for `separation`, or the numbers of examples differ.
+    UserError: `separation` would raise it for one of the scores, or the numbers of examples differ.
   """
   for inside, outside in (one, other):
     _check(inside, outside)
@@ -98,10 +103,12 @@ def _check(inside: np.ndarray, outside: np.ndarray) -> None:
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-  """Return the AUROC, and for each example the share of the other kind that it is separated from correctly.
+  """Return the AUROC, and a share for each example inside [n] and outside [m].
 
-  Ranks give the shares (Sun & Xu 2014). The rank of an example among all examples, minus its rank among its own kind,
-  is the number of examples of the other kind below it.
+  The share of an example inside is the part of the examples outside with smaller scores. The share of an example
+  outside is the part of the examples inside with greater scores. Ties count half. Ranks give the shares (Sun & Xu
+  2014). The rank of an example among all examples, minus its rank among its own kind, is the number of examples of
+  the other kind below it.
   """
   n, m = len(inside), len(outside)
   ranks = stats.rankdata(np.concatenate([inside, outside]))
@@ -136,8 +143,9 @@ def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
   """Return the share of examples outside that reach the threshold which 95% of the examples inside reach.
 
-  The number of examples inside below the true threshold is binomial, which gives the distribution of the threshold's
-  rank. For each rank, the true share outside has Jeffreys' Beta distribution. The interval belongs to their mixture.
+  The number of examples inside below the true threshold has a binomial distribution. This gives the distribution of
+  the threshold's rank. For each rank, the true share outside has Jeffreys' Beta distribution. The interval is that of
+  the mixture of these Beta distributions over the ranks.
   """
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)

@@ -11,8 +11,8 @@ class Score:
   Attributes:
     name: key in metrics.jsonl and result.json.
     unit: unit in tables.
-    better: `max` or `min`. It returns the best of several values.
-    form: format of a value in tables.
+    better: the function `max` or `min`. It returns the best of several values.
+    form: format of a value in tables, such as '.2f'.
   """
 
   name: str
@@ -22,7 +22,7 @@ class Score:
 
   @property
   def label(self) -> str:
-    """The name and unit, for an axis or a column."""
+    """The name and unit, as the label of an axis or a column."""
     return f'{self.name}, {self.unit}'
 
 
@@ -37,7 +37,7 @@ PERPLEXITY = Score('perplexity', 'tokens', min, '.3f')
 BITS_PER_BYTE = Score('bits_per_byte', 'bits', min, '.4f')
 SCORES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
 
-# The scores of each task. The first score of a task ranks checkpoints and arms.
+# The scores of each task. The first score of a task ranks the checkpoints of a run, and the models of a comparison.
 CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)
 NEXT_TOKEN = (TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE, ACCURACY)
 MASKED_TOKEN = (TOKEN_NLL, PERPLEXITY, ACCURACY)

@@ -15,7 +15,7 @@ MOST_CLASSES = 20  # if there are more, only the hardest classes are shown
 
 
 def print_result(result: Mapping[str, Any], title: str, console: Console) -> None:
-  """Print the scalars of a result with their units, one in a row."""
+  """Print the scalars of a result with their units. Each scalar has a row of its own."""
   scalars = {key: value for key, value in result.items() if isinstance(value, str | int | float)}
   _print(
     title, table(('name', 'value'), [(key, _format_value(key, value)) for key, value in scalars.items()]), console
@@ -23,9 +23,14 @@ def print_result(result: Mapping[str, Any], title: str, console: Console) -> Non
 
 
 def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: Console) -> None:
-  """Print the accuracy of each class, and the class with which it is confused most often.
+  """Print the accuracy of each class, and the wrong class that is predicted most often for its examples.
 
-  If there are more than MOST_CLASSES classes, print only those with the lowest accuracy.
+  If there are more than MOST_CLASSES classes, print only the MOST_CLASSES with the lowest accuracy.
+
+  Args:
+    summary: the details of a split, from `hbf.evaluation.classification.detail`, with `confusion`.
+    classes: the name of each class.
+    console: the console to print to.
   """
   rows = []
   for i, (row, accuracy) in enumerate(zip(summary['confusion'], summary['per_class'], strict=True)):
@@ -52,5 +57,5 @@ def _print(title: str, shown: str, console: Console) -> None:
 
 
 def say(console: Console, text: str) -> None:
-  """Print a text unchanged. By default Rich would read the folder name `[/` as markup, and break long lines."""
+  """Print a text unchanged. By default, Rich would break long lines and read `[/` in a folder's name as markup."""
   console.print(text, highlight=False, markup=False, soft_wrap=True)

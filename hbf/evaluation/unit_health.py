@@ -1,4 +1,8 @@
-"""Health of the units of stage 2: dead units, constant units and units with a low share. All reports use it."""
+"""Faults of the units of stage 2: dead units, constant units, doubled units and units that are rarely awake.
+
+All reports use these functions. U is the number of units, and R is the response of a unit to a token. The stage
+computes the sum Σ R c over its units, with the coefficients c. K is the value of a unit's kernel.
+"""
 
 from typing import NamedTuple
 
@@ -8,19 +12,21 @@ import numpy as np
 from jax.typing import ArrayLike
 
 ROUNDING = float(np.finfo(np.float32).eps)  # a smaller number is 0 beside 1
-CONSTANT = 0.1  # standard deviation over root mean square. Below it, less than 1% of the mean square varies
-AWAKE = 2.0  # share of an awake unit over the even share 1/U
+# A unit is constant if its response's standard deviation, divided by the root mean square, is below this number. The
+# variance is then less than 1% of the mean square.
+CONSTANT = 0.1
+AWAKE = 2.0  # smallest share of an awake unit, divided by the even share 1/U
 DOUBLED = 0.99  # correlation of the responses above which two units count as doubled
-LOW_SHARE = 1e-3  # fraction of the tokens for which a unit is awake
+LOW_SHARE = 1e-3  # A unit has a low share if it is awake for a smaller fraction of the tokens.
 
 
 class Health(NamedTuple):
-  """Faults of U units, booleans [..., U]. No unit has both.
+  """Two faults of U units, booleans [..., U] each. No unit has both faults.
 
   Attributes:
-    dead: True if the unit adds nothing or learns nothing. Up to rounding, its greatest |response| or the gradient of
-      its coefficient is 0.
-    constant: True if the unit only adds a bias. Its response hardly varies over the tokens.
+    dead: True if the unit adds nothing or learns nothing. Its greatest |R| or the gradient of its coefficients is
+      then 0 up to rounding.
+    constant: True if the unit only adds a bias. Its response then hardly varies over the tokens.
   """
 
   dead: jax.Array
@@ -28,10 +34,10 @@ class Health(NamedTuple):
 
 
 def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Health:
-  """Find the dead and the constant units among responses [..., M, U] to M tokens.
+  """Find the dead and the constant units by their responses to M tokens.
 
   Args:
-    responses: R as in the sum Σ R c, after normalization and gain.
+    responses: R after normalization and gain, [..., M, U].
     gradient: greatest |gradient| of the loss with respect to each unit's coefficients, [..., U]. None: unknown.
   """
   responses = jnp.asarray(responses, jnp.float32)
@@ -42,14 +48,14 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
 def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: ArrayLike | None = None) -> Health:
   """Find the dead and the constant units by statistics of their responses over the tokens.
 
-  A response is compared with 1. A kernel has this value at its center, and a gain or a normalization brings the
-  responses to this size. A gradient is compared with the largest gradient of the same stage.
+  Responses are compared with 1. A kernel has the value 1 at its center, and a gain or a normalization brings
+  responses to about 1. A gradient is compared with the largest gradient of the same stage.
 
   Args:
-    peak: greatest |R|, [..., U].
+    peak: greatest |R| of each unit, [..., U].
     mean: mean of R, [..., U].
     deviation: standard deviation of R, [..., U].
-    gradient: as for `unit_health`.
+    gradient: greatest |gradient| of each unit's coefficients, [..., U]; see `unit_health`.
   """
   mean, deviation = jnp.asarray(mean), jnp.asarray(deviation)
   dead = jnp.asarray(peak) <= ROUNDING
@@ -60,7 +66,7 @@ def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: Arr
 
 
 def correlations(responses: ArrayLike) -> jax.Array:
-  """Return the correlations [U, U] of responses [M, U] over M tokens. They are 0 for units that do not vary."""
+  """Return the correlations [U, U] of responses [M, U] over M tokens. A unit that does not vary has correlation 0."""
   responses = jnp.asarray(responses, jnp.float32)
   centered = responses - responses.mean(axis=0)
   norms = jnp.linalg.norm(centered, axis=0)
@@ -69,17 +75,18 @@ def correlations(responses: ArrayLike) -> jax.Array:
 
 
 def doubled(correlation: ArrayLike) -> jax.Array:
-  """Return True for units that respond like another unit of a lower number, booleans [U] of correlations [U, U]."""
+  """Return True for units that respond like a unit with a lower number: booleans [U] from correlations [U, U]."""
   return jnp.any(jnp.tril(jnp.asarray(correlation), -1) > DOUBLED, axis=1)
 
 
 def awake(log_kernels: jax.Array) -> jax.Array:
-  """Return True where a unit is awake for a token: K / ΣK is at least twice the even share.
+  """Return True where a unit is awake for a token.
 
-  The share only ranks the units of one token. If all K are near 0, some units still have a large share.
+  A unit is awake if its share K / ΣK is at least twice the even share 1/U. The sum is over the units. The share only
+  compares the units for one token. If all K are near 0, some units still have a large share.
 
   Args:
-    log_kernels: log K, [..., U].
+    log_kernels: log K of each token and unit, [..., U].
 
   Returns:
     Booleans [..., U].
@@ -88,7 +95,7 @@ def awake(log_kernels: jax.Array) -> jax.Array:
 
 
 def low_share(rate: ArrayLike) -> jax.Array:
-  """Return True for units that are awake for fewer than one token in a thousand. Such a unit may be alive.
+  """Return True for units that are awake for fewer than one token in a thousand. Such a unit need not be dead.
 
   Args:
     rate: fraction of the tokens for which a unit is awake, [..., U].

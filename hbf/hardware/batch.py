@@ -1,4 +1,4 @@
-"""Search for the largest batch that fits."""
+"""Search for the largest batch size that fits into the memory of a device."""
 
 from collections.abc import Callable
 
@@ -7,17 +7,18 @@ _CLOSE = 0.03  # relative precision of the search
 
 
 def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: int, most: int) -> int | None:
-  """Return the largest multiple of `unit` that fits, to 3%. Return None if one unit does not fit.
+  """Return the largest batch size that fits, to 3%. Return None if a batch of `unit` examples does not fit.
 
-  Memory grows almost linearly with the batch. Each try is the batch at which the line through two earlier tries meets
-  the memory. The returned batch has been tried.
+  The needed memory grows almost linearly with the batch size. A straight line through two earlier tries gives the
+  next try: the batch size at which the line reaches `memory`. The returned batch size is one that was tried.
 
   Args:
-    needs: function from a batch to the bytes that it needs on a device. A call compiles, which takes minutes.
-    memory: bytes of a device.
-    unit: number that must divide the batch.
-    start: first batch to try.
-    most: largest batch to consider.
+    needs: function that takes a batch size and returns the bytes that it needs on a device. A call compiles a
+      program, which takes minutes.
+    memory: bytes of memory of a device.
+    unit: number that must divide the batch size.
+    start: first batch size to try.
+    most: largest batch size to try.
   """
   known: dict[int, int] = {}
   fits, fails, units = 0, most // unit + 1, max(1, min(start, most) // unit)
@@ -32,7 +33,7 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
 
 
 def _interpolate(known: dict[int, int], memory: int) -> int:
-  """Return the batch at which the line through the two tries nearest to the memory meets it."""
+  """Return the batch size, in units, at which the line through the two tries nearest to `memory` reaches `memory`."""
   (a, at_a), *others = sorted(known.items(), key=lambda item: abs(item[1] - memory))
   if not others:
     return 2 * a if at_a <= memory else a // 2

@@ -1,7 +1,7 @@
-"""A time estimate for a program, from its operations and traffic and the device's rates.
+"""An estimate of a program's time, from its operations, its traffic and the peak rates of the device.
 
-This is the roofline model (Williams et al. 2009). It is not a bound: traffic counts all bytes that instructions read
-and write, but a cache may hold a part of them.
+This is the roofline model (Williams et al. 2009). The estimate is not a lower bound of the time. The traffic counts
+all bytes that instructions read and write, but a cache may hold a part of them and save time.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ class Bound(NamedTuple):
   """Seconds that a program would take if only one resource limited it.
 
   Attributes:
-    compute: time of its matrix products at the peak rate of their type.
-    memory: time of its reads and writes at the peak memory bandwidth, without a cache.
-    network: time of its collectives at the rate of the slowest links in use.
+    compute: time of the program's matrix products at the peak rate of their type.
+    memory: time of the program's reads and writes at the peak memory bandwidth, without a cache.
+    network: time of the program's collectives at the rate of the slowest links in use.
   """
 
   compute: float
@@ -30,12 +30,12 @@ class Bound(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """The estimate: the greatest of the three."""
+    """The estimated time of the program in seconds: the greatest of the three times."""
     return max(self)
 
   @property
   def limit(self) -> str:
-    """Name of the greatest."""
+    """The name of the greatest of the three times: 'compute', 'memory' or 'network'."""
     return max(self._fields, key=lambda name: getattr(self, name))
 
 
@@ -48,10 +48,11 @@ def bound(
   """Estimate the time of a program.
 
   Args:
-    chip: the chip that it runs on.
-    products: operations of one device by type, as returned by `hbf.models.flops.count_products`.
+    chip: the chip that the program runs on.
+    products: floating-point operations of the matrix products on one device, by type. The types are those of
+      `hbf.models.flops.count_products`, which counts the operations of all devices.
     memory: bytes that one device reads and writes.
-    network: bytes by collective, as returned by `hbf.hardware.hlo.count_traffic`.
+    network: bytes of one device by collective, from `hbf.hardware.hlo.count_traffic`. None: no collectives.
   """
   compute = sum(count / chip.flops[kind] for kind, count in products.items())
   fast, slow = 0.0, 0.0

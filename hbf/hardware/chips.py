@@ -1,13 +1,13 @@
 """Accelerators to compile for, with the numbers that their makers publish.
 
-Rates are dense peak rates of the data sheets, so no program exceeds them. Sources, as cited below:
+Rates are dense peak rates of the data sheets, so no program exceeds them. The comments below cite these sources:
 
 * Cloud TPU: Google Cloud's pages of each generation, https://docs.cloud.google.com/tpu/docs/v5e and so on.
 * Scaling book: Austin et al., How to Scale Your Model (2025), table of TPU specs.
 * Data sheets of NVIDIA A100 80GB SXM, H100 SXM, H200 SXM and HGX B200 (eight GPUs). From H100 on, the sheets give
-  tensor core rates with sparsity. The dense rate is half of it.
-* XLA: openxla/xla, xla/backends/gpu/target_config/specs (a100_sxm_80, h100_sxm, h200, b200): values that devices
-  report.
+  tensor core rates with sparsity. The dense rate is half of the rate with sparsity.
+* XLA: openxla/xla, folder xla/backends/gpu/target_config/specs (a100_sxm_80, h100_sxm, h200, b200). Its files have
+  the values that devices report.
 """
 
 import dataclasses
@@ -21,8 +21,9 @@ class Chip:
   name: str  # prefix of topology names: 'v5e'
   kind: str  # product name: 'TPU v5e'
   platform: str  # JAX's lowering platform: 'tpu' or 'cuda'
-  # FLOP/s of dense matrix products. 'bfloat16'. 'float32' at JAX's default precision (TF32 on NVIDIA, one pass in
-  # bfloat16 on TPU). 'highest' is float32 at Precision.HIGHEST (CUDA cores on NVIDIA, six passes on TPU).
+  # FLOP/s of dense matrix products, by type: 'bfloat16', 'float32' and 'highest'. 'float32' is at JAX's default
+  # precision (TF32 on NVIDIA, one pass in bfloat16 on TPU). 'highest' is float32 at Precision.HIGHEST (CUDA cores on
+  # NVIDIA, six passes on TPU).
   flops: Mapping[str, float]
   memory_bytes: int
   memory_bandwidth: float  # bytes/s
@@ -31,7 +32,7 @@ class Chip:
 
   @property
   def usable_bytes(self) -> int:
-    """Bytes of the memory that JAX uses for programs."""
+    """The bytes of memory that JAX can use for programs."""
     return self.memory_bytes
 
 
@@ -41,7 +42,7 @@ class TpuChip(Chip):
 
   platform: str = 'tpu'
   dimensions: int
-  cores_in_names: int  # count of a chip in a slice's name: v4-8 has 8 TensorCores, so four chips
+  cores_in_names: int  # how often a slice's name counts a chip: v4-8 counts 8 TensorCores, two for each of 4 chips
   slices: tuple[int, ...]  # number of chips of each slice, ascending
 
 
@@ -60,7 +61,7 @@ class GpuChip(Chip):
 
   @property
   def usable_bytes(self) -> int:
-    """Three quarters of the memory, JAX's default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
+    """The bytes of memory that JAX uses by default: three quarters (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
     return self.memory_bytes * 3 // 4
 
 
@@ -70,9 +71,11 @@ def _tpu_flops(bfloat16: float) -> dict[str, float]:
 
 
 GIB = 2**30
-# Slices with a power of two of chips. Other 3-D slices exist, but are not supported.
+# Numbers of chips in 2-D slices. All slices here have a power of two of chips. Other 3-D slices exist, but are not
+# supported.
 _SLICES_2D = (1, 4, 8, 16, 32, 64, 128, 256)
-# The memory is the available HBM that libtpu 0.0.42 reports if a program does not fit. Comments have published sizes.
+# `memory_bytes` is the available HBM that libtpu 0.0.42 reports if a program does not fit. The comment beside it is
+# the published size.
 _TPUS = (
   TpuChip(
     name='v4',
@@ -187,9 +190,9 @@ CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *
 def target_config(chip: GpuChip) -> str:
   """Return a GPU's description for XLA's compiler: a GpuTargetConfigProto as text.
 
-  Rates of each type, names and driver versions are left out. Without autotuning they do not change the compiled
-  program. The limits of blocks and threads are CUDA's for every chip here (CUDA C++ Programming Guide, technical
-  specifications per compute capability).
+  The description leaves out rates of each type, names and driver versions. Without autotuning they do not change the
+  compiled program. CUDA has the same limits of blocks and threads for every chip here (CUDA C++ Programming Guide,
+  technical specifications per compute capability).
   """
   major, minor = chip.compute_capability
   # From 9.0 on, XLA compiles for exactly this architecture (sm_90a).

@@ -1,4 +1,4 @@
-"""Groups of devices in a collective, parsed from XLA's text, which has four notations."""
+"""Parser for the groups of devices that communicate in a collective. XLA's text has four notations for groups."""
 
 import math
 import re
@@ -20,13 +20,15 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
   XLA writes groups in these forms:
 
   * A list: `{{0,1},{2,3}}`.
-  * A count: `[2,2]<=[4]`. All device numbers form an array that is transposed and cut into rows.
-  * Axes of a mesh: `mesh['a'=2,'b'=2] {'b'}`. A part of an axis is `'a':(2)4`: the 4 inside its first factor of 2.
+  * A count: `[2,2]<=[4]`. The device numbers 0 … 3 form an array of shape [4], which is reshaped to [2, 2]. Each row
+    is a group. In `[2,2]<=[2,2]T(1,0)` the array of device numbers is transposed before it is reshaped.
+  * Axes of a mesh: `mesh['a'=2,'b'=2] {'b'}`. The devices of a group differ only in their place along axis b. A part
+    of an axis is written `'a':(2)4`. Axis a then has factors 2, 4 and the rest, and the part is the factor 4.
   * Pairs of a permutation. All senders and receivers count as one group.
 
   Args:
     attributes: attributes of the instruction, as text.
-    devices: number of the program's devices. They are one group if the text names none.
+    devices: number of the program's devices. If the text names no group, all of them form one group.
 
   Raises:
     ValueError: the text has another form.
@@ -60,7 +62,7 @@ def _mesh_group(mesh: str, order: str | None, axes: str) -> tuple[int, ...]:
 
 
 def _numbered(shape: str, order: str | None) -> np.ndarray:
-  """Return device numbers, counted in an array of this shape and then transposed."""
+  """Return the device numbers 0, 1, … in an array of this shape, transposed to this order of its axes."""
   counted = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
   return counted.transpose(_numbers(order) if order else None)
 

@@ -1,7 +1,8 @@
 """Traffic of a compiled program: bytes to and from a device's memory, and between devices, parsed from XLA's text.
 
-XLA's own count takes a loop once, ignores on-chip values, and is missing for an absent GPU. The text has both facts:
-the number of iterations of a loop, and S(1) in the layout of a value that a TPU keeps on the chip.
+XLA's own count does not suit. It counts the instructions of a loop only once, it does not know which values stay on
+the chip, and it is missing for an absent GPU. The text has the number of iterations of a loop. It also has S(1) in
+the layout of a value that a TPU keeps on the chip.
 """
 
 import collections
@@ -23,7 +24,7 @@ KERNELS = {
   'tpu_custom_call': 'Mosaic',
 }
 
-# Instructions that move nothing. Asynchronous ones are counted at their start.
+# Instructions that move nothing. An asynchronous instruction is counted at its start.
 _FREE = {'parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'partition-id', 'replica-id'}
 _PASSING = {'bitcast', 'copy', 'reshape', 'transpose'}
 _SLICES = {'slice', 'dynamic-slice', 'gather'}  # they read as many bytes as they return
@@ -39,8 +40,8 @@ class Array(NamedTuple):
   """An array of a program.
 
   Attributes:
-    bytes: bytes of its elements, without the padding of its layout.
-    in_memory: True if it lies in the device's memory, False if on the chip.
+    bytes: bytes of the array's elements, without the padding of its layout.
+    in_memory: True if the array lies in the device's memory, False if it lies on the chip.
   """
 
   bytes: int
@@ -49,14 +50,14 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """A line of a computation.
+  """An instruction: a line of a computation in XLA's text.
 
   Attributes:
-    name: name of its value.
+    name: name of the instruction's value.
     opcode: name of the operation.
-    arrays: its value. A tuple has several arrays.
-    operands: names of its operands.
-    rest: its attributes as text. For a constant or a parameter, the text between its brackets.
+    arrays: the arrays of the instruction's value. A tuple has several arrays.
+    operands: names of the operands.
+    rest: the attributes as text. A constant or a parameter has the text between its brackets instead.
   """
 
   name: str
@@ -67,7 +68,7 @@ class Instruction:
 
   @property
   def called(self) -> str:
-    """Name of the computation that it runs."""
+    """The name of the computation that the instruction runs."""
     found = _CALLED.search(self.rest)
     assert found, f'{self.name} runs no computation'
     return found[1]
@@ -81,8 +82,8 @@ class Collective(NamedTuple):
 
   Attributes:
     kind: one of `COLLECTIVES`.
-    devices: number of devices in a group.
-    hosts: number of hosts of a group.
+    devices: number of devices in a group. The devices of a group communicate with each other.
+    hosts: number of hosts that the devices of a group belong to.
   """
 
   kind: str
@@ -94,8 +95,8 @@ class Traffic(NamedTuple):
   """Bytes that one device moves.
 
   Attributes:
-    memory: bytes read from its memory and written to it.
-    network: bytes that it receives or sends, whichever is more, by collective.
+    memory: bytes that the device reads from its memory and writes to its memory.
+    network: bytes that the device receives or sends, whichever is more, by collective.
   """
 
   memory: int
@@ -106,8 +107,9 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
   """Count the bytes that a program moves on one device in one call.
 
   Args:
-    text: text of the compiled program. A loop counts as often as it runs, or once if the text does not say.
-    hosts: the host of each device.
+    text: text of the compiled program. An instruction in a loop counts once for each iteration, or only once if the
+      text does not have the number of iterations.
+    hosts: number of the host of each device.
   """
   computations, entry = _parse(text)
   memory, network = 0, collections.Counter[Collective]()
@@ -126,8 +128,9 @@ def _collectives(
 ) -> Iterator[tuple[str, Computation, Instruction]]:
   """Yield the collectives that an instruction is or contains: kind, computation, line.
 
-  A TPU's compiler overlaps some collectives with the products of several fusions. It then writes the collective, with
-  its channel, into each of these fusions. `within` collects the channels that were counted.
+  A TPU's compiler overlaps some collectives with the matrix products of several fusions. It then writes the
+  collective, with its channel, into each of these fusions. `within` is the set of channels that were yielded already.
+  The function adds to it, so that each collective is counted once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction
@@ -153,7 +156,7 @@ def _network_bytes(computation: Computation, instruction: Instruction) -> int:
 
 
 def count_kernels(text: str) -> dict[str, int]:
-  """Return the number of calls of each kernel that XLA did not generate."""
+  """Return the number of calls of each kernel that XLA did not generate, by a label such as 'cuDNN' or 'Triton'."""
   counts = collections.Counter[str]()
   for target, label in KERNELS.items():
     counts[label] += text.count(f'custom_call_target="{target}')
@@ -233,7 +236,7 @@ def _read_bytes(computations: Mapping[str, Computation], inner: Computation, nam
 
 
 def _is_passthrough(computations: Mapping[str, Computation], line: Instruction) -> bool:
-  """Return True if a line in a fusion only changes the layout of its operand. Alone it moves nothing."""
+  """Return True if a line in a fusion only changes the layout of its operand. Such a line moves nothing by itself."""
   if line.opcode == 'fusion':
     return all(part.opcode == 'parameter' or part.opcode in _PASSING for part in computations[line.called].values())
   return line.opcode in _PASSING

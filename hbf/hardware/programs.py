@@ -1,4 +1,4 @@
-"""Programs of a config, traced for devices that may be absent. They are the programs of training and evaluation."""
+"""The train step and the evaluation step of a config, traced for devices that may be absent."""
 
 import dataclasses
 import math
@@ -22,10 +22,11 @@ class Program:
   """A traced program.
 
   Attributes:
-    name: the step that it computes.
-    units: images or tokens of a call, on all devices.
-    traced: the result of JAX's tracing. `traced.lower().compile()` compiles it for the devices.
-    held_bytes: bytes of other arrays in a device's memory while it runs.
+    name: the step that the program computes: 'train step' or 'evaluation step'.
+    units: number of images or tokens in a call, over all devices.
+    traced: the result of JAX's tracing. `traced.lower().compile()` compiles the program for the devices.
+    held_bytes: bytes of other arrays that lie in a device's memory while the program runs. The program does not use
+      them.
   """
 
   name: str
@@ -41,9 +42,9 @@ class Programs:
   Attributes:
     plan: plan of the run.
     mesh: the devices.
-    parameter_bytes: bytes of the model's parameters on a device.
-    optimizer_bytes: bytes of the optimizer's state and of the parameters' moving average on a device.
-    each: the train step and the evaluation step.
+    parameter_bytes: bytes of the model's parameters on one device.
+    optimizer_bytes: bytes of the optimizer's state and of the parameters' moving average on one device.
+    each: the two programs: the train step and the evaluation step.
   """
 
   plan: Plan
@@ -54,7 +55,7 @@ class Programs:
 
 
 def plan_of(config: ConfigDict) -> Plan:
-  """Return the plan of a config. A published data set and the file of `init_from` may be missing."""
+  """Return the plan of a config's run. Neither a published data set nor the file of `init_from` need be present."""
   data = config.data
   described = describe(data.name, data.dir, data.image_size) if config.task == 'classification' else None
   return make_plan(config, resumed=True, dataset=described)
@@ -63,8 +64,8 @@ def plan_of(config: ConfigDict) -> Plan:
 def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   """Trace the train step and the evaluation step of a config.
 
-  No example is read, so a published data set may be missing. Values that training measures on the examples are
-  constants of the programs. Placeholders stand for them here.
+  No example is read, so a published data set need not be present. Training measures some constants of the programs on
+  its examples, such as the mean of each channel. Placeholders stand for these constants here.
 
   Args:
     config: a config as made in `configs/`.
@@ -100,6 +101,6 @@ def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
 
 
 def _bytes(tree: Any) -> int:
-  """Return the bytes of arrays with shardings on one device."""
+  """Return the bytes that arrays with shardings take on one device."""
   leaves = jax.tree.leaves(tree)
   return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

@@ -43,9 +43,9 @@ def describe_programs(
   Args:
     config: a config as made in `configs/`.
     topology: the topology to compile for.
-    text: folder for the text of the compiled programs, or None.
-    known: an earlier result of this function. A program that has not changed, for the same compiler, is not compiled
-      again.
+    text: folder to write the text of the compiled programs to. None writes no text.
+    known: an earlier result of this function. If the versions of the packages are the same and `text` is None, a
+      program that has not changed is not compiled again.
 
   Returns:
     The report, ready for JSON. `docs/how-to/plan-hardware.md` explains it.
@@ -87,7 +87,8 @@ def hash_program(text: str, jaxpr: Any) -> str:
 
   Args:
     text: text of the lowered program.
-    jaxpr: the jaxpr that it was lowered from. It has the content of functions that the text only numbers.
+    jaxpr: the jaxpr that the program was lowered from. The text names some functions only by a number, and the jaxpr
+      has their content.
   """
   if _PARTITIONED.search(text):
     text = _PARTITIONED.sub(r'\1""', text) + _ADDRESS.sub('', str(jaxpr))
@@ -163,7 +164,7 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 def _estimate(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Return if a program fits, and the estimate of its time."""
+  """Return whether a program fits into a device's memory, and the estimate of its time."""
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
@@ -174,7 +175,7 @@ def _estimate(
 
 
 def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
-  """Return the bytes of a device's collectives, from the row of a program in a report."""
+  """Return the bytes that one device moves in each collective. `row` is the row of a program in a report."""
   return {Collective(each['kind'], each['devices'], each['hosts']): each['bytes'] for each in row['collectives']}
 
 
@@ -208,7 +209,7 @@ def check_fit(report: dict[str, Any], config: ConfigDict, topology: Topology) ->
 
 
 def markdown(report: dict[str, Any]) -> str:
-  """Return the report as a table with a column for each program."""
+  """Return the report as a table in Markdown with a column for each program."""
   programs, units = report['programs'], f'{report["unit"]}s'
   gib = {'argument_bytes': 'arguments', 'temporary_bytes': 'temporaries', 'code_bytes': 'code'}
   lines: list[tuple[str, ...]] = [(f'{units} at once', *(f'{row[units]:,}' for row in programs))]

@@ -1,4 +1,4 @@
-"""Topologies by name, such as v5e-16 or h100-8, and their virtual devices, for which XLA compiles."""
+"""Topologies by name, such as v5e-16 or h100-8. XLA compiles programs for the virtual devices of a topology."""
 
 import bisect
 import contextlib
@@ -37,7 +37,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Devices of one chip and their connections."""
+  """A number of connected devices, which are all the same kind of chip."""
 
   name: str  # name as given, such as 'v5e-16'
   chip: TpuChip | GpuChip
@@ -59,8 +59,9 @@ class Topology:
   def compile_devices(self) -> list[Any]:
     """Return virtual devices for a mesh. XLA can compile programs for them, but they cannot run a program.
 
-    The process keeps its own platform. Call this before JAX's first computation in the process, unless JAX_PLATFORMS
-    excludes the topology's platform: JAX drops a plugin if it finds no devices for it.
+    The process still computes on its own platform. Call this method before JAX's first computation in the process.
+    JAX otherwise drops the plugin of the topology's platform if it finds no devices of this platform. The order does
+    not matter if JAX_PLATFORMS excludes the platform.
 
     Raises:
       UserError: the platform's compiler is not installed.
@@ -86,7 +87,8 @@ class Topology:
   def tracing(self) -> Iterator[None]:
     """Make JAX trace as if this chip were present.
 
-    cuDNN's attention depends on the GPU. JAX would ask this process's own GPU.
+    Which attention of cuDNN JAX can use depends on the compute capability of the GPU. Without this context manager,
+    JAX would ask this process's own GPU.
     """
     if not isinstance(self.chip, GpuChip):
       yield
@@ -104,7 +106,7 @@ def parse_topology(name: str) -> Topology:
   """Parse the name of a topology such as v4-8 (8 TensorCores), v5e-16 (16 chips) or h100-8 (8 GPUs).
 
   Raises:
-    UserError: the name has another form, the chip is unknown, or the chip does not come in this number.
+    UserError: the name has another form, the chip is unknown, or there is no topology with this number of chips.
   """
   parts = re.fullmatch(r'(\w+)-([1-9][0-9]*)', name)
   if not parts:

@@ -33,17 +33,19 @@ def augment(
 ) -> jax.Array:
   """Transform images at random; see `hbf.data.augment.transforms.transform`.
 
-  Example i draws from `fold_in(key, index[i])`. If the key depends on (seed, step), the augmentation is a function of
-  (seed, step, index). Neither the row in the batch nor the number of devices matters.
+  The random numbers of row i come from `fold_in(key, index[i])`. If `key` is a function of (seed, step), the
+  augmentation is a function of (seed, step, index). It depends neither on the row in the batch nor on the number of
+  devices.
 
   Args:
     key: random key of this step.
     images: uint8 [B, H, W, C].
     index: number of each image's example in the data set, int32 [B].
     transforms: the transforms, from `hbf.data.augment.transforms.read_transforms`.
-    mean: mean of each channel, on a scale from 0 (black) to 1 (white). () is middle gray.
+    mean: mean of each channel, on a scale from 0 (black) to 1 (white). () stands for middle gray. Only `cutout` needs
+      it.
     fixed_key: random key of the run, the same in every step. Only `alternate_flip` needs it.
-    epochs: the epoch of each image, int32 [B]. Only `alternate_flip` needs it.
+    epochs: number of the epoch of each image, int32 [B]. Only `alternate_flip` needs it.
 
   Returns:
     uint8 [B, H, W, C].

@@ -30,15 +30,15 @@ def operate(
 ) -> jax.Array:
   """Apply one operation to an image.
 
-  Under vmap all operations are computed. Pointwise operations therefore work on a table of the 256 levels, not on the
-  pixels.
+  Under vmap, JAX computes all operations for every image. To save time, the pointwise operations are computed for a
+  table of the 256 levels, not for the pixels.
 
   Args:
     image: uint8 [H, W, C].
-    number: number of the operation in `OPERATIONS`. −1 for none.
-    factor: factor of brightness, contrast, saturation and sharpness, in units of 1/4096.
+    number: number of the operation in `OPERATIONS`. A negative number applies no operation.
+    factor: factor of brightness, contrast, saturation or sharpness, in units of 1/4096.
     bits: number of bits that posterize keeps, 1 … 8.
-    threshold: solarize inverts levels from this one on.
+    threshold: solarize inverts the levels of this value or more.
 
   Returns:
     uint8 [H, W, C].
@@ -64,8 +64,8 @@ def operate(
 def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float, saturation: float) -> jax.Array:
   """Change brightness, then contrast, then saturation.
 
-  Each factor is uniform in [1 − strength, 1 + strength]. torchvision's ColorJitter also draws the order, and can also
-  change the hue.
+  The numbers `brightness`, `contrast` and `saturation` are strengths. Each operation has a random factor, uniform in
+  [1 − strength, 1 + strength]. torchvision's ColorJitter also draws the order at random, and it can change the hue.
   """
   strengths = jnp.array([brightness, contrast, saturation])
   factors = to_factor(1 + strengths * jax.random.uniform(key, (3,), minval=-1.0))
@@ -75,13 +75,16 @@ def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float,
 
 
 def blend(base: jax.Array | int, image: jax.Array, factor: jax.Array) -> jax.Array:
-  """Return base + factor · (image − base), clipped, int32, as Pillow's `Image.blend`. A factor of 1 is `ONE`."""
+  """Return base + factor · (image − base), clipped to 0 … 255, int32, as Pillow's `Image.blend` does.
+
+  The argument `factor` is in units of 1/4096.
+  """
   image = image.astype(jnp.int32)
   return jnp.clip((base * ONE + factor * (image - base)) >> 12, 0, LEVELS - 1)
 
 
 def gray(image: jax.Array) -> jax.Array:
-  """Return the luma, int32 [H, W, 1], as Pillow's conversion to L."""
+  """Return the luma of each pixel, int32 [H, W, 1], as Pillow's conversion to mode L computes it."""
   image = image.astype(jnp.int32)
   if image.shape[-1] == 1:
     return image
@@ -90,7 +93,7 @@ def gray(image: jax.Array) -> jax.Array:
 
 
 def mean_gray(image: jax.Array) -> jax.Array:
-  """Return the rounded mean of the luma, int32. Images of more than 4 million pixels overflow."""
+  """Return the rounded mean of the luma, int32. The sum overflows for images of more than 4 million pixels."""
   luma = gray(image)
   return (2 * jnp.sum(luma) + luma.size) // (2 * luma.size)
 
@@ -98,7 +101,7 @@ def mean_gray(image: jax.Array) -> jax.Array:
 def smooth(image: jax.Array) -> jax.Array:
   """Return the result of Pillow's filter SMOOTH, int32.
 
-  The filter is a mean over 3×3 pixels in which the middle counts five times. It keeps the border.
+  The filter is a mean over 3×3 pixels in which the middle pixel counts five times. Pixels at the border stay.
   """
   image = image.astype(jnp.int32)
   rows = image[:-2] + image[1:-1] + image[2:]
@@ -118,7 +121,10 @@ def _look_up(table: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def equalize_table(image: jax.Array) -> jax.Array:
-  """Return the new level of each level that makes a channel's histogram flat, int32 [256, C]."""
+  """Return the table of Pillow's equalize: the new level for each level and channel, int32 [256, C].
+
+  The new levels make the histogram of a channel nearly flat.
+  """
   channels = image.shape[-1]
   counts = jnp.zeros(LEVELS * channels, jnp.int32).at[_table_indices(image)].add(1, mode='promise_in_bounds')
   counts = counts.reshape(LEVELS, channels)
@@ -130,9 +136,9 @@ def equalize_table(image: jax.Array) -> jax.Array:
 
 
 def autocontrast_table(image: jax.Array) -> jax.Array:
-  """Return the new level of each level that stretches a channel to 0 … 255, int32 [256, C].
+  """Return the table of Pillow's autocontrast: the new level for each level and channel, int32 [256, C].
 
-  Entries of levels that do not occur in the channel have no meaning.
+  The new levels of a channel extend from 0 to 255. Entries of levels that do not occur in it have no meaning.
   """
   low, high = (limit(image, axis=(0, 1)).astype(jnp.int32) for limit in (jnp.min, jnp.max))
   levels = jnp.arange(LEVELS)[:, None]
@@ -148,8 +154,8 @@ def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
   """Find the levels where Pillow's autocontrast, computed in float64, is one below the exact value.
 
   Returns:
-    Sets of levels as bits, uint8 [n, 32], and the number of the set for each pair of a channel's least and greatest
-    level, uint16 [256, 256].
+    All n sets of such levels, and the number of the set for each range of levels. The sets are uint8 [n, 32]: one bit
+    for each of the 256 levels. The numbers are uint16 [256, 256], indexed [least level, greatest level] of a channel.
   """
   high, level = np.ogrid[:LEVELS, :LEVELS]
   sets = []
@@ -163,9 +169,9 @@ def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _divide(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Return ⌊a / b⌋ of integers, int32. a is from 0 to 2 million, b is at least 1.
+  """Return ⌊a / b⌋ of integers, int32. a is from 0 to 2 million, and b is at least 1.
 
-  CPUs divide floats many times faster than integers. The added half keeps the quotient away from integers, by more
-  than the rounding error of any device.
+  CPUs divide floats many times faster than integers. One half is added to a. This keeps the quotient away from
+  integers, by more than the rounding error of any device.
   """
   return jnp.floor((a + 0.5) / b).astype(jnp.int32)

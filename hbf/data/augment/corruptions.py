@@ -11,8 +11,8 @@ Differences from the authors' files, beside the random numbers:
   zoom_blur, snow: images are enlarged about the exact center. The authors' center is up to a pixel off.
   elastic_transform: both maps are composed and the image is resampled once, which blurs it less.
   all: levels are rounded, not truncated.
-Errors therefore compare models of this library with each other. They compare only roughly with published errors,
-least of all for frost.
+Error rates on these images therefore serve to compare models of this library with each other. They compare only
+roughly with published error rates, least of all for frost.
 """
 
 import functools
@@ -35,8 +35,8 @@ _CUT = 1e-3  # Smaller weights of a motion blur are left out.
 def corrupt(images: np.ndarray, name: str, strength: int, seed: int = 0) -> np.ndarray:
   """Return images with a corruption.
 
-  The random numbers are a function of (seed, name, strength, number of the image). If only the first images
-  are given, they become the same as among all images.
+  The random numbers of an image are a function of (seed, name, strength, number of the image). If only the first
+  images of a data set are given, the result for these images is the same as for the whole data set.
 
   Args:
     images: uint8 [n, side, side, 1 or 3].
@@ -88,8 +88,9 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
   """Blur, copy random nearby pixels, and blur again.
 
-  The paper exchanges pixels. In the authors' code, the second half of an exchange reads the result of the first half.
-  Pixels are therefore copied, also in their files.
+  The paper exchanges pairs of pixels. In the authors' code, the second half of an exchange reads the result of the
+  first half. One pixel of a pair is therefore copied to the other. The authors' files have such copies, and this
+  function makes them too.
   """
   sigma, far, times = parameters[0] * _scale(x), max(1, round(parameters[1] * _scale(x))), parameters[2]
   blur = functools.partial(ndimage.gaussian_filter, sigma=(0, sigma, sigma, 0), mode='nearest')
@@ -125,8 +126,8 @@ def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndar
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
   """Add ice of random light with ridges like crystals. The ice is bluish in images with color.
 
-  Mean, contrast and grain match pieces of the authors' photographs. Their levels are 0.63 ± 0.15 between pieces and
-  ± 0.09 within a piece, and differ by 0.075 between neighboring pixels.
+  Mean, contrast and grain match pieces of the authors' photographs. The mean level of these pieces is 0.63. Levels
+  vary by ± 0.15 between pieces and by ± 0.09 within a piece. Neighboring pixels differ by 0.075.
   """
   kept, added = parameters
   light = _drawn(draws, lambda random: random.uniform(0.4, 0.85))[:, None, None, None]
@@ -155,7 +156,11 @@ def _contrast(x: np.ndarray, kept: float, draws: Draws) -> np.ndarray:
 
 
 def _elastic_transform(x: np.ndarray, parameters: tuple[float, float, float], draws: Draws) -> np.ndarray:
-  """Apply a random affine map, which moves three points, and a smooth random field. Lengths are parts of the side."""
+  """Apply a random affine map, which moves three points, and a smooth random field.
+
+  The parameters are the amplitude of the field, the sigma of its smoothing and the largest move of a point. They are
+  fractions of the side.
+  """
   far, sigma, jitter = (part * x.shape[1] for part in parameters)
   return np.stack([_bent(image, far, sigma, jitter, random) for image, random in zip(x, draws, strict=True)])
 
@@ -201,7 +206,7 @@ def _drawn(draws: Draws, draw: Callable[[np.random.Generator], Any]) -> np.ndarr
 
 
 def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-  """Blur each image to one side in its own direction, with the weights of half a Gaussian."""
+  """Blur each image along its own direction, to one side only, with the weights of half a Gaussian."""
   steps = np.arange(int(2 * radius * _scale(x)) + 1)
   weights = np.exp(-(steps**2) / (2 * (sigma * _scale(x)) ** 2))
   weights, side, angle = weights[weights > _CUT], x.shape[1], np.deg2rad(degrees)
@@ -256,7 +261,7 @@ def _by_pillow(x: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> n
   return np.stack(changed).astype(np.float32) / 255
 
 
-# Each name has a function and the function's parameters at the five strengths. The order is the order of the groups.
+# Each name has a function, and the function's parameters at the five strengths. The order is that of `GROUPS`.
 CORRUPTIONS: dict[str, tuple[Callable[[np.ndarray, Any, Draws], np.ndarray], tuple[Any, ...]]] = {
   'gaussian_noise': (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
   'shot_noise': (_shot_noise, (500, 250, 100, 75, 50)),

@@ -1,4 +1,4 @@
-"""Config entries of a name and numbers, such as ('shift', 4): reading and checks."""
+"""Reading and checks of config entries. An entry is a name with numbers, such as ('shift', 4)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ Entry = tuple[Any, ...]  # a name and a number for each of its arguments
 
 
 class Argument(NamedTuple):
-  """A number that follows a name.
+  """A number that follows the name in an entry.
 
   Attributes:
     name: name of the argument.
     least: smallest allowed value.
     most: largest allowed value.
     whole: True if the value must be a whole number.
-    default: value if none is given. None if a value is required.
+    default: value of the argument if an entry leaves it out. None: an entry must give the value.
   """
 
   name: str
@@ -28,18 +28,19 @@ class Argument(NamedTuple):
 
 
 def read_entries(key: str, value: Any, known: Mapping[str, Sequence[Argument]]) -> tuple[Entry, ...]:
-  """Read a list of names with numbers.
+  """Read and check the entries in the value of a config key.
 
   Args:
     key: key in the config, such as 'data.transforms'.
-    value: value of the key: tuples, or lists from JSON.
-    known: the arguments of every name.
+    value: value of the key: a tuple of tuples, or a list of lists from JSON.
+    known: the arguments of every known name.
 
   Returns:
-    The entries with all their arguments.
+    The entries, each with the values of all its arguments.
 
   Raises:
-    UserError: the value is no such list, or a name, a number of arguments or an argument is wrong.
+    UserError: the value has another form, a name is unknown, or an entry has a wrong number of arguments or an
+      argument outside its range.
   """
   if not _is_list(value) or not all(_is_list(entry) and entry and isinstance(entry[0], str) for entry in value):
     example = f'(({next(iter(known))!r},),)'

@@ -1,7 +1,8 @@
 """Geometric transforms: maps of the plane that are composed into one map, and one resampling.
 
 A place is (x, y) in pixels from the top left corner. The pixel in column j and row i has its center at (j + ½, i +
-½). A map, float32 [2, 3], takes a place in the result to a place in the image: map · (x, y, 1).
+½). A map is a matrix, float32 [2, 3]. It takes a place (x, y) in the resulting image to the place map · (x, y, 1) in
+the original image.
 """
 
 import functools
@@ -40,7 +41,7 @@ def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
 def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
   """Return a map that mirrors left to right in every other epoch (Jordan 2024).
 
-  The fixed key decides if this begins with epoch 0 or with epoch 1.
+  The fixed key, a random key of the example, decides if epoch 0 or epoch 1 is the first one with a mirrored image.
   """
   del key
   return _mirror_if(_is_mirrored(fixed_key, epoch), size)
@@ -62,7 +63,7 @@ def _mirror_if(condition: jax.Array, size: Size) -> jax.Array:
 
 
 def shift(key: jax.Array, size: Size, most: int) -> jax.Array:
-  """Return a map that moves by a whole number of pixels along each axis, uniform in −most … most."""
+  """Return a map that moves the image along each axis by a whole number of pixels, uniform in −most … most."""
   return affine(jnp.eye(2), (_corner(key, most)[::-1] - most).astype(jnp.float32))
 
 
@@ -93,7 +94,11 @@ def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.
 
 
 def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
-  """Return a map that cuts out a random box and resizes it to the image's size; see `draw_box`."""
+  """Return a map that cuts out a random box and resizes it to the image's size.
+
+  The box has a share of the image's area between `least` and `most`. Its aspect is in the range `ASPECTS` if such a
+  box fits into the image; see `draw_box`.
+  """
   corner, box = draw_box(key, size, (least, most), ASPECTS)
   return affine(jnp.diag(box / jnp.array(size[::-1])), corner)
 
@@ -103,10 +108,16 @@ def draw_box(
 ) -> tuple[jax.Array, jax.Array]:
   """Draw a box within an image, at a uniform position.
 
-  The box's share of the image's area is uniform in `areas`. The logarithm of its aspect (width over height) is
-  uniform in `aspects`, restricted to aspects with which a box of this area fits. If no such aspect exists, the
-  nearest one with which the box fits is taken. Common code instead draws area and aspect again if the box does not
-  fit. Large areas are then rarer than the range says.
+  The box's share of the image's area is uniform in `areas`. The aspect of a box is its width divided by its height.
+  The logarithm of the aspect is uniform in `aspects`, restricted to aspects with which a box of this area fits into
+  the image. If no aspect in the range fits, the box gets the nearest aspect that fits. Common code instead draws area
+  and aspect again if the box does not fit. Large areas are then rarer than `areas` says.
+
+  Args:
+    key: random key.
+    size: height and width of the image.
+    areas: smallest and largest share of the image's area.
+    aspects: smallest and largest aspect.
 
   Returns:
     The top left corner and the size of the box, float32 [2] each, x first.
@@ -135,12 +146,12 @@ def centers(size: Size) -> jax.Array:
 def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
   """Resample an image under a map, bilinearly.
 
-  Places outside the image are black. Between the centers of the outermost pixels and the edge, the outermost pixels
-  are continued. Pillow's `Image.transform` has the same rules.
+  Places outside the image are black. Between the image's edge and the centers of the outermost pixels, the levels of
+  these pixels are used. Pillow's `Image.transform` has the same rules.
 
   Args:
     image: uint8 [H, W, C].
-    mapping: float32 [2, 3].
+    mapping: the map, float32 [2, 3].
 
   Returns:
     uint8 [H, W, C], rounded to the nearest integer.

@@ -14,7 +14,7 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return the same weight for every pixel, float32 [H, W] (Zhang et al. 2018)."""
+  """Return the weight `share` for every pixel, float32 [H, W] (Zhang et al. 2018)."""
   del key
   return jnp.full(size, share)
 
@@ -22,8 +22,8 @@ def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
 def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
   """Return weights of 0 in a box and 1 around it, float32 [H, W] (Yun et al. 2019).
 
-  The box has the aspect of the image and 1 − `share` of its area. Its center is a random pixel. The box is clipped at
-  the border.
+  The box has the aspect of the image and 1 − `share` of the image's area. The center of the box is a random pixel.
+  The box is clipped at the border.
   """
   sides = jnp.array(size)
   half = (sides * jnp.sqrt(1 - share)).astype(jnp.int32) // 2
@@ -35,7 +35,7 @@ def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array
   return 1 - (rows[:, None] & columns).astype(jnp.float32)
 
 
-# The functions by name. A function computes the weights of an image's own pixels from its share λ.
+# The functions by name. From an image's share λ, a function computes the weight of each of the image's own pixels.
 MIXES: dict[str, Callable[..., jax.Array]] = {'mixup': mixup, 'cutmix': cutmix}
 _ARGUMENTS = (Argument('alpha', 0.01, math.inf), Argument('share'))
 
@@ -58,8 +58,9 @@ def mix(
 ) -> tuple[jax.Array, jax.Array]:
   """Mix each image and its target with a partner of the batch.
 
-  The random numbers of example i depend on `key` and i only. They also order the examples, and the partner is the
-  next example in this order. The partner of the last example is the first. Neither rows nor devices matter.
+  The random numbers of example i depend on `key` and i only. One of them is a sort key. The partner of an example is
+  the next example in the sorted batch, and the partner of the last example is the first. So neither the rows of the
+  examples nor the number of devices matters.
 
   Args:
     key: random key of this step.
@@ -70,7 +71,7 @@ def mix(
       the weight λ, drawn from Beta(alpha, alpha), and its partner 1 − λ.
 
   Returns:
-    Images, float32 in 0 … 255, and targets.
+    The mixed images, float32 [B, H, W, C] from 0 to 255, and the mixed targets, float32 [B, classes].
   """
   if not entries:
     return images.astype(jnp.float32), targets
@@ -85,7 +86,7 @@ def mix(
 
 
 def partners(key: jax.Array, index: jax.Array) -> jax.Array:
-  """Return the row of each example's partner, int32 [B]. In a batch of two or more it is another row."""
+  """Return the row of each example's partner, int32 [B]. In a batch of two or more, no example is its own partner."""
   keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(index)
   numbers = jax.vmap(jax.random.bits)(keys)
   # If two numbers are equal, the index decides.
@@ -109,9 +110,9 @@ def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) ->
 def beta(key: jax.Array, alpha: float) -> jax.Array:
   """Draw from Beta(alpha, alpha).
 
-  The number is (1 + T/√(ν + T²))/2. T follows Student's distribution with ν = 2 alpha degrees of freedom, for which
-  Bailey (1994) gives a formula. `jax.random.beta` loops until all draws of the batch are accepted: it is slow to
-  compile, and devices would wait for one another.
+  The drawn number is (1 + T/√(ν + T²))/2. T follows Student's distribution with ν = 2 alpha degrees of freedom, for
+  which Bailey (1994) gives a formula. `jax.random.beta` is not used, because it loops until all draws of the batch
+  are accepted. It is slow to compile, and devices would wait for one another.
   """
   radius_key, angle_key = jax.random.split(key)
   log = jnp.log(jax.random.uniform(radius_key, minval=jnp.finfo(jnp.float32).tiny)) / alpha

@@ -1,7 +1,8 @@
 """RandAugment and TrivialAugment, as in torchvision: random operations of a given or a random magnitude.
 
-An operation has a magnitude of 0 … 30. Shears, translations and rotations are part of the image's one warp. The other
-operations change colors, in the order in which they are drawn.
+An operation has a magnitude of 0 … 30. Shears, translations and rotations are composed with the other geometric
+transforms into one map, and the image is resampled once. The other operations change colors, in the order in which
+they are drawn.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ class Space:
   """The strengths of the operations at the greatest magnitude.
 
   Attributes:
-    shear: shift of a row divided by its distance from the top.
+    shear: shift of a row divided by its distance from the top, or of a column divided by its distance from the left.
     translate: shift in pixels. None: 150/331 of the image's side.
     rotate: angle in degrees.
     factor: difference between 1 and the factor of brightness, contrast, saturation or sharpness.
@@ -57,7 +58,7 @@ class Drawn(NamedTuple):
 def draw_rand(key: jax.Array, count: int, magnitude: int) -> Drawn:
   """Draw `count` operations of RandAugment (Cubuk et al. 2020), all of the given magnitude.
 
-  Each of them is any of the 14 operations with equal probability.
+  Each drawn operation is any of the 14 `OPERATIONS` with equal probability.
   """
   return _draw(key, count, magnitude, magnitude)
 

@@ -39,10 +39,12 @@ class Transform(NamedTuple):
   Attributes:
     arguments: the numbers that follow the name in a config.
     geometry: function (key, (H, W), *needs, *arguments) → the map that moves the image, see
-      `hbf.data.augment.geometry`.
-    exact: function (key, image, *needs, *arguments) → the result of a warp by this map alone, without resampling.
-    pixels: function (key, image, *needs, *arguments) → the image with other colors, uint8 [H, W, C].
-    needs: names of fields of `Facts`, passed by position.
+      `hbf.data.augment.geometry`. None: the transform does not move the image.
+    exact: function (key, image, *needs, *arguments) → the image that a warp by this map alone would give. It is
+      computed without resampling. None: there is no such function.
+    pixels: function (key, image, *needs, *arguments) → the image with other colors, uint8 [H, W, C]. None: the
+      transform does not change colors.
+    needs: names of fields of `Facts`. The functions get the values of these fields by position.
   """
 
   arguments: tuple[Argument, ...] = ()
@@ -80,7 +82,7 @@ def erase(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
 
 
 def cutout(key: jax.Array, image: jax.Array, mean: jax.Array, side: int) -> jax.Array:
-  """Fill a square around a random pixel with the channels' mean; the square is clipped at the image's edges."""
+  """Fill a square around a random pixel with the mean of each channel. The image's edges clip the square."""
   center = jax.random.randint(key, (2,), 0, jnp.array(image.shape[:2]))
   rows, columns = (
     (jnp.arange(length) >= start) & (jnp.arange(length) < start + side)
@@ -131,7 +133,7 @@ def read_transforms(value: Any) -> tuple[Entry, ...]:
 
 
 def check_size(entries: Sequence[Entry], image_shape: Sequence[int]) -> None:
-  """Raise UserError if a shift can move the whole image out of sight."""
+  """Raise UserError if a shift can move the whole image out of the frame."""
   side = min(image_shape[:2])
   for name, *arguments in entries:
     if name == 'shift' and arguments[0] >= side:
@@ -142,8 +144,8 @@ def transform(key: jax.Array, image: jax.Array, entries: Sequence[Entry], facts:
   """Transform an image.
 
   Geometric transforms come first. Their maps are composed in the order of the entries, and the image is resampled
-  once. If there are only flips and shifts, no resampling is needed. Color transforms and erasing follow in the order
-  of the entries.
+  once. If all geometric transforms are flips and shifts, no resampling is needed. Then the other transforms, which
+  change colors or erase, are applied in the order of the entries.
 
   Args:
     key: random key of this image.

@@ -6,16 +6,17 @@ from hbf.data.images import archives
 
 
 class Local:
-  """A mixin for a builder that downloads nothing. It precedes TFDS's class in the list of bases."""
+  """A mixin for a builder that downloads nothing. In the list of bases, it stands before TFDS's class."""
 
   # TFDS would look for checksums beside this path. That search needs a package that TFDS does not install.
   code_path = None
 
 
 class FromArchive(Local):
-  """A mixin for a builder that reads a local archive. It precedes TFDS's class in the list of bases.
+  """A mixin for a builder that reads a local archive. In the list of bases, it stands before TFDS's class.
 
-  Builders check the layout, the sizes and the labels, not the checksum. An archive that was packed again is accepted.
+  A builder checks the layout, the sizes and the labels of the archive, but not its checksum. It therefore accepts an
+  archive that a user has unpacked and packed again.
   """
 
   def __init__(self, *, archive: archives.Archive, **kwargs: Any):

@@ -17,7 +17,7 @@ _SHAPE = (3, 32, 32)  # The archive stores channels first.
 
 
 class _Cifar(base.FromArchive):
-  """The parts of both builders that differ from TFDS."""
+  """The methods of both CIFAR builders that replace those of TFDS's builders."""
 
   records: ClassVar[Mapping[str, int]] = {'train': 50_000, 'test': 10_000}
 
@@ -57,7 +57,7 @@ class _Cifar(base.FromArchive):
     return records
 
   def _generate_examples(self, split: str, files: list[np.ndarray]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield examples with TFDS's keys and ids: their numbers in the archive."""
+    """Yield examples with the keys and ids of TFDS. A key is the number of the example in the archive."""
     keys = self._cifar_info.label_keys
     for number, record in enumerate(record for records in files for record in records):
       image = record[len(keys) :].reshape(_SHAPE).transpose(1, 2, 0)

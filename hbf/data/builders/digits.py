@@ -13,7 +13,10 @@ _TEST_EVERY = 5
 
 
 class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """The test set of UCI's optical recognition of handwritten digits. Four fifths of it are the training split."""
+  """A builder of the digits: the test set of UCI's "Optical recognition of handwritten digits".
+
+  Four fifths of its images are the split `train`, and the others the split `test`.
+  """
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -33,7 +36,7 @@ class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
     del dl_manager  # The images come with scikit-learn.
-    from sklearn.datasets import load_digits  # a second, which every command would take that trains or evaluates
+    from sklearn.datasets import load_digits  # takes a second, and at the top every command would wait for it
 
     digits = load_digits()
     is_test = np.zeros(len(digits.target), bool)

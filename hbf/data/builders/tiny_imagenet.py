@@ -22,7 +22,7 @@ _SIZE = 64
 
 
 class TinyImagenet(base.FromArchive, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Tiny ImageNet. The classes are sorted WordNet ids. The metadata's `names` has a word for each class."""
+  """A builder of Tiny ImageNet. The classes are sorted WordNet ids. The metadata `names` has a word for each id."""
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -114,7 +114,7 @@ def _test_labels(annotations: str) -> dict[str, str]:
 
 
 def _names(classes: list[str], words: str) -> dict[str, str]:
-  """Return the first synonym of each class, from lines `ID SYNONYM, ...`. Add the id where two classes share it."""
+  """Return the first synonym of each class, from lines `ID SYNONYM, ...`. Add the id if classes share a synonym."""
   synonyms = dict(line.split('\t', 1) for line in words.splitlines() if '\t' in line)
   first = {name: synonyms[name].partition(',')[0] for name in classes if name in synonyms}
   count = collections.Counter(first.values())

@@ -44,7 +44,7 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-  """The local archive of a data set. It may have been packed again: its checksum is not compared.
+  """The local archive of a data set. A user may have packed it again, so its checksum is not compared.
 
   Attributes:
     path: the local file.
@@ -55,13 +55,13 @@ class Archive:
   url: str
 
   def error(self, reason: str) -> UserError:
-    """Return an error about the file. `reason` continues a sentence about it, such as 'lacks train.bin'."""
+    """Return an error about the file. The message begins with its path and `reason`, such as 'lacks train.bin'."""
     expected = os.path.basename(self.url)
     return UserError(f'{self.path} {reason}; expected {expected} as published: download it again from {self.url}')
 
   @contextlib.contextmanager
   def reading(self) -> Iterator[None]:
-    """Turn errors inside the block about a missing, damaged or foreign file into `UserError`."""
+    """Turn errors in the `with` statement about a missing, damaged or wrong file into `UserError`."""
     try:
       yield
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def download(published: Published, directory: str) -> str:
 
 @contextlib.contextmanager
 def _temporary(directory: str) -> Iterator[IO[bytes]]:
-  """Make a temporary file. It is removed after the block unless it was renamed."""
+  """Make a temporary file. It is removed after the `with` statement unless it was renamed."""
   with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
     try:
       yield file

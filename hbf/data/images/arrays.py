@@ -15,15 +15,15 @@ NAME = 'arrays'  # name of the data set in a config
 class ArrayData:
   """Labeled images to train on and to test on, for `hbf.train`.
 
-  Arrays of the right types are not copied. Do not change them during a run.
+  Images of type uint8 are not copied. Do not change them during a run.
 
   Attributes:
-    x_train: images [N, H, W, C] with one channel (gray) or three (RGB): uint8, or floats from 0 to 1, which are
-      rounded to 256 levels.
+    x_train: images [N, H, W, C] with one channel (gray) or three channels (RGB). They are uint8, or floats from 0 to
+      1, which are rounded to 256 levels.
     y_train: labels of x_train, whole numbers [N] from 0 on.
     x_test: images of the same height, width and channels as x_train.
     y_test: labels of x_test.
-    class_names: the name of each label. None names the labels '0' to the largest of y_train.
+    class_names: the name of each label. None names each label by its number, from '0' to the largest in y_train.
 
   Raises:
     ValueError: an array has a wrong shape, type or range. The message names the array and the expected value.
@@ -57,7 +57,7 @@ class ArrayData:
 
 @dataclasses.dataclass(frozen=True)
 class ArraySource:
-  """A source in memory; see `hbf.data.images.sources.Source`."""
+  """A source whose images are in memory; see `hbf.data.images.sources.Source`."""
 
   images: np.ndarray
   labels: np.ndarray
@@ -87,8 +87,8 @@ def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: st
   Args:
     name: name of the argument, for messages.
     value: images as uint8, or as floats from 0 to 1.
-    shape: required height, width and channels. None accepts any.
-    why: reason for the required shape, for messages.
+    shape: required height, width and channels. None accepts any shape.
+    why: reason for the required shape, for messages, such as 'as x_train'.
 
   Raises:
     UserError: the value has a wrong shape, type or range.

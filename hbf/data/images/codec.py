@@ -1,4 +1,4 @@
-"""Decoding of images to uint8 arrays and encoding, with Pillow."""
+"""Decoding of images to uint8 arrays, and encoding of such arrays, with Pillow."""
 
 import contextlib
 import io
@@ -40,17 +40,18 @@ def decode(
 
   Args:
     file: a path, or a file open for reading.
-    channels: 1 (gray) or 3 (RGB). Other images are converted: 16 bits are rounded to 8, and transparent pixels are
-      put on white.
+    channels: 1 (gray) or 3 (RGB). Images of other kinds are converted. Samples of 16 bits are rounded to 8 bits, and
+      transparent pixels get a white background.
     size: height and width of the result in pixels. The shorter side is resized to `size` (bilinear, antialiased), and
-      the center is cut out. None keeps the stored size.
+      the square in the center is cut out. None keeps the stored size.
     formats: Pillow's names of the formats to try.
 
   Returns:
     uint8 [height, width, channels].
 
   Raises:
-    ValueError: the image has samples of 32 bits, whose range is unknown. Pillow raises any error on damaged data.
+    ValueError: the image has samples of 32 bits. Their range is unknown.
+    Exception: the data are damaged. Pillow then raises errors of any type.
   """
   with Image.open(file, formats=formats) as image:
     return _to_array(image, channels, size)
@@ -111,12 +112,12 @@ def _fit(image: Image.Image, mode: str, size: int) -> Image.Image:
 
 
 class _Span(NamedTuple):
-  """An interval of one axis of an image that becomes the center of the resized image.
+  """An interval along one axis of an image. It becomes the center of the resized image.
 
   Attributes:
-    first: first pixel that the result depends on.
-    last: one more than the last pixel that the result depends on.
-    start: begin of the interval, in pixels from `first`.
+    first: number of the first pixel that the result depends on.
+    last: number of the last pixel that the result depends on, plus one.
+    start: start of the interval, in pixels from `first`.
     stop: end of the interval, in pixels from `first`.
   """
 
@@ -127,7 +128,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the span that becomes `size` pixels from `offset` on, if `side` pixels are resized to `resized`."""
+    """Return the span that becomes `size` pixels from pixel `offset` on if `side` pixels are resized to `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
@@ -136,7 +137,7 @@ class _Span(NamedTuple):
 
 
 def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
-  """Decode a user's own file and rotate it as EXIF says; see `decode`.
+  """Decode a user's own image file and rotate the image as EXIF says; see `decode` for the arguments.
 
   Raises:
     UserError: `path` is no image of `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
@@ -149,8 +150,8 @@ def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
 def check_file(path: str) -> None:
   """Raise UserError if a file is no image, is too large or is cut off.
 
-  A JPEG or PNG is whole if it has its end mark; other formats are decoded. Damage before the end mark is not found,
-  because that would take as long as an epoch of decoding.
+  A JPEG or PNG counts as whole if it ends with the end mark of its format. All other files are decoded. Damage before
+  an end mark is not found. To find it, every file would have to be decoded, which takes as long as an epoch.
 
   Raises:
     UserError: see `decode_file`.
@@ -169,7 +170,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Image.Image]:
-  """Open a user's own image. The block reads its pixels. Errors are as in `decode_file`."""
+  """Open a user's own image, whose pixels the `with` statement reads. It raises the errors of `decode_file`."""
   with _explain_errors(path), Image.open(path, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
@@ -188,7 +189,7 @@ def read_file(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _explain_errors(path: str) -> Iterator[None]:
-  """Turn every error inside the block into a `UserError` that names `path`."""
+  """Turn every error in the `with` statement into a `UserError` that names `path`."""
   try:
     yield
   except Exception as error:  # Pillow raises errors of any type on damaged data, even SyntaxError and struct.error.
@@ -200,10 +201,10 @@ def _explain_errors(path: str) -> Iterator[None]:
 
 
 def content(encoded: bytes, channels: int) -> bytes:
-  """Return the pixels of a PNG, or the unchanged bytes of another format.
+  """Return the bytes of an encoded image for a fingerprint: the pixels of a PNG, or the unchanged bytes otherwise.
 
-  The pixels of a PNG do not depend on the program that encoded it. A fingerprint of them is therefore the same for
-  all encoders.
+  The pixels of a PNG do not depend on the program that encoded it. A fingerprint of the pixels is therefore the same
+  for all encoders.
   """
   if not encoded.startswith(b'\x89PNG'):
     return encoded

@@ -1,4 +1,4 @@
-"""Listing of a user's folders. Hidden entries are left out; any other unreadable entry is an error."""
+"""Listing of a user's folders. Hidden entries are left out. Any other entry that cannot be used raises an error."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from hbf.errors import UserError
 
 
 def list_folder(folder: Path) -> tuple[list[str], list[str]]:
-  """Return the sorted names of the subfolders and of the files in a folder. Leave out hidden entries.
+  """Return the sorted names of the subfolders in a folder, and of the files in it. Leave out hidden entries.
 
   Raises:
     UserError: the folder can't be read, a name isn't UTF-8, or an entry is neither folder nor file.

@@ -52,7 +52,7 @@ class FolderSource:
         pass
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield class, name and size of every file, and the content of the files `sample`, int [n]; see `Stored`."""
+    """Yield class, name and size of every file, then the content of the files `sample`, int [n]; see `Stored`."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(_THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))
@@ -75,8 +75,8 @@ def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str
     The sorted names of the classes, and the sources `train` and `test`.
 
   Raises:
-    UserError: the size is not given. Or a folder is missing, empty or not expected. Or a class has no image, or it
-      contains a folder. Or both splits are the same folder.
+    UserError: the size is not given; a folder is missing, empty or not expected; a class has no image or contains a
+      folder; or both splits are the same folder.
   """
   if not size:
     raise UserError(

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the channels of images, from exact sums over the levels 0 to 255."""
+"""Mean and standard deviation of the channels of images, from exact sums of their pixels' levels, 0 to 255."""
 
 import math
 
@@ -14,11 +14,12 @@ def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
   """Sum levels and squared levels over blocks of images. Every device sums its own shard.
 
   Args:
-    image: uint8 [M, K].
+    image: M images of K levels each, uint8 [M, K].
     sharding: sharding over M.
 
   Returns:
-    uint32 [2, G, K] for G blocks, sharded over G. Blocks are so small that no sum overflows.
+    The sums of the levels and of the squared levels over each of G blocks, uint32 [2, G, K], sharded over G. Blocks
+    are so small that no sum overflows.
   """
   block_spec = PartitionSpec(None, *sharding.spec)
   return jax.shard_map(_block_sums, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=block_spec)(image)
@@ -48,7 +49,7 @@ def statistics(pixels: int, sums: np.ndarray) -> tuple[tuple[float, ...], tuple[
   The deviation is at least one gray level, 1/255, so that division by it is safe.
 
   Args:
-    pixels: number of pixels.
+    pixels: number of pixels in the sums.
     sums: each channel's sum of levels and sum of squared levels, int [2, C].
   """
   mean, std = zip(*(_moments(pixels, *channel) for channel in sums.T.tolist()), strict=True)

@@ -23,7 +23,7 @@ class Images:
 
   Attributes:
     classes: number of classes.
-    image_shape: height, width and channels. None where a length varies.
+    image_shape: height, width and channels. The height or width is None if it varies.
     examples: number of examples of `train` and `test`.
   """
 
@@ -34,11 +34,11 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-  """A recipe that prepares a data set.
+  """How hbf prepares a data set.
 
   Attributes:
-    builder: a function that makes the TFDS builder. Its arguments are `data_dir` and `file_format`, and `archive` if
-      `published` is given.
+    builder: a function that makes the TFDS builder. Its arguments are `data_dir` and `file_format`. If `published` is
+      given, it has another argument, `archive`.
     published: the published archive, or None if the data set needs none.
     images: facts about the images. None for texts, and for a data set that needs no download.
   """
@@ -50,7 +50,7 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Manual:
-  """A data set that only TFDS prepares, from archives that need a registration.
+  """A data set that only TFDS can prepare. Its publisher asks a user to register before a download of the archives.
 
   Attributes:
     page: address of the page with the archives.
@@ -116,12 +116,12 @@ UNPREPARED: Mapping[str, str] = {
 
 
 def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
-  """Return the folder of a prepared data set. Prepare the data set first if that is allowed.
+  """Return the folder of a prepared data set. If there is none, prepare the data set first, if that is allowed.
 
   Args:
     name: name of the data set.
     directory: the TFDS data directory.
-    download: True to allow a download. A data set that needs no download is prepared anyway.
+    download: True to allow a download. A data set that needs no download is prepared in any case.
 
   Raises:
     UserError: the data set is unknown or not prepared. The message says what to do.
@@ -142,19 +142,20 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
 
 
 def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
-  """Prepare a data set as ArrayRecord files. `prepared.find` tells if it is prepared already.
+  """Prepare a data set as ArrayRecord files. To learn if it is prepared already, call `prepared.find`.
 
   Args:
     name: one of `PREPARATIONS`.
     directory: the TFDS data directory, a local folder. A preparation that fails leaves nothing in DIRECTORY/NAME.
-    archive: local archive, as published or packed again. None downloads it to DIRECTORY/downloads.
+    archive: path of a local archive, as published or packed again. None downloads the published archive to
+      DIRECTORY/downloads.
 
   Returns:
     The folder DIRECTORY/NAME/VERSION.
 
   Raises:
-    UserError: the name is unknown, the archive is missing, damaged or another file, or the directory is not
-      writable.
+    UserError: the data set is unknown or not prepared by hbf; the archive is missing, damaged or another file; or the
+      directory is not writable.
   """
   if name in UNPREPARED:
     raise UserError(f'{name} needs no preparation; name it in the config only: {UNPREPARED[name]}')
@@ -170,7 +171,7 @@ def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
 
 
 def refuse_manual(name: str, directory: str) -> None:
-  """Raise UserError with instructions if only TFDS prepares the data set."""
+  """Raise UserError with instructions if only TFDS, and not hbf, can prepare the data set."""
   if name in MANUAL:
     manual = MANUAL[name]
     files = ' and '.join(manual.files)

@@ -212,7 +212,7 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
 
 
 def names(builder: tfds.core.DatasetBuilder) -> dict[str, str]:
-  """Return readable names of the classes by stored name, from the data set's metadata. Empty if it has none."""
+  """Return readable names of the classes, by stored name. The dict is empty if the data set's metadata has none."""
   return dict((builder.info.metadata or {}).get('names', {}))
 
 

@@ -14,7 +14,7 @@ _HOLD_OUT_SEED = 143
 
 
 class Source(Protocol):
-  """Labeled images of one shape, by number. A source can be pickled, and several threads may read it at once."""
+  """Labeled images of one shape. An index selects an example. A source can be pickled, and threads can share it."""
 
   def __len__(self) -> int:
     """Return the number of examples."""
@@ -53,10 +53,13 @@ class Labeled(Protocol):
 
 @runtime_checkable
 class Stored(Protocol):
-  """A source of stored images whose fingerprint does not depend on the size that they are resized to."""
+  """A source of stored images. Its fingerprint does not depend on the size that the images are resized to."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return bytes for a fingerprint: cheap facts of all examples, and everything of the examples in `sample`.
+    """Return bytes for a fingerprint of the source.
+
+    They contain the labels and stored images of the examples in `sample`. They may also contain facts about all
+    examples that are fast to read, such as the sizes of files.
 
     Args:
       sample: numbers of examples, int [n].
@@ -104,7 +107,7 @@ class Subset:
 
 
 def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
-  """Return the examples `indices`, int [n], in the fastest way that the source has."""
+  """Return the examples `indices`, int [n], by the fastest method that the source has."""
   return source.read(indices) if isinstance(source, Batched) else (source[int(index)] for index in indices)
 
 
@@ -119,14 +122,14 @@ def check(source: Source, indices: np.ndarray) -> None:
 
 
 def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
-  """Return bytes for a fingerprint of a source, from the examples `sample`, int [n], at least; see `Stored`."""
+  """Return bytes for a fingerprint of a source. They cover at least the examples `sample`, int [n]; see `Stored`."""
   if isinstance(source, Stored):
     return source.traits(sample)
   return (part for image, label in read(source, sample) for part in (str(label).encode(), image.tobytes()))
 
 
 def labels(source: Source) -> np.ndarray:
-  """Return the class of every example, int [n], in the cheapest way that the source has."""
+  """Return the class of every example, int [n], by the fastest method that the source has."""
   if isinstance(source, Labeled):
     return source.read_labels()
   return np.array([label for _, label in read(source, np.arange(len(source)))], np.int64)
@@ -140,7 +143,7 @@ def hold_out(source: Source, fraction: float, stratify: bool) -> tuple[Subset, S
 
   Args:
     source: the source to split.
-    fraction: fraction of the examples that goes to validation, in [0, 1). 0 makes that part empty.
+    fraction: fraction of the examples that goes to validation, in [0, 1). 0 makes the validation part empty.
     stratify: True to hold out the same fraction of every class, rounded to whole examples.
 
   Returns:

@@ -1,4 +1,4 @@
-"""Batches as host arrays, before their transfer to devices."""
+"""Batches as NumPy arrays on the host, before their transfer to devices."""
 
 import dataclasses
 from concurrent import futures
@@ -29,7 +29,16 @@ class Order(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class HostBatches:
-  """A sequence of the batches start, …, stop − 1 of an order as host arrays. Grain reads it."""
+  """The batches start, …, stop − 1 of an order, as a sequence of host batches that Grain can read.
+
+  Attributes:
+    source: the examples.
+    order: the choice of examples for each batch.
+    start: number of the first batch.
+    stop: number of the last batch, plus one.
+    rows: numbers of the rows of a batch that are read. A process reads the rows that its devices hold.
+    image_shape: height, width and channels of the images.
+  """
 
   source: Source
   order: Order
@@ -46,7 +55,7 @@ class HostBatches:
 
 
 def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> HostBatch:
-  """Read a host batch. If an index is −1, its image and label are 0."""
+  """Read the examples `indices`, int [n], as a host batch. The image and the label of index −1 are 0."""
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros(len(indices), np.int32)
   rows = np.flatnonzero(indices >= 0)
@@ -56,7 +65,11 @@ def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) 
 
 
 def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-  """Read images, uint8 [n, H, W, C], and labels, int32 [n], in threads. An index of −1 means 0, as in `assemble`."""
+  """Read the examples `indices`, int [n], in threads. The image and the label of index −1 are 0.
+
+  Returns:
+    Images, uint8 [n, H, W, C], and labels, int32 [n].
+  """
   images = np.empty((len(indices), *image_shape), np.uint8)
   labels = np.empty(len(indices), np.int32)
   starts = range(0, len(indices), CHUNK)
@@ -68,7 +81,7 @@ def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...])
 
 
 def image_shape(source: Source) -> tuple[int, ...]:
-  """Return height, width and channels of the images.
+  """Return height, width and channels of a source's images.
 
   Raises:
     UserError: the source is empty.

@@ -14,16 +14,16 @@ _SAMPLED = 64  # images of a split in the fingerprint. Reading all images takes 
 def identity(dataset: Dataset) -> dict[str, Any]:
   """Return the identity of a data set, for JSON.
 
-  The fingerprint depends neither on the location of the data nor on the size that images are resized to. It covers
-  some dozens of stored images of each split, evenly spaced.
+  The fingerprint depends neither on the location of the data nor on the size that images are resized to. It covers at
+  most 64 stored images of each split, which are evenly spaced.
 
   Args:
     dataset: the data set, from `hbf.data.datasets.load`.
 
   Returns:
-    A dict with these keys. name. classes: the stored names. names: readable names by stored name; they are no part of
-    the fingerprint. image_shape: height, width and channels. splits: the number of examples of each split.
-    fingerprint: SHA-256 of classes, labels and images, in hexadecimal.
+    A dict. `name` is the data set's name. `classes` has the stored name of each class, and `names` has readable names
+    by stored name. `image_shape` is height, width and channels. `splits` has the number of examples of each split.
+    `fingerprint` is the SHA-256 of classes, labels and images, in hexadecimal. It does not cover `names`.
 
   Raises:
     UserError: an image can't be read.

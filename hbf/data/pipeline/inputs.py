@@ -1,9 +1,9 @@
 """Two inputs for a jitted step: all examples in device memory, or a stream. Both give bit-identical examples.
 
 A *batch* is a dict of device arrays, sharded over their first axis. A batch of the device-resident input is
-{'index': int32 [B]}. A batch of the stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. `gather`
-completes both inside jit. Padding rows have index −1, image 0 and label 0. A *stack* is several batches, stacked on a
-new first axis.
+{'index': int32 [B]}. A batch of the stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit,
+`gather` makes the same complete batch from either. Padding rows have index −1, image 0 and label 0. A *stack* is
+several batches, stacked on a new first axis.
 """
 
 import abc
@@ -43,10 +43,10 @@ class Examples:
   M is the number of examples, padded with zeros to a multiple of the number of shards.
 
   Attributes:
-    image: uint8 [M, H·W·C]. The axes are flat because a TPU pads short axes: it would copy
-      [M, H, W, C] at every step.
-    label: int32 [M].
-    image_shape: H, W, C.
+    image: levels of the images, uint8 [M, H·W·C]. Each image is flat, because a TPU pads short axes. It would copy an
+      array [M, H, W, C] at every step.
+    label: class of each image, int32 [M].
+    image_shape: height, width and channels of the images: H, W, C.
     sharding: sharding over M, equal to the sharding of batches.
   """
 
@@ -63,8 +63,8 @@ class Input(abc.ABC):
   """A source of batches for a jitted step.
 
   Attributes:
-    resident: data in device memory that every step needs beside the batch, or None. Pass it to the jitted step as an
-      argument: XLA would compile a constant into the program.
+    resident: data in device memory that every step needs beside the batch, or None. Pass the data to the jitted step
+      as an argument. Otherwise XLA would compile the data into the program as a constant.
   """
 
   resident: Resident
@@ -81,10 +81,13 @@ class Input(abc.ABC):
   def _host_batches(
     self, order: host.Order, start: int, stop: int, rows: np.ndarray
   ) -> Generator[HostBatch, None, None]:
-    """Yield `rows` of the batches start, …, stop − 1 of `order`. Closing the generator ends its readers."""
+    """Yield `rows` of the batches start, …, stop − 1 of `order`. Closing the generator stops the reading."""
 
   def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
-    """Yield the batches start, …, stop − 1 of `order`. A late start costs nothing. Closing ends the readers."""
+    """Yield the batches start, …, stop − 1 of `order`. Closing the generator stops the reading.
+
+    The batches before `start` are not read, so a large `start` takes no extra time.
+    """
     rows = _local_rows(self._sharding, order.batch_size)
     with contextlib.closing(self._host_batches(order, start, stop, rows)) as batches:
       yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
@@ -96,7 +99,7 @@ class Input(abc.ABC):
       order: order of the examples.
       start: number of the first batch.
       counts: number of batches in each stack, at most `size`.
-      size: length of the first axis of every stack. Copies of the last batch fill it.
+      size: length of the first axis of every stack. Copies of a stack's last batch fill the rest of this axis.
     """
     rows = _local_rows(self._sharding, order.batch_size)
     sharding = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
@@ -106,7 +109,7 @@ class Input(abc.ABC):
 
 
 class ResidentInput(Input):
-  """An input whose examples all lie in device memory. A batch holds their numbers only."""
+  """An input whose examples all lie in device memory. A batch has only the numbers of its examples."""
 
   _count: int
 
@@ -187,7 +190,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the sums over evenly spaced examples. Reading all examples would take an epoch."""
+    """Return the sums over evenly spaced examples. Reading all examples would take as long as an epoch."""
     images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
     return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
@@ -207,7 +210,8 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
   """Make the input for a source.
 
   Args:
-    kind: `device`, `stream` or `auto`. `auto` is `device` if the images fit into `resident_bytes`, else `stream`.
+    kind: `device`, `stream` or `auto`. `auto` is `device` if each device's images fit into `resident_bytes`, else
+      `stream`.
     source: the examples.
     sharding: sharding of batches over their first axis.
     workers: number of processes that read a stream. 0 reads in threads.
@@ -223,7 +227,7 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
 def abstract_resident(
   kind: str, count: int, image_shape: tuple[int, ...], sharding: NamedSharding, resident_bytes: int
 ) -> Resident:
-  """Return an input's `resident` as shapes with shardings, without reading data.
+  """Return the attribute `resident` of an input as `jax.ShapeDtypeStruct`s with shardings, without reading data.
 
   Args:
     kind: kind of the input; see `make_input`.
@@ -231,6 +235,9 @@ def abstract_resident(
     image_shape: height, width and channels of the images.
     sharding: sharding of batches over their first axis.
     resident_bytes: the most bytes of images on each device; see `make_input`.
+
+  Returns:
+    `Examples` with shapes in place of arrays, or None for a stream.
   """
   if not _is_resident(kind, count, image_shape, sharding, resident_bytes):
     return None
@@ -242,13 +249,13 @@ def abstract_resident(
 
 
 def abstract_batch(resident: Resident, image_shape: tuple[int, ...], sharding: NamedSharding, *leading: int) -> Batch:
-  """Return a batch or a stack as shapes with shardings.
+  """Return a batch or a stack as `jax.ShapeDtypeStruct`s with shardings.
 
   Args:
     resident: an input's `resident`, as arrays or shapes.
     image_shape: height, width and channels of the images.
     sharding: sharding of batches over their first axis.
-    *leading: B for a batch; S, B for a stack.
+    *leading: lengths of the first axes: B for a batch of B rows, or S, B for a stack of S batches.
   """
   spec = PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
   array: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(sharding.mesh, spec))
@@ -289,8 +296,8 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
     batch: a batch that the input yielded.
 
   Returns:
-    A dict of index, int32 [B], −1 for padding; image, uint8 [B, H, W, C]; label, int32 [B]; and mask, bool [B], False
-    for padding.
+    A dict. `index`, int32 [B], is −1 for padding. `image` is uint8 [B, H, W, C], and `label` is int32 [B]. `mask`,
+    bool [B], is False for padding.
   """
   index = batch['index']
   mask = index >= 0
@@ -330,7 +337,7 @@ def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
 
 
 def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
-  """Stack batches on a new first axis of length `size`. Copies of the last batch fill it."""
+  """Stack batches on a new first axis of length `size`. Copies of the last batch fill the rest of this axis."""
   padded = [*batches, *[batches[-1]] * (size - len(batches))]
   return {key: np.stack([batch[key] for batch in padded]) for key in batches[0]}
 

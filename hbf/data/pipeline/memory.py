@@ -7,8 +7,9 @@ import jax.numpy as jnp
 def keep(z: jax.Array) -> jax.Array:
   """Return `z` after forcing XLA on CPU to store it in memory, so that it is computed once.
 
-  XLA otherwise fuses the computation of `z` into its readers, and repeats it for every element that they read. XLA
-  removes optimization barriers before that, but it keeps the result of a scatter.
+  XLA otherwise fuses the computation of `z` into the operations that read `z`, and repeats the computation for every
+  element that they read. An optimization barrier does not help, because XLA removes the barrier before it fuses. XLA
+  does store the result of a scatter, so this function scatters `z` into zeros.
   """
   return jax.lax.platform_dependent(z, cpu=_scatter, default=lambda z: z)
 

@@ -1,6 +1,7 @@
 """The order of examples: the examples of step s are a pure function of (seed, s).
 
-The step is thus the whole state of the input. A resumed run sees exactly the examples of an uninterrupted run.
+The number of the step is thus the whole state of the input. A resumed run sees exactly the examples that an
+uninterrupted run would see.
 """
 
 import dataclasses
@@ -14,8 +15,8 @@ import numpy as np
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
   """Return a pseudo-random permutation of range(examples), int32 [examples], a pure function of the arguments.
 
-  The permutation sorts raw numbers of Philox. NumPy keeps the stream of a bit generator the same in all versions, but
-  not the results of `Generator.permutation`. The array is shared, and therefore read-only.
+  The permutation sorts raw numbers of the bit generator Philox. In all versions of NumPy, a bit generator gives the
+  same numbers, but `Generator.permutation` may not. Equal calls share one array, which is therefore read-only.
   """
   generator = np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64))
   order = np.argsort(generator.random_raw(examples), kind='stable').astype(np.int32)
@@ -24,7 +25,7 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def evenly_spaced(examples: int, most: int) -> np.ndarray:
-  """Return `most` evenly spaced numbers from 0, …, examples − 1, or all of them if there are fewer: int64 [n]."""
+  """Return `most` evenly spaced numbers of 0, …, examples − 1, int64 [n]. Return all of them if they are fewer."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
 
@@ -33,8 +34,9 @@ def evenly_spaced(examples: int, most: int) -> np.ndarray:
 class TrainOrder:
   """An endless stream of shuffled epochs, cut into batches.
 
-  The stream concatenates one permutation for each epoch. With n examples, position p of the stream holds
-  permutation_{p // n}[p % n]. A batch may extend over several epochs, so no example is dropped.
+  The stream concatenates one permutation for each epoch. With n examples, position p of the stream belongs to epoch
+  e = p // n, and holds element p % n of the permutation of epoch e. A batch may extend over several epochs, so no
+  example is dropped.
 
   Attributes:
     seed: seed of the permutations.
@@ -73,7 +75,7 @@ class TrainOrder:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOrder:
-  """Every example once, in order. The last batch is padded with −1.
+  """An order in which every example comes once, sorted by its number. The last batch is padded with −1.
 
   Attributes:
     examples: number of examples.

@@ -1,4 +1,4 @@
-"""Readers that prepare batches ahead, in threads or in processes."""
+"""Readers of batches, in threads or in processes. They prepare some batches before these are needed."""
 
 import atexit
 import contextlib
@@ -38,7 +38,7 @@ def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
   An exception that a source raises in a process is raised here too.
 
   Raises:
-    UserError: a process died.
+    UserError: a process died before it had sent its batches.
   """
   # Grain's own processes (`mp_prefetch`) do not suit: if one is killed while it sends a batch, Grain waits forever.
   readers: list[_Reader] = []
@@ -104,7 +104,7 @@ def _cause(exitcode: int | None) -> str:
 
 
 def _serve(pipe: Connection, batches: HostBatches, first: int, step: int) -> None:
-  """Read batches and send them, as the main function of a process.
+  """Read batches and send them through a pipe. This is the main function of a reading process.
 
   The process uses no accelerator, ignores SIGINT and SIGTERM, and ends with its parent.
   """
@@ -148,7 +148,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _exit_with_parent() -> None:
-  """Wait for the end of the parent, then exit. A parent that is killed cannot end its readers."""
+  """Wait for the end of the parent process, then exit. A parent that is killed cannot end its reading processes."""
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()

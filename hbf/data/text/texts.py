@@ -16,7 +16,7 @@ from hbf.data.images.files import list_folder
 from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer
 from hbf.errors import UserError
 
-TEST_PART = 0.1  # The end of a text without splits is its test split.
+TEST_PART = 0.1  # fraction at the end of a text that becomes the test split, if the text has no splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Texts:
   Attributes:
     name: name of the data set.
     tokenizer: the tokenizer of both texts.
-    splits: tokens of `train` and `test`, [L], in the smallest unsigned integer type that holds the vocabulary.
+    splits: the tokens of the splits `train` and `test`, [L] each, by name of the split. Their type is the smallest
+      unsigned integer type that can hold every token.
   """
 
   name: str
@@ -43,12 +44,13 @@ def load_texts(
     name: 'python' (the language reference that comes with Python), 'text_file', 'tiny_shakespeare', or any data set
       with a feature `text` that TFDS has prepared in `dir`.
     dir: the TFDS data directory. `~` is the home directory.
-    root: a file or a folder, for a `text_file`. The files of a folder are joined in the order of their paths. Hidden
-      files and folders are left out.
+    root: the file or folder of a `text_file`. The files of a folder are joined in the order of their paths. Hidden
+      files and folders are left out. Other data sets ignore it.
     download: True to fetch and prepare a data set that is not in `dir`.
     test_split: TFDS's name of the split to test on. A plus joins several, as in 'validation+test'.
     tokenizer: 'bytes', 'characters' or 'bpe'.
-    vocabulary: number of tokens of 'bpe'. It learns them from the training text.
+    vocabulary: number of tokens of 'bpe', with the 256 bytes. It learns the others from the training text. The other
+      tokenizers ignore this number.
 
   Raises:
     UserError: the data set is unknown, not prepared, damaged or unfit. The message says what to do.
@@ -69,7 +71,10 @@ def load_texts(
 
 
 def identity_of(texts: Texts) -> dict[str, Any]:
-  """Return the identity of texts, for JSON: name, tokenizer, number of tokens by split, and a hash of all tokens."""
+  """Return the identity of texts, for JSON.
+
+  It has the data set's name, the tokenizer, the number of tokens in each split, and a hash of all tokens (SHA-256).
+  """
   digest = hashlib.sha256()
   for split, tokens in sorted(texts.splits.items()):
     digest.update(f'{split} {len(tokens)} '.encode())
@@ -83,7 +88,7 @@ def identity_of(texts: Texts) -> dict[str, Any]:
 
 
 def _read_python_help() -> bytes:
-  """Return the topics of Python's help, half a million characters. They differ between versions of Python."""
+  """Return the texts of all topics of Python's help, half a million characters. Versions of Python differ in them."""
   topics = pydoc_data.topics.topics
   return '\n'.join(topics[name] for name in sorted(topics)).encode()
 
@@ -113,7 +118,7 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _split(text: bytes) -> dict[str, bytes]:
-  """Split a text into its beginning and its end, between two characters."""
+  """Split a text into its beginning and its end. The cut is between two characters."""
   at = int(len(text) * (1 - TEST_PART))
   while at < len(text) and text[at] & 0xC0 == 0x80:  # This byte continues a character of UTF-8.
     at += 1

@@ -26,10 +26,15 @@ class Tokenizer(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Return a tokenizer for texts. `size` is the number of tokens, if the kind leaves it open.
+    """Return a tokenizer of this kind for texts.
+
+    Args:
+      texts: all texts that the tokenizer has to read. The first is the training text.
+      size: V, the number of tokens. Only `BytePairs` uses it. For the other kinds, V is fixed or follows from the
+        texts.
 
     Raises:
-      UserError: the texts do not suit this kind, or the size is too small.
+      UserError: a text is not UTF-8 but this kind needs UTF-8, or the size is too small, or a package is missing.
     """
 
   @property
@@ -42,12 +47,12 @@ class Tokenizer(abc.ABC):
     """Return the tokens of a text, int32 [n].
 
     Raises:
-      UserError: no token stands for a part of the text.
+      UserError: there is no token for a part of the text.
     """
 
   @abc.abstractmethod
   def decode(self, tokens: Sequence[int]) -> bytes:
-    """Return the text of tokens."""
+    """Return the text that the tokens stand for."""
 
   @property
   def sizes(self) -> np.ndarray:
@@ -56,7 +61,7 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def to_json(self) -> dict[str, Any]:
-    """Return a description for JSON. `read_tokenizer` reads it."""
+    """Return a description of the tokenizer for JSON. `read_tokenizer` makes a tokenizer from it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +99,7 @@ class Characters(Tokenizer):
   """A tokenizer with a token for every character of the texts that it learned from.
 
   Attributes:
-    characters: the character of each token, sorted.
+    characters: the characters of the tokens 0, …, V − 1, sorted by code point.
   """
 
   kind: ClassVar[str] = 'characters'
@@ -138,7 +143,8 @@ class Characters(Tokenizer):
 class BytePairs(Tokenizer):
   """A byte-pair encoding (Sennrich et al. 2016) on bytes, as in GPT-2.
 
-  The vocabulary begins with all bytes. The most frequent pair of tokens becomes a new token, again and again.
+  The vocabulary begins with all 256 bytes. Then the most frequent pair of neighboring tokens becomes a new token.
+  This step is repeated until the vocabulary has the wanted size.
 
   Attributes:
     learned_pieces: the vocabulary in the JSON format of the library `tokenizers`.
@@ -177,7 +183,7 @@ class BytePairs(Tokenizer):
 
   def decode(self, tokens: Sequence[int]) -> bytes:
     """Return the text of tokens; see `Tokenizer.decode`."""
-    # The library's decoder replaces a character that is not complete, and a piece may end within a character.
+    # A piece may end within a character. The library's decoder would replace a character that is not complete.
     pieces = ''.join(str(self._library.id_to_token(int(token))) for token in tokens)
     return bytes(_BYTE_OF[character] for character in pieces)
 
@@ -187,7 +193,7 @@ class BytePairs(Tokenizer):
 
 
 def _import_library() -> types.ModuleType:
-  """Import the library `tokenizers`. Only the extra `text` installs it.
+  """Import the library `tokenizers`, which `pip install hbf[text]` installs.
 
   Raises:
     UserError: the library is not installed.
@@ -202,7 +208,7 @@ def _import_library() -> types.ModuleType:
 
 
 def _byte_of() -> dict[str, int]:
-  """Return the byte of each character in a piece. GPT-2 writes invisible bytes as characters from 256 on."""
+  """Return the byte that each character of a piece stands for. GPT-2 writes invisible bytes from character 256 on."""
   visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
   invisible = [byte for byte in range(256) if byte not in visible]
   return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(invisible)}
@@ -217,17 +223,17 @@ def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
 
   Args:
     kind: 'bytes', 'characters' or 'bpe'.
-    texts: all texts to read. The first is the training text.
-    size: number of tokens of 'bpe'.
+    texts: all texts that the tokenizer has to read. The first is the training text.
+    size: number of tokens of 'bpe', with the 256 bytes. The other kinds ignore it.
 
   Raises:
-    UserError: the kind is unknown, or it does not suit a text.
+    UserError: the kind is unknown, or `Tokenizer.learned` of this kind raises an error.
   """
   return choose('data.tokenizer', kind, TOKENIZERS).learned(texts, size)
 
 
 def read_tokenizer(stored: Mapping[str, Any]) -> Tokenizer:
-  """Return the tokenizer that `to_json` wrote."""
+  """Return a tokenizer from the description that its `to_json` returned."""
   return TOKENIZERS[stored['kind']](**{key: value for key, value in stored.items() if key != 'kind'})
 
 

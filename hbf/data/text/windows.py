@@ -1,7 +1,7 @@
 """Windows of a text in device memory: the examples of language models.
 
-A *batch* is {'index': int32 [B]}, the numbers of windows, −1 for padding. Images in device memory have the same
-batches (`hbf.data.pipeline.inputs`).
+A *batch* is a dict {'index': int32 [B]} with the numbers of its windows. The number −1 stands for padding. Batches of
+images in device memory have the same form (`hbf.data.pipeline.inputs`).
 """
 
 import dataclasses
@@ -21,14 +21,15 @@ class Text:
 
   Attributes:
     tokens: unsigned integers [L].
-    length: T, the number of tokens in a window. Every token but the first is the target of exactly one window.
+    length: T, the number of tokens in a window. Every token of the text but the first is a target in exactly one
+      window.
   """
 
   tokens: np.ndarray
   length: int
 
   def __post_init__(self) -> None:
-    """Raise UserError if 32 bits cannot number all tokens and a window beyond the last token."""
+    """Raise UserError if int32 cannot hold every position up to one window beyond the last token."""
     most = 2**31 - 1 - self.length
     if len(self.tokens) > most:
       raise UserError(
@@ -43,7 +44,7 @@ class Text:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """A text on every device.
+  """A text that lies in the memory of every device.
 
   Attributes:
     tokens: unsigned integers [L].
@@ -60,7 +61,7 @@ class TextInput(ResidentInput):
   resident: Tokens
 
   def __init__(self, source: Text, sharding: NamedSharding):
-    """Copy the text to every device. Batches get the given sharding."""
+    """Copy the text to every device. `sharding` is the sharding of batches over their first axis."""
     super().__init__(sharding)
     replicated = NamedSharding(sharding.mesh, PartitionSpec())
     tokens = jax.make_array_from_callback(source.tokens.shape, replicated, lambda at: source.tokens[at])
@@ -69,7 +70,13 @@ class TextInput(ResidentInput):
 
 
 def check_length(what: str, tokens: int, length: int) -> None:
-  """Raise UserError unless a text is longer than a window, by one token or more."""
+  """Raise UserError unless a text has more tokens than a window.
+
+  Args:
+    what: name of the text, for the message.
+    tokens: number of tokens in the text.
+    length: number of tokens in a window.
+  """
   if tokens <= length:
     raise UserError(
       f'{what} has {tokens:,} tokens, a window has {length:,}: expected more tokens than in a window; set a smaller '
@@ -78,11 +85,11 @@ def check_length(what: str, tokens: int, length: int) -> None:
 
 
 def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return windows, each with the next token at its end. The function is pure and runs inside jit.
+  """Return windows of T tokens, each followed by the next token of the text. The function runs inside jit.
 
   Args:
-    text: the text in device memory, an input's `resident`.
-    index: numbers of windows, int32 [B]. −1 is padding.
+    text: the text in device memory: `resident` of a `TextInput`.
+    index: numbers of windows, int32 [B]. −1 stands for padding.
 
   Returns:
     Tokens, int32 [B, T + 1], and a mask, bool [B, T + 1]. Beyond the end of the text and in padding, the mask is
@@ -93,12 +100,20 @@ def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
-  """Return windows that begin at random places, each with the next token at its end: int32 [B, T + 1].
+  """Return windows that begin at random places of the text, each followed by the next token.
 
-  Texts are thus cut at other places in every epoch. Window i draws from `fold_in(key, index[i])`, as images do
-  (`hbf.data.augment.batches`), so neither its row in the batch nor the number of devices matters. Window i begins
-  within its own T places. If it draws a place from which the window would exceed the text, it draws again among all
-  L − T places. In an epoch every place is equally likely.
+  The text is thus cut at other places in every epoch. Window w begins at a random place among its own T places, which
+  are w·T, …, w·T + T − 1. If the window would then exceed the text of L tokens, its beginning is drawn again, among
+  all L − T possible places. Over an epoch, every place is equally likely. The random numbers of window w are a
+  function of `key` and w. They depend neither on the row of the window in the batch nor on the number of devices.
+
+  Args:
+    key: random key of this step.
+    text: the text in device memory.
+    index: numbers w of the windows, int32 [B], without padding.
+
+  Returns:
+    Tokens, int32 [B, T + 1].
   """
   places, count = len(text.tokens) - text.length, -(-(len(text.tokens) - 1) // text.length)
 
