@@ -20,8 +20,8 @@ class Block(CheckedModule):
   """A homogeneous block: Y = X + stage1(LayerNorm(X)), Z = Y + stage2(LayerNorm(Y)) (memo eq. 1 and Figure 1).
 
   A stage is a module, such as `HyperBFAttention(heads=4)`, or a constructor that takes a name and a dtype. The block
-  makes its own module from the stage. So two blocks that are given the same stage share no parameters. The stage is called with
-  tokens and a context (`hbf.nn.context.Context`).
+  makes its own module from the stage. So two blocks that are given the same stage share no parameters. The stage is
+  called with tokens and a context (`hbf.nn.context.Context`).
 
   Attributes:
     stage1: the stage that mixes tokens, [B, N, D] to [B, N, D].
@@ -30,8 +30,8 @@ class Block(CheckedModule):
     dtype: type of the products, in the stages too. Parameters are float32. None: each stage keeps its own type.
     norm_epsilon: number added to the variance in each LayerNorm.
     parallel: True for Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X)) (Wang & Komatsuzaki 2021).
-    layer_scale: initial value of a learned vector that multiplies each stage's output (LayerScale, Touvron et al. 2021).
-      0: there is no such vector.
+    layer_scale: initial value of a learned vector that multiplies each stage's output (LayerScale, Touvron et al.
+      2021). 0: there is no such vector.
   """
 
   stage1: Stage | nn.Module

@@ -14,7 +14,7 @@ from hbf.nn.context import Context, Continued
 
 
 def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
-  """Write an array of the new tokens into the cache. Return the cached array of all tokens.
+  """Write an array of the new tokens into the cache. Return the cached array, which has `room` entries along `axis`.
 
   Args:
     module: the module that has the cache.
@@ -49,6 +49,7 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
 def cache_mask(continued: Continued, count: int) -> Bool[Array, 'count room']:
   """Return the attention mask of `count` new tokens, booleans [count, room].
 
-  Each new token attends to itself and to all tokens before it. `room` is the largest number of tokens that the text can have.
+  Each new token attends to itself and to all tokens before it. `room` is the largest number of tokens that the text
+  can have.
   """
   return jnp.arange(continued.room) <= continued.start + jnp.arange(count)[:, None]
