@@ -1,6 +1,6 @@
 """Weights of nanoGPT (github.com/karpathy/nanoGPT): state_dicts of its GPT, as in model.py of November 2025.
 
-nanoGPT's checkpoints ckpt.pt can be read. nanoGPT also stores GPT-2's weights in this layout.
+nanoGPT's checkpoints ckpt.pt can be read. nanoGPT also writes GPT-2's weights in this layout.
 """
 
 import pathlib

@@ -101,10 +101,10 @@ def model_config(
     sizes: width D, depth and patch.
     stage1: options of stage 1 that are not the defaults.
     stage2: options of stage 2 that are not the defaults.
-    heads: heads of stage 1, if it has heads.
-    pool: `model.pool`.
-    positions: `model.positions`.
-    norm_epsilon: `model.norm_epsilon`.
+    heads: number of heads of stage 1, if stage 1 has heads.
+    pool: value of `model.pool`.
+    positions: value of `model.positions`.
+    norm_epsilon: value of `model.norm_epsilon`.
   """
   defaults = stage_options(name, 0)
   return {

@@ -34,7 +34,7 @@ class PatchEmbedding(CheckedModule):
       LayerNorm.
     positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
     dropout: dropout rate.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   width: Annotated[int, whole(1)]
@@ -119,7 +119,7 @@ class Whitening(nn.Module):
   The map is computed from the images seen at initialization (Jordan 2024, section 3.2).
 
   Attributes:
-    dtype: type of the product. Parameters are float32.
+    dtype: type of the matrix product. Parameters are float32.
   """
 
   dtype: Any = jnp.float32

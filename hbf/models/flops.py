@@ -83,7 +83,7 @@ def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC) -> int:
 def count_products(jaxpr: Any) -> dict[str, int]:
   """Count the operations of matrix products, convolutions and Pallas kernels, for each precision.
 
-  The number of operations that a device does in a second depends on the precision. No other operations are counted.
+  No other operations are counted. The counts are separate because a device's speed depends on the precision.
 
   Returns:
     The count of each precision that occurs: 'bfloat16' (all short types), 'float32' (at the backend's default

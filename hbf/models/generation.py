@@ -1,4 +1,4 @@
-"""Generation of texts by a causal language model, one token a step. A cache keeps the earlier tokens."""
+"""Generation of texts by a causal language model, one token at each step. A cache keeps the earlier tokens."""
 
 import dataclasses
 import functools

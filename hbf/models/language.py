@@ -30,12 +30,12 @@ class LanguageModel(CheckedModule):
     vocabulary: V, number of tokens in the vocabulary.
     length: largest number of tokens of a text.
     width: D, a token's dimensions.
-    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages also get
-      positions: the position of token i is the number i.
+    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages also get positions:
+      the position of token i is the number i.
     causal: True if a token sees only itself and the tokens before it.
     tied: True if the weights of the head are the vectors of the tokens (Press & Wolf 2017).
     dropout: dropout rate of the embedded tokens.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
     input_dtype: type of the inputs.
   """
 

@@ -17,17 +17,19 @@ from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE
 
 
 class Block(CheckedModule):
-  """A homogeneous block: Y = X + stage1(LayerNorm(X)), Z = Y + stage2(LayerNorm(Y)) (memo eq. 1 and Figure 1).
+  """A homogeneous block: Y = X + stage1(LayerNorm(X)), then Z = Y + stage2(LayerNorm(Y)).
 
-  A stage is a module, such as `HyperBFAttention(heads=4)`, or a constructor that takes a name and a dtype. The block
-  makes its own module from the stage. So two blocks that are given the same stage share no parameters. The stage is
-  called with tokens and a context (`hbf.nn.context.Context`).
+  X, Y and Z are tokens, as in eq. 1 and Figure 1 of CBMM Memo 143. A stage is a module, such as
+  `HyperBFAttention(heads=4)`, or a constructor that takes a name and a dtype. The block makes its own module from the
+  stage. So two blocks that are given the same stage share no parameters. The stage is called with tokens and a
+  context (`hbf.nn.context.Context`).
 
   Attributes:
     stage1: the stage that mixes tokens, [B, N, D] to [B, N, D].
     stage2: the stage that works on every token alone, [B, N, D] to [B, N, D]. None if stage 1 does both jobs.
     dropout: dropout rate of the output of each stage.
-    dtype: type of the products, in the stages too. Parameters are float32. None: each stage keeps its own type.
+    dtype: type of the matrix products, in the stages too. Parameters are float32. None: each stage keeps its own
+      type.
     norm_epsilon: number added to the variance in each LayerNorm.
     parallel: True for Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X)) (Wang & Komatsuzaki 2021).
     layer_scale: initial value of a learned vector that multiplies each stage's output (LayerScale, Touvron et al.

@@ -55,7 +55,7 @@ class HyperBFAttention(CheckedModule):
     mimetic: α of the initial values of queries and keys, Wq Wkᵀ ≈ α (Z + I), see `hbf.nn.projections.mimetic_init`.
       With α near 0.7, the norms of queries and keys fit the initial σ. 0: queries and keys start like other
       projections.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]
@@ -147,7 +147,7 @@ class HyperBFCenters(CheckedModule):
 
   Attributes:
     centers: A, the number of centers of every head.
-    heads: H, a divisor of the tokens' width D. The memo has 1.
+    heads: H, a divisor of the tokens' width D. CBMM Memo 143 has 1.
     kernel: a name in `hbf.ops.kernels.KERNELS`, `VALUES` or `BALLS`, or `SIGNED`. `BALLS` are φ(b_a − r²/2σ²)
       with b_a = ρ_a²/2σ². The radius ρ_a of each center is learned. `BALLS` and `VALUES` need normalization 'none'.
       `SIGNED` is exp(−β r²) with a learned β of any sign, as in the authors' code. It needs metric bilinear.
@@ -179,7 +179,7 @@ class HyperBFCenters(CheckedModule):
       image only the first n centers respond. This n is random, and its logarithm is uniform. The option needs all
       responses in memory, and a 'dropout' key in training.
     implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   centers: Annotated[int, whole(1)]

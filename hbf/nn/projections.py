@@ -24,7 +24,7 @@ class Projections(nn.Module):
     use_bias: True if the layers have a bias.
     normalize: True to scale points, and the weights of each output, to norm 1. One learned number then multiplies
       all products. It starts at 2√D.
-    dtype: type of the product. Parameters are float32.
+    dtype: type of the matrix product. Parameters are float32.
     kernel_init: initializer of the kernel [D, parts · W].
   """
 

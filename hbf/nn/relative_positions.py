@@ -92,7 +92,7 @@ def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N 
     context: the context of the call.
 
   Raises:
-    OptionError: the context has no positions, or d is not divisible by twice the number of their dimensions.
+    OptionError: the context has no positions, or d is not divisible by 2P for positions of P dimensions.
   """
   if context.positions is None:
     raise _without_positions('rotary')

@@ -12,8 +12,8 @@ class StageTraits:
     units: name of the option that sets the number of the stage's units, such as 'hidden' or 'centers'. None if the
       stage has no units.
     unit_share: number of units of the stage, divided by the number of units of the block.
-    masks: the attention masks that a stage 1 accepts: 'any', 'keys' (masks that hide a token from all others alike)
-      or 'none'.
+    masks: the attention masks that a stage 1 accepts: 'any', 'keys' (masks that hide a token from all tokens or from
+      none) or 'none'.
     causal: True if a stage 1 can restrict a token to itself and the tokens before it.
     decodes: True if a stage 1 keeps earlier tokens in a cache (`hbf.nn.cache`), so a text can be continued.
   """

@@ -1,4 +1,4 @@
-"""The trunk of a network: homogeneous blocks and a final norm. It does not know what the tokens stand for."""
+"""The trunk of a network: homogeneous blocks and a final norm. The trunk is the same for patches and for words."""
 
 import dataclasses
 import functools
@@ -26,15 +26,14 @@ class Trunk(CheckedModule):
     stage1: a constructor, see `hbf.nn.registry.make_stages`.
     stage2: a constructor, or None.
     dropout: dropout rate after each stage.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
     norm_epsilon: number added to the variance in each LayerNorm.
     scan_layers: True to loop over one block instead of writing all blocks into the program. The parameters are the
       same, but dropout draws other numbers, and intermediates can't be captured.
     remat: True to compute the activations of a block again in the backward pass instead of keeping them.
     parallel: True if both stages of a block read the block's input, see `hbf.nn.block.Block`.
     layer_scale: initial value of learned factors that multiply the stages' outputs. 0: there are no such factors.
-    drop_path: rate of stochastic depth in the last block. The rate grows linearly from 0 in the first
-      block.
+    drop_path: rate of stochastic depth in the last block. The rate grows linearly from 0 in the first block.
     merge: number of the block before which every 2×2 tokens become one token of twice the width, by a LayerNorm and a
       dense layer (patch merging, Liu et al. 2021, "Swin Transformer"). From this block on, the stages have twice as
       many units, and as many heads as before. 0: tokens are never merged.

@@ -43,7 +43,7 @@ class GatedMLP(CheckedModule):
     attention: number of dimensions of the tiny attention, 64 in the paper. 0: there is no attention.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
     norm_epsilon: number added to the variance in the gate's LayerNorm.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]
@@ -76,7 +76,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f of the gating channels [B, N, hidden]. W starts at its usual size in the linear form, where s = f."""
+    """Compute f of the gating channels [B, N, hidden]. In the linear form (s = f), W has its usual initial size."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(

@@ -53,7 +53,7 @@ class LinearAttention(CheckedModule):
       exp(‖q + k‖²/√d)/m. So wide heads, and queries and keys with large norms, need many features.
     normalizer: 'sum', or 'none'. With 'none' each head's output is divided by its root mean square (TransNormer, Qin
       et al. 2022).
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]

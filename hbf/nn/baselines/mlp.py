@@ -32,15 +32,15 @@ class MLP(CheckedModule):
   A token costs 4 hidden D operations, or 6 hidden D operations if the MLP is gated.
 
   Attributes:
-    hidden: units between the layers. A gated MLP has two rows of weights for each unit.
-    activation: 'relu' (the memo's), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu', 'geglu',
-      'swiglu'.
+    hidden: number of units between the layers. A gated MLP has two rows of weights for each unit.
+    activation: 'relu' (as in CBMM Memo 143), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu',
+      'geglu', 'swiglu'.
     output_scale: factor of the usual standard deviation of the second layer's initial weights.
     normalize: True to scale tokens x, and the weights w of each unit, to norm 1. A unit is then act(s x·w + b). The
       scale s is learned, is the same for all units, and starts at 2√D. Since ‖x − w‖² = 2 − 2 x·w, this MLP is a
       HyperBF with kernel φ(b' − r²/2σ²), where φ = act, σ² = 1/s and b' = b + s. So this MLP is the control for every
       claim about such kernels.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]

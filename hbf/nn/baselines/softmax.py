@@ -34,7 +34,7 @@ class SoftmaxAttention(CheckedModule):
       keys by their positions.
     mimetic: α of the initial values of queries and keys, Wq Wkᵀ ≈ α (Z + I), see `hbf.nn.projections.mimetic_init`.
       0: queries and keys start like other projections.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]

@@ -19,16 +19,16 @@ from hbf.options import odd, one_of, whole
 
 
 class TokenMLP(CheckedModule):
-  """Two dense layers over the tokens, the same for every channel (MLP-Mixer, Tolstikhin et al. 2021, eq. 1).
+  """Two dense layers over the tokens, with the same weights for every channel.
 
-  A token costs 4 hidden D operations. The number N of tokens is fixed. If the context is causal, each hidden unit
-  belongs to a token. The unit reads this token and earlier tokens. Only this token and later tokens read the unit
-  (masks as in MADE, Germain et al. 2015).
+  This is the token-mixing MLP of MLP-Mixer (Tolstikhin et al. 2021, eq. 1). A token costs 4 hidden D operations. The
+  number N of tokens is fixed. If the context is causal, each hidden unit belongs to a token. The unit reads this
+  token and earlier tokens. Only this token and later tokens read the unit (masks as in MADE, Germain et al. 2015).
 
   Attributes:
     hidden: number of units between the layers, D_S in the paper.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]

@@ -53,7 +53,8 @@ def fastest(
     basis: kernel, sigma, metric and normalization.
     mask: booleans broadcastable to [..., N, A], or None.
     causal: True if point i sees centers 0 to i only.
-    implementation: a name in `IMPLEMENTATIONS`. It has no effect if `gaussian_attention` computes the operator.
+    implementation: a name in `IMPLEMENTATIONS`. It has an effect only if `hyperbf_from_sums` can compute the
+      operator.
     factors: numbers that multiply the responses, broadcastable to [..., N, A], or None.
 
   Returns:

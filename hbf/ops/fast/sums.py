@@ -130,8 +130,8 @@ def unnormalized_sums(
 ) -> Float[Array, '... N V']:
   """Compute Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the type of the coefficients.
 
-  No moments are computed, because they would cost more passes over all responses. The log-gain is
-  broadcastable to [..., 1, 1]. The other arguments are as for `kernel_sums`.
+  No moments are computed, because they would cost more passes over all responses. The log-gain is broadcastable to
+  [..., 1, 1]. The other arguments are as for `kernel_sums`.
   """
   log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
   return _unnormalized(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
@@ -153,8 +153,8 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
 def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
   """Return the number of blocks for points [..., N, D], so that the responses of one block fit in memory.
 
-  If a program is exported for any number of images (`jax.export`), the number of points is unknown. Then
-  there is one block.
+  If a program is exported for any number of images (`jax.export`), the number of points is unknown. Then there
+  is one block.
   """
   pairs = math.prod(points[:-1]) * centers
   return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
