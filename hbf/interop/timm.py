@@ -2,8 +2,8 @@
 
 The sources are timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. A ViT must have
 the form of Dosovitskiy et al., as DeiT has: a class token, learned positions, a bias of queries, keys and values, and
-one norm before the head. timm's pretrained_cfg of a network has the mean and std
-of the network's images.
+one norm before the head. timm's pretrained_cfg of a network has the mean and std of the network's
+images.
 """
 
 import functools

@@ -51,7 +51,7 @@ class HyperBFAttention(CheckedModule):
       distance is 0. A token costs 2 C (N + m) H more operations. C is 4 for images and 3 for texts, and three times
       this number in short types. With 'adaptive' the query also changes o and s. That costs 2 D (P + 1) more
       operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their positions. This
-      needs metric identity, because a rotation keeps its distances.
+      needs metric identity, whose distances do not change if both vectors are rotated in the same way.
     mimetic: α of the initial values of queries and keys, Wq Wkᵀ ≈ α (Z + I), see `hbf.nn.projections.mimetic_init`.
       With α near 0.7, the norms of queries and keys fit the initial σ. 0: queries and keys start like other
       projections.
@@ -158,8 +158,8 @@ class HyperBFCenters(CheckedModule):
     sigma_scale: σ² at init over √d (√rank for low_rank), which keeps x·t/σ² of order 1.
     normalize_inputs: True to scale points and centers to norm 1. σ² at init is then divided by d. Random moves of a
       center then cannot take it farther from all tokens at once.
-    norm_affine: True if the LayerNorm that the block puts before this stage has a scale and a bias. Without them, the
-      centers can learn their effect.
+    norm_affine: True if the LayerNorm that the block puts before this stage has a scale and a bias. The centers
+      can also learn the effect of this scale and bias.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs at least two different centers. The
       response of a single center would be 0.
     radius: the number that is learned for the ball of each center. 'relative': the depth β_a of a token of norm √d

@@ -96,7 +96,7 @@ def hyperbf(
     factors: g_a(x), broadcastable to [..., N, A]. They replace the coefficient c_a by g_a(x) c_a, which depends on
       the point. None: all factors are 1.
     implementation: 'xla', 'pallas' (fused kernels) or 'plain' (the definition). Forward mode (`jax.jvp`) needs
-      'plain'. With a mask or with causal=True, all names give sums by the definition.
+      'plain'. With a mask or with causal=True, all three names compute sums by the definition.
 
   Returns:
     f(x), [..., N, V] in the type of the coefficients. Sums are computed in float32, or in float64 if points, centers

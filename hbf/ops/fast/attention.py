@@ -218,7 +218,8 @@ def is_attention(
 ) -> bool:
   """Return True if `gaussian_attention` should compute a normalized Gaussian.
 
-  This needs one sigma for each head. Also, all responses of a head must fit in memory, or cuDNN must take the arrays.
+  This needs one sigma for each head. Also, a head must have at most `_MOST_PAIRS` responses, or cuDNN must
+  take the arrays.
   """
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]
