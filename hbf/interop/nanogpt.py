@@ -1,6 +1,6 @@
 """Weights of nanoGPT (github.com/karpathy/nanoGPT): state_dicts of its GPT, as in model.py of November 2025.
 
-Its checkpoints ckpt.pt can be read. nanoGPT also writes GPT-2's weights in this layout.
+nanoGPT's checkpoints ckpt.pt can be read. nanoGPT also writes GPT-2's weights in this layout.
 """
 
 import pathlib
@@ -26,14 +26,15 @@ def load(path: str | pathlib.Path, heads: int) -> tuple[LanguageModel, dict[str,
 
   Args:
     path: a ckpt.pt, or a .pth, .npz or .safetensors file of the state_dict. Nothing in the file is run.
-    heads: number of heads of the attention, `n_head`. It does not follow from the tensors.
+    heads: number of heads of the attention, `n_head` in nanoGPT. The tensors do not show this number.
 
   Returns:
     module and variables: `module.apply(variables, tokens, train=False)` returns logits [B, N, vocabulary]. Tokens are
     int32 [B, N], with N up to `block_size`.
 
   Raises:
-    UserError: the file cannot be read, or holds another network. The message lists the tensors that do not fit.
+    UserError: the file cannot be read, or holds another kind of network. The message lists the tensors that do not
+      fit.
   """
   tensors = files.read(pathlib.Path(path))
   try:

@@ -1,4 +1,4 @@
-"""Networks of other projects after reading: the `model` part of a config, and the parameters."""
+"""Networks of other projects, in this project's form: the `model` part of a config, and the parameters."""
 
 import dataclasses
 import math
@@ -27,10 +27,11 @@ class Network:
     origin: the project and kind, such as "timm's ViT".
     config: the `model` part of a config that describes the network.
     params: the parameters in this project's layout, float32, on the host.
-    channels: channels of its images.
+    channels: number of channels of the network's images.
     classes: number of logits.
-    patches: number of patches of its images.
-    resize: interpolation of its positions to images of another size. None: the number of patches is fixed.
+    patches: number of patches of an image.
+    resize: function that interpolates the learned positions to images of another size. None: the number of patches is
+      fixed.
     unused: names of tensors in the file that the network does not use.
   """
 
@@ -45,7 +46,7 @@ class Network:
 
   @property
   def grid(self) -> int:
-    """The rows and columns of the patches, if these form a square."""
+    """The number of rows of patches, which is also the number of columns. The patches must form a square."""
     return math.isqrt(self.patches)
 
 
@@ -62,7 +63,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
   """Return a network without positions, whose weights are for one number of patches.
 
   Args:
-    table: the table of its tensors.
+    table: the table of the network's tensors.
     tensors: arrays by name.
     config: a function from the sizes of the tensors to the `model` part of a config.
 
@@ -74,7 +75,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
 
 
 def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
-  """Return module and variables of a network. If it has positions, it takes images of any size."""
+  """Return module and variables of a network. A network with positions takes images of any size."""
   model = build_model(ConfigDict(network.config), network.classes)
   if network.resize is not None:
     options = {field.name: getattr(model.embed, field.name) for field in dataclasses.fields(model.embed)}
@@ -100,10 +101,10 @@ def model_config(
     sizes: width D, depth and patch.
     stage1: options of stage 1 that are not the defaults.
     stage2: options of stage 2 that are not the defaults.
-    heads: heads of stage 1, if it has heads.
-    pool: `model.pool`.
-    positions: `model.positions`.
-    norm_epsilon: `model.norm_epsilon`.
+    heads: number of heads of stage 1, if stage 1 has heads.
+    pool: value of `model.pool`.
+    positions: value of `model.positions`.
+    norm_epsilon: value of `model.norm_epsilon`.
   """
   defaults = stage_options(name, 0)
   return {

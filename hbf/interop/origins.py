@@ -8,10 +8,10 @@ from hbf.interop.table import Tensors
 
 
 def read(path: pathlib.Path) -> Network:
-  """Return the network in a file of Google's, timm's or the authors' code, which the names of the tensors show.
+  """Return the network in a file of Google's, timm's or the authors' code. The names of the tensors show the code.
 
   Raises:
-    UserError: the file cannot be read, or holds another network.
+    UserError: the file cannot be read, or holds a network of other code.
   """
   return read_file(path, _read)
 

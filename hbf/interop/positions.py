@@ -11,7 +11,8 @@ import numpy as np
 from hbf.errors import UserError
 from hbf.models.embedding import PatchEmbedding
 
-# A function of positions of a square grid [grid², D], rows and columns. It returns positions [rows · columns, D].
+# A function of (positions, rows, columns). From the positions of a square grid, [grid², D], it makes positions
+# [rows · columns, D].
 Resize = Callable[[jax.Array, int, int], jax.Array]
 
 
@@ -19,15 +20,15 @@ class AnySizeEmbedding(PatchEmbedding):
   """An embedding of images of any size. Every call resizes the positions to the patches of the images.
 
   Attributes:
-    grid: rows and columns of the patches that have learned positions.
-    resize: interpolation of the positions. Every project has its own.
+    grid: number of rows (and of columns) of the square of patches that has learned positions.
+    resize: function that interpolates the positions. Projects differ in this function.
   """
 
   grid: int = 0
   resize: Resize | None = None
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """Return what is added to patches at coordinates [N, 2], row by row: [N, D]."""
+    """Return the vectors [N, D] that are added to the patches at coordinates [N, 2], row by row."""
     assert self.resize is not None
     rows, columns = (int(last) + 1 for last in coordinates[-1])
     learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
@@ -37,9 +38,9 @@ class AnySizeEmbedding(PatchEmbedding):
 def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
   """Resize the positions of a square grid, [grid², D], to [rows · columns, D] as timm does.
 
-  This is cubic convolution (Keys 1981) with a = −1/2. It is smoothed if positions become fewer, like PyTorch's
-  interpolate(mode='bicubic', antialias=True). Google's code interpolates linearly between the outermost points
-  (scipy's zoom of order 1), which skips positions if they become fewer.
+  The interpolation is cubic convolution (Keys 1981) with a = −1/2. For a smaller grid it also smooths, like PyTorch's
+  interpolate(mode='bicubic', antialias=True). Google's code interpolates in another way: linearly between the
+  outermost points (scipy's zoom of order 1). For a smaller grid this skips positions.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:
@@ -49,7 +50,7 @@ def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def square_side(patches: int) -> int:
-  """Return the rows and columns of a square of patches.
+  """Return the number of rows of a square of patches, which is also the number of columns.
 
   Raises:
     UserError: the patches do not form a square.

@@ -1,8 +1,9 @@
 """Reading and writing of PyTorch's .pth files without PyTorch. Nothing in a file is run.
 
-Since PyTorch 1.6 torch.save writes zip archives. ROOT/data.pkl is a pickle of the object. In it a tensor is a call
-that names a storage, and ROOT/data/KEY has the numbers of this storage. Pickles may call any function. Here they may
-call only the functions in `_GLOBALS`, and the call for a tensor only records its arguments.
+Since PyTorch 1.6, torch.save writes zip archives. The archive's file ROOT/data.pkl is a pickle of the object. In this
+pickle, a tensor is a function call that names a storage by a key. The archive's file ROOT/data/KEY has the numbers of
+the storage. In general, a pickle may call any function. Here, a pickle may call only the functions in `_GLOBALS`, and
+the call for a tensor only records its arguments.
 """
 
 import collections
@@ -142,7 +143,7 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
 def _pickle_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
   """Return the pickle of a dictionary of tensors.
 
-  It is built by hand, because `pickle` cannot name PyTorch's functions without PyTorch.
+  The pickle is built by hand, because the module `pickle` cannot name PyTorch's functions without PyTorch.
   """
   parts = [pickle.PROTO, b'\x02', pickle.EMPTY_DICT, pickle.MARK]
   for key, (name, tensor) in enumerate(tensors.items()):

@@ -1,4 +1,4 @@
-"""Tables of other projects' networks: a file's tensors, their shapes, and the parameters they become here."""
+"""Tables that say how the tensors of other projects' networks become parameters of this project."""
 
 import dataclasses
 import re
@@ -10,7 +10,8 @@ from flax.traverse_util import unflatten_dict
 
 from hbf.errors import UserError
 
-# A word in a shape is a size that tensors share. The first tensor with this word defines the size. '3D' is 3 times D.
+# A word in a shape names a size that is the same in several tensors. The first tensor with the word defines the size.
+# '3D' is 3 times D.
 Shape = tuple[int | str, ...]
 Tensors = Mapping[str, np.ndarray]
 Params = dict[str, Any]
@@ -22,7 +23,7 @@ class ParameterSource:
 
   Attributes:
     tensors: names and shapes of the tensors.
-    make: a function of the tensors, in this order. It returns the parameter.
+    make: a function that returns the parameter. Its arguments are the tensors, in the order of `tensors`.
   """
 
   tensors: Mapping[str, Shape]
@@ -46,7 +47,9 @@ class Table:
   prefix: str
 
   def read(self, tensors: Tensors) -> tuple[dict[str, int], Params]:
-    """Return the size of each word, with `depth` for the number of blocks, and the parameters, float32.
+    """Return the sizes and the parameters, float32, of a network with these tensors.
+
+    The sizes are those of the words in the shapes, and `depth`, which is the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.
@@ -77,7 +80,7 @@ def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: s
 
   Args:
     tensors: arrays by name.
-    expected: the shapes of exactly the tensors that are needed.
+    expected: shapes of all tensors that the network needs, by name.
     depth: number of blocks.
     origin: the project and kind of the network, for messages.
 
@@ -102,7 +105,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
 
   Args:
     found: shapes of the tensors by name.
-    expected: shapes of exactly the tensors that are needed.
+    expected: shapes of all tensors that the network needs, by name.
     most: largest number of names of each kind.
   """
   faults = {
@@ -123,7 +126,10 @@ def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource
 
 
 def class_token(token: np.ndarray, positions: np.ndarray) -> np.ndarray:
-  """Add the first of the positions [1, N, D] to a class token [1, 1, D]. Here the token contains its position."""
+  """Add the first of the positions [1, N, D] to a class token [1, 1, D].
+
+  In this project, the learned class token includes its position.
+  """
   return token + positions[:, :1]
 
 

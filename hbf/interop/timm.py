@@ -2,7 +2,8 @@
 
 The sources are timm/models/vision_transformer.py, mlp_mixer.py and layers/mlp.py of version 1.0.31. A ViT must have
 the form of Dosovitskiy et al., as DeiT has: a class token, learned positions, a bias of queries, keys and values, and
-one norm before the head. A network's pretrained_cfg has the mean and std of its images.
+one norm before the head. timm's pretrained_cfg of a network has the mean and std of the network's
+images.
 """
 
 import functools
@@ -36,7 +37,8 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
     size that its patches divide, see `hbf.interop.positions.resize`.
 
   Raises:
-    UserError: the file cannot be read, or holds another network. The message lists the tensors that do not fit.
+    UserError: the file cannot be read, or holds another kind of network. The message lists the tensors that do not
+      fit.
   """
   return to_module(read_file(pathlib.Path(path), functools.partial(read, heads=heads)))
 

@@ -1,4 +1,4 @@
-"""From the `model` part of a config to a network, and the cost of the network."""
+"""Construction of a network from the `model` part of a config, and the cost of the network."""
 
 import functools
 from typing import Any
@@ -41,9 +41,9 @@ def build_language_model(config: ConfigDict, vocabulary: int, length: int, causa
   """Return the language model that `config` (the `model` part) describes. No parameters are made.
 
   Args:
-    config: sizes and stages.
+    config: the `model` part of a config, with sizes and stages.
     vocabulary: number of tokens in the vocabulary.
-    length: most tokens of a text.
+    length: largest number of tokens of a text.
     causal: True if a token sees only itself and the tokens before it.
 
   Raises:
@@ -84,12 +84,12 @@ def _shared(config: ConfigDict) -> dict[str, Any]:
 
 
 def unrolled(model: Any) -> Any:
-  """Return the model without a scan over its blocks. A scan hides the intermediate arrays."""
+  """Return the model without `scan_layers` and `remat`. A scan over the blocks hides the intermediate arrays."""
   return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
 
 
 def abstract_params(model: nn.Module, shape: tuple[int, ...]) -> Any:
-  """Return shapes and types of the model's parameters for examples of a shape. Nothing is computed.
+  """Return the shapes and types of the model's parameters, for examples of a given shape. Nothing is computed.
 
   Raises:
     UserError: the patch doesn't divide the image, the heads don't divide the width, or an option is unknown.
@@ -102,7 +102,7 @@ def _init(model: nn.Module, x: jax.Array) -> Any:
   return model.init(jax.random.key(0), x, train=False)
 
 
-_traced_init = jax.jit(_init, static_argnums=0)  # once for all models that are equal: a run alone asks four times
+_traced_init = jax.jit(_init, static_argnums=0)  # equal models are traced once: a run asks four times
 
 
 def _is_hashable(model: nn.Module) -> bool:
@@ -120,7 +120,7 @@ def count_parameters(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def flops_per_example(model: nn.Module, shape: tuple[int, ...]) -> int:
-  """Return the floating-point operations of one example's forward pass, see `hbf.models.flops.count_flops`."""
+  """Count the floating-point operations of the forward pass of one example (`hbf.models.flops.count_flops`)."""
   return count_flops(
     lambda params, x: model.apply({'params': params}, x, train=False),
     abstract_params(model, shape),

@@ -1,4 +1,4 @@
-"""Image classifier: an embedding, homogeneous blocks, a linear head."""
+"""Image classifier: an embedding, homogeneous blocks and a linear head."""
 
 from typing import Any, ClassVar
 
@@ -15,8 +15,9 @@ from hbf.nn.trunk import Trunk
 class ImageClassifier(nn.Module):
   """An embedding, a trunk of blocks, and a linear head on the pooled tokens.
 
-  Pooling is the mean of the tokens that are read. For pool 'sequence' it is a mean weighted by a softmax over the
-  tokens of a learned linear score (sequence pooling, Hassani et al. 2021).
+  The head reads the class token or all tokens (see `PatchEmbedding`), and pooling takes their mean. With pool
+  'sequence' the mean is weighted. Each token has a learned linear score, and the weights are the softmax of the
+  scores over the tokens (sequence pooling, Hassani et al. 2021).
 
   Attributes:
     embed: the embedding, which makes tokens from images.

@@ -18,17 +18,17 @@ EDITS = 'edits'  # name of the parameters
 
 
 def ball(radius: jax.Array, metric: jax.Array) -> RadialBasis:
-  """Return the radial basis max(0, 1 − ‖W r‖² / ρ²) for radii ρ [E] and a metric W [D, D]."""
+  """Return the radial basis max(0, 1 − ‖W(x − t)‖² / ρ²) for radii ρ [E] and a metric W [D, D]."""
   sigma = radius / 2**0.5  # the kernel is relu(b − r²/2σ²)
   return RadialBasis('ball_relu', sigma, metric='full', weights=metric, normalization='none', squared_radius=1.0)
 
 
 class Observed(NamedTuple):
-  """What a classifier computes of B images.
+  """Arrays that a classifier computes from B images.
 
   Attributes:
-    logits: [B, classes].
-    points: the mean token after the first half of the blocks, [B, D].
+    logits: the logits, [B, classes].
+    points: the mean of each image's tokens after the first half of the blocks, [B, D].
     features: the input of the head, [B, F].
   """
 
@@ -37,19 +37,20 @@ class Observed(NamedTuple):
   features: Any
 
   def at(self, rows: Any) -> 'Observed':
-    """Return the same of some of the images."""
+    """Return the arrays of some of the images. `rows` is an index of the first axis."""
     return Observed(self.logits[rows], self.points[rows], self.features[rows])
 
 
 class EditedClassifier(nn.Module):
-  """The logits z(x) + Σ_a max(0, 1 − ‖W(p(x) − t_a)‖² / ρ_a²) c_a: a HyperBF with one ball for each edit.
+  """A classifier with edits: its logits are z(x) + Σ_a max(0, 1 − ‖W(p(x) − t_a)‖² / ρ_a²) c_a for an image x.
 
-  z(x) are the logits of the classifier. The point p(x) of an image is the mean of its tokens after the first half of
-  the blocks. Its parameters are those of the classifier, and `edits`: the centers t [E, D], their radii ρ [E], the
-  coefficients c [E, classes] and the metric W [D, D].
+  z(x) are the logits of the classifier without edits. The sum is a HyperBF with one ball for each edit. The point
+  p(x) is the mean of the image's tokens after the first half of the blocks. The parameters are those of the
+  classifier, and `edits` with the centers t [E, D], their radii ρ [E], the coefficients c [E, classes] and the metric
+  W [D, D].
 
   Attributes:
-    classifier: the classifier.
+    classifier: the classifier without edits.
     edits: E, number of edits.
     input_dtype: type of the inputs.
   """
@@ -68,7 +69,9 @@ class EditedClassifier(nn.Module):
 
 
 class Corrections(nn.Module):
-  """The HyperBF over the points of images. Its centers and coefficients are computed (`hbf.editing`), not trained.
+  """The HyperBF of the points of images that corrects their logits.
+
+  Its centers and coefficients are computed by `hbf.editing`. They are not trained.
 
   Attributes:
     edits: E, number of centers.
@@ -90,7 +93,7 @@ class Corrections(nn.Module):
 
 
 def observe(model: ImageClassifier, params: Any, images: Float[Array, 'B height width channels']) -> Observed:
-  """Return what a classifier computes of normalized images."""
+  """Return the logits of normalized images, and arrays that the classifier computes on the way to them."""
   flat = unrolled(model)
   return _observe(flat, lambda: flat.apply({'params': params}, images, train=False))
 

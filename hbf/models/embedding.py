@@ -1,4 +1,4 @@
-"""Embedding of images: patches, or the outputs of a few convolutions, as tokens with positions."""
+"""Embedding of images as tokens with positions. A token is made from a patch, directly or by a few convolutions."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -25,14 +25,16 @@ class PatchEmbedding(CheckedModule):
   Attributes:
     width: D, a token's dimensions.
     patch: side of a square patch in pixels, a divisor of the image's height and width.
-    pool: 'cls' (a class token comes first and is read out), or 'mean' or 'sequence' (of the patches).
-    stem: 'patch', a linear map of a patch's pixels, or 'conv', log₂(patch) convolutions of 3×3 with a stride of 2 and
-      channels that double up to D, with LayerNorm and GELU between them (after Xiao et al. 2021, whose stem has
-      BatchNorm and ReLU, and a last convolution of 1×1).
-    whiten: True to freeze the first convolution of stem 'conv' as `Whitening`, followed by GELU without LayerNorm.
+    pool: 'cls': a class token comes first, and the head reads this token. 'mean' or 'sequence': the head reads the
+      mean or the weighted mean of all patches (`hbf.models.classifier.ImageClassifier`).
+    stem: 'patch': a linear map of a patch's pixels. 'conv': log₂(patch) convolutions of 3×3 with a stride of 2. The
+      number of channels doubles with each convolution, up to D. Between them are LayerNorm and GELU (after Xiao et
+      al. 2021, whose stem has BatchNorm and ReLU, and a last convolution of 1×1).
+    whiten: True to replace the first convolution of stem 'conv' by a frozen `Whitening`. GELU follows it, without
+      LayerNorm.
     positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
     dropout: dropout rate.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   width: Annotated[int, whole(1)]
@@ -46,16 +48,16 @@ class PatchEmbedding(CheckedModule):
 
   @property
   def read(self) -> slice:
-    """The tokens that the head reads."""
+    """The slice of the tokens that the head reads."""
     return slice(0, 1) if POOLS[self.pool] else slice(None)
 
   @nn.compact
   def __call__(
     self, images: Float[Array, 'B height width channels'], train: bool
   ) -> tuple[Float[Array, 'B N D'], Float[Array, 'N 2']]:
-    """Map images [B, height, width, channels] to tokens [B, N, D] and positions [N, 2], row and column in patches.
+    """Map images [B, height, width, channels] to tokens [B, N, D] and positions [N, 2].
 
-    A class token has no position.
+    A position is the row and the column of a patch, counted in patches. The position of a class token is NaN.
 
     Raises:
       UserError: the patch doesn't divide the image, or an option's value is unknown.
@@ -101,7 +103,7 @@ class PatchEmbedding(CheckedModule):
     return neighborhoods(z)
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """Return what is added to patches at coordinates [N, 2], row by row: [N, D]."""
+    """Return the vectors [N, D] that are added to the patches at coordinates [N, 2], row by row."""
     shape = (len(coordinates), self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
@@ -112,12 +114,12 @@ class PatchEmbedding(CheckedModule):
 
 
 class Whitening(nn.Module):
-  """A frozen map of patches to uncorrelated channels of variance 1 and their negatives, and a learned bias.
+  """A frozen linear map of patches to uncorrelated channels of variance 1 and their negatives, with a learned bias.
 
-  The map is measured on the images seen at initialization (Jordan 2024, section 3.2).
+  The map is computed from the images seen at initialization (Jordan 2024, section 3.2).
 
   Attributes:
-    dtype: type of the product. Parameters are float32.
+    dtype: type of the matrix product. Parameters are float32.
   """
 
   dtype: Any = jnp.float32
@@ -125,8 +127,8 @@ class Whitening(nn.Module):
   @nn.compact
   def __call__(self, patches: Float[Array, 'B rows columns K']) -> Float[Array, 'B rows columns 2*K']:
     """Map patches [B, rows, columns, K] to [B, rows, columns, 2 K]."""
-    # Once the parameter exists, Flax asks for its shape only, so one image is enough. A program for any number of
-    # images has no number here.
+    # Once the parameter exists, Flax uses the initializer for its shape only, so one image is enough. In a program
+    # for any number of images, this number is unknown.
     seen = patches if self.is_initializing() else patches[:1]
     kernel = jax.lax.stop_gradient(self.param('whitening', lambda _: whitening(seen)))
     bias = self.param('bias', nn.initializers.zeros_init(), kernel.shape[1:])
@@ -136,10 +138,14 @@ class Whitening(nn.Module):
 
 
 def whitening(patches: Float[Array, 'B rows columns K']) -> Float[Array, 'K 2*K']:
-  """Return eigenvectors of the patches' second moments over the root of their eigenvalues, and the negatives.
+  """Return a matrix whose columns whiten patches, followed by the negatives of these columns.
+
+  Each column is an eigenvector of the patches' matrix of second moments, divided by the root of its eigenvalue.
+  5·10⁻⁴ is added to each eigenvalue before.
 
   Args:
-    patches: [B, rows, columns, K]. The first row and column hold zeros from outside the image, and are left out.
+    patches: [B, rows, columns, K]. Patches in the first row or column contain zeros from outside the image, and are
+      left out.
 
   Returns:
     [K, 2 K], float32.
@@ -166,8 +172,9 @@ def to_patches(images: Float[Array, 'B H W C'], patch: int) -> Float[Array, 'B r
 def neighborhoods(z: Float[Array, 'B H W C']) -> Float[Array, 'B _ _ _']:
   """Map [B, H, W, C] to the inputs of a padded convolution of 3×3 with a stride of 2, [B, H/2, W/2, 9 C].
 
-  Windows begin one row and one column before each pair. Kernels are [9 C, D], from [3, 3, C, D]. XLA's own
-  convolutions train slowly on a CPU. This product doesn't.
+  Output (i, j) has the window of rows 2i − 1 to 2i + 1 and columns 2j − 1 to 2j + 1. The convolution is then a
+  product with a kernel [9 C, D], which is a kernel [3, 3, C, D] reshaped. This product trains faster on a CPU than
+  XLA's own convolutions.
   """
   _, height, width, _ = z.shape
   padded = jnp.pad(z, ((0, 0), (1, 0), (1, 0), (0, 0)))
@@ -182,10 +189,10 @@ def _check_patch(images: jax.Array, patch: int) -> None:
 
 
 def sincos(coordinates: np.ndarray, width: int) -> np.ndarray:
-  """Return sines and cosines [N, width] of each coordinate of [N, P], the last coordinate first.
+  """Return sines and cosines [N, width] of coordinates [N, P]. The numbers of the last coordinate come first.
 
-  Texts have the positions of Vaswani et al. 2017, section 3.5. Images have row and column, as in Beyer et al. 2022.
-  Frequencies are 1 to 1/10,000.
+  With one coordinate (texts), these are the positions of Vaswani et al. 2017, section 3.5. With row and column
+  (images), they are those of Beyer et al. 2022. Frequencies are 1 to 1/10,000.
 
   Raises:
     UserError: the width is not divisible by 2P.

@@ -61,16 +61,16 @@ ARITHMETIC: Costs = {
 def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> int:
   """Count the floating-point operations of a call with these arguments (arrays or shapes).
 
-  A product or convolution that sums over k numbers takes 2k operations for each output. Any other arithmetic, also an
-  exponential or a sum, takes one operation for each number. Moves, comparisons, conversions and integers take none. A
-  loop counts as often as it runs, or once if the number of runs is unknown before it runs. A condition counts as its
-  most expensive branch, and a choice by platform as its default. A Pallas kernel counts as its cost estimate, which
-  leaves out the padding of its blocks.
+  A product or convolution that sums over k numbers takes 2k operations for each output. Any other arithmetic, such as
+  an exponential or a sum, takes one operation for each number. Moves, comparisons, conversions and integer arithmetic
+  take no operations. A loop counts as often as it runs, or once if the number of runs is not known before. A
+  condition counts as its most expensive branch. A choice by platform counts as its default branch. A Pallas kernel
+  counts as its cost estimate, which leaves out the padding of its blocks.
 
   Args:
     function: a function of arrays.
     *args: arguments of the function.
-    costs: the costs of primitives. PRODUCTS counts only matrix products, convolutions and Pallas kernels.
+    costs: the cost of each primitive. `PRODUCTS` counts only matrix products, convolutions and Pallas kernels.
   """
   return count_jaxpr(jax.make_jaxpr(function)(*args).jaxpr, costs)
 
@@ -81,9 +81,9 @@ def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC) -> int:
 
 
 def count_products(jaxpr: Any) -> dict[str, int]:
-  """Count the operations of matrix products, convolutions and Pallas kernels by precision.
+  """Count the operations of matrix products, convolutions and Pallas kernels, for each precision.
 
-  A device's rate depends on the precision. No other operations are counted.
+  No other operations are counted. The counts are separate because a device's speed depends on the precision.
 
   Returns:
     The count of each precision that occurs: 'bfloat16' (all short types), 'float32' (at the backend's default

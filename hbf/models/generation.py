@@ -1,4 +1,4 @@
-"""Generation of texts by a causal language model, one token a step. A cache keeps the earlier tokens."""
+"""Generation of texts by a causal language model, one token at each step. A cache keeps the earlier tokens."""
 
 import dataclasses
 import functools
@@ -21,7 +21,8 @@ class Sampling:
   Attributes:
     temperature: divisor of the logits. 0: always the likeliest token.
     top_k: draw from the k likeliest tokens only. 0: from all.
-    top_p: draw from the likeliest tokens only, as few as have this probability together (Holtzman et al. 2020).
+    top_p: draw from the smallest set of likeliest tokens whose total probability is at least this number (Holtzman et
+      al. 2020). 1: from all.
   """
 
   temperature: float = 1.0
@@ -67,17 +68,17 @@ def generate(
 ) -> list[np.ndarray]:
   """Continue prompts, which may have different lengths.
 
-  The tokens drawn for a prompt are a function of the seed, the prompt's number and the prompt. Other prompts have no
+  The tokens drawn for a prompt depend only on the seed, the prompt and its index in `prompts`. Other prompts have no
   influence.
 
   Args:
     model: a causal model, with any stages.
     variables: variables of the model.
-    prompts: tokens of each prompt, at least one.
-    count: most tokens to write after each prompt.
+    prompts: tokens of each prompt. A prompt has at least one token.
+    count: largest number of tokens to write after each prompt.
     sampling: the way to draw tokens.
     seed: seed of the draws.
-    stop: a token that ends a text, and is not part of it. None: no token does.
+    stop: a token that ends a text, and is not part of the text. None: no token ends a text.
 
   Returns:
     The tokens that follow each prompt, int32.
@@ -99,12 +100,13 @@ def generate_on(
   seed: int = 0,
   stop: int | None = None,
 ) -> list[np.ndarray]:
-  """Continue texts like `generate`, even beyond the model's length: a full text forgets its first half.
+  """Continue texts like `generate`, but also beyond the model's length.
 
-  The model then reads the text's last `length // 2` tokens again, at the positions where a text begins.
+  When a text has reached the model's length, the model forgets all but its last `length // 2` tokens. The model reads
+  these tokens again as the beginning of a text, and goes on from there.
 
   Raises:
-    UserError: as in `generate`. A prompt must leave room for a token.
+    UserError: as in `generate`, but a prompt needs room for one more token only, not for `count` tokens.
   """
   _check(model, prompts, 1)
   texts, ended, part = [list(prompt) for prompt in prompts], [False] * len(prompts), 0
@@ -151,7 +153,7 @@ def _generate(
   key: jax.Array,
   stop: int | None,
 ) -> list[np.ndarray]:
-  """Continue texts like `generate`, at most until the model is full."""
+  """Continue texts like `generate`, at most to the model's length."""
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
   filled = np.zeros((len(prompts), lengths.max()), np.int32)
   for row, prompt in zip(filled, prompts, strict=True):
@@ -173,7 +175,7 @@ def _write(
   lengths: jax.Array,
   key: jax.Array,
 ) -> jax.Array:
-  """Return the tokens, int32 [B, count], that follow prompts [B, P] of these lengths. −1 follows a text's end."""
+  """Return the tokens, int32 [B, count], that follow prompts [B, P] of given lengths. −1 follows a text's end."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
     """Return the logits [V] after the first `length` of a text's next tokens [T], and the new cache."""

@@ -1,4 +1,4 @@
-"""Language model: tokens of a text, homogeneous blocks, a head over the vocabulary."""
+"""Language model: an embedding of the tokens of a text, homogeneous blocks and a linear head."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
@@ -21,20 +21,21 @@ from hbf.options import FLAG, RATE, one_of, whole
 class LanguageModel(CheckedModule):
   """Learned vectors of the tokens, their positions, a trunk of blocks, and a linear head without a bias.
 
-  A causal model predicts the next token of every token (a GPT, Radford et al. 2019, if the stages are attention and
-  MLP). Another predicts masked tokens from the tokens around them (Devlin et al. 2019).
+  A causal model predicts, for every token, the token that follows. If the stages are attention and MLP, this is a GPT
+  (Radford et al. 2019). A model that is not causal predicts masked tokens from the tokens around them (Devlin et al.
+  2019).
 
   Attributes:
     trunk: the blocks and the last norm.
     vocabulary: V, number of tokens in the vocabulary.
-    length: most tokens of a text.
+    length: largest number of tokens of a text.
     width: D, a token's dimensions.
-    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages know positions too: token i
-      is at i, in one dimension.
+    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages also get positions:
+      the position of token i is the number i.
     causal: True if a token sees only itself and the tokens before it.
     tied: True if the weights of the head are the vectors of the tokens (Press & Wolf 2017).
     dropout: dropout rate of the embedded tokens.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
     input_dtype: type of the inputs.
   """
 
@@ -65,9 +66,10 @@ class LanguageModel(CheckedModule):
       tokens: the texts. A text with a token outside the vocabulary has logits of NaN.
       train: True in training, with dropout. That needs a 'dropout' key.
       mask: booleans [B, N], False for padding, which no token sees. None: all tokens are seen.
-      start: int32 [], number of tokens in the earlier calls that filled the collection 'cache' (see `hbf.nn.cache`).
-        0 for the first call. A mask may then hide only the last tokens, and the next call starts at the first hidden
-        one. Logits are NaN for tokens beyond the model's length. None: the texts are whole.
+      start: int32 [], number of tokens that earlier calls have written to the collection 'cache' (see
+        `hbf.nn.cache`). 0 for the first call. With `start`, a mask may hide only the last tokens, and `start` of the
+        next call is the position of the first hidden token. Logits are NaN for tokens beyond the model's length.
+        None: the texts are complete, and there is no cache.
 
     Raises:
       UserError: the texts are longer than `length`, or an option's value is unknown.
@@ -96,7 +98,7 @@ class LanguageModel(CheckedModule):
     return logits if start is None else jnp.where(start + length <= self.length, logits, jnp.nan)
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """Return what is added to tokens at coordinates [length, 1]: [length, D]."""
+    """Return the vectors [length, D] that are added to the tokens at coordinates [length, 1]."""
     shape = (self.length, self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),

@@ -1,4 +1,4 @@
-"""Models of equal size and runs of equal cost: units that match parameters, steps that match operations."""
+"""Models of equal size and runs of equal cost: choice of the numbers of units and of training steps."""
 
 from collections.abc import Callable
 
@@ -7,23 +7,27 @@ from ml_collections import ConfigDict
 from hbf.errors import UserError
 from hbf.nn.registry import size_option
 
-TOLERANCE = 0.01  # of a budget of parameters, relative
-OPERATIONS_TOLERANCE = 0.005  # of a budget of training operations, relative
+TOLERANCE = 0.01  # largest relative difference from a budget of parameters
+OPERATIONS_TOLERANCE = 0.005  # largest relative difference from a budget of training operations
 
 
 def match_parameters(
   config: ConfigDict, budget: int, parameters: Callable[[ConfigDict], int], tolerance: float = TOLERANCE
 ) -> ConfigDict:
-  """Return the model whose number of units brings it closest to a number of parameters.
+  """Return the config of a model whose number of units brings its parameters closest to a budget.
 
   Args:
     config: the `model` part of a config. It is not changed.
-    budget: learned numbers of the whole model.
-    parameters: function that counts the parameters of the model of such a part.
-    tolerance: largest distance from the budget, relative to the budget.
+    budget: number of learned numbers of the whole model.
+    parameters: function from the `model` part of a config to the number of parameters of the model.
+    tolerance: largest difference from the budget, divided by the budget.
+
+  Returns:
+    The `model` part with the new number of units.
 
   Raises:
-    UserError: no number of units comes that close, or the model has no units. The message has the nearest number.
+    UserError: no number of units comes that close to the budget, or the model has no units. The message has the
+      nearest number of parameters.
   """
   size = size_option(config.name)
   if size is None:
@@ -33,7 +37,7 @@ def match_parameters(
   def count(units: int) -> int:
     return parameters(_with_units(config, stage, option, units))
 
-  # Every unit of a stage costs the same.
+  # Every unit of a stage adds the same number of parameters.
   one, two = count(1), count(2)
   units = max(1, 1 + round((budget - one) / (two - one)))
   if abs(count(units) - budget) > tolerance * budget:
@@ -48,11 +52,11 @@ def match_steps(step: float, budget: float) -> int:
   """Return the number of steps whose operations are closest to a budget.
 
   Args:
-    step: operations of one step.
-    budget: operations of the whole training.
+    step: number of operations of one step.
+    budget: number of operations of the whole training.
 
   Raises:
-    UserError: no number of steps is within 0.5% of the budget. The message has the nearest number.
+    UserError: no number of steps is within 0.5% of the budget. The message has the nearest number of steps.
   """
   steps = max(1, round(budget / step))
   if abs(steps * step - budget) > OPERATIONS_TOLERANCE * budget:
@@ -65,7 +69,7 @@ def match_steps(step: float, budget: float) -> int:
 
 
 def units_of(config: ConfigDict) -> dict[str, int]:
-  """Return the number of units in the `model` part of a config, such as {'stage2.centers': 256}. {} without units."""
+  """Return the number of units in the `model` part of a config, such as {'stage2.centers': 256}. {}: no units."""
   size = size_option(config.name)
   return {'.'.join(size): config[size[0]][size[1]]} if size else {}
 

@@ -1,4 +1,4 @@
-"""Smaller networks inside a network with nested centers: the first centers alone."""
+"""Smaller networks inside a network with nested centers. They keep only the first centers."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from hbf.errors import UserError
 
 
 def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
-  """Return the network of the first `count` centers of every stage 2.
+  """Return the network that keeps only the first `count` centers of every stage 2.
 
-  Any network can be cut so. One trained with stage2.nested is meant to be cut (`hbf.nn.hyperbf.HyperBFCenters`).
+  Any network can be cut in this way. A network that was trained with stage2.nested is made to be cut
+  (`hbf.nn.hyperbf.HyperBFCenters`).
 
   Args:
     config: the `model` part of a config whose stage 2 is hyperbf. It is not changed.

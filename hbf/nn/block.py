@@ -17,21 +17,23 @@ from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, RATE
 
 
 class Block(CheckedModule):
-  """A homogeneous block: Y = X + stage1(LayerNorm(X)), Z = Y + stage2(LayerNorm(Y)) (memo eq. 1 and Figure 1).
+  """A homogeneous block: Y = X + stage1(LayerNorm(X)), then Z = Y + stage2(LayerNorm(Y)).
 
-  A stage is a module, such as `HyperBFAttention(heads=4)`, or a constructor that takes a name and a dtype. The block
-  makes its own module from it, so blocks that are given the same stage share no parameters. The stage is called with
-  tokens and a context (`hbf.nn.context.Context`).
+  X, Y and Z are tokens, as in eq. 1 and Figure 1 of CBMM Memo 143. A stage is a module, such as
+  `HyperBFAttention(heads=4)`, or a constructor that takes a name and a dtype. The block makes its own module from the
+  stage. So two blocks that are given the same stage share no parameters. The stage is called with tokens and a
+  context (`hbf.nn.context.Context`).
 
   Attributes:
     stage1: the stage that mixes tokens, [B, N, D] to [B, N, D].
     stage2: the stage that works on every token alone, [B, N, D] to [B, N, D]. None if stage 1 does both jobs.
     dropout: dropout rate of the output of each stage.
-    dtype: type of the products, in the stages too. Parameters are float32. None: each stage keeps its own type.
+    dtype: type of the matrix products, in the stages too. Parameters are float32. None: each stage keeps its own
+      type.
     norm_epsilon: number added to the variance in each LayerNorm.
     parallel: True for Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X)) (Wang & Komatsuzaki 2021).
-    layer_scale: start of a learned vector that multiplies each stage's output (LayerScale, Touvron et al. 2021).
-      0: there is no such vector.
+    layer_scale: initial value of a learned vector that multiplies each stage's output (LayerScale, Touvron et al.
+      2021). 0: there is no such vector.
   """
 
   stage1: Stage | nn.Module
@@ -43,7 +45,7 @@ class Block(CheckedModule):
   layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
 
   def __post_init__(self) -> None:
-    """Replace modules by their constructors, or Flax would name them after the place where they were made.
+    """Replace modules by their constructors. Otherwise Flax would name modules after the place of their creation.
 
     Raises:
       ValueError: a stage is neither a module nor a constructor, or a field has a value outside its range.
@@ -94,7 +96,7 @@ class Block(CheckedModule):
 
 
 def _constructor(field: str, stage: Any) -> Any:
-  """Return a constructor of modules like a given one. A constructor is returned as it is."""
+  """Return a constructor of modules with the options of a given module. A constructor is returned as it is."""
   if isinstance(stage, nn.Module):
     fields = [option.name for option in dataclasses.fields(stage) if option.init]
     own = {name: getattr(stage, name) for name in fields if name not in ('parent', 'name')}

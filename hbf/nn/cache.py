@@ -1,8 +1,8 @@
-"""The cache of a causal stage. With it, a text is continued at the cost of its new tokens alone.
+"""The cache of a causal stage. With the cache, a stage processes only the new tokens of a text.
 
-A stage keeps in the cache the arrays that it needs of earlier tokens. The cache lies in the collection 'cache'. At
-each call the caller passes the collection in and gets the changed one back: `out, state = module.apply({'params':
-params, 'cache': cache}, ..., mutable=['cache'])`. If the caller passes none in, the cache starts empty.
+The cache has the arrays of earlier tokens that a stage needs. They are in Flax's collection 'cache'. At each call the
+caller passes the collection and gets the changed collection back: `out, state = module.apply({'params': params,
+'cache': cache}, ..., mutable=['cache'])`. If the caller passes no collection, the cache starts empty.
 """
 
 import flax.linen as nn
@@ -14,14 +14,14 @@ from hbf.nn.context import Context, Continued
 
 
 def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
-  """Append new tokens to the cache and return the whole cache.
+  """Write an array of the new tokens into the cache. Return the cached array, which has `room` entries along `axis`.
 
   Args:
-    module: the module in whose scope the cache lies.
-    name: name of the variable.
-    z: an array with the new tokens along an axis.
-    context: the context of the call. If the context continues nothing, z is returned.
-    axis: axis of the tokens.
+    module: the module that has the cache.
+    name: name of the array in the cache.
+    z: an array with an entry for each new token along `axis`.
+    context: the context of the call. If `context.continued` is None, there is no cache, and z is returned.
+    axis: the axis of z along which the tokens lie.
   """
   if context.continued is None:
     return z
@@ -36,10 +36,10 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
   """Return the part of an array that belongs to the new tokens.
 
   Args:
-    z: an array with an entry for each token that the text can have. If the context continues nothing, z is returned.
-    context: the context of the call.
+    z: an array with an entry along `axis` for each token that the text can have.
+    context: the context of the call. If `context.continued` is None, all tokens are new, and z is returned.
     count: number of new tokens.
-    axis: axis of the tokens.
+    axis: the axis of z along which the tokens lie.
   """
   if context.continued is None:
     return z
@@ -49,6 +49,7 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
 def cache_mask(continued: Continued, count: int) -> Bool[Array, 'count room']:
   """Return the attention mask of `count` new tokens, booleans [count, room].
 
-  Each new token attends to itself and to all tokens before it. The text can have at most `room` tokens.
+  Each new token attends to itself and to all tokens before it. `room` is the largest number of tokens that the text
+  can have.
   """
   return jnp.arange(continued.room) <= continued.start + jnp.arange(count)[:, None]

@@ -6,13 +6,16 @@ from hbf.options import check_options
 
 
 class CheckedModule(nn.Module):
-  """A module that checks its fields when it is made. Fields declare their values, as Annotated[int, whole(1)]."""
+  """A module that checks the values of its fields when it is made.
+
+  The annotation of a field says which values it may have, such as Annotated[int, whole(1)].
+  """
 
   def __post_init__(self) -> None:
     """Check the fields.
 
     Raises:
-      OptionError: a field has a value outside its range. It is a ValueError.
+      OptionError: a field has a value outside its range. An OptionError is a ValueError.
     """
     check_options(self)
     super().__post_init__()

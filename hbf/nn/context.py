@@ -1,4 +1,4 @@
-"""The context of a call: what a stage may know beside the tokens themselves."""
+"""The context of a call: what a stage may know in addition to the tokens."""
 
 import flax.linen as nn
 import flax.struct
@@ -15,7 +15,7 @@ class Continued:
 
   Attributes:
     start: number of earlier tokens, int32 [].
-    room: most tokens that the text can have.
+    room: largest number of tokens that the text can have, earlier and new tokens together.
   """
 
   start: jax.Array
@@ -24,19 +24,21 @@ class Continued:
 
 @flax.struct.dataclass
 class Context:
-  """The circumstances of a call, the same for all stages of a network. A stage ignores what it does not need.
+  """What the stages of a network know about a call. All stages get the same context, and ignore what they don't need.
 
   Attributes:
     train: True in training, so that a stage may drop values. That needs a 'dropout' key.
-    causal: True if a token sees only itself and the tokens before it (those that the mask leaves). A stage 1 that
-      supports it says so in its traits (`hbf.nn.traits`).
-    mask: booleans that broadcast to [B, N, N], True where a token (first N) sees another (second N). Every token sees
-      at least one. None: all tokens see all tokens. A stage 1 says in its traits which masks it accepts.
+    causal: True if a token sees only itself and the tokens before it. The mask may hide some of these tokens too. The
+      traits of a stage 1 say whether the stage supports causality (`hbf.nn.traits`).
+    mask: booleans that broadcast to [B, N, N]. Entry [b, i, j] is True where token i of example b sees token j. Every
+      token must see at least one token. None: all tokens see all tokens. The traits of a stage 1 say which masks the
+      stage accepts.
     positions: the position of each token, float32 [N, P], in patches or tokens. NaN for a token without a position,
-      such as a class token. None if positions are unknown. For continued tokens, it has the positions of all tokens
-      that the text can have, [room, P].
-    continued: the place of causal tokens after others. A mask then hides only the last tokens. None: nothing comes
-      before. A stage 1 that supports it says so in its traits.
+      such as a class token. None if positions are unknown. If `continued` is set, the array has the positions of all
+      tokens that the text can have, [room, P].
+    continued: the place of the new tokens in a causal text whose earlier tokens are in the cache. The mask may then
+      hide only the last tokens. None: there are no earlier tokens. The traits of a stage 1 say whether the stage
+      supports this.
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)
@@ -80,7 +82,7 @@ def check_context(stage: nn.Module, context: Context) -> None:
 
 
 def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
-  """Return the tokens that a mask for keys leaves, booleans [B, N] or [1, N]. None: all tokens."""
+  """Return True for tokens that a mask for keys does not hide, booleans [B, N] or [1, N]. None: nothing is hidden."""
   return None if context.mask is None else with_three_axes(context.mask)[:, 0]
 
 

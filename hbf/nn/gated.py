@@ -1,4 +1,4 @@
-"""The gated HyperBF, which mixes tokens and channels in place of both stages, and gated softmax, its control."""
+"""The gated HyperBF, which does the work of both stages, and gated softmax attention as its control."""
 
 import dataclasses
 from typing import Annotated, ClassVar
@@ -17,12 +17,13 @@ from hbf.options import one_of, whole
 
 
 class _Gated(nn.Module):
-  """A gated attention: out(act(gate(x)) ⊙ f(act(values(x)))), where f attends over as many values as the gate has.
+  """A gated attention: out(act(gate(x)) ⊙ f(act(values(x)))), where f is attention with given values.
 
-  It is the Gated Attention Unit (Hua et al. 2022, section 3.1) with several heads. A token costs
-  4 D² + 6 hidden D + 2 (D + hidden) N operations.
+  Gate and values have the same number of channels. This is the Gated Attention Unit (Hua et al. 2022, section 3.1)
+  with several heads. A token costs 4 D² + 6 hidden D + 2 (D + hidden) N operations.
 
-  The class comes before an attention class among the bases. That class has the method `_over_tokens`, which is f.
+  A subclass has two bases: first this class, then a class of attention. The method `_over_tokens` of the second base
+  is f.
   """
 
   @nn.compact
@@ -43,16 +44,19 @@ class _Gated(nn.Module):
 
 
 class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
-  """A gated unit whose attention is a HyperBF over the tokens. With metric identity a token costs what `_Gated` says.
+  """A gated unit whose attention is a HyperBF over the tokens.
+
+  With metric identity a token costs 4 D² + 6 hidden D + 2 (D + hidden) N operations.
 
   Attributes:
-    hidden: channels of values and gate. The heads share them, and the last head may have fewer.
-    activation: activation of both, a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
+    hidden: number of channels of the values, and of the gate. They are divided among the heads, and the last head may
+      have fewer channels.
+    activation: activation of the values and the gate, a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
   """
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
-  # With 5/6 of a block's 4D units it is as large as two stages.
+  # With 5/6 of a block's 4D units it has as many parameters as two stages.
   traits: ClassVar[StageTraits] = dataclasses.replace(HyperBFAttention.traits, units='hidden', unit_share=5 / 6)
 
 
@@ -60,8 +64,8 @@ class GatedSoftmax(_Gated, SoftmaxAttention, kw_only=True):
   """A gated unit whose attention is softmax: the control that separates the effects of gate and kernel.
 
   Attributes:
-    hidden: channels of values and gate, as in `GatedHyperBF`.
-    activation: activation of both, as in `GatedHyperBF`.
+    hidden: number of channels of the values, and of the gate, as in `GatedHyperBF`.
+    activation: activation of the values and the gate, as in `GatedHyperBF`.
   """
 
   hidden: Annotated[int, whole(1)]

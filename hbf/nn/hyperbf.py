@@ -28,30 +28,34 @@ from hbf.options import FLAG, NOT_NEGATIVE, POSITIVE, OptionError, one_of, whole
 
 
 class HyperBFAttention(CheckedModule):
-  """Stage 1 (memo eq. 6): y = Σ K(‖W(q − k)‖² / 2σ²) v / Σ K, per head, keys and values computed from the tokens.
+  """Stage 1 (CBMM Memo 143, eq. 6): y = Σ K v / Σ K in every head, with K = K(‖W(q − k)‖² / 2σ²).
 
-  With many memory tokens it does the work of both stages: a HyperBF over tokens and learned centers together (model
-  `unified`). A token costs 8D² + 4(N + m)D operations with metric identity.
+  Queries q, keys k and values v are computed from the tokens. With many learned centers (`memory`), this stage does
+  the work of both stages: it is one HyperBF over tokens and learned centers together (model `unified`). A token costs
+  8D² + 4(N + m)D operations with metric identity.
 
   Attributes:
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
     kernel: a name in `hbf.ops.kernels.KERNELS`.
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank. Other metrics do not use it.
-    sigma_per: 'fixed', 'layer' or 'head': the scope of one learned σ.
+    sigma_per: 'layer' or 'head': each layer or each head learns one σ. 'fixed': σ keeps its initial value.
     sigma_scale: σ² at init over √d (√rank for low_rank), which keeps q·k/σ² of order 1.
-    qk_norm: True for queries and keys of norm 1. σ² at init is then divided by d.
-    memory: m, learned centers a head beside the keys: y = (ΣK v + ΣK c) / (ΣK + ΣK). 0: there are none.
-    relative_positions: none, gaussian, adaptive or rotary. With 'gaussian' a head's distances are over content
-      and position, ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2, with a learned offset o and a learned s
-      (`hbf.nn.relative_positions`). A token without a position and a learned center have a position distance of 0
-      from all. A token costs 2 C (N + m) H more operations, with C = 4 coordinates for images, 3 for texts, and
-      three times as many in short types. With 'adaptive' the query also moves o and s, for 2 D (P + 1) more.
-      With 'rotary' queries and keys are rotated by their positions. It needs
-      metric identity, whose distances a rotation keeps.
-    mimetic: queries and keys start with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`. 0:
-      they start like other projections. Near 0.7 their norms fit the start of σ.
-    dtype: type of the products. Parameters are float32.
+    qk_norm: True to scale queries and keys to norm 1. σ² at init is then divided by d.
+    memory: m, the number of learned centers of a head. They are used like further keys, and their learned
+      coefficients c like further values: y = (Σ_keys K v + Σ_centers K c) / (Σ_keys K + Σ_centers K). 0: there are no
+      learned centers.
+    relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). With 'gaussian' a
+      head adds the distance of positions p to the distance of contents: ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2. The
+      offset o and the width s are learned. For a token without a position and for a learned center, the added
+      distance is 0. A token costs 2 C (N + m) H more operations. C is 4 for images and 3 for texts, and three times
+      this number in short types. With 'adaptive' the query also changes o and s. That costs 2 D (P + 1) more
+      operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their positions. This
+      needs metric identity, whose distances do not change if both vectors are rotated in the same way.
+    mimetic: α of the initial values of queries and keys, Wq Wkᵀ ≈ α (Z + I), see `hbf.nn.projections.mimetic_init`.
+      With α near 0.7, the norms of queries and keys fit the initial σ. 0: queries and keys start like other
+      projections.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]
@@ -109,7 +113,7 @@ class HyperBFAttention(CheckedModule):
       )
 
   def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Extend an attention mask and causality over `length` tokens: every token attends to the learned keys."""
+    """Extend a mask and causality over `length` tokens to the learned centers, which every token sees."""
     if not self.memory or (mask is None and not causal):
       return mask, causal
     mask = jnp.ones((1, length), bool) if mask is None else mask
@@ -119,7 +123,7 @@ class HyperBFAttention(CheckedModule):
     return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1), False
 
   def _with_memory(self, name: str, z: jax.Array) -> jax.Array:
-    """Append learned keys or values to those of the tokens, [B, H, N, d]: [B, H, N + memory, d]."""
+    """Append learned centers or coefficients to keys or values, [B, H, N, d]: [B, H, N + memory, d]."""
     if not self.memory:
       return z
     shape = (z.shape[1], self.memory, z.shape[3])
@@ -128,50 +132,54 @@ class HyperBFAttention(CheckedModule):
 
 
 class HyperBFCenters(CheckedModule):
-  """Stage 2 (memo eq. 7): z = Σ_a R_a(y) c_a + b over learned centers.
+  """Stage 2 (CBMM Memo 143, eq. 7): z = Σ_a R_a(y) c_a + b over learned centers.
 
-  With several heads, each head is a HyperBF on its own d = D/H dimensions, and writes to all D outputs. A token costs
-  4 A D operations (with one head and a diagonal metric).
+  Each head is a HyperBF on its own d = D/H dimensions. Its coefficients have D dimensions, and the outputs of all
+  heads are added. With one head and a diagonal metric, a token costs 4 A D operations.
 
-  The unit is alive at init for every kernel, metric and sigma. With normalization none, a gain makes the mean
-  response to the tokens seen at initialization 1. Coefficients are drawn so that the output has the size
-  `coefficients_scale`.
+  The output has the same size at initialization for every kernel, metric and sigma. For this, coefficients are drawn
+  so that the root mean square of the output is `coefficients_scale`. With normalization 'none', a kernel with a
+  logarithm also gets a gain. It makes the mean response 1 over the tokens seen at initialization.
 
-  If the collection 'responses' is mutable, the unit stores R and log K there, [H, B N, A] each. R is as it enters the
-  sum: with linear coefficients it is multiplied by u_a·x + w_a. Kernels without a logarithm store the depth in the
-  ball instead of log K.
+  If Flax's collection 'responses' is mutable, the stage stores R and log K there, [H, B N, A] each. With linear
+  coefficients, the stored R is already multiplied by u_a·x + w_a. For kernels in `BALLS` and `VALUES`, the stage
+  stores the depth (`hbf.ops.kernels`) instead of log K.
 
   Attributes:
     centers: A, the number of centers of every head.
-    heads: H, a divisor of the tokens' width D. The memo has 1.
-    kernel: a name in `hbf.ops.kernels.KERNELS`, `VALUES` or `BALLS`, or `SIGNED`. `BALLS` are φ(b_a − r²/2σ²) with a
-      learned radius ρ_a for each center, b_a = ρ_a²/2σ². `BALLS` and `VALUES` need normalization 'none'. `SIGNED` is
-      exp(−β r²) with a learned β of any sign, as in the authors' code. It needs metric bilinear.
+    heads: H, a divisor of the tokens' width D. CBMM Memo 143 has 1.
+    kernel: a name in `hbf.ops.kernels.KERNELS`, `VALUES` or `BALLS`, or `SIGNED`. `BALLS` are φ(b_a − r²/2σ²)
+      with b_a = ρ_a²/2σ². The radius ρ_a of each center is learned. `BALLS` and `VALUES` need normalization 'none'.
+      `SIGNED` is exp(−β r²) with a learned β of any sign, as in the authors' code. It needs metric bilinear.
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank. Other metrics do not use it.
-    sigma_per: 'fixed', 'layer', 'head' or 'center': the scope of one learned σ, or β of kernel `SIGNED`.
+    sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
+      `SIGNED`). 'fixed': σ or β keeps its initial value.
     sigma_scale: σ² at init over √d (√rank for low_rank), which keeps x·t/σ² of order 1.
-    normalize_inputs: True for points and centers of norm 1. σ² at init is then divided by d. A center that moves at
-      random then cannot get farther from all tokens at once.
-    norm_affine: True if the LayerNorm that the block puts before the unit has a scale and a bias. The centers can
-      learn both.
-    normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs two different centers or more:
-      with a single one the response is 0.
-    radius: the learned number of a center's ball. 'relative': the depth β_a of a token of norm √d at right angles to
-      the center, b_a = β_a + (‖t_a‖² + d)/2σ², which starts at 0. 'absolute': b_a itself, which starts as the mean
-      r²/2σ² of the tokens seen at initialization. In both, about half of the tokens lie in a ball at first. With
-      'absolute' a step that only changes the length of a center moves all tokens out of its ball or into it; such
-      steps then outweigh those that turn the center.
-    coefficients: 'constant': c_a. 'linear': (u_a·x + w_a) c_a, a linear model of the token around each center, with
-      learned u_a and w_a: 6 A D operations. With kernel 'ball_silu' and radius 'relative' it is a SwiGLU on tokens of
-      norm √d.
-    centers_init: 'normal', 'tokens' (drawn from the tokens seen at initialization) or 'kmeans' (means of those).
+    normalize_inputs: True to scale points and centers to norm 1. σ² at init is then divided by d. Random moves of a
+      center then cannot take it farther from all tokens at once.
+    norm_affine: True if the LayerNorm that the block puts before this stage has a scale and a bias. The centers
+      can also learn the effect of this scale and bias.
+    normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs at least two different centers. The
+      response of a single center would be 0.
+    radius: the number that is learned for the ball of each center. 'relative': the depth β_a of a token of norm √d
+      that is orthogonal to the center. Then b_a = β_a + (‖t_a‖² + d)/2σ², and β_a starts at 0. With
+      `normalize_inputs` that token has norm 1, and d is replaced by 1. 'absolute': b_a itself. It starts as the mean
+      of r²/2σ² over the tokens seen at initialization. In both cases, about half of the tokens lie in a ball at
+      first. With 'absolute', a training step that only changes the length of a center moves all tokens into its ball
+      or out of it. Such steps then outweigh the steps that turn the center.
+    coefficients: 'constant': the coefficients are c_a. 'linear': they are (u_a·x + w_a) c_a with learned u_a and w_a.
+      This is a linear model of the token x around each center. A token then costs 6 A D operations. With kernel
+      'ball_silu' and radius 'relative' the stage is a SwiGLU on tokens of norm √d.
+    centers_init: initial values of the centers. 'normal': normal numbers. 'tokens': tokens drawn from those seen at
+      initialization. 'kmeans': k-means centers of these tokens.
     coefficients_scale: root mean square of the output at init.
-    nested: True if the first centers alone shall work too (`hbf.models.nested`; after nested dropout, Rippel et al.
-      2014). During training all centers respond to half of the images. To each other image only the first n respond,
-      with a random n that is log-uniform. It needs all responses in memory, and a 'dropout' key in training.
+    nested: True to train the first centers so that they also work without the others (`hbf.models.nested`; after
+      nested dropout, Rippel et al. 2014). In training, all centers respond to half of the images. To every other
+      image only the first n centers respond. This n is random, and its logarithm is uniform. The option needs all
+      responses in memory, and a 'dropout' key in training.
     implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   centers: Annotated[int, whole(1)]
@@ -219,8 +227,8 @@ class HyperBFCenters(CheckedModule):
 
   def _centers(self, points: jax.Array) -> jax.Array:
     """Return the learned centers [H, A, d], which start as `centers_init` says."""
-    # Once the parameter exists, Flax asks for the shape of a new one only, so one point is enough. A program for any
-    # number of images has no number of points to draw from.
+    # Once the parameter exists, Flax uses the initializer for its shape only, so one point is enough. In a program
+    # for any number of images the number of points is unknown, and `count` points could not be drawn.
     drawn_from = points if self.is_initializing() else points[:, :1]
     return self.param('centers', CENTERS_INITS[self.centers_init], drawn_from, self.centers).astype(points.dtype)
 
@@ -236,7 +244,7 @@ class HyperBFCenters(CheckedModule):
     basis = RadialBasis(self.kernel, metric=self.metric, weights=weights, normalization=self.normalization, **scale)
     if self.kernel in BALLS:
       return dataclasses.replace(basis, squared_radius=self._squared_radius(points, centers, basis))
-    if self.normalization == 'none' and self.kernel not in DIRECT:  # those get their scale by the coefficients alone
+    if self.normalization == 'none' and self.kernel not in DIRECT:  # coefficients alone scale `DIRECT` kernels
       return dataclasses.replace(basis, log_gain=self._log_gain(points, centers, basis))
     return basis
 
@@ -250,7 +258,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('squared_radius', lambda _: -nearness(points, centers, basis).mean(-2, keepdims=True))
 
   def _factors(self, points: jax.Array) -> jax.Array | None:
-    """Return u_a·x + w_a for points [H, B N, d], [H, B N, A]; None if coefficients are constant."""
+    """Return u_a·x + w_a, [H, B N, A], for points [H, B N, d]. None if coefficients are constant."""
     if self.coefficients == 'constant':
       return None
     shape = (self.heads, self.centers, points.shape[-1])
@@ -268,18 +276,18 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. The responses at init give them their size."""
+    """Return the learned coefficients [H, A, D]. The responses at init determine their initial size."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))
-      # It is less than 1/A only if zero mean has left nothing of responses that are all alike.
+      # The power is below 1/A only if normalization 'layer' subtracts the mean of responses that are nearly equal.
       size = self.coefficients_scale * jax.lax.rsqrt(jnp.maximum(power, 1 / self.centers))
       return size * jax.random.normal(key, (self.heads, self.centers, dimensions))
 
     return replicate(self.param('coefficients', init).astype(dtype), None, TENSOR, None)
 
   def _check(self, dimensions: int) -> None:
-    """Raise OptionError if the options contradict each other or the tokens."""
+    """Raise OptionError if the options contradict each other, or do not fit tokens of this many dimensions."""
     if self.kernel == SIGNED and self.metric != 'bilinear':
       raise OptionError(
         f'kernel {SIGNED} needs metric bilinear, not {self.metric}: change one of them',
@@ -295,7 +303,7 @@ class HyperBFCenters(CheckedModule):
 
   def _first_centers(self, images: int, length: int) -> jax.Array:
     """Draw a mask of the first centers for every image, booleans [B N, A]."""
-    # An exponent from 1/2 to 1 counts as 1, all centers.
+    # Half of the exponents are clipped to 1, which keeps all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centers) < self.centers**exponent, length, axis=0)
 
@@ -306,7 +314,7 @@ def _normal(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
 
 
 def _per_head(start: Any) -> Any:
-  """Map `start(key, points [N, d], count)` over the heads of points [H, N, d]."""
+  """Return a function that applies `start(key, points [N, d], count)` to each head of points [H, N, d]."""
 
   def init(key: jax.Array, points: jax.Array, count: int) -> jax.Array:
     keys = jax.random.split(key, len(points))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from hbf.errors import choose
 from hbf.options import OptionError
 
-# The axes of [heads, points, centers] along which σ differs, by scope.
+# By scope, the axes of [heads, points, centers] along which σ differs.
 SIGMA_PER = {'fixed': (), 'layer': (), 'head': (0,), 'center': (0, 2)}
 
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
@@ -20,20 +20,21 @@ METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
 def sigma_parameter(
   module: nn.Module, scope: str, variance: float, heads: int, centers: int = 1
 ) -> Float[Array, '... 1 A']:
-  """Return σ, broadcastable to [heads, points, centers], learned as its logarithm from σ² = variance.
+  """Return σ, broadcastable to [heads, points, centers]. log σ is learned, and σ² starts at `variance`.
 
   Args:
     module: the module in whose scope `log_sigma` is made.
-    scope: 'fixed' (not learned), 'layer', 'head' or 'center': the scope of one σ.
+    scope: 'layer', 'head' or 'center': each layer, each head or each center has its own σ. 'fixed': the layer has one
+      σ, which is not learned.
     variance: σ² at init.
     heads: number of heads.
-    centers: number of centers a head.
+    centers: number of centers of each head.
   """
   return jnp.exp(_parameter(module, 'log_sigma', scope, 0.5 * jnp.log(variance), heads, centers))
 
 
 def beta_parameter(module: nn.Module, scope: str, variance: float, heads: int, centers: int) -> Float[Array, 'H 1 A']:
-  """Return β of kernel `SIGNED`, learned from 1/2σ² with σ² = variance. Arguments as for `sigma_parameter`."""
+  """Return β of kernel `SIGNED`, which starts at 1/2σ² with σ² = `variance`. Arguments as for `sigma_parameter`."""
   return _parameter(module, 'beta', scope, 0.5 / variance, heads, centers)
 
 
@@ -60,19 +61,22 @@ def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
 
 
 def distance_scale(metric: str, d: int, rank: int) -> float:
-  """Return the unit of σ²: the standard deviation of x·t for points and centers of unit variance, at init."""
+  """Return the unit of σ²: the standard deviation of xᵀMt at init, for x and t whose coordinates have variance 1."""
   return (rank if metric == 'low_rank' else d) ** 0.5
 
 
 def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: int) -> Float[Array, 'H ...'] | None:
-  """Return the weights of the metric for `squared_distances`, one for every head. The metric starts as the identity.
+  """Return the weights of every head's metric for `squared_distances`.
+
+  All metrics but low_rank start as the identity.
 
   Args:
     module: the module in whose scope `metric` is made.
     metric: name of the metric, see `squared_distances`.
     heads: number of heads.
     d: dimensions of a head.
-    rank: rows of W for metric low_rank. There W starts random, and keeps a unit variance.
+    rank: rows of W for metric low_rank. This W starts random. If the coordinates of x have variance 1, so have those
+      of W x at init.
 
   Returns:
     None for identity, [heads, d] for diagonal, [heads, rank, d] for low_rank, else [heads, d, d].

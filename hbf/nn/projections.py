@@ -1,4 +1,4 @@
-"""Dense layers of one input, computed as one product, and helpers of attention stages."""
+"""Several dense layers of one input, computed by one matrix product, and helper functions of attention stages."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ from hbf.options import OptionError
 
 
 class Projections(nn.Module):
-  """Dense layers side by side, with the parameters of one `flax.linen.Dense` of all their outputs.
+  """Several dense layers of one input. Their parameters are those of one `flax.linen.Dense` with all outputs.
 
-  Under a mesh that splits units over devices, each device has its share of every part.
+  Under a mesh that splits units over devices, each device has a share of the outputs of every layer.
 
   Attributes:
     parts: number of layers.
-    width: W, outputs of each layer.
+    width: W, number of outputs of each layer.
     use_bias: True if the layers have a bias.
-    normalize: True if points, and the weights of each output, have norm 1. One learned scale of all products then
-      starts at 2√D.
-    dtype: type of the product. Parameters are float32.
+    normalize: True to scale points, and the weights of each output, to norm 1. One learned number then multiplies
+      all products. It starts at 2√D.
+    dtype: type of the matrix product. Parameters are float32.
     kernel_init: initializer of the kernel [D, parts · W].
   """
 
@@ -63,12 +63,12 @@ def of_norm_1(z: Float[Array, '... D']) -> Float[Array, '... D']:
 def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
   """Return an initializer of a kernel [D, parts · D] whose first parts are queries and keys.
 
-  With a strength, queries and keys start as in `mimetic` with α = β = strength. Other parts, and all parts if the
-  strength is 0, start by LeCun's rule.
+  If the strength is above 0, queries and keys start as in `mimetic` with α = β = strength, and other parts start by
+  LeCun's rule. If the strength is 0, all parts start by LeCun's rule.
 
   Args:
     heads: number of heads, a divisor of the D columns of each part.
-    strength: size of the noise and of the identity. Trockman & Kolter 2023 take 0.7.
+    strength: factor of the noise Z and of the identity I. Trockman & Kolter 2023 take 0.7.
   """
   plain = nn.initializers.lecun_normal()
   if not strength:
@@ -84,11 +84,11 @@ def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
 def mimetic(
   key: jax.Array, width: int, heads: int, alpha: float, beta: float
 ) -> tuple[Float[Array, 'D D'], Float[Array, 'D D']]:
-  """Draw queries and keys whose products Wq Wkᵀ are about αZ + βI (Trockman & Kolter 2023, section 4).
+  """Draw weights of queries and keys so that Wq Wkᵀ ≈ αZ + βI in every head (Trockman & Kolter 2023, section 4).
 
-  Z is normal with variance 1/D, and every head has its own. A head's product has rank d = D/heads. It is the best
-  approximation of that rank, from the singular value decomposition. Queries and keys share the singular values
-  evenly.
+  Every head has its own Z, with normal numbers of variance 1/D. The product of a head has rank d = D/heads. It is the
+  best approximation of αZ + βI of this rank, from the singular value decomposition. The root of each singular value
+  is in Wq, and also in Wk.
 
   Returns:
     Wq and Wk, [D, D] each, head by head along the columns.
@@ -105,9 +105,9 @@ def mimetic(
 def project_qkv(
   tokens: Float[Array, 'B N D'], heads: int, dtype: Any, bias: bool = False, mimetic: float = 0.0
 ) -> tuple[Float[Array, 'B N H d'], Float[Array, 'B N H d'], Float[Array, 'B N H d']]:
-  """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one product.
+  """Return queries, keys and values [B, N, heads, D/heads] of tokens [B, N, D], by one matrix product.
 
-  It makes the layer `qkv`, so call it from a compact method.
+  This function makes the layer `qkv`, so call it from a compact method.
 
   Raises:
     OptionError: D is not divisible by the number of heads.
@@ -121,15 +121,18 @@ def project_qkv(
 
 
 def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B N D']:
-  """Join the heads of values [B, N, H, d] and project them: [B, N, H d]. It makes the layer `out`."""
+  """Join the heads of values [B, N, H, d] and project them to [B, N, H d], by a new layer `out`."""
   batch, length, heads, d = values.shape
   joined = values.reshape(batch * length, heads * d)
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
 
 
 def mask_and_causality(context: Context, count: int) -> tuple[Bool[Array, '...'] | None, bool]:
-  """Return the attention mask of `count` tokens, broadcastable to [B, H, N, N] or None, and causality."""
-  if context.continued is not None:  # a mask then hides later tokens only, which the cache's mask hides too
+  """Return the attention mask of `count` tokens, and True if attention must be causal in addition to the mask.
+
+  The mask is broadcastable to [B, H, N, N]. It is None if there is no mask.
+  """
+  if context.continued is not None:  # the cache's mask hides all tokens that `mask` may hide
     return cache_mask(context.continued, count), False
   return None if context.mask is None else with_three_axes(context.mask)[:, None], context.causal
 

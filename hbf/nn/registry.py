@@ -1,4 +1,4 @@
-"""The stages by name. A new stage is one file, and one line here."""
+"""The stages by name. To add a stage, write a file with its class and add a line here."""
 
 import dataclasses
 import functools
@@ -51,7 +51,10 @@ Stage = Callable[..., nn.Module]
 
 
 class Bound(functools.partial):
-  """A stage's class with its options. It equals another with the same, so models of equal configs are equal."""
+  """A stage's class with its options.
+
+  Two such objects are equal if their classes and options are equal. So models of equal configs are equal.
+  """
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, Bound) and (self.func, self.keywords) == (other.func, other.keywords)
@@ -77,7 +80,7 @@ def stage_names(model: str) -> tuple[str, str]:
 def make_stages(
   model: str, heads: int, stage1: Mapping[str, Any], stage2: Mapping[str, Any]
 ) -> tuple[Stage, Stage | None]:
-  """Return constructors of a model's two stages with options bound. They still take name and dtype.
+  """Return constructors of a model's two stages with their options. The constructors still take name and dtype.
 
   Args:
     model: a name as in `stage_names`.
@@ -99,12 +102,12 @@ def make_stages(
 
 
 def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Return all options of a model's two stages with their defaults, which stand on the fields of their classes.
+  """Return all options of a model's two stages with their defaults. These are the defaults of the classes' fields.
 
   Args:
     model: a name as in `stage_names`.
-    units: units of a block. The number of a stage's units is the one option without a default: the stage's
-      `unit_share` of the block's units. With None, the number is None.
+    units: number of units (such as hidden units or centers) of a block. The number of a stage's own units is the only
+      option without a default. It is `units` times the stage's `unit_share`, or None if `units` is None.
   """
   first, second = _own_fields(model)
   counts = (None, None) if units is None else stage_units(model, units)
@@ -112,7 +115,7 @@ def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[s
 
 
 def stage_units(model: str, units: int) -> tuple[int, int]:
-  """Return the number of units of each of a model's two stages, for a block of so many units."""
+  """Return the number of units of each of a model's two stages, for a block with `units` units."""
   first, second = stage_names(model)
   one, two = (int(units * traits_of(module).unit_share) for module in (STAGE1[first], STAGE2[second]))
   return one, two
@@ -127,7 +130,7 @@ def stage_values(model: str) -> tuple[dict[str, Values], dict[str, Values]]:
 def size_option(model: str) -> tuple[str, str] | None:
   """Return the option that counts a model's units, such as ('stage2', 'centers').
 
-  It is an option of stage 1 if there is no stage 2. None: the model has no units.
+  The option belongs to stage 1 if there is no stage 2. None: the model has no units.
   """
   first, second = stage_names(model)
   stage, module = ('stage2', STAGE2[second]) if STAGE2[second] else ('stage1', STAGE1[first])
@@ -136,7 +139,7 @@ def size_option(model: str) -> tuple[str, str] | None:
 
 
 def with_units(stage: Stage | None, factor: int) -> Any:
-  """Return a stage of `make_stages` with `factor` times the units, if it has units."""
+  """Return a constructor from `make_stages` with `factor` times the units. A stage without units is unchanged."""
   if not isinstance(stage, functools.partial):
     return stage
   units = traits_of(stage.func).units

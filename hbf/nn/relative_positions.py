@@ -16,11 +16,12 @@ from hbf.ops.fast.attention import short_parts
 from hbf.options import OptionError
 
 RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'adaptive', 'rotary')}
-GAUSSIAN = ('gaussian', 'adaptive')  # those with coordinates
+GAUSSIAN = ('gaussian', 'adaptive')  # kinds that use `relative_coordinates`
 
 _SIGMA = 0.5  # s at init, in patches: a patch beside the one that a head looks at has e⁻² of its weight
-# By the dimensions of positions: the slowest rotation takes about 2π times so many tokens or patches. For texts it is
-# the published number. For images, which are a few patches wide, it is as in Heo et al. 2024.
+# By the number of dimensions of a position: a number, in tokens or patches. The slowest rotation takes about 2π times
+# this number. For texts it is the published number. For images, which are a few patches wide, it is as in Heo et al.
+# 2024.
 _SLOWEST = {1: 10_000.0, 2: 100.0}
 
 
@@ -29,23 +30,27 @@ def relative_coordinates(
 ) -> tuple[Float[Array, '... H n C'], Float[Array, 'H N C']]:
   """Return coordinates of queries and keys whose product is −‖(p_q − p_k − o)/s‖²/2.
 
-  A head's offset o and its s are learned, as `position_offset` [H, 1, P] and `position_log_sigma` [H, 1, 1]. For
-  images, each head starts at another one of the nearest neighbors, with s of half a patch. So heads see what the taps
-  of a convolution see (after ConViT, d'Ascoli et al. 2021). For texts, half of the heads start so. The others start
-  without an offset and with s of 4, 16, 64, … tokens, because the topic of a word may be far from it (after ALiBi's
-  slopes, Press et al. 2022). A token without a position has coordinates 0, so it has distance 0 from all.
+  p_q and p_k are the positions of a query and a key, with P dimensions. Every head learns an offset o and a width s.
+  Their parameters are `position_offset` [H, 1, P], which is o, and `position_log_sigma` [H, 1, 1], which is log s. A
+  token without a position has coordinates 0, so the product is 0 with every other token.
 
-  With kind 'adaptive' every query moves its head's Gaussian: Δ = U q/√d is added to o, and 2 tanh(u·q/2√d) to log s.
-  U and u start at 0, as `position_slopes` [H, d, P + 1]. So the content of a token decides where it looks, and how
-  far. A token costs 2 D (P + 1) operations more.
+  For images, the offset of each head starts at a different one of the nearest neighbors, and s starts at half a
+  patch. So the heads see what the taps of a convolution see (after ConViT, d'Ascoli et al. 2021). For texts, half of
+  the heads start like this. The other heads start without an offset and with s of 4, 16, 64, … tokens, because the
+  topic of a word may be far from the word (after ALiBi's slopes, Press et al. 2022).
 
-  With a = p_q − o the coordinates are a/s², −‖a‖²/2s², −1/s² and p_k, 1, ‖p_k‖²/2: all that is learned is with the
-  queries. C is P + 2, or three times that in a short type, see `_in_short`.
+  With kind 'adaptive' the offset and the width also depend on the query q: U q/√d is added to o, and 2 tanh(u·q/2√d)
+  is added to log s. U and u are the parameter `position_slopes` [H, d, P + 1], which starts at 0. So the content of a
+  token decides where the token looks, and how far. A token costs 2 D (P + 1) more operations.
+
+  With a = p_q − o, the coordinates of a query are a/s², −‖a‖²/2s² and −1/s². Those of a key are p_k, 1 and ‖p_k‖²/2.
+  So everything learned is in the coordinates of the queries. Their number C is P + 2, or three times P + 2 in a short
+  type (see `_in_short`).
 
   Args:
     module: the module in whose scope the parameters are made.
     kind: 'gaussian' or 'adaptive'.
-    queries: queries of the new tokens, [B, H, n, d]. The coordinates have their type.
+    queries: queries of the new tokens, [B, H, n, d]. The coordinates have the type of the queries.
     context: the context of the call.
 
   Returns:
@@ -78,15 +83,16 @@ def relative_coordinates(
 def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N d']:
   """Rotate queries or keys [..., N, d] by their positions, so that products depend on relative positions.
 
-  The norms stay the same. These are rotary positions (Su et al. 2021, eq. 34). In two dimensions one half of the
-  pairs rotates with the row, the other with the column. A token without a position is not rotated.
+  These are rotary positions (Su et al. 2021, eq. 34). A rotation keeps the norms. For positions in two dimensions,
+  one half of the pairs of coordinates is rotated by the row, and the other half by the column. A token without a
+  position is not rotated.
 
   Args:
-    z: queries or keys. They are computed with in float32.
+    z: queries or keys. The rotation is computed in float32.
     context: the context of the call.
 
   Raises:
-    OptionError: the context has no positions, or d is not divisible by twice their dimensions.
+    OptionError: the context has no positions, or d is not divisible by 2P for positions of P dimensions.
   """
   if context.positions is None:
     raise _without_positions('rotary')
@@ -115,8 +121,11 @@ def _without_positions(kind: str) -> OptionError:
 
 
 def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '... C']) -> Float[Array, 'B ... e']:
-  """Append coordinates, [..., C] for all examples alike or [B, ..., C], to queries or keys [B, ..., d]."""
-  # They are float32 until here, so that the gradient's sum over the batch is too.
+  """Append coordinates to queries or keys [B, ..., d].
+
+  Coordinates [..., C] are the same for all examples. Coordinates [B, ..., C] differ between examples.
+  """
+  # Coordinates are float32 until here, so that their gradient is summed over the batch in float32.
   everywhere = jnp.broadcast_to(coordinates.astype(jnp.float32), (*z.shape[:-1], coordinates.shape[-1]))
   return jnp.concatenate([z, everywhere.astype(z.dtype)], axis=-1)
 
@@ -129,10 +138,10 @@ def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-  """Return coordinates of a short type whose product is x·t to 16 bits and more.
+  """Return coordinates of a short type whose product is x·t with a precision of 16 bits or more.
 
-  Each number becomes two, x + x' and t + t', and the product is xt + x't + xt'. One number would be too coarse: in
-  the corners ‖a‖²/2s² is in the hundreds, and differences of such numbers matter.
+  Each number is split into two numbers, x + x' and t + t', and the product is xt + x't + xt'. A single number would
+  be too coarse: ‖a‖²/2s² is in the hundreds in the corners of an image, and small differences of such numbers matter.
   """
   (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
@@ -148,7 +157,7 @@ def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
-  """Return offsets [count, P] to the nearest neighbors, in order of distance. Causal: to earlier neighbors only."""
+  """Return offsets [count, P] to the nearest neighbors, nearest first. If causal, only to earlier neighbors."""
   reach = count if axes == 1 else math.isqrt(count) + 1
   offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
   if causal:

@@ -1,4 +1,4 @@
-"""The traits of a stage: everything that other code has to know about it beside its options."""
+"""The traits of a stage: everything that other code has to know about a stage in addition to its options."""
 
 import dataclasses
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class StageTraits:
-  """The declaration of a stage, in its class variable `traits`. A stage that declares none has the defaults.
+  """The traits of a stage, which its class variable `traits` holds. A stage without this variable has the defaults.
 
   Attributes:
-    units: name of the option that counts the units of the stage. None if the stage has no units.
-    unit_share: units of the stage for each unit of the block.
-    masks: the attention masks that a stage 1 accepts: 'any', 'keys' (masks that hide a token from all others alike)
-      or 'none'.
+    units: name of the option that sets the number of the stage's units, such as 'hidden' or 'centers'. None if the
+      stage has no units.
+    unit_share: number of units of the stage, divided by the number of units of the block.
+    masks: the attention masks that a stage 1 accepts: 'any', 'keys' (masks that hide a token from all tokens or from
+      none) or 'none'.
     causal: True if a stage 1 can restrict a token to itself and the tokens before it.
     decodes: True if a stage 1 keeps earlier tokens in a cache (`hbf.nn.cache`), so a text can be continued.
   """
@@ -25,5 +26,5 @@ class StageTraits:
 
 
 def traits_of(stage: Any) -> StageTraits:
-  """Return the traits of a stage, a module or its class. No stage (None) has the defaults."""
+  """Return the traits of a stage, given as a module or its class. For None, return the defaults."""
   return getattr(stage, 'traits', StageTraits())

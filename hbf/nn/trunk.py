@@ -1,4 +1,4 @@
-"""The trunk of a network: homogeneous blocks and a final norm. It does not know what the tokens stand for."""
+"""The trunk of a network: homogeneous blocks and a final norm. The trunk is the same for patches and for words."""
 
 import dataclasses
 import functools
@@ -26,17 +26,17 @@ class Trunk(CheckedModule):
     stage1: a constructor, see `hbf.nn.registry.make_stages`.
     stage2: a constructor, or None.
     dropout: dropout rate after each stage.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
     norm_epsilon: number added to the variance in each LayerNorm.
     scan_layers: True to loop over one block instead of writing all blocks into the program. The parameters are the
       same, but dropout draws other numbers, and intermediates can't be captured.
     remat: True to compute the activations of a block again in the backward pass instead of keeping them.
     parallel: True if both stages of a block read the block's input, see `hbf.nn.block.Block`.
-    layer_scale: start of the factors on the stages' outputs. 0: there are none.
-    drop_path: rate of stochastic depth in the last block. It grows linearly from 0 in the first.
-    merge: block before which every 2×2 tokens become one token of twice the width, by a LayerNorm and a dense layer
-      (patch merging, Liu et al. 2021, "Swin Transformer"). The number of heads stays, the units of the stages double.
-      0: one resolution.
+    layer_scale: initial value of learned factors that multiply the stages' outputs. 0: there are no such factors.
+    drop_path: rate of stochastic depth in the last block. The rate grows linearly from 0 in the first block.
+    merge: number of the block before which every 2×2 tokens become one token of twice the width, by a LayerNorm and a
+      dense layer (patch merging, Liu et al. 2021, "Swin Transformer"). From this block on, the stages have twice as
+      many units, and as many heads as before. 0: tokens are never merged.
   """
 
   depth: Annotated[int, whole(1)]
@@ -60,23 +60,25 @@ class Trunk(CheckedModule):
     read: slice = slice(None),
     grid: tuple[int, int] | None = None,
   ) -> Float[Array, 'B M E']:
-    """Map tokens [B, N, D] to [B, M, D], or with two resolutions to [B, N/4, 2D].
+    """Map tokens [B, N, D] to [B, M, D], or to [B, M, 2D] with `merge`.
 
     Args:
       tokens: embedded tokens.
       context: the context of the call, for every stage.
-      read: slice of the M tokens that come out. A norm works on each token alone, so only these are normed.
-      grid: rows and columns of the tokens of an image, if all N are patches row by row. None otherwise.
+      read: slice that selects the M tokens to return. With `merge` it selects from the N/4 merged tokens. The last
+        LayerNorm works on each token alone, so it is computed for the selected tokens only.
+      grid: numbers of rows and columns of patches, if the N tokens are exactly the patches of an image, row by row.
+        None otherwise.
 
     Raises:
-      OptionError: two resolutions are asked for and impossible.
+      OptionError: tokens cannot be merged as `merge` says.
     """
     self._check_merge(tokens.shape[1], grid)
     tokens = self._blocks(constrain(tokens, BATCH, None, None), context, grid)[:, read]
     return nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name='norm')(tokens)
 
   def _check_merge(self, length: int, grid: tuple[int, int] | None) -> None:
-    """Raise OptionError if two resolutions are asked for and impossible."""
+    """Raise OptionError if tokens cannot be merged as `merge` says."""
     if not self.merge:
       return
     wrong = ''
@@ -92,7 +94,7 @@ class Trunk(CheckedModule):
       raise OptionError(f'merge={self.merge} {wrong}', merge=self.merge)
 
   def _merged(self, tokens: jax.Array, context: Context, grid: tuple[int, int]) -> tuple[jax.Array, Context]:
-    """Return tokens [B, N/4, 2D] from tokens [B, N, D], and their context."""
+    """Merge tokens [B, N, D] to [B, N/4, 2D]. Return the merged tokens and their context."""
     (rows, columns), (batch, _, width) = (grid[0] // 2, grid[1] // 2), tokens.shape
     squares = tokens.reshape(batch, rows, 2, columns, 2, width).swapaxes(2, 3).reshape(-1, 4 * width)
     normed = nn.LayerNorm(self.norm_epsilon, self.dtype, name=f'norm_merge{self.merge}')(squares)

@@ -1,4 +1,4 @@
-"""The operator with checked arguments, for users: `hbf.hyperbf`. `hbf.ops.hyperbf` has the definition."""
+"""The function `hbf.hyperbf`: the operator of `hbf.ops.hyperbf` for users, with checks of all arguments."""
 
 import numbers
 from typing import Any
@@ -34,9 +34,10 @@ def hyperbf(
   causal: bool = False,
   implementation: str = 'xla',
 ) -> Float[Array, '... N V']:
-  """Evaluate a HyperBF: f(x) = Σ_a R_a(x) c_a with R from K_a = K(s_a), s_a = ‖W(x − t_a)‖² / 2σ_a².
+  """Evaluate a HyperBF (hyper basis function network): f(x) = Σ_a R_a(x) c_a.
 
-  The responses R are the kernel's values, normalized over the centers a = 1 … A:
+  K_a = K(s_a) is the kernel of the scaled squared distance s_a = ‖W(x − t_a)‖² / 2σ_a² from the point x to the center
+  t_a. The responses R_a are the kernel's values, normalized over the centers a = 1 … A:
 
       'none'    R_a = K_a
       'sum'     R_a = K_a / Σ K                    Nadaraya-Watson regression
@@ -51,12 +52,12 @@ def hyperbf(
       'inverse_multiquadric'   1 / √(1 + 2s)
       'multiquadric'           √(1 + 2s), which grows, for normalization 'none' only
       'thin_plate'             s log s, which changes sign and grows, for normalization 'none' only
-      'wendland'               (1 − u)₊⁴ (1 + 4u) with u = √(s/10), for normalization 'none' only: 0 from r = √20 σ on
-      'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (its
-                               square), gelu, softplus or sigmoid
+      'wendland'               (1 − u)₊⁴ (1 + 4u) with u = √(s/10), for normalization 'none' only; 0 for r ≥ √20 σ
+      'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (the
+                               square of relu), gelu, silu, softplus or sigmoid
 
-  With keys as centers and values as coefficients, 'gaussian' and 'sum' this is attention whose logits are negative
-  squared distances. The function is pure: it works under jit, grad and vmap.
+  Let the centers be keys and the coefficients values. Then kernel 'gaussian' with normalization 'sum' is attention
+  whose logits are the negative scaled squared distances −s. The function is pure: it works under jit, grad and vmap.
 
   Args:
     x: the points, floats [..., N, D].
@@ -64,21 +65,23 @@ def hyperbf(
     coefficients: c, floats [..., A, V].
     kernel: a name in `hbf.KERNELS` or `hbf.BALL_KERNELS`.
     sigma: σ > 0. A number, one for each center [A], or an array that broadcasts to [..., 1, A].
-    metric: W. None for the identity, [D] for a diagonal, else [..., R, D] with any R.
+    metric: W. None for the identity, [D] for a diagonal matrix, or [..., R, D] for a matrix of any number R of rows.
     normalization: a name in `hbf.NORMALIZATIONS`.
-    radius: ρ of a ball kernel, of the same shapes as sigma. Other kernels have no radius.
-    mask: booleans that broadcast to [..., N, A]. A center that is masked out does not exist for that point. Every
-      point needs at least one center. None: all points see all centers.
+    radius: ρ ≥ 0 of a ball kernel, in one of the shapes that sigma may have. Other kernels have no radius.
+    mask: booleans that broadcast to [..., N, A], True where a point sees a center. A point's sums leave out the
+      centers that the point does not see, and so do the sums of the normalization. Every point must see at least one
+      center. None: all points see all centers.
     causal: True if point i sees centers 0 to i only.
-    implementation: 'xla', 'pallas' (fused kernels for a GPU or TPU) or 'plain' (the definition, all responses in
-      memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
+    implementation: 'xla', 'pallas' (fused kernels for a GPU or TPU) or 'plain' (the definition, with all
+      responses in memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
 
   Returns:
     f(x) of every point, [..., N, V], in the type of the coefficients. Sums are computed in float32, or in float64 if
     an array is float64.
 
   Raises:
-    ValueError: an argument has a wrong shape, type or name. The message says which one, and what was expected.
+    ValueError: an argument has a wrong shape, type or name. The message names the argument and says what was
+      expected.
   """
   x, centers, coefficients = _floats('x', x), _floats('centers', centers), _floats('coefficients', coefficients)
   choose('kernel', kernel, dict.fromkeys((*KERNELS, *BALL_KERNELS)))
@@ -130,7 +133,7 @@ def _floats(name: str, value: Any) -> jax.Array:
 
 
 def _leading(**arrays: jax.Array) -> tuple[int, ...]:
-  """Return the common leading axes of arrays that have two more axes each."""
+  """Return the common leading axes of the arrays: all axes but the last two, broadcast."""
   try:
     return jnp.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
   except ValueError:

@@ -16,7 +16,7 @@ from hbf.ops.normalization import NORMALIZATIONS
 class RadialBasis:
   """The functions R_a of a HyperBF: kernel, sigma, metric and normalization.
 
-  It is a pytree. The names and `dot_only_dims` are static; numbers and arrays are leaves.
+  The object is a JAX pytree. The names and `dot_only_dims` are static fields. Numbers and arrays are leaves.
 
   Attributes:
     kernel: a name in `hbf.ops.kernels.KERNELS`, a name in `DIRECT` (normalization 'none' only), or `SIGNED`.
@@ -25,9 +25,11 @@ class RadialBasis:
     metric: a name of a metric, see `hbf.ops.distances.distances`.
     weights: the parameters of the metric, None for 'identity'.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`.
-    log_gain: logarithm of a factor on responses of normalization 'none', broadcastable to [..., 1, 1].
+    log_gain: logarithm of a factor that multiplies all responses, broadcastable to [..., 1, 1]. Only normalization
+      'none' uses it.
     squared_radius: b = ρ²/2σ² of a kernel in `BALLS`, broadcastable to [..., 1, A].
-    dot_only_dims: number of last coordinates that have a product and no norm, see `hbf.ops.distances.distances`.
+    dot_only_dims: number of last coordinates that the metric ignores. They enter the distance by a dot product only,
+      see `hbf.ops.distances.distances`.
   """
 
   kernel: str = flax.struct.field(pytree_node=False)
@@ -41,7 +43,7 @@ class RadialBasis:
   dot_only_dims: int = flax.struct.field(pytree_node=False, default=0)
 
   def __post_init__(self) -> None:
-    """Check the names. JAX also makes objects whose leaves are not numbers, so `scale` checks sigma and beta.
+    """Check the names. `scale` checks sigma and beta, because JAX also builds objects whose leaves are not numbers.
 
     Raises:
       UserError: a name is unknown, or two names do not fit together.
@@ -60,11 +62,17 @@ class RadialBasis:
 
   @property
   def log_kernel(self) -> str:
-    """The name in `KERNELS` of log K as a function of scale · r²: exp(−β r²) is the Gaussian of β r²."""
+    """The name in `KERNELS` of the function that maps scale · r² to log K.
+
+    For kernel `SIGNED` this is 'gaussian', because exp(−β r²) is the Gaussian of β r².
+    """
     return 'gaussian' if self.kernel == SIGNED else self.kernel
 
   def scale(self, dtype: Any) -> jax.Array:
-    """Return the factor of r² for points of a type: 1/2σ², or β of kernel `SIGNED`.
+    """Return the factor that multiplies r²: 1/2σ², or β for kernel `SIGNED`.
+
+    Args:
+      dtype: type of the points. The factor has the type in which their products are summed (`sum_dtype`).
 
     Raises:
       UserError: sigma or beta is missing, is out of range, or belongs to another kernel.

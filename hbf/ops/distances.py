@@ -19,20 +19,20 @@ def sum_dtype(*dtypes: Any) -> jnp.dtype:
 
 
 def is_short(dtype: jnp.dtype) -> bool:
-  """Return True if numbers of this type have fewer bits than their sums."""
+  """Return True for a short type, such as bfloat16: one whose numbers are summed in float32."""
   return dtype != sum_dtype(dtype)
 
 
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  The points and centers are already mapped by the metric. No array of size [N, A] is held. Where this module says
-  float32, it is float64 for float64 points (`sum_dtype`).
+  The metric is already applied, so points·centers is xᵀMt. No array of size [N, A] is stored. Arrays that this module
+  calls float32 are float64 if the points are float64 (`sum_dtype`).
 
   Attributes:
-    points: [..., N, D].
+    points: points after the metric, [..., N, D].
     norms: xᵀMx, float32 [..., N, 1].
-    centers: [..., A, D], in the type of the points.
+    centers: centers after the metric, [..., A, D], in the type of the points.
     center_norms: tᵀMt, float32 [..., A, 1].
     scale: a factor for each center, float32 [..., A, 1].
   """
@@ -56,7 +56,8 @@ class Distances(NamedTuple):
   def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
     """Compute the cotangents of all parts, float32, from the cotangent of the distances, float32 [..., N, A].
 
-    It is written by hand, because summing over the points outside of a product costs more than the products do.
+    The gradient is written by hand, so that sums over the points are part of matrix products. As separate sums they
+    would cost more than the products do.
     """
     if not is_short(self.points.dtype):
       g = cotangent
@@ -88,7 +89,7 @@ def distances(
   scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Distances:
-  """Return the parts of the squared distances between every point and every center, times a factor for each center.
+  """Return the parts of the squared distances r² between all points and all centers, times a factor for each center.
 
   Args:
     points: [..., N, D].
@@ -96,9 +97,10 @@ def distances(
     metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full, and
       M [..., D, D] for bilinear.
-    scale: a factor broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.
-    dot_only_dims: number of last coordinates, x' and t', that the metric ignores and that have no norms. They add
-      −2 x'·t' to r². Null vectors make that a squared distance too (`hbf.nn.relative_positions`).
+    scale: the factor of each center, broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.
+    dot_only_dims: number of last coordinates that the metric ignores. They are x' of a point and t' of a center. They
+      add only −2 x'·t' to r², without norms. `hbf.nn.relative_positions` chooses x' and t' so that −2 x'·t' is itself
+      a squared distance.
 
   Raises:
     UserError: the metric is unknown.
@@ -128,23 +130,24 @@ def squared_distances(
   scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Float[Array, '... N A']:
-  """Compute squared distances of all points and centers (memo, under eq. 4), times a factor for each center.
+  """Compute the squared distances of all points and centers (CBMM Memo 143, below eq. 4), times a center's factor.
 
-  They are ‖a‖² + ‖b‖² − 2 a·b, with norms and sums in float32 for every input type. So the error is a rounding of
-  ‖a‖² + ‖b‖² in float32, not in the input type.
+  With a = Wx and b = Wt, a squared distance is ‖a‖² + ‖b‖² − 2 a·b. Norms and sums are float32 for every input type.
+  So the error is the rounding error of ‖a‖² + ‖b‖² in float32, not in the input type.
 
   Args and errors: as for `distances`.
 
   Returns:
-    [..., N, A] in float32, 0 or more. With metric bilinear they may be negative: xᵀMx + tᵀMt − 2xᵀMt, as in the
-    authors' code, is a squared distance only if M is symmetric and positive.
+    The squared distances, float32 [..., N, A], 0 or more. With metric bilinear they are xᵀMx + tᵀMt − 2xᵀMt, as in
+    the authors' code. This is a squared distance only if M is symmetric and positive semidefinite. Otherwise it may
+    be negative.
   """
   squares = distances(points, centers, metric, weights, scale, dot_only_dims)()
   return squares if metric == 'bilinear' else jnp.maximum(squares, 0)
 
 
 def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
-  """Split the coordinates into those under the metric and the last ones, which have a product only."""
+  """Split coordinates into those that the metric maps and the last `dot_only_dims`, which the metric ignores."""
   count = z.shape[-1] - dot_only_dims
   return z[..., :count], z[..., count:]
 
@@ -159,12 +162,18 @@ def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Ar
 
 
 def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
-  """Return a function that computes in float32, and whose gradient keeps arguments of a short type as they are."""
+  """Return a function that computes in float32, but whose gradient stores the arguments in their short type.
+
+  For types that are not short, the function is returned unchanged.
+  """
   return jax.checkpoint(function) if is_short(dtype) else function
 
 
 def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Array, '... N A']:
-  """Compute a bᵀ with sums in float32: [..., N, A]. The gradient also multiplies numbers of the inputs' type."""
+  """Compute a bᵀ, [..., N, A], with sums in float32.
+
+  If a and b have the same short type, the products of the gradient also multiply numbers of this type.
+  """
   both_short = a.dtype == b.dtype and is_short(a.dtype)
   return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)
 

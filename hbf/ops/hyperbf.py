@@ -5,8 +5,8 @@
     R_a(x) = K(s_a) / Σ_b K(s_b)              the response, for normalization 'sum' (eq. 2)
     f(x) = Σ_a R_a(x) c_a                     the sum over the centers
 
-Both stages of a block call `hyperbf`. Stage 1 has keys as centers and values as coefficients (eq. 6). Stage 2 has
-learned centers and coefficients (eq. 7).
+Both stages of a transformer block (`hbf.nn.block`) call `hyperbf`. Stage 1 has keys as centers and values as
+coefficients (eq. 6). Stage 2 has learned centers and coefficients (eq. 7).
 """
 
 import jax
@@ -57,7 +57,7 @@ def responses(
 def nearness(
   points: Float[Array, '... N D'], centers: Float[Array, '... A D'], basis: RadialBasis
 ) -> Float[Array, '... N A']:
-  """Compute log K(s), or for a kernel in `DIRECT` the depth b − s = (ρ² − r²) / 2σ²: float32 [..., N, A]."""
+  """Compute log K(s), float32 [..., N, A]. For a kernel in `DIRECT`, return the depth b − s = (ρ² − r²) / 2σ²."""
   scale, metric = basis.scale(points.dtype), (basis.metric, basis.weights)
   if basis.kernel not in DIRECT:
     s = squared_distances(points, centers, *metric, scale, basis.dot_only_dims)  # s = ‖W(x − t_a)‖² / 2σ²
@@ -82,19 +82,21 @@ def hyperbf(
 ) -> Float[Array, '... N V']:
   """Compute f(x) = Σ_a R_a(x) c_a with responses R_a = K(‖W(x − t_a)‖² / 2σ²), normalized over the centers or not.
 
-  It equals `hyperbf_plain` in value and gradient. `hbf.ops.fast.choice` picks the implementation.
+  Values and gradients equal those of `hyperbf_plain`. `hbf.ops.fast.choice` picks the implementation.
 
   Args:
     points: x [..., N, D], the tokens or queries.
     centers: t [..., A, D].
     coefficients: c [..., A, V].
     basis: kernel, sigma, metric and normalization of the responses R.
-    mask: booleans broadcastable to [..., N, A]. A center that is masked out does not exist for that point. Every
-      point needs at least one center.
-    causal: True if point i sees centers 0 to i only (those that the mask leaves).
-    factors: g_a(x) of coefficients g_a(x) c_a that depend on the point, broadcastable to [..., N, A]. None: 1.
+    mask: booleans broadcastable to [..., N, A], True where a point sees a center. A point's sums leave out the
+      centers that the point does not see, and so do the sums of the normalization. Every point must see at least one
+      center.
+    causal: True if point i sees centers 0 to i only. A mask may hide some of these centers too.
+    factors: g_a(x), broadcastable to [..., N, A]. They replace the coefficient c_a by g_a(x) c_a, which depends on
+      the point. None: all factors are 1.
     implementation: 'xla', 'pallas' (fused kernels) or 'plain' (the definition). Forward mode (`jax.jvp`) needs
-      'plain'. With a mask or causality, sums are computed by the definition.
+      'plain'. With a mask or with causal=True, all three names compute sums by the definition.
 
   Returns:
     f(x), [..., N, V] in the type of the coefficients. Sums are computed in float32, or in float64 if points, centers
@@ -117,7 +119,7 @@ def _as_arrays(points: jax.Array, centers: jax.Array, coefficients: jax.Array) -
 
 
 def _seen(mask: jax.Array | None, causal: bool, points: int, centers: int) -> jax.Array | None:
-  """Return the mask and causality as one mask, None if all points see all centers."""
+  """Return one mask that combines `mask` and `causal`. None: all points see all centers."""
   if not causal:
     return mask
   triangle = jnp.asarray(np.tri(points, centers, dtype=bool))

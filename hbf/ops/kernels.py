@@ -1,12 +1,14 @@
 """Radial kernels K of the scaled squared distance s = r² / 2σ².
 
-A positive kernel is stated by log K(s), in `KERNELS`. The normalized operator is then a softmax of log K, which is
-stable for every kernel. The unnormalized operator is exp(log K + log-gain).
+`KERNELS` has the positive kernels, as functions that return log K(s). The normalized responses are then a softmax of
+log K, which is numerically stable for every kernel. The unnormalized responses are exp(log K + log-gain).
 
-A kernel that changes sign, reaches 0 or grows with the distance has no sum to divide by. It is stated by K itself, in
-`DIRECT`, as a function of the depth b − s. For the balls in `BALLS`, b = ρ²/2σ² and the ball of a center has the
-radius ρ. The depth is (ρ² − r²)/2σ², positive inside and negative outside. Every center learns its own b. For the
-kernels in `VALUES`, b is 0 and the depth is −s.
+A kernel that changes sign, reaches 0 or grows with the distance cannot be divided by its sum over the centers.
+`DIRECT` has these kernels, as functions that return K itself. Their argument is the depth b − s.
+
+- `BALLS`: each center has a ball of radius ρ, and b = ρ²/2σ². So the depth is (ρ² − r²)/2σ². It is positive inside
+  the ball and negative outside. Every center learns its own b.
+- `VALUES`: b is 0, so the depth is −s.
 
 `SIGNED` is the Gaussian of the authors' code. It has no σ: log K = −β r², and β may have any sign.
 """
@@ -77,15 +79,16 @@ def wendland(s: Float[Array, '...']) -> Float[Array, '...']:
   return nn.relu(1 - u) ** 4 * (1 + 4 * u)
 
 
-# Functions of s. A center has no radius of its own beside σ.
+# Kernels K as functions of s. Their centers have no radius ρ, only σ.
 VALUES: dict[str, Callable[[jax.Array], jax.Array]] = {
   'multiquadric': multiquadric,
   'thin_plate': thin_plate,
   'wendland': wendland,
 }
-# Functions of the depth. All decay to 0 outside their ball. 'ball_relu' is Epanechnikov's kernel and 'ball_relu2' is
-# the biweight kernel. Both have compact support. On tokens and centers of norm 1 each is a hidden unit of an MLP with
-# normalized weights and the activation φ (Maruyama, Girosi & Poggio 1992), see `hbf.nn.baselines.mlp.MLP.normalize`.
+# Kernels K as functions of the depth. All decay to 0 outside the ball. 'ball_relu' is Epanechnikov's kernel and
+# 'ball_relu2' is the biweight kernel. Both have compact support. On tokens and centers of norm 1 each kernel is a
+# hidden unit of an MLP with normalized weights and the activation φ (Maruyama, Girosi & Poggio 1992), see
+# `hbf.nn.baselines.mlp.MLP.normalize`.
 BALLS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'ball_relu': nn.relu,
   'ball_relu2': lambda depth: jnp.square(nn.relu(depth)),

@@ -1,4 +1,4 @@
-"""k-means by Lloyd's iteration, a start for centers (Moody & Darken 1989)."""
+"""k-means by Lloyd's iteration. It gives initial centers (Moody & Darken 1989)."""
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +8,17 @@ from hbf.ops.distances import squared_distances
 
 
 def sample(key: jax.Array, points: Float[Array, 'N D'], count: int) -> Float[Array, 'count D']:
-  """Draw `count` of the points [N, D]: [count, D].
+  """Draw `count` of the points [N, D] at random, and return them as [count, D].
 
-  A point is drawn twice only if there are fewer points than `count`.
+  A point can be drawn twice only if `count` is larger than N.
   """
   return jax.random.choice(key, points, (count,), replace=count > len(points))
 
 
 def kmeans(key: jax.Array, points: Float[Array, 'N D'], count: int, iterations: int = 10) -> Float[Array, 'count D']:
-  """Compute means [count, D] of the points [N, D], starting from `count` random points. It can be jitted.
+  """Compute means [count, D] of the points [N, D], starting from `count` random points.
 
-  A mean that loses all its points stays where it was.
+  A mean that is nearest to no point keeps its value. The function works under `jax.jit`.
   """
 
   def update(_: int, means: jax.Array) -> jax.Array:

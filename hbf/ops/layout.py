@@ -1,7 +1,7 @@
-"""The layout of arrays on the mesh of devices that JAX has been given (`jax.set_mesh`), by the names of its axes.
+"""The layout of arrays on JAX's mesh of devices (`jax.set_mesh`), described by the names of the mesh axes.
 
-Batches are split over `BATCH`. Heads, hidden units and centers are split over `TENSOR`. Without a mesh, and on axes
-of one device, these functions do nothing.
+Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over `TENSOR`. Without a mesh,
+and along mesh axes of one device, these functions do nothing.
 """
 
 import math
@@ -21,7 +21,7 @@ def shares(axes: tuple[str, ...]) -> int:
 
 
 def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
-  """Constrain the layout of an array. If the mesh cannot divide the array so, XLA chooses the layout.
+  """Constrain the layout of an array. If shards cannot have equal size, XLA chooses the layout.
 
   Args:
     z: any array.
@@ -38,9 +38,10 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. Its gradient keeps the parameter's own layout.
 
-  If the gradient had the constrained layout too, it would be summed whole over all devices, other hosts included.
-  With one shard along `data` nothing leaves `fsdp`, so the gradient has the constrained layout: a TPU's compiler
-  would otherwise sum in a loop over shards, with more traffic.
+  If the gradient had the constrained layout too, the whole gradient would be summed over all devices, also over other
+  hosts. A mesh with one shard along `data` is the exception: devices exchange data along `fsdp` only. There the
+  gradient has the constrained layout, because a TPU's compiler would otherwise sum in a loop over shards, with more
+  traffic.
   """
   if constrain(parameter, *axes) is parameter or shares(('data',)) == 1:
     return constrain(parameter, *axes)
@@ -63,7 +64,7 @@ def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
 
 
 def split_parts(z: jax.Array, parts: int) -> list[jax.Array]:
-  """Split the columns of `interleave_shards`, [T, parts · W], into the parts, [T, W] each."""
+  """Split columns in the order of `interleave_shards`, [T, parts · W], into the parts, [T, W] each."""
   count, (length, width) = shares(TENSOR), z.shape
   if count == 1 or width % (parts * count):
     return jnp.split(z, parts, axis=-1)

@@ -1,7 +1,8 @@
-"""Attention by features: weights φ(q)·φ(k), whose sums over the keys cost O(N) (Katharopoulos et al. 2020).
+"""Linear attention: weights φ(q)·φ(k) from features φ, at a cost of O(N) for N tokens (Katharopoulos et al. 2020).
 
-The features choose the similarity. The normalizer chooses whether the weights sum to 1. Random features approximate
-softmax attention, or stage 1 of a HyperBF block: the memo's eq. 2 with a kernel of finite rank.
+The feature map defines the similarity of a query and a key. The normalizer says whether the weights sum to 1. Random
+features approximate softmax attention, or stage 1 of a HyperBF block. With weights that sum to 1, attention is eq. 2
+of CBMM Memo 143 with a kernel of finite rank.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,21 @@ from hbf.errors import UserError, choose
 from hbf.ops.distances import products, row_dots
 
 CHUNK = 128  # tokens whose weights lie in memory at once under a causal mask
-# Added to a sum of weights, because a query may be similar to no key. Its inverse square is in the gradient, so it is
-# not below 1e-18.
+# Added to each sum of weights, because a query may be similar to no key. The gradient contains the inverse square of
+# this number, so the number must not be below 1e-18.
 _EPSILON = 1e-12
 _UNSEEN = -1e30  # a log-scale that is never the largest; −∞ − (−∞) would be NaN
 
 
 class Features(NamedTuple):
-  """Features φ = values · exp(log_scale). The largest exponential feature is kept at 1, or it could overflow.
+  """Features φ = values · exp(log_scale).
+
+  Exponential features are scaled so that the largest value of each token is 1. Otherwise they could overflow.
 
   Attributes:
-    values: at least 0, [..., N, m] in the type of the points.
-    log_scale: float32 [..., N, 1]. Its gradient is 0, which is exact: a constant is subtracted from the exponents of
-      the values, and added again here.
+    values: numbers of 0 or more, [..., N, m] in the type of the points.
+    log_scale: float32 [..., N, 1]. It is subtracted from the exponents of the values, so φ does not depend on it. Its
+      gradient of 0 is therefore exact.
   """
 
   values: jax.Array
@@ -36,7 +39,7 @@ class Features(NamedTuple):
 
 
 class State(NamedTuple):
-  """Sums over the keys so far, of one size for any number of keys.
+  """Sums over the keys so far. Their size does not depend on the number of keys.
 
   Attributes:
     sums: Σ_j φ(k_j) (v_j, 1)ᵀ exp(−log_peak), float32 [..., m, V + 1].
@@ -58,14 +61,14 @@ def feature_map(
 
   Args:
     points: x [..., N, D].
-    name: 'elu' (elu(x) + 1, Katharopoulos et al. 2020, eq. 7), 'relu' or 'exp', element by element. Or a random,
-      positive map (Choromanski et al. 2021, lemma 1): E φ(q)·φ(k) is exp(q·k/√D) for 'softmax' and
-      exp(−‖q − k‖²/2σ²) for 'gaussian'.
+    name: name of the map. 'elu' (elu(x) + 1, Katharopoulos et al. 2020, eq. 7), 'relu' and 'exp' work element by
+      element. 'softmax' and 'gaussian' are random, positive maps (Choromanski et al. 2021, lemma 1). The expected
+      value of φ(q)·φ(k) is exp(q·k/√D) for 'softmax', and exp(−‖q − k‖²/2σ²) for 'gaussian'.
     projections: ω of the random maps [..., m, D], see `orthogonal_projections`. Other maps do not use it.
     sigma: σ of 'gaussian', broadcastable to [..., 1, 1]. Other maps do not use it.
 
   Returns:
-    m features of every point. Maps that are not random have m = D.
+    The m features of every point. Maps that are not random have m = D.
 
   Raises:
     UserError: the map is unknown.
@@ -74,9 +77,10 @@ def feature_map(
 
 
 def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.ndarray:
-  """Draw rows ω from N(0, 1), of which every D are orthogonal (Choromanski et al. 2021, section 2.4).
+  """Draw rows ω of normal numbers, in groups of d orthogonal rows (Choromanski et al. 2021, section 2.4).
 
-  Each row alone has the distribution of an independent row, so the features stay unbiased. Together they vary less.
+  Each row alone has the same distribution as independent rows from N(0, I), so the features stay unbiased. Because of
+  the orthogonality, φ(q)·φ(k) varies less than with independent rows.
 
   Returns:
     float32 [count, d].
@@ -89,21 +93,25 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
 
 
 def keep_visible(keys: Features, seen: Bool[Array, '... N 1']) -> Features:
-  """Return features in which only visible keys have weight. `seen` is booleans broadcastable to [..., N, 1]."""
+  """Return the features of keys, changed so that keys with `seen` False have weight 0.
+
+  `seen` holds booleans broadcastable to [..., N, 1].
+  """
   return Features(jnp.where(seen, keys.values, 0), jnp.where(seen, keys.log_scale, _UNSEEN))
 
 
 def linear_attention(
   queries: Features, keys: Features, values: Float[Array, '... M V'], *, normalizer: str, causal: bool
 ) -> Float[Array, '... N V']:
-  """Compute y_i = Σ_j φ(q_i)·φ(k_j) v_j, divided by Σ_j φ(q_i)·φ(k_j) or not, in time and memory O(N m V).
+  """Compute y_i = Σ_j φ(q_i)·φ(k_j) v_j in time and memory O(N m V), and normalize it.
 
   Args:
     queries: φ(q), [..., N, m].
     keys: φ(k), [..., M, m].
     values: v [..., M, V], with the leading axes of the features.
-    normalizer: 'sum' divides (memo eq. 2). 'none' does not, and gives y up to a positive factor for each query, which
-      is 1 for 'elu' and 'relu'. Normalize its rows (TransNormer, Qin et al. 2022).
+    normalizer: 'sum' divides y_i by Σ_j φ(q_i)·φ(k_j) (CBMM Memo 143, eq. 2). 'none' does not divide. It returns each
+      y_i up to a positive factor, which is 1 for 'elu' and 'relu'. Normalize the rows of that result (TransNormer,
+      Qin et al. 2022).
     causal: True to sum over j ≤ i only.
 
   Returns:
@@ -130,7 +138,7 @@ def no_state(features: Float[Array, '... N m'], values: Float[Array, '... N V'])
 def continued_linear_attention(
   queries: Features, keys: Features, values: Float[Array, '... N V'], state: State, *, normalizer: str
 ) -> tuple[Float[Array, '... N V'], State]:
-  """Compute causal `linear_attention` of tokens after those of a state. Return the new state too."""
+  """Compute causal `linear_attention` of new tokens that follow the tokens of a state. Return the new state too."""
   finish = choose('normalizer', normalizer, NORMALIZERS)
   sums, state = _causal_sums(queries.values, keys, _with_ones(values), state)
   return finish(sums).astype(values.dtype), state
@@ -192,10 +200,11 @@ def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Arra
 
 
 def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
-  """Compute Σ_j≤i φ(q_i)·φ(k_j) v_j from a state on, up to a factor for each i: float32 [..., N, V].
+  """Compute Σ_j≤i φ(q_i)·φ(k_j) v_j, up to a positive factor for each i: float32 [..., N, V].
 
-  It works chunk by chunk. Earlier chunks are one matrix, the state. Within a chunk, weights are computed pair by
-  pair. The scale of the keys so far is taken out. A later key's scale would make earlier sums vanish.
+  The sum includes the earlier keys, which are in `state`. It is computed chunk by chunk. The keys of earlier chunks
+  are summed in one matrix, the state. Within a chunk, weights are computed pair by pair. The largest scale of the
+  keys up to i is divided out. If it were the largest scale of all keys, a later key could make the sum for i vanish.
   """
   if queries.shape[-2] != values.shape[-2]:
     raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')

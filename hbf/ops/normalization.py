@@ -29,7 +29,7 @@ class Normalization(NamedTuple):
 
   Attributes:
     centered: True if R = (k − k̄) · factor, False if R = k · factor.
-    factor: function of the moments, the number of centers and the log-gain, [..., N, 1].
+    factor: function of the moments, the number of centers and the log-gain. It returns the factor, [..., N, 1].
   """
 
   centered: bool
@@ -57,8 +57,8 @@ def normalize(
   Args:
     log_k: log K, float32 [..., N, A].
     normalization: 'none' for R = exp(log K + log-gain), 'sum' for R = K / ΣK, 'rms' for R = K / √mean(K²), or 'layer'
-      for R = (K − mean K) / √(var K + ε mean(K)²).
-    log_gain: logarithm of a factor, used by 'none' only. The others do not change under a factor.
+      for R = (K − mean K) / √(var K + ε mean(K)²) with ε = 10⁻⁶.
+    log_gain: logarithm of a factor of K. Only 'none' uses it, because a common factor cancels in the others.
     mask: booleans broadcastable to [..., N, A]. Responses of masked-out centers are 0.
 
   Returns:

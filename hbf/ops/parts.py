@@ -19,7 +19,7 @@ def split(z: jax.Array, count: int, axis: int = -2, fill: float = 0.0) -> jax.Ar
 
 
 def join(parts: jax.Array, length: int, axis: int = -2) -> jax.Array:
-  """Undo `split` along an axis, for an array that had `length` entries there."""
+  """Undo `split`. `length` is the length of the original array along the axis, without the padding."""
   axis %= parts.ndim - 1
   rows = jnp.moveaxis(parts, 0, axis + 1)
   joined = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 2 :])

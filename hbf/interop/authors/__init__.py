@@ -1,9 +1,12 @@
 """Weights of the authors' public code (github.com/sunrainyg/Unified_architecture, main.py: Hyper_ViT and ViT).
 
-All versions whose second stage has radial units can be read: with or without M_RBF, the bias of fc, and a learned
-scale. The version of 2023-10-16 has an MLP there and cannot be read. A state_dict does not show two facts. From
-2023-09-26 to 10-08 the code did not use M_RBF. It stayed the identity then, so nothing changes. Before 2023-09-20 the
-code used the normalized class token itself as logits, and left the head untrained.
+All versions whose second stage has radial units can be read. They differ in three tensors, which a version may have
+or not: M_RBF, the bias of fc, and a learned scale. The version of 2023-10-16 has an MLP as second stage and cannot be
+read.
+
+A state_dict does not show two facts. From 2023-09-26 to 2023-10-08 the code did not use M_RBF. M_RBF stayed the
+identity then, so the result does not change. Before 2023-09-20 the code used the normalized class token itself as
+logits, and did not train the head.
 """
 
 import functools
@@ -72,7 +75,7 @@ def read(tensors: Tensors, heads: int | None = None) -> Network:
     classes=sizes['classes'],
     patches=square_side(sizes['N'] - 1) ** 2,
     resize=interpolate,
-    # ViT's attention has an M too, which it does not use. It is an identity of side 192, whatever the width.
+    # ViT's attention has an M too, but does not use it. This M is an identity of side 192 for every width.
     unused=tuple(name for name in tensors if model == 'vit' and name.endswith('.attn.M')),
   )
 
@@ -95,7 +98,7 @@ def save(
     module: a network of model hyperbf or vit.
     variables: {'params': …}.
     metric: True if the Hyper_ViT that reads the file has an M_RBF.
-    bias: True if its fc has a bias.
+    bias: True if the fc of that Hyper_ViT has a bias.
 
   Raises:
     UserError: the authors' code cannot compute the network's function, or the file cannot be written.

@@ -7,7 +7,7 @@ attn: softmax(−scale · (q − k)ᵀM(q − k)), one M   HyperBFAttention, met
 mlp: Σ exp(−β (x − t)ᵀM(x − t)) c [+ b]           HyperBFCenters, signed_gaussian, bilinear, normalization none
 ViT's attn: softmax(d^−0.8 · q·k)                 SoftmaxAttention has d^−0.5; its queries are scaled by d^−0.3
 
-M is free, so a distance means xᵀMx + tᵀMt − 2xᵀMt.
+M is any learned matrix. In this module, the distance of x and t is xᵀMx + tᵀMt − 2xᵀMt.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from hbf.interop.pytorch import VIT, linear, norm
 from hbf.interop.table import ParameterSource, Shape, Table, Tensors
 
 ORIGINS = {'hyperbf': "the authors' Hyper_ViT", 'vit': "the authors' ViT"}
-# Tensors that only some versions have, either in all blocks or in none.
+# Tensors that only some versions have. A version has such a tensor in all blocks or in none.
 _OPTIONAL = ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias')
 _VIT_M, _VIT_HEADS = 192, 4  # the code's constants
 _M: dict[str, Shape] = {'attn.M': ('d', 'd')}
@@ -44,11 +44,11 @@ def heads_of(model: str, width: int, d: int, given: int | None) -> int:
 
   Args:
     model: 'hyperbf' (Hyper_ViT) or 'vit' (ViT).
-    width: D.
-    d: side of attn.M.
-    given: the number of heads, or None. For Hyper_ViT it follows from M, which has the dimensions of a head. ViT's
-      tensors do not depend on the heads. For ViT, None means 4, the default of the code. If the side of the unused M
-      is not 192, as in the code, None means width / d.
+    width: D, the dimensions of a token.
+    d: number of rows (and of columns) of attn.M.
+    given: the number of heads, or None. For Hyper_ViT the number follows from M, because d is the number of
+      dimensions of a head. For ViT the tensors do not show the number. The authors' code has 4 heads by default, and
+      an unused M with d = 192. So for ViT, None means 4 if d is 192. If d is another number, None means width / d.
 
   Raises:
     UserError: M and the width do not fit this number of heads.

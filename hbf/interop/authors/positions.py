@@ -10,9 +10,9 @@ from hbf.interop.positions import square_side
 def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
   """Resize the positions of a square grid, [grid², D], to [rows · columns, D] by cubic convolution.
 
-  The authors' published networks are made for images of 224×224, with positions of 56×56 patches. They are trained on
-  images of 32×32. The code follows DINO's vision transformer. It adds a tenth of a patch to the new size. A
-  grid that has the right size stays unchanged.
+  The authors' published networks are made for images of 224×224, with positions of 56×56 patches. But they are
+  trained on images of 32×32. Like DINO's vision transformer, the authors' code adds a tenth of a patch to the new
+  size before it computes the scale. A grid that already has the right size stays unchanged.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:
@@ -27,8 +27,8 @@ def cubic_weights(old: int, new: int) -> np.ndarray:
   """Return the weights [new, old] of cubic interpolation. Every row sums to 1.
 
   This is cubic convolution (Keys 1981, eq. 4, with a = −3/4). Points lie at the centers of their cells, and the
-  outermost points are repeated beyond the edge. It equals PyTorch's interpolate(mode='bicubic') with scale_factor
-  (new + 0.1) / old.
+  outermost points are repeated beyond the edge. The result equals PyTorch's interpolate(mode='bicubic') with
+  scale_factor (new + 0.1) / old.
   """
   a = -0.75
   weights = np.zeros((new, old))

@@ -18,7 +18,8 @@ from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
 from hbf.options import POSITIVE, one_of, whole
 
-# Uses of f(Z) = W Z + b over the tokens (Table 3 of the paper), each with the width of its input over the output's.
+# Uses of f(Z) = W Z + b over the tokens (Table 3 of the paper), each with the ratio of its input's width to its
+# output's.
 GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 
 
@@ -27,18 +28,22 @@ class GatedMLP(CheckedModule):
 
   See Liu et al. 2021, eq. 1 to 3, and section 4.4 for aMLP.
 
-  s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. It starts as
-  a plain feed-forward network: W near 0 with b = 1, or b = 0 in the additive form. With attention it is aMLP, whose
-  gate is Z₁ ⊙ (f(Z₂) + tiny attention of x). A token costs 6 hidden D + 2 hidden N operations (split). Attention of d
-  dimensions costs 6 D d + 4 N d + 2 d hidden more. N is fixed. In a causal context W is triangular.
+  s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. The unit
+  starts as a plain feed-forward network: W near 0 with b = 1, or b = 0 in the additive form. With attention the unit
+  is aMLP, whose gate is Z₁ ⊙ (f(Z₂) + tiny attention of x). In a causal context W is triangular. The number N of
+  tokens is fixed.
+
+  With the split gate a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions costs
+  6 D d + 4 N d + 2 d hidden operations more.
 
   Attributes:
-    hidden: channels that the gate returns. The split gate is fed twice as many (the paper's d_ffn).
+    hidden: number of channels that the gate returns. The input of the split gate has twice as many channels, which is
+      d_ffn in the paper.
     gate: 'linear', 'additive', 'multiplicative' or 'split'.
-    attention: dimensions of the tiny attention, 64 in the paper. 0: there is none.
+    attention: number of dimensions of the tiny attention, 64 in the paper. 0: there is no attention.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
     norm_epsilon: number added to the variance in the gate's LayerNorm.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]
@@ -71,7 +76,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f of the gating channels [B, N, hidden]. W starts at its usual size in the linear form, where s = f."""
+    """Compute f of the gating channels [B, N, hidden]. In the linear form (s = f), W has its usual initial size."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(

@@ -28,29 +28,32 @@ from hbf.ops.linear_attention import (
 )
 from hbf.options import one_of, whole
 
-# Added to the mean square of a head's outputs. It is so small because weights of random features may be 1e-8.
+# Added to the mean square of a head's outputs. The number is so small because weights of random features may be 1e-8.
 _EPSILON = 1e-18
 
 
 class LinearAttention(CheckedModule):
-  """Multi-head Σ_j φ(q)·φ(k_j) v_j, divided by the sum of the weights or by its own norm.
+  """Multi-head linear attention: y = Σ_j w_j v_j with weights w_j = φ(q)·φ(k_j), then a normalization of y.
 
-  Operations a token, forward, for N tokens of D channels, H heads and m features a head (two for a product and its
-  sum). Softmax attention needs 8 D² + 4 N D.
+  y is divided by Σ_j w_j or by the root mean square of y, see `normalizer`.
 
-  - elu, relu, exp: 8 D² + 4 m (D + H), with m = D/H.
-  - softmax, gaussian: 8 D² + 4 m (D + H) + 4 m D, the last for the features, with m = random_features.
-  - in a causal context 2 C (m H + D + H) more, in chunks of C = min(128, N) tokens.
+  The list has the number of operations for each token in the forward pass. There are N tokens of D channels, H heads,
+  and m features in each head. A multiplication and the addition that follows count as two operations. For comparison,
+  softmax attention needs 8 D² + 4 N D.
+
+  - 'elu', 'relu', 'exp': 8 D² + 4 m (D + H), with m = D/H.
+  - 'softmax', 'gaussian': 8 D² + 4 m (D + H) + 4 m D, with m = random_features. The last term is for the features.
+  - A causal context needs 2 C (m H + D + H) more, because it works in chunks of C = min(128, N) tokens.
 
   Attributes:
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
     features: φ, a name in `hbf.ops.linear_attention.MAPS`. With normalizer 'sum', 'softmax' approximates
       `SoftmaxAttention`, and 'gaussian' approximates `HyperBFAttention` with metric identity and one σ a head.
-    random_features: m of a head with random features. The relative variance of a weight is of order
-      exp(‖q + k‖²/√d)/m, so wide heads and long queries and keys need many.
+    random_features: m, the number of random features of a head. The relative variance of a weight is of order
+      exp(‖q + k‖²/√d)/m. So wide heads, and queries and keys with large norms, need many features.
     normalizer: 'sum', or 'none'. With 'none' each head's output is divided by its root mean square (TransNormer, Qin
       et al. 2022).
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]
@@ -89,6 +92,9 @@ class LinearAttention(CheckedModule):
 
 @functools.cache
 def _projections(heads: int, count: int, d: int) -> np.ndarray:
-  """Return ω of every head, [H, count, d]. They are no parameters, and are the same in all blocks, scanned or not."""
+  """Return the projections ω of every head, [H, count, d].
+
+  They are constants, not parameters. All blocks have the same ω, with and without `scan_layers`.
+  """
   rng = np.random.default_rng(0)
   return np.stack([orthogonal_projections(rng, count, d) for _ in range(heads)])

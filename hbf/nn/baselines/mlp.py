@@ -1,4 +1,4 @@
-"""The MLP, the baseline stage 2, and its gated relatives."""
+"""The MLP, which is the baseline stage 2, and its gated variants."""
 
 import functools
 from collections.abc import Callable
@@ -27,17 +27,20 @@ GATED: dict[str, Activation] = {'glu': nn.sigmoid, 'reglu': nn.relu, 'geglu': nn
 
 
 class MLP(CheckedModule):
-  """Two dense layers with a non-linearity between them, on every token: 4 hidden D operations (6 if gated).
+  """Two dense layers with a non-linearity between them, on every token.
+
+  A token costs 4 hidden D operations, or 6 hidden D operations if the MLP is gated.
 
   Attributes:
-    hidden: units between the layers. A gated MLP has two rows of weights for each unit.
-    activation: 'relu' (the memo's), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu', 'geglu',
-      'swiglu'.
-    output_scale: factor on the usual start of the second layer.
-    normalize: True if tokens, and each unit's weights, have norm 1. One learned scale for all units starts at 2√D:
-      act(s x·w + b). As ‖x − w‖² = 2 − 2 x·w, this is a HyperBF of kernel φ(b' − r²/2σ²) with φ = act, σ² = 1/s and
-      b' = b + s. So it is the control for every claim about such kernels.
-    dtype: type of the products. Parameters are float32.
+    hidden: number of units between the layers. A gated MLP has two rows of weights for each unit.
+    activation: 'relu' (as in CBMM Memo 143), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu',
+      'geglu', 'swiglu'.
+    output_scale: factor of the usual standard deviation of the second layer's initial weights.
+    normalize: True to scale tokens x, and the weights w of each unit, to norm 1. A unit is then act(s x·w + b). The
+      scale s is learned, is the same for all units, and starts at 2√D. Since ‖x − w‖² = 2 − 2 x·w, this MLP is a
+      HyperBF with kernel φ(b' − r²/2σ²), where φ = act, σ² = 1/s and b' = b + s. So this MLP is the control for every
+      claim about such kernels.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]

@@ -1,4 +1,4 @@
-"""Softmax attention, the baseline stage 1."""
+"""Softmax attention, which is the baseline stage 1."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -23,17 +23,18 @@ class SoftmaxAttention(CheckedModule):
 
   Attributes:
     heads: H, a divisor of the tokens' width D.
-    qk_norm: True for softmax(q·k/τ) with queries and keys of norm 1, and a learned temperature τ for each head that
-      starts at 1/√d. It is HyperBF attention of queries and keys of norm 1 with σ² = τ
+    qk_norm: True for softmax(q·k/τ) with queries and keys of norm 1. The temperature τ of each head is learned, and
+      starts at 1/√d. This equals HyperBF attention of queries and keys of norm 1 with σ² = τ
       (docs/explanation/attention.md, fact 1).
     qkv_bias: True if queries, keys and values have a bias.
-    relative_positions: none, gaussian, adaptive or rotary. 'gaussian' adds −‖(p_q − p_k − o)/s‖²/2 to a head's
-      logits, with a learned offset o and s, as in HyperBF attention (`hbf.nn.relative_positions`). With
-      'adaptive' the query moves o and s. A token then
-      costs 2 C N H more operations, with C of that module. 'rotary' rotates queries and keys by their positions.
-    mimetic: queries and keys start with Wq Wkᵀ about this times (Z + I), see `hbf.nn.projections.mimetic_init`. 0:
-      they start like other projections.
-    dtype: type of the products. Parameters are float32.
+    relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). 'gaussian' adds
+      −‖(p_q − p_k − o)/s‖²/2 to a head's logits, as in HyperBF attention. The offset o and the width s are learned.
+      With 'adaptive' the query also changes o and s. Both kinds cost 2 C N H more operations for each token, with C
+      coordinates as in `relative_coordinates`. 'adaptive' costs another 2 D (P + 1). 'rotary' rotates queries and
+      keys by their positions.
+    mimetic: α of the initial values of queries and keys, Wq Wkᵀ ≈ α (Z + I), see `hbf.nn.projections.mimetic_init`.
+      0: queries and keys start like other projections.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   heads: Annotated[int, whole(1)]

@@ -1,4 +1,4 @@
-"""Stages that mix tokens without looking at their content: MLP-Mixer's, PoolFormer's, and none."""
+"""Stages that do not compare the content of tokens: MLP-Mixer's, PoolFormer's, and one that does not mix tokens."""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -19,21 +19,22 @@ from hbf.options import odd, one_of, whole
 
 
 class TokenMLP(CheckedModule):
-  """Two dense layers over the tokens, the same for every channel (MLP-Mixer, Tolstikhin et al. 2021, eq. 1).
+  """Two dense layers over the tokens, with the same weights for every channel.
 
-  A token costs 4 hidden D operations. N is fixed. If the context is causal, each unit belongs to a token. The unit
-  reads the tokens up to its own, and tokens from its own on read the unit (masks as in MADE, Germain et al. 2015).
+  This is the token-mixing MLP of MLP-Mixer (Tolstikhin et al. 2021, eq. 1). A token costs 4 hidden D operations. The
+  number N of tokens is fixed. If the context is causal, each hidden unit belongs to a token. The unit reads this
+  token and earlier tokens. Only this token and later tokens read the unit (masks as in MADE, Germain et al. 2015).
 
   Attributes:
-    hidden: units between the layers, the paper's D_S.
+    hidden: number of units between the layers, D_S in the paper.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    dtype: type of the products. Parameters are float32.
+    dtype: type of the matrix products. Parameters are float32.
   """
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
   dtype: Any = jnp.float32
-  # Mixer has D/2 hidden units here for 4D in stage 2.
+  # Mixer has D/2 hidden units in this stage, and 4D in stage 2.
   traits: ClassVar[StageTraits] = StageTraits(unit_share=1 / 8, masks='keys', causal=True, decodes=True)
 
   @nn.compact
@@ -66,8 +67,8 @@ class TokenMLP(CheckedModule):
 class AveragePooling(CheckedModule):
   """The mean of a square of patches around each patch, minus the patch (PoolFormer, Yu et al. 2022, eq. 4).
 
-  Nothing is learned, and the content of the patches has no influence: the null control. A token costs window² D
-  operations.
+  Nothing is learned, and the weights of the mean do not depend on the patches. So this stage is the control for
+  learned mixing. A token costs window² D operations.
 
   Attributes:
     window: side of the square in patches, odd.
@@ -98,7 +99,7 @@ class AveragePooling(CheckedModule):
 
 
 class Identity(nn.Module):
-  """The tokens as they are: no mixing at all (IdentityFormer, Yu et al. 2022). It costs nothing.
+  """The unchanged tokens: no mixing at all (IdentityFormer, Yu et al. 2022). This stage costs no operations.
 
   Attributes:
     dtype: type of the result.
@@ -146,12 +147,12 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number of tokens [B, N, D], or the most that the text can have if they continue others."""
+  """Return the number N of tokens. If they continue a text, return the largest number that the text can have."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 
 def zero_hidden(tokens: Float[Array, 'B N D'], context: Context) -> Float[Array, 'B N D']:
-  """Return tokens [B, N, D], with zeros for tokens that are masked as keys."""
+  """Return tokens [B, N, D], with zeros in place of the tokens that a mask for keys hides."""
   seen = visible_keys(context)
   return tokens if seen is None else jnp.where(seen[..., None], tokens, 0)
 
@@ -160,7 +161,7 @@ def check_length(module: nn.Module, layer: str, length: int) -> None:
   """Check that a module's dense layer over tokens was made for this number of tokens.
 
   Raises:
-    UserError: it was made for another number. The message has both.
+    UserError: the layer was made for another number of tokens. The message has both numbers.
   """
   if module.has_variable('params', layer):
     learned = module.variables['params'][layer]['kernel'].shape[0]

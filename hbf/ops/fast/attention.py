@@ -1,6 +1,6 @@
-"""Softmax attention, and the choice of the kernel that computes it. `gaussian_attention` is the normalized Gaussian.
+"""Softmax attention, computed by cuDNN's fused kernel or by XLA, and the normalized Gaussian by softmax attention.
 
-Facts 2 and 3 of docs/explanation/attention.md say why the two are the same.
+Facts 2 and 3 of docs/explanation/attention.md say why the normalized Gaussian is a softmax attention.
 """
 
 import functools
@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float
 from hbf.ops.basis import RadialBasis
 from hbf.ops.distances import is_short, keep_short, metric_product, products, row_dots, split_dot_only, sum_dtype
 
-# Most responses of a head in memory. Beyond about a thousand tokens, blocks are better.
+# Largest number of responses of a head that are in memory at once. Beyond about a thousand tokens, it is better to
+# compute blocks of points one after another.
 _MOST_PAIRS = 2**20
 _TILE = 8  # cuDNN takes heads of a multiple of 8 dimensions
 _EVEN = 2  # for the gradient, cuDNN takes even numbers of queries and keys
@@ -34,8 +35,8 @@ def attention(
 ) -> Float[Array, '... N V']:
   """Compute softmax(scale (q·k − t·k/2)) v over the keys. Without centers t it is softmax(scale q·k) v.
 
-  Softmax attention and the normalized Gaussian both call this function. cuDNN's fused kernel computes it where it
-  can, and XLA elsewhere.
+  Softmax attention and the normalized Gaussian both call this function. On NVIDIA GPUs, cuDNN's fused kernel computes
+  the result if it can take the arrays. Otherwise XLA computes the result.
 
   Args:
     queries: q [..., N, d].
@@ -43,8 +44,8 @@ def attention(
     values: v [..., A, V].
     scale: a number, or an array broadcastable to [..., 1, 1]. The default is 1/√d.
     centers: t [..., A, D] with D ≤ d. Products t·k are over the first D dimensions.
-    mask: booleans broadcastable to [..., N, A], True where a query sees a key. With a mask, XLA computes.
-    causal: True if query i sees keys 0 to i only (those that the mask leaves).
+    mask: booleans broadcastable to [..., N, A], True where a query sees a key. With a mask, cuDNN is not used.
+    causal: True if query i sees keys 0 to i only. A mask may hide some of these keys too.
 
   Returns:
     [..., N, V] in the type of the values.
@@ -109,10 +110,10 @@ def fused_attention(
 ) -> Float[Array, 'B H N V']:
   """Compute `attention` of arrays [B, H, N, d] by one call of cuDNN's kernel.
 
-  The kernel takes one scale for all heads, and no bias of the keys. So scale and bias become coordinates: keys are
-  [scale k, bias] and queries are [q, 1]. A bias in bfloat16 would be too coarse (it is of order √D), so it takes
-  three coordinates: its rounding, the rounding of the rest, and so on. Padding to a multiple of 8 leaves room for
-  them.
+  cuDNN's kernel takes one scale for all heads, and no bias for each key. So scale and bias become part of the
+  coordinates: a key becomes [scale k, bias] and a query becomes [q, 1]. The bias is of order √D, and a single
+  bfloat16 number would be too coarse for it. So the bias is split over three coordinates (`short_parts`). The padding
+  of dimensions to a multiple of 8 leaves room for these coordinates.
   """
   dtype = queries.dtype
   if centers is None and isinstance(scale, float):
@@ -127,10 +128,10 @@ def fused_attention(
 
 
 def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.Array:
-  """Compute −scale t·k/2, float32 [..., A, 1], plus what t·k loses when scale k is rounded to the type of k.
+  """Compute the bias −scale t·k/2 and add a correction for the rounding of scale k: float32 [..., A, 1].
 
-  A query near a center has nearly that center's products. For such a query the plus compensates the rounding of the
-  key.
+  The correction is t·e, with the rounding error e = scale k − round(scale k) in the type of k. A query q near the
+  center t has q·e ≈ t·e. So for such a query the correction replaces the product q·e that rounding lost.
   """
   kind, scaled = jnp.finfo(keys.dtype), scale * keys[..., : centers.shape[-1]].astype(jnp.float32)
   error = jax.lax.stop_gradient(scaled - jax.lax.reduce_precision(scaled, kind.nexp, kind.nmant))
@@ -145,7 +146,7 @@ def padded_attention(
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> Float[Array, 'B H N V']:
-  """Compute attention in the shapes that cuDNN takes. Zeros pad tokens and dimensions, and are masked as keys."""
+  """Compute attention of arrays that are padded with zeros to sizes that cuDNN takes. Padded keys are masked."""
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   size = max(d, v)
   queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
@@ -185,7 +186,8 @@ def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
 def _any_batch(z: jax.Array) -> bool:
   """Return True if the program is exported for batches of any size (`jax.export`).
 
-  cuDNN's kernel is made for one size, and JAX refuses to export its custom call, which may change.
+  cuDNN's kernel is compiled for one batch size. JAX also refuses to export the custom call of this kernel, because
+  the call may change.
   """
   return bool(jax.export.is_symbolic_dim(z.shape[0]))
 
@@ -214,7 +216,11 @@ def is_attention(
   coefficients: Float[Array, '... A V'],
   scale: Float[Array, '...'],
 ) -> bool:
-  """Return True if `gaussian_attention` should compute a normalized Gaussian: one sigma a head, and few responses."""
+  """Return True if `gaussian_attention` should compute a normalized Gaussian.
+
+  This needs one sigma for each head. Also, a head must have at most `_MOST_PAIRS` responses, or cuDNN must
+  take the arrays.
+  """
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]
   few = not jax.export.is_symbolic_dim(pairs) and pairs <= _MOST_PAIRS
@@ -231,8 +237,9 @@ def gaussian_attention(
 ) -> Float[Array, '... N V']:
   """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K with one sigma a head, as attention.
 
-  It is the softmax of (xᵀMt − tᵀMt/2 + x'·t') / σ². The norm of the points cancels, and the metric is needed for the
-  centers only, so it costs the same as attention.
+  The responses are the softmax of (xᵀMt − tᵀMt/2 + x'·t') / σ² over the centers. x' and t' are the last coordinates,
+  which the metric ignores (`dot_only_dims` of the basis). The norm xᵀMx of a point cancels, and only the centers are
+  multiplied by M. So the cost is that of attention.
 
   Args:
     points: x [..., N, D].
@@ -257,9 +264,10 @@ def gaussian_attention(
 
 
 def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:
-  """Split z, float32, into `count` numbers of a short type, largest first.
+  """Split float32 numbers z into `count` arrays of a short type, such as bfloat16.
 
-  Their sum is z but for the last rounding.
+  The first array is z, rounded. Each further array is the rest that is still missing, rounded. Their sum differs from
+  z only by the rounding error of the last array.
   """
   kind, parts = jnp.finfo(dtype), []
   for _ in range(count):

@@ -1,4 +1,4 @@
-"""The HyperBF operator from sums over the centers, and in causal blocks of points."""
+"""Two ways to compute the HyperBF operator: from sums over the centers, and causally in blocks of points."""
 
 import math
 from collections.abc import Callable
@@ -19,9 +19,9 @@ class Summation(NamedTuple):
   """A way to sum over the centers.
 
   Attributes:
-    sums: a function like `hbf.ops.fast.sums.kernel_sums`. Every normalization follows from its sums.
-    unnormalized: a function like `hbf.ops.fast.sums.unnormalized_sums`, a shorter way without normalization. None if
-      there is no shorter way.
+    sums: a function like `hbf.ops.fast.sums.kernel_sums`. Its result is enough to compute every normalization.
+    unnormalized: a function like `hbf.ops.fast.sums.unnormalized_sums`, which is faster for normalization 'none'.
+      None: `sums` is used for normalization 'none' too.
   """
 
   sums: Callable[..., Sums]
@@ -81,9 +81,9 @@ def causal_blocks(
   mask: None = None,
   causal: bool = True,
 ) -> Float[Array, '... N V']:
-  """Compute a definition with centers 0 to i for point i, a block of points at a time.
+  """Compute the operator by `definition`, one block of points after another. Point i sees centers 0 to i.
 
-  The gradient computes each block again, so only one block's responses lie in memory.
+  The gradient computes the responses of each block again. So only the responses of one block are in memory.
   """
   assert mask is None and causal
   length, count = points.shape[-2], centers.shape[-2]

@@ -1,4 +1,4 @@
-"""The choice of the implementation of the HyperBF operator, all of it."""
+"""The choice of the implementation of the HyperBF operator. No other module makes a part of this choice."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def _pallas_sums(terms: Distances, coefficients: jax.Array, kernel: str) -> Sums
   return pallas_sums(terms, coefficients, kernel)
 
 
-# None stands for the definition.
+# None stands for the definition, `hbf.ops.hyperbf.hyperbf_plain`.
 IMPLEMENTATIONS: dict[str, Summation | None] = {
   'xla': Summation(kernel_sums, unnormalized_sums),
   'pallas': Summation(_pallas_sums),
@@ -53,8 +53,9 @@ def fastest(
     basis: kernel, sigma, metric and normalization.
     mask: booleans broadcastable to [..., N, A], or None.
     causal: True if point i sees centers 0 to i only.
-    implementation: a name in `IMPLEMENTATIONS`, for sums that are not attention.
-    factors: factors of the responses, broadcastable to [..., N, A], or None.
+    implementation: a name in `IMPLEMENTATIONS`. It has an effect only if `hyperbf_from_sums` can compute the
+      operator.
+    factors: numbers that multiply the responses, broadcastable to [..., N, A], or None.
 
   Returns:
     A function of (points, centers, coefficients, basis, mask, causal), like the definition.

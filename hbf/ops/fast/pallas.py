@@ -1,12 +1,13 @@
 """The sums of `hbf.ops.fast.sums` as fused kernels in JAX's Pallas, one source for GPUs (Triton) and TPUs (Mosaic).
 
-Responses exist for a block of points and a block of centers at a time. As in flash attention (Dao et al. 2022) the
-sums are relative to the largest response so far, and are rescaled when a larger one comes. The gradient computes the
-responses again: one kernel sums over the centers for the points, one over the points for the centers.
+At any time, only the responses of one block of points to one block of centers are in memory. As in flash attention
+(Dao et al. 2022), the sums are relative to the largest response so far, and are rescaled when a larger response
+comes. The gradient computes the responses again. One kernel computes the gradient for the points, by sums over the
+centers. Another kernel computes the gradient for the centers, by sums over the points.
 
-The kernels are tested in interpret mode, and lower for both platforms. They have not been measured on hardware. No
-compiler splits a kernel over several devices, so under `jax.set_mesh` each device computes the sums of its share of
-the points.
+The kernels are tested in Pallas's interpret mode, and JAX can lower them for both platforms. They have not been
+measured on hardware. No compiler splits a kernel over several devices. So under `jax.set_mesh` each device computes
+the sums for its share of the points.
 """
 
 import functools
@@ -31,13 +32,14 @@ class _Tiling(NamedTuple):
   """The division of the work on a platform.
 
   Attributes:
-    points: points in a block, a power of two.
-    centers: centers in a block, a power of two.
-    features: most features of the sums that a program holds, a power of two. None: all. Programs for other features
-      compute the same responses again, so narrow tokens gain more than wide ones.
-    depth: most features multiplied at a time, a divisor of `features`. None: all.
-    ordered: True if the grid's last axis runs in order, along the blocks summed over, while the sums stay in fast
-      memory. False if programs run in parallel, and each has a loop over the blocks.
+    points: number of points in a block, a power of two.
+    centers: number of centers in a block, a power of two.
+    features: largest number of features (columns of D or V) of the sums in one program of the grid, a power of two.
+      None: all. Programs for different features compute the same responses again. So the kernels gain more for narrow
+      tokens than for wide tokens.
+    depth: largest number of features multiplied at a time, a divisor of `features`. None: all.
+    ordered: True if the grid's last axis runs over the blocks of a sum in order, while the sum stays in fast memory.
+      False if all programs run in parallel. Then each program has a loop over the blocks.
     options: options of `pallas_call`.
   """
 
@@ -63,7 +65,8 @@ _LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Trit
 def pallas_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
   """Compute the sums for every point, like `hbf.ops.fast.sums.kernel_sums`. On a CPU this is slow.
 
-  The points are split over all devices of JAX's mesh, if a mesh is set (`jax.set_mesh`) and divides them.
+  If a mesh is set (`jax.set_mesh`) and its number of devices divides the number of points, the points are split over
+  all its devices.
 
   Args:
     distances: s for points [..., N, D] and centers [..., A, D].
@@ -113,13 +116,13 @@ class _Block(NamedTuple):
 
   Attributes:
     distances: the distances, with center_norms and scale as rows [1, A].
-    coefficients: [A, V].
-    given: the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last. () while the sums are computed.
-    points: rows of the points.
-    centers: rows of the centers.
-    d: columns of D that the program sums.
-    v: columns of V that the program sums.
-    depth: features multiplied at a time.
+    coefficients: the coefficients, [A, V].
+    given: the arrays of a `hbf.ops.fast.sums.ResponseCotangents`, log_peak last. () in the forward pass.
+    points: indices of the block's points.
+    centers: indices of the block's centers.
+    d: columns of D whose sums this program computes.
+    v: columns of V whose sums this program computes.
+    depth: largest number of features multiplied at a time. None: all.
     exists: number of centers that are not padding.
   """
 
@@ -178,7 +181,7 @@ def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
-  """Compute log K and the squared distances of a block, and the function from cotangents of log K to those of s."""
+  """Compute log K and the squared distances of a block. Also return the function that pulls cotangents back to s."""
   norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
   inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
   squares = norms + center_norms - 2 * inner
@@ -188,7 +191,7 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Compute the cotangents of a block's squared distances and scale (before the sum), and k minus its mean."""
+  """Compute cotangents of a block's squared distances and of its scale (for each point), and k minus its mean."""
   log_k, squares, pull = _log_responses(kernel, block)
   given, constant, slope, mean, log_peak = block.given
   k = jnp.exp(log_k - log_peak[block.points, :])
@@ -215,7 +218,7 @@ def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax
 
 
 def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:
-  """Compute the product over an axis of a and another of b, in float32. Inputs in float32 have full precision."""
+  """Sum products over `axis` of a and `other` of b, in float32. float32 inputs are multiplied at full precision."""
   precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   contracted = (((axis,), (other,)), ((), ()))
   return jax.lax.dot_general(a, b, contracted, precision=precision, preferred_element_type=jnp.float32)
@@ -228,8 +231,8 @@ class _Job(NamedTuple):
     add: function of (kernel, block, sums) that returns new sums.
     over: 'a' to sum over the centers for blocks of points, 'n' to sum over the points for blocks of centers.
     axes: axes of the sums, as in `_AXES`.
-    start: start of every sum.
-    products: number of products of all points with all centers, over D and over V.
+    start: initial value of every sum.
+    products: numbers of matrix products between all points and all centers: those over D, and those over V.
   """
 
   add: Callable[[str, _Block, Any], Any]
@@ -242,7 +245,7 @@ class _Job(NamedTuple):
 _SUMS = _Job(_add_sums, 'a', ('nv', 'n1', 'n1', 'n1', 'n1'), (0.0, 0.0, 0.0, -math.inf, 0.0), (1, 1))
 _OF_POINTS = _Job(_add_of_points, 'a', ('nd', 'n1'), (0.0, 0.0), (2, 1))
 _OF_CENTERS = _Job(_add_of_centers, 'n', ('ad', '1a', '1a', 'av'), (0.0, 0.0, 0.0, 0.0), (2, 2))
-_ARITHMETIC = 10  # about the operations on a pair of point and center beside the products
+_ARITHMETIC = 10  # estimated operations for each pair of a point and a center, without the matrix products
 
 # The axes of the inputs, after the leading one: n points, a centers, d features of both, v of the coefficients.
 _AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')

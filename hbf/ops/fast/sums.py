@@ -1,16 +1,19 @@
-"""Sums over the centers. The HyperBF operator follows from them under every normalization.
+"""Sums over the centers, from which the HyperBF operator can be computed under every normalization.
 
-With k_a = K(s_a) / max_b K(s_b), the sums are the mean and variance of k over the centers, and Σ_a (k_a − k̄) c_a. If
-responses hardly differ, sums of k would lose the differences. So an implementation sums u = k − p, with a pivot p
-near k̄: the mean of the first centers' k. These centers are part of the variance, so |k̄ − p| is at most √(A / first)
-standard deviations. So the correction at the end is never large.
+Let k_a = K(s_a) / max_b K(s_b), with mean k̄ over the centers. The sums are k̄, the variance of k over the centers,
+and Σ_a (k_a − k̄) c_a. If the responses hardly differ, sums of k would lose the differences to rounding. So an
+implementation sums u = k − p, with a number p near k̄ (the pivot). p is the mean of k over the first F centers. These
+centers contribute to the variance too, so |k̄ − p| is at most √(A / F) standard deviations. So the correction from p
+to k̄ at the end is never large.
 
-Where this module says float32, it is float64 for float64 arrays (`hbf.ops.distances.sum_dtype`).
+Arrays that this module calls float32 are float64 if an input is float64 (`hbf.ops.distances.sum_dtype`).
 
-Without normalization nothing is relative, and the sums need no moments: `unnormalized_sums`.
+Without normalization, kernel values are not divided by their maximum, and no moments are needed. See
+`unnormalized_sums`.
 
-The gradient is written by hand. It keeps one array of [points, centers] where automatic differentiation keeps
-several. If even one is too large, a block of points at a time is computed, so that memory grows with the block.
+The gradient is written by hand. It stores one array [points, centers], where automatic differentiation would store
+several. If even one such array is too large, the points are processed block by block. Then only the array of one
+block is in memory.
 """
 
 import functools
@@ -29,7 +32,7 @@ from hbf.ops.normalization import Moments
 from hbf.ops.parts import join, split
 
 _FIRST = 64  # centers whose mean response is the pivot
-_KEPT_RATIO = 4  # most centers for each dimension of a point and its value, if distances are kept
+_KEPT_RATIO = 4  # the gradient keeps the distances if A is at most this number times D + V
 _PAIRS = 2**21  # pairs of point and center in a block
 
 
@@ -52,7 +55,7 @@ class PivotedSums(NamedTuple):
     values: Σ_a u_a c_a, [..., N, V].
     total: Σ_a u_a, [..., N, 1].
     squares: Σ_a u_a², [..., N, 1].
-    pivot: any number, [..., N, 1]. Closer to k̄ is better.
+    pivot: p, [..., N, 1]. The sums are exact for any number, and lose least to rounding if p is near k̄.
     log_peak: log max_a K_a, [..., N, 1].
   """
 
@@ -77,7 +80,7 @@ class ResponseCotangents(NamedTuple):
   Attributes:
     given: the cotangent of the values, [..., N, V] in the type of the coefficients.
     log_peak: the reference of k = exp(log K − log_peak), float32 [..., N, 1].
-    of_moments: the part from the moments. None for sums without moments.
+    of_moments: the part of the cotangent from the moments. None for sums without moments.
   """
 
   given: jax.Array
@@ -127,8 +130,8 @@ def unnormalized_sums(
 ) -> Float[Array, '... N V']:
   """Compute Σ_a exp(log K_a + log-gain) c_a for every point, [..., N, V] in the type of the coefficients.
 
-  The moments would cost more passes over all responses. The log-gain is broadcastable to [..., 1, 1]. The other
-  arguments are as for `kernel_sums`.
+  No moments are computed, because they would cost more passes over all responses. The log-gain is broadcastable to
+  [..., 1, 1]. The other arguments are as for `kernel_sums`.
   """
   log_peak = jnp.broadcast_to(-jnp.asarray(log_gain), (*coefficients.shape[:-2], 1, 1))
   return _unnormalized(kernel, _blocks(distances, coefficients), distances, coefficients, log_peak)
@@ -137,9 +140,9 @@ def unnormalized_sums(
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
   """Return the number of blocks of points.
 
-  Distances that are kept for the gradient save a sixth of the products. So all points are one block if the distances
-  take at most a few times the memory of points and values, as in an MLP. With more centers there are several blocks,
-  and the gradient computes the distances of each block again.
+  If the distances are kept for the gradient, a sixth of the matrix products is saved. So all points are one block if
+  the distances take at most a few times the memory of the points and values, as in an MLP. With more centers there
+  are several blocks, and the gradient computes the distances of each block again.
   """
   points, centers = distances.points.shape, distances.centers.shape[-2]
   if centers <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
@@ -150,7 +153,8 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
 def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
   """Return the number of blocks for points [..., N, D], so that the responses of one block fit in memory.
 
-  If a program is exported for any number of images (`jax.export`), the number of points is unknown. It has one block.
+  If a program is exported for any number of images (`jax.export`), the number of points is unknown. Then there
+  is one block.
   """
   pairs = math.prod(points[:-1]) * centers
   return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
@@ -244,10 +248,11 @@ def _backward(
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-  """Return arrays whose sum is the distances. The array [..., N, A] has the given type, like hidden units.
+  """Return arrays whose sum is the distances. The array [..., N, A] has the given type, like hidden units of an MLP.
 
-  With a short type, the least distance of each point is not rounded. Only the excess over it is rounded. So the
-  largest responses lose least: the farther a logarithm is below the greatest one, the larger is its error.
+  With a short type, the smallest distance of each point is not rounded. Only the excess over this distance is
+  rounded. So the largest responses are the most precise. The error of log K grows with its distance from the largest
+  log K.
   """
   if not is_short(dtype):
     return (scaled,)
