@@ -1,5 +1,6 @@
 """Captured activations, centers, heads and sigmas against direct computations."""
 
+import functools
 import json
 
 import jax
@@ -48,7 +49,8 @@ def log_kernels(run, images, block):
 
 def test_logits_are_those_of_the_whole_and_of_the_last_tokens(run, images):
   seen, real = captured(run, images)
-  expected = np.asarray(run.model.apply({'params': run.params}, run.normalized(images), train=False))
+  apply = jax.jit(functools.partial(run.model.apply, train=False))
+  expected = np.asarray(apply({'params': run.params}, run.normalized(images)))
   np.testing.assert_allclose(run.logits(images), expected, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(seen.logits[real], expected, rtol=1e-5, atol=1e-5)
   head = run.params['head']

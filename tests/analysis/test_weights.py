@@ -35,19 +35,24 @@ def make(name, scan_layers=False, **options):
 )
 def test_values_times_weights_are_what_the_heads_make(name, options):
   model, params = make(name, **options)
-  seen = []
 
-  def intercept(call, args, kwargs, context):
-    out = call(*args, **kwargs)
-    if context.method_name == '_over_tokens':
-      seen.append((args[2], out))
-    return out
+  @jax.jit
+  def values_and_outputs():
+    seen = []
 
-  with nn.intercept_methods(intercept):
-    model.apply({'params': params}, IMAGES, train=False)
+    def intercept(call, args, kwargs, context):
+      out = call(*args, **kwargs)
+      if context.method_name == '_over_tokens':
+        seen.append((args[2], out))
+      return out
+
+    with nn.intercept_methods(intercept):
+      model.apply({'params': params}, IMAGES, train=False)
+    return seen
+
   weights = attention_weights(model, params, IMAGES)
   assert list(weights) == ['block0', 'block1']
-  for i, (values, out) in enumerate(seen):
+  for i, (values, out) in enumerate(values_and_outputs()):
     w = np.asarray(weights[f'block{i}'], np.float64)
     assert w.shape == (3, H, N, N) and (w >= 0).all()
     made = np.einsum('bhij,bjhv->bihv', w, np.asarray(values, np.float64))

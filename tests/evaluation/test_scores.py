@@ -20,9 +20,9 @@ def softmax(logits):
 
 
 def counted(logits, labels, mask, parts=1):
-  counts = Counts.zeros(logits.shape[1])
+  counts, add = Counts.zeros(logits.shape[1]), jax.jit(Counts.add)
   for x, y, m in zip(*(np.array_split(z, parts) for z in (logits, labels, mask)), strict=True):
-    counts = counts.add(jnp.asarray(x), jnp.asarray(y), jnp.asarray(m))
+    counts = add(counts, jnp.asarray(x), jnp.asarray(y), jnp.asarray(m))
   scores, details = summarize(counts), detail(counts)
   assert not scores.keys() & details.keys()  # a validation leaves out the details, which are long
   return scores | details

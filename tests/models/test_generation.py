@@ -63,11 +63,16 @@ def test_the_state_of_linear_attention_goes_on_from_any_number_of_tokens(length)
   stage = make_stages('linear+none', 2, {**stage_options('linear+none', 16)[0], 'features': 'gaussian'}, {})[0]()
   tokens = jnp.asarray(3 * np.random.default_rng(0).normal(size=(1, length + 2, 8)), jnp.float32)
   params = jax.jit(stage.init)(jax.random.key(0), tokens)
-  whole = stage.apply(params, tokens, Context(causal=True))
+  whole = jax.jit(lambda params: stage.apply(params, tokens, Context(causal=True)))(params)
+
+  @jax.jit
+  def read(cache, part, start):
+    continued = Context(causal=True, continued=Continued(start, length + 2))
+    return stage.apply({**params, **cache}, part, continued, mutable=['cache'])
+
   cache, found = {}, []
   for part in (slice(0, length), slice(length, length + 2)):
-    continued = Context(causal=True, continued=Continued(jnp.int32(part.start), length + 2))
-    out, cache = stage.apply({**params, **cache}, tokens[:, part], continued, mutable=['cache'])
+    out, cache = read(cache, tokens[:, part], jnp.int32(part.start))
     found.append(out)
   np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, rtol=1e-3, atol=1e-4)
 
@@ -83,7 +88,7 @@ def test_what_finds_no_room_has_no_logits():
 def test_a_stage_that_remembers_nothing_is_refused():
   model, texts = make('pooling', causal=False), make_texts(4)
   model = model.clone(length=4)
-  params = model.init(jax.random.key(0), texts, train=False)
+  params = with_params(model, texts)
   with pytest.raises(UserError, match='AveragePooling keeps no cache of earlier tokens'):
     model.apply(params, texts, train=False, start=jnp.int32(0), mutable=['cache'])
 

@@ -1,5 +1,7 @@
 """The language model: what it shows of a text to whom, whichever stages it has."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,9 +54,8 @@ def test_no_logit_knows_of_a_later_token(name):
 def test_a_model_that_is_not_causal_sees_what_comes_later():
   model, texts = make(causal=False), make_texts()
   params = with_params(model, texts)
-  before, after = (
-    np.asarray(model.apply(params, z, train=False)) for z in (texts, others(texts, jnp.arange(LENGTH) == 5))
-  )
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  before, after = (np.asarray(apply(params, z)) for z in (texts, others(texts, jnp.arange(LENGTH) == 5)))
   assert np.all(np.any(before[:, :5] != after[:, :5], axis=-1))
 
 
@@ -63,8 +64,9 @@ def test_a_model_that_is_not_causal_sees_what_comes_later():
 def test_what_fills_up_a_text_is_as_if_it_were_not_there(name, causal):
   model, texts = make(name, causal=causal), make_texts()
   params, mask = with_params(model, texts), jnp.array([[True] * 4 + [False] * 2, [True] * 6])
-  filled = np.asarray(model.apply(params, texts, train=False, mask=mask))
-  short, whole = (model.apply(params, z, train=False) for z in (texts[:, :4], texts))
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  filled = np.asarray(apply(params, texts, mask=mask))
+  short, whole = (apply(params, z) for z in (texts[:, :4], texts))
   np.testing.assert_allclose(filled[0, :4], short[0], rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(filled[1], whole[1], rtol=1e-4, atol=1e-5)
 
@@ -96,7 +98,8 @@ def test_order_is_known_by_positions_or_places(options, positions, knows):
   model, texts = make(causal=False, positions=positions, options=dict(options)), make_texts()
   params = with_params(model, texts)
   swapped = texts.at[:, 0].set(texts[:, 3]).at[:, 3].set(texts[:, 0])
-  before, after = (np.asarray(model.apply(params, z, train=False))[:, 4:] for z in (texts, swapped))
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  before, after = (np.asarray(apply(params, z))[:, 4:] for z in (texts, swapped))
   assert np.allclose(before, after, rtol=1e-4, atol=1e-5) != knows
 
 
