@@ -134,7 +134,7 @@ class Mean(NamedTuple):
 
   @classmethod
   def of(cls, values: np.ndarray) -> 'Mean':
-    """Return the mean of values [n]. With a single value, `half` is infinite."""
+    """Return the mean of values [n], with half of its 95% interval. For a single value that half is infinite."""
     half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
     return cls(float(values.mean()), float(half))
 

@@ -76,9 +76,9 @@ def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: n
 def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry], seed: int = 0) -> np.ndarray:
   """Return a metric W [D, D] in which the points of an image's copies are near to each other.
 
-  The copies are moved and mirrored as in training. W is Σ^(−1/2) times a diagonal matrix, which divides each of the D
-  coordinates by its standard deviation over all copies. Σ is the covariance of the divided points around the mean
-  point of their image, taken over all images, with a ridge (`RIDGE`).
+  The copies are moved and mirrored as in training. Their points are scaled: each of the D coordinates is divided by
+  its standard deviation over all copies. Let Σ be the covariance of the scaled points around the mean point of their
+  own image, over all images, plus a ridge (`RIDGE`). W scales a point in this way and then multiplies it by Σ^(−1/2).
 
   Args:
     reader: the classifier.

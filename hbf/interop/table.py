@@ -47,9 +47,14 @@ class Table:
   prefix: str
 
   def read(self, tensors: Tensors) -> tuple[dict[str, int], Params]:
-    """Return the sizes and the parameters, float32, of a network with these tensors.
+    """Return the sizes and the parameters, float32, of the network whose weights are given.
 
-    The sizes are those of the words in the shapes, and `depth`, which is the number of blocks.
+    Args:
+      tensors: the weights by name.
+
+    Returns:
+      The sizes by name, such as `width`, and the parameters. The names are the words that stand for sizes in the
+      shapes of this table. The size `depth` is the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.

@@ -69,7 +69,7 @@ class EditedClassifier(nn.Module):
 
 
 class Corrections(nn.Module):
-  """The HyperBF of the points of images that corrects their logits.
+  """A HyperBF from the points of images to the changes of their logits.
 
   Its centers and coefficients are computed by `hbf.editing`. They are not trained.
 

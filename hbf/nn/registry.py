@@ -106,8 +106,8 @@ def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[s
 
   Args:
     model: a name as in `stage_names`.
-    units: number of units (such as hidden units or centers) of a block. The number of a stage's own units is the only
-      option without a default. It is `units` times the stage's `unit_share`, or None if `units` is None.
+    units: number of hidden units or centers of a whole block. The option that holds a stage's number of units has no
+      default in its class. It becomes `units` times the stage's `unit_share`, or None if `units` is None.
   """
   first, second = _own_fields(model)
   counts = (None, None) if units is None else stage_units(model, units)

@@ -117,10 +117,14 @@ def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> N
 
 
 def check_tensor(model: ConfigDict, mesh: Mesh) -> None:
-  """Check that heads and units of the `model` part of a config can be split over the mesh axis tensor.
+  """Check that the heads and units of a network can be split over the mesh axis `tensor`.
+
+  Args:
+    model: the `model` part of a config.
+    mesh: the mesh.
 
   Raises:
-    UserError: the size of this axis does not divide one of these numbers.
+    UserError: the size of the axis does not divide the number of heads or of units.
   """
   size = mesh.shape['tensor']
   heads = {'heads': model.heads} if takes_heads(model.name) else {}

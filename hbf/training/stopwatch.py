@@ -34,7 +34,12 @@ class Stopwatch:
       self._since = self._now()
 
   def add(self, steps: int, done: jax.Array) -> None:
-    """Record a call that the devices have received. It takes `steps` steps, and ends when `done` is ready."""
+    """Record a call that the devices have received.
+
+    Args:
+      steps: number of training steps in the call.
+      done: an array that the call returns. The call ends when this array is ready.
+    """
     self._running = steps, self._waiter.submit(self._wait, done)
 
   def settle(self) -> None:

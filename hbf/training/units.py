@@ -22,8 +22,9 @@ UnitReport = Callable[[Any], dict[str, dict[str, float]]]
 def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
   """Return a function from parameters to the percentages of dead, constant and doubled units, by block.
 
-  `hbf.evaluation.unit_health` defines these faults. No unit is both dead and constant. Here a unit is dead if all
-  its responses are 0 up to rounding. Gradients are not computed.
+  `hbf.evaluation.unit_health` defines these faults. It has two tests of a dead unit: by responses and by gradients.
+  Only the first is made here: a unit is dead if all its responses are 0 up to rounding. No unit is both dead and
+  constant.
 
   Args:
     experiment: the run.

@@ -21,9 +21,10 @@ from hbf.options import odd, one_of, whole
 class TokenMLP(CheckedModule):
   """Two dense layers over the tokens, with the same weights for every channel.
 
-  This is the token-mixing MLP of MLP-Mixer (Tolstikhin et al. 2021, eq. 1). A token costs 4 hidden D operations. The
-  number N of tokens is fixed. If the context is causal, each hidden unit belongs to a token. The unit reads this
-  token and earlier tokens. Only this token and later tokens read the unit (masks as in MADE, Germain et al. 2015).
+  This is the token-mixing MLP of MLP-Mixer (Tolstikhin et al. 2021, eq. 1). A token costs 4 · `hidden` · D
+  operations. The number N of tokens is fixed. If the context is causal, each hidden unit belongs to a token. The unit
+  reads this token and earlier tokens. Only this token and later tokens read the unit (masks as in MADE, Germain et
+  al. 2015).
 
   Attributes:
     hidden: number of units between the layers, D_S in the paper.

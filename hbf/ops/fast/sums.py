@@ -49,13 +49,16 @@ class Sums(NamedTuple):
 
 
 class PivotedSums(NamedTuple):
-  """The sums that an implementation computes, with u_a = k_a − pivot, float32.
+  """The sums that an implementation computes for each point, float32.
+
+  K_a is the kernel of center a, c_a its coefficient, and k_a = K_a / max K. The sums are over u_a = k_a − p with a
+  number p, the pivot. The result is correct for any p. Rounding errors are least if p is near the mean of k_a.
 
   Attributes:
     values: Σ_a u_a c_a, [..., N, V].
     total: Σ_a u_a, [..., N, 1].
     squares: Σ_a u_a², [..., N, 1].
-    pivot: p, [..., N, 1]. The sums are exact for any number, and lose least to rounding if p is near k̄.
+    pivot: p, [..., N, 1].
     log_peak: log max_a K_a, [..., N, 1].
   """
 
