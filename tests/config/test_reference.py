@@ -16,4 +16,4 @@ def test_the_committed_page_equals_the_generated_one():
 def test_a_stage_has_the_meanings_of_its_bases_too():
   meanings = field_meanings(GatedHyperBF)
   assert {key.rpartition('.')[2] for key in stage_keys('gated')} <= meanings.keys()
-  assert meanings['hidden'].startswith('channels of values and gate')
+  assert meanings['hidden'].startswith('number of channels of the values')
