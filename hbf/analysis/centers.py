@@ -70,7 +70,8 @@ def census(
     run: the run.
     images: uint8 [n, height, width, channels].
     nearest: number of images to find for each center. If n is smaller, all n images are found.
-    labels: the true classes, int [n]. If they are given, a center whose coefficients get no gradient is also dead.
+    labels: the true classes, int [n]. If they are given, a center also counts as dead if its coefficients get no
+      gradient.
   """
   found: dict[str, list[dict[str, np.ndarray]]] = {}
   for number, activations in run.capture_batches(images):

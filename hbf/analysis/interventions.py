@@ -174,7 +174,7 @@ def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarr
 
 
 def compare(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> Effect:
-  """Return what an intervention changes, from the logits [n, C] before and after the intervention."""
+  """Return the changes of loss, accuracy and answers between the logits [n, C] before and after an intervention."""
   rows = np.arange(len(labels))
   losses = [-np.log(probabilities(z)[rows, labels]) for z in (before, after)]
   answers = [z.argmax(axis=1) for z in (before, after)]

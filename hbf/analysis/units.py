@@ -43,9 +43,11 @@ class Units:
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 
   def learning(self) -> np.ndarray:
-    """Return the root mean square of the loss's gradient over all coordinates of a block's centers, [depth].
+    """Return the size of the loss's gradient with respect to the centers of each block, [depth].
 
-    The value is 0 if the centers cannot learn.
+    The size is the root mean square over all coordinates of all centers of the block.
+
+      The value is 0 if the centers cannot learn.
     """
     return np.sqrt(np.square(self.gradients, dtype=np.float64).mean(axis=1))
 

@@ -23,7 +23,7 @@ TEXT = flags.DEFINE_string('text', '', "Folder for the compiled programs' text."
 
 
 def main(argv: Sequence[str]) -> int:
-  """Compile and print; exit status 1 if a program does not fit."""
+  """Compile the programs of the run and print their memory. Return 1 if one does not fit into the device's memory."""
   del argv
   import jax
 

@@ -201,9 +201,10 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
 
 
 def arms_with_own_epochs(request: Comparison) -> list[str]:
-  """Return the labels of the arms that set train.epochs themselves, if the request sets training operations.
+  """Return the labels of the arms that have their own value of train.epochs.
 
-  The operations of these arms are not matched.
+  If the request fixes the training operations of all arms, the operations of these arms are not matched. Without
+  such a request the list is empty.
   """
   own = [arm for arm in request.arms if request.operations and re.search(r'\strain\.epochs=', arm)]
   return [label_of(arm) for arm in own]

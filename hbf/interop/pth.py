@@ -66,7 +66,10 @@ class _Unpickler(pickle.Unpickler):
   """An unpickler that accepts tensors and dictionaries only."""
 
   def find_class(self, module: str, name: str) -> Any:
-    """Return the object that a pickle names: a key of `_GLOBALS`, or a type of storage, which stays a string."""
+    """Return the object for a name in a pickle.
+
+    For a key of `_GLOBALS` this is its value. For a type of storage it is the name itself, a string.
+    """
     if module == 'torch' and name in _STORAGES:
       return name
     if (module, name) not in _GLOBALS:

@@ -95,7 +95,7 @@ class Edits:
 
   @functools.cached_property
   def params(self) -> dict[str, np.ndarray]:
-    """The parameters of `hbf.models.edited.Corrections`. There must be at least one edit."""
+    """The parameters of `hbf.models.edited.Corrections` for these edits, of which there must be at least one."""
     centers = self._stacked('center')
     coefficients = np.linalg.solve(self.responses(centers), self._stacked('change').astype(np.float64))
     arrays = {
@@ -107,7 +107,7 @@ class Edits:
     return {name: value.astype(np.float32) for name, value in arrays.items()}
 
   def applied(self, model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the edited classifier and its parameters; without edits, the classifier itself."""
+    """Return the edited classifier and its parameters. Without edits both are as they were given."""
     if not self.edits:
       return model, dict(params)
     assert isinstance(model, ImageClassifier)

@@ -82,7 +82,7 @@ def rule_of(path: tuple[Any, ...]) -> Rule:
 
 
 def rules_of(params: Any) -> Any:
-  """Return the rule of each parameter, as a tree like the parameters."""
+  """Return the `Rule` of each parameter, as a tree with the structure of the parameters."""
   return jax.tree_util.tree_map_with_path(lambda path, _: rule_of(path), params)
 
 

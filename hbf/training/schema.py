@@ -202,7 +202,7 @@ RENAMED = {
 
 
 def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the content of config.json for a nested config with the keys of this code."""
+  """Return the content of config.json for a nested config, whose keys are those of this version of the code."""
   return {'version': VERSION, **config}
 
 

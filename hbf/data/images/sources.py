@@ -122,7 +122,10 @@ def check(source: Source, indices: np.ndarray) -> None:
 
 
 def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
-  """Return bytes for a fingerprint of a source. They cover at least the examples `sample`, int [n]; see `Stored`."""
+  """Return bytes from which the fingerprint of a source is computed; see `Stored`.
+
+  They depend at least on the examples with the indices `sample`, int [n].
+  """
   if isinstance(source, Stored):
     return source.traits(sample)
   return (part for image, label in read(source, sample) for part in (str(label).encode(), image.tobytes()))

@@ -153,14 +153,15 @@ def voters(
 ) -> PageTable:
   """Return a table of the centers of the last block with the strongest votes.
 
-  A row has the patch of the image through which a center votes most, and the training patches nearest to the center.
+  Each row is for one center. It shows the patch of the image where the center's vote is greatest, and the training
+  patches nearest to the center.
 
   Args:
     run: the run.
     training: the training images from which the census was computed.
     found: the census of the last block.
     images: uint8 [n, height, width, channels].
-    cast: the votes for each image, as returned by `strongest`.
+    cast: the strongest votes for each image, as returned by `strongest`.
   """
   rows = []
   for image, votes in zip(images, cast, strict=True):
