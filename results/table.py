@@ -23,7 +23,17 @@ from hbf.markdown import cell, table
 from hbf.training.workdir import flatten
 
 ROOT = pathlib.Path(__file__).parent
-COMPARISONS = ('small', 'claim-three-seeds', 'claim-controls', 'laptop', 'rivals', 'rivals-best', 'text', 'text-long', 'text-masked')
+COMPARISONS = (
+  'small',
+  'claim-three-seeds',
+  'claim-controls',
+  'laptop',
+  'rivals',
+  'rivals-best',
+  'text',
+  'text-long',
+  'text-masked',
+)
 RATES = ('rates', 'rivals-rates', 'laptop-rates', 'laptop-rates-6', 'text-rates', 'text-trials')
 SEARCHES = ('search', 'search-patch8', 'search-width256')
 # True if the table has a row for each block.
