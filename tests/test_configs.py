@@ -189,7 +189,7 @@ WRONG = {
 
 @pytest.fixture(scope='module')
 def ended():
-  """How wrong commands end: status, stdout and stderr by flag; '': without a flag that is needed."""
+  """Run wrong commands. Return status, stdout and stderr by flag. '': a command without the flag that it needs."""
   commands = [*(['train.py', flag] for flag in WRONG), ['eval.py']]
   return dict(zip([*WRONG, ''], run_each(commands), strict=True))
 

@@ -67,13 +67,13 @@ def capture(model: ImageClassifier, params: Any, images: jax.Array) -> Activatio
   return Activations(
     tokens=jnp.stack(tokens).astype(jnp.float32),
     points=points,
-    responses={block: _by_token(unit['responses'][0], points[block]) for block, unit in units.items()},
-    log_kernels={block: _by_token(unit['log_kernels'][0], points[block]) for block, unit in units.items()},
+    responses={block: by_token(unit['responses'][0], points[block].shape[:2]) for block, unit in units.items()},
+    log_kernels={block: by_token(unit['log_kernels'][0], points[block].shape[:2]) for block, unit in units.items()},
     features=features[0],
     logits=logits,
   )
 
 
-def _by_token(responses: jax.Array, points: jax.Array) -> jax.Array:
-  """Reshape responses [heads, B N, A] to [B, N, heads · A]."""
-  return responses.swapaxes(0, 1).reshape(*points.shape[:2], -1).astype(jnp.float32)
+def by_token(responses: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Reshape the responses [heads, B N, A] of a stage 2 to float32 [B, N, heads · A]. `shape` is (B, N)."""
+  return responses.swapaxes(0, 1).reshape(*shape, -1).astype(jnp.float32)

@@ -39,7 +39,7 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """What the methods know of a classifier and its training images.
+  """A classifier and its training images, as far as the methods know them.
 
   Attributes:
     guard: what the classifier computes of guarded images. These are training images whose answers should not change.
@@ -232,11 +232,10 @@ def in_order(
       continue
     if method.interpolates:
       inverse = _bordered(inverse, responses[row, kept], responses[kept, row])
-      kept.append(row)
-      coefficients = inverse @ wanted[kept]
+      coefficients = inverse @ wanted[[*kept, row]]
     else:
-      kept.append(row)
       coefficients = np.concatenate([coefficients, method.changes(now, labels[[row]], trial.margin)])
+    kept.append(row)
 
   def logits_of(others: Observed) -> np.ndarray:
     found = method.respond(base, edited, labels, others, trial.reach)[kept]

@@ -25,11 +25,12 @@ from hbf.data.augment.batches import normalize
 from hbf.data.augment.transforms import read_transforms
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
-from hbf.editing.edit import GUARDED
+from hbf.editing.edit import training_images
 from hbf.editing.guard import Reader, copies, measure_metric, moves
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.batches import in_batches
 from hbf.models.edited import Observed
+from hbf.tasks.classification import Classification
 from hbf.training.evaluate import Restored, restore
 from hbf.training.experiment import make_splits
 from hbf.training.machine import commit, device_name, keep_freed_memory, versions
@@ -89,9 +90,9 @@ def open_split(restored: Restored, name: str, seed: int) -> Split:
 
 def open_base(restored: Restored) -> Base:
   """Read the guarded training images of a run, and measure the metric on copies of these images."""
-  source = make_splits(restored.task, restored.config.data.validation)['train']
-  images, _ = read_many(source, evenly_spaced(len(source), GUARDED), restored.task.shape)
-  reader = Reader.of(restored.model, restored.params, restored.task)
+  reader = Reader.of(restored.model, restored.params, restored.task)  # raises if the run is not on images
+  assert isinstance(restored.task, Classification)
+  images = training_images(restored.task, restored.config.data.validation)
   return Base(reader(images), measure_metric(reader, images, read_transforms(restored.config.data.transforms)))
 
 

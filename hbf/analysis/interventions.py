@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hbf.analysis.relevance import probabilities, random_orders, readout
+from hbf.analysis.capture import by_token
+from hbf.analysis.relevance import probabilities, random_orders, readout, removed_counts
 from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError, choose
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
 from hbf.nn.block import Block
 
-STEPS = 16  # most points of a curve, besides the point of the whole network
 Params = Any
 
 
@@ -144,7 +144,7 @@ class Mean(NamedTuple):
 
 
 class Effect(NamedTuple):
-  """What an intervention changes on some images.
+  """The change of loss, accuracy and answers that an intervention makes on some images.
 
   Attributes:
     loss: cross-entropy after the intervention minus cross-entropy before it, in nats.
@@ -242,8 +242,7 @@ def _last(model: ImageClassifier, params: Params, images: jax.Array) -> tuple[ja
   count, length = tokens[0].shape[:2]
   if hidden:
     return tokens[0], hidden[0].reshape(count, length, -1)
-  units = sown['responses'][last]['stage2']['responses'][0]
-  return tokens[0], units.swapaxes(0, 1).reshape(count, length, -1)
+  return tokens[0], by_token(sown['responses'][last]['stage2']['responses'][0], (count, length))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -345,7 +344,7 @@ def removal(run: TrainedRun, units: LastUnits, order: np.ndarray) -> Curve:
     order: numbers of the units for each image, int [n, U]. The unit in column 0 is silenced first.
   """
   count = order.shape[1]
-  numbers = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
+  numbers = removed_counts(count)
   rank, rows = np.argsort(order, axis=1), np.arange(len(order))
   left = [probabilities(_answer(run, units.without(rank < number))) for number in numbers]
   answers = left[0].argmax(axis=1)

@@ -10,7 +10,7 @@ from hbf.errors import UserError
 
 # A function from images uint8 [n, height, width, channels] to probabilities [n, classes].
 Answers = Callable[[np.ndarray], np.ndarray]
-STEPS = 16  # most steps of a deletion curve
+STEPS = 16  # most steps of a curve of removals
 TOGETHER = 3_000  # most images with a painted patch that are in memory at a time
 DRAWS = 3  # number of random orders
 
@@ -81,11 +81,16 @@ def deletion(
     over the points is the area under the curve. A better order has a smaller area.
   """
   count = order.shape[1]
-  numbers = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
+  numbers = removed_counts(count)
   rank = np.argsort(order, axis=1)
   answer = answers(images).argmax(axis=1)
   left = [answers(paint_over(images, patch, rank < number, fill)) for number in numbers]
   return numbers / count, np.stack([p[np.arange(len(images)), answer] for p in left], axis=1)
+
+
+def removed_counts(count: int) -> np.ndarray:
+  """Return the numbers of removed parts at the points of a curve, evenly spaced from 0 to `count`, int [S]."""
+  return np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
 
 
 def random_orders(count: int, patches: int) -> list[np.ndarray]:

@@ -13,8 +13,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
+from hbf.analysis.capture import by_token
 from hbf.analysis.interventions import Mean, coefficients, silence
+from hbf.analysis.restored_run import RestoredRun
+from hbf.data.pipeline.order import evenly_spaced
 from hbf.data.text.tokenizers import Tokenizer
 from hbf.errors import UserError
 from hbf.evaluation.batches import in_batches
@@ -22,42 +26,21 @@ from hbf.models.build import unrolled
 from hbf.models.language import LanguageModel
 from hbf.nn.block import Block
 from hbf.tasks.language import NextToken
-from hbf.training.evaluate import Restored, restore
 from hbf.training.experiment import make_splits
-from hbf.training.machine import quiet
 from hbf.training.workdir import load_config
 
 BATCH = 16  # windows
 
 
 @dataclasses.dataclass(frozen=True)
-class TextRun:
-  """The language model of a run at a checkpoint, and the texts of the run. The task is next_token.
-
-  Attributes:
-    workdir: the run folder.
-    restored: the restored network, its config and its task.
-    average: True if the parameters are the moving average of the trained parameters.
-  """
-
-  workdir: pathlib.Path
-  restored: Restored
-  average: bool = False
+class TextRun(RestoredRun):
+  """The language model of a run of task next_token at a checkpoint, and the texts of the run."""
 
   @classmethod
-  def of(
-    cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '', average: bool = False
-  ) -> 'TextRun':
-    """Restore a run. The arguments are those of `hbf.analysis.trained_run.TrainedRun.of`.
-
-    Raises:
-      UserError: the run is not of task next_token, or an error of `hbf.training.evaluate.restore`.
-    """
+  def check(cls, workdir: pathlib.Path) -> None:
+    """Raise `UserError` unless the run is of task next_token."""
     if (task := load_config(workdir).task) != 'next_token':
       raise UserError(f'{workdir} holds a run of task {task}: give a run of task next_token')
-    with quiet():
-      restored = restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root)
-    return cls(workdir, restored, average)
 
   @property
   def task(self) -> NextToken:
@@ -70,11 +53,6 @@ class TextRun:
     """The network."""
     assert isinstance(self.restored.model, LanguageModel)
     return self.restored.model
-
-  @property
-  def params(self) -> Any:
-    """Parameters of the network."""
-    return self.restored.params
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -93,7 +71,7 @@ class TextRun:
     whole = (len(text) - 1) // length
     if whole < 1:
       raise UserError(f'the {split} text of {self.workdir} is shorter than a window of {length} tokens')
-    starts = np.arange(min(most, whole)) * whole // min(most, whole) * length
+    starts = evenly_spaced(whole, most) * length
     return np.stack([np.asarray(text[start : start + length + 1], np.int32) for start in starts])
 
   def shown(self, tokens: Sequence[int]) -> str:
@@ -120,7 +98,7 @@ class TextRun:
 
 
 class Observed(NamedTuple):
-  """What a model computes of n windows of T tokens.
+  """Arrays that a model computes from n windows of T tokens.
 
   Attributes:
     logits: logits of the next token, [n, T, V].
@@ -146,9 +124,8 @@ def _observe(model: LanguageModel, params: Any, tokens: jax.Array) -> tuple[Any,
 
   with nn.intercept_methods(intercept):
     logits, sown = unrolled(model).apply({'params': params}, tokens, train=False, mutable=['responses'])
-  shape = tokens.shape
   responses = {
-    block: kept['stage2']['responses'][0].swapaxes(0, 1).reshape(*shape, -1).astype(jnp.float32)
+    block: by_token(kept['stage2']['responses'][0], tokens.shape)
     for block, kept in sown.get('responses', {}).items()
     if 'stage2' in kept
   }
@@ -162,10 +139,8 @@ def nll(logits: np.ndarray, windows: np.ndarray) -> np.ndarray:
     logits: logits of the next token, [n, T, V].
     windows: windows of text, int32 [n, T + 1].
   """
-  z = logits.astype(np.float64)
-  z -= z.max(axis=-1, keepdims=True)
-  known = np.take_along_axis(z, windows[:, 1:, None], axis=-1)[..., 0]
-  return np.asarray(np.log(np.exp(z).sum(axis=-1)) - known)
+  log_p = special.log_softmax(logits.astype(np.float64), axis=-1)
+  return np.asarray(-np.take_along_axis(log_p, windows[:, 1:, None], axis=-1)[..., 0])
 
 
 class Place(NamedTuple):
@@ -258,19 +233,17 @@ def last_block(run: TextRun) -> str:
   return f'block{run.model.trunk.depth - 1}'
 
 
-def silenced_one_by_one(run: TextRun, windows: np.ndarray, block: str, units: Sequence[int]) -> dict[int, Mean]:
-  """Silence units of a block, one unit at a time. Return the change of the mean loss for each, in nats per token.
+def loss_without(run: TextRun, windows: np.ndarray, losses: np.ndarray, block: str, units: Sequence[int]) -> Mean:
+  """Silence units of a block together, and return the change of the loss in nats per token.
 
-  Intervals are over the windows.
+  The interval is over the windows.
 
   Args:
     run: the run.
     windows: windows of text, int32 [n, T + 1].
+    losses: the negative log-likelihoods of the whole network, [n, T] (`nll`).
     block: name of the block.
     units: numbers of the units to silence, from 0.
   """
-  before = run.losses(windows).mean(axis=1)
-  return {
-    int(unit): Mean.of(run.losses(windows, silence(run.params, block, [unit])).mean(axis=1) - before)
-    for unit in units
-  }
+  without = run.losses(windows, silence(run.params, block, units))
+  return Mean.of((without - losses).mean(axis=1))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.analysis.capture import Activations, capture
+from hbf.analysis.restored_run import RestoredRun
 from hbf.data.augment.batches import normalize
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
@@ -18,9 +19,7 @@ from hbf.errors import UserError, choose
 from hbf.evaluation.batches import in_batches
 from hbf.models.classifier import ImageClassifier
 from hbf.tasks.classification import Classification
-from hbf.training.evaluate import Restored, restore
 from hbf.training.experiment import make_splits
-from hbf.training.machine import quiet
 from hbf.training.workdir import load_config
 
 MOST_TESTED = 10_000  # most test images
@@ -36,36 +35,12 @@ class LabeledImages(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedRun:
-  """The network of a run at a checkpoint, and the images of the run.
-
-  Attributes:
-    workdir: the run folder.
-    restored: the restored network, its config and its task.
-    average: True if the parameters are the moving average of the trained parameters.
-  """
-
-  workdir: pathlib.Path
-  restored: Restored
-  average: bool = False
+class TrainedRun(RestoredRun):
+  """The network of a run on images at a checkpoint, and the images of the run."""
 
   @classmethod
-  def of(
-    cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '', average: bool = False
-  ) -> 'TrainedRun':
-    """Restore a run.
-
-    Args:
-      workdir: the run folder.
-      checkpoint: 'latest', 'best' or a step.
-      dir: folder of the prepared TFDS data. If empty, the folder used in training.
-      root: folder of the images. If empty, the folder used in training.
-      average: True to take the moving average of the parameters.
-
-    Raises:
-      UserError: the run is not of task classification, its network has two resolutions (model.merge), or an error of
-        `hbf.training.evaluate.restore`.
-    """
+  def check(cls, workdir: pathlib.Path) -> None:
+    """Raise `UserError` unless the run is of task classification and its network has one resolution (model.merge)."""
     config = load_config(workdir)
     if config.task != 'classification':
       raise UserError(f'{workdir} holds a run of task {config.task}: give a run of task classification')
@@ -74,9 +49,6 @@ class TrainedRun:
         f'{workdir} holds a network of two resolutions (model.merge={merge}). The analysis needs one patch for each '
         'token: give a run with model.merge=0'
       )
-    with quiet():
-      restored = restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root)
-    return cls(workdir, restored, average)
 
   def untrained(self, seed: int) -> 'TrainedRun':
     """Return the run with the parameters that the network has at initialization with this seed, as a control."""
@@ -104,11 +76,6 @@ class TrainedRun:
     """The network."""
     assert isinstance(self.restored.model, ImageClassifier)
     return self.restored.model
-
-  @property
-  def params(self) -> Any:
-    """Parameters of the network."""
-    return self.restored.params
 
   @property
   def patch(self) -> int:

@@ -147,7 +147,17 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
   task = make_task(config)
   assert isinstance(task, Classification)
   check_data(workdir, task.identity())
-  source = make_splits(task, config.data.validation)['train']
+  return training_images(task, config.data.validation)
+
+
+def training_images(task: Classification, validation: float) -> np.ndarray:
+  """Return at most `GUARDED` training images, evenly spaced, uint8 [n, H, W, C].
+
+  Args:
+    task: the task of a run.
+    validation: the part of the training images that the run holds out. They are left out.
+  """
+  source = make_splits(task, validation)['train']
   return np.asarray(read_many(source, evenly_spaced(len(source), GUARDED), task.shape)[0])
 
 

@@ -26,7 +26,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Separation:
-  """How well a score separates examples inside from examples outside. Both values are in percent.
+  """Two measures, in percent, of the separation of examples inside from examples outside by a score.
 
   Attributes:
     auroc: probability that a random example inside has a greater score than a random example outside. Ties count

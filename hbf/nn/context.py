@@ -24,7 +24,7 @@ class Continued:
 
 @flax.struct.dataclass
 class Context:
-  """What the stages of a network know about a call. All stages get the same context, and ignore what they don't need.
+  """Facts about a call of a network. All stages get the same context, and ignore what they don't need.
 
   Attributes:
     train: True in training, so that a stage may drop values. That needs a 'dropout' key.

@@ -41,7 +41,7 @@ from hbf.tasks.task import ModelBatch, Task
 
 @dataclasses.dataclass(frozen=True)
 class ImageReading:
-  """How images get to the devices: keys of a config's `data`. See `hbf.data.pipeline.inputs.make_input`."""
+  """The way of images to the devices: keys of a config's `data`. See `hbf.data.pipeline.inputs.make_input`."""
 
   input: str
   workers: int

@@ -100,7 +100,7 @@ def test_the_top_places_have_the_greatest_responses():
 
 
 def test_a_silenced_center_changes_the_loss_by_that(run, windows):
-  found = texts.silenced_one_by_one(run, windows, 'block0', [1])[1]
+  found = texts.loss_without(run, windows, run.losses(windows), 'block0', [1])
   after = run.losses(windows, silence(run.params, 'block0', [1])).mean()
   assert found.mean == pytest.approx(after - run.losses(windows).mean(), abs=1e-6)
 

@@ -224,7 +224,7 @@ def test_a_browser_shows_all_of_it(page, tmp_path, width):
 
 @pytest.mark.skipif(CHROMIUM is None, reason='no Chromium is installed')
 def test_tables_can_be_sorted_and_filtered(tmp_path):
-  """By numbers with signs and separators; a second click turns the order; the filter hides the other rows."""
+  """Numbers may have signs and separators. A second click turns the order. The filter hides the other rows."""
   rows = [('a', '1,200'), ('b', '−3.5 ± 1'), ('c', '+20'), ('d', '7'), ('e', '0')]
   html = render('t', '', [Section('s', 'S', [PageTable(('name', 'size'), rows, ''), PageTable(('x',), rows[:2])])])
   probe = """

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 
 from hbf import markdown
 
+AFTER = ('copies', 'others')  # scores after many edits in the picture
 MODELS = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
 
 
@@ -69,20 +70,22 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   model = measured['rows'][0]['model']
   figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')
   for number, method in enumerate(name for name in _methods(measured) if name != 'no edit'):
-    style = {'color': f'C{number}', 'marker': 'osv^DPX*x+'[number % 10], 'label': method}
+    style = {'color': f'C{number}', 'marker': 'osv^DPX*x+'[number % 10], 'label': method, 'markerfacecolor': 'none'}
     rows = _rows(measured, model, method)
     trials = sorted(rows[0]['trials'], key=lambda trial: trial['changed'])
     left.plot([max(t['changed'], 1e-3) for t in trials], [t['copies'] for t in trials], linestyle='', **style)
-    for axis, key in ((middle, 'copies'), (right, 'others')):
-      counts = [after['edits'] for after in rows[0]['many']]
-      axis.plot(counts, np.mean([[after[key] for after in row['many']] for row in rows], axis=0), **style)
+    counts = [after['edits'] for after in rows[0]['many']]
+    copies, others = (np.mean([[after[key] for after in row['many']] for row in rows], axis=0) for key in AFTER)
+    middle.plot(counts, copies, **style)
+    right.plot(counts, 100 - others, **style)  # its logarithm keeps methods apart that do little damage
   left.axvline(0.2, color='gray', linestyle=':')
   left.set(
     xscale='log', xlabel='other answers changed, % (held-out images)', ylabel='copies of the edited image right, %'
   )
   left.set_title('one edit: all trials')
   middle.set(xscale='log', xlabel='edits', ylabel='copies of the edited images right, %', title='many edits: success')
-  right.set(xscale='log', xlabel='edits', ylabel='accuracy on other images, %', title='many edits: damage')
+  right.set(xscale='log', yscale='log', xlabel='edits', ylabel='wrong answers to other images, %')
+  right.set_title('many edits: damage')
   for axis in (left, middle, right):
     axis.grid(alpha=0.3)
   figure.legend(*middle.get_legend_handles_labels(), loc='outside lower center', ncols=5, fontsize=8)

@@ -1,6 +1,6 @@
 """The sections of the page that `hbf explain` writes for a language model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def _sections(run: TextRun) -> Iterator[Section]:
     cast = texts.votes(run, tested, answers)
     yield _centers(run, train, seen, places)
     yield _votes(run, train, places[texts.last_block(run)], test, tested, cast)
-    yield _interventions(run, test, cast)
+    yield _interventions(run, test, texts.nll(tested.logits, test), cast)
   yield _heads(run)
 
 
@@ -156,17 +156,18 @@ def _excess(logits: np.ndarray, answer: int) -> float:
   return float(logits[answer] - logits.mean())
 
 
-def _interventions(run: TextRun, test: np.ndarray, cast: np.ndarray) -> Section:
+def _interventions(run: TextRun, test: np.ndarray, losses: np.ndarray, cast: np.ndarray) -> Section:
   """Return a section on the change of the loss without single centers, and without many centers."""
   block = texts.last_block(run)
   which = np.argsort(-np.abs(cast).mean(axis=(0, 1)), kind='stable')[:TRIED].tolist()
-  effects = texts.silenced_one_by_one(run, test, block, which)
-  count, before = cast.shape[-1], run.losses(test).mean(axis=1)
+
+  def without(units: Sequence[int]) -> Mean:
+    return texts.loss_without(run, test, losses, block, units)
+
+  effects = {unit: without([unit]) for unit in which}
+  count = cast.shape[-1]
   half = np.random.default_rng(0).permutation(count)[: count // 2].tolist()
-  controls = {
-    name: Mean.of(run.losses(test, silence(run.params, block, units)).mean(axis=1) - before)
-    for name, units in (('all centers silenced', range(count)), ('a random half silenced', half))
-  }
+  controls = {'all centers silenced': without(range(count)), 'a random half silenced': without(half)}
   strongest = sorted(effects, key=lambda unit: -effects[unit].mean)[:EFFECTS]
   caption = (
     f'Change of the loss in nats a token on {len(test)} windows of the test text, if a center of {block} writes '

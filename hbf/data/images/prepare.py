@@ -34,7 +34,7 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-  """How hbf prepares a data set.
+  """A way to prepare a data set.
 
   Attributes:
     builder: a function that makes the TFDS builder. Its arguments are `data_dir` and `file_format`. If `published` is

@@ -1,0 +1,56 @@
+"""A run whose network is restored for analysis, on images or on texts."""
+
+import dataclasses
+import pathlib
+from typing import Any, Self
+
+import jax
+
+from hbf.training.evaluate import Restored, restore
+from hbf.training.machine import quiet
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoredRun:
+  """The network of a run at a checkpoint, and the data of the run.
+
+  Attributes:
+    workdir: the run folder.
+    restored: the restored network, its config and its task.
+    average: True if the parameters are the moving average of the trained parameters.
+  """
+
+  workdir: pathlib.Path
+  restored: Restored
+  average: bool = False
+
+  @classmethod
+  def of(
+    cls, workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = '', average: bool = False
+  ) -> Self:
+    """Restore a run.
+
+    Args:
+      workdir: the run folder.
+      checkpoint: 'latest', 'best' or a step.
+      dir: folder of the prepared TFDS data. If empty, the folder used in training.
+      root: folder of the images or texts. If empty, the folder used in training.
+      average: True to take the moving average of the parameters.
+
+    Raises:
+      UserError: an error of `check` or of `hbf.training.evaluate.restore`.
+    """
+    cls.check(workdir)
+    with quiet():
+      restored = restore(workdir, checkpoint, jax.devices()[:1], average, dir=dir, root=root)
+    return cls(workdir, restored, average)
+
+  @classmethod
+  def check(cls, workdir: pathlib.Path) -> None:
+    """Raise `UserError` if this class is not for the run in a folder."""
+    raise NotImplementedError
+
+  @property
+  def params(self) -> Any:
+    """Parameters of the network."""
+    return self.restored.params
