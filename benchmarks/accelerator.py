@@ -39,9 +39,9 @@ from hbf.config.resolve import resolve
 from hbf.errors import UserError, choose
 from hbf.models.build import DTYPES
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.evaluate import restore
 from hbf.training.loop import train
 from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+from hbf.training.restore import restore
 
 Rows = list[dict[str, Any]]
 

@@ -35,7 +35,7 @@ from absl import logging
 
 from benchmarks.common import format_report, measured_on, save
 from benchmarks.damages import DAMAGES, METADATA
-from hbf.training.evaluate import restore
+from hbf.training.restore import restore
 from hbf.training.workdir import read_predictions
 from hbf.training.writers import read_metrics
 

@@ -26,10 +26,10 @@ from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
 from hbf.training.edits import Edits, unedited
 from hbf.training.edits_file import edits_of, write_edits
-from hbf.training.evaluate import evaluate_workdir, restore
-from hbf.training.export import stored_dataset
+from hbf.training.evaluate import evaluate_workdir
 from hbf.training.generate import check_task, continue_texts, stored_texts
 from hbf.training.machine import quiet
+from hbf.training.restore import restore, stored_dataset
 from hbf.training.workdir import load_config, locked
 
 

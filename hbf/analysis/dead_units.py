@@ -29,10 +29,10 @@ from hbf.errors import UserError, in_one_line
 from hbf.models.classifier import ImageClassifier
 from hbf.ops.kernels import SIGNED
 from hbf.training.convert import write
-from hbf.training.evaluate import restore
 from hbf.training.experiment import Experiment, prepare
 from hbf.training.loop import train
 from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
+from hbf.training.restore import restore
 from hbf.training.state import init_state
 from hbf.training.workdir import read_json, write_json
 

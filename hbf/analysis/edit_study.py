@@ -31,9 +31,9 @@ from hbf.errors import UserError, in_one_line
 from hbf.evaluation.batches import in_batches
 from hbf.models.edited import Observed
 from hbf.tasks.classification import Classification
-from hbf.training.evaluate import Restored, restore
 from hbf.training.experiment import make_splits
 from hbf.training.machine import commit, device_name, keep_freed_memory, versions
+from hbf.training.restore import Restored, restore
 from hbf.training.workdir import load_config, read_json, write_json
 
 COPIES = 20  # copies of each edited image, which the methods do not see

@@ -21,9 +21,9 @@ from hbf.errors import UserError, in_one_line
 from hbf.evaluation.scores import ACCURACY
 from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.nested import first_centers
-from hbf.training.evaluate import restore
 from hbf.training.experiment import make_evaluator, make_splits
 from hbf.training.machine import keep_freed_memory
+from hbf.training.restore import restore
 from hbf.training.sharding import batch_sharding
 from hbf.training.workdir import write_json
 

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import jax
 
-from hbf.training.evaluate import Restored, restore
 from hbf.training.machine import quiet
+from hbf.training.restore import Restored, restore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ from hbf.analysis.weights import attention_weights
 from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
 from hbf.models.language import LanguageModel
-from hbf.training.evaluate import restore
 from hbf.training.machine import keep_freed_memory
+from hbf.training.restore import restore
 from hbf.training.workdir import write_json
 
 WINDOWS = 32  # windows of the test text for the mean distances

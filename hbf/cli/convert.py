@@ -52,7 +52,7 @@ def _export(flags: argparse.Namespace, moved: dict[str, str]) -> str:
   """Write a run's weights to a file; return the message."""
   from hbf.interop import authors
   from hbf.models.classifier import ImageClassifier
-  from hbf.training.evaluate import restore
+  from hbf.training.restore import restore
 
   restored = restore(flags.workdir, flags.checkpoint, average=flags.average, **moved)
   if not isinstance(restored.model, ImageClassifier):

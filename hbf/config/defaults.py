@@ -67,8 +67,9 @@ COMMON = {
   'init_from': Key(
     '',
     TEXT,
-    "File with weights of Google's, timm's or the memo authors' code that the run starts from. Empty: the run starts "
-    'from random parameters.',
+    'Weights that the run starts from: a run folder, RUN/checkpoints/STEP, an exported model, the name of a '
+    "pretrained model, or a file of Google's, timm's or the memo authors' code. Empty: the run starts from random "
+    'parameters.',
   ),
   'mesh.data': Key(
     -1, _AXIS, 'Number of devices along the axis that splits each batch. -1: all devices that are left.'

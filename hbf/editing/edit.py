@@ -16,10 +16,9 @@ from hbf.tasks.classification import Classification
 from hbf.tasks.registry import make_task
 from hbf.training.edits import Edit, Edits
 from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
-from hbf.training.evaluate import restore
 from hbf.training.experiment import make_splits
-from hbf.training.export import check_on_images, stored_dataset
 from hbf.training.predict import read_image
+from hbf.training.restore import check_on_images, restore, stored_dataset
 from hbf.training.workdir import check_data, locked
 
 REACH, MARGIN = 1.0, 16.0  # docs/research/edit.md has the trials that chose them

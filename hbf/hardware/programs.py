@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 
 from hbf.data.datasets import describe
 from hbf.tasks.registry import make_task
-from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call, with_sharding
+from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call
 from hbf.training.programs import jit_steps, make_init
-from hbf.training.sharding import batch_sharding, check_batch_size, check_tensor, make_mesh
+from hbf.training.sharding import batch_sharding, check_batch_size, check_tensor, make_mesh, with_sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,8 +30,11 @@ class Network:
     channels: number of channels of the network's images.
     classes: number of logits.
     patches: number of patches of an image.
-    resize: function that interpolates the learned positions to images of another size. None: the number of patches is
-      fixed.
+    resize: function that interpolates the learned positions to images of another size. None: positions are not
+      learned, or cannot be resized.
+    any_size: True if the network takes images of any size without learned positions. If it is False and `resize` is
+      None, the number of patches is fixed.
+    class_names: the names of the classes, in the order of the logits. (): the source does not name them.
     unused: names of tensors in the file that the network does not use.
   """
 
@@ -42,6 +45,8 @@ class Network:
   classes: int
   patches: int
   resize: Resize | None = None
+  any_size: bool = False
+  class_names: tuple[str, ...] = ()
   unused: tuple[str, ...] = ()
 
   @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hbf.errors import UserError
 
@@ -103,6 +103,11 @@ def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: s
   if faults := faults or ('' if depth else 'it has no blocks'):
     raise UserError(f'it does not hold {origin}: {faults}')
   return sizes
+
+
+def shapes_of(params: Params) -> dict[str, Shape]:
+  """Return the shape of every parameter by its path, such as 'block0/stage1/out/kernel'."""
+  return {path: param.shape for path, param in flatten_dict(params, sep='/').items()}
 
 
 def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int = 30) -> str:

@@ -6,27 +6,20 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from hbf.data.augment.copies import COPIES
 from hbf.errors import UserError, choose
-from hbf.models.build import abstract_params, count_parameters
+from hbf.models.build import count_parameters
 from hbf.tasks.classification import Classification
-from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task
 from hbf.training import processes
-from hbf.training.checkpoints import Checkpoints
 from hbf.training.edits import Edits
-from hbf.training.edits_file import edits_of
-from hbf.training.experiment import make_evaluator, make_splits, with_sharding
+from hbf.training.experiment import make_evaluator, make_splits
 from hbf.training.machine import device_name
-from hbf.training.schema import with_gone
-from hbf.training.sharding import batch_sharding, make_mesh
-from hbf.training.workdir import check_data, kind_of, load_config, write_json
-from hbf.training.writers import validation_scores
+from hbf.training.restore import open_read_only, restore, with_edits
+from hbf.training.sharding import batch_sharding
+from hbf.training.workdir import check_data, load_config, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,82 +54,9 @@ class Evaluation:
       raise UserError(f'{error}, or give another folder as --output') from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Restored:
-  """The network of a run at a checkpoint.
-
-  Attributes:
-    config: the config of the run.
-    mesh: the devices.
-    task: the task of the run.
-    step: the step of the checkpoint.
-    model: the network.
-    params: the parameters or their moving average, as arrays on the mesh.
-  """
-
-  config: ConfigDict
-  mesh: Mesh
-  task: Task
-  step: int
-  model: nn.Module
-  params: Any
-
-
-def restore(
-  workdir: pathlib.Path,
-  checkpoint: str,
-  devices: Sequence[jax.Device] | None = None,
-  average: bool = False,
-  dataset: Any = None,
-  **moved: str,
-) -> Restored:
-  """Restore a checkpoint. See `evaluate_workdir` for the arguments and the errors.
-
-  If `dataset` is given, this function does not check that it is the data set of the run.
-  """
-  config = load_config(workdir)
-  config.data.update({key: value for key, value in moved.items() if value})
-  checkpoints = _checkpoints(workdir)
-  step = checkpoints.find(checkpoint)
-  mesh, task = _make_mesh(jax.devices() if devices is None else devices, config), make_task(config, dataset)
-  if dataset is None:
-    check_data(workdir, task.identity())
-  model = task.make_model(config.model)
-  abstract = abstract_params(model, task.shape)
-  former = with_gone(abstract)
-  former = former and with_sharding(former, mesh)
-  params = checkpoints.restore_params(step, with_sharding(abstract, mesh), former, average=average)
-  return Restored(config, mesh, task, step, model, params)
-
-
-def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: Edits | bool = True) -> Restored:
-  """Return the network with the edits of the run folder. If `edits` is an `Edits` object, apply these edits instead.
-
-  Raises:
-    UserError: the run has no edits, or none of this checkpoint.
-  """
-  found = edits_of(workdir, restored.step, average) if edits is True else edits
-  assert isinstance(found, Edits)
-  model, params = found.applied(restored.model, restored.params)
-  return dataclasses.replace(restored, model=model, params=params)
-
-
-def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
-  """Return the mesh of the run. If these devices can't form it, return a mesh that only splits batches."""
-  try:
-    return make_mesh(devices, config.mesh)
-  except UserError:
-    return make_mesh(devices)
-
-
-def _checkpoints(workdir: pathlib.Path) -> Checkpoints:
-  ranks = kind_of(workdir).scores[0]
-  return Checkpoints(workdir / 'checkpoints', ranks=ranks, scores=validation_scores(workdir, ranks), read_only=True)
-
-
 def _find(workdir: pathlib.Path, checkpoint: str) -> int:
   load_config(workdir)  # raises if the folder is no run folder
-  return _checkpoints(workdir).find(checkpoint)
+  return open_read_only(workdir).find(checkpoint)
 
 
 def _with_copies(task: Task, copies: str) -> Task:

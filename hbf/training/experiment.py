@@ -32,7 +32,6 @@ from hbf.training.sharding import (
   check_tensor,
   make_mesh,
   replicated,
-  state_sharding,
 )
 from hbf.training.state import Objective
 
@@ -121,7 +120,7 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   check_average(config)
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
-  initial = read_initial(config, model, task.dataset) if config.init_from and not resumed else None
+  initial = read_initial(config, model, task) if config.init_from and not resumed else None
   return Plan(config, task, splits, model, parameters, clock, due, schedule, optimizer, initial)
 
 
@@ -218,12 +217,3 @@ def make_evaluator(
   """
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(task, model, size, replicated(mesh), copies)
-
-
-def with_sharding(shapes: Any, mesh: Mesh) -> Any:
-  """Return the shapes with the sharding that each array has on this mesh."""
-  return jax.tree.map(
-    lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
-    shapes,
-    state_sharding(mesh, shapes),
-  )

@@ -21,16 +21,15 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from hbf.data.augment.batches import normalize
-from hbf.data.datasets import Dataset
 from hbf.errors import UserError
 from hbf.interop import tensors
-from hbf.interop.table import misfits
+from hbf.interop.table import misfits, shapes_of
 from hbf.models.build import abstract_params, build_model
 from hbf.models.edited import EditedClassifier
-from hbf.training.evaluate import restore, with_edits
+from hbf.training.restore import check_on_images, restore, stored_dataset, with_edits
 from hbf.training.schema import GONE, RENAMED, current
 from hbf.training.schema import VERSION as SCHEMA
-from hbf.training.workdir import damaged, load_config, read_data, read_json, write_json
+from hbf.training.workdir import damaged, read_json, write_json
 
 FORMAT, VERSION = 'hbf classifier', 1
 CONFIG, TENSORS, PROGRAM = 'config.json', 'model.safetensors', 'program.jax'
@@ -102,26 +101,6 @@ def from_run(
   return trained(about, restored.params)
 
 
-def check_on_images(workdir: pathlib.Path) -> None:
-  """Raise UserError unless the folder holds a run of task classification."""
-  if (task := load_config(workdir).task) != 'classification':
-    raise UserError(
-      f'{workdir} holds a run of task {task}: give a run of task classification, which classifies images'
-    )
-
-
-def stored_dataset(workdir: pathlib.Path) -> Dataset:
-  """Return the data set of a run of task classification, without its images.
-
-  Raises:
-    UserError: the folder does not describe the data set.
-  """
-  data = read_data(workdir, 'name', 'classes', 'image_shape')
-  if data is None:
-    raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
-  return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
-
-
 def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
   """Return a classifier. `about` is as in `TrainedClassifier`, and `params` are the nested parameters of Flax."""
   network, mean, std = _network(about), about['mean'], about['std']
@@ -133,9 +112,14 @@ def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
   return TrainedClassifier(about, flatten_dict(params, sep='/'), logits)
 
 
+def model_config(about: Mapping[str, Any]) -> ConfigDict:
+  """Return the `model` part of an exported config.json, with the keys of this code."""
+  return ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
+
+
 def _network(about: Mapping[str, Any]) -> nn.Module:
-  """Return the module that an exported config.json describes. Its `schema` may be older than this code."""
-  config = ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
+  """Return the module that an exported config.json describes."""
+  config = model_config(about)
   if 'implementation' in config.stage2:
     config.stage2.implementation = 'xla'  # the same sums; a Pallas kernel fits one platform and one number of images
   model = build_model(config, len(about['classes']))
@@ -186,6 +170,12 @@ def _program(model: TrainedClassifier) -> jax.export.Exported:
   images = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.uint8)
   params = {name: jax.ShapeDtypeStruct(param.shape, param.dtype) for name, param in model.params.items()}
   return jax.export.export(jax.jit(model.logits), platforms=PLATFORMS)(params, images)
+
+
+def is_export(folder: pathlib.Path) -> bool:
+  """Return True if the config.json of a folder is that of an exported model, of any version."""
+  said = read_json(folder / CONFIG, 'restore it from a copy')
+  return said is not None and said.get('format') == FORMAT
 
 
 def read_about(folder: pathlib.Path) -> dict[str, Any]:
@@ -250,9 +240,8 @@ def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[st
   except UserError as error:
     raise UserError(f'{folder / CONFIG}: {error}') from None
   params = {_current_name(name): param for name, param in _read_params(folder, about).items() if name not in GONE}
-  wanted = flatten_dict(abstract_params(model, tuple(about['image_shape'])), sep='/')
-  found, expected = ({name: param.shape for name, param in named.items()} for named in (params, wanted))
-  if faults := misfits(found, expected, most=6):
+  wanted = abstract_params(model, tuple(about['image_shape']))
+  if faults := misfits(shapes_of(params), shapes_of(wanted), most=6):
     raise UserError(f'{folder / TENSORS} does not hold the model that {CONFIG} describes ({faults}): export it again')
   return model, {'params': unflatten_dict(params, sep='/')}, about
 

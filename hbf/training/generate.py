@@ -6,13 +6,12 @@ from typing import Any
 
 import flax.linen as nn
 
-from hbf.data.text.texts import Texts
-from hbf.data.text.tokenizers import Tokenizer, read_tokenizer
+from hbf.data.text.tokenizers import Tokenizer
 from hbf.errors import UserError
 from hbf.models.generation import Sampling, generate_on
 from hbf.models.language import LanguageModel
-from hbf.training.evaluate import restore
-from hbf.training.workdir import load_config, read_data
+from hbf.training.restore import restore, stored_texts
+from hbf.training.workdir import load_config
 
 
 def write_texts(
@@ -87,18 +86,6 @@ def check_task(workdir: pathlib.Path, task: str) -> None:
   """Raise UserError unless the task of a run is next_token."""
   if task != 'next_token':
     raise UserError(f'{workdir} holds a run of task {task}: give a run of task next_token, which can continue a text')
-
-
-def stored_texts(workdir: pathlib.Path) -> Texts:
-  """Return the name and the tokenizer of the texts of a run, without the texts.
-
-  Raises:
-    UserError: the folder does not describe the vocabulary.
-  """
-  about = read_data(workdir, 'name', 'tokenizer')
-  if about is None:
-    raise UserError(f'{workdir} has no data.json, which holds the vocabulary: restore it from a copy')
-  return Texts(about['name'], read_tokenizer(about['tokenizer']), {})
 
 
 def _token(tokenizer: Tokenizer, text: str) -> int:

@@ -1,22 +1,24 @@
-"""The parameters from which a run starts, read from a file: --config.init_from=FILE."""
+"""The parameters from which a run starts: --config.init_from=WEIGHTS."""
 
 import dataclasses
 import pathlib
-from typing import Any
 
 import flax.linen as nn
 import numpy as np
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from hbf.data.datasets import Dataset
 from hbf.errors import UserError
 from hbf.interop import origins
 from hbf.interop.network import Network
-from hbf.interop.table import Params, misfits
+from hbf.interop.table import Params, misfits, shapes_of
 from hbf.models.build import abstract_params
 from hbf.models.classifier import ImageClassifier
+from hbf.models.language import LanguageModel
 from hbf.nn.registry import stage_names, takes_heads
+from hbf.tasks.task import Task
+from hbf.training import own_weights
+from hbf.training.own_weights import TextNetwork
 from hbf.training.workdir import flatten
 
 # Keys of `model` that do not change the function that the network computes from its parameters.
@@ -42,8 +44,8 @@ class Initial:
   """Parameters to start from.
 
   Attributes:
-    params: all parameters of the run, float32, on the host. `head` is missing if the run has another number of
-      classes than the file.
+    params: parameters of the run, float32, on the host. Parameters that depend on the classes or the vocabulary are
+      missing if those of the run are others. The run then draws them.
     source: a description of the origin of the parameters.
   """
 
@@ -51,57 +53,90 @@ class Initial:
   source: str
 
 
-def read_initial(config: ConfigDict, model: nn.Module, dataset: Any) -> Initial:
-  """Read the file `init_from`.
+def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
+  """Read the weights that `init_from` names: of other projects or of this one (`hbf.training.own_weights.read`).
 
-  The config must describe the network of the file. The number of classes may differ. The size of the images may
-  differ too if the network accepts other sizes.
+  The config must describe the network of the weights. The classes or the vocabulary may differ. The size of images
+  may differ too if the network accepts other sizes.
 
   Raises:
-    UserError: the file can't be read, or holds another network. The message lists the tensors that don't fit, and
-      the flags with which the config describes the network.
+    UserError: the weights can't be read, or are those of another network. The message lists the tensors that don't
+      fit, and the flags with which the config describes the network.
   """
   path = config.init_from
-  if not isinstance(model, ImageClassifier):
-    raise UserError(f'init_from={path} holds a network for images: leave it empty for task {config.task}')
-  network = origins.read(pathlib.Path(path).expanduser())
-  rows, columns, channels = dataset.image_shape
-  if channels != network.channels:
-    raise UserError(f'{path} is for images of {network.channels} channels, {dataset.name} has {channels}')
-  wanted, params = dict(abstract_params(model, dataset.image_shape)), dict(network.params)
-  if network.resize is not None:
-    positions = network.resize(params['positions'], rows // model.embed.patch, columns // model.embed.patch)
-    params['positions'] = np.asarray(positions)
-  new_head = network.classes != model.classes
-  if new_head:
-    del wanted['head'], params['head']
-  faults, needed = misfits(_shapes(params), _shapes(wanted), most=6), _arguments(network, config, dataset)
+  found = own_weights.read(path) or origins.read(pathlib.Path(path).expanduser())
+  wanted = dict(abstract_params(model, task.shape))
+  if isinstance(found, Network) and isinstance(model, ImageClassifier):
+    params, fresh, kept = _fitted_to_images(found, model, task, path)
+  elif isinstance(found, TextNetwork) and isinstance(model, LanguageModel):
+    params, fresh, kept = _fitted_to_texts(found, model, task)
+  else:
+    theirs, ours = ('images', 'texts') if isinstance(found, Network) else ('texts', 'images')
+    raise UserError(
+      f'init_from={path} holds a network for {theirs}, and task {config.task} is on {ours}: name a network for '
+      f'{ours}, or leave it empty'
+    )
+  for name in fresh:
+    wanted.pop(name, None)
+    params.pop(name, None)
+  faults = misfits(shapes_of(params), shapes_of(wanted), most=6)
+  needed = _arguments(found, config, task)
   if faults or needed:
     listed = f' ({faults})' if faults else ''
     cure = f': it does with {needed}' if needed else ''
-    raise UserError(f"{path} holds {network.origin}, which the run's config does not describe{listed}{cure}")
-  head = f'a new head of {model.classes} classes' if new_head else 'its head'
-  return Initial(params, f'{network.origin} of {path}, with {head}')
+    raise UserError(f"{path} holds {found.origin}, which the run's config does not describe{listed}{cure}")
+  return Initial(params, f'{found.origin} of {path}, with {kept}')
 
 
-def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-  return {path: param.shape for path, param in flatten_dict(params, sep='/').items()}
+def _fitted_to_images(
+  network: Network, model: ImageClassifier, task: Task, path: str
+) -> tuple[Params, tuple[str, ...], str]:
+  """Return a network's parameters for the images of a task, the names of those to draw, and words about the head.
+
+  Raises:
+    UserError: the images have another number of channels.
+  """
+  rows, columns, channels = task.shape
+  if channels != network.channels:
+    raise UserError(f'{path} is for images of {network.channels} channels, {task.dataset.name} has {channels}')
+  params = dict(network.params)
+  if network.resize is not None:
+    positions = network.resize(params['positions'], rows // model.embed.patch, columns // model.embed.patch)
+    params['positions'] = np.asarray(positions)
+  as_many = network.classes == model.classes
+  if as_many and network.class_names in ((), tuple(task.dataset.class_names)):
+    return params, (), 'its head'
+  return params, ('head',), f'a new head of {model.classes} classes'
 
 
-def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
+def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> tuple[Params, tuple[str, ...], str]:
+  """Return a network's parameters for texts, the names of those to draw, and words about the vocabulary."""
+  tokenizer, params = task.dataset.tokenizer, dict(network.params)
+  # A model of masked tokens has one token more than its tokenizer, the mask.
+  as_many = len(params['embedding']['embedding']) == model.vocabulary
+  if as_many and tokenizer.to_json() == network.tokenizer:
+    return params, (), 'its vocabulary'
+  return params, ('embedding', 'head'), f'new vectors of {model.vocabulary} tokens'
+
+
+def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> str:
   """Return the flags of `hbf train` with which the config describes the network. '' if no flag is needed."""
-  theirs, ours = flatten(network.config), flatten(config.model.to_dict())
-  stages = stage_names(network.config['name'])
+  name = found.config['name']
+  theirs, ours = flatten(found.config), flatten(config.model.to_dict())
+  stages = stage_names(name)
   other_stages = stage_names(config.model.name) != stages
-  free = {'name', *FREE} if takes_heads(network.config['name']) else {'name', 'heads', *FREE}
+  free = {'name', *FREE} if takes_heads(name) else {'name', 'heads', *FREE}
   # If the stages differ, so do the defaults. Then all keys are needed.
   keys = [key for key in theirs if key not in free and (other_stages or ours.get(key) != theirs[key])]
   flags = [f'model.{key}={theirs[key]}' for key in keys]
-  if side := _image_side(network, dataset):
-    flags.append(f'data.image_size={side}')
+  if isinstance(found, Network):
+    if side := _image_side(found, task.dataset):
+      flags.append(f'data.image_size={side}')
+  elif 'positions' in found.params and found.length != config.data.length:
+    flags.append(f'data.length={found.length}')
   words = [f'--config.{flag}' for flag in flags]
   if other_stages:
-    words = [f'model={network.config["name"]} after the colon of --config, and', *words]
+    words = [f'model={name} after the colon of --config, and', *words]
   return ' '.join(words)
 
 
@@ -112,7 +147,7 @@ def _image_side(network: Network, dataset: Dataset) -> int | None:
   """
   patch, (height, width, _) = network.config['patch'], dataset.image_shape
   whole = height % patch == width % patch == 0
-  if network.resize is not None:
+  if network.resize is not None or network.any_size:
     return None if whole else -(-max(height, width) // patch) * patch
   if whole and (height // patch) * (width // patch) == network.patches:
     return None

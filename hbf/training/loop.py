@@ -184,7 +184,7 @@ def _train(
   """Train like `train`, until `stopped_here` returns True in any process."""
   experiment, identity = startup.prepare_run(config, workdir, devices, dataset)
   stopped = processes.StopSignal(stopped_here, experiment.mesh)
-  with naming_trouble(workdir), startup.claimed(workdir, experiment.config, identity):
+  with naming_trouble(workdir), startup.claimed(workdir, experiment, identity):
     if (result := processes.on_first_process(lambda: read_result(workdir, 'n', 'correct'))) is not None:
       say(console, f'{workdir} is finished; this is its result')
       return result

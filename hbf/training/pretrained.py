@@ -26,8 +26,7 @@ from hbf.errors import UserError, choose, in_one_line
 from hbf.interop import tensors
 from hbf.tasks.registry import TASKS
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.evaluate import restore
-from hbf.training.export import stored_dataset
+from hbf.training.restore import restore, stored_dataset
 from hbf.training.workdir import damaged, load_config, read_json, read_result
 
 MODELS = pathlib.Path(__file__).parents[1] / 'pretrained'

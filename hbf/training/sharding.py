@@ -75,6 +75,15 @@ def state_sharding(mesh: Mesh, state: Any) -> Any:
   return jax.tree_util.tree_map_with_path(sharding, state)
 
 
+def with_sharding(shapes: Any, mesh: Mesh) -> Any:
+  """Return the shapes with the sharding that each array has on this mesh."""
+  return jax.tree.map(
+    lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+    shapes,
+    state_sharding(mesh, shapes),
+  )
+
+
 def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
   """Return the partition of a parameter.
 

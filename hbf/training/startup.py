@@ -20,10 +20,11 @@ from hbf.models.matching import units_of
 from hbf.tasks.registry import make_task
 from hbf.training import processes
 from hbf.training.checkpoints import Checkpoints, has_checkpoint
-from hbf.training.experiment import Experiment, prepare, with_sharding
+from hbf.training.experiment import Experiment, Plan, prepare
+from hbf.training.lengthen import lengthen
 from hbf.training.machine import device_name
 from hbf.training.programs import jit_steps, make_init
-from hbf.training.sharding import state_sharding
+from hbf.training.sharding import state_sharding, with_sharding
 from hbf.training.state import TrainState, former_state
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.units import UnitReport, make_unit_report
@@ -66,13 +67,14 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
 
 
 @contextlib.contextmanager
-def claimed(workdir: pathlib.Path, config: ConfigDict, identity: Mapping[str, Any]) -> Iterator[None]:
-  """Lock the run folder in the first process, and check that it belongs to this config and these data."""
+def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> Iterator[None]:
+  """Lock the run folder in the first process, and check that it belongs to this run. It may get more epochs."""
   with contextlib.ExitStack() as stack:
     with processes.raise_everywhere():
       if processes.is_first():
         stack.enter_context(locked(workdir))
-        claim(workdir, config, identity)
+        lengthen(workdir, plan, identity)
+        claim(workdir, plan.config, identity)
     yield
 
 

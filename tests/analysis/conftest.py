@@ -8,7 +8,7 @@ import pytest
 
 from hbf.analysis.trained_run import TrainedRun
 from hbf.tasks.registry import make_task
-from hbf.training.evaluate import Restored
+from hbf.training.restore import Restored
 from hbf.training.sharding import make_mesh
 
 

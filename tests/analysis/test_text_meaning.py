@@ -19,7 +19,7 @@ from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import learn_tokenizer
 from hbf.errors import UserError
 from hbf.tasks.registry import make_task
-from hbf.training.evaluate import Restored
+from hbf.training.restore import Restored
 from hbf.training.sharding import make_mesh
 
 TEXT = b'the quick brown fox jumps over the lazy dog\nand the slow red fox sleeps.\n' * 40

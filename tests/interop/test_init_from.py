@@ -17,10 +17,11 @@ from hbf.interop import origins, tensors
 from hbf.interop.positions import resize
 from hbf.models.build import abstract_params
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.experiment import make_plan, prepare, with_sharding
+from hbf.training.experiment import make_plan, prepare
 from hbf.training.initial import FREE
 from hbf.training.loop import train
 from hbf.training.reporter import Reporter
+from hbf.training.sharding import with_sharding
 from hbf.training.state import init_state
 from hbf.training.workdir import flatten, load_config
 

@@ -18,8 +18,8 @@ from toy_runs import QUIET
 
 from hbf.errors import UserError
 from hbf.training import processes
-from hbf.training.evaluate import restore
 from hbf.training.loop import train
+from hbf.training.restore import restore
 from hbf.training.writers import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from hbf.training.evaluate import restore
 from hbf.training.reporter import Reporter
+from hbf.training.restore import restore
 from hbf.training.writers import read_metrics
 
 ONE = jax.devices()[:1]

@@ -1,0 +1,132 @@
+"""The network of a run, restored from a checkpoint."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import Dataset
+from hbf.data.text.texts import Texts
+from hbf.data.text.tokenizers import read_tokenizer
+from hbf.errors import UserError
+from hbf.models.build import abstract_params
+from hbf.tasks.registry import make_task
+from hbf.tasks.task import Task
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.edits import Edits
+from hbf.training.edits_file import edits_of
+from hbf.training.schema import with_gone
+from hbf.training.sharding import make_mesh, with_sharding
+from hbf.training.workdir import check_data, kind_of, load_config, read_data
+from hbf.training.writers import validation_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """The network of a run at a checkpoint.
+
+  Attributes:
+    config: the config of the run.
+    mesh: the devices.
+    task: the task of the run.
+    step: the step of the checkpoint.
+    model: the network.
+    params: the parameters or their moving average, as arrays on the mesh.
+  """
+
+  config: ConfigDict
+  mesh: Mesh
+  task: Task
+  step: int
+  model: nn.Module
+  params: Any
+
+
+def restore(
+  workdir: pathlib.Path,
+  checkpoint: str,
+  devices: Sequence[jax.Device] | None = None,
+  average: bool = False,
+  dataset: Any = None,
+  **moved: str,
+) -> Restored:
+  """Restore a checkpoint. See `hbf.training.evaluate.evaluate_workdir` for the arguments and the errors.
+
+  If `dataset` is given, this function does not check that it is the data set of the run.
+  """
+  config = load_config(workdir)
+  config.data.update({key: value for key, value in moved.items() if value})
+  checkpoints = open_read_only(workdir)
+  step = checkpoints.find(checkpoint)
+  mesh, task = _make_mesh(jax.devices() if devices is None else devices, config), make_task(config, dataset)
+  if dataset is None:
+    check_data(workdir, task.identity())
+  model = task.make_model(config.model)
+  abstract = abstract_params(model, task.shape)
+  former = with_gone(abstract)
+  former = former and with_sharding(former, mesh)
+  params = checkpoints.restore_params(step, with_sharding(abstract, mesh), former, average=average)
+  return Restored(config, mesh, task, step, model, params)
+
+
+def with_edits(restored: Restored, workdir: pathlib.Path, average: bool, edits: Edits | bool = True) -> Restored:
+  """Return the network with the edits of the run folder. If `edits` is an `Edits` object, apply these edits instead.
+
+  Raises:
+    UserError: the run has no edits, or none of this checkpoint.
+  """
+  found = edits_of(workdir, restored.step, average) if edits is True else edits
+  assert isinstance(found, Edits)
+  model, params = found.applied(restored.model, restored.params)
+  return dataclasses.replace(restored, model=model, params=params)
+
+
+def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
+  """Return the mesh of the run. If these devices can't form it, return a mesh that only splits batches."""
+  try:
+    return make_mesh(devices, config.mesh)
+  except UserError:
+    return make_mesh(devices)
+
+
+def open_read_only(workdir: pathlib.Path) -> Checkpoints:
+  """Open the checkpoints of a run. Nothing is written or deleted."""
+  ranks = kind_of(workdir).scores[0]
+  return Checkpoints(workdir / 'checkpoints', ranks=ranks, scores=validation_scores(workdir, ranks), read_only=True)
+
+
+def check_on_images(workdir: pathlib.Path) -> None:
+  """Raise UserError unless the folder holds a run of task classification."""
+  if (task := load_config(workdir).task) != 'classification':
+    raise UserError(
+      f'{workdir} holds a run of task {task}: give a run of task classification, which classifies images'
+    )
+
+
+def stored_dataset(workdir: pathlib.Path) -> Dataset:
+  """Return the data set of a run of task classification, without its images.
+
+  Raises:
+    UserError: the folder does not describe the data set.
+  """
+  data = read_data(workdir, 'name', 'classes', 'image_shape')
+  if data is None:
+    raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
+  return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
+
+
+def stored_texts(workdir: pathlib.Path) -> Texts:
+  """Return the name and the tokenizer of the texts of a run, without the texts.
+
+  Raises:
+    UserError: the folder does not describe the vocabulary.
+  """
+  about = read_data(workdir, 'name', 'tokenizer')
+  if about is None:
+    raise UserError(f'{workdir} has no data.json, which holds the vocabulary: restore it from a copy')
+  return Texts(about['name'], read_tokenizer(about['tokenizer']), {})

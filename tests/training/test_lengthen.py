@@ -1,0 +1,81 @@
+"""More epochs for a run that has begun or is finished."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from toy_runs import ONE, QUIET, assert_same_run, params_of, stop_at
+
+from hbf.errors import UserError
+from hbf.training.loop import train
+from hbf.training.workdir import load_config
+
+CONSTANT = {'optimizer.schedule': 'constant', 'optimizer.warmup': '3steps', 'train.average': 0.9}
+
+
+@pytest.fixture(scope='module')
+def config(toy):
+  return lambda epochs, **changes: toy('model=hyperbf', **{'train.epochs': epochs}, **CONSTANT | changes)
+
+
+@pytest.fixture(scope='module')
+def whole(config, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('whole') / 'run'
+  train(config(1.0), workdir, QUIET, ONE)
+  return workdir
+
+
+def test_a_finished_run_goes_on_exactly(config, whole, tmp_path):
+  first = train(config(0.5), tmp_path, QUIET, ONE)
+  result = train(config(1.0), tmp_path, QUIET, ONE)
+  assert_same_parameters(tmp_path, whole)
+  assert result['correct'] == json.loads((whole / 'result.json').read_text())['correct']
+  assert json.loads((tmp_path / f'result-{first["steps"]}.json').read_text()) == first
+  assert load_config(tmp_path).train.epochs == 1.0
+  assert train(config(1.0), tmp_path, QUIET, ONE) == result  # it is finished
+
+
+def test_a_stopped_run_goes_on_exactly(config, whole, tmp_path):
+  with pytest.MonkeyPatch.context() as patch:
+    stop_at(patch, 5)
+    assert train(config(0.5), tmp_path, QUIET, ONE) is None
+  assert train(config(1.0), tmp_path, QUIET, ONE) is not None
+  assert_same_run(tmp_path, whole)
+
+
+def assert_same_parameters(one, other):
+  for average in (False, True):
+    jax.tree.map(np.testing.assert_array_equal, params_of(one, average), params_of(other, average))
+
+
+@pytest.mark.parametrize('changes', [
+  {'optimizer.schedule': 'cosine'},
+  {'optimizer.warmup': '10%'},
+  {'optimizer.schedule': 'wsd', 'optimizer.decay': '2steps'},
+], ids=str)  # fmt: skip
+def test_other_learning_rates_so_far_are_refused(config, tmp_path, changes):
+  train(config(0.2, **changes), tmp_path, QUIET, ONE)
+  before = contents(tmp_path)
+  with pytest.raises(UserError, match=r'cannot be lengthened. Expected a constant schedule.*--config.init_from='):
+    train(config(0.4, **changes), tmp_path, QUIET, ONE)
+  assert contents(tmp_path) == before
+
+
+def test_wsd_may_go_on_before_its_decay(config, tmp_path):
+  wsd = {'optimizer.schedule': 'wsd', 'optimizer.decay': '3steps'}
+  with pytest.MonkeyPatch.context() as patch:
+    stop_at(patch, 5)
+    assert train(config(0.5, **wsd), tmp_path, QUIET, ONE) is None
+  assert train(config(0.7, **wsd), tmp_path, QUIET, ONE)['epochs'] == 0.7
+
+
+def test_fewer_epochs_and_other_keys_are_another_run(config, whole):
+  with pytest.raises(UserError, match=r'train.epochs is 1.0 there, 0.5 here'):
+    train(config(0.5), whole, QUIET, ONE)
+  with pytest.raises(UserError, match=r'seed is 0 there, 1 here; train.epochs is 1.0 there, 2.0 here'):
+    train(config(2.0, seed=1), whole, QUIET, ONE)
+
+
+def contents(folder):
+  return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != '.lock'}
