@@ -23,6 +23,8 @@ EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit)."
 PAGE = flags.DEFINE_string(
   'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
 )
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'For --page: where prepared TFDS data lie, if they have moved.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'For --page: the image folder of the training, if it has moved.')
 JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {image, classes} or {image, error}, nothing else.')
 
 
@@ -68,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     from hbf.analysis.report.prediction_page import write_page
 
     read = [answer.image for answer in answers if not answer.error]
-    write_page(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value, read, PAGE.value)
+    moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
+    write_page(workdir, CHECKPOINT.value, AVERAGE.value, read, PAGE.value, **moved)
   return 1 if wrong else 0
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,8 @@ class _Process:
     reason = failure(self._workdir, self.run.name)
     if reason is None:
       return f'finished after {(time.monotonic() - self._begin) / 60:.1f} min'
+    if self._asked_to_stop and self._process.returncode == -signal.SIGTERM:  # before the run handles this signal
+      return 'stopped as it started; the same command starts it again'
     if self._process.returncode == 0:
       return 'stopped and saved; the same command continues it'
     return f'FAILED ({reason}); its output is in {_log(self._workdir, self.run.name)}'

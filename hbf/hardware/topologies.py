@@ -18,11 +18,11 @@ from hbf.errors import UserError, choose
 from hbf.hardware.chips import CHIPS, Chip, GpuChip, TpuChip, target_config
 
 GPUS_PER_HOST = 8
-# By platform: the module with its compiler, the packages whose versions affect the compiled program, and the file of
-# requirements that installs them.
+# By platform: the module with its compiler, the packages whose versions affect the compiled program, and the
+# requirement that installs them.
 _COMPILERS = {
-  'tpu': ('libtpu', ('libtpu',), 'requirements-tpu.txt'),
-  'cuda': ('jax_cuda12_plugin', ('jax-cuda12-plugin', 'nvidia-cudnn-cu12'), 'requirements-gpu.txt'),
+  'tpu': ('libtpu', ('libtpu',), 'jax[tpu]'),
+  'cuda': ('jax_cuda12_plugin', ('jax-cuda12-plugin', 'nvidia-cudnn-cu12'), 'jax[cuda12]'),
 }
 # These variables let the compilers start without devices. Otherwise libtpu asks a metadata server that only Google's
 # machines have, and allows only one process; and JAX asks CUDA's driver for its version.
@@ -148,9 +148,9 @@ def _require_count(name: str, chip: Chip, count: int, known: list[int]) -> None:
 
 
 def _require_compiler(topology: Topology) -> None:
-  module, _, requirements = _COMPILERS[topology.chip.platform]
+  module, _, requirement = _COMPILERS[topology.chip.platform]
   if importlib.util.find_spec(module) is None:
     raise UserError(
       f'{topology.name} needs the compiler of {topology.chip.kind}s, {module}, which is not installed: '
-      f'pip install -r {requirements}, in an environment of its own'
+      f'pip install "{requirement}", in an environment of its own'
     )

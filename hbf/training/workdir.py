@@ -240,7 +240,7 @@ def check_data(workdir: pathlib.Path, data: Mapping[str, Any]) -> None:
     return
   stored, found = (_without_names(facts) for facts in (read, json.loads(json.dumps(data))))
   if stored != found:
-    theirs = 'set data.root or data.dir to those (hbf eval: --data_root, --data_dir)'
+    theirs = 'set data.root or data.dir to those (commands for trained runs: --data_root, --data_dir)'
     cure = 'give the same arrays' if found['name'] == ARRAYS else theirs
     raise UserError(
       f'{workdir} was trained on other data ({_other_data(stored, found)}): {cure}, or choose another --workdir'

@@ -1,5 +1,6 @@
 """The command `hbf compare` as a user runs it: killed and restarted, extended, and reported from the logs."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -186,6 +187,19 @@ def test_runs_that_fail_or_are_killed_are_reported_and_the_others_go_on(tmp_path
   assert runs.all_finished(Grid(grid.arms[2:], (0,)), tmp_path)
   logs = {path.name: path.read_text() for path in (tmp_path / 'logs').glob('digits-failing-0.*')}
   assert logs == dict.fromkeys(('digits-failing-0.1.log', 'digits-failing-0.log'), 'error: it can not be\n')
+
+
+def test_a_run_that_is_stopped_as_it_starts_has_not_failed(tmp_path, monkeypatch, capsys):
+  @contextlib.contextmanager
+  def signals():  # none until the run has started
+    before = iter([False, False])
+    yield lambda: next(before, True)
+
+  monkeypatch.setattr(runs, 'signals', signals)
+  monkeypatch.setattr(runs, 'TRAIN', (sys.executable, '-c', 'import time; time.sleep(60)'))
+  assert not runs.run_all(Grid((Arm('digits', 'vit', ()),), (0,)), tmp_path, [Device()], Console(file=sys.stdout))
+  told = capsys.readouterr().out
+  assert 'digits-vit-0: stopped as it started' in told and 'FAILED' not in told
 
 
 def test_another_config_is_refused_before_anything_runs(copied, asked):

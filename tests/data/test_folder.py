@@ -81,7 +81,7 @@ def _empty_files(folder):
 @pytest.mark.parametrize(
   ('damage', 'message'),
   [
-    (lambda root: root.rename(root.parent / 'moved'), r"image folder '\S+images' does not exist.*data.root"),
+    (lambda root: root.rename(root.parent / 'moved'), r"folder '\S+images' does not exist.*data.root.*--data_root"),
     (lambda root: (root / 'train').rename(root / 'training'), r'images/train does not exist'),
     (
       lambda root: (root / 'test').rename(root / 'val'),

@@ -174,8 +174,9 @@ def test_images_of_ones_own_have_a_page(finished, tmp_path, few):
   assert f'<th scope="row">{likeliest}</th>' in html[html.index('id="image2"') :]
   assert [path for path in paths if path not in html] == [] and html.count('logit lost without it') == 3
   with pytest.raises(UserError, match='1 to 100 images, but 0 were given'):
-    write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'))
+    write_page(finished[0], 'latest', False, [], str(tmp_path / 'page.html'), dir=str(tmp_path / 'moved'))
   assert not (tmp_path / 'page.html').exists()
+  assert (tmp_path / 'moved' / 'digits').is_dir()  # data are read where the caller says
 
 
 def test_parts_are_written_as_text():

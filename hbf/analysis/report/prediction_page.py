@@ -13,7 +13,9 @@ from hbf.training.predict import read_image
 from hbf.training.workdir import replace_text
 
 
-def write_page(workdir: pathlib.Path, checkpoint: str, average: bool, paths: Sequence[str], page: str) -> None:
+def write_page(
+  workdir: pathlib.Path, checkpoint: str, average: bool, paths: Sequence[str], page: str, **moved: str
+) -> None:
   """Write a page that explains the answers of a run to a user's images. The training data of the run must be there.
 
   Args:
@@ -22,11 +24,12 @@ def write_page(workdir: pathlib.Path, checkpoint: str, average: bool, paths: Seq
     average: True to take the moving average of the parameters.
     paths: image files that can be read.
     page: path of the HTML file to write.
+    **moved: `dir` and `root`, if the training data have moved, as in `hbf.training.evaluate.evaluate_workdir`.
 
   Raises:
     UserError: the training data are missing, no image is given, or more images are given than fit on a page.
   """
-  run = TrainedRun.of(workdir, checkpoint, average=average)
+  run = TrainedRun.of(workdir, checkpoint, average=average, **moved)
   images = {path: np.asarray(read_image(path, run.task.shape)) for path in paths}
   made = sections(run, images)
   path = pathlib.Path(page).expanduser()

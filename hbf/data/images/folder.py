@@ -84,7 +84,10 @@ def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str
     )
   folder = Path(os.path.expanduser(root))
   if not root or not folder.is_dir():
-    raise UserError(f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root')
+    raise UserError(
+      f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root to it (commands '
+      'for trained runs: --data_root)'
+    )
   _require_splits(folder, ('train', test_split))
   train, test = folder / 'train', folder / test_split
   if train.samefile(test):

@@ -136,7 +136,8 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
   if name in PREPARATIONS and PREPARATIONS[name].published is not None and not download:
     raise UserError(
       f'{name} is not prepared in {directory}; expected a folder that TFDS has prepared: run '
-      f'`python -m hbf prepare {name} --dir {directory}`, or set data.dir to its folder'
+      f'`python -m hbf prepare {name} --dir {directory}`, or set data.dir to its folder (commands for trained runs: '
+      '--data_dir)'
     )
   return prepare(name, directory, archive=None)
 

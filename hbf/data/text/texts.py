@@ -97,7 +97,10 @@ def _read(root: str) -> bytes:
   path = pathlib.Path(root).expanduser()
   if not root or not path.exists():
     problem = f'{root} is not there' if root else 'data.root names no text'
-    raise UserError(f'{problem}: set data.root to a text file, or to a folder of text files')
+    raise UserError(
+      f'{problem}: set data.root to a text file, or to a folder of text files (commands for trained runs: '
+      '--data_root)'
+    )
   files = sorted(_files(path)) if path.is_dir() else [path]
   try:
     return b'\n'.join(file.read_bytes() for file in files)
