@@ -76,7 +76,7 @@ def train(
 
       step      the number of steps taken so far
       metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last report (`log.every`). It also
-                has 'validation', a dict of scores, if the held-out part of train was evaluated after this step
+                has 'validation', a dict of scores, if the validation split was evaluated after this step
                 (`evaluate.every`)
       state     params, opt_state and average on the devices. The next steps overwrite these arrays. To keep some,
               copy them, for example with `jax.device_get(state.params)`
@@ -126,8 +126,8 @@ def evaluate(
 
   Args:
     workdir: the run folder.
-    split: 'train', 'validation' (the part of train that was held out) or 'test'.
-    checkpoint: 'latest', 'best' (on the held-out part) or a step.
+    split: 'train', 'validation' (the training examples that were held out) or 'test'.
+    checkpoint: 'latest', 'best' (by the validation split) or a step.
     data: the images that the run was trained on, in memory. Their fingerprint (a checksum) must be the one in the run
       folder. None: the data set that the run's config names. For other images use `Run.predict`.
     average: True to evaluate the moving average of the parameters (`train.average`).
@@ -160,7 +160,7 @@ def load(
 
   Args:
     workdir: the run folder.
-    checkpoint: 'latest', 'best' (on the held-out part of train) or a step.
+    checkpoint: 'latest', 'best' (by the validation split) or a step.
     average: True to take the moving average of the parameters (`train.average`).
     edits: True to apply the edits in the folder (`Run.save_edits`, `hbf edit`).
     device: the device to compute on. None: the first one.

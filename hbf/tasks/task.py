@@ -154,7 +154,7 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def add_counts(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts. Return the new counts, and arrays [B] of values of each example, by name."""
+    """Add an evaluated batch to the counts. Return the new counts, and arrays [B] of the examples' values by name."""
 
   @abc.abstractmethod
   def summarize(self, counts: Any) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def read_initial(config: ConfigDict, model: nn.Module, dataset: Any) -> Initial:
   differ too if the network accepts other sizes.
 
   Raises:
-    UserError: the file can't be read, or holds another network. The message lists the tensors that don't fit, and
-      the flags with which the config describes the network.
+    UserError: the file can't be read, or has another network. The message lists the tensors that don't fit, and the
+      flags that make the config fit the network.
   """
   path = config.init_from
   if not isinstance(model, ImageClassifier):
@@ -89,7 +89,7 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
-  """Return the flags of `hbf train` with which the config describes the network. '' if no flag is needed."""
+  """Return the flags of `hbf train` that make the config describe the network. '' if no flag is needed."""
   theirs, ours = flatten(network.config), flatten(config.model.to_dict())
   stages = stage_names(network.config['name'])
   other_stages = stage_names(config.model.name) != stages
@@ -106,9 +106,9 @@ def _arguments(network: Network, config: ConfigDict, dataset: Dataset) -> str:
 
 
 def _image_side(network: Network, dataset: Dataset) -> int | None:
-  """Return the side in pixels of square images that the network accepts. None if the images of the data set fit.
+  """Return the side in pixels of the square images that the network accepts. None if the data set's images fit.
 
-  None also if the positions of the network form no square.
+  Also return None if the network's positions are not a square.
   """
   patch, (height, width, _) = network.config['patch'], dataset.image_shape
   whole = height % patch == width % patch == 0
