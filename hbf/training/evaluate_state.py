@@ -1,4 +1,4 @@
-"""The evaluation of a split during a run: of the parameters, of their average, and of both on copies of the examples."""
+"""The evaluation of a split during a run: the parameters, their average, and both on copies of the examples."""
 
 import contextlib
 from collections.abc import Callable

@@ -194,7 +194,7 @@ class StopSignal:
   """
 
   def __init__(self, here: Callable[[], bool], mesh: Mesh):
-    """Store the mesh of all devices, and `here`. This function returns True once this process has received a signal."""
+    """Store the mesh of all devices, and `here`: a function that returns True once this process has a signal."""
     self._here = here
     self._mesh = mesh
     self._asked: jax.Array | None = None
