@@ -88,7 +88,7 @@ def identity_of(texts: Texts) -> dict[str, Any]:
 
 
 def _read_python_help() -> bytes:
-  """Return the texts of all topics of Python's help, half a million characters. Versions of Python have other texts."""
+  """Return the texts of all topics of Python's help, half a million characters. They change with Python's version."""
   topics = pydoc_data.topics.topics
   return '\n'.join(topics[name] for name in sorted(topics)).encode()
 
