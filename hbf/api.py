@@ -71,18 +71,18 @@ def train(
   but not in a thread. A second call with the same arguments continues from the last checkpoint. If the run is
   finished, the call returns its result.
 
-  The devices take up to `train.steps_per_call` steps in one call. After each of these calls, a callback is called as
+  The devices take up to `train.steps_per_call` steps at a time. Then every callback is called as
   `callback(step, metrics, state)`:
 
       step      the number of steps taken so far
       metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last report (`log.every`). It also
-                has 'validation', a dict of scores, if the held-out part of train was evaluated after this step
+                has 'validation', a dict of scores, if the validation split was evaluated after this step
                 (`evaluate.every`)
       state     params, opt_state and average on the devices. The next steps overwrite these arrays. To keep some,
-                copy them, for example with `jax.device_get(state.params)`
+              copy them, for example with `jax.device_get(state.params)`
 
-  If a callback returns True, the run is saved and stops. If a callback raises an exception, the run is saved and
-  this function raises the exception. With callbacks, the devices wait for the host after each call.
+  If a callback returns True, the run is saved and stops. If a callback raises an exception, the run is saved and this
+  function raises the exception. With callbacks, the devices wait for the host before they go on.
 
   Args:
     config: a config of `get_config`. It is not changed.
@@ -97,7 +97,7 @@ def train(
     callback stopped the run.
 
   Raises:
-    ValueError: something is wrong with the config, the data or the folder. Then nothing is written.
+    ValueError: the config, the data or the folder is not valid. Nothing is written.
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {config!r}: expected a ConfigDict, as hbf.get_config('cifar10') returns it")
@@ -126,19 +126,20 @@ def evaluate(
 
   Args:
     workdir: the run folder.
-    split: 'train', 'validation' (the part of train that was held out) or 'test'.
-    checkpoint: 'latest', 'best' (on the held-out part) or a step.
+    split: 'train', 'validation' (the training examples that were held out) or 'test'.
+    checkpoint: 'latest', 'best' (by the validation split) or a step.
     data: the images that the run was trained on, in memory. Their fingerprint (a checksum) must be the one in the run
       folder. None: the data set that the run's config names. For other images use `Run.predict`.
     average: True to evaluate the moving average of the parameters (`train.average`).
-    edits: True to apply the edits in the run folder. Or other edits of this checkpoint, as an `Edits` object.
+    edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
     devices: the devices to evaluate on. None: all.
 
   Returns:
     The scores of the split: 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
 
   Raises:
-    ValueError: the folder is no run folder, has no such checkpoint or split, or the data differ from the run's.
+    ValueError: the folder is no run folder or has no such checkpoint or split, or the data differ from the run's
+      data.
   """
   folder, dataset = _folder(workdir), _dataset(data)
   if dataset is not None:
@@ -159,7 +160,7 @@ def load(
 
   Args:
     workdir: the run folder.
-    checkpoint: 'latest', 'best' (on the held-out part of train) or a step.
+    checkpoint: 'latest', 'best' (by the validation split) or a step.
     average: True to take the moving average of the parameters (`train.average`).
     edits: True to apply the edits in the folder (`Run.save_edits`, `hbf edit`).
     device: the device to compute on. None: the first one.
@@ -177,8 +178,8 @@ def load(
 def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
   """Load a trained model that comes with the package. The first call makes its run folder in the user's cache.
 
-  The command `hbf pretrained` lists the names. The attribute `workdir` of the returned run is its run folder. All
-  commands accept this folder, such as `hbf explain`.
+  The command `hbf pretrained` lists the names. `hbf explain` and other commands accept the run folder, which is the
+  attribute `workdir` of the returned run.
 
   Args:
     name: a name such as 'laptop-cifar10-hyperbf'.
@@ -211,15 +212,15 @@ def edit(
     run: a run of task classification. It is not changed.
     images: [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1.
     labels: name or number of the right class of each image, [N].
-    among: images whose answers should stay, of the same form as `images`. None: up to 20,000 training images. Reading
-      them takes some seconds to a minute on a CPU, once for each call of this function.
-    reach: radius of an edit's ball, divided by the distance from its center to the nearest image of `among` that is
-      answered with another class than the label. With a reach of at most 1, the ball contains no such image.
+    among: images whose answers should not change, in the same form as `images`. None: up to 20,000 training images.
+      To read them takes a minute or less on a CPU, in each call of this function.
+    reach: radius of an edit's ball, divided by a distance: from its center to the nearest image of `among` whose
+      answer is not the label. With a reach of at most 1, the ball contains no such image.
     margin: difference between the label's logit and the largest other logit of the image, after the edit.
 
   Returns:
-    The edited run. All methods of `Run` work on it. An image gets no edit of its own if the edit of an earlier image
-    already corrects it. The method `undo` removes the last edit.
+    The edited run. An image gets no edit if the edit of an earlier image already corrects it. The method `undo`
+    removes the last edit.
 
   Raises:
     ValueError: an image has another shape, a class is unknown, or the classifier already answers this class. Or an
@@ -347,8 +348,7 @@ class Run:
   def undo(self, number: int = -1) -> 'Run':
     """Return a copy of the run without one edit.
 
-    The other edits keep their centers, their radii and the logits that they ask for. The undone edit leaves no trace
-    in the parameters.
+    The other edits keep their centers, their radii and their corrections.
 
     Args:
       number: the number of the edit, from 0. −1: the last edit.
@@ -401,7 +401,7 @@ def _folder(workdir: Any) -> pathlib.Path:
 
 
 def _dataset(data: Any) -> Dataset | None:
-  """Return a user's arrays as a data set. None without arrays."""
+  """Return a user's arrays as a data set. None if there are no arrays."""
   if data is not None and not isinstance(data, ArrayData):
     raise UserError(f'data is a {type(data).__name__}: expected hbf.ArrayData(x_train, y_train, x_test, y_test)')
   return None if data is None else from_arrays(data)
@@ -414,7 +414,7 @@ def _check_on_images(config: ConfigDict, what: str) -> None:
 
 
 def _of_arrays(config: ConfigDict) -> ConfigDict:
-  """Return a copy of a config that is changed for training on a user's own arrays."""
+  """Return a copy of a config, changed for a user's own arrays."""
   _check_on_images(config, 'config')
   changed = config.copy_and_resolve_references()
   changed.data.update(name=NAME, image_size=0)

@@ -1,6 +1,7 @@
-"""Command-line flags of commands whose modules are also imported by other modules.
+"""Command-line flags of commands that use argparse.
 
-These commands use argparse. Other commands use absl, which has one set of flags for all imported modules.
+Other commands use absl, which has one set of flags for all imported modules. So absl does not suit a module that
+other modules import.
 """
 
 import argparse

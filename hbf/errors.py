@@ -56,7 +56,7 @@ def choose(what: str, name: str, known: Mapping[str, Value]) -> Value:
   """Return `known[name]`.
 
   Args:
-    what: kind of thing that the name stands for, such as 'recipe'. The message of an error uses it.
+    what: word for the error message, such as 'recipe'.
     name: the name.
     known: the values by name.
 

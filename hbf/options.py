@@ -53,8 +53,7 @@ class Values:
     Args:
       option: the name of the option.
       value: the value.
-      remedy: text that the message ends with, such as advice. '' adds nothing. The message for a wrong name leaves it
-        out.
+      remedy: advice at the end of the message, or ''. The message for a wrong name leaves it out.
 
     Raises:
       OptionError: the value is not valid.
@@ -114,7 +113,7 @@ def one_of(names: Collection[str]) -> Values:
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration. Return None if the text is no duration, or is more than 100% of the run."""
+  """Return the number in a duration. None if the text is no duration, or is more than 100% of the run."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 

@@ -19,10 +19,10 @@ class Activations(NamedTuple):
   Attributes:
     tokens: tokens before the first block and after each block, float32 [depth + 1, B, N, D].
     points: input of stage 2, float32 [B, N, D], for each block whose stage 2 is a HyperBF.
-    responses: responses R of the centers of these blocks, as in the sum Σ R c, float32 [B, N, heads · A]. The A
+    responses: responses R of the centers of these blocks, float32 [B, N, heads · A]. Stage 2 computes Σ R c. The A
       centers of all heads are concatenated.
-    log_kernels: log K for the same centers, float32 [B, N, heads · A]. A greater value means that the token is nearer
-      to the center. Kernels without a logarithm have the depth in the ball here (`hbf.nn.hyperbf.HyperBFCenters`).
+    log_kernels: log K for the same centers, float32 [B, N, heads · A]. The greater the value, the nearer the token to
+      the center. For kernels in `BALLS` and `VALUES`, the depth in the ball replaces log K (`hbf.ops.kernels`).
     features: input of the classifier's head, float32 [B, D].
     logits: logits of the classifier, float32 [B, classes].
   """

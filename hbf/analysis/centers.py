@@ -21,20 +21,20 @@ SUMS = ('tokens', 'count', 'awake', 'sum', 'products')  # keys that are summed o
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-  """Statistics of the U centers in stage 2 of a block over the M tokens of n images.
+  """Statistics of the U centers in stage 2 of a block, over the M tokens of n images.
 
-  U is the number of centers in all heads together. The share of center a for a token is K_a / ΣK, for every
-  normalization of the stage. If all centers have the same share, it is 1 / U. A center is awake for a token if its
-  share is at least 2 / U. For kernels without a logarithm, the depth in the ball takes the place of log K.
+  U counts the centers of all heads. The share of center a for a token is K_a / ΣK, for every normalization. On
+  average it is 1 / U. A center is awake for a token if its share is at least 2 / U. For kernels in `BALLS` and
+  `VALUES`, the depth in the ball replaces log K (`hbf.ops.kernels`).
 
   Attributes:
     health: the dead and the constant centers.
-    images: numbers of the k images that are nearest to each center, the nearest first, int [U, k]. An image is as
-      near as its nearest token.
+    images: numbers of the k images nearest to each center, the nearest first, int [U, k]. Only the nearest token of
+      an image counts.
     tokens: number of the nearest token in each of these images, int [U, k].
     log_kernels: log K of the nearest token in each of these images, float32 [U, k].
     rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
-    mean: mean over the tokens of the response R, as in the sum Σ R c, [U].
+    mean: mean over the tokens of the response R, [U]. Stage 2 computes Σ R c.
     deviation: standard deviation over the tokens of the response, [U].
     correlation: correlation over the tokens of the responses of two centers, [U, U]. It is 0 for a constant response.
     awake: effective number of centers that respond to a token. It is the mean of 1 / Σ_a share_a² over the tokens.
@@ -57,7 +57,7 @@ class Census:
 
   @property
   def doubled(self) -> np.ndarray:
-    """True for centers whose responses correlate above 0.99 with those of a center with a lower number, bool [U]."""
+    """True for centers whose responses correlate above 0.99 with the responses of an earlier center, bool [U]."""
     return np.asarray(doubled(self.correlation))
 
 
@@ -69,7 +69,7 @@ def census(
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
-    nearest: number of images to find for each center. If n is smaller, all n images are found.
+    nearest: number of nearest images to find for each center, at most n.
     labels: the true classes, int [n]. If they are given, a center also counts as dead if its coefficients get no
       gradient.
   """
@@ -104,7 +104,7 @@ def coefficient_gradients(run: TrainedRun, images: np.ndarray, labels: np.ndarra
 def _gradients(
   model: ImageClassifier, params: Any, inputs: jax.Array, labels: jax.Array, real: jax.Array
 ) -> dict[str, jax.Array]:
-  """Compute `coefficient_gradients` for one batch. Images that are not `real` fill up the batch and do not count."""
+  """Compute `coefficient_gradients` for one batch. Images with `real` False are padding."""
   units = {block: part['stage2'] for block, part in params.items() if block.startswith('block')}
 
   def loss(coefficients: dict[str, jax.Array]) -> jax.Array:
@@ -120,9 +120,9 @@ def _gradients(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, nearest: int) -> dict[str, jax.Array]:
-  """Compute sums over the real images of one batch [B, N, U], and find the k images nearest to each center, [U, k].
+  """Compute sums over the images of one batch [B, N, U], and find the k images nearest to each center, [U, k].
 
-  Images that are not `real` fill up the batch and do not count.
+  Images with `real` False are padding.
   """
   units = log_kernels.shape[-1]
   share = jax.nn.softmax(log_kernels, axis=-1)
@@ -145,7 +145,7 @@ def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, near
 
 
 def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: np.ndarray | None) -> Census:
-  """Combine what `_reduced` returns for the batches into a census."""
+  """Combine the results of `_reduced` for all batches into a census."""
   joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in ('image', 'token', 'log_kernel')}
   order = np.argsort(-joined['log_kernel'], axis=1, kind='stable')[:, :nearest]
   image, token, log_kernel = (np.take_along_axis(z, order, axis=1) for z in joined.values())
@@ -171,10 +171,10 @@ def purity(labels: np.ndarray, found: Census) -> np.ndarray:
 def random_tokens(
   run: TrainedRun, images: np.ndarray, found: Mapping[str, Census], nearest: int = NEAREST
 ) -> dict[str, Census]:
-  """Compute the census with random tokens in place of the centers, as a control for what training adds.
+  """Compute the census with random tokens in place of the centers. This is the control for `census`.
 
-  The centers of one block at a time are replaced, so the input of this block does not change. The image that a random
-  token comes from is left out of the nearest images of this token.
+  Only one block has random tokens at a time, so its input does not change. The nearest images of a random token do
+  not include the token's own image.
 
   Args:
     run: the run.
@@ -199,7 +199,7 @@ def random_tokens(
 
 
 def overlap(one: Census, other: Census) -> np.ndarray:
-  """Return the fraction of each center's nearest images in `one` that are also its nearest images in `other`, [U]."""
+  """Return the fraction of each center's nearest images in `one` that are also among those in `other`, [U]."""
   shared = (one.images[:, :, None] == other.images[:, None]).any(axis=2)
   return shared.mean(axis=1)
 
@@ -222,7 +222,7 @@ def project_centers(run: TrainedRun, images: np.ndarray, found: Mapping[str, Cen
 def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
   """Return the parameters with the centers of some blocks moved onto tokens.
 
-  For each of these blocks, `chosen` has two arrays int [U]: the number of the image and of the token for each center.
+  `chosen` has two arrays int [U] for each of these blocks: the number of an image and of a token for each center.
   """
   wanted = np.unique(np.concatenate([image for image, _ in chosen.values()]))
   parts = [(number >= 0, activations.points) for number, activations in run.capture_batches(images[wanted])]
@@ -241,8 +241,8 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Return the effect of each center's coefficients on the class scores of the head, [U, classes].
 
-  Later blocks are skipped. The scores include the scale of the last norm, but not its division. So the scores of a
-  center rank the classes, and they are not logits. Their mean over the classes is 0.
+  Later blocks are skipped. The final LayerNorm's scale is included, but not its division. So the scores of a center
+  rank the classes, but are no logits. Their mean over the classes is 0.
   """
   params = run.params
   coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)
@@ -260,7 +260,8 @@ def crops(run: TrainedRun, images: np.ndarray, tokens: np.ndarray, around: int =
   Args:
     run: the run.
     images: uint8 [..., height, width, channels].
-    tokens: number of a token for each image, int [...]. For the class token, the middle of the image is returned.
+    tokens: number of a token for each image, int [...]. The class token has no patch, and gives the middle of the
+      image.
     around: number of neighbors on each side of the patch.
   """
   rows, columns = run.grid

@@ -1,9 +1,9 @@
-"""Measurement of dead centers in stage 2: the memo's published code beside this library's default.
+"""Measurement of dead centers in stage 2: the published code of CBMM Memo 143 and this library's default.
 
 python -m hbf.analysis.dead_units                  # trains five models of width 768 on the digits: minutes on a CPU
 python -m hbf.analysis.dead_units --report         # draws the table and the picture again, from stored numbers
 
-The models differ only in stage 2. The memo is CBMM Memo 143. docs/research/dead-units.md explains the results.
+The models differ only in stage 2. docs/research/dead-units.md explains the results.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ def _config(setting: Setting, data_dir: str) -> ConfigDict:
 
 
 def _start(experiment: Experiment, setting: Setting) -> Any:
-  """Return fresh parameters for a setting."""
+  """Return the initial parameters of a setting."""
   data = experiment.inputs['train']
   batch = next(iter(data.batches(experiment.order, 0, 1)))
   make = jax.jit(lambda *args: init_state(experiment.model, experiment.optimizer, experiment.objective, *args).params)

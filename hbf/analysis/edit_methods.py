@@ -1,8 +1,8 @@
-"""Ways to edit a classifier, for a comparison: a radial center, and its rivals.
+"""Methods to edit a classifier, for a comparison: centers of a HyperBF, and other methods.
 
-An edit corrects the answer to one image. Every method but fine-tuning adds a sum over the edits a to the logits z(x)
-of an image x: z(x) + Σ_a R_a(x) c_a. The coefficients c_a are a change of the logits. The response R_a(x) is 1 if x
-is the image of edit a. Methods differ in R:
+An edit corrects the answer to one image. With E edits, the logits of an image x become z(x) + Σ_a R_a(x) c_a. The
+coefficients c_a of edit a are a change of the logits. The response R_a(x) is 1 if x is the image of edit a. Methods
+differ in R:
 
     HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the image's point
     ReLU neuron  a hidden unit of an MLP, relu(w·p − b), scaled to 1 at the image
@@ -28,9 +28,9 @@ class Trial(NamedTuple):
   """The options of a method.
 
   Attributes:
-    reach: size of the region in which an edit acts. Its unit depends on the method. For the rank-one update it is the
-      ridge.
-    margin: logit of the label minus the greatest other logit after the edit, at the edited image.
+    reach: size of the region in which an edit acts, in a unit that depends on the method. For the rank-one update it
+      is the ridge.
+    margin: the label's logit of the edited image, minus the greatest other logit, after the edit.
   """
 
   reach: float
@@ -39,11 +39,11 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """A classifier and its training images, as far as the methods know them.
+  """The facts about a classifier and its training images that the methods use.
 
   Attributes:
-    guard: what the classifier computes of guarded images. These are training images whose answers should not change.
-    metric: the metric of copies, W [D, D]. In it, copies of an image are near (`hbf.editing.guard.measure_metric`).
+    guard: the classifier's outputs for guarded images. These are training images whose answers should not change.
+    metric: a metric W [D, D] in which transformed copies of an image are near (`hbf.editing.guard.measure_metric`).
   """
 
   guard: Observed
@@ -62,12 +62,12 @@ def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def nearest_other(base: Base, edited: Observed, labels: np.ndarray, metric: np.ndarray) -> np.ndarray:
   """Return the distance of each edited image to the nearest guarded image with another answer, [m].
 
-  Only guarded images count whose answer differs from the label of the edited image. The distance of two points x and
-  x' is ‖W(x − x')‖.
+  A guarded image counts only if its answer differs from the edited image's label. The distance is ‖W(x − x')‖ for
+  points x and x'.
 
   Args:
     base: the guarded images.
-    edited: what the classifier computes of the m edited images.
+    edited: the classifier's outputs for the m edited images.
     labels: the labels of the edited images, [m].
     metric: W, [D, D].
   """
@@ -83,7 +83,7 @@ def _identity(base: Base) -> np.ndarray:
 def _radial(kernel: Callable[[np.ndarray], np.ndarray], metric: Callable[[Base], np.ndarray]) -> Respond:
   """Return a function that computes the responses K(r²/ρ²). Here r is the distance from the point of an edit.
 
-  The radius ρ of an edit is `reach` times the distance of `nearest_other`.
+  The radius ρ of an edit is `reach` times its distance in `nearest_other`.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
@@ -120,8 +120,9 @@ def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
 def _neuron(norm_1: bool) -> Respond:
   """Return a function that computes the responses of ReLU neurons, one for each edit.
 
-  The weights of a neuron point to the edited image. With a `reach` of 1, its bias makes the response to guarded
-  images with another answer 0, where a bias can do so. With a greater `reach`, a neuron responds to more images.
+  The weights of a neuron point to the edited image. With a `reach` of 1, the bias is chosen so that the response to
+  guarded images with another answer is 0, if any bias can do this. With a greater `reach`, a neuron responds to more
+  images.
 
   Args:
     norm_1: True to scale the points to norm 1 first.
@@ -142,7 +143,7 @@ def _neuron(norm_1: bool) -> Respond:
 
 
 def _rank_one(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
-  """Return the responses of the update of the head that changes the outputs for guarded features least.
+  """Return the responses of the rank-one update of the head that changes the guarded images' logits least.
 
   `reach` is the ridge of the least squares, in units of the mean square of a feature.
   """
@@ -167,7 +168,7 @@ class Method:
     respond: function that computes the responses.
     trials: the options to choose from: one for the lookup, twelve for every other method.
     replaces: True if an edit replaces the answer where its response is near 1. False if it adds to the logits.
-    interpolates: True if one linear system gives the coefficients of all edits.
+    interpolates: True if the coefficients of all edits come from one linear system.
   """
 
   respond: Respond
@@ -176,7 +177,7 @@ class Method:
   interpolates: bool = False
 
   def changes(self, edited: Observed, labels: np.ndarray, margin: float) -> np.ndarray:
-    """Return the coefficients c_a of each image if it is the only edit, [m, C]. Only the label's entry is not 0."""
+    """Return the coefficients c_a for each image as the only edit, [m, C]. All entries but the label's are 0."""
     wanted, rows = np.zeros_like(edited.logits), np.arange(len(labels))
     others = edited.logits.copy()
     others[rows, labels] = -np.inf
@@ -217,8 +218,8 @@ def in_order(
   """Edit images one after the other, and return a function from images to the edited logits [n, C].
 
   An image gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
-  solve a linear system. All edited images then get the logits z(x) plus `Method.changes`. Otherwise each edit starts
-  from the logits after the earlier edits. If the method replaces answers, only the edit with the greatest response
+  solve a linear system, so that every edited image x gets the logits z(x) plus `Method.changes`. Otherwise each edit
+  adds to the logits after the earlier edits. If the method replaces answers, only the edit with the greatest response
   acts on an image.
   """
   responses = method.respond(base, edited, labels, edited, trial.reach)  # [edit, image]

@@ -1,4 +1,4 @@
-"""Measurement of edits: a HyperBF ball against a ReLU neuron, a lookup table, updates of the head and fine-tuning.
+"""Measurement of edits by HyperBF balls, ReLU neurons, a lookup table, updates of the head, and fine-tuning.
 
 python -m hbf.analysis.edit_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.edit_study --report         # draws the table and the picture again, from stored numbers
@@ -50,15 +50,15 @@ FINE_TUNING = 'fine-tuning of all parameters'
 class Split(NamedTuple):
   """The images of a split, and transformed copies of its wrong images.
 
-  A wrong image is an image to which the classifier gives a wrong answer.
+  A wrong image is an image for which the classifier's answer is wrong.
 
   Attributes:
     images: all images, uint8 [n, H, W, C].
-    seen: what the classifier computes of all images.
+    seen: the classifier's outputs for all images.
     labels: the true classes [n].
     wrong: numbers of the wrong images, int [m].
     copied: the copies of the wrong images, uint8 [m, COPIES, H, W, C].
-    copies: what the classifier computes of the copies, [m · COPIES, …].
+    copies: the classifier's outputs for the copies, [m · COPIES, …].
   """
 
   images: np.ndarray
@@ -100,8 +100,8 @@ def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, n
   """Edit each of the m wrong images alone, and return the results in percent, [m] each.
 
   Returns:
-    'edited': 100 if the answer to the edited image is right after the edit, else 0. 'copies': share of the copies of
-    the edited image whose answers are right. 'changed': share of all other images whose answers change.
+    'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share of its copies with a
+    right answer. 'changed': share of all other images whose answers change.
   """
   edited, labels = split.seen.at(split.wrong), split.labels[split.wrong]
   changes = method.changes(edited, labels, trial.margin)
@@ -125,8 +125,8 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
   """Return the scores of each trial of a method, in percent.
 
   Returns:
-    A row for each trial. It has the trial's options. 'edited', 'copies' and 'changed' are the means of `alone`.
-    'many_copies' and 'many_others' are scores after the last edit of `many`.
+    A dict for each trial: its options; the means of `alone` as 'edited', 'copies' and 'changed'; and the scores after
+    the last edit of `many` as 'many_copies' and 'many_others'.
   """
   found = []
   for trial in method.trials:
@@ -139,8 +139,8 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
 def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
   """Return the number of the best trial for single edits.
 
-  Only trials count that change at most `CHANGED` percent of the answers to other images. The best of them has the
-  most copies with a right answer. If no trial changes so few answers, the trial that changes the fewest is taken.
+  A trial is allowed if it changes at most `CHANGED` percent of the answers to other images. The best allowed trial
+  has the most copies with a right answer. If no trial is allowed, the best one changes the fewest answers.
   """
   allowed = [i for i, score in enumerate(scores) if score['changed'] <= CHANGED]
   if allowed:
@@ -151,9 +151,9 @@ def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
 def best_of_many(scores: Sequence[Mapping[str, float]]) -> int:
   """Return the number of the best trial for many edits.
 
-  Only trials count after which at least `KEPT` percent of the images that are never edited are right. The best of
-  these trials has the most copies with a right answer. If no trial reaches `KEPT`, the trial that comes nearest is
-  taken.
+  A trial is allowed if the accuracy on images that are never edited is at least `KEPT` percent afterwards. The best
+  allowed trial has the most copies with a right answer. If no trial is allowed, the best one has the highest
+  accuracy.
   """
   allowed = [i for i, score in enumerate(scores) if score['many_others'] >= KEPT]
   if allowed:
@@ -166,9 +166,9 @@ LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 
 
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
-  """Edit the first wrong images of a split one after the other, and return scores after each number in `counts`.
+  """Edit the first wrong images of a split one after the other. Return scores after each number of edits in `counts`.
 
-  A row has the scores of `_after`.
+  The scores are those of `_after`.
   """
   found = []
   for count in counts(split):
@@ -179,7 +179,7 @@ def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[st
 
 
 def counts(split: Split) -> list[int]:
-  """Return the numbers of edits after which to measure: `EDITS`, none above the number of wrong images."""
+  """Return the numbers of edits after which to measure: those in `EDITS` up to the number of wrong images."""
   return sorted({min(count, len(split.wrong)) for count in EDITS})
 
 
@@ -191,9 +191,9 @@ def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
   """Return the scores after a number of edits, in percent.
 
   Returns:
-    'edits': number of edits. 'edited': share of the edited images with a right answer. 'copies': share of the copies
-    of the edited images with a right answer. 'others': accuracy on images that are never edited. These are all but
-    the first 1,000 wrong images. 'others_before': accuracy on these images without edits.
+    'edits': number of edits. 'edited': share of the edited images with a right answer. 'copies': share of their
+    copies with a right answer. 'others': accuracy on images that are never edited, which are all but the first 1,000
+    wrong images. 'others_before': accuracy on these images without edits.
   """
   rows, kept = split.wrong[:count], np.setdiff1d(np.arange(len(split.labels)), split.wrong[: EDITS[-1]])
 
@@ -240,9 +240,9 @@ class FineTuning:
     return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
 
   def alone(self, rate: float, split: Split, count: int) -> dict[str, np.ndarray]:
-    """Fine-tune on each of the first `count` wrong images alone, and return the results as the function `alone` does.
+    """Fine-tune on each of the first `count` wrong images alone. Return results like the function `alone`.
 
-    'changed' is the share among at most `OTHERS` of the other images.
+    'changed' is measured on at most `OTHERS` of the other images.
     """
     others = evenly_spaced(len(split.images), OTHERS)
     before, found = split.seen.logits[others].argmax(axis=-1), []
@@ -256,14 +256,14 @@ class FineTuning:
     return dict(zip(('edited', 'copies', 'changed'), 100 * np.array(found).T, strict=True))
 
   def tried(self, split: Split) -> list[dict[str, float]]:
-    """Return the scores of single edits for each learning rate: 'rate', and the means of `alone` in percent."""
+    """Return a dict for each learning rate: 'rate', and the means of `alone` in percent."""
     return [
       {'rate': rate} | {name: float(z.mean()) for name, z in self.alone(rate, split, TUNED_IN_TRIALS).items()}
       for rate in RATES
     ]
 
   def many(self, rate: float, split: Split) -> list[dict[str, float]]:
-    """Fine-tune on the first wrong images one after the other, and return the results as the function `many` does."""
+    """Fine-tune on the first wrong images one after the other. Return results like the function `many`."""
     params, rows = self._params, []
     for number, row in enumerate(split.wrong[: EDITS[-1]], 1):
       params = self._tuned(params, split.images[row], split.labels[row], rate)
@@ -279,11 +279,11 @@ class FineTuning:
 def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
   """Measure all methods on a run. Return a row for the classifier without edits, then a row for each method.
 
-  A row has the trials of the method, the numbers of its best trials, and its scores for single and many edits.
+  A row has the method's trials, the numbers of its best trials, and its scores for single and for many edits.
 
   Args:
-    workdir: folder of a run of task classification that holds out a part of the training images.
-    options: the scores of the trials of each method. If empty, the scores are measured on the held-out images and
+    workdir: folder of a run of task classification with a validation split.
+    options: the scores of the trials of each method. If empty, the scores are measured on the validation split and
       are added to `options`.
 
   Raises:

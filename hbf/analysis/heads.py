@@ -1,4 +1,4 @@
-"""Attention heads on images: how far they attend, their maps, and how much the tokens differ after each block."""
+"""Attention heads on images: the distances over which they attend, their maps, and differences between tokens."""
 
 import dataclasses
 
@@ -70,7 +70,7 @@ def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarra
 def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """Return the attention weights of at most `IMAGES` images, float64 [n, heads, N, N].
 
-  Copies of the last image fill the batch up to `IMAGES`. So JAX compiles only one program for all numbers of images.
+  The batch is padded to `IMAGES` with copies of the last image, so that JAX compiles only one program.
   """
   filled = images[np.minimum(np.arange(IMAGES), len(images) - 1)]
   weights = attention_weights(run.model, run.params, run.normalized(filled))
@@ -78,7 +78,7 @@ def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def token_differences(run: TrainedRun, images: np.ndarray) -> np.ndarray:
-  """Return how much the tokens of an image differ before the first block and after each block, [depth + 1].
+  """Measure how much the tokens of an image differ, before the first block and after each block: [depth + 1].
 
   The measure for an image is ‖X − 1x̄ᵀ‖/‖X‖, where X [N, D] are the tokens and x̄ is their mean. The result
   is the mean of this measure over the images. It falls to 0 with depth if attention makes all tokens alike (Dong et

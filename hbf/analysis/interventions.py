@@ -1,9 +1,9 @@
-"""Interventions on the units of stage 2, and what they change.
+"""Interventions on the units of stage 2, and their effects.
 
-A unit is a center of a HyperBF or a hidden unit of an MLP. In both, stage 2 is z = Σ_a R_a(y) c_a + b. So both allow
-the same interventions: the coefficients c_a of a unit are set to 0, scaled, or exchanged with those of another unit.
-A unit with coefficients 0 is silenced. A center can also be moved. The functions return new parameters, and the
-parameters of the run do not change.
+A unit is a center of a HyperBF or a hidden unit of an MLP. In both cases, stage 2 is z = Σ_a R_a(y) c_a + b, so both
+allow the same interventions. The coefficients c_a of a unit can be set to 0, which silences the unit. They can be
+scaled, or exchanged with another unit's coefficients. A center can also be moved. The functions return new parameters
+and do not change the run.
 """
 
 import functools
@@ -42,7 +42,7 @@ def count_units(params: Params, block: str) -> int:
 
 
 def coefficients(params: Params, block: str) -> jax.Array:
-  """Return the coefficients of a block's units, [U, D]. The errors are those of `count_units`."""
+  """Return the coefficients of a block's units, [U, D]. Errors are as for `count_units`."""
   count, unit = count_units(params, block), params[block]['stage2']
   return jnp.asarray(unit['coefficients'] if 'coefficients' in unit else unit['out']['kernel']).reshape(count, -1)
 
@@ -57,7 +57,7 @@ def _with_coefficients(params: Params, block: str, values: jax.Array) -> Params:
 
 
 def rescale(params: Params, block: str, units: Sequence[int], factor: float) -> Params:
-  """Return parameters in which the coefficients of some units are multiplied by a factor.
+  """Return parameters with the coefficients of some units multiplied by a factor.
 
   Args:
     params: the parameters of a network.
@@ -73,9 +73,9 @@ def rescale(params: Params, block: str, units: Sequence[int], factor: float) -> 
 
 
 def silence(params: Params, block: str, units: Sequence[int]) -> Params:
-  """Return parameters in which the coefficients of some units are 0. The responses of all units in the block stay.
+  """Return parameters with the coefficients of some units set to 0. Responses in the block do not change.
 
-  The arguments and errors are those of `rescale`.
+  Arguments and errors are as for `rescale`.
   """
   return rescale(params, block, units, 0.0)
 
@@ -134,7 +134,7 @@ class Mean(NamedTuple):
 
   @classmethod
   def of(cls, values: np.ndarray) -> 'Mean':
-    """Return the mean of values [n], with half of its 95% interval. For a single value that half is infinite."""
+    """Return the mean of values [n] with its 95% interval. For a single value, the interval is infinite."""
     half = 1.96 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
     return cls(float(values.mean()), float(half))
 
@@ -144,7 +144,7 @@ class Mean(NamedTuple):
 
 
 class Effect(NamedTuple):
-  """The change of loss, accuracy and answers that an intervention makes on some images.
+  """The changes that an intervention causes on some images.
 
   Attributes:
     loss: cross-entropy after the intervention minus cross-entropy before it, in nats.
@@ -162,7 +162,7 @@ class Effect(NamedTuple):
 
 
 def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarray) -> Effect:
-  """Return what an intervention changes on some images.
+  """Measure the effect of an intervention on some images.
 
   Args:
     run: the run before the intervention.
@@ -190,7 +190,7 @@ class LastUnits(NamedTuple):
   Attributes:
     tokens: tokens after the block, float32 [n, N, D].
     responses: responses R of the units in stage 2, as in the sum Σ R c, float32 [n, N, U].
-    coefficients: what each unit adds to the tokens for a response of 1, [U, D]. The scale of stage 2 is included.
+    coefficients: the vector that each unit adds to a token for a response of 1, [U, D], with the scale of stage 2.
   """
 
   tokens: np.ndarray
@@ -198,7 +198,7 @@ class LastUnits(NamedTuple):
   coefficients: np.ndarray
 
   def without(self, gone: np.ndarray) -> np.ndarray:
-    """Return the tokens without what some units add, float32 [n, N, D].
+    """Return the tokens without the contributions of some units, float32 [n, N, D].
 
     Args:
       gone: True for the silenced units of each image, bool [n, U].
@@ -210,7 +210,7 @@ class LastUnits(NamedTuple):
 def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
   """Return tokens, responses and coefficients of the last block for uint8 images [n, height, width, channels].
 
-  The errors are those of `count_units`.
+  Errors are as for `count_units`.
   """
   block = f'block{run.model.trunk.depth - 1}'
   written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))
@@ -247,7 +247,7 @@ def _last(model: ImageClassifier, params: Params, images: jax.Array) -> tuple[ja
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Params, tokens: jax.Array) -> jax.Array:
-  """Return the logits [B, classes] that follow from tokens after the last block, [B, N, D].
+  """Compute the logits [B, classes] from the tokens after the last block, [B, N, D].
 
   Args:
     model: the network.
@@ -277,7 +277,7 @@ def silenced_one_by_one(run: TrainedRun, units: LastUnits, labels: np.ndarray, w
 
   Args:
     run: the run.
-    units: what `last_units` returns for n images.
+    units: the result of `last_units` for n images.
     labels: the true classes [n].
     which: numbers of the units to silence, from 0.
   """
@@ -287,10 +287,10 @@ def silenced_one_by_one(run: TrainedRun, units: LastUnits, labels: np.ndarray, w
 
 
 class Curve(NamedTuple):
-  """The probability of the answer to an image while more and more units of the last block are silenced.
+  """The probability of each image's answer while more and more units of the last block are silenced.
 
   Attributes:
-    gone: the fraction of the units that is silenced at each of S points, from 0 to 1, [S].
+    gone: the fraction of silenced units at each of S points, from 0 to 1, [S].
     probability: the probability of the class that the whole network answers, [n, S].
   """
 
@@ -304,14 +304,14 @@ class Curve(NamedTuple):
 
 
 def importance(run: TrainedRun, units: LastUnits) -> dict[str, np.ndarray]:
-  """Compute the importance of each unit of the last block for the answer to each image, by two definitions.
+  """Compute the importance of each unit of the last block for each image's answer, by two definitions.
 
   The excess logit of the answer is its logit minus the mean of all logits.
 
   Returns:
-    'votes': the contribution of a unit to the excess logit, with the last norm and the pooling frozen
-    (`hbf.analysis.relevance.votes`), [n, U]. 'gradient × response': the derivative of the excess logit with respect
-    to the response of a unit, times this response, summed over the tokens, [n, U].
+    'votes': the contribution of a unit to the excess logit (`hbf.analysis.relevance.votes`), [n, U]. 'gradient ×
+    response': the derivative of the excess logit with respect to the response of a unit, times this response, summed
+    over the tokens, [n, U].
   """
   answers = _answer(run, units.tokens).argmax(axis=1)
   frozen = readout(run, units.tokens.astype(np.float64), answers)
@@ -326,7 +326,7 @@ def importance(run: TrainedRun, units: LastUnits) -> dict[str, np.ndarray]:
 def _gradient(
   model: ImageClassifier, shape: tuple[int, ...], params: Params, tokens: jax.Array, classes: jax.Array
 ) -> jax.Array:
-  """Return the derivative of the classes' excess logits with respect to the last tokens, [n, N, D]."""
+  """Return the derivative of each image's excess logit with respect to the last tokens, [n, N, D]."""
 
   def excess(tokens: jax.Array) -> jax.Array:
     logits = logits_of_tokens(model, shape, params, tokens)
@@ -370,7 +370,7 @@ def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
 
 
 def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the input of stage 2 for every block that has centers, [n · N, D] by block, for uint8 images [n, …]."""
+  """Return the input of stage 2 of every block with centers, [n · N, D] by block, for uint8 images [n, …]."""
   found: dict[str, list[np.ndarray]] = {}
   for number, activations in run.capture_batches(images):
     for block, points in activations.points.items():
@@ -379,7 +379,7 @@ def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def with_random_centers(run: TrainedRun, points: Mapping[str, np.ndarray], seed: int) -> TrainedRun:
-  """Return the run with every center moved to a random token, as a control. The coefficients do not change.
+  """Return the run with every center moved to a random token, as a control. Coefficients do not change.
 
   Args:
     run: a run with HyperBF in stage 2.

@@ -1,18 +1,17 @@
-"""Associative memory: stage 1 over stored patterns, its energy and its retrieval.
+"""Associative memory: stage 1 with stored patterns as keys and values.
 
-Let the keys and the values of stage 1 be the stored patterns x_i, and the query a point x. Stage 1 is then one update
-of a continuous Hopfield network (Ramsauer et al. 2021, "Hopfield networks is all you need"), and one step of mean
-shift (Comaniciu & Meer 2002):
+Stage 1 with patterns x_i as keys and values, and with a point x as query, is one update of a continuous Hopfield
+network (Ramsauer et al. 2021, "Hopfield networks is all you need"). It is also one step of mean shift (Comaniciu &
+Meer 2002):
 
     x ← Σ_i K(s_i) x_i / Σ_i K(s_i),      s_i = ‖W(x − x_i)‖² / 2σ².
 
-Let g be a function with −g' = K. Every kernel of stage 1 falls with the distance, so g is convex. Then the update
-never raises the energy
+Let g be a function with −g' = K. Every kernel of stage 1 falls with the distance, so g is convex. So the update never
+raises the energy
 
     E(x) = −Σ_i g(s_i).
 
-The patterns are the only parameters, as the rows of a matrix. To store a pattern, add a row. To forget it, remove the
-row.
+The patterns are the rows of a matrix. To store a pattern, add a row. To forget a pattern, remove its row.
 """
 
 from collections.abc import Callable
@@ -47,7 +46,7 @@ def energy(
 ) -> Float[Array, '... N']:
   """Return the energy of points in a memory. An update of `retrieve` never raises the energy of a point.
 
-  For some kernels the result is an increasing function of the energy E (`ENERGIES`).
+  For some kernels the result is not E itself but an increasing function of E (`ENERGIES`).
 
   Args:
     points: x [..., N, D].

@@ -1,4 +1,4 @@
-"""Measurement of an associative memory: completion of damaged images, and capacity by dimension.
+"""Measurement of associative memories: the completion of damaged images, and the capacity for random patterns.
 
 python -m hbf.analysis.memory_study                # CIFAR-10 and random patterns: less than an hour on a CPU
 python -m hbf.analysis.memory_study --report       # draws the table and the picture again, from stored numbers
@@ -76,7 +76,7 @@ def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, si
 
 @jax.jit
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update the damaged patterns once, with distances over all pixels. A hidden pixel counts with its mean value."""
+  """Update the damaged patterns once, with distances over all pixels. Hidden pixels have the mean value 0."""
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
 
@@ -93,7 +93,7 @@ def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any
 
 @jax.jit
 def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update like `hopfield`, but divide the damaged and the stored patterns by their norms in the dot products."""
+  """Update like `hopfield`, but with dot products of patterns that are scaled to norm 1."""
   del known
   directions, keys = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (damaged, stored))
   return jax.nn.softmax(stored.shape[-1] * directions @ keys.T / sigma**2, axis=-1) @ stored
@@ -147,7 +147,7 @@ class Autoencoder(nn.Module):
 
 
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
-  """Train an autoencoder on damaged copies of the stored images. The kind of damage to a copy is drawn at random."""
+  """Train an autoencoder on damaged copies of the stored images. The kind of damage is random."""
   model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
   params = model.init(jax.random.key(seed), stored[:1], stored[:1])
   known, noise = jnp.stack([kind.known for kind in kinds]), jnp.asarray([kind.noise for kind in kinds])
@@ -175,9 +175,9 @@ def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, 
   """Measure how well memories with `count` stored images complete damaged images.
 
   Returns:
-    A row for each memory and kind of damage. 'retrieved' is the share of the stored test images that are retrieved,
-    in percent: the completed image is nearer to the image than to any other stored image. 'error' and 'error_unseen'
-    are the root mean square errors for stored images and for images that are not stored.
+    A row for each memory and kind of damage. 'retrieved' is the percentage of stored images that are retrieved: the
+    completed image is nearer to its original than to any other stored image. 'error' and 'error_unseen' are root mean
+    square errors for stored images and for images that are not stored.
   """
   random = np.random.default_rng(seed)
   stored = jnp.asarray(images['train'][random.permutation(len(images['train']))[:count]])
@@ -220,7 +220,7 @@ def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, 
 def _apply(
   memory: Memory, stored: jax.Array, damage: Damage, seed: int, patterns: jax.Array, sigma: float
 ) -> jax.Array:
-  """Damage patterns [N, D], and return the patterns that a memory completes."""
+  """Damage patterns [N, D]. Return the memory's completions."""
   known = jnp.asarray(damage.known)
   noise = damage.noise * jax.random.normal(jax.random.key(seed), patterns.shape)
   return memory((patterns + noise) * known, stored, known, sigma)
@@ -234,15 +234,15 @@ PATTERNS = ('norm 1', 'normal')
 
 
 def capacity(dimensions: int, patterns: str, memory: Memory, seed: int) -> int:
-  """Return the greatest number of random patterns of which a memory retrieves 99%.
+  """Return the greatest number of random patterns for which a memory retrieves 99% of them.
 
-  The numbers tried are powers of 2 up to `MOST`. A pattern is retrieved if the memory's output for the pattern with
-  noise is nearer to this pattern than to any other stored pattern.
+  Powers of 2 up to `MOST` are tried. Noise is added to a pattern. The pattern is retrieved if the memory's output is
+  nearer to it than to any other stored pattern.
 
   Args:
     dimensions: D, the length of a pattern.
     patterns: 'norm 1' for patterns on the unit sphere, 'normal' for normal coordinates of variance 1/D.
-    memory: the memory. Its sigma is the best of several for each number of patterns.
+    memory: the memory. For each number of patterns, its sigma is the best of several values.
     seed: the seed of the patterns and the noise.
   """
   most = 0

@@ -8,7 +8,7 @@ from hbf.evaluation.classification import Counts, detail, summarize
 
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
-  """Return the scores and details of answers, as the functions of `hbf.evaluation.classification` do.
+  """Return the scores and details of answers, as in `hbf.evaluation.classification`.
 
   Args:
     logits: float32 [n, classes].
@@ -22,9 +22,10 @@ def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
 
 
 def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Compute the error among the most confident examples, for every coverage (Geifman & El-Yaniv 2017).
+  """Compute the error on the most confident answers, for every coverage (Geifman & El-Yaniv 2017).
 
-  The coverage is the share of the examples that a model answers. It answers those with the greatest confidence.
+  The coverage is the share of the examples that a model answers. It answers the examples with the greatest
+  confidence.
 
   Args:
     confidence: confidence in the answer to each example, [n].
@@ -40,15 +41,15 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarr
 
 
 def most_confident(probabilities: np.ndarray, labels: np.ndarray, most: int) -> np.ndarray:
-  """Return the numbers of at most `most` examples with a wrong answer, the most confident answer first, int [m]."""
+  """Return the numbers of at most `most` examples with wrong answers, the most confident first, int [m]."""
   wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')][:most]
 
 
 def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
-  """Return the numbers of the examples whose two likeliest classes are nearest in probability, int [m].
+  """Return the numbers of the examples with the smallest difference between the two largest probabilities, int [m].
 
-  The smallest gap comes first. m is at most `most`.
+  The smallest difference comes first. m is at most `most`.
   """
   two = np.sort(probabilities, axis=1)[:, -2:]
   return np.argsort(two[:, 1] - two[:, 0], kind='stable')[:most]

@@ -1,4 +1,4 @@
-"""Nearness of images to the centers of a model, a score for out-of-distribution images."""
+"""Nearness of images to the centers of a model. It is a score to detect out-of-distribution images."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,10 @@ from hbf.analysis.trained_run import TrainedRun
 
 
 def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Compute how near the tokens of each image are to the centers.
+  """Measure how near the tokens of each image are to the centers.
 
-  For each token, the greatest log K over the centers is taken. The nearness is the mean over the tokens of an image.
-  For kernels without a logarithm, the depth in the ball takes the place of log K.
+  The nearness is the mean, over the tokens of an image, of the greatest log K over the centers. For kernels in
+  `BALLS` and `VALUES`, the depth in the ball replaces log K (`hbf.ops.kernels`).
 
   Args:
     run: the run.

@@ -1,7 +1,6 @@
 """Accuracy for growing numbers of centers, from one run: python -m hbf.analysis.nested --workdir runs/nested.
 
-Each network keeps only the first centers of every block. If the run was trained with stage2.nested, the network works
-with any number of first centers.
+Each network keeps only the first centers of every block. The run should be trained with stage2.nested.
 """
 
 import pathlib
@@ -38,7 +37,7 @@ def curve(
     checkpoint: 'latest', 'best' or a step.
     counts: numbers of centers to keep in stage 2 of each block. If empty: 1, 2, 4, … and all.
     average: True to take the moving average of the parameters.
-    **moved: data folders, as in `hbf.training.evaluate.evaluate_workdir`.
+    **moved: new data folders, as in `hbf.training.evaluate.evaluate_workdir`.
 
   Returns:
     A row for each count, with the keys centers, params, flops_per_image, n, correct, accuracy and nll.
@@ -66,14 +65,14 @@ def curve(
 def _powers(model: Any) -> list[int]:
   """Return 1, 2, 4, … and the number of all centers. For a model without centers, return [1].
 
-  `first_centers` raises the error for a model without centers.
+  For such a model, `first_centers` raises the error.
   """
   centers = model.stage2.get('centers', 1)
   return sorted({2**i for i in range(centers.bit_length())} | {centers})
 
 
 def _centers(row: Mapping[str, Any]) -> int:
-  """Return the number of centers. Old results spell the key in the British way."""
+  """Return the number of centers. In old results the key has the British spelling."""
   return row['centers'] if 'centers' in row else row['centres']
 
 

@@ -1,4 +1,4 @@
-"""Out-of-distribution images, converted to the shape of a run's training images."""
+"""Out-of-distribution images in the shape of a run's training images."""
 
 import pathlib
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ NOISE = 'noise'
 def load_ood_images(run: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
   """Return at most `MOST` images of each source by name, uint8 [m, height, width, channels].
 
-  The images have the shape of the run's training images. One more source is always there: `MOST` images of random
-  pixels, called 'noise'.
+  Images are converted to the shape of the run's training images. The source 'noise' is always added: `MOST` images of
+  random pixels.
 
   Args:
     run: the run.

@@ -12,9 +12,9 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
   CKA is HSIC(x, y) / √(HSIC(x, x) HSIC(y, y)) (Kornblith et al. 2019, "Similarity of Neural Network Representations
   Revisited"). Here HSIC is the unbiased estimator (Song et al. 2012, "Feature Selection via Dependence
   Maximization"), as in Nguyen et al. 2021, "Do Wide and Deep Networks Learn the Same Things?". The estimator of 2019
-  is biased upwards: the CKA of unrelated features approaches 1 if p and q are well above n. The debiased CKA of
-  unrelated features is about 0 on average, and may be negative. CKA does not change if the features are rotated,
-  shifted or scaled.
+  is biased: for unrelated features it approaches 1 if p and q are well above n. The debiased CKA of unrelated
+  features is about 0 on average, and may be negative. CKA does not change if the features are rotated, shifted or
+  scaled.
   """
   return float(alignment(x[None], y[None])[0, 0])
 
@@ -34,8 +34,8 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _u_centered(features: np.ndarray) -> np.ndarray:
   """Return the U-centered Gram matrix of features [n, p], [n, n] (Székely & Rizzo 2014).
 
-  For two such matrices K and L, Σ K_ij L_ij is n(n − 3) times the unbiased HSIC. The diagonal is 0, because the
-  diagonal of a Gram matrix makes HSIC biased.
+  For two such matrices K and L, Σ K_ij L_ij is n(n − 3) times the unbiased HSIC. The diagonal is 0, because a Gram
+  matrix's diagonal biases HSIC.
   """
   n = len(features)
   centered = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
@@ -64,7 +64,7 @@ def layers(run: TrainedRun, images: np.ndarray) -> np.ndarray:
 def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:
   """Match the centers of two runs one to one and return the correlation of each pair.
 
-  The assignment maximizes the sum of the correlations (Li et al. 2016, "Convergent learning").
+  The matching maximizes the sum of the correlations (Li et al. 2016, "Convergent learning").
 
   Args:
     one: responses of the centers of one run to M tokens, [M, U].

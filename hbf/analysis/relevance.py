@@ -1,4 +1,4 @@
-"""Relevance of patches and centers for the answer to an image."""
+"""Relevance of patches and of centers for the answer to an image."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,10 +37,9 @@ def paint_over(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[
 
 
 def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int]) -> np.ndarray:
-  """Return the drop of the answer's probability if one patch is painted over, [n, rows · columns].
+  """Return the decrease of the answer's probability if one patch is painted over, [n, rows · columns].
 
-  A value is the probability for the whole image minus the probability without this patch. The answer is the likeliest
-  class for the whole image.
+  The answer is the likeliest class for the whole image.
 
   Args:
     answers: the model, as a function from images to probabilities.
@@ -76,9 +75,9 @@ def deletion(
     order: numbers of the patches of each image, int [n, rows · columns]. The patch in column 0 is removed first.
 
   Returns:
-    The fraction of the patches that is removed at each of S points, from 0 to 1, [S]. Then the probability of the
-    answer at each point, [n, S]. The answer is the likeliest class for the whole image. The mean of the probability
-    over the points is the area under the curve. A better order has a smaller area.
+    The fraction of removed patches at each of S points, from 0 to 1, [S], and the probability of the answer at each
+    point, [n, S]. The answer is the likeliest class for the whole image. The mean probability over the points is the
+    area under the curve. A better order has a smaller area.
   """
   count = order.shape[1]
   numbers = removed_counts(count)
@@ -89,7 +88,7 @@ def deletion(
 
 
 def removed_counts(count: int) -> np.ndarray:
-  """Return the numbers of removed parts at the points of a curve, evenly spaced from 0 to `count`, int [S]."""
+  """Return the number of removed parts at each point of a curve, evenly spaced from 0 to `count`, int [S]."""
   return np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
 
 
@@ -105,13 +104,18 @@ def color(run: TrainedRun) -> list[int]:
 
 
 def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Compute the vote of every center of the last block for a class through each token, [n, N, U].
+  """Compute the vote of every center of the last block for a class, through each token: [n, N, U].
 
-  A vote is a contribution to the excess logit of the class. This is its logit minus the mean of all logits. The
-  divisor of the last norm and the weights of the pooling are frozen at their values in the whole network. Then the
-  excess logit is the sum of the votes, the contribution of the bias of stage 2, the contribution of the tokens before
-  stage 2, and a constant from the biases of the later layers. A vote is not the effect of removing a center, because
-  the norm and the pooling would then change. `effects` computes this effect.
+  A vote is a contribution to the excess logit of the class, which is its logit minus the mean of all logits. After
+  the last block, the divisor of the final LayerNorm and the weights of the pooling are kept constant. Then the excess
+  logit is the sum of these terms:
+
+  - the votes,
+  - the contributions of stage 2's bias and of the tokens before stage 2,
+  - a constant from the biases of the later layers.
+
+  A vote is not the effect of removing a center, because LayerNorm and pooling would then change. `effects` computes
+  this effect.
 
   Args:
     run: the run.
@@ -132,10 +136,9 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
 
 
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
-  """Compute the drop of a class's excess logit if one center of the last block is removed, [n, k].
+  """Compute the decrease of a class's excess logit if one center of the last block is removed, [n, k].
 
-  The network runs again with the coefficients of this center set to 0. The other centers respond as before. The
-  excess logit is the logit minus the mean of all logits, as in `votes`.
+  The center's coefficients are set to 0, and the other centers respond as before. The excess logit is as in `votes`.
 
   Args:
     run: the run.
@@ -183,8 +186,8 @@ def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, 
 def readout(run: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Return the derivative of a class's excess logit with respect to the last tokens, [n, N, D].
 
-  The excess logit is the logit minus the mean of all logits. The divisor of the last norm and the weights of the
-  pooling are constant here.
+  The excess logit is the logit minus the mean of all logits. The divisor of the final LayerNorm and the weights of
+  the pooling are treated as constants.
 
   Args:
     run: the run.

@@ -38,7 +38,7 @@ class RestoredRun:
       average: True to take the moving average of the parameters.
 
     Raises:
-      UserError: an error of `check` or of `hbf.training.evaluate.restore`.
+      UserError: as for `check` and `hbf.training.evaluate.restore`.
     """
     cls.check(workdir)
     with quiet():
@@ -47,7 +47,7 @@ class RestoredRun:
 
   @classmethod
   def check(cls, workdir: pathlib.Path) -> None:
-    """Raise `UserError` if this class is not for the run in a folder."""
+    """Raise `UserError` if this class cannot load the run in a folder."""
     raise NotImplementedError
 
   @property

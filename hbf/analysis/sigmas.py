@@ -1,4 +1,4 @@
-"""Learned sigmas of a model, the distances that are the inputs of its kernels, and the learned metrics."""
+"""Learned sigmas and metrics of a model's kernels, and the distances at which the kernels are evaluated."""
 
 import dataclasses
 import functools
@@ -29,8 +29,8 @@ class SigmaSummary:
     sigma_init: mean σ at initialization. NaN if no σ is learned.
     distance: root mean square of the distance ‖W(x − t)‖. In stage 1, x is a query and t a key of the same image. In
       stage 2, x is a token and t a center.
-    metric: how far the metric is from the identity, ‖WᵀW − 1‖/‖1‖ in Frobenius norms, its mean over the heads. None
-      if the metric is not learned.
+    metric: difference of the metric from the identity, ‖WᵀW − 1‖/‖1‖ in Frobenius norms, as the mean over the heads.
+      None if the metric is not learned.
   """
 
   kernel: str
@@ -78,7 +78,7 @@ def _distance_from_identity(metric: str, weights: Any) -> float | None:
 
   Args:
     metric: name of the metric: 'diagonal', 'bilinear' or another.
-    weights: the learned weights of each head: the diagonal of W, the matrix in place of WᵀW, or W.
+    weights: the learned weights of each head: the diagonal of W for 'diagonal', WᵀW for 'bilinear', or W.
   """
   if weights is None:
     return None

@@ -1,4 +1,4 @@
-"""Meaning of the centers of a language model: the contexts they respond to, the tokens they favor, and their votes.
+"""Meaning of the centers of a language model: the contexts to which they respond, and the tokens that they favor.
 
 A vote is the contribution of a center to the logit of a next token (`votes`).
 """
@@ -75,15 +75,15 @@ class TextRun(RestoredRun):
     return np.stack([np.asarray(text[start : start + length + 1], np.int32) for start in starts])
 
   def shown(self, tokens: Sequence[int]) -> str:
-    """Return tokens as a text in which line breaks and tabs can be seen."""
+    """Return tokens as a text with visible line breaks and tabs."""
     text = self.tokenizer.decode(list(tokens)).decode(errors='replace')
     return text.replace('\n', '⏎').replace('\t', '⇥')
 
   def observe(self, windows: np.ndarray, params: Any = None) -> 'Observed':
-    """Return what the network computes of windows [n, T + 1]. The last token of a window is not an input.
+    """Run the network on windows [n, T + 1]. The last token of a window is not an input.
 
     Args:
-      windows: what `windows` returns.
+      windows: the result of `windows`.
       params: parameters to use in place of the run's.
     """
     params = self.params if params is None else params
@@ -92,7 +92,7 @@ class TextRun(RestoredRun):
   def losses(self, windows: np.ndarray, params: Any = None) -> np.ndarray:
     """Return the negative log-likelihood of each next token in nats, float64 [n, T].
 
-    The arguments are those of `observe`.
+    Arguments are as for `observe`.
     """
     return nll(self.observe(windows, params).logits, windows)
 
@@ -103,7 +103,7 @@ class Observed(NamedTuple):
   Attributes:
     logits: logits of the next token, [n, T, V].
     tokens: tokens after the last block, [n, T, D].
-    responses: responses R of the centers, as in the sum Σ R c, by block, [n, T, U]. The U centers of all heads are
+    responses: responses R of the centers, [n, T, U] by block. Stage 2 computes Σ R c. The U centers of all heads are
       concatenated.
   """
 
@@ -151,9 +151,9 @@ class Place(NamedTuple):
 
 
 def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
-  """Return the tokens to which each center responds most: a list for each center, the greatest response first.
+  """Return a list for each center: the places of the tokens to which it responds most, the greatest response first.
 
-  At most one token of a window is in a list.
+  A list has at most one token of each window.
 
   Args:
     responses: responses of U centers, [n, T, U].
@@ -168,7 +168,7 @@ def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
 
 
 def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -> str:
-  """Return the text that ends at a token, with this token in brackets and at most `before` tokens before it."""
+  """Return a token in brackets, with the text of at most `before` tokens before it."""
   start = max(0, place.token - before)
   past = run.shown(windows[place.window, start : place.token].tolist())
   return f'{past}[{run.shown([windows[place.window, place.token]])}]'
@@ -177,7 +177,8 @@ def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -
 def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
   """Return the derivative of a next token's excess logit with respect to the last tokens, [n, T, D].
 
-  The excess logit is the logit minus the mean over the vocabulary. The divisor of the last norm is constant here.
+  The excess logit is the logit minus the mean over the vocabulary. The divisor of the final LayerNorm is treated as a
+  constant.
 
   Args:
     run: the run.
@@ -191,30 +192,31 @@ def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray
 
 
 def writing(run: TextRun) -> np.ndarray:
-  """Return the derivative of each excess logit with respect to the output of the last norm, float64 [V, D]."""
+  """Return the derivative of each excess logit (`readout`) with respect to the final LayerNorm's output, [V, D]."""
   head = run.params['embedding']['embedding'] if run.model.tied else run.params['head']['kernel'].T
   directions = np.asarray(head, np.float64)
   return np.asarray(directions - directions.mean(axis=0))
 
 
 def written(run: TextRun, block: str) -> np.ndarray:
-  """Return what each unit of a block adds to the excess logits if the later blocks are skipped, [U, V].
+  """Return the contributions of a block's units to the excess logits (`readout`), without later blocks, [U, V].
 
-  The values include the scale of the last norm, but not its division. So only the order of the V tokens has a
-  meaning, not the size of a value.
+  The final LayerNorm's scale is included, but not its division. So the values of a unit rank the tokens, but their
+  size has no meaning.
   """
   scale = np.asarray(run.params['norm']['scale'], np.float64)
   return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
 
 
 def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
-  """Return the contribution of every center of the last block to a next token's excess logit, [n, T, U].
+  """Return the votes: contributions of every center of the last block to a next token's excess logit, [n, T, U].
 
-  The divisor of the last norm is constant, as in `hbf.analysis.relevance.votes`.
+  The excess logit is as in `readout`. The divisor of the final LayerNorm is treated as a constant, as in
+  `hbf.analysis.relevance.votes`.
 
   Args:
     run: the run.
-    seen: what the network computes of n windows.
+    seen: the network's arrays for n windows.
     classes: the next token, int [n, T].
 
   Raises:
@@ -234,7 +236,7 @@ def last_block(run: TextRun) -> str:
 
 
 def loss_without(run: TextRun, windows: np.ndarray, losses: np.ndarray, block: str, units: Sequence[int]) -> Mean:
-  """Silence units of a block together, and return the change of the loss in nats per token.
+  """Silence several units of a block together. Return the change of the loss in nats per token.
 
   The interval is over the windows.
 

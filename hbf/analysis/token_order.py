@@ -1,9 +1,9 @@
-"""Use of token order in a language model's stages 1: python -m hbf.analysis.token_order --workdir runs/text.
+"""Use of token order by the stages 1 of a language model: python -m hbf.analysis.token_order --workdir runs/text.
 
-For attention, the script measures the mean distance of the attended tokens and the sigmas of each head. For gMLP, it
-measures how near the spatial weights are to a Toeplitz matrix, whose weights depend only on the offset i − j of two
-tokens. Training does not require such a matrix (Liu et al. 2021, Figure 3). The script writes mixing.json and, for
-gMLP, mixing.png.
+For attention, the script measures the mean distance over which each head attends, and its sigmas. For gMLP, it
+measures how near the spatial weights are to a Toeplitz matrix, whose entries depend only on the offset i − j of two
+tokens. Training does not require such a matrix (Liu et al. 2021, Figure 3). The script writes mixing.json, and for
+gMLP also mixing.png.
 """
 
 import pathlib
@@ -34,7 +34,7 @@ OLD_KEYS = {'width': 'sigma', 'place_width': 'position_sigma', 'place_offset': '
 
 
 def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str, np.ndarray]:
-  """Return the mean distance of the attended tokens for each head, in tokens.
+  """Return the mean distance over which each head attends, in tokens.
 
   The distance for token i is Σ_j w_ij |i − j|, with the attention weights w. The mean is over the tokens i and the
   windows. Only tokens in the second half of a window count, because they have enough earlier tokens to attend to.
@@ -58,11 +58,11 @@ def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str,
 def spatial(params: Mapping[str, Any], causal: bool) -> dict[str, np.ndarray]:
   """Return the spatial matrix [N, N] of the gate in each gMLP block, by the name of the block.
 
-  Row i has the weights from which token i is computed.
+  Row i has the weights that compute token i.
 
   Args:
     params: the parameters of the network.
-    causal: True if token i depends only on tokens 0 to i. The other entries of row i are then NaN.
+    causal: True if token i depends only on tokens 0 to i. Then the other entries of row i are NaN.
   """
   matrices = {}
   for block, part in params.items():
@@ -99,7 +99,7 @@ def measure(
     root: file or folder of the text. If empty, the one used in training.
 
   Raises:
-    UserError: the run is not on texts, or an error of `hbf.training.evaluate.restore`.
+    UserError: the run is not on texts, or as for `hbf.training.evaluate.restore`.
   """
   restored = restore(workdir, checkpoint, jax.devices()[:1], dir=dir, root=root)
   model, params = restored.model, restored.params
@@ -140,7 +140,7 @@ def _shown(value: Any) -> str:
 
 
 def draw(matrices: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each matrix. Each panel has its own color scale, with 0 in the middle."""
+  """Write a PNG with a panel for each matrix. Each panel has a color scale of its own, with 0 in the middle."""
   figure, axes = plt.subplots(
     1, len(matrices), figsize=(3.4 * len(matrices), 3.2), squeeze=False, layout='constrained'
   )

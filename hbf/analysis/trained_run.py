@@ -51,7 +51,7 @@ class TrainedRun(RestoredRun):
       )
 
   def untrained(self, seed: int) -> 'TrainedRun':
-    """Return the run with the parameters that the network has at initialization with this seed, as a control."""
+    """Return the run with the network's initial parameters for a seed, as a control."""
     inputs = self.normalized(self.read('train', BATCH).images)  # centers may start at tokens of these images
     init = jax.jit(functools.partial(self.model.init, train=False))
     return self.with_params(init(jax.random.key(seed), inputs)['params'])

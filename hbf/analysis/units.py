@@ -17,9 +17,9 @@ class Units:
   """Responses and gradients of stage 2 in every block, on some labeled images.
 
   Attributes:
-    responses: response R of every center to every token, as in the sum Σ R c, float32 [depth, B · N, heads · A].
-    gradients: root mean square of the loss's gradient over a center's coordinates, float32 [depth, heads · A].
-    coefficient_gradients: greatest |gradient| of the loss over a center's coefficients, float32 [depth, heads · A].
+    responses: response R of every center to every token, float32 [depth, B · N, heads · A]. Stage 2 computes Σ R c.
+    gradients: root mean square, over a center's coordinates, of the loss's gradient, float32 [depth, heads · A].
+    coefficient_gradients: greatest |gradient| of the loss among a center's coefficients, float32 [depth, heads · A].
   """
 
   responses: np.ndarray
@@ -35,10 +35,9 @@ class Units:
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """Return how much the responses of each block vary over the tokens, [depth].
+    """Measure how much the responses of each block vary over the tokens: [depth].
 
-    The value is the root mean square, over the centers, of the standard deviation of a response. It is 0 if every
-    center responds to all tokens alike.
+    The value is the root mean square, over the centers, of a response's standard deviation over the tokens.
     """
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 

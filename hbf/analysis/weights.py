@@ -1,4 +1,4 @@
-"""Attention weights of every kind of attention in stage 1, for every implementation."""
+"""Attention weights of every kind of attention in stage 1."""
 
 import functools
 from typing import Any
@@ -18,9 +18,9 @@ from hbf.nn.hyperbf import HyperBFAttention
 def attention_weights(model: ImageClassifier | LanguageModel, params: Any, inputs: jax.Array) -> dict[str, jax.Array]:
   """Compute the attention weights of every head, for each block whose stage 1 is softmax, HyperBF or gated attention.
 
-  No implementation returns its weights. But the output of a head is linear in the values. So each head is also
-  applied to one-hot vectors as values, and its outputs are then the weights. The weights of a query sum to 1 if there
-  are no learned keys. Otherwise they sum to 1 minus the weights of the learned keys.
+  Implementations of attention do not return weights. But the output of a head is linear in the values. So each head
+  is also applied to one-hot vectors as values. Then the outputs are the weights. The weights of a query sum to 1. If
+  there are learned keys, the sum includes their weights, which are not returned.
 
   Args:
     model: the network.
@@ -50,7 +50,7 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 
 
 def _probes(values: jax.Array) -> jax.Array:
-  """Return P arrays of values [B, N, H, e], in the shape of `values`, stacked: [P, B, N, H, e].
+  """Return P arrays of values in the shape of `values`, [B, N, H, e], stacked: [P, B, N, H, e].
 
   The first array is 0. Each later array has one-hot vectors for e of the N tokens and 0 for the other tokens.
   """

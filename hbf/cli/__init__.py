@@ -21,7 +21,7 @@ flags.disclaim_key_flags()
 def resolve_config_path(config: str) -> str:
   """Return FILE[:arguments] for NAME[:arguments], where NAME is a data set's name.
 
-  If there is no file `configs/NAME.py`, this path means the name too. So both work in every folder.
+  The path `configs/NAME.py` also means the name if there is no such file. So both work in every folder.
   """
   path, colon, arguments = config.partition(':')
   name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
@@ -45,7 +45,7 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
 
 
 def define_processes() -> Callable[[], dict[str, Any]]:
-  """Define the flags of a run on several processes; return a function with their values for `processes.start`."""
+  """Define the flags of a run on several processes. Return a function that reads them, for `processes.start`."""
   holders = {
     'coordinator': flags.DEFINE_string(
       'coordinator', '', 'HOST:PORT of process 0, to which the processes of a run connect.'
@@ -57,13 +57,13 @@ def define_processes() -> Callable[[], dict[str, Any]]:
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
-  """Parse the flags and run `main`; exit status 1 and a line 'error: …' for a UserError or a wrong flag.
+  """Parse the flags and run `main`. For a UserError or a wrong flag, print a line 'error: …' and exit with status 1.
 
-  --help prints the docstring of the module of `main`, and its flags; the exit status is 0.
+  --help prints the docstring of `main`'s module and its flags, and exits with status 0.
 
   Args:
-    main: a function of the script's name and the arguments that are no flags. It returns the exit status.
-    arguments: True if the command takes such arguments.
+    main: a function that gets the script's name and the arguments that are no flags. It returns the exit status.
+    arguments: True if the command takes arguments that are no flags.
   """
 
   @in_one_line
@@ -100,14 +100,14 @@ _FORMAT_WARNING = warnings.formatwarning
 def _format_warning(
   message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-  """Format a notice to the user as one line, any other warning as Python does."""
+  """Format a `Notice` as one line, and any other warning as Python does."""
   if issubclass(category, Notice):
     return f'warning: {" ".join(str(message).split())}\n'
   return _FORMAT_WARNING(message, category, filename, lineno, line)
 
 
 def _report_unraisable(unraisable: Any) -> None:
-  """Report like Python, but not the late messages of TensorStore about a checkpoint that failed."""
+  """Report like Python, but leave out late messages of TensorStore about a checkpoint that failed."""
   if str(unraisable.exc_value) != 'Event loop is closed':
     sys.__unraisablehook__(unraisable)
 
@@ -134,7 +134,7 @@ def take_overrides() -> list[str]:
 
 
 def read_config(arguments: Sequence[str]) -> ConfigDict:
-  """Return the config of `hbf train` with these arguments, --config=DATA[:…] first.
+  """Return the config of `hbf train` with these arguments. The first argument is --config=DATA[:…].
 
   Raises:
     UserError: a file, key or value is wrong.
@@ -150,7 +150,7 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
 
 
 def _resolve_argument(argument: str) -> str:
-  """Return an argument; in --config=NAME the name is replaced by its file."""
+  """Return an argument. In --config=NAME, replace the name by its file."""
   flag, equals, config = argument.partition('=')
   return f'{flag}={resolve_config_path(config)}' if equals and flag.strip('-') == 'config' else argument
 

@@ -68,7 +68,7 @@ OVERRIDES = cli.take_overrides()
 
 
 def main(argv: Sequence[str]) -> int:
-  """Run the missing runs and report; exit status 1 if a run failed, 0 also if a signal stopped it."""
+  """Run the missing runs and write the report. Return 1 if a run failed, else 0, also after a signal."""
   del argv
   import jax
 
@@ -96,7 +96,7 @@ def comparison_of_flags() -> 'Comparison':
   """Return the comparison that the flags describe.
 
   Raises:
-    UserError: the preset is unknown, the seeds are no list, or a budget of operations comes with epochs.
+    UserError: the preset is unknown, the seeds are no list, or both operations and epochs are given.
   """
   from hbf.comparison import tune
   from hbf.comparison.grid import Comparison, parse_seeds, with_arms

@@ -26,7 +26,7 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where
 
 
 def main(argv: Sequence[str]) -> int:
-  """Edit, undo or list, and print the run's edits."""
+  """Edit, undo or list edits, and print the run's edits."""
   images, workdir = argv[1:], pathlib.Path(WORKDIR.value).expanduser()
   if (bool(images), UNDO.value is not None, LIST.value).count(True) != 1:
     raise UserError('give images with their --label, or --list, or --undo=NUMBER')

@@ -28,7 +28,7 @@ DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if n
 
 
 def main(argv: Sequence[str]) -> int:
-  """Evaluate, print, then write the scores: they are printed even if the folder can't be written."""
+  """Evaluate, print the scores, and then write them. So they are printed even if the folder can't be written."""
   del argv
   from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""The reference page of all commands, made of their `--help` texts.
+"""The reference page of all commands, made from their `--help` texts.
 
 `python -m hbf.cli.reference > docs/reference/commands.md` writes the page again.
 """

@@ -22,7 +22,7 @@ DETERMINISTIC = flags.DEFINE_boolean(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Train; exit status 0 also if a signal stopped the run. The same command then continues it."""
+  """Train. Return the exit status, which is 0 also after a signal. The same command then continues the run."""
   del argv
   from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""A comparison in a folder: run what is missing, and write the report."""
+"""A comparison in a folder: execute its missing runs, and write the report."""
 
 import pathlib
 import sys
@@ -28,7 +28,7 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
     False if a requested run failed. Otherwise True, also if a signal stopped the comparison.
 
   Raises:
-    UserError: the request is wrong, or the folder holds other runs under the same names.
+    UserError: the request is not valid, or the folder has other runs with the same names.
   """
   check_place(workdir)
   refuse_packed(workdir)
@@ -47,7 +47,7 @@ def compare(request: Comparison, workdir: pathlib.Path, devices: Sequence[Device
 
 
 def report(workdir: pathlib.Path, split: str) -> None:
-  """Write the report anew from the logs, or print the scores on held-out examples.
+  """Write the report again from the logs, or print the scores on held-out examples.
 
   Args:
     workdir: folder of the comparison.

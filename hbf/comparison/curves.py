@@ -26,12 +26,12 @@ WIDTH, HEIGHT, LABEL = 11.0, 4.2, 0.21  # in inches: width and least height of a
 
 
 class Curve(NamedTuple):
-  """The curve of an arm, with a value for each of S seeds at each of n epochs.
+  """The learning curve of an arm (a model with its options): a value for each of S seeds at each of n epochs.
 
   Attributes:
     epochs: epochs at which the first seed was evaluated, [n].
-    values: values of each seed at these epochs, [S, n]. They are interpolated for a seed that was evaluated at other
-      epochs.
+    values: values of each seed at these epochs, [S, n]. If a seed was evaluated at other epochs, its values are
+      interpolated.
   """
 
   epochs: np.ndarray
@@ -62,8 +62,8 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
 
   The first panel shows the training loss, and the second panel the score on held-out examples. If a group has no
   held-out examples, the second panel shows the accuracy on training batches. Labels stand at the ends of the curves.
-  If there are more arms than colors, the best arms get a color, and the others are gray. The curve of an unfinished
-  arm ends at the last epoch that all its seeds have reached. A diverged run counts up to its divergence.
+  If there are more arms than colors, the best arms get a color, and the others are gray. A curve ends at the last
+  epoch that all seeds of the arm have reached. The values of a diverged run end at its divergence.
 
   Args:
     grid: the arms and seeds to draw.
@@ -117,8 +117,8 @@ def draw_expected(expected: Mapping[str, Sequence[float]], score: Score, path: p
 def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
   """Return positions [n] for labels that are near the wanted positions and do not overlap.
 
-  The positions have the order of the wanted positions. The sum of the squared distances from the wanted positions is
-  minimal. To find it, the offsets from evenly spaced positions are computed by an isotonic regression.
+  The order of the labels stays, and the sum of the squared distances from the wanted positions is minimal. The
+  positions are computed by an isotonic regression of the wanted positions minus evenly spaced positions.
 
   Args:
     wanted: the wanted position of each label, [n].
@@ -165,7 +165,7 @@ def _colors(labels: list[str], ranks: Panel) -> dict[str, str]:
 
   Args:
     labels: labels of the arms. The first arm is the reference and is black.
-    ranks: the panel whose score ranks the arms, by the last value of each curve.
+    ranks: a panel. Its score at the end of each curve ranks the arms.
   """
   others = labels[1:]
   if len(others) > len(COLORS):

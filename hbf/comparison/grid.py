@@ -1,6 +1,6 @@
 """The grid of a comparison: every arm with every seed, and the folders of these runs.
 
-An arm is a model with its options on a data set.
+An arm is a model with its options. A group is all arms on one config, such as all models on CIFAR-10.
 """
 
 import dataclasses
@@ -23,24 +23,24 @@ from hbf.training.workdir import damaged, differences, read_json, write_json
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """The request for a comparison or a search.
+  """The request for a comparison, or for a search (`hbf.comparison.tune`).
 
   Attributes:
     configs: values of --config without a model, such as 'configs/cifar10.py:recipe=small'. The arms on one config are
       a group.
-    arms: 'MODEL' or 'LABEL: MODEL key=value …', where a key is a config key such as model.heads. The first arm is the
-      reference arm: differences are measured from it.
+    arms: texts 'MODEL' or 'LABEL: MODEL key=value …', where a key is a config key such as model.heads. The first arm
+      is the reference: the report has the differences of all other arms from it.
     seeds: seeds of the runs, all different.
     overrides: '--config.KEY=VALUE' for all arms.
     published: test scores that others report, by 'group/label'. For images, a score is the accuracy in percent.
-    match: True to give each arm as many parameters as the reference arm, to within 1%. For this, the number of units
-      of the arm (centers or hidden units) is changed. An arm that is already within 1% keeps its units.
-    like: an arm, written as in `arms`, that replaces the reference arm when parameters and operations are matched. ''
-      for none.
-    operations: number of training operations of each arm, such as '1.8e14'. 'match' stands for the number of the
-      reference arm. train.epochs is set so that training takes this number, to within 0.5%. With '', train.epochs is
+    match: True to change the number of units (centers or hidden units) of each arm, so that its number of parameters
+      is within 1% of the reference's. An arm that is already within 1% keeps its units.
+    like: another arm, written as in `arms`, whose parameters and operations are matched instead of the reference's.
+      '': none.
+    operations: number of training operations of each arm, such as '1.8e14', or 'match' for the number of the
+      reference. The key train.epochs is set so that training takes this number, to within 0.5%. '': train.epochs is
       not changed. An arm that sets train.epochs itself keeps its value.
-    parameters: greatest number of parameters that an arm may have. 0 for no limit.
+    parameters: greatest number of parameters of an arm. 0: there is no limit.
     space: distributions of config keys for `hbf.comparison.tune`: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for
       one arm (`hbf.comparison.space`).
   """
@@ -59,7 +59,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A row of a comparison.
+  """An arm of a comparison: a model with its options, on one config.
 
   Attributes:
     group: name of the config file. Arms of one group are compared with each other.
@@ -106,7 +106,7 @@ class Grid:
   seeds: tuple[int, ...] = ()
 
   def runs(self) -> list[tuple[Arm, int]]:
-    """Return all runs, seed by seed. So a report before the end can already compare all arms."""
+    """Return all runs, seed by seed, so that a report before the end can already compare all arms."""
     return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
   def union(self, other: 'Grid') -> 'Grid':
@@ -150,10 +150,9 @@ class Grid:
 
 
 def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
-  """Return a preset with other arms. If no arms are given, return the preset with its own arms.
+  """Return a preset with other arms, or with its own arms if none are given.
 
-  The numbers of parameters and operations still match the first arm of the preset. So an arm that is run alone equals
-  the arm that is run beside the others.
+  Parameters and operations are still matched to the preset's first arm. So an arm is the same if it is run alone.
 
   Args:
     preset: the preset.
@@ -173,8 +172,8 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
 
   Args:
     request: the requested comparison.
-    before: grid that the folder already holds. The first arm of a group in this grid stays the reference arm of the
-      group. request.like replaces it for the match of parameters and operations.
+    before: the grid of the folder so far. The first arm of a group in this grid stays the reference of the group. If
+      `request.like` is given, parameters and operations are matched to that arm.
 
   Raises:
     UserError: the request is wrong, or a data set is missing.
@@ -203,8 +202,7 @@ def make_grid(request: Comparison, before: Grid = Grid()) -> Grid:
 def arms_with_own_epochs(request: Comparison) -> list[str]:
   """Return the labels of the arms that have their own value of train.epochs.
 
-  If the request fixes the training operations of all arms, the operations of these arms are not matched. Without
-  such a request the list is empty.
+  The training operations of these arms are not matched. If the request does not set `operations`, the list is empty.
   """
   own = [arm for arm in request.arms if request.operations and re.search(r'\strain\.epochs=', arm)]
   return [label_of(arm) for arm in own]
@@ -227,7 +225,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_runs(grid: Grid, workdir: pathlib.Path) -> None:
-  """Check that the runs in a folder have the configs that the grid gives to the runs of these names.
+  """Check that the runs in a folder have the configs of the grid.
 
   Raises:
     UserError: a config differs. The message names the run and the keys that differ.

@@ -1,4 +1,4 @@
-"""Scores of the arms on held-out examples. A choice between arms is made with these scores, not with test scores."""
+"""Scores of the arms on held-out examples. Use these scores to choose between arms, not test scores."""
 
 import pathlib
 import statistics
@@ -37,7 +37,7 @@ def held_out_table(grid: Grid, workdir: pathlib.Path) -> str:
 
 
 def _ends(arm: Arm, grid: Grid, runs: StoredRuns) -> list[dict[str, float]]:
-  """Return the last line of split validation in the metrics of each finished run of an arm."""
+  """Return the scores on held-out examples at the end of each finished run of an arm."""
   names = [arm.run_name(seed) for seed in grid.seeds]
   logs = [runs.metrics(name) for name in names if runs.failure(name) is None]
   return [line for log in logs for line in [line for line in log if line['split'] == 'validation'][-1:]]

@@ -1,9 +1,9 @@
-"""Packing of a comparison: all runs become lines of one file and arrays of another.
+"""Packing of a comparison: all runs are stored in two files, runs.jsonl and predictions.npz.
 
 python -m hbf.comparison.pack runs/small results/small
 
 The packed folder has runs.jsonl, predictions.npz, and the other files of the comparison. A line of runs.jsonl has the
-config, the data, the result and the metrics of a run. predictions.npz has the arrays of all runs. A further file FILE
+config, the data, the result and the metrics of a run. predictions.npz has the arrays of all runs. Any other file FILE
 of a run RUN gets the name RUN-FILE. `hbf compare --report` reads packed and unpacked folders, and writes the same
 tables and curves for both. Checkpoints and printed output are left out.
 """
@@ -35,10 +35,10 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
 
   Args:
     folder: folder of the comparison, with a folder for each run.
-    target: folder to make. It is written completely or not at all.
+    target: folder to make. After an error it does not exist.
 
   Returns:
-    The names of the runs without a result, and the names of the folders that were left out.
+    The names of the runs without a result, and the names of the folders that are not packed.
 
   Raises:
     UserError: the folder is not a comparison, is in use or is packed already. Or the target exists, or it cannot be
@@ -95,7 +95,7 @@ class _Arrays:
 
 
 def _smallest(array: np.ndarray) -> np.ndarray:
-  """Return an array of integers in the smallest type that holds all its values. Return other arrays unchanged."""
+  """Return an array of integers in the smallest integer type for its values. Return other arrays unchanged."""
   if array.dtype.kind not in 'iu' or not array.size:
     return array
   low, high = int(array.min()), int(array.max())
@@ -145,7 +145,7 @@ def _temporary(path: pathlib.Path) -> bool:
 
 
 def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
-  """Return the names of the folders that are not packed. They are inside the runs, or beside them, such as logs."""
+  """Return the names of the folders that are not packed: all folders inside the runs, and others such as logs."""
   inside = [path for name in names for path in (folder / name).glob('*')]
   beside = [path for path in folder.iterdir() if path.name not in names]
   return sorted({path.name for path in (*beside, *inside) if path.is_dir()})

@@ -40,10 +40,10 @@ class PendingRun:
 def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], console: Console) -> bool:
   """Run all unfinished runs, one at a time on each device.
 
-  A failed run is reported, and this call does not try it again. The next call does.
+  A failed run is reported. Only the next call tries it again.
 
   Returns:
-    False if a signal ended the call. The runs have then saved their state, and the next call continues these runs.
+    False if a signal ended the call. Then the runs have saved their state, and the next call continues them.
   """
   waiting = collections.deque(_unfinished(grid, workdir))
   total, free = len(waiting), collections.deque(devices)
@@ -107,7 +107,7 @@ class _Process:
     return self._process.poll() is not None
 
   def stop(self) -> None:
-    """Ask the process to end. The process saves its state first. Further calls of `stop` do nothing."""
+    """Ask the process to save its state and to end. Further calls do nothing."""
     if not self._asked_to_stop:
       self._process.terminate()
       self._asked_to_stop = True
@@ -137,7 +137,7 @@ def _finished(run: pathlib.Path) -> bool:
 
 
 def _new_log(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Return the path of a run's next log. Rename the previous log to NAME.1.log, NAME.2.log and so on."""
+  """Return the path for a run's log, NAME.log. Rename an older log to NAME.1.log, NAME.2.log and so on."""
   log = _log(workdir, name)
   log.parent.mkdir(exist_ok=True)
   if log.exists():

@@ -31,40 +31,38 @@ class Difference:
 
 
 def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS) -> list[Difference]:
-  """Compare arms with the first arm. In 95% of comparisons, all intervals contain the true differences.
+  """Compare arms with the first arm. All intervals together contain the true differences in 95% of comparisons.
 
-  The model is an analysis of variance. Arms and examples are crossed. Seeds are nested in arms, so they are not
-  paired. The outcome of arm a with seed s for example i is
+  The model is an analysis of variance. All arms see the same examples, but each arm has its own seeds, so seeds are
+  not paired. The outcome of arm a with seed s for example i is
 
     y[a, s, i] = mean[a] + example[a, i] + seed[a, s] + both[a, s, i].
 
-  All terms but the means are random, independent effects. The seeds' variance τ² is the same for all arms. Arm a has
-  S seeds, the reference r has R seeds, and both have n examples. Their difference has the variance
+  All terms but the means are random and independent. The variance of `seed` is τ² for all arms. If arm a has S seeds,
+  the reference r has R seeds, and both have n examples, their difference has the variance
 
     Var_i(mean over s of y[a, s, i] − mean over s of y[r, s, i]) / n + τ² (1/S + 1/R).
 
-  The first term is paired over the examples, and it already contains the variance of `both`. The mean of a seed over
-  the examples has the variance τ² + Var(both)/n. So Var(both)/n is subtracted from this variance to estimate τ², and
-  nothing is counted twice. The estimate of τ² is at least 0. If an arm or the reference has fewer than three seeds,
-  only the first term is used.
+  The first term is paired over the examples, and already contains the variance of `both`. The mean outcome of a seed
+  has the variance τ² + Var(both)/n. To estimate τ², Var(both)/n is subtracted from the variance of these means. The
+  estimate is at least 0. If an arm or the reference has fewer than three seeds, only the first term is used.
 
-  The half length of an interval is the standard error of the difference times a factor. The factor is the 95%
-  quantile of the greatest of all studentized differences (Dunnett 1955). The quantile is computed from draws of the
-  estimated model, with the degrees of freedom of the estimates. It is computed with and without the variation between
-  seeds, and the greater value is used. If one of the two variances is 0, the factor is Dunnett's quantile. For a
-  single arm it is then Student's quantile.
+  The half length of an interval is the standard error of the difference times a factor. As in Dunnett 1955, the
+  factor is the 95% quantile of the largest error among all differences. Each error is divided by its estimated
+  standard error, which is random too. The quantile is computed from random draws of the model with the estimated
+  variances. It is computed with and without the variation between seeds, and the greater value is used.
 
   References: Obuchowski & Rockette 1995 (the model, with readers in place of seeds); Searle, Casella & McCulloch 1992
   (estimates of variances); Dunnett 1955.
 
   Args:
-    arms: outcomes of each arm, [S, n]. A value belongs to a seed and an example, such as 100 for a right answer. The
+    arms: outcomes of each arm, [S, n]. Each value is for a seed and an example, such as 100 for a right answer. The
       number of seeds S may differ between arms. The first arm is the reference.
     length: number of consecutive examples in a block (`block_length`). 1 for independent examples.
     draws: number of draws from the model.
 
   Returns:
-    The difference of each arm but the first from the first arm.
+    The differences from the first arm, one for each other arm.
   """
   n = arms[0].shape[1]
   counts = np.array([len(arm) for arm in arms])
@@ -98,8 +96,8 @@ def block_length(examples: int) -> int:
   """Return the number of examples in a block of a text: a tenth of the text.
 
   Neighboring windows of a text are similar, so the differences between models are correlated over more than 60
-  windows. For this reason, blocks should be long. But an interval needs several blocks: Schmeiser 1982 advises 10 to
-  30 blocks for any correlation.
+  windows. So blocks must be long. But an interval needs several blocks: Schmeiser 1982 advises 10 to 30 for any
+  correlation.
   """
   return math.ceil(examples / BLOCKS)
 
@@ -119,11 +117,11 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, float, int]:
-  """Return the variance between the seeds' mean outcomes, pooled over the arms, as three values.
+  """Return the variance between the mean outcomes of seeds, pooled over the arms.
 
   Returns:
-    The part of the variance that the finite number of examples causes, Var(both)/n. The whole variance,
-    τ² + Var(both)/n. The degrees of freedom of the whole variance.
+    Three numbers: Var(both)/n, which is due to the finite number of examples; the whole variance τ² + Var(both)/n;
+    and the degrees of freedom of the whole variance.
   """
   repeated = [arm for arm in arms if len(arm) > 1]
   freedom = sum(len(arm) - 1 for arm in repeated)
@@ -140,7 +138,7 @@ def _relative_variance(random: np.random.Generator, freedom: float, draws: int) 
 
 
 def _quantile(drawn: np.ndarray, variances: np.ndarray) -> float:
-  """Return the `LEVEL` quantile over the draws of the greatest studentized value in a draw.
+  """Return the `LEVEL` quantile, over the draws, of a draw's largest |error| divided by its estimated deviation.
 
   Args:
     drawn: a drawn error of each difference, [draws, K].

@@ -29,8 +29,8 @@ CURE = 'restore it from a copy, or pack the comparison again'
 class StoredRuns(abc.ABC):
   """The stored runs of a comparison. The name of a run is the name of its folder.
 
-  Every method but `names` takes the name of a run. A run that is not stored has no result, no metrics and no
-  predictions.
+  Every method except `names` takes the name of a run. For a run that is not stored, there is no result, no metrics
+  and no predictions.
   """
 
   @abc.abstractmethod
@@ -39,11 +39,11 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def config(self, name: str) -> ConfigDict | None:
-    """Return the config of a run, or None without a config. Keys of older versions are converted to current keys."""
+    """Return the config of a run, translated to current keys. None if there is no config."""
 
   @abc.abstractmethod
   def data(self, name: str, *keys: str) -> dict[str, Any] | None:
-    """Return the content of data.json, or None if an old version wrote the run without this file.
+    """Return the content of data.json. None for an old run, which has no such file.
 
     Raises:
       UserError: the content lacks one of `keys`, or it is damaged.
@@ -63,7 +63,7 @@ class StoredRuns(abc.ABC):
 
   @abc.abstractmethod
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
-    """Return the arrays of predictions.npz by name, [n] each for n test examples. None if the run has no arrays."""
+    """Return the arrays of predictions.npz by name, [n] for n test examples. None if the run has none."""
 
   @abc.abstractmethod
   def failure(self, name: str) -> str | None:
@@ -71,7 +71,7 @@ class StoredRuns(abc.ABC):
 
 
 def open_runs(folder: pathlib.Path) -> StoredRuns:
-  """Return the stored runs of a comparison folder, which may be packed or not.
+  """Return the stored runs of a comparison folder, packed or not.
 
   Raises:
     UserError: the packed runs are damaged.
@@ -80,7 +80,7 @@ def open_runs(folder: pathlib.Path) -> StoredRuns:
 
 
 def refuse_packed(folder: pathlib.Path) -> None:
-  """Raise an error if a comparison is packed, because runs cannot be added to it.
+  """Check that a comparison is not packed, because no runs can be added to a packed one.
 
   Raises:
     UserError: the comparison is packed.

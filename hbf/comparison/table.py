@@ -22,7 +22,7 @@ Results = dict[int, dict[str, Any]]  # result.json by seed
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """The scores of an arm over its finished runs.
+  """A row of the table: the scores of an arm over its finished runs.
 
   The compared score is the first score of the group's task.
 
@@ -30,12 +30,12 @@ class Row:
     group: name of the group. Arms of one group are compared with each other.
     task: name of the group's task.
     label: label of the arm.
-    results: content of result.json by seed, for finished runs.
-    failed: reason why there is no result, by seed, for the other runs.
+    results: the content of each finished run's result.json, by seed.
+    failed: the reason why a run has no result, by seed, for all other runs.
     mean: mean of the compared score over the seeds. None without a result.
     sd: standard deviation of the compared score over the seeds. None for fewer than two results.
-    difference: difference from the first arm of the group. None for the first arm. Also None if the stored outcomes
-      for test examples are missing, or if they are for other examples than those of the first arm.
+    difference: difference from the first arm of the group. None for the first arm, and if the outcomes for the test
+      examples are missing or are for other examples than in the first arm.
     published: value of the compared score that others report, or None.
   """
 
@@ -55,7 +55,7 @@ class Row:
     return TASKS[self.task]
 
   def format(self, value: float, sign: str = '') -> str:
-    """Return a value of the compared score as a text for the table. With '+' as `sign`, it always has its sign."""
+    """Return a value of the compared score as a text. If `sign` is '+', positive values get a plus sign."""
     return f'{value:{sign}{self.kind.scores[0].form}}'
 
 
@@ -114,8 +114,8 @@ def _results(arm: Arm, grid: Grid, runs: StoredRuns) -> Results:
 def _differences(seeds: Mapping[Arm, Sequence[int]], runs: StoredRuns) -> dict[Arm, Difference]:
   """Compare the arms of a group with the first arm, by the outcomes for the test examples.
 
-  An arm is left out if it has no finished run, or if one of its runs stored no outcomes. It is also left out if its
-  test examples differ from those of the first arm.
+  An arm is left out if it has no finished run, if a run stored no outcomes, or if its test examples differ from the
+  first arm's.
 
   Args:
     seeds: the seeds of the finished runs of each arm. The first arm is the reference.
@@ -202,8 +202,7 @@ def _cells(row: Row, mixed: bool) -> tuple[str, ...]:
 def _bounds(row: Row, mixed: bool) -> str:
   """Return the interval of a row as a text.
 
-  If `mixed` is True, the table has intervals over examples and seeds, and intervals over examples alone. The latter
-  are then marked.
+  If `mixed` is True, the table has both kinds of intervals, and those over examples alone are marked.
   """
   difference = row.difference
   if difference is None or difference.low is None or difference.high is None:

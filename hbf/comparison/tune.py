@@ -1,4 +1,4 @@
-"""A fair search for the options of all arms: equal numbers of trials, one space, and a choice on held-out examples.
+"""A fair search for the best options of each arm: equal numbers of trials, and a choice on held-out examples.
 
 An arm is a model with its options (`hbf.comparison.grid`). A trial is a run of an arm with random values from a space
 of options (`hbf.comparison.space`).
@@ -40,16 +40,15 @@ class Trial:
 
   Attributes:
     label: label of the arm.
-    number: number of the trial, from 0. Trials of all arms with this number have the same seed. They also have the
-      same values of the keys that the arms share.
+    number: number of the trial, from 0. In all arms, the trials with this number have the same seed, and the same
+      values of shared keys.
     seed: seed of the run. Trials with other numbers have other seeds.
     options: random values by config key.
     held_out: first score of the task on held-out examples at the end of training. None without a result.
     loss: training loss at the end of training. None without a result.
     failed: reason why there is no result. '' if there is a result.
     arm: the requested arm, 'LABEL: MODEL key=value …'.
-    like: the reference arm. The trial has its number of parameters. If the request matches operations, the trial also
-      has its training operations.
+    like: the reference arm. Its number of parameters is matched, and its training operations if the request says so.
     group: name of the config.
     task: name of the config's task.
     run: name of the run's folder.
@@ -72,12 +71,12 @@ class Trial:
 
   @property
   def ranks(self) -> Score:
-    """The score that ranks the trials."""
+    """The score by which trials are compared."""
     return TASKS[self.task].scores[0]
 
   @property
   def diverged(self) -> bool:
-    """True if training diverged. Such a trial counts as done, because it would diverge again."""
+    """True if training diverged. Such a trial is not repeated, because it would diverge again."""
     return 'training diverged' in self.failed
 
   @property
@@ -137,7 +136,7 @@ def tune(request: Comparison, count: int, workdir: pathlib.Path, devices: Sequen
 
 
 def report(workdir: pathlib.Path) -> None:
-  """Write tuning.json and tuning.png anew from the logs, and print the best trial of each arm."""
+  """Write tuning.json and tuning.png again from the logs, and print the best trial of each arm."""
   trials = _write(_read(workdir), workdir)
   ranks = trials[0].ranks
   draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'))
@@ -155,10 +154,10 @@ def report(workdir: pathlib.Path) -> None:
 
 
 def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
-  """Return the request with the options of the best trial added to each arm.
+  """Return the request. Each arm has the options of its best trial added.
 
   Args:
-    request: a comparison of arms of the search. Its seeds must be seeds that no trial used.
+    request: a comparison of arms of the search. No trial may have used its seeds.
     path: path of the tuning.json that the search wrote.
 
   Raises:
@@ -191,11 +190,11 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
 def expected_best(values: Sequence[float], score: Score) -> list[float]:
   """Return the expected best result of 1, 2, … n trials.
 
-  The value for k trials is the mean of the best result over all subsets of k results.
+  The value for k trials is the best result of k of the n values, averaged over all choices of these k.
 
   Args:
     values: results of n independent trials.
-    score: the kind of score. It determines whether a greater or a smaller value is better.
+    score: the kind of score, which says if greater or smaller values are better.
   """
   ordered, n = sorted(values, reverse=score.better is min), len(values)
   return [
@@ -281,7 +280,7 @@ def _by_label(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 def _best(trials: Sequence[Trial]) -> Trial | None:
   """Return the finished trial with the best score, or None if no trial is finished.
 
-  If several trials have this score, return the first of them.
+  If several trials are equal, return the first of them.
   """
   finished = [trial for trial in trials if trial.held_out is not None]
   best = trials[0].ranks.better((trial.held_out for trial in finished), default=None)

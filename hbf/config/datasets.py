@@ -41,7 +41,7 @@ def imagenet(arguments: str = '') -> ConfigDict:
 
   It has 1,000 classes, 1,281,167 photographs to train on and 50,000 to test on. The default recipe is `plain`.
   Processes on the hosts decode the images, resize the shorter side to 224 pixels and cut out the square in the
-  center. The compiled training step cuts random crops out of these squares.
+  center. Random crops are cut out of these squares in the compiled training step.
   """
   return make_config(
     f'recipe=plain,{arguments}',
@@ -63,7 +63,7 @@ def arrays(arguments: str = '') -> ConfigDict:
 
 
 def text(arguments: str = '') -> ConfigDict:
-  """Return the config of the language reference that comes with Python: half a million characters, no download."""
+  """Return the config of Python's language reference: half a million characters. The text comes with Python."""
   return make_text_config(arguments, {'name': 'python'})
 
 

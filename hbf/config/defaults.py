@@ -1,6 +1,6 @@
 """Every key of a config: its default, its allowed values and its meaning.
 
-A config also has keys for the options of the two stages. These options are the fields of the stage classes in hbf/nn.
+The options of the two stages are config keys too. They are declared as fields of the stage classes in hbf/nn.
 `hbf.config.reference` writes all keys and options as a page.
 """
 
@@ -303,5 +303,5 @@ def defaults(task: str) -> ConfigDict:
 
 
 def empty(values: Values) -> Any:
-  """Return the placeholder of an empty config key. The key takes one of `values` later."""
+  """Return the placeholder for an empty config key. It later gets one of `values`."""
   return config_dict.placeholder(int if values.kind is numbers.Integral else float)

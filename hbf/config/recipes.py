@@ -37,7 +37,7 @@ SIZES_OF = {
 def memo() -> ConfigDict:
   """Return the recipe of CBMM Memo 143 for CIFAR.
 
-  It trains on the whole training set, without warm-up. The last checkpoint is tested, because no images are held out.
+  It trains on the whole training set, without warm-up. No images are held out, so the last checkpoint is tested.
   """
   config = defaults()
   config.model.update(width=768, depth=4, heads=4)
@@ -77,8 +77,8 @@ def laptop() -> ConfigDict:
 def strong() -> ConfigDict:
   """Return a recipe for a GPU: 300 epochs of a model of 2.8 M parameters.
 
-  Sizes and methods follow Lee et al. 2021, but RandAugment replaces their AutoAugment. The paper counts 100 epochs,
-  because each of its epochs shows every image three times.
+  It follows Lee et al. 2021, with RandAugment in place of their AutoAugment. The 300 epochs are 100 epochs of the
+  paper, which show every image three times.
   """
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
@@ -93,9 +93,9 @@ def strong() -> ConfigDict:
 
 
 def finetune() -> ConfigDict:
-  """Return a recipe that starts from weights of another project. The config key `init_from` names the weights' file.
+  """Return a recipe that starts from weights of another project. The config key `init_from` names their file.
 
-  The argument `size` and the options of the model must describe the network of these weights.
+  The argument `size` and the model's options must describe the same network as the file.
   """
   config = defaults()
   config.model.update(width=192, depth=12, heads=3, patch=16, drop_path=0.1)
@@ -149,10 +149,10 @@ TEXT_RECIPES = {'characters': characters}
 
 
 def defaults(task: str = 'classification') -> ConfigDict:
-  """Return a config in which every key has its default, with an extra empty section `stages`.
+  """Return a config with all defaults and an empty section `stages`.
 
-  A recipe writes the options that it sets for stage 1 and stage 2 into this section. `make_config` removes the
-  section, and copies each option to the model's stage if this stage has such an option.
+  A recipe writes options for stage 1 and stage 2 into this section. `make_config` copies an option to the model's
+  stage if the stage has it, and removes the section.
   """
   config = all_defaults(task)
   config.stages = ConfigDict({'stage1': {}, 'stage2': {}})
@@ -160,7 +160,7 @@ def defaults(task: str = 'classification') -> ConfigDict:
 
 
 def named_options(name: str) -> dict[str, Any]:
-  """Return the values of keys in section `model` that a named model sets. `resolve` later fills a value of None."""
+  """Return the keys of section `model` that a named model sets, with their values. `resolve` later replaces None."""
   # The published networks have no class token, and the layers that mix tokens know the positions.
   patches_only = {'pool': 'mean', 'positions': 'none'}
   options: dict[str, dict[str, Any]] = {

@@ -52,7 +52,7 @@ def _stage_table(module: type | None, keys: Mapping[str, Key]) -> str:
 
 
 def _table(keys: Mapping[str, Key]) -> str:
-  """Return keys as a table whose cells are not padded, because meanings are long."""
+  """Return a table of keys. Its cells are not padded, because meanings are long."""
   rows: list[Iterable[Any]] = [('key', 'default', 'values', 'meaning'), ('---',) * 4]
   for name, key in keys.items():
     default = 'empty' if key.default is None else f'`{key.default!r}`'

@@ -1,4 +1,4 @@
-"""Resolution of a config after all overrides: keys that depend on other keys are filled, and all keys are checked."""
+"""Resolution of a config: fill the keys that depend on other keys, and check all keys."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from hbf.options import OptionError
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-  """Fill the empty keys of a config. They depend on other keys, so call this function after all overrides.
+  """Fill the empty keys of a config. Their values follow from other keys, so set those first.
 
-  The numbers of units of the stages follow from `model.expansion` and `model.width`. The key `model.expansion` is
-  then removed. The factor on the learning rate of the centers, `optimizer.center_rate`, follows from `model.width`.
+  The stages' numbers of units follow from `model.expansion` and `model.width`. The key `model.expansion` is then
+  removed. The factor `optimizer.center_rate` on the centers' learning rate follows from `model.width`.
 
   Args:
     config: the config of a run. It is not changed.
 
   Returns:
-    The config that a run folder stores. It equals `config` if `config` is resolved already.
+    The config that a run folder stores. If `config` is resolved already, the two are equal.
 
   Raises:
     UserError: `model.width` or `model.expansion` is outside its range.
@@ -70,7 +70,7 @@ def _check(values: dict[str, Any], known: dict[str, Key]) -> None:
 
 @contextlib.contextmanager
 def naming_keys(config: ConfigDict) -> Iterator[None]:
-  """Turn an OptionError in the `with` statement into a UserError that also names the config keys of the options.
+  """Turn an OptionError inside a `with` statement into a UserError that names the config keys.
 
   Raises:
     UserError: a module raised OptionError.

@@ -22,7 +22,7 @@ class Dataset:
     image_shape: height, width and channels of every image.
     splits: the sources of examples, with the keys `train` and `test`. The key is `test` even if the test split has
       another name in the data set.
-    names: readable names of classes, by stored name. They are given if a stored name is an id, such as n01443537.
+    names: readable names of classes by stored name, for data sets whose stored names are ids such as n01443537.
   """
 
   name: str
@@ -50,12 +50,13 @@ def load(
     image_size: height and width of the images in pixels. The shorter side of an image is resized to this length, and
       the square in the center is cut out. 0 or None keeps the stored images, which must then all have one size. An
       `image_folder` needs a number.
-    download: True to download and prepare a data set that is not in `dir`. The data set `digits` needs no download,
-      so it is prepared in any case.
+    download: True to download and prepare a data set that is not in `dir`. The data set `digits` needs no download
+      and is always prepared.
     test_split: the data set's own name of the labeled split to test on.
 
   Raises:
-    UserError: the data set is unknown, not prepared, damaged or unfit. The message says what to do.
+    UserError: the data set is unknown, not prepared or damaged, or is not labeled images of one size. The message
+      says what to do.
   """
   refuse_test_on_train(test_split)
   if name == NAME:
@@ -90,10 +91,10 @@ def from_arrays(data: ArrayData) -> Dataset:
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
-  """Return a data set of black images that stands in for a data set that is not prepared.
+  """Return a data set of black images, as a substitute for a data set that is not prepared.
 
-  It has the number and size of the real images. Return None if the data set is prepared, or if the number and size of
-  its images are not known before it is prepared. `load` explains the arguments.
+  The number and the size of the images are right. Return None if the data set is prepared, or if these facts are not
+  known before. See `load` for the arguments.
 
   Raises:
     UserError: the images vary in size, and no `image_size` is given.

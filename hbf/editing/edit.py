@@ -26,14 +26,13 @@ GUARDED = 20_000  # the largest number of training images whose answers should s
 
 
 class Editor:
-  """A classifier to edit, with the images whose answers should stay. They are called guarded images.
+  """A classifier to edit, and the images whose answers should not change. These are the guarded images.
 
   The center of an edit is the point p(x) of the edited image (`hbf.models.edited.EditedClassifier`). The edit acts in
-  a ball around this center. The radius of the ball is `reach` times the distance from the center to the nearest
-  guarded image that is answered with another class than the new label. The center of an earlier edit with another
-  label counts as such an image. With a reach of at most 1 the ball contains none of them, so it does not change
-  their logits. The edit raises the label's logit of the edited image until it is `margin` above the largest other
-  logit.
+  a ball around this center. The radius of the ball is `reach` times a distance: from the center to the nearest
+  guarded image whose answer is not the new label. Centers of earlier edits with another label count as such images.
+  With a reach of at most 1 the ball contains none of these images, so their logits do not change. The edit raises one
+  logit of the edited image: the new label's logit becomes the largest, by `margin`.
 
   Attributes:
     reader: the classifier without edits, as a function of images.
@@ -43,7 +42,7 @@ class Editor:
   """
 
   def __init__(self, reader: Reader, classes: Sequence[str], among: np.ndarray, edits: Edits) -> None:
-    """Compute the logits and the points of the guarded images `among`, uint8 [n, H, W, C]."""
+    """Compute the logits and the points of the guarded images, `among`, uint8 [n, H, W, C]."""
     self.reader, self.classes, self.edits = reader, tuple(classes), edits
     self.guard = reader(among)
 
@@ -55,7 +54,7 @@ class Editor:
     reach: float = REACH,
     margin: float = MARGIN,
   ) -> None:
-    """Add an edit for each image. An image gets none if the edit of an earlier image of `images` already corrects it.
+    """Add an edit for each image, unless the edit of an earlier image in `images` already corrects it.
 
     Args:
       images: the images to correct, uint8 [n, H, W, C].
@@ -86,7 +85,7 @@ class Editor:
     self.edits = edits
 
   def _answers(self, logits: np.ndarray, points: np.ndarray, edits: Edits) -> np.ndarray:
-    """Return the classes that the edited classifier answers, int [n]."""
+    """Return the answers of the edited classifier, int [n]."""
     return np.asarray((logits + edits.changes(points)).argmax(axis=-1))
 
   def _number(self, label: str | int) -> int:
@@ -99,10 +98,10 @@ class Editor:
     return int(label)
 
   def _distance(self, point: np.ndarray, label: int, edits: Edits, source: str) -> float:
-    """Return the distance from a point to the nearest guarded image or earlier edit of another class than `label`.
+    """Return the distance from a point to the nearest guarded image or earlier edit with another class than `label`.
 
     Raises:
-      UserError: an earlier edit of another class has its center at this point. Or there is no image and no edit of
+      UserError: an earlier edit with another class has its center at this point. Or no guarded image and no edit has
         another class.
     """
     metric = edits.metric
@@ -154,7 +153,7 @@ def training_images(task: Classification, validation: float) -> np.ndarray:
 
   Args:
     task: the task of a run.
-    validation: the part of the training images that the run holds out. They are left out.
+    validation: the fraction of the training images that the run holds out. Held-out images are not returned.
   """
   source = make_splits(task, validation)['train']
   return np.asarray(read_many(source, evenly_spaced(len(source), GUARDED), task.shape)[0])
@@ -171,7 +170,7 @@ class Made(NamedTuple):
 
   Attributes:
     guarded: the number of guarded images.
-    changed: the number of guarded images with a changed answer, minus that number before the new edits.
+    changed: the increase in the number of guarded images with a changed answer.
   """
 
   guarded: int
@@ -202,7 +201,7 @@ def edit_files(
 
   Raises:
     UserError: the run is not on images, is in use, or has edits of another checkpoint. Or its data are missing. Or an
-      image can't be read. `Editor.edit` lists further causes. Then nothing is written.
+      image can't be read. Or `Editor.edit` raises UserError. Nothing is written in these cases.
   """
   check_on_images(workdir)
   dataset = stored_dataset(workdir)

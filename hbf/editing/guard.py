@@ -1,4 +1,4 @@
-"""Distances for edits: from an edited image to the images whose answers should stay, in a measured metric."""
+"""Distances for edits: from an edited image to the guarded images, whose answers should not change."""
 
 import dataclasses
 import functools
@@ -74,16 +74,16 @@ def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: n
 
 
 def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry], seed: int = 0) -> np.ndarray:
-  """Return a metric W [D, D] in which the points of an image's copies are near to each other.
+  """Return a metric W [D, D] in which the points of copies of an image are near to each other.
 
-  The copies are moved and mirrored as in training. Their points are scaled: each of the D coordinates is divided by
-  its standard deviation over all copies. Let Σ be the covariance of the scaled points around the mean point of their
-  own image, over all images, plus a ridge (`RIDGE`). W scales a point in this way and then multiplies it by Σ^(−1/2).
+  The copies are moved and mirrored as in training. W is the product of two matrices. The first divides each of the D
+  coordinates by its standard deviation over all copies. The second is Σ^(−1/2). Σ is the covariance of the scaled
+  points, each relative to the mean of the copies of its image, plus a ridge (`RIDGE`).
 
   Args:
     reader: the classifier.
     images: uint8 [n, H, W, C]. At most `COPIED` of them are used.
-    entries: the transforms of training. `moves` selects the ones that are used.
+    entries: the transforms of training. Only those that `moves` selects are used.
     seed: the seed of the random transforms.
   """
   copied, entries = images[:: -(-len(images) // COPIED)], moves(entries, images.shape[1])
@@ -98,9 +98,9 @@ def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry],
 
 
 def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
-  """Return the transforms that only move an image. If there are none, return a shift by up to an eighth of its side.
+  """Return the transforms that only move an image. If there are none, return a shift by up to an eighth of the side.
 
-  A flip in every other epoch is replaced by a random flip.
+  The transform that flips in every other epoch becomes a random flip.
   """
   entries = [('flip', 0.5) if name == 'alternate_flip' else (name, *rest) for name, *rest in entries]
   kept = [entry for entry in entries if TRANSFORMS[entry[0]].geometry and not TRANSFORMS[entry[0]].pixels]

@@ -1,4 +1,4 @@
-"""Application of a function to any number of examples, in batches of one size."""
+"""Application of a function to any number of examples, in batches of equal size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ BATCH = 100  # examples
 
 
 def in_batches(function: Callable[[Any], Any], examples: np.ndarray, size: int = BATCH) -> Any:
-  """Apply a function to all examples, in batches of one size.
+  """Apply a function to all examples, in batches of equal size.
 
   Args:
     function: a function that takes a batch [size, …] and returns a tree of arrays [size, …].

@@ -18,13 +18,12 @@ class Counts(flax.struct.PyTreeNode):
   """Sums over the batches of a split with C classes.
 
   The confidence of an example is the probability of its predicted class. The bins divide the range from 0 to 1 into
-  BINS equal intervals of confidence. A sum of floats is kept together with its rounding error; see
-  `hbf.evaluation.exact.add`.
+  BINS equal intervals of confidence. A sum of floats is an array of two: the sum and its rounding error
+  (`hbf.evaluation.exact.add`).
 
   Attributes:
     confusion: int32 [C, C], number of examples for each pair of label and prediction.
-    top5: int32, number of examples whose label is among the five largest logits. With at most five classes, these
-      are all examples.
+    top5: int32, number of examples whose label is among the five largest logits.
     nll: float32 [2], the sum of the negative log-likelihoods in nats, and the rounding error of this sum.
     bin_examples: int32 [BINS], number of examples in each bin.
     bin_correct: int32 [BINS], number of correct predictions in each bin.
@@ -94,7 +93,7 @@ def summarize(counts: Counts) -> dict[str, Any]:
 
 
 def detail(counts: Counts) -> dict[str, Any]:
-  """Return the details that the report of a split has beside the scores.
+  """Return details of a split that are no scores.
 
   Returns:
     A dictionary. `per_class` is the accuracy of each class in percent, or None for a class without examples.

@@ -6,10 +6,10 @@ import numpy as np
 
 
 def add(total: jax.Array, value: jax.Array) -> jax.Array:
-  """Add a value to a sum that is kept together with its rounding error.
+  """Add a value to a sum. The rounding error of the sum is stored beside the sum.
 
-  The sum and its rounding error together have a precision of 48 bits. Two steps add a value: Knuth's TwoSum, and the
-  renormalization of Dekker 1971, "A floating-point technique for extending the available precision".
+  Together they have a precision of 48 bits. The value is added by Knuth's TwoSum, and then by the renormalization of
+  Dekker 1971, "A floating-point technique for extending the available precision".
 
   Args:
     total: float32 [2, …], the sum and its rounding error. Zeros stand for an empty sum.

@@ -1,4 +1,4 @@
-"""Exact scores of a model on a text, for the whole text and for each position of a token in its window."""
+"""Exact scores of a language model on a text, in total and for each position in a window."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hbf.evaluation.scores import ACCURACY, BITS_PER_BYTE, PERPLEXITY, TOKEN_NLL
 
 
 class TextCounts(flax.struct.PyTreeNode):
-  """Sums over the batches of a text, for each of the T positions in a window.
+  """Sums over all windows of a text, separate for each of the T positions in a window.
 
   Attributes:
     nll: float32 [2, T], the sum of the negative log-likelihoods in nats of the tokens at each position, and the

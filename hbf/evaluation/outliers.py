@@ -1,6 +1,6 @@
-"""Detection of outliers: how well a score of each image separates images like the training images from other images.
+"""Detection of outliers. A score of each image should separate images like the training images from other images.
 
-Images like the training images are called *inside*, and other images *outside*. The score should be greater inside.
+Images like the training images are *inside*, other images are *outside*. Images inside should have greater scores.
 """
 
 import dataclasses
@@ -31,7 +31,8 @@ class Separation:
   Attributes:
     auroc: probability that a random example inside has a greater score than a random example outside. Ties count
       half. Random scores give 50.
-    fpr95: share of the examples outside that reach the threshold which 95% of the examples inside reach.
+    fpr95: false positive rate. Let 95% of the examples inside have scores at or above a threshold. This is the
+      percentage of the examples outside at or above the same threshold.
   """
 
   auroc: Estimate
@@ -51,11 +52,11 @@ def energy_score(logits: np.ndarray) -> np.ndarray:
 def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
   """Measure how well a score separates examples inside from examples outside.
 
-  The confidence interval of the AUROC is computed for the logarithm of its odds, with DeLong's variance (1988). Its
-  bounds therefore stay within 0 to 100. If the score separates all examples, DeLong's variance is 0, and the interval
-  is Newcombe's (2006). The interval of the FPR includes the error of the estimated threshold. In simulations the
-  intervals contain the true value in 94 to 99 of 100 cases. An AUROC above 99.9 is decided by few examples. Its
-  interval contains the true value in 90 of 100 cases.
+  The confidence interval of the AUROC is computed for the logarithm of its odds, with DeLong's variance (1988). So
+  its bounds stay within 0 to 100. If the score separates all examples, DeLong's variance is 0, and Newcombe's
+  interval (2006) is used instead. The interval of the FPR includes the error of the estimated threshold. In
+  simulations the intervals contain the true value in 94 to 99 of 100 cases. An AUROC above 99.9 depends on few
+  examples, and its interval contains the true value in 90 of 100 cases.
 
   Args:
     inside: scores of examples like the training images, [n].
@@ -75,14 +76,14 @@ def separation(inside: np.ndarray, outside: np.ndarray) -> Separation:
 
 
 def auroc_difference(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> Estimate:
-  """Return the AUROC of one score minus the AUROC of another on the same examples, with DeLong's paired interval.
+  """Return the difference of two scores' AUROC on the same examples, with DeLong's paired interval.
 
   Args:
     one: values of the first score, for the examples inside [n] and the examples outside [m].
     other: values of the second score, for the same examples in the same order.
 
   Raises:
-    UserError: `separation` would raise it for one of the scores, or the numbers of examples differ.
+    UserError: as for `separation`, or the numbers of examples differ.
   """
   for inside, outside in (one, other):
     _check(inside, outside)
@@ -103,12 +104,12 @@ def _check(inside: np.ndarray, outside: np.ndarray) -> None:
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-  """Return the AUROC, and a share for each example inside [n] and outside [m].
+  """Return the AUROC, and for each example inside [n] and outside [m] a share of the examples of the other kind.
 
-  The share of an example inside is the part of the examples outside with smaller scores. The share of an example
-  outside is the part of the examples inside with greater scores. Ties count half. Ranks give the shares (Sun & Xu
-  2014). The rank of an example among all examples, minus its rank among its own kind, is the number of examples of
-  the other kind below it.
+  An example inside has the share of the examples outside with smaller scores. An example outside has the share of the
+  examples inside with greater scores. Ties count half. The shares are computed from ranks (Sun & Xu 2014): the rank
+  among all examples, minus the rank among examples of the same kind, is the number of examples of the other kind with
+  smaller scores.
   """
   n, m = len(inside), len(outside)
   ranks = stats.rankdata(np.concatenate([inside, outside]))
@@ -141,11 +142,11 @@ def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
 
 
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
-  """Return the share of examples outside that reach the threshold which 95% of the examples inside reach.
+  """Return FPR95 with its interval, see `Separation`.
 
-  The number of examples inside below the true threshold has a binomial distribution. This gives the distribution of
-  the threshold's rank. For each rank, the true share outside has Jeffreys' Beta distribution. The interval is that of
-  the mixture of these Beta distributions over the ranks.
+  The number of examples inside below the true threshold has a binomial distribution, and so has the threshold's rank.
+  Given the rank, the true share of examples outside has Jeffreys' Beta distribution. The interval is a quantile
+  interval of the mixture of these Beta distributions over all ranks.
   """
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)

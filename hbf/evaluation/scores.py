@@ -1,4 +1,4 @@
-"""Scores of a model on a split: the name, unit and better direction of each."""
+"""Scores of a model on a split: names, units, and if higher or lower is better."""
 
 import dataclasses
 from collections.abc import Callable

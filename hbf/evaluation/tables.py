@@ -15,7 +15,7 @@ MOST_CLASSES = 20  # if there are more, only the hardest classes are shown
 
 
 def print_result(result: Mapping[str, Any], title: str, console: Console) -> None:
-  """Print the scalars of a result with their units. Each scalar has a row of its own."""
+  """Print the numbers of a result with their units, one in a row."""
   scalars = {key: value for key, value in result.items() if isinstance(value, str | int | float)}
   _print(
     title, table(('name', 'value'), [(key, _format_value(key, value)) for key, value in scalars.items()]), console

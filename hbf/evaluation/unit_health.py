@@ -1,7 +1,7 @@
-"""Faults of the units of stage 2: dead units, constant units, doubled units and units that are rarely awake.
+"""Faults of the units of stage 2: dead units, constant units, doubled units and units with a low share.
 
-All reports use these functions. U is the number of units, and R is the response of a unit to a token. The stage
-computes the sum Σ R c over its units, with the coefficients c. K is the value of a unit's kernel.
+A unit is a center of HyperBF or a hidden unit of an MLP. U is their number, and R is the response of a unit to a
+token. The stage computes the sum Σ R c over its units, with the coefficients c. K is the value of a unit's kernel.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Health(NamedTuple):
   Attributes:
     dead: True if the unit adds nothing or learns nothing. Its greatest |R| or the gradient of its coefficients is
       then 0 up to rounding.
-    constant: True if the unit only adds a bias. Its response then hardly varies over the tokens.
+    constant: True if the response hardly varies over the tokens, so that the unit only adds a bias.
   """
 
   dead: jax.Array
@@ -48,8 +48,8 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
 def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: ArrayLike | None = None) -> Health:
   """Find the dead and the constant units by statistics of their responses over the tokens.
 
-  Responses are compared with 1. A kernel has the value 1 at its center, and a gain or a normalization brings
-  responses to about 1. A gradient is compared with the largest gradient of the same stage.
+  A response counts as 0 if it is 0 beside 1, because typical responses are about 1. A gradient counts as 0 if it is 0
+  beside the largest gradient of the same stage.
 
   Args:
     peak: greatest |R| of each unit, [..., U].
@@ -66,7 +66,7 @@ def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: Arr
 
 
 def correlations(responses: ArrayLike) -> jax.Array:
-  """Return the correlations [U, U] of responses [M, U] over M tokens. A unit that does not vary has correlation 0."""
+  """Return the correlations [U, U] of responses [M, U] over M tokens. They are 0 for a unit that does not vary."""
   responses = jnp.asarray(responses, jnp.float32)
   centered = responses - responses.mean(axis=0)
   norms = jnp.linalg.norm(centered, axis=0)
@@ -75,15 +75,15 @@ def correlations(responses: ArrayLike) -> jax.Array:
 
 
 def doubled(correlation: ArrayLike) -> jax.Array:
-  """Return True for units that respond like a unit with a lower number: booleans [U] from correlations [U, U]."""
+  """Return True for units that respond like an earlier unit: booleans [U] from correlations [U, U]."""
   return jnp.any(jnp.tril(jnp.asarray(correlation), -1) > DOUBLED, axis=1)
 
 
 def awake(log_kernels: jax.Array) -> jax.Array:
   """Return True where a unit is awake for a token.
 
-  A unit is awake if its share K / ΣK is at least twice the even share 1/U. The sum is over the units. The share only
-  compares the units for one token. If all K are near 0, some units still have a large share.
+  A unit is awake if its share K / ΣK is at least twice the even share 1/U. The sum is over the units. If all K of a
+  token are near 0, some units still have a large share.
 
   Args:
     log_kernels: log K of each token and unit, [..., U].

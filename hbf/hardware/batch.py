@@ -9,8 +9,8 @@ _CLOSE = 0.03  # relative precision of the search
 def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: int, most: int) -> int | None:
   """Return the largest batch size that fits, to 3%. Return None if a batch of `unit` examples does not fit.
 
-  The needed memory grows almost linearly with the batch size. A straight line through two earlier tries gives the
-  next try: the batch size at which the line reaches `memory`. The returned batch size is one that was tried.
+  The needed memory grows almost linearly with the batch size. The next size to try is where a straight line through
+  two earlier tries reaches `memory`. The returned size is one that was tried.
 
   Args:
     needs: function that takes a batch size and returns the bytes that it needs on a device. A call compiles a
@@ -33,7 +33,7 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
 
 
 def _interpolate(known: dict[int, int], memory: int) -> int:
-  """Return the batch size, in units, at which the line through the two tries nearest to `memory` reaches `memory`."""
+  """Return the batch size, in units, where the line through the two tries nearest to `memory` reaches `memory`."""
   (a, at_a), *others = sorted(known.items(), key=lambda item: abs(item[1] - memory))
   if not others:
     return 2 * a if at_a <= memory else a // 2

@@ -1,7 +1,7 @@
 """An estimate of a program's time, from its operations, its traffic and the peak rates of the device.
 
-This is the roofline model (Williams et al. 2009). The estimate is not a lower bound of the time. The traffic counts
-all bytes that instructions read and write, but a cache may hold a part of them and save time.
+This is the roofline model (Williams et al. 2009). The real time may be shorter: the traffic counts all bytes that
+instructions read and write, but some may come from a cache.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ class Bound(NamedTuple):
   Attributes:
     compute: time of the program's matrix products at the peak rate of their type.
     memory: time of the program's reads and writes at the peak memory bandwidth, without a cache.
-    network: time of the program's collectives at the rate of the slowest links in use.
+    network: time of the program's collectives (communication between devices) at the rate of the slowest links in
+      use.
   """
 
   compute: float
@@ -49,10 +50,10 @@ def bound(
 
   Args:
     chip: the chip that the program runs on.
-    products: floating-point operations of the matrix products on one device, by type. The types are those of
-      `hbf.models.flops.count_products`, which counts the operations of all devices.
+    products: floating-point operations of the matrix products on one device, by precision as in
+      `hbf.models.flops.count_products`. That function counts the operations of all devices.
     memory: bytes that one device reads and writes.
-    network: bytes of one device by collective, from `hbf.hardware.hlo.count_traffic`. None: no collectives.
+    network: bytes that one device moves in each collective (`hbf.hardware.hlo.count_traffic`). None: no collectives.
   """
   compute = sum(count / chip.flops[kind] for kind, count in products.items())
   fast, slow = 0.0, 0.0

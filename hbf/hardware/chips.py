@@ -1,4 +1,4 @@
-"""Accelerators to compile for, with the numbers that their makers publish.
+"""Accelerators to compile for, with their makers' published numbers.
 
 Rates are dense peak rates of the data sheets, so no program exceeds them. The comments below cite these sources:
 
@@ -190,9 +190,9 @@ CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *
 def target_config(chip: GpuChip) -> str:
   """Return a GPU's description for XLA's compiler: a GpuTargetConfigProto as text.
 
-  The description leaves out rates of each type, names and driver versions. Without autotuning they do not change the
-  compiled program. CUDA has the same limits of blocks and threads for every chip here (CUDA C++ Programming Guide,
-  technical specifications per compute capability).
+  The description has no rates of each type, no names and no driver versions, because they do not change the compiled
+  program without autotuning. For all these chips, CUDA has the same limits of blocks and threads (CUDA C++
+  Programming Guide, technical specifications per compute capability).
   """
   major, minor = chip.compute_capability
   # From 9.0 on, XLA compiles for exactly this architecture (sm_90a).

@@ -1,4 +1,4 @@
-"""Parser for the groups of devices that communicate in a collective. XLA's text has four notations for groups."""
+"""Parser for the groups of devices in a collective. XLA's text has four notations for groups."""
 
 import math
 import re
@@ -23,7 +23,8 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
   * A count: `[2,2]<=[4]`. The device numbers 0 … 3 form an array of shape [4], which is reshaped to [2, 2]. Each row
     is a group. In `[2,2]<=[2,2]T(1,0)` the array of device numbers is transposed before it is reshaped.
   * Axes of a mesh: `mesh['a'=2,'b'=2] {'b'}`. The devices of a group differ only in their place along axis b. A part
-    of an axis is written `'a':(2)4`. Axis a then has factors 2, 4 and the rest, and the part is the factor 4.
+    of an axis is written `'a':(2)4`: the size of axis a is split into factors 2, 4 and a rest, and the part is the
+    factor 4.
   * Pairs of a permutation. All senders and receivers count as one group.
 
   Args:

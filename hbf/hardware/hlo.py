@@ -1,8 +1,8 @@
 """Traffic of a compiled program: bytes to and from a device's memory, and between devices, parsed from XLA's text.
 
-XLA's own count does not suit. It counts the instructions of a loop only once, it does not know which values stay on
-the chip, and it is missing for an absent GPU. The text has the number of iterations of a loop. It also has S(1) in
-the layout of a value that a TPU keeps on the chip.
+XLA's own count has three faults. It counts the instructions of a loop only once, it does not know which values stay
+on the chip, and it is missing for a GPU that this machine does not have. XLA's text has the number of iterations of a
+loop. It marks values that a TPU keeps on the chip by S(1) in their layout.
 """
 
 import collections
@@ -57,7 +57,7 @@ class Instruction:
     opcode: name of the operation.
     arrays: the arrays of the instruction's value. A tuple has several arrays.
     operands: names of the operands.
-    rest: the attributes as text. A constant or a parameter has the text between its brackets instead.
+    rest: the attributes as text. For a constant or a parameter, it is the text between the brackets.
   """
 
   name: str
@@ -96,7 +96,7 @@ class Traffic(NamedTuple):
 
   Attributes:
     memory: bytes that the device reads from its memory and writes to its memory.
-    network: bytes that the device receives or sends, whichever is more, by collective.
+    network: the larger of the bytes that the device receives and sends, for each collective.
   """
 
   memory: int
@@ -126,11 +126,11 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
 def _collectives(
   computations: Mapping[str, Computation], computation: Computation, instruction: Instruction, within: set[str]
 ) -> Iterator[tuple[str, Computation, Instruction]]:
-  """Yield the collectives that an instruction is or contains: kind, computation, line.
+  """Yield the collectives in an instruction, or the instruction if it is one, as (kind, computation, line).
 
-  A TPU's compiler overlaps some collectives with the matrix products of several fusions. It then writes the
-  collective, with its channel, into each of these fusions. `within` is the set of channels that were yielded already.
-  The function adds to it, so that each collective is counted once.
+  A TPU's compiler overlaps some collectives with the matrix products of several fusions. Then it writes the
+  collective, with its channel, into each of these fusions. This function adds the channel to the set `within`, so
+  that each collective is yielded once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction
@@ -147,7 +147,7 @@ def _collectives(
 
 
 def _network_bytes(computation: Computation, instruction: Instruction) -> int:
-  """Return the bytes that a collective receives or sends, whichever is more."""
+  """Return the larger of the bytes that a collective receives and sends."""
   taken = sum(_value(computation, name).bytes for name in instruction.operands)
   given = sum(array.bytes for array in instruction.arrays)
   if instruction.opcode in ('all-gather-start', 'collective-permute-start'):  # its value is (operand, result, …)
@@ -156,7 +156,7 @@ def _network_bytes(computation: Computation, instruction: Instruction) -> int:
 
 
 def count_kernels(text: str) -> dict[str, int]:
-  """Return the number of calls of each kernel that XLA did not generate, by a label such as 'cuDNN' or 'Triton'."""
+  """Return the number of calls of external kernels, by a label such as 'cuDNN' or 'Triton'."""
   counts = collections.Counter[str]()
   for target, label in KERNELS.items():
     counts[label] += text.count(f'custom_call_target="{target}')
@@ -180,7 +180,7 @@ def _executed(
 
 
 def _trip_count(computations: Mapping[str, Computation], loop: Instruction) -> int:
-  """Return the number of a loop's iterations: XLA's note, or the limit of its counter, or 1 if neither is there."""
+  """Return the number of a loop's iterations, from XLA's note or the limit of the loop's counter. 1 if unknown."""
   if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
     return int(known[1])
   condition = re.search(r'condition=%?([\w.\-]+)', loop.rest)
@@ -219,7 +219,7 @@ def _parameters(computation: Computation) -> list[str]:
 
 
 def _read_bytes(computations: Mapping[str, Computation], inner: Computation, name: str, array: Array) -> int:
-  """Return the bytes read of a value: only the slices if it is sliced, and 0 if it is only overwritten."""
+  """Return the bytes of a value that are read: only the slices if it is sliced, 0 if it is only overwritten."""
   read = 0
   users = [line for line in inner.values() if name in line.operands]
   for user in users:
@@ -236,14 +236,14 @@ def _read_bytes(computations: Mapping[str, Computation], inner: Computation, nam
 
 
 def _is_passthrough(computations: Mapping[str, Computation], line: Instruction) -> bool:
-  """Return True if a line in a fusion only changes the layout of its operand. Such a line moves nothing by itself."""
+  """Return True if a line in a fusion only changes the layout of its operand, and so moves no bytes."""
   if line.opcode == 'fusion':
     return all(part.opcode == 'parameter' or part.opcode in _PASSING for part in computations[line.called].values())
   return line.opcode in _PASSING
 
 
 def _written_bytes(computations: Mapping[str, Computation], scope: Computation, root: Instruction) -> list[int]:
-  """Return the bytes written for each array of a value. For an update in place, only the update counts."""
+  """Return the bytes that are written for each array of a value. For an update in place, only the update counts."""
   if root.opcode == 'tuple':
     return [size for name in root.operands for size in _written_bytes(computations, scope, scope[name])]
   source = root
@@ -257,7 +257,7 @@ def _written_bytes(computations: Mapping[str, Computation], scope: Computation, 
 
 
 def _value(computation: Computation, name: str) -> Array:
-  """Return a value as one array. The parts of a tuple are added up."""
+  """Return a value as one array. The bytes of a tuple's parts are added up."""
   arrays = computation[name].arrays
   return Array(sum(array.bytes for array in arrays), any(array.in_memory for array in arrays))
 
@@ -302,7 +302,7 @@ def _parse_arrays(text: str) -> Iterator[Array]:
 
 
 def _closing_bracket(text: str, opening: int) -> int:
-  """Return the position after the bracket that closes the one at `opening`."""
+  """Return the position after the bracket that closes the bracket at `opening`."""
   depth = 0
   for position in range(opening, len(text)):
     depth += (text[position] == '(') - (text[position] == ')')

@@ -1,4 +1,4 @@
-"""The train step and the evaluation step of a config, traced for devices that may be absent."""
+"""The train step and the evaluation step of a config, traced for devices that this machine need not have."""
 
 import dataclasses
 import math
@@ -25,8 +25,7 @@ class Program:
     name: the step that the program computes: 'train step' or 'evaluation step'.
     units: number of images or tokens in a call, over all devices.
     traced: the result of JAX's tracing. `traced.lower().compile()` compiles the program for the devices.
-    held_bytes: bytes of other arrays that lie in a device's memory while the program runs. The program does not use
-      them.
+    held_bytes: bytes of arrays that the program does not use, but that lie in a device's memory while it runs.
   """
 
   name: str
@@ -44,7 +43,7 @@ class Programs:
     mesh: the devices.
     parameter_bytes: bytes of the model's parameters on one device.
     optimizer_bytes: bytes of the optimizer's state and of the parameters' moving average on one device.
-    each: the two programs: the train step and the evaluation step.
+    each: the train step and the evaluation step.
   """
 
   plan: Plan
@@ -55,7 +54,7 @@ class Programs:
 
 
 def plan_of(config: ConfigDict) -> Plan:
-  """Return the plan of a config's run. Neither a published data set nor the file of `init_from` need be present."""
+  """Return the plan of a config's run. It needs neither a published data set nor the file of `init_from`."""
   data = config.data
   described = describe(data.name, data.dir, data.image_size) if config.task == 'classification' else None
   return make_plan(config, resumed=True, dataset=described)
@@ -64,12 +63,12 @@ def plan_of(config: ConfigDict) -> Plan:
 def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   """Trace the train step and the evaluation step of a config.
 
-  No example is read, so a published data set need not be present. Training measures some constants of the programs on
-  its examples, such as the mean of each channel. Placeholders stand for these constants here.
+  No example is read, so a published data set need not be present. Some constants of the programs would be measured on
+  the examples, such as the mean of each channel. Here they have placeholder values.
 
   Args:
-    config: a config as made in `configs/`.
-    devices: real devices, or those of `hbf.hardware.topologies`.
+    config: the config of a run.
+    devices: real devices, or devices of `hbf.hardware.topologies`.
 
   Raises:
     UserError: the config is wrong, or its batch cannot be split over the devices.

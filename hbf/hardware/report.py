@@ -41,11 +41,11 @@ def describe_programs(
   """Compile the programs of a config for a topology and describe them.
 
   Args:
-    config: a config as made in `configs/`.
+    config: the config of a run.
     topology: the topology to compile for.
     text: folder to write the text of the compiled programs to. None writes no text.
-    known: an earlier result of this function. If the versions of the packages are the same and `text` is None, a
-      program that has not changed is not compiled again.
+    known: an earlier result of this function. With the same versions of the packages and `text` None, unchanged
+      programs are not compiled again.
 
   Returns:
     The report, ready for JSON. `docs/how-to/plan-hardware.md` explains it.
@@ -83,12 +83,11 @@ def describe_programs(
 
 
 def hash_program(text: str, jaxpr: Any) -> str:
-  """Return a hash of a program that is the same in every process.
+  """Return a hash of a program. It is the same in every process.
 
   Args:
     text: text of the lowered program.
-    jaxpr: the jaxpr that the program was lowered from. The text names some functions only by a number, and the jaxpr
-      has their content.
+    jaxpr: the jaxpr of the program. It has the content of functions that the text names only by a number.
   """
   if _PARTITIONED.search(text):
     text = _PARTITIONED.sub(r'\1""', text) + _ADDRESS.sub('', str(jaxpr))
@@ -98,7 +97,7 @@ def hash_program(text: str, jaxpr: Any) -> str:
 def _describe(
   program: Program, programs: Programs, topology: Topology, text: pathlib.Path | None, known: dict[str, Any]
 ) -> dict[str, Any]:
-  """Return the row of a program: the compiler's facts, or known ones, and the estimates for the topology."""
+  """Return a program's part of the report: the compiler's facts, new or known, and the estimates for the topology."""
   begin = time.perf_counter()
   with jax.set_mesh(programs.mesh):  # type: ignore[arg-type]  # a concrete mesh
     lowered = program.traced.lower()
@@ -150,7 +149,7 @@ def _facts(
 
 
 def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
-  """Return (0, the compiled program), or (bytes that it needs, None) if the compiler finds it too large."""
+  """Return (0, the compiled program), or (the bytes that it needs, None) if it is too large to compile."""
   try:
     return 0, lowered.compile(compiler_options=_OPTIONS[topology.chip.platform])
   except jax.errors.JaxRuntimeError as error:
@@ -164,7 +163,7 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 def _estimate(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Return whether a program fits into a device's memory, and the estimate of its time."""
+  """Return entries of the report: if a program fits into a device's memory, and the estimate of its time."""
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
@@ -175,12 +174,12 @@ def _estimate(
 
 
 def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
-  """Return the bytes that one device moves in each collective. `row` is the row of a program in a report."""
+  """Return the bytes that one device moves in each collective. `row` is a program's part of a report."""
   return {Collective(each['kind'], each['devices'], each['hosts']): each['bytes'] for each in row['collectives']}
 
 
 def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
-  """Return the largest `train.batch_size` whose train step fits, to 3%. Return None if the smallest does not fit."""
+  """Return the largest `train.batch_size` whose train step fits, to 3%. None if the smallest does not fit."""
   config = config.copy_and_resolve_references().unlock()
   devices = topology.compile_devices()
 

@@ -59,9 +59,9 @@ class Topology:
   def compile_devices(self) -> list[Any]:
     """Return virtual devices for a mesh. XLA can compile programs for them, but they cannot run a program.
 
-    The process still computes on its own platform. Call this method before JAX's first computation in the process.
-    JAX otherwise drops the plugin of the topology's platform if it finds no devices of this platform. The order does
-    not matter if JAX_PLATFORMS excludes the platform.
+    The process still computes on its own platform. Call this method before JAX's first computation in the process, or
+    set JAX_PLATFORMS without the topology's platform. Otherwise JAX drops the plugin of a platform for which it finds
+    no devices.
 
     Raises:
       UserError: the platform's compiler is not installed.
@@ -85,10 +85,10 @@ class Topology:
 
   @contextlib.contextmanager
   def tracing(self) -> Iterator[None]:
-    """Make JAX trace as if this chip were present.
+    """Make JAX trace as if this machine had the chip.
 
-    Which attention of cuDNN JAX can use depends on the compute capability of the GPU. Without this context manager,
-    JAX would ask this process's own GPU.
+    cuDNN's attention depends on the compute capability of the GPU. Without this context manager, JAX would ask the
+    process's own GPU.
     """
     if not isinstance(self.chip, GpuChip):
       yield
@@ -135,7 +135,7 @@ def _mesh(chips: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _require_count(name: str, chip: Chip, count: int, known: list[int]) -> None:
-  """Check that a number of chips is among the known numbers, which ascend.
+  """Check that a number of chips is one of the known numbers. `known` is in ascending order.
 
   Raises:
     UserError: the number is unknown. The message names the nearest known numbers.

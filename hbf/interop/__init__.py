@@ -1,4 +1,4 @@
-"""Weights of other projects. Each module is imported when it is first used, such as `hbf.interop.google`."""
+"""Weights of other projects. Each module, such as `hbf.interop.google`, is imported when it is first used."""
 
 import importlib
 from types import ModuleType

@@ -1,9 +1,9 @@
 """Weights of github.com/google-research/vision_transformer: ViT and MLP-Mixer, as published in .npz files.
 
-The sources are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21.
-In published files, one counter numbers all layers of a ViT's block (LayerNorm_0, MultiHeadDotProductAttention_1,
-LayerNorm_2, MlpBlock_3). The code at that commit numbers each kind of layer from 0. Files with either numbering can
-be read. The published networks take images with values from −1 to 1. So set data.mean and data.std to 0.5.
+The sources are vit_jax/models_vit.py, models_mixer.py and checkpoint.py at the commit c6de1e5 of 2024-05-21. In
+published files, all layers of a ViT's block are numbered together (LayerNorm_0, MultiHeadDotProductAttention_1,
+LayerNorm_2, MlpBlock_3). The code at that commit numbers each kind of layer from 0. Both can be read. The published
+networks take images with values from −1 to 1, so set data.mean and data.std to 0.5.
 """
 
 import functools
@@ -32,8 +32,7 @@ def load(path: str | pathlib.Path) -> tuple[ImageClassifier, dict[str, Params]]:
     size that its patches divide, see `hbf.interop.positions.resize`.
 
   Raises:
-    UserError: the file cannot be read, or holds another kind of network. The message lists the tensors that do not
-      fit.
+    UserError: the file cannot be read, or has another kind of network. The message lists the tensors that do not fit.
   """
   return to_module(read_file(pathlib.Path(path), read))
 
@@ -117,7 +116,7 @@ def _vit(has_class_token: bool, attention: int, norm: int, mlp: int) -> Table:
   Args:
     has_class_token: True if the head reads a class token. Otherwise it reads the mean of the patches.
     attention: number in the name of the attention layer.
-    norm: number in the name of the second norm.
+    norm: number in the name of the second LayerNorm.
     mlp: number in the name of the MLP.
   """
   positions = {_POSITIONS: (1, 'N', 'D')}

@@ -1,4 +1,4 @@
-"""Networks of other projects, in this project's form: the `model` part of a config, and the parameters."""
+"""Networks of other projects, as this project describes them: the `model` part of a config, and the parameters."""
 
 import dataclasses
 import math
@@ -51,12 +51,12 @@ class Network:
 
   @property
   def grid(self) -> int:
-    """The number of rows of patches, which is also the number of columns. The patches must form a square."""
+    """The number of rows, and of columns, of patches. The patches must form a square."""
     return math.isqrt(self.patches)
 
 
 def read_file(path: pathlib.Path, read: Callable[[Tensors], Network]) -> Network:
-  """Return the network that `read` finds in a file of tensors. Errors name the file."""
+  """Read a file of tensors, and return the network that `read` makes from them. Errors name the file."""
   tensors = files.read(path)
   try:
     return read(tensors)
@@ -65,12 +65,12 @@ def read_file(path: pathlib.Path, read: Callable[[Tensors], Network]) -> Network
 
 
 def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, int]], dict[str, Any]]) -> Network:
-  """Return a network without positions, whose weights are for one number of patches.
+  """Return a network without learned positions, which takes only one number of patches.
 
   Args:
     table: the table of the network's tensors.
     tensors: arrays by name.
-    config: a function from the sizes of the tensors to the `model` part of a config.
+    config: a function from sizes such as width and depth to the `model` part of a config.
 
   Raises:
     UserError: the tensors do not belong to such a network.
@@ -80,7 +80,7 @@ def read_fixed(table: Table, tensors: Tensors, config: Callable[[Mapping[str, in
 
 
 def to_module(network: Network) -> tuple[ImageClassifier, dict[str, Params]]:
-  """Return module and variables of a network. A network with positions takes images of any size."""
+  """Return the module and the variables of a network. A network with learned positions takes images of any size."""
   model = build_model(ConfigDict(network.config), network.classes)
   if network.resize is not None:
     options = {field.name: getattr(model.embed, field.name) for field in dataclasses.fields(model.embed)}
@@ -102,10 +102,10 @@ def model_config(
   """Return the `model` part of a config.
 
   Args:
-    name: name of the model.
+    name: name of the model, such as 'vit'.
     sizes: width D, depth and patch.
-    stage1: options of stage 1 that are not the defaults.
-    stage2: options of stage 2 that are not the defaults.
+    stage1: options of stage 1 that differ from the defaults.
+    stage2: options of stage 2 that differ from the defaults.
     heads: number of heads of stage 1, if stage 1 has heads.
     pool: value of `model.pool`.
     positions: value of `model.positions`.

@@ -1,4 +1,4 @@
-"""Recognition of the code that a file of tensors comes from."""
+"""Recognition of the project that a file of tensors comes from."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from hbf.interop.table import Tensors
 
 
 def read(path: pathlib.Path) -> Network:
-  """Return the network in a file of Google's, timm's or the authors' code. The names of the tensors show the code.
+  """Return the network in a file of Google's, timm's or the authors' code. The names of the tensors tell the project.
 
   Raises:
     UserError: the file cannot be read, or holds a network of other code.

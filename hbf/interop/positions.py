@@ -17,18 +17,18 @@ Resize = Callable[[jax.Array, int, int], jax.Array]
 
 
 class AnySizeEmbedding(PatchEmbedding):
-  """An embedding of images of any size. Every call resizes the positions to the patches of the images.
+  """An embedding of images of any size. Every call resizes the learned positions to the images' number of patches.
 
   Attributes:
-    grid: number of rows (and of columns) of the square of patches that has learned positions.
-    resize: function that interpolates the positions. Projects differ in this function.
+    grid: number of rows, and of columns, of the square of learned positions.
+    resize: function that interpolates the positions as the network's project does.
   """
 
   grid: int = 0
   resize: Resize | None = None
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """Return the vectors [N, D] that are added to the patches at coordinates [N, 2], row by row."""
+    """Return the position vectors [N, D] of patches at coordinates [N, 2]. They are added to the tokens."""
     assert self.resize is not None
     rows, columns = (int(last) + 1 for last in coordinates[-1])
     learned = self.param('positions', nn.initializers.normal(0.02), (self.grid**2, self.width))
@@ -50,7 +50,7 @@ def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
 
 def square_side(patches: int) -> int:
-  """Return the number of rows of a square of patches, which is also the number of columns.
+  """Return the number of rows, and of columns, of a square of patches.
 
   Raises:
     UserError: the patches do not form a square.

@@ -1,9 +1,9 @@
 """Reading and writing of PyTorch's .pth files without PyTorch. Nothing in a file is run.
 
 Since PyTorch 1.6, torch.save writes zip archives. The archive's file ROOT/data.pkl is a pickle of the object. In this
-pickle, a tensor is a function call that names a storage by a key. The archive's file ROOT/data/KEY has the numbers of
-the storage. In general, a pickle may call any function. Here, a pickle may call only the functions in `_GLOBALS`, and
-the call for a tensor only records its arguments.
+pickle, a tensor is a function call with the key of a storage as an argument. The archive's file ROOT/data/KEY has the
+numbers of the storage. In general, a pickle may call any function. Here it may call only the functions in `_GLOBALS`,
+and the call for a tensor only records its arguments.
 """
 
 import collections
@@ -68,7 +68,7 @@ class _Unpickler(pickle.Unpickler):
   def find_class(self, module: str, name: str) -> Any:
     """Return the object for a name in a pickle.
 
-    For a key of `_GLOBALS` this is its value. For a type of storage it is the name itself, a string.
+    The object is the value in `_GLOBALS`, or, for a type of storage, the name itself as a string.
     """
     if module == 'torch' and name in _STORAGES:
       return name
@@ -77,7 +77,7 @@ class _Unpickler(pickle.Unpickler):
     return _GLOBALS[module, name]
 
   def persistent_load(self, pid: Any) -> Any:
-    """Return a storage as the file states it: ('storage', type, key, device, size)."""
+    """Return the description of a storage in the file: ('storage', type, key, device, size)."""
     return pid
 
 
@@ -118,7 +118,7 @@ def _read(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
 
 
 def _to_array(archive: zipfile.ZipFile, root: str, tensor: _Tensor) -> np.ndarray:
-  """Return a copy of a tensor. Memory outside its storage is never read."""
+  """Return a copy of a tensor as an array. Raise an error if the tensor exceeds its storage."""
   _, kind, key, *_ = tensor.storage
   storage = np.frombuffer(archive.read(f'{root}data/{key}'), _STORAGES[kind])
   shape, strides, offset = tensor.shape, tensor.strides, tensor.offset

@@ -1,4 +1,4 @@
-"""Tables that say how the tensors of other projects' networks become parameters of this project."""
+"""Tables that describe how parameters of this project are made from tensors of other projects' networks."""
 
 import dataclasses
 import re
@@ -47,14 +47,14 @@ class Table:
   prefix: str
 
   def read(self, tensors: Tensors) -> tuple[dict[str, int], Params]:
-    """Return the sizes and the parameters, float32, of the network whose weights are given.
+    """Return the sizes and the parameters, float32, of the network with these weights.
 
     Args:
       tensors: the weights by name.
 
     Returns:
-      The sizes by name, such as `width`, and the parameters. The names are the words that stand for sizes in the
-      shapes of this table. The size `depth` is the number of blocks.
+      The sizes by name, and the parameters. The names are the words for sizes in the shapes of this table, such as
+      `width`, and `depth` for the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.
@@ -75,13 +75,13 @@ class Table:
 
 
 def count_blocks(tensors: Tensors, prefix: str) -> int:
-  """Return the number of blocks whose tensors start with the prefix, with {} for the block's number."""
+  """Return the number of blocks, from the names of their tensors. `prefix` is as in `Table`."""
   start = re.escape(prefix).replace(r'\{\}', r'(\d+)')
   return len({match[1] for name in tensors if (match := re.match(start, name))})
 
 
 def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: str) -> dict[str, int]:
-  """Return the size that each word in the shapes stands for.
+  """Return the size for each word in the expected shapes.
 
   Args:
     tensors: arrays by name.
@@ -111,7 +111,7 @@ def shapes_of(params: Params) -> dict[str, Shape]:
 
 
 def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int = 30) -> str:
-  """Return a list of the names that are missing, unknown or of a wrong shape, or '' if all tensors fit.
+  """Describe the tensors that are missing, unknown or of a wrong shape. Return '' if all tensors fit.
 
   Args:
     found: shapes of the tensors by name.

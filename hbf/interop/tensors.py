@@ -1,4 +1,4 @@
-"""Files of tensors by name: .pth and .pt (PyTorch), .npz (NumPy), .safetensors. No file can run code."""
+"""Files of tensors by name: .pth and .pt (PyTorch), .npz (NumPy), .safetensors. Code in a file is never run."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from hbf.interop import pth
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Return the tensors of a file by name. Prefixes that PyTorch adds for several devices or compilation are removed.
+  """Return the tensors of a file by name, without prefixes that PyTorch adds for several devices or compilation.
 
   Raises:
     UserError: the file does not exist, its ending is unknown, or it holds anything but tensors by name.

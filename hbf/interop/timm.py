@@ -29,7 +29,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
 
   Args:
     path: a .safetensors, .npz or .pth file of the state_dict. Nothing in the file is run.
-    heads: number of heads of a ViT. None: the number of timm's own ViT of this width.
+    heads: number of heads of a ViT. None: the number in timm's own ViT of this width.
 
   Returns:
     module and variables: `module.apply(variables, images, train=False)` returns logits [batch, classes]. Images are
@@ -37,8 +37,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
     size that its patches divide, see `hbf.interop.positions.resize`.
 
   Raises:
-    UserError: the file cannot be read, or holds another kind of network. The message lists the tensors that do not
-      fit.
+    UserError: the file cannot be read, or has another kind of network. The message lists the tensors that do not fit.
   """
   return to_module(read_file(pathlib.Path(path), functools.partial(read, heads=heads)))
 

@@ -20,7 +20,7 @@ DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
 def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
-  """Return the classifier that `config` (the `model` part) describes. No parameters are made.
+  """Return the classifier for the `model` part of a config. No parameters are made.
 
   Raises:
     UserError: the model, an option or the dtype is unknown. Errors that depend on shapes come from `abstract_params`.
@@ -38,13 +38,13 @@ def build_model(config: ConfigDict, classes: int) -> ImageClassifier:
 
 
 def build_language_model(config: ConfigDict, vocabulary: int, length: int, causal: bool) -> LanguageModel:
-  """Return the language model that `config` (the `model` part) describes. No parameters are made.
+  """Return the language model for the `model` part of a config. No parameters are made.
 
   Args:
     config: the `model` part of a config, with sizes and stages.
     vocabulary: number of tokens in the vocabulary.
     length: largest number of tokens of a text.
-    causal: True if a token sees only itself and the tokens before it.
+    causal: True if a token attends only to itself and the tokens before it.
 
   Raises:
     UserError: as in `build_model`.
@@ -79,12 +79,12 @@ def _build_trunk(config: ConfigDict) -> Trunk:
 
 
 def _shared(config: ConfigDict) -> dict[str, Any]:
-  """Return the options that a trunk and its embedding share."""
+  """Return the options that both the trunk and the embedding take."""
   return {'dropout': config.dropout, 'dtype': choose('model.dtype', config.dtype, DTYPES)}
 
 
 def unrolled(model: Any) -> Any:
-  """Return the model without `scan_layers` and `remat`. A scan over the blocks hides the intermediate arrays."""
+  """Return the model without `scan_layers` and `remat`, so that arrays inside the blocks can be captured."""
   return model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
 
 
@@ -114,7 +114,7 @@ def _is_hashable(model: nn.Module) -> bool:
 
 
 def count_parameters(model: nn.Module, shape: tuple[int, ...]) -> int:
-  """Return the number of learned numbers of the model, without `FROZEN` parameters."""
+  """Return the number of learned parameters of the model. `FROZEN` parameters do not count."""
   leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model, shape))
   return sum(leaf.size for path, leaf in leaves if path[-1].key not in FROZEN)
 

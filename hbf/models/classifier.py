@@ -15,13 +15,13 @@ from hbf.nn.trunk import Trunk
 class ImageClassifier(nn.Module):
   """An embedding, a trunk of blocks, and a linear head on the pooled tokens.
 
-  The head reads the class token or all tokens (see `PatchEmbedding`), and pooling takes their mean. With pool
-  'sequence' the mean is weighted. Each token has a learned linear score, and the weights are the softmax of the
-  scores over the tokens (sequence pooling, Hassani et al. 2021).
+  The head reads the class token or the mean of all tokens, see `pool` of `PatchEmbedding`. With pool 'sequence' the
+  mean is weighted: a linear layer computes a score for each token, and the weights are the softmax of the scores
+  (sequence pooling, Hassani et al. 2021).
 
   Attributes:
     embed: the embedding, which makes tokens from images.
-    trunk: the blocks and the last norm.
+    trunk: the blocks and the last LayerNorm.
     classes: number of logits.
     input_dtype: type of the inputs.
   """
@@ -47,7 +47,7 @@ class ImageClassifier(nn.Module):
     return nn.Dense(self.classes, name='head')(self._pooled(tokens).astype(jnp.float32))
 
   def _pooled(self, tokens: jax.Array) -> jax.Array:
-    """Pool the tokens that are read, [B, M, D], to one token [B, D]."""
+    """Pool tokens [B, M, D] to one vector for the head, [B, D]."""
     if self.embed.pool != 'sequence':
       return tokens.mean(axis=1)
     scores = nn.Dense(1, use_bias=False, dtype=tokens.dtype, name='pool')(tokens)  # a bias would cancel

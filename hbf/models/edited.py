@@ -1,4 +1,4 @@
-"""An image classifier with edits: a HyperBF beside the head, with one center for each corrected image."""
+"""An image classifier with edits. An edit corrects the answer for one image, by one center beside the head."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -45,9 +45,9 @@ class EditedClassifier(nn.Module):
   """A classifier with edits: its logits are z(x) + Σ_a max(0, 1 − ‖W(p(x) − t_a)‖² / ρ_a²) c_a for an image x.
 
   z(x) are the logits of the classifier without edits. The sum is a HyperBF with one ball for each edit. The point
-  p(x) is the mean of the image's tokens after the first half of the blocks. The parameters are those of the
-  classifier, and `edits` with the centers t [E, D], their radii ρ [E], the coefficients c [E, classes] and the metric
-  W [D, D].
+  p(x) is the mean of the image's tokens after the first half of the blocks. The parameters of the edits are the
+  centers t [E, D], their radii ρ [E], the coefficients c [E, classes] and the metric W [D, D]. They lie beside the
+  classifier's parameters, under the name `edits`.
 
   Attributes:
     classifier: the classifier without edits.
@@ -69,7 +69,7 @@ class EditedClassifier(nn.Module):
 
 
 class Corrections(nn.Module):
-  """A HyperBF from the points of images to the changes of their logits.
+  """A HyperBF that maps the points of images to changes of their logits.
 
   Its centers and coefficients are computed by `hbf.editing`. They are not trained.
 
@@ -93,13 +93,13 @@ class Corrections(nn.Module):
 
 
 def observe(model: ImageClassifier, params: Any, images: Float[Array, 'B height width channels']) -> Observed:
-  """Return the logits of normalized images, and arrays that the classifier computes on the way to them."""
+  """Return the logits, the points and the features of normalized images."""
   flat = unrolled(model)
   return _observe(flat, lambda: flat.apply({'params': params}, images, train=False))
 
 
 def _observe(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
-  """Return the logits that `call` computes by the model, and arrays on the way to them."""
+  """Run the model by `call`. Return the logits, the points and the features."""
   middle, points, features = f'block{max(model.trunk.depth // 2, 1) - 1}', [], []
 
   def intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:

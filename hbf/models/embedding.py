@@ -1,4 +1,4 @@
-"""Embedding of images as tokens with positions. A token is made from a patch, directly or by a few convolutions."""
+"""Embedding of images as tokens with positions. Each patch becomes a token, by a linear map or by convolutions."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -82,7 +82,7 @@ class PatchEmbedding(CheckedModule):
     return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
   def _convolved(self, images: jax.Array) -> jax.Array:
-    """Return the inputs of the stem's last convolution for each patch: [B, rows, columns, 9 · channels]."""
+    """Return the inputs of the last convolution of the stem for each patch: [B, rows, columns, 9 · channels]."""
     _check_patch(images, self.patch)
     halvings = self.patch.bit_length() - 1
     if self.patch != 2**halvings or not halvings or self.width % self.patch:
@@ -103,7 +103,7 @@ class PatchEmbedding(CheckedModule):
     return neighborhoods(z)
 
   def _positions(self, coordinates: np.ndarray) -> jax.Array:
-    """Return the vectors [N, D] that are added to the patches at coordinates [N, 2], row by row."""
+    """Return the position vectors [N, D] of patches at coordinates [N, 2]. They are added to the tokens."""
     shape = (len(coordinates), self.width)
     makers: dict[str, Callable[[], Any]] = {
       'learned': lambda: self.param('positions', nn.initializers.normal(0.02), shape),
@@ -114,7 +114,7 @@ class PatchEmbedding(CheckedModule):
 
 
 class Whitening(nn.Module):
-  """A frozen linear map of patches to uncorrelated channels of variance 1 and their negatives, with a learned bias.
+  """A frozen linear map of patches to uncorrelated channels of variance 1 and their negatives, plus a learned bias.
 
   The map is computed from the images seen at initialization (Jordan 2024, section 3.2).
 
@@ -138,10 +138,9 @@ class Whitening(nn.Module):
 
 
 def whitening(patches: Float[Array, 'B rows columns K']) -> Float[Array, 'K 2*K']:
-  """Return a matrix whose columns whiten patches, followed by the negatives of these columns.
+  """Return the matrix of `Whitening`: K columns that whiten patches, then the negatives of these columns.
 
-  Each column is an eigenvector of the patches' matrix of second moments, divided by the root of its eigenvalue.
-  5·10⁻⁴ is added to each eigenvalue before.
+  Each column is an eigenvector of the patches' matrix of second moments, divided by √(eigenvalue + 5·10⁻⁴).
 
   Args:
     patches: [B, rows, columns, K]. Patches in the first row or column contain zeros from outside the image, and are

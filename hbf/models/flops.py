@@ -63,9 +63,9 @@ def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> in
 
   A product or convolution that sums over k numbers takes 2k operations for each output. Any other arithmetic, such as
   an exponential or a sum, takes one operation for each number. Moves, comparisons, conversions and integer arithmetic
-  take no operations. A loop counts as often as it runs, or once if the number of runs is not known before. A
-  condition counts as its most expensive branch. A choice by platform counts as its default branch. A Pallas kernel
-  counts as its cost estimate, which leaves out the padding of its blocks.
+  take no operations. A loop counts as often as it runs, or once if the number of runs is unknown. A condition counts
+  as its most expensive branch. A choice by platform counts as its default branch. A Pallas kernel counts as its cost
+  estimate, which leaves out the padding of its blocks.
 
   Args:
     function: a function of arrays.
@@ -83,7 +83,7 @@ def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC) -> int:
 def count_products(jaxpr: Any) -> dict[str, int]:
   """Count the operations of matrix products, convolutions and Pallas kernels, for each precision.
 
-  No other operations are counted. The counts are separate because a device's speed depends on the precision.
+  A device's speed depends on the precision, so there is a count for each. No other operations are counted.
 
   Returns:
     The count of each precision that occurs: 'bfloat16' (all short types), 'float32' (at the backend's default

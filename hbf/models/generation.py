@@ -1,4 +1,4 @@
-"""Generation of texts by a causal language model, one token at each step. A cache keeps the earlier tokens."""
+"""Generation of texts by a causal language model, one token at each step, with a cache of earlier tokens."""
 
 import dataclasses
 import functools
@@ -68,8 +68,7 @@ def generate(
 ) -> list[np.ndarray]:
   """Continue prompts, which may have different lengths.
 
-  The tokens drawn for a prompt depend only on the seed, the prompt and its index in `prompts`. Other prompts have no
-  influence.
+  The tokens drawn for a prompt depend only on the seed, the prompt and its index in `prompts`.
 
   Args:
     model: a causal model, with any stages.
@@ -84,8 +83,8 @@ def generate(
     The tokens that follow each prompt, int32.
 
   Raises:
-    UserError: the model is not causal, or has no room for a prompt and `count` tokens. Or a prompt is empty, or has
-      tokens outside the vocabulary.
+    UserError: the model is not causal, a prompt with `count` tokens is longer than the model's length, or a prompt is
+      empty or has tokens outside the vocabulary.
   """
   _check(model, prompts, count)
   return _generate(model, variables, prompts, count, sampling, jax.random.key(seed), stop)
@@ -102,8 +101,8 @@ def generate_on(
 ) -> list[np.ndarray]:
   """Continue texts like `generate`, but also beyond the model's length.
 
-  When a text has reached the model's length, the model forgets all but its last `length // 2` tokens. The model reads
-  these tokens again as the beginning of a text, and goes on from there.
+  When a text has reached the model's length, all but its last `length // 2` tokens are dropped. The model reads these
+  tokens again as the beginning of a text, and continues it.
 
   Raises:
     UserError: as in `generate`, but a prompt needs room for one more token only, not for `count` tokens.
@@ -175,10 +174,10 @@ def _write(
   lengths: jax.Array,
   key: jax.Array,
 ) -> jax.Array:
-  """Return the tokens, int32 [B, count], that follow prompts [B, P] of given lengths. −1 follows a text's end."""
+  """Return the tokens, int32 [B, count], that follow prompts [B, P] of given lengths, and −1 after a text's end."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
-    """Return the logits [V] after the first `length` of a text's next tokens [T], and the new cache."""
+    """Read the first `length` of a text's next tokens [T]. Return the logits [V] after them, and the new cache."""
     mask = jnp.arange(len(tokens)) < length
     logits, cache = model.apply(
       {**variables, **cache}, tokens[None], train=False, mask=mask[None], start=start, mutable=['cache']

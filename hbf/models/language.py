@@ -19,20 +19,20 @@ from hbf.options import FLAG, RATE, one_of, whole
 
 
 class LanguageModel(CheckedModule):
-  """Learned vectors of the tokens, their positions, a trunk of blocks, and a linear head without a bias.
+  """A language model: an embedding of tokens and positions, a trunk of blocks, and a linear head without a bias.
 
   A causal model predicts, for every token, the token that follows. If the stages are attention and MLP, this is a GPT
   (Radford et al. 2019). A model that is not causal predicts masked tokens from the tokens around them (Devlin et al.
   2019).
 
   Attributes:
-    trunk: the blocks and the last norm.
+    trunk: the blocks and the last LayerNorm.
     vocabulary: V, number of tokens in the vocabulary.
     length: largest number of tokens of a text.
     width: D, a token's dimensions.
-    positions: 'learned', 'sincos' (fixed sines and cosines; D even) or 'none'. The stages also get positions:
-      the position of token i is the number i.
-    causal: True if a token sees only itself and the tokens before it.
+    positions: the vectors that are added to the tokens: 'learned', 'sincos' (fixed sines and cosines; D even) or
+      'none'. The stages also get the number i as the position of token i.
+    causal: True if a token attends only to itself and the tokens before it.
     tied: True if the weights of the head are the vectors of the tokens (Press & Wolf 2017).
     dropout: dropout rate of the embedded tokens.
     dtype: type of the matrix products. Parameters are float32.
@@ -64,12 +64,11 @@ class LanguageModel(CheckedModule):
 
     Args:
       tokens: the texts. A text with a token outside the vocabulary has logits of NaN.
-      train: True in training, with dropout. That needs a 'dropout' key.
-      mask: booleans [B, N], False for padding, which no token sees. None: all tokens are seen.
-      start: int32 [], number of tokens that earlier calls have written to the collection 'cache' (see
-        `hbf.nn.cache`). 0 for the first call. With `start`, a mask may hide only the last tokens, and `start` of the
-        next call is the position of the first hidden token. Logits are NaN for tokens beyond the model's length.
-        None: the texts are complete, and there is no cache.
+      train: True in training, with dropout. Dropout needs a random key named 'dropout'.
+      mask: booleans [B, N], False for padding. No token attends to padding. None: there is no padding.
+      start: int32 [], number of tokens in the cache (`hbf.nn.cache`). 0 for the first call. Padding must then follow
+        all other tokens. The next call has the position of the first padding as `start`, and overwrites the padding.
+        Logits are NaN for tokens beyond the model's length. None: the texts are complete, and there is no cache.
 
     Raises:
       UserError: the texts are longer than `length`, or an option's value is unknown.

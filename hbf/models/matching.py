@@ -1,4 +1,4 @@
-"""Models of equal size and runs of equal cost: choice of the numbers of units and of training steps."""
+"""Choice of the number of units for models of equal size, and of the number of steps for runs of equal cost."""
 
 from collections.abc import Callable
 
@@ -14,11 +14,11 @@ OPERATIONS_TOLERANCE = 0.005  # largest relative difference from a budget of tra
 def match_parameters(
   config: ConfigDict, budget: int, parameters: Callable[[ConfigDict], int], tolerance: float = TOLERANCE
 ) -> ConfigDict:
-  """Return the config of a model whose number of units brings its parameters closest to a budget.
+  """Choose the number of units for which a model's number of parameters is closest to a budget.
 
   Args:
     config: the `model` part of a config. It is not changed.
-    budget: number of learned numbers of the whole model.
+    budget: number of learned parameters of the whole model.
     parameters: function from the `model` part of a config to the number of parameters of the model.
     tolerance: largest difference from the budget, divided by the budget.
 
@@ -26,8 +26,8 @@ def match_parameters(
     The `model` part with the new number of units.
 
   Raises:
-    UserError: no number of units comes that close to the budget, or the model has no units. The message has the
-      nearest number of parameters.
+    UserError: the difference from the budget is larger than the tolerance for every number of units, or the model has
+      no units. The message has the nearest number of parameters.
   """
   size = size_option(config.name)
   if size is None:
@@ -69,7 +69,7 @@ def match_steps(step: float, budget: float) -> int:
 
 
 def units_of(config: ConfigDict) -> dict[str, int]:
-  """Return the number of units in the `model` part of a config, such as {'stage2.centers': 256}. {}: no units."""
+  """Return a model's number of units by its option, such as {'stage2.centers': 256}. {} for a model without units."""
   size = size_option(config.name)
   return {'.'.join(size): config[size[0]][size[1]]} if size else {}
 

@@ -1,4 +1,4 @@
-"""Smaller networks inside a network with nested centers. They keep only the first centers."""
+"""Smaller networks inside a network: they keep only the first centers of each stage 2."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from hbf.errors import UserError
 def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
   """Return the network that keeps only the first `count` centers of every stage 2.
 
-  Any network can be cut in this way. A network that was trained with stage2.nested is made to be cut
-  (`hbf.nn.hyperbf.HyperBFCenters`).
+  Networks trained with the option `nested` stay accurate after this (`hbf.nn.hyperbf.HyperBFCenters`). Other networks
+  can also be cut.
 
   Args:
     config: the `model` part of a config whose stage 2 is hyperbf. It is not changed.
@@ -31,7 +31,7 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
 
 
 def _cut_block(block: Any, count: int) -> Any:
-  """Keep the first centers and coefficients [H, A, …], and the first numbers of arrays [H, 1, A]."""
+  """Keep the first `count` entries along the axis A of arrays [H, A, …] and [H, 1, A]."""
   unit = dict(block['stage2'])
   unit |= {name: unit[name][:, :count] for name in ('centers', 'coefficients', 'slopes') if name in unit}
   unit |= {

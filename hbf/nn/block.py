@@ -45,7 +45,7 @@ class Block(CheckedModule):
   layer_scale: Annotated[float, NOT_NEGATIVE] = 0.0
 
   def __post_init__(self) -> None:
-    """Replace modules by their constructors. Otherwise Flax would name modules after the place of their creation.
+    """Replace modules by their constructors, so that Flax names the stages as parts of this block.
 
     Raises:
       ValueError: a stage is neither a module nor a constructor, or a field has a value outside its range.

@@ -1,8 +1,9 @@
 """The cache of a causal stage. With the cache, a stage processes only the new tokens of a text.
 
 The cache has the arrays of earlier tokens that a stage needs. They are in Flax's collection 'cache'. At each call the
-caller passes the collection and gets the changed collection back: `out, state = module.apply({'params': params,
-'cache': cache}, ..., mutable=['cache'])`. If the caller passes no collection, the cache starts empty.
+caller passes the collection and gets the new one back:
+`out, state = module.apply({'params': params, 'cache': cache}, ..., mutable=['cache'])`. If the caller passes no
+collection, the cache starts empty.
 """
 
 import flax.linen as nn
@@ -14,12 +15,12 @@ from hbf.nn.context import Context, Continued
 
 
 def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
-  """Write an array of the new tokens into the cache. Return the cached array, which has `room` entries along `axis`.
+  """Write an array of the new tokens into the cache. Return the whole cached array, with `room` entries along `axis`.
 
   Args:
     module: the module that has the cache.
     name: name of the array in the cache.
-    z: an array with an entry for each new token along `axis`.
+    z: array with an entry for each new token along `axis`.
     context: the context of the call. If `context.continued` is None, there is no cache, and z is returned.
     axis: the axis of z along which the tokens lie.
   """
@@ -36,7 +37,7 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
   """Return the part of an array that belongs to the new tokens.
 
   Args:
-    z: an array with an entry along `axis` for each token that the text can have.
+    z: array with an entry along `axis` for every place in the text, used or not.
     context: the context of the call. If `context.continued` is None, all tokens are new, and z is returned.
     count: number of new tokens.
     axis: the axis of z along which the tokens lie.

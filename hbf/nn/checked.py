@@ -8,7 +8,7 @@ from hbf.options import check_options
 class CheckedModule(nn.Module):
   """A module that checks the values of its fields when it is made.
 
-  The annotation of a field says which values it may have, such as Annotated[int, whole(1)].
+  The allowed values are in a field's annotation. For example, Annotated[int, whole(1)] allows whole numbers from 1.
   """
 
   def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from hbf.nn.traits import traits_of
 
 @flax.struct.dataclass
 class Continued:
-  """The place of new tokens in a text whose earlier tokens are in the collection 'cache' (`hbf.nn.cache`).
+  """The place of new tokens in a text. The earlier tokens are in the cache (`hbf.nn.cache`).
 
   Attributes:
     start: number of earlier tokens, int32 [].
@@ -27,18 +27,17 @@ class Context:
   """Facts about a call of a network. All stages get the same context, and ignore what they don't need.
 
   Attributes:
-    train: True in training, so that a stage may drop values. That needs a 'dropout' key.
-    causal: True if a token sees only itself and the tokens before it. The mask may hide some of these tokens too. The
-      traits of a stage 1 say whether the stage supports causality (`hbf.nn.traits`).
-    mask: booleans that broadcast to [B, N, N]. Entry [b, i, j] is True where token i of example b sees token j. Every
-      token must see at least one token. None: all tokens see all tokens. The traits of a stage 1 say which masks the
-      stage accepts.
+    train: True in training. Stages then use dropout, which needs a random key named 'dropout'.
+    causal: True if a token attends only to itself and the tokens before it. The mask may hide some of these too. Not
+      every stage 1 supports this (`hbf.nn.traits`).
+    mask: booleans that broadcast to [B, N, N]. Entry [b, i, j] is True where token i of example b attends to token j.
+      Every token must attend to at least one token. None: all tokens attend to all tokens. Not every stage 1 accepts
+      every mask (`hbf.nn.traits`).
     positions: the position of each token, float32 [N, P], in patches or tokens. NaN for a token without a position,
       such as a class token. None if positions are unknown. If `continued` is set, the array has the positions of all
-      tokens that the text can have, [room, P].
-    continued: the place of the new tokens in a causal text whose earlier tokens are in the cache. The mask may then
-      hide only the last tokens. None: there are no earlier tokens. The traits of a stage 1 say whether the stage
-      supports this.
+      places in the text, [room, P].
+    continued: the place of the new tokens in a causal text, if earlier tokens are in the cache. The mask may then
+      hide only the last tokens. None: there are no earlier tokens. Not every stage 1 supports this (`hbf.nn.traits`).
   """
 
   train: bool = flax.struct.field(pytree_node=False, default=False)
@@ -82,7 +81,7 @@ def check_context(stage: nn.Module, context: Context) -> None:
 
 
 def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
-  """Return True for tokens that a mask for keys does not hide, booleans [B, N] or [1, N]. None: nothing is hidden."""
+  """Return False for tokens that the mask hides from all tokens, else True: [B, N] or [1, N]. None without a mask."""
   return None if context.mask is None else with_three_axes(context.mask)[:, 0]
 
 

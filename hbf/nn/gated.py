@@ -22,8 +22,8 @@ class _Gated(nn.Module):
   Gate and values have the same number of channels. This is the Gated Attention Unit (Hua et al. 2022, section 3.1)
   with several heads. A token costs 4 D² + 6 hidden D + 2 (D + hidden) N operations.
 
-  A subclass has two bases: first this class, then a class of attention. The method `_over_tokens` of the second base
-  is f.
+  A subclass has two bases: this class, and then a class of attention with the method `_over_tokens`. This method is
+  f.
   """
 
   @nn.compact
@@ -61,7 +61,7 @@ class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
 
 
 class GatedSoftmax(_Gated, SoftmaxAttention, kw_only=True):
-  """A gated unit whose attention is softmax: the control that separates the effects of gate and kernel.
+  """A gated unit with softmax attention. Compared with `GatedHyperBF`, it shows the effect of the kernel alone.
 
   Attributes:
     hidden: number of channels of the values, and of the gate, as in `GatedHyperBF`.

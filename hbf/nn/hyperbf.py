@@ -31,8 +31,8 @@ class HyperBFAttention(CheckedModule):
   """Stage 1 (CBMM Memo 143, eq. 6): y = Σ K v / Σ K in every head, with K = K(‖W(q − k)‖² / 2σ²).
 
   Queries q, keys k and values v are computed from the tokens. With many learned centers (`memory`), this stage does
-  the work of both stages: it is one HyperBF over tokens and learned centers together (model `unified`). A token costs
-  8D² + 4(N + m)D operations with metric identity.
+  the work of both stages: it is one HyperBF over the tokens and the learned centers (model `unified`). With metric
+  identity a token costs 8D² + 4(N + m)D operations.
 
   Attributes:
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
@@ -40,21 +40,21 @@ class HyperBFAttention(CheckedModule):
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer' or 'head': each layer or each head learns one σ. 'fixed': σ keeps its initial value.
-    sigma_scale: σ² at init over √d (√rank for low_rank), which keeps q·k/σ² of order 1.
-    qk_norm: True to scale queries and keys to norm 1. σ² at init is then divided by d.
-    memory: m, the number of learned centers of a head. They are used like further keys, and their learned
-      coefficients c like further values: y = (Σ_keys K v + Σ_centers K c) / (Σ_keys K + Σ_centers K). 0: there are no
-      learned centers.
+    sigma_scale: the initial σ², divided by √d (by √rank for low_rank). Then q·k/σ² has order 1.
+    qk_norm: True to scale queries and keys to norm 1. The initial σ² is then divided by d.
+    memory: m, the number of learned centers of a head. The centers are additional keys, and their learned
+      coefficients c are additional values: y = (Σ_keys K v + Σ_centers K c) / (Σ_keys K + Σ_centers K). 0: there are
+      no learned centers.
     relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). With 'gaussian' a
       head adds the distance of positions p to the distance of contents: ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2. The
       offset o and the width s are learned. For a token without a position and for a learned center, the added
-      distance is 0. A token costs 2 C (N + m) H more operations. C is 4 for images and 3 for texts, and three times
-      this number in short types. With 'adaptive' the query also changes o and s. That costs 2 D (P + 1) more
-      operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their positions. This
-      needs metric identity, whose distances do not change if both vectors are rotated in the same way.
-    mimetic: α of the initial values of queries and keys, Wq Wkᵀ ≈ α (Z + I), see `hbf.nn.projections.mimetic_init`.
-      With α near 0.7, the norms of queries and keys fit the initial σ. 0: queries and keys start like other
-      projections.
+      distance is 0. This adds 2 C (N + m) H operations for each token. C is 4 for images and 3 for texts, and three
+      times this number in short types. With 'adaptive' o and s also depend on the query. This adds another 2 D (P +
+      1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their positions. This
+      needs metric identity, because its distances do not change if both vectors are rotated in the same way.
+    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I), see
+      `hbf.nn.projections.mimetic_init`. With α near 0.7, the norms of queries and keys fit the initial σ. 0: they
+      start like other projections.
     dtype: type of the matrix products. Parameters are float32.
   """
 
@@ -113,7 +113,7 @@ class HyperBFAttention(CheckedModule):
       )
 
   def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Extend a mask and causality over `length` tokens to the learned centers, which every token sees."""
+    """Extend a mask, or causality over `length` tokens, by the learned centers. Every token sees every center."""
     if not self.memory or (mask is None and not causal):
       return mask, causal
     mask = jnp.ones((1, length), bool) if mask is None else mask
@@ -137,9 +137,9 @@ class HyperBFCenters(CheckedModule):
   Each head is a HyperBF on its own d = D/H dimensions. Its coefficients have D dimensions, and the outputs of all
   heads are added. With one head and a diagonal metric, a token costs 4 A D operations.
 
-  The output has the same size at initialization for every kernel, metric and sigma. For this, coefficients are drawn
-  so that the root mean square of the output is `coefficients_scale`. With normalization 'none', a kernel with a
-  logarithm also gets a gain. It makes the mean response 1 over the tokens seen at initialization.
+  The initial output has the same size for every kernel, metric and sigma: coefficients are drawn so that its root
+  mean square is `coefficients_scale`. With normalization 'none', the responses of a kernel in `KERNELS` are also
+  multiplied by a learned gain. At first their mean is 1 over the tokens seen at initialization.
 
   If Flax's collection 'responses' is mutable, the stage stores R and log K there, [H, B N, A] each. With linear
   coefficients, the stored R is already multiplied by u_a·x + w_a. For kernels in `BALLS` and `VALUES`, the stage
@@ -155,29 +155,28 @@ class HyperBFCenters(CheckedModule):
     rank: rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
       `SIGNED`). 'fixed': σ or β keeps its initial value.
-    sigma_scale: σ² at init over √d (√rank for low_rank), which keeps x·t/σ² of order 1.
-    normalize_inputs: True to scale points and centers to norm 1. σ² at init is then divided by d. Random moves of a
-      center then cannot take it farther from all tokens at once.
-    norm_affine: True if the LayerNorm that the block puts before this stage has a scale and a bias. The centers
-      can also learn the effect of this scale and bias.
+    sigma_scale: the initial σ², divided by √d (by √rank for low_rank). Then x·t/σ² has order 1.
+    normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
+      cannot move away from all tokens at once.
+    norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. Without them, the centers can
+      learn the same effect.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs at least two different centers. The
       response of a single center would be 0.
-    radius: the number that is learned for the ball of each center. 'relative': the depth β_a of a token of norm √d
-      that is orthogonal to the center. Then b_a = β_a + (‖t_a‖² + d)/2σ², and β_a starts at 0. With
-      `normalize_inputs` that token has norm 1, and d is replaced by 1. 'absolute': b_a itself. It starts as the mean
-      of r²/2σ² over the tokens seen at initialization. In both cases, about half of the tokens lie in a ball at
-      first. With 'absolute', a training step that only changes the length of a center moves all tokens into its ball
-      or out of it. Such steps then outweigh the steps that turn the center.
-    coefficients: 'constant': the coefficients are c_a. 'linear': they are (u_a·x + w_a) c_a with learned u_a and w_a.
-      This is a linear model of the token x around each center. A token then costs 6 A D operations. With kernel
-      'ball_silu' and radius 'relative' the stage is a SwiGLU on tokens of norm √d.
+    radius: the parameter for the ball of each center. 'relative': β_a, which starts at 0, with b_a = β_a + (‖t_a‖² +
+      d)/2σ². It is the depth of a token of norm √d that is orthogonal to the center. With `normalize_inputs` d is
+      replaced by 1. 'absolute': b_a itself, which starts as the mean of r²/2σ² over the tokens seen at
+      initialization. In both cases, about half of the tokens lie in a ball at first. With 'absolute', a change of a
+      center's length moves all tokens into its ball or out of it. Such changes then dominate training.
+    coefficients: 'constant': the coefficients are c_a. 'linear': they are (u_a·x + w_a) c_a with learned u_a and w_a,
+      a linear function of the token x. A token then costs 6 A D operations. With kernel 'ball_silu' and radius
+      'relative', the stage equals a SwiGLU on tokens of norm √d.
     centers_init: initial values of the centers. 'normal': normal numbers. 'tokens': tokens drawn from those seen at
       initialization. 'kmeans': k-means centers of these tokens.
     coefficients_scale: root mean square of the output at init.
-    nested: True to train the first centers so that they also work without the others (`hbf.models.nested`; after
-      nested dropout, Rippel et al. 2014). In training, all centers respond to half of the images. To every other
-      image only the first n centers respond. This n is random, and its logarithm is uniform. The option needs all
-      responses in memory, and a 'dropout' key in training.
+    nested: True to train the first centers to work without the others too (`hbf.models.nested`; after nested dropout,
+      Rippel et al. 2014). In training, all centers respond to half of the images. To each other image only the first
+      n centers respond, where n is random with a uniform logarithm. The option needs all responses in memory, and a
+      random key 'dropout' in training.
     implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
     dtype: type of the matrix products. Parameters are float32.
   """
@@ -267,7 +266,7 @@ class HyperBFCenters(CheckedModule):
     return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return the logarithm of a gain on all responses of a head, [H, 1, 1]. The mean response starts at 1."""
+    """Return the logarithm of the learned gain of each head's responses, [H, 1, 1]. The mean response starts at 1."""
 
     def init(_: jax.Array) -> jax.Array:
       log_k = nearness(points, centers, basis)
@@ -276,7 +275,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. The responses at init determine their initial size."""
+    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses at initialization."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))

@@ -1,4 +1,4 @@
-"""The parameters that both HyperBF stages have: sigma and a metric for every head."""
+"""The parameters of both HyperBF stages: σ and a metric for every head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def sigma_parameter(
     module: the module in whose scope `log_sigma` is made.
     scope: 'layer', 'head' or 'center': each layer, each head or each center has its own σ. 'fixed': the layer has one
       σ, which is not learned.
-    variance: σ² at init.
+    variance: the initial σ².
     heads: number of heads.
     centers: number of centers of each head.
   """
@@ -46,7 +46,7 @@ def _parameter(module: nn.Module, name: str, scope: str, start: Any, heads: int,
 
 
 def learned_sigma(params: Mapping[str, Any]) -> jax.Array | None:
-  """Return the σ that `sigma_parameter` makes from a module's parameters. None if the module has none."""
+  """Return the σ of a module, computed from its parameters. None if the module has no σ."""
   return jnp.exp(params['log_sigma']) if 'log_sigma' in params else None
 
 
@@ -61,7 +61,7 @@ def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
 
 
 def distance_scale(metric: str, d: int, rank: int) -> float:
-  """Return the unit of σ²: the standard deviation of xᵀMt at init, for x and t whose coordinates have variance 1."""
+  """Return the unit of σ²: the initial standard deviation of xᵀMt if coordinates of x and t have variance 1."""
   return (rank if metric == 'low_rank' else d) ** 0.5
 
 
@@ -75,8 +75,8 @@ def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: i
     metric: name of the metric, see `squared_distances`.
     heads: number of heads.
     d: dimensions of a head.
-    rank: rows of W for metric low_rank. This W starts random. If the coordinates of x have variance 1, so have those
-      of W x at init.
+    rank: rows of W for metric low_rank. This W starts random. At first, the coordinates of W x have the same variance
+      as the coordinates of x.
 
   Returns:
     None for identity, [heads, d] for diagonal, [heads, rank, d] for low_rank, else [heads, d, d].

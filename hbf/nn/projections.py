@@ -1,4 +1,4 @@
-"""Several dense layers of one input, computed by one matrix product, and helper functions of attention stages."""
+"""Several dense layers of one input, as one matrix product. Also helper functions of attention stages."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ from hbf.options import OptionError
 
 
 class Projections(nn.Module):
-  """Several dense layers of one input. Their parameters are those of one `flax.linen.Dense` with all outputs.
+  """Several dense layers of one input. The parameters are stored like one `flax.linen.Dense` with all outputs.
 
-  Under a mesh that splits units over devices, each device has a share of the outputs of every layer.
+  If a mesh splits units over devices, each device has a part of the outputs of every layer.
 
   Attributes:
     parts: number of layers.
     width: W, number of outputs of each layer.
     use_bias: True if the layers have a bias.
-    normalize: True to scale points, and the weights of each output, to norm 1. One learned number then multiplies
-      all products. It starts at 2√D.
+    normalize: True to scale points, and the weights of each output, to norm 1. All products are then multiplied by
+      one learned number, which starts at 2√D.
     dtype: type of the matrix product. Parameters are float32.
     kernel_init: initializer of the kernel [D, parts · W].
   """
@@ -61,10 +61,10 @@ def of_norm_1(z: Float[Array, '... D']) -> Float[Array, '... D']:
 
 
 def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
-  """Return an initializer of a kernel [D, parts · D] whose first parts are queries and keys.
+  """Return an initializer of a kernel [D, parts · D]. Its first two parts are queries and keys.
 
-  If the strength is above 0, queries and keys start as in `mimetic` with α = β = strength, and other parts start by
-  LeCun's rule. If the strength is 0, all parts start by LeCun's rule.
+  If the strength is above 0, queries and keys start as in `mimetic` with α = β = strength. All other parts start with
+  LeCun's initialization (variance 1/D).
 
   Args:
     heads: number of heads, a divisor of the D columns of each part.
@@ -87,8 +87,8 @@ def mimetic(
   """Draw weights of queries and keys so that Wq Wkᵀ ≈ αZ + βI in every head (Trockman & Kolter 2023, section 4).
 
   Every head has its own Z, with normal numbers of variance 1/D. The product of a head has rank d = D/heads. It is the
-  best approximation of αZ + βI of this rank, from the singular value decomposition. The root of each singular value
-  is in Wq, and also in Wk.
+  best approximation of αZ + βI of this rank, from the singular value decomposition. Wq and Wk each contain the square
+  roots of the singular values.
 
   Returns:
     Wq and Wk, [D, D] each, head by head along the columns.
@@ -121,14 +121,14 @@ def project_qkv(
 
 
 def project_out(values: Float[Array, 'B N H d'], dtype: Any) -> Float[Array, 'B N D']:
-  """Join the heads of values [B, N, H, d] and project them to [B, N, H d], by a new layer `out`."""
+  """Join the heads of values [B, N, H, d] and apply the dense layer `out`. Return [B, N, H d]."""
   batch, length, heads, d = values.shape
   joined = values.reshape(batch * length, heads * d)
   return nn.Dense(heads * d, dtype=dtype, name='out')(joined).reshape(batch, length, heads * d)
 
 
 def mask_and_causality(context: Context, count: int) -> tuple[Bool[Array, '...'] | None, bool]:
-  """Return the attention mask of `count` tokens, and True if attention must be causal in addition to the mask.
+  """Return the attention mask of `count` tokens, and True if a causal mask must be added to it.
 
   The mask is broadcastable to [B, H, N, N]. It is None if there is no mask.
   """

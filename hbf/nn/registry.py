@@ -80,7 +80,7 @@ def stage_names(model: str) -> tuple[str, str]:
 def make_stages(
   model: str, heads: int, stage1: Mapping[str, Any], stage2: Mapping[str, Any]
 ) -> tuple[Stage, Stage | None]:
-  """Return constructors of a model's two stages with their options. The constructors still take name and dtype.
+  """Return constructors of a model's two stages with their options. They still need the arguments name and dtype.
 
   Args:
     model: a name as in `stage_names`.
@@ -92,7 +92,7 @@ def make_stages(
     Stage 1 and stage 2. Stage 2 is None if the model has none.
 
   Raises:
-    UserError: the model is unknown, a stage lacks an option, or an option without a default is missing.
+    UserError: the model is unknown, a stage does not have a given option, or an option without a default is missing.
   """
   first, second = stage_names(model)
   return (
@@ -106,8 +106,8 @@ def stage_options(model: str, units: int | None) -> tuple[dict[str, Any], dict[s
 
   Args:
     model: a name as in `stage_names`.
-    units: number of hidden units or centers of a whole block. The option that holds a stage's number of units has no
-      default in its class. It becomes `units` times the stage's `unit_share`, or None if `units` is None.
+    units: number of hidden units or centers of a whole block. An option such as `hidden` has no default in its class.
+      Its value is `units` times the stage's `unit_share`, or None if `units` is None.
   """
   first, second = _own_fields(model)
   counts = (None, None) if units is None else stage_units(model, units)
@@ -154,7 +154,7 @@ def takes_heads(model: str) -> bool:
 
 
 def _shared(module: type[nn.Module], heads: int) -> dict[str, int]:
-  """Return the options that a stage 1 takes from the model."""
+  """Return the options of a stage 1 that the model sets, such as heads."""
   return {'heads': heads} if 'heads' in _fields(module) else {}
 
 
@@ -166,7 +166,7 @@ def _fields(module: type[nn.Module] | None) -> dict[str, dataclasses.Field]:
 
 
 def _own_fields(model: str) -> tuple[dict[str, dataclasses.Field], dict[str, dataclasses.Field]]:
-  """Return the fields of a model's two stages that the model does not set."""
+  """Return the fields of a model's two stages, without those that the model sets."""
   first, second = stage_names(model)
   shared = _shared(STAGE1[first], 0)
   own = {name: field for name, field in _fields(STAGE1[first]).items() if name not in shared}

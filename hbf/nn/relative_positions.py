@@ -31,21 +31,21 @@ def relative_coordinates(
   """Return coordinates of queries and keys whose product is −‖(p_q − p_k − o)/s‖²/2.
 
   p_q and p_k are the positions of a query and a key, with P dimensions. Every head learns an offset o and a width s.
-  Their parameters are `position_offset` [H, 1, P], which is o, and `position_log_sigma` [H, 1, 1], which is log s. A
-  token without a position has coordinates 0, so the product is 0 with every other token.
+  Their parameters are `position_offset` [H, 1, P], which is o, and `position_log_sigma` [H, 1, 1], which is log s. If
+  a token has no position, its coordinates are 0, and so are its products with all tokens.
 
-  For images, the offset of each head starts at a different one of the nearest neighbors, and s starts at half a
-  patch. So the heads see what the taps of a convolution see (after ConViT, d'Ascoli et al. 2021). For texts, half of
-  the heads start like this. The other heads start without an offset and with s of 4, 16, 64, … tokens, because the
-  topic of a word may be far from the word (after ALiBi's slopes, Press et al. 2022).
+  For images, each head starts with the offset of another neighboring patch, and with s of half a patch. So the heads
+  start like the taps of a convolution (after ConViT, d'Ascoli et al. 2021). For texts, half of the heads start like
+  this. The other heads start without an offset and with s of 4, 16, 64, … tokens, so that they see far (after ALiBi's
+  slopes, Press et al. 2022).
 
   With kind 'adaptive' the offset and the width also depend on the query q: U q/√d is added to o, and 2 tanh(u·q/2√d)
-  is added to log s. U and u are the parameter `position_slopes` [H, d, P + 1], which starts at 0. So the content of a
-  token decides where the token looks, and how far. A token costs 2 D (P + 1) more operations.
+  is added to log s. U and u are the parameter `position_slopes` [H, d, P + 1], which starts at 0. Each token costs 2
+  D (P + 1) more operations.
 
   With a = p_q − o, the coordinates of a query are a/s², −‖a‖²/2s² and −1/s². Those of a key are p_k, 1 and ‖p_k‖²/2.
-  So everything learned is in the coordinates of the queries. Their number C is P + 2, or three times P + 2 in a short
-  type (see `_in_short`).
+  So the coordinates of keys do not depend on parameters. There are C = P + 2 coordinates, or three times as many in a
+  short type (see `_in_short`).
 
   Args:
     module: the module in whose scope the parameters are made.
@@ -81,7 +81,7 @@ def relative_coordinates(
 
 
 def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N d']:
-  """Rotate queries or keys [..., N, d] by their positions, so that products depend on relative positions.
+  """Rotate queries or keys [..., N, d] by their positions, so that dot products depend on relative positions.
 
   These are rotary positions (Su et al. 2021, eq. 34). A rotation keeps the norms. For positions in two dimensions,
   one half of the pairs of coordinates is rotated by the row, and the other half by the column. A token without a
@@ -131,7 +131,7 @@ def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '..
 
 
 def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return 1 for tokens with a position, else 0, float32 [N, 1], and positions relative to their mean, [N, P]."""
+  """Return two arrays: 1 for tokens with a position, else 0 [N, 1], and positions relative to their mean [N, P]."""
   placed = ~jnp.isnan(positions).any(axis=-1, keepdims=True)
   middle = jnp.where(placed, positions, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
   return placed.astype(jnp.float32), jnp.where(placed, positions - middle, 0)
@@ -148,7 +148,7 @@ def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, 
 
 
 def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-  """Return the offsets [H, 1, P] and s [H, 1, 1] at init, see `relative_coordinates`."""
+  """Return the initial offsets [H, 1, P] and widths s [H, 1, 1], see `relative_coordinates`."""
   near = heads if axes > 1 else -(-heads // 2)
   offsets, sigmas = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _SIGMA, np.float32)
   offsets[:near, 0] = _nearest(near, axes, causal)
@@ -157,7 +157,7 @@ def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
-  """Return offsets [count, P] to the nearest neighbors, nearest first. If causal, only to earlier neighbors."""
+  """Return offsets [count, P] to the nearest neighbors, nearest first. If causal, only to earlier tokens."""
   reach = count if axes == 1 else math.isqrt(count) + 1
   offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
   if causal:

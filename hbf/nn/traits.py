@@ -1,4 +1,4 @@
-"""The traits of a stage: everything that other code has to know about a stage in addition to its options."""
+"""The traits of a stage: facts about a stage that are not options, such as the masks that it accepts."""
 
 import dataclasses
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class StageTraits:
-  """The traits of a stage, which its class variable `traits` holds. A stage without this variable has the defaults.
+  """The traits of a stage, stored in its class variable `traits`. A stage without this variable has the defaults.
 
   Attributes:
     units: name of the option that sets the number of the stage's units, such as 'hidden' or 'centers'. None if the

@@ -1,4 +1,4 @@
-"""The trunk of a network: homogeneous blocks and a final norm. The trunk is the same for patches and for words."""
+"""The trunk of a network: homogeneous blocks and a final LayerNorm. It is the same for images and for texts."""
 
 import dataclasses
 import functools
@@ -28,15 +28,15 @@ class Trunk(CheckedModule):
     dropout: dropout rate after each stage.
     dtype: type of the matrix products. Parameters are float32.
     norm_epsilon: number added to the variance in each LayerNorm.
-    scan_layers: True to loop over one block instead of writing all blocks into the program. The parameters are the
-      same, but dropout draws other numbers, and intermediates can't be captured.
+    scan_layers: True to compile one block and loop over it. The parameters are the same, but dropout draws other
+      numbers, and intermediates can't be captured.
     remat: True to compute the activations of a block again in the backward pass instead of keeping them.
     parallel: True if both stages of a block read the block's input, see `hbf.nn.block.Block`.
     layer_scale: initial value of learned factors that multiply the stages' outputs. 0: there are no such factors.
     drop_path: rate of stochastic depth in the last block. The rate grows linearly from 0 in the first block.
-    merge: number of the block before which every 2×2 tokens become one token of twice the width, by a LayerNorm and a
-      dense layer (patch merging, Liu et al. 2021, "Swin Transformer"). From this block on, the stages have twice as
-      many units, and as many heads as before. 0: tokens are never merged.
+    merge: number of a block. Before it, a LayerNorm and a dense layer make every 2×2 tokens one token of twice the
+      width (patch merging, Liu et al. 2021, "Swin Transformer"). From this block on, the stages have twice as many
+      units, and as many heads as before. 0: tokens are never merged.
   """
 
   depth: Annotated[int, whole(1)]
@@ -66,7 +66,7 @@ class Trunk(CheckedModule):
       tokens: embedded tokens.
       context: the context of the call, for every stage.
       read: slice that selects the M tokens to return. With `merge` it selects from the N/4 merged tokens. The last
-        LayerNorm works on each token alone, so it is computed for the selected tokens only.
+        LayerNorm is computed for the selected tokens only.
       grid: numbers of rows and columns of patches, if the N tokens are exactly the patches of an image, row by row.
         None otherwise.
 
@@ -121,7 +121,7 @@ class Trunk(CheckedModule):
     return tokens
 
   def _scan(self, make: Any, tokens: jax.Array, context: Context, rates: jax.Array | None) -> jax.Array:
-    """Apply all blocks by a loop over one block, with the parameters of all blocks stacked."""
+    """Apply all blocks as a loop over one block. The loop's parameters are the stacked parameters of all blocks."""
 
     def layer(tokens: jax.Array, xs: tuple[Any, dict[str, jax.Array], Any]) -> tuple[jax.Array, None]:
       params, rngs, rate = xs

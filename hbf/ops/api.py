@@ -56,8 +56,8 @@ def hyperbf(
       'ball_…'                 φ((ρ² − r²) / 2σ²) with r² = 2σ²s, for normalization 'none' only; φ is relu, relu2 (the
                                square of relu), gelu, silu, softplus or sigmoid
 
-  Let the centers be keys and the coefficients values. Then kernel 'gaussian' with normalization 'sum' is attention
-  whose logits are the negative scaled squared distances −s. The function is pure: it works under jit, grad and vmap.
+  In terms of attention, the centers are keys and the coefficients are values. Kernel 'gaussian' with normalization
+  'sum' is softmax attention with the logits −s. The function is pure: it works under jit, grad and vmap.
 
   Args:
     x: the points, floats [..., N, D].
@@ -68,9 +68,9 @@ def hyperbf(
     metric: W. None for the identity, [D] for a diagonal matrix, or [..., R, D] for a matrix of any number R of rows.
     normalization: a name in `hbf.NORMALIZATIONS`.
     radius: ρ ≥ 0 of a ball kernel, in one of the shapes that sigma may have. Other kernels have no radius.
-    mask: booleans that broadcast to [..., N, A], True where a point sees a center. A point's sums leave out the
-      centers that the point does not see, and so do the sums of the normalization. Every point must see at least one
-      center. None: all points see all centers.
+    mask: booleans that broadcast to [..., N, A], True where a point sees a center. Other centers are left out of all
+      sums for this point, those of the normalization included. Every point must see at least one center. None: all
+      points see all centers.
     causal: True if point i sees centers 0 to i only.
     implementation: 'xla', 'pallas' (fused kernels for a GPU or TPU) or 'plain' (the definition, with all
       responses in memory). All give the same values and gradients. Forward mode (`jax.jvp`) needs 'plain'.
@@ -142,7 +142,7 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
 
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Return a number for each center, as an array that broadcasts to a shape [..., 1, A]."""
+  """Check an argument with one number per center. Return it as an array [..., 1, A] or [..., 1, 1]."""
   if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')

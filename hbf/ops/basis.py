@@ -1,4 +1,4 @@
-"""The radial basis of a HyperBF: everything but the points, the centers and the coefficients."""
+"""The radial basis of a HyperBF: its kernel, sigma, metric and normalization."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ class RadialBasis:
   dot_only_dims: int = flax.struct.field(pytree_node=False, default=0)
 
   def __post_init__(self) -> None:
-    """Check the names. `scale` checks sigma and beta, because JAX also builds objects whose leaves are not numbers.
+    """Check the names. JAX may put objects in place of sigma and beta, so `scale` checks these when they are used.
 
     Raises:
       UserError: a name is unknown, or two names do not fit together.
@@ -62,7 +62,7 @@ class RadialBasis:
 
   @property
   def log_kernel(self) -> str:
-    """The name in `KERNELS` of the function that maps scale · r² to log K.
+    """The name in `KERNELS` of the function that computes log K from scale · r².
 
     For kernel `SIGNED` this is 'gaussian', because exp(−β r²) is the Gaussian of β r².
     """

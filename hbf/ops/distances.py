@@ -14,20 +14,20 @@ _PRODUCTS = '...nd,...ad->...na'
 
 
 def sum_dtype(*dtypes: Any) -> jnp.dtype:
-  """Return the type in which numbers of these types are summed: float64 if one is float64, else float32."""
+  """Return the type for sums of numbers of the given types: float64 if one type is float64, else float32."""
   return jnp.result_type(*dtypes, jnp.float32)
 
 
 def is_short(dtype: jnp.dtype) -> bool:
-  """Return True for a short type, such as bfloat16: one whose numbers are summed in float32."""
+  """Return True for a short type, such as bfloat16. A type is short if sums of its numbers have a longer type."""
   return dtype != sum_dtype(dtype)
 
 
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  The metric is already applied, so points·centers is xᵀMt. No array of size [N, A] is stored. Arrays that this module
-  calls float32 are float64 if the points are float64 (`sum_dtype`).
+  The points and centers here are already multiplied by the metric, so that points·centers is xᵀMt. No array of size
+  [N, A] is stored. In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
 
   Attributes:
     points: points after the metric, [..., N, D].
@@ -56,8 +56,8 @@ class Distances(NamedTuple):
   def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
     """Compute the cotangents of all parts, float32, from the cotangent of the distances, float32 [..., N, A].
 
-    The gradient is written by hand, so that sums over the points are part of matrix products. As separate sums they
-    would cost more than the products do.
+    The gradient is written by hand. It computes sums over the points as parts of matrix products. Separate sums would
+    cost more than the products.
     """
     if not is_short(self.points.dtype):
       g = cotangent
@@ -99,8 +99,8 @@ def distances(
       M [..., D, D] for bilinear.
     scale: the factor of each center, broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.
     dot_only_dims: number of last coordinates that the metric ignores. They are x' of a point and t' of a center. They
-      add only −2 x'·t' to r², without norms. `hbf.nn.relative_positions` chooses x' and t' so that −2 x'·t' is itself
-      a squared distance.
+      add −2 x'·t' to r², without the norms ‖x'‖² and ‖t'‖². `hbf.nn.relative_positions` chooses x' and t' so that −2
+      x'·t' is itself a squared distance.
 
   Raises:
     UserError: the metric is unknown.
@@ -130,7 +130,7 @@ def squared_distances(
   scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Float[Array, '... N A']:
-  """Compute the squared distances of all points and centers (CBMM Memo 143, below eq. 4), times a center's factor.
+  """Compute squared distances of all points to all centers, each times a factor of the center (CBMM Memo 143, eq. 4).
 
   With a = Wx and b = Wt, a squared distance is ‖a‖² + ‖b‖² − 2 a·b. Norms and sums are float32 for every input type.
   So the error is the rounding error of ‖a‖² + ‖b‖² in float32, not in the input type.
@@ -147,7 +147,7 @@ def squared_distances(
 
 
 def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
-  """Split coordinates into those that the metric maps and the last `dot_only_dims`, which the metric ignores."""
+  """Split coordinates in two: the last `dot_only_dims`, which the metric ignores, and those before them."""
   count = z.shape[-1] - dot_only_dims
   return z[..., :count], z[..., count:]
 
@@ -162,7 +162,7 @@ def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Ar
 
 
 def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
-  """Return a function that computes in float32, but whose gradient stores the arguments in their short type.
+  """Return a function that computes in float32. For its gradient, it stores the arguments in their short type.
 
   For types that are not short, the function is returned unchanged.
   """

@@ -57,7 +57,7 @@ def responses(
 def nearness(
   points: Float[Array, '... N D'], centers: Float[Array, '... A D'], basis: RadialBasis
 ) -> Float[Array, '... N A']:
-  """Compute log K(s), float32 [..., N, A]. For a kernel in `DIRECT`, return the depth b − s = (ρ² − r²) / 2σ²."""
+  """Compute log K(s), float32 [..., N, A]. For a kernel in `DIRECT`, compute the depth b − s = (ρ² − r²) / 2σ²."""
   scale, metric = basis.scale(points.dtype), (basis.metric, basis.weights)
   if basis.kernel not in DIRECT:
     s = squared_distances(points, centers, *metric, scale, basis.dot_only_dims)  # s = ‖W(x − t_a)‖² / 2σ²
@@ -89,12 +89,10 @@ def hyperbf(
     centers: t [..., A, D].
     coefficients: c [..., A, V].
     basis: kernel, sigma, metric and normalization of the responses R.
-    mask: booleans broadcastable to [..., N, A], True where a point sees a center. A point's sums leave out the
-      centers that the point does not see, and so do the sums of the normalization. Every point must see at least one
-      center.
+    mask: booleans broadcastable to [..., N, A], True where a point sees a center. Other centers are left out of all
+      sums for this point, those of the normalization included. Every point must see at least one center.
     causal: True if point i sees centers 0 to i only. A mask may hide some of these centers too.
-    factors: g_a(x), broadcastable to [..., N, A]. They replace the coefficient c_a by g_a(x) c_a, which depends on
-      the point. None: all factors are 1.
+    factors: g_a(x), broadcastable to [..., N, A]. The coefficient c_a becomes g_a(x) c_a. None: all factors are 1.
     implementation: 'xla', 'pallas' (fused kernels) or 'plain' (the definition). Forward mode (`jax.jvp`) needs
       'plain'. With a mask or with causal=True, all three names compute sums by the definition.
 

@@ -3,14 +3,14 @@
 `KERNELS` has the positive kernels, as functions that return log K(s). The normalized responses are then a softmax of
 log K, which is numerically stable for every kernel. The unnormalized responses are exp(log K + log-gain).
 
-A kernel that changes sign, reaches 0 or grows with the distance cannot be divided by its sum over the centers.
+Other kernels change sign, reach 0 or grow with the distance, so they cannot be divided by their sum over the centers.
 `DIRECT` has these kernels, as functions that return K itself. Their argument is the depth b − s.
 
 - `BALLS`: each center has a ball of radius ρ, and b = ρ²/2σ². So the depth is (ρ² − r²)/2σ². It is positive inside
   the ball and negative outside. Every center learns its own b.
 - `VALUES`: b is 0, so the depth is −s.
 
-`SIGNED` is the Gaussian of the authors' code. It has no σ: log K = −β r², and β may have any sign.
+`SIGNED` is the Gaussian of the authors' code. It has β in place of 1/2σ²: log K = −β r². β may have any sign.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 
 
 def gaussian(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute log K = −s. With metric `bilinear`, s need not be a distance, so it may be negative."""
+  """Compute log K = −s. s may be negative: with metric `bilinear` it is not always a squared distance."""
   return -s
 
 

@@ -1,7 +1,7 @@
 """The layout of arrays on JAX's mesh of devices (`jax.set_mesh`), described by the names of the mesh axes.
 
-Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over `TENSOR`. Without a mesh,
-and along mesh axes of one device, these functions do nothing.
+Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over the axis `TENSOR`. If
+there is no mesh, or a mesh axis has one device, these functions do nothing.
 """
 
 import math
@@ -38,10 +38,9 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. Its gradient keeps the parameter's own layout.
 
-  If the gradient had the constrained layout too, the whole gradient would be summed over all devices, also over other
-  hosts. A mesh with one shard along `data` is the exception: devices exchange data along `fsdp` only. There the
-  gradient has the constrained layout, because a TPU's compiler would otherwise sum in a loop over shards, with more
-  traffic.
+  If the gradient had the constrained layout, the whole gradient would be summed over all devices and hosts. There is
+  one exception. If a mesh has one shard along `data`, the gradient has the constrained layout. Otherwise a TPU's
+  compiler would sum in a loop over shards, with more traffic.
   """
   if constrain(parameter, *axes) is parameter or shares(('data',)) == 1:
     return constrain(parameter, *axes)
@@ -53,7 +52,7 @@ def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
   """Reorder columns [..., parts · W] so that every shard along `TENSOR` has its share of each part.
 
-  Without this, a device would have all columns of one part and none of the others.
+  In the original order, a device would have columns of one part only.
   """
   count = shares(TENSOR)
   if count == 1 or columns.shape[-1] % (parts * count):
@@ -64,7 +63,7 @@ def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
 
 
 def split_parts(z: jax.Array, parts: int) -> list[jax.Array]:
-  """Split columns in the order of `interleave_shards`, [T, parts · W], into the parts, [T, W] each."""
+  """Undo `interleave_shards`: split columns [T, parts · W] into the parts, [T, W] each."""
   count, (length, width) = shares(TENSOR), z.shape
   if count == 1 or width % (parts * count):
     return jnp.split(z, parts, axis=-1)

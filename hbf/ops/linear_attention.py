@@ -1,8 +1,8 @@
 """Linear attention: weights φ(q)·φ(k) from features φ, at a cost of O(N) for N tokens (Katharopoulos et al. 2020).
 
-The feature map defines the similarity of a query and a key. The normalizer says whether the weights sum to 1. Random
-features approximate softmax attention, or stage 1 of a HyperBF block. With weights that sum to 1, attention is eq. 2
-of CBMM Memo 143 with a kernel of finite rank.
+The feature map φ defines the similarity of a query and a key. Random features approximate softmax attention, or stage
+1 of a HyperBF block. If the normalizer makes the weights sum to 1, this is eq. 2 of CBMM Memo 143 with a kernel of
+finite rank.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ class Features(NamedTuple):
 
   Attributes:
     values: numbers of 0 or more, [..., N, m] in the type of the points.
-    log_scale: float32 [..., N, 1]. It is subtracted from the exponents of the values, so φ does not depend on it. Its
-      gradient of 0 is therefore exact.
+    log_scale: float32 [..., N, 1]. It is subtracted from the exponents of the values, so φ does not depend on it. So
+      its gradient is set to 0.
   """
 
   values: jax.Array
@@ -93,7 +93,7 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
 
 
 def keep_visible(keys: Features, seen: Bool[Array, '... N 1']) -> Features:
-  """Return the features of keys, changed so that keys with `seen` False have weight 0.
+  """Return the features of keys, with weight 0 for the keys where `seen` is False.
 
   `seen` holds booleans broadcastable to [..., N, 1].
   """
@@ -109,9 +109,9 @@ def linear_attention(
     queries: φ(q), [..., N, m].
     keys: φ(k), [..., M, m].
     values: v [..., M, V], with the leading axes of the features.
-    normalizer: 'sum' divides y_i by Σ_j φ(q_i)·φ(k_j) (CBMM Memo 143, eq. 2). 'none' does not divide. It returns each
-      y_i up to a positive factor, which is 1 for 'elu' and 'relu'. Normalize the rows of that result (TransNormer,
-      Qin et al. 2022).
+    normalizer: 'sum' divides y_i by Σ_j φ(q_i)·φ(k_j) (CBMM Memo 143, eq. 2). 'none' does not divide. Except for
+      'elu' and 'relu', each y_i is then known only up to a positive factor, so normalize the rows of the result
+      (TransNormer, Qin et al. 2022).
     causal: True to sum over j ≤ i only.
 
   Returns:
@@ -166,7 +166,7 @@ def _softmax(points: jax.Array, projections: jax.Array | None, sigma: jax.Array 
 
 
 def _gaussian(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """Compute exp(ω·x − ‖x‖²)/√m for x scaled to x/σ: exp(q·k) with half of each squared norm subtracted."""
+  """Compute exp(ω·x − ‖x‖²)/√m for x scaled to x/σ. These are the features of exp(q·k), times exp(−‖x‖²/2)."""
   return _random(points, projections, sigma, 1.0)
 
 
@@ -202,9 +202,10 @@ def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Arra
 def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
   """Compute Σ_j≤i φ(q_i)·φ(k_j) v_j, up to a positive factor for each i: float32 [..., N, V].
 
-  The sum includes the earlier keys, which are in `state`. It is computed chunk by chunk. The keys of earlier chunks
-  are summed in one matrix, the state. Within a chunk, weights are computed pair by pair. The largest scale of the
-  keys up to i is divided out. If it were the largest scale of all keys, a later key could make the sum for i vanish.
+  The sum includes the earlier keys, which are in `state`. It is computed in chunks of tokens. The keys of earlier
+  chunks are summed in one matrix, the state. Within a chunk, weights are computed for each pair of tokens. The sum
+  for i is divided by the largest scale of the keys up to i. With the largest scale of all keys, a later key could
+  make the sum for i underflow.
   """
   if queries.shape[-2] != values.shape[-2]:
     raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')

@@ -58,7 +58,7 @@ def normalize(
     log_k: log K, float32 [..., N, A].
     normalization: 'none' for R = exp(log K + log-gain), 'sum' for R = K / ΣK, 'rms' for R = K / √mean(K²), or 'layer'
       for R = (K − mean K) / √(var K + ε mean(K)²) with ε = 10⁻⁶.
-    log_gain: logarithm of a factor of K. Only 'none' uses it, because a common factor cancels in the others.
+    log_gain: logarithm of a factor of K. Only 'none' uses it: in the other normalizations a common factor cancels.
     mask: booleans broadcastable to [..., N, A]. Responses of masked-out centers are 0.
 
   Returns:

@@ -41,7 +41,7 @@ from hbf.tasks.task import ModelBatch, Task
 
 @dataclasses.dataclass(frozen=True)
 class ImageReading:
-  """The way of images to the devices: keys of a config's `data`. See `hbf.data.pipeline.inputs.make_input`."""
+  """Options for the transfer of images to the devices, as in `hbf.data.pipeline.inputs.make_input`."""
 
   input: str
   workers: int
@@ -58,15 +58,15 @@ class Classification(Task):
   Attributes:
     dataset: the images.
     reading: how the images get to the devices.
-    mean: the mean of each channel, in 0..1. () before it is measured.
-    std: the standard deviation of each channel. () before it is measured.
+    mean: the mean of each channel, with white as 1. () before it is measured.
+    std: the standard deviation of each channel, with white as 1. () before it is measured.
     transforms: the transforms of each training image (`hbf.data.augment.transforms.read_transforms`).
     mix: the mixing of pairs of training images (`hbf.data.augment.pairs.read_mix`).
-    label_smoothing: the probability that is spread over all classes.
+    label_smoothing: the probability that the targets in training spread over all classes.
     seed: the seed of the order of the examples.
-    validation: the part of train that is held out.
-    stratify: True if the same part of every class is held out.
-    copies: a function that makes the copies of test images. None: no copies.
+    validation: the fraction of train that is held out.
+    stratify: True if the same fraction of every class is held out.
+    copies: a function that makes copies of test images. The outputs for the copies are averaged. None: no copies.
   """
 
   example: ClassVar[str] = 'image'
@@ -151,7 +151,7 @@ class Classification(Task):
     return identity(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Source]:
-    """Return the sources of the splits that are not empty. The held-out images are drawn from all of train."""
+    """Return the sources of the splits that are not empty. The held-out images are a random sample of train."""
     train, held_out = hold_out(self.dataset.splits['train'], validation, self.stratify)
     splits = {'train': train, 'validation': held_out, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
@@ -162,7 +162,7 @@ class Classification(Task):
     return make_input(reading.input, source, sharding, workers=reading.workers, resident_bytes=reading.resident_bytes)
 
   def abstract_inputs(self, source: Source, sharding: NamedSharding, *leading: int) -> tuple[Resident, Batch]:
-    """Return the shapes and shardings of a step's arrays; see `TaskData.abstract_inputs`."""
+    """Return the shapes and shardings of a step's input arrays; see `TaskData.abstract_inputs`."""
     reading = self.reading
     resident = abstract_resident(reading.input, len(source), self.shape, sharding, reading.resident_bytes)
     return resident, abstract_batch(resident, self.shape, sharding, *leading)
@@ -186,7 +186,7 @@ class Classification(Task):
     return 1
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
-    """Return images that are augmented with the first key and mixed with the second."""
+    """Return augmented and mixed images. The first key is for augmentation, the second for mixing."""
     examples = gather(resident, batch)
     index, labels = examples['index'], examples['label']
     images = augment(
@@ -197,7 +197,7 @@ class Classification(Task):
     return ModelBatch(normalize(images, self.mean, self.std), (labels, targets))
 
   def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
-    """Return the key of the run and the epoch of each image of a step's batch. () if no transform needs them."""
+    """Return the run's random key, and the epoch of each image of a batch. () if no transform needs them."""
     if 'epoch' not in {need for name, *_ in self.transforms for need in TRANSFORMS[name].needs}:
       return ()
     # Only the number of held-out images matters here. `stratify` would read the labels and not change this number.
@@ -225,7 +225,7 @@ class Classification(Task):
     return Counts.zeros(len(self.dataset.classes))
 
   def add_counts(self, counts: Counts, logits: jax.Array, targets: Any) -> tuple[Counts, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts; the values of each image are `labels` and `predictions`, int32."""
+    """Add an evaluated batch to the counts. Also return `labels` and `predictions` of each image, int32."""
     labels, mask = targets
     per_example = {'labels': labels, 'predictions': jnp.argmax(logits, axis=-1).astype(jnp.int32)}
     return counts.add(logits, labels, mask), per_example
@@ -235,7 +235,7 @@ class Classification(Task):
     return summarize(counts)
 
   def details(self, counts: Counts) -> dict[str, Any]:
-    """Return the rest of the report; see `hbf.evaluation.classification.detail`."""
+    """Return details that are no scores; see `hbf.evaluation.classification.detail`."""
     return detail(counts)
 
   @staticmethod

@@ -23,9 +23,8 @@ class SplitResult(NamedTuple):
 
   Attributes:
     summary: the scores, see `hbf.tasks.task.TaskScores.summarize`.
-    per_example: the values that the task records of each example, by name [n], in the order of the split.
-    counts: the counts from which the summary is computed. `hbf.tasks.task.TaskScores.details` makes a longer report
-      from them.
+    per_example: arrays [n] by name, such as `predictions`, with a value for each example, in the order of the split.
+    counts: the counts from which `hbf.tasks.task.TaskScores` computes the summary and details.
   """
 
   summary: dict[str, Any]
@@ -51,13 +50,12 @@ class Evaluator:
     """Make the jitted step.
 
     Args:
-      task: the task. Its values that are measured on the training data must be known (`TaskData.measure`).
+      task: the task, made from a config with all measured values (`TaskData.measure`).
       model: a network of the task.
       batch_size: the largest number of examples in a step, a multiple of the number of devices. The last batch is
         padded and masked.
       replicated: the sharding of arrays that every device holds.
-      copies: a function that makes copies of the inputs. The outputs for the copies are averaged. None: the network
-        takes the inputs themselves.
+      copies: a function that makes copies of the inputs. The outputs for the copies are averaged. None: no copies.
     """
     self.batch_size = batch_size
     self._task = task
@@ -84,7 +82,7 @@ class Evaluator:
     self.step = jax.jit(step, donate_argnums=0, out_shardings=replicated)
 
   def rows(self, examples: int) -> int:
-    """Return the batch size for a split with this number of examples. A larger batch would only add padding."""
+    """Return the batch size for a split. It is smaller than `batch_size` if the split has few examples."""
     devices = self._mesh.size
     return min(self.batch_size, -(-examples // devices) * devices)
 

@@ -111,13 +111,13 @@ class Language(Task):
   # Loss.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens, batch: Batch) -> ModelBatch:
-    """Return windows that begin at random places of the text."""
+    """Return windows at random places of the text."""
     tokens = shifted_windows(keys[0], resident, batch['index'])
     window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))
 
   def eval_batch(self, resident: Tokens, batch: Batch) -> ModelBatch:
-    """Return windows that follow one another in the text."""
+    """Return consecutive windows of the text."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(_MASKS), batch['index'])
     return self._model_batch(keys, *windows(resident, batch['index']))
 
@@ -132,7 +132,7 @@ class Language(Task):
     """
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of the tokens that count, and the number of correct predictions among them.
+    """Return the mean cross-entropy of the tokens that count, and the number of these that are predicted correctly.
 
     Every window must have the same number of tokens that count.
     """
@@ -169,7 +169,7 @@ class Language(Task):
     return summarize_text(counts)
 
   def details(self, counts: TextCounts) -> dict[str, Any]:
-    """Return the rest of the report; see `hbf.evaluation.language.detail_text`."""
+    """Return details that are no scores; see `hbf.evaluation.language.detail_text`."""
     return detail_text(counts)
 
   @staticmethod

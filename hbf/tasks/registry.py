@@ -25,7 +25,7 @@ def make_task(config: ConfigDict, dataset: Any = None) -> Task:
     dataset: the data set. None: the one that the config names.
 
   Raises:
-    UserError: the task or the data set is unknown, or a value in the config is impossible.
+    UserError: the task or the data set is unknown, or a value in the config is not valid for it.
   """
   kind = choose('task', config.task, TASKS)
   return kind.from_config(config, kind.load_dataset(config) if dataset is None else dataset)

@@ -38,7 +38,7 @@ class TaskData(abc.ABC):
   Attributes:
     dataset: the data set, which has a `name`.
     example: the word for an example: 'image' or 'text'.
-    unit: the word for the part of an example for which speed and cost are reported: 'image' or 'token'.
+    unit: speed and cost are reported for each 'image' or each 'token'. One of these two words.
     consecutive: True if neighboring test examples are alike, because they follow one another in a text.
   """
 
@@ -64,7 +64,7 @@ class TaskData(abc.ABC):
   @property
   @abc.abstractmethod
   def units(self) -> int:
-    """The number of units in an example. The network has an output for each unit."""
+    """The number of images or tokens in an example (`unit`). The network has an output for each."""
 
   @abc.abstractmethod
   def identity(self) -> dict[str, Any]:
@@ -72,13 +72,13 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def splits(self, validation: float) -> dict[str, Any]:
-    """Return the sources of train, validation (if a part of train is held out) and test.
+    """Return the sources of the splits train, validation and test. Without held-out examples there is no validation.
 
     Args:
-      validation: the part of train that is held out, from 0 to below 1.
+      validation: the fraction of train that is held out, from 0 to below 1.
 
     Raises:
-      UserError: nothing is left to train on, or `validation` is not a possible part.
+      UserError: nothing is left to train on, or `validation` is not valid.
     """
 
   @abc.abstractmethod
@@ -91,17 +91,17 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def abstract_inputs(self, source: Any, sharding: NamedSharding, *leading: int) -> tuple[Resident, Batch]:
-    """Return the shapes and shardings of a step's arrays, without reading the source.
+    """Return the shapes and shardings of a step's input arrays, without reading the source.
 
     Args:
       source: the examples.
       sharding: the sharding of batches.
-      *leading: the leading axes of the batch: B for a batch, S and B for a stack.
+      *leading: sizes of the leading axes: B for a batch, or S and B for a stack of S batches.
     """
 
   @abc.abstractmethod
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
-    """Return the config with all values that are measured on the training data.
+    """Return the config with the values that are measured on the training data, such as the mean of images.
 
     Args:
       config: the run's config.
@@ -142,7 +142,7 @@ class TaskScores(abc.ABC):
 
   Attributes:
     scores: the scores of a split. The first score ranks checkpoints, and the networks of a comparison.
-    label_names: names of the per-example values that do not depend on the network, such as 'labels'.
+    label_names: names of the values of `add_counts` that do not depend on the network, such as 'labels'.
   """
 
   scores: ClassVar[tuple[Score, ...]]
@@ -154,7 +154,7 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def add_counts(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts. Return the new counts, and by name the values of each example, [B]."""
+    """Add an evaluated batch to the counts. Return the new counts, and arrays [B] of the examples' values by name."""
 
   @abc.abstractmethod
   def summarize(self, counts: Any) -> dict[str, Any]:
@@ -162,17 +162,17 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def details(self, counts: Any) -> dict[str, Any]:
-    """Return the rest of a report on a split from its counts, as values for JSON. This part may be long."""
+    """Return details of a split that are no scores, from its counts, as values for JSON. They may be long."""
 
   @property
   def result_names(self) -> tuple[str, ...]:
-    """The names of the entries of `summarize` that a run's result has."""
+    """The names of the entries of `summarize` that are also in a run's result."""
     return ('n', 'correct', *(score.name for score in self.scores))
 
   @staticmethod
   @abc.abstractmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each example from its values of `add_counts`. The mean of all is the first score."""
+    """Return a number for each example, from the arrays of `add_counts`. Their mean is the first score."""
 
 
 class Task(TaskData, TaskLoss, TaskScores):
@@ -193,18 +193,18 @@ class Task(TaskData, TaskLoss, TaskScores):
     """Return the task of a run's config on a data set.
 
     Raises:
-      UserError: a value in the config is impossible, or does not fit the data.
+      UserError: a value in the config is not valid, or does not fit the data.
     """
 
   @property
   @abc.abstractmethod
   def description(self) -> str:
-    """The predictions in words, such as '10 classes'."""
+    """The kinds of predictions in words, such as '10 classes'."""
 
   @abc.abstractmethod
   def make_model(self, model: ConfigDict) -> nn.Module:
-    """Return the network that the `model` part of a config describes.
+    """Return the network for the `model` part of a config.
 
     Raises:
-      UserError: the `model` part describes no possible network.
+      UserError: the `model` part is not valid.
     """

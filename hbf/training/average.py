@@ -1,7 +1,7 @@
 """An average of the parameters. It does not influence training, and is evaluated like the parameters.
 
-It is a moving average (`train.average`). Optimizer schedule_free computes an average itself, which is the result of
-that method. With this optimizer, its own average is taken instead of a moving average.
+It is a moving average with the decay `train.average`. Optimizer schedule_free computes an average itself. Then this
+average takes the place of the moving average.
 """
 
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def check_average(config: ConfigDict) -> None:
 
 
 def with_average(state: TrainState, config: ConfigDict) -> TrainState:
-  """Return the state with an average that is equal to its parameters. If the run keeps none, return the state itself.
+  """Return the state with an average that equals the parameters, or the state itself if the run keeps no average.
 
   Call this function inside jit if a step later donates the state. Outside jit, parameters and average would share
   memory.
@@ -34,10 +34,10 @@ def with_average(state: TrainState, config: ConfigDict) -> TrainState:
 def averaging(step: Step, config: ConfigDict) -> Step:
   """Return the step, followed by an update of the average. If the run keeps no average, return the step itself.
 
-  After step t the update is average ← d_t · average + (1 − d_t) · parameters. Its decay is
-  d_t = min(d, (1 + t) / (10 + t)), with d = `train.average`. At the beginning d_t is small, so that the average of a
-  short run forgets the initial parameters too. TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t
-  has the same rule. With optimizer schedule_free, the average is the one that this optimizer computes.
+  After step t the update is average ← d_t · average + (1 − d_t) · parameters. The decay is d_t = min(d, (1 + t) / (10
+  + t)), with d = `train.average`. It is small at the beginning, so that even in a short run the average forgets the
+  initial parameters. This is TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t. With optimizer
+  schedule_free, the average is the one that this optimizer computes.
 
   Args:
     step: a step of `hbf.training.state.make_train_step`.

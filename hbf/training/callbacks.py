@@ -1,4 +1,4 @@
-"""The user's callbacks. A run calls these functions each time the devices have taken some steps."""
+"""The user's callbacks: functions that a run calls after every few steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ class Callbacks:
   """
 
   def __init__(self, callbacks: Sequence[Callback] = ()):
-    """Take the functions, which are called in this order."""
+    """Store the functions. They are called in this order."""
     self.stopped = False
     self._callbacks = tuple(callbacks)
     self._error: BaseException | None = None
@@ -35,7 +35,7 @@ class Callbacks:
     return bool(self._callbacks)
 
   def __call__(self, step: int, metrics: Mapping[str, Any], state: TrainState, last: bool) -> None:
-    """Call all functions after a step. After the last step the answer True has no effect, because the run is over."""
+    """Call all functions after a step. If `last` is True, the run is over, and an answer of True has no effect."""
     try:
       answers = [_stops(callback(step, metrics, state)) for callback in self._callbacks]
     except BaseException as error:  # Ctrl-C too: the run is saved in any case
@@ -50,7 +50,7 @@ class Callbacks:
 
 
 def _stops(answer: Any) -> bool:
-  """Return True if the answer of a callback stops the run. The answer may also be a boolean of NumPy or JAX.
+  """Return True if a callback's answer stops the run. The answer may be a boolean of Python, NumPy or JAX, or None.
 
   Raises:
     UserError: the answer is neither a bool nor None.
@@ -69,7 +69,7 @@ def callback_metrics(
     experiment: the run.
     step: the number of steps taken so far.
     totals: the sums since the last report.
-    validation: the scores of the held-out part of train. None if it was not evaluated after this step.
+    validation: the scores of the validation split. None if it was not evaluated after this step.
   """
   clock, found = experiment.clock, jax.device_get(totals)
   steps = int(found.steps)

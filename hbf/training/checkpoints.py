@@ -49,9 +49,8 @@ class RestoredState(NamedTuple):
 class Checkpoints:
   """The folder `checkpoints/` of a run: <step>/params, <step>/training, and <step>/average if the run keeps one.
 
-  Parameters and their average are separate items, so that an evaluation reads only the one that it needs. Orbax's
-  format has checksums of everything except the bytes of the arrays. This class keeps checksums of these bytes in the
-  metadata.
+  Parameters and their average are separate items, so that an evaluation reads only one of them. Orbax's format has no
+  checksums of the arrays. This class adds them to the metadata.
 
   Several processes open, save and close a checkpoint together, and compute checksums together. Each process reads a
   checkpoint without waiting for the others.
@@ -71,8 +70,8 @@ class Checkpoints:
       folder: the folder. A missing one is made, unless read_only.
       keep: the number of latest checkpoints that stay. The best one stays too.
       ranks: the score that decides which checkpoint is the best. None: no checkpoint is the best.
-      scores: values of the score `ranks` on the held-out part of train, by step. Some steps may have no checkpoint,
-        and some checkpoints no value.
+      scores: values of the score `ranks` on the validation split, by step. Not all of these steps have a checkpoint,
+        and not all checkpoints a value.
       read_only: True if nothing may be written or deleted.
     """
     self._ranking = _Ranking(ranks, dict(scores or {}))
@@ -90,7 +89,7 @@ class Checkpoints:
       raise UserError(f'{self._folder} cannot be used (permission denied): see who may read and write it') from error
 
   def score(self, step: int, value: float) -> bool:
-    """Record the score of a step. Return True if the score is better than the score of every checkpoint."""
+    """Record the score of a step. Return True if it is better than the scores of all checkpoints."""
     assert self._ranking.score is not None, 'the checkpoints were opened without `ranks`'
     best = self._ranking.best(self._manager.all_steps())
     self._ranking.scores[step] = value
@@ -101,7 +100,7 @@ class Checkpoints:
     return step in self._ranking.scores
 
   def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
-    """Start to write the state and the metadata `about` (for JSON). Return once the state's arrays may change.
+    """Start to write the state, and the metadata `about` as JSON. After the return the state's arrays may change.
 
     If the step has a checkpoint already, do nothing.
     """
@@ -120,15 +119,15 @@ class Checkpoints:
 
   @property
   def latest(self) -> int | None:
-    """The step of the newest complete checkpoint, which may be damaged. None without checkpoints."""
+    """The step of the newest complete checkpoint. Its files may be damaged. None without checkpoints."""
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
-    """Return the steps of all files and folders that are named like a checkpoint. Orbax overlooks the files."""
+    """Return the steps of all files and folders with the name of a checkpoint. Orbax itself ignores files."""
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
-    """Return the step of a checkpoint: 'latest', 'best' (on the held-out part of train) or a number.
+    """Return the step of a checkpoint: 'latest', 'best' (by the validation split) or a number.
 
     Raises:
       UserError: there is no such checkpoint. The message names the existing ones.
@@ -166,11 +165,11 @@ class Checkpoints:
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `tree` with the parameters that the checkpoint holds, under their names in the checkpoint.
+    """Return `tree` with the parameters of the checkpoint, which older code may have named differently.
 
     Args:
       step: the step of the checkpoint.
-      tree: a tree with the parameters of the network.
+      tree: a tree that contains the network's parameters.
       former: like `tree`, with the removed parameters too (`hbf.training.schema.GONE`). None if there are none.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
@@ -182,7 +181,7 @@ class Checkpoints:
     """Restore the newest checkpoint that all processes can read. Rename the newer ones to <step>.damaged.
 
     Args:
-      state: arrays or shapes, with the shardings of the restored state.
+      state: arrays or shapes, with the shardings that the restored state gets.
       former: like `state`, with the removed parameters too (`hbf.training.schema.GONE`). If the checkpoint holds
         removed parameters, they are read and dropped. None if the network never had any.
 
@@ -224,7 +223,7 @@ class Checkpoints:
 
     Args:
       step: the step of the checkpoint.
-      params: arrays or shapes, with the shardings of the restored parameters.
+      params: arrays or shapes, with the shardings that the restored parameters get.
       former: like `params`, with the removed parameters too. See `restore_newest`.
       average: True to restore the average.
 
@@ -259,7 +258,7 @@ class Checkpoints:
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
-  """Return True if the folder, which may be missing, has a complete checkpoint."""
+  """Return True if the folder has a complete checkpoint. The folder may be missing."""
   if not folder.is_dir():
     return False
   with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
@@ -273,7 +272,7 @@ def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-  """Return options with which Orbax waits for no other process. Otherwise all would hang if one failed to read."""
+  """Return options for Orbax not to wait for other processes. Otherwise all would hang if one failed to read."""
   own = jax.process_index()
   return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
@@ -322,7 +321,7 @@ class _Best:
 
 @contextlib.contextmanager
 def _leaving_no_reads() -> Iterator[None]:
-  """Silence the messages of pending reads after a checkpoint could not be read."""
+  """Silence messages about reads that still run after a checkpoint could not be read."""
   hook, log = sys.unraisablehook, logging.getLogger('asyncio')
   sys.unraisablehook, log.disabled = lambda _: None, True
   try:
@@ -336,7 +335,7 @@ def _leaving_no_reads() -> Iterator[None]:
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Return True for an error of memory, permissions or the disk. Then the checkpoint itself may be undamaged."""
+  """Return True for an error of memory, permissions or the disk. The checkpoint itself may then be complete."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
   return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None
@@ -378,7 +377,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """Return the items of a state. If the state has no average, there is no such item."""
+  """Return the items of a state: params, training, and average if the state has one."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}
@@ -393,7 +392,7 @@ def _state(items: Mapping[str, Any]) -> TrainState:
 
 
 def _select(found: Any, tree: Any) -> Any:
-  """Return the leaves of `found` at the paths of `tree`, as a tree like `tree`."""
+  """Return a tree like `tree`, whose leaves are those of `found` at the same paths."""
   leaves = dict(jax.tree_util.tree_leaves_with_path(found))
   return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path], tree)
 

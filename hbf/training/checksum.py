@@ -18,7 +18,7 @@ def checksum(tree: Any) -> int:
 
 @jax.jit  # for one leaf: leaves share shapes, and a program for all of them takes long to compile
 def _sum(leaf: jax.Array, number: jax.Array) -> jax.Array:
-  """Sum all elements, each mixed with its position. The sum is modulo 2³², so it is the same in every order."""
+  """Sum all elements, each mixed with its position, modulo 2³². The sum does not depend on the order."""
   bits = _bits(leaf)
   position = jnp.full(bits.shape, number)
   for axis, size in enumerate(bits.shape):

@@ -1,4 +1,4 @@
-"""Run folders that are made from given parameters, without training."""
+"""Run folders for parameters that were trained elsewhere."""
 
 import contextlib
 import functools

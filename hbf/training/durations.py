@@ -25,18 +25,18 @@ class Clock:
 
   @property
   def steps(self) -> int:
-    """The number of steps of the run, rounded up. So the last batch may have examples beyond `epochs` epochs."""
+    """The number of steps of the run, rounded up to a whole number."""
     total = Fraction(str(self.epochs)) * self.examples  # 0.1 means 1/10, not the nearest binary number
     return -(-total.numerator // (total.denominator * self.batch_size))
 
   def epochs_of(self, steps: int) -> float:
-    """Return a length in epochs, with few decimals, for which a run has exactly this number of steps."""
+    """Return a number of epochs, with few decimals, that gives a run of exactly this number of steps."""
     # Rounded down, by less than a tenth of a step: `steps` rounds up.
     scale = 10 ** (len(str(self.examples // self.batch_size)) + 1)
     return (steps * self.batch_size * scale // self.examples) / scale
 
   def epoch(self, step: int) -> float:
-    """Return the number of epochs after a number of steps."""
+    """Return the number of epochs that are done after a number of steps."""
     return step * self.batch_size / self.examples
 
   def to_examples(self, what: str, duration: str) -> Fraction:
@@ -92,7 +92,7 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-  """The steps within which a period ends. A period need not be a whole number of steps. Rounding does not add up.
+  """The steps of a repeated event: those within which a period ends. A period may be a fraction of steps.
 
   Attributes:
     period: the length of a period in examples.

@@ -1,9 +1,9 @@
 """Edits of a trained classifier: centers that correct the answers for single images.
 
-Each edit asks for a change of the logits of its image. A HyperBF over the images' points interpolates these changes
-(`hbf.models.edited.EditedClassifier`). Its coefficients C solve R C = Δ. Here R_ia is the response of center a to the
-image of edit i, and Δ_i is the change that edit i asks for. So every edited image gets exactly the logits that its
-edit asks for. If an edit is removed, the coefficients are computed again without it.
+Each edit sets a change of the logits of its image. A HyperBF over the images' points interpolates these changes
+(`hbf.models.edited.EditedClassifier`). The coefficients C solve R C = Δ. Here R_ia is the response of center a to the
+image of edit i, and Δ_i is the change that edit i sets. So every edited image gets exactly the logits that were set.
+If an edit is removed, the coefficients are computed again.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ class Edit:
   Attributes:
     source: the name of the image, such as its path.
     was: the name of the class that the classifier answered before the edit.
-    label: the name of the class that the classifier answers with the edit.
+    label: the name of the class that the classifier answers after the edit.
     center: the point of the image (`hbf.models.edited.EditedClassifier`), float32 [D].
     radius: ρ, the radius of the ball around the center, as a distance ‖W r‖ in the metric W.
-    change: the change of the image's logits that the edit asks for, float32 [classes].
+    change: the change of the image's logits that the edit sets, float32 [classes].
   """
 
   source: str
@@ -72,7 +72,7 @@ class Edits:
     return dataclasses.replace(self, edits=(*self.edits, edit))
 
   def without(self, number: int) -> 'Edits':
-    """Return these edits without the one that has this number.
+    """Return these edits without the edit of this number.
 
     Raises:
       UserError: there is no edit of this number.
@@ -95,7 +95,7 @@ class Edits:
 
   @functools.cached_property
   def params(self) -> dict[str, np.ndarray]:
-    """The parameters of `hbf.models.edited.Corrections` for these edits, of which there must be at least one."""
+    """The parameters of `hbf.models.edited.Corrections` for these edits. There must be at least one edit."""
     centers = self._stacked('center')
     coefficients = np.linalg.solve(self.responses(centers), self._stacked('change').astype(np.float64))
     arrays = {
@@ -107,7 +107,7 @@ class Edits:
     return {name: value.astype(np.float32) for name, value in arrays.items()}
 
   def applied(self, model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the edited classifier and its parameters. Without edits both are as they were given."""
+    """Return the edited classifier and its parameters. If there are no edits, return `model` and `params`."""
     if not self.edits:
       return model, dict(params)
     assert isinstance(model, ImageClassifier)
@@ -118,6 +118,6 @@ class Edits:
 
 
 def unedited(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-  """Return the classifier and its parameters without edits. A classifier that has no edits is returned as it is."""
+  """Return a classifier and its parameters without its edits, if it has any."""
   own = {name: value for name, value in params.items() if name != EDITS}
   return (model.classifier if isinstance(model, EditedClassifier) else model), own

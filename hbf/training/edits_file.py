@@ -15,7 +15,7 @@ _CURE = 'restore it from a copy, or remove it; the run is then without edits'
 
 
 def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
-  """Replace the file of edits in one step. If there are no edits, remove the file.
+  """Write or replace the file atomically. If there are no edits, remove the file.
 
   Raises:
     UserError: the file can't be written.
@@ -77,7 +77,7 @@ def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
   """Return the edits of a run's checkpoint.
 
   Raises:
-    UserError: the run has no edits, or they are of another checkpoint.
+    UserError: the run has no edits, or its edits are for another checkpoint.
   """
   edits = read_edits(workdir)
   if edits is None:
@@ -87,7 +87,7 @@ def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
 
 
 def check_checkpoint(workdir: pathlib.Path, edits: Edits, step: int, average: bool) -> None:
-  """Raise UserError unless the edits are of this checkpoint."""
+  """Raise UserError unless the edits are for this checkpoint."""
   if (edits.step, edits.average) != (step, average):
     raise UserError(
       f'the edits in {workdir} are of step {edits.step}{_average(edits.average)}, not of step {step}'
@@ -107,5 +107,5 @@ def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:
 
 
 def to_rows(edits: Edits) -> list[tuple[str, ...]]:
-  """Return a row for each edit: number, image, former answer, new answer and radius."""
+  """Return a table row for each edit: number, image, old answer, new answer and radius."""
   return [(str(i), edit.source, edit.was, edit.label, f'{edit.radius:.3g}') for i, edit in enumerate(edits.edits)]

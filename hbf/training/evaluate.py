@@ -27,8 +27,7 @@ class Evaluation:
   """The scores of one checkpoint on one split.
 
   Attributes:
-    result: facts that describe the evaluation, with the entries of `summarize` and `details` of
-      `hbf.tasks.task.TaskScores`.
+    result: the entries of `summarize` and `details` of `hbf.tasks.task.TaskScores`, and facts about the evaluation.
     task: the task of the run.
   """
 
@@ -60,7 +59,7 @@ def _find(workdir: pathlib.Path, checkpoint: str) -> int:
 
 
 def _with_copies(task: Task, copies: str) -> Task:
-  """Return the task with the copies of this name. If the name is '', return the task itself."""
+  """Return the task with this kind of copies, or the task itself if `copies` is ''."""
   if not copies:
     return task
   if not isinstance(task, Classification):
@@ -85,13 +84,13 @@ def evaluate_workdir(
   Args:
     workdir: the run folder.
     checkpoint: 'latest', 'best' or a step.
-    split: 'train', 'validation' (the held-out part of train) or 'test'.
+    split: 'train', 'validation' (the training examples that were held out) or 'test'.
     devices: the devices to evaluate on. None: all.
     average: True to evaluate the moving average of the parameters instead of the parameters.
-    copies: the name of the copies of the images, as in the config key `evaluate.copies`. The scores of these copies
-      become the entry `copies` of the result. '': the copies that the run's config names.
+    copies: the kind of copies of the images, as in the config key `evaluate.copies`. '': the kind in the run's
+      config. The outputs for the copies are averaged, and their scores are the entry `copies` of the result.
     dataset: the run's data set, if it is in memory. None: the data set that the config names.
-    edits: True to apply the edits in the run folder. Or other edits of this checkpoint, as an `Edits` object.
+    edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
     **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
       value of the run.
 

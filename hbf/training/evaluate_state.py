@@ -1,4 +1,4 @@
-"""The evaluation of a split during a run: with the parameters, with their average and with copies of the examples."""
+"""The evaluation of a split during a run: the parameters, their average, and both on copies of the examples."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from hbf.training.state import TrainState
 
 
 class StateEvaluation(NamedTuple):
-  """The evaluations of a split.
+  """All evaluations of a split at one step.
 
   Attributes:
     params: the evaluation of the parameters.
     average: the evaluation of the average of the parameters. None if the run keeps no average.
-    copies: the evaluations of both on copies of the examples (`evaluate.copies`). None if the run uses no copies.
+    copies: the same two evaluations on copies of the examples (`evaluate.copies`). None if the run uses no copies.
   """
 
   params: SplitResult
@@ -35,7 +35,7 @@ class StateEvaluation(NamedTuple):
 def evaluate_state(
   experiment: Experiment, state: TrainState, split: str, stopped: Callable[[], bool]
 ) -> StateEvaluation | None:
-  """Evaluate the parameters and their average on a split. Return None if `stopped` returns True meanwhile."""
+  """Evaluate the parameters and their average on a split. Return None if `stopped` returns True before the end."""
   examples, copies = experiment.inputs[split], experiment.copies_evaluator
 
   def evaluate(evaluator: Evaluator) -> StateEvaluation:

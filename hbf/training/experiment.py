@@ -1,4 +1,4 @@
-"""Everything that a run needs, made from a config. All mistakes are found here, before anything is written."""
+"""Everything that a run needs, made from a config. Here all mistakes are found, before the run writes a file."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -38,19 +38,19 @@ from hbf.training.state import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The parts of a run that need no example. The config and the description of the data set determine them.
+  """The parts of a run that do not depend on the examples, only on the config and the description of the data set.
 
   Attributes:
     config: the config of the run.
-    task: the task. Its values that are measured on the training data are known in an `Experiment` only.
-    splits: the sources of train, validation (missing if nothing is held out) and test.
+    task: the task. Values that are measured on the training data are still missing, see `Experiment`.
+    splits: the sources by split: train, validation (missing if nothing is held out) and test.
     model: the network.
     parameters: the number of learned parameters.
     clock: the length of the run.
-    due: the steps at which each event is due. The events are 'log', 'evaluate' and 'checkpoint'.
+    due: the steps of each event, which is 'log', 'evaluate' or 'checkpoint'.
     schedule: a function from the step to the learning rate.
     optimizer: the gradient transformation.
-    initial: parameters from a file, from which the run starts. None: the run draws parameters, or is resumed.
+    initial: the parameters of a file (`init_from`). None: the run draws parameters, or is resumed.
   """
 
   config: ConfigDict
@@ -76,7 +76,7 @@ class Experiment(Plan):
     objective: the function that a step minimizes.
     evaluator: the evaluator of a split.
     copies_evaluator: the evaluator of copies of the examples (`evaluate.copies`). None if there are no copies.
-    steps_per_call: the largest number of steps in one call of the devices.
+    steps_per_call: the largest number of steps in one call of the compiled program.
     flops: the floating-point operations of a forward pass for one unit of the task, which is an image or a token.
   """
 
@@ -91,7 +91,7 @@ class Experiment(Plan):
 
 
 def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) -> Plan:
-  """Resolve a config, and check everything in it that can be checked without examples and devices.
+  """Resolve a config, and check all that can be checked without examples and devices.
 
   Args:
     config: the config of the run.
@@ -174,11 +174,11 @@ def prepare(
 
 
 def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
-  """Return the sources of train, validation (if a part of train is held out) and test.
+  """Return the sources of the splits train, validation and test. Without held-out examples there is no validation.
 
   Args:
     task: the data of the task.
-    validation: the part of train that is held out, from 0 to below 1.
+    validation: the fraction of train that is held out, from 0 to below 1.
 
   Raises:
     UserError: `validation` leaves no example to train on. Or it is above 0 but holds out no example.
@@ -195,10 +195,10 @@ def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
 
 
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
-  """Return the largest number of steps in one call of the devices.
+  """Return the largest number of steps in one call of the compiled program.
 
-  The number is `asked` if this is not 0. Otherwise the number is 1 on CPUs. On other devices it is 10 if all examples
-  are in device memory (`resident`), else 1.
+  If `asked` is 0, the number is 1 on CPUs. On other devices it is 10 if all examples are in device memory
+  (`resident`), else 1. Otherwise it is `asked`.
   """
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
@@ -211,7 +211,7 @@ def make_objective(config: ConfigDict, task: Task) -> Objective:
 def make_evaluator(
   config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
 ) -> Evaluator:
-  """Return the evaluator. If `copies` is given, it averages the outputs for the copies.
+  """Return the evaluator. If `copies` is given, the evaluator averages the outputs for the copies.
 
   Its batch size is `evaluate.batch_size`, rounded up to a multiple of the number of shards.
   """

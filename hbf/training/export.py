@@ -48,11 +48,11 @@ class TrainedClassifier:
   """A trained classifier.
 
   Attributes:
-    about: the description in an exported folder's config.json, without facts about the files. Its keys are task,
-      dataset, classes (a list of names), image_shape (height, width, channels), mean, std, recipe, seed, step,
-      average, schema and model. mean and std have a number for each channel, with white as 1. average is True if
-      `params` is the moving average of the trained parameters. schema is the version of the config's keys. model is
-      the `model` part of the config. An edited classifier also has the key edits, the number of edits.
+    about: the description of the classifier, as in an exported folder's config.json (docs/how-to/export.md). Its keys
+      are task, dataset, classes (a list of names), image_shape (height, width, channels), mean and std (a number for
+      each channel, with white as 1), recipe, seed, step, average (True if `params` is a moving average), schema (the
+      version of the config's keys) and model (the `model` part of the config). An edited classifier also has edits,
+      the number of edits.
     params: the parameters by name, such as 'block0/stage1/out/kernel'.
     logits: a pure function (params, images uint8 [B, H, W, C]) → float32 [B, classes].
   """
@@ -74,8 +74,8 @@ def from_run(
     edits: True to apply the run's edits.
 
   Raises:
-    UserError: the folder holds no run of task classification, or does not name the classes. Or it has no such
-      checkpoint, or no edits of this checkpoint.
+    UserError: the folder has no run of task classification, no names of the classes, no such checkpoint, or no edits
+      for this checkpoint.
   """
   check_on_images(workdir)
   dataset = stored_dataset(workdir)
@@ -127,10 +127,10 @@ def _network(about: Mapping[str, Any]) -> nn.Module:
 
 
 def export(model: TrainedClassifier, folder: pathlib.Path) -> None:
-  """Write a classifier to a new or empty folder. An error leaves no incomplete folder.
+  """Write a classifier to a new or empty folder. After an error, no incomplete folder is left.
 
   Raises:
-    UserError: the folder holds something, or can't be written.
+    UserError: the folder is not empty, or can't be written.
   """
   check_free(folder)
   params = {name: np.asarray(param, order='C') for name, param in model.params.items()}
@@ -158,14 +158,14 @@ def check_free(folder: pathlib.Path) -> None:
   """Check that an export to this folder overwrites nothing.
 
   Raises:
-    UserError: the folder holds something.
+    UserError: the folder is not empty.
   """
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
     raise UserError(f'{folder} exists and is not an empty folder: choose another folder, or remove it')
 
 
 def _program(model: TrainedClassifier) -> jax.export.Exported:
-  """Return the logits as a program for any number of images and for every platform."""
+  """Return a compiled program that computes the logits, for any number of images and every platform."""
   shape = ', '.join(('b', *map(str, model.about['image_shape'])))
   images = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.uint8)
   params = {name: jax.ShapeDtypeStruct(param.shape, param.dtype) for name, param in model.params.items()}
@@ -229,7 +229,8 @@ def load_program(folder: pathlib.Path) -> Callable[[Images], jax.Array]:
 def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
   """Return the module, the variables and the config.json of an exported folder.
 
-  The module takes normalized images, `hbf.data.augment.batches.normalize(images, about['mean'], about['std'])`.
+  The module takes normalized images. `hbf.data.augment.batches.normalize` normalizes images with the mean and std in
+  config.json.
 
   Raises:
     UserError: see `read_about`. Also: a file is missing or damaged, or its parameters do not fit the model.

@@ -29,8 +29,8 @@ def write_texts(
   Args:
     workdir: the run folder of a run of task next_token.
     prompts: texts of at least one token each.
-    count: the largest number of tokens to write for each prompt. `generate_on` handles texts that are longer than
-      the model's window.
+    count: the largest number of tokens to write for each prompt. A text may become longer than the model's window
+      (`hbf.models.generation.generate_on`).
     sampling: the way to draw tokens.
     seed: the seed of the draws.
     stop: a text of one token. When the model draws this token, the text ends before it. '': no token ends the text.
@@ -42,7 +42,7 @@ def write_texts(
 
   Raises:
     UserError: the run has another task, or no such checkpoint. Or a prompt is empty, is too long, or has characters
-      that the vocabulary lacks.
+      that are not in the vocabulary.
   """
   check_task(workdir, load_config(workdir).task)
   texts = stored_texts(workdir)

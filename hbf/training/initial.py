@@ -141,9 +141,9 @@ def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> 
 
 
 def _image_side(network: Network, dataset: Dataset) -> int | None:
-  """Return the side in pixels of square images that the network accepts. None if the images of the data set fit.
+  """Return the side in pixels of the square images that the network accepts. None if the data set's images fit.
 
-  None also if the positions of the network form no square.
+  Also return None if the network's positions are not a square.
   """
   patch, (height, width, _) = network.config['patch'], dataset.image_shape
   whole = height % patch == width % patch == 0

@@ -1,4 +1,4 @@
-"""The training loop. `run_steps` takes the steps. `train` does a whole run, from a config to result.json."""
+"""The training loop. `run_steps` takes the steps. `train` does a whole run, from the config to result.json."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ from hbf.training.writers import MetricsWriter, NoWriter
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-  """A run whose steps are compiled, and everything that happens between its steps.
+  """A run with compiled steps, and the objects that act between the steps.
 
   Attributes:
     experiment: the model, the data, the optimizer and the steps at which events are due.
@@ -39,7 +39,8 @@ class TrainingRun:
     stopwatch: the clock of the steps.
     callbacks: the user's functions.
     stopped: a function that returns True once a signal or a callback has stopped the run.
-    units: a function from parameters to the health of the units of stage 2. None if their health is not logged.
+    units: a function from parameters to percentages of faulty units (`hbf.training.units`). None if they are not
+      logged.
   """
 
   experiment: Experiment
@@ -53,7 +54,7 @@ class TrainingRun:
 
 
 def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainState, int]:
-  """Train from a step to the last one, or until the run is stopped. Return the state and its step."""
+  """Train from `step` to the last step, or until the run is stopped. Return the state and its step."""
   experiment, reporter, stopwatch = run.experiment, run.reporter, run.stopwatch
   train, due, last = experiment.inputs['train'], experiment.due, experiment.clock.steps
   if step and _evaluates(run, step) and not run.checkpoints.scored(step):  # a signal interrupted this evaluation
@@ -86,7 +87,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       if due['evaluate'](step) or step == last:
         _report_units(run, step, state)
 
-      # Evaluate the held-out part of train.
+      # Evaluate the validation split.
       if _evaluates(run, step):
         scores, best = _evaluate(run, step, state)
 
@@ -108,23 +109,23 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
 
 
 def _evaluates(run: TrainingRun, step: int) -> bool:
-  """Return True if the held-out part of train is evaluated after a step."""
+  """Return True if the validation split is evaluated after a step."""
   is_due = run.experiment.due['evaluate'](step) or step == run.experiment.clock.steps
   return is_due and 'validation' in run.experiment.inputs
 
 
 def _report_units(run: TrainingRun, step: int, state: TrainState) -> None:
-  """Report the health of the units of stage 2."""
+  """Report the percentages of faulty units of stage 2."""
   if run.units:
     with run.stopwatch.paused():
       run.reporter.units(step, run.units(state.params))
 
 
 def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str, Any] | None, bool]:
-  """Evaluate and report the held-out part of train.
+  """Evaluate and report the validation split.
 
   Returns:
-    The scores, and True if they are better than those of every checkpoint. None and False if the run was stopped.
+    The scores, and True if they are better than the scores of all checkpoints. None and False if the run was stopped.
   """
   with run.stopwatch.paused():
     found = evaluate_state(run.experiment, state, 'validation', run.stopped)
@@ -147,21 +148,21 @@ def train(
   """Train, or continue the run in the run folder, and evaluate the test split once, at the end.
 
   Args:
-    config: a config as the files in `configs/` make it.
+    config: the config of the run, such as `hbf.get_config` returns it.
     workdir: the run folder. A missing folder is made. It holds config.json, data.json, metrics.jsonl, checkpoints/,
       predictions.npz and result.json.
-    console: the place where progress is shown.
+    console: the Rich console that shows progress.
     devices: the devices to train on. None: all.
     dataset: the data set. None: the one that the config names.
-    callbacks: functions that are called after each call of steps, see `hbf.train`.
-    guest: True if the process belongs to a user, such as a notebook. Its own signal handlers are then called too, see
-      `signals`.
+    callbacks: the user's functions, see `hbf.train`.
+    guest: True if the process belongs to a user, such as a notebook. Then its own signal handlers are called too, see
+      `hbf.training.signals`.
 
   Returns:
     The content of result.json. None if a signal or a callback stopped the run. Then the same call continues the run.
 
   Raises:
-    UserError: something is wrong with the config, the data or the run folder. Or the disk is full.
+    UserError: the config, the data or the run folder is not valid, or the disk is full.
   """
   if not processes.is_first():
     console = Console(quiet=True)
@@ -181,7 +182,7 @@ def _train(
   callbacks: Callbacks,
   stopped_here: Callable[[], bool],
 ) -> dict[str, Any] | None:
-  """Train like `train`, until `stopped_here` returns True in any process."""
+  """Train like `train`, but stop when `stopped_here` returns True in any process."""
   experiment, identity = startup.prepare_run(config, workdir, devices, dataset)
   stopped = processes.StopSignal(stopped_here, experiment.mesh)
   with naming_trouble(workdir), startup.claimed(workdir, experiment, identity):

@@ -22,7 +22,8 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'tensorflow-da
 def compute_deterministically() -> None:
   """Make XLA compute the same bits in every run on a GPU, more slowly. Call this before a device is used.
 
-  The flag excludes operations that add in no fixed order, and the choice of kernels by timing. CPUs need no flag.
+  It sets a flag of XLA. The flag excludes additions in varying order, and kernels that are chosen by timing. CPUs
+  need no flag.
   """
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {DETERMINISTIC}'.strip()
 
@@ -30,7 +31,7 @@ def compute_deterministically() -> None:
 def keep_freed_memory() -> None:
   """Make the C library keep freed memory instead of returning it to the system, on Linux with the CPU backend.
 
-  XLA's CPU backend allocates its temporaries anew at every step, and fetching the pages from the system is slow
+  XLA's CPU backend allocates its temporary arrays anew at every step, and it is slow to get pages from the system
   (docs/explanation/runs-and-checkpoints.md, How runs stay fast on a CPU). Call this before anything is computed.
   """
   # The library keeps memory only for the main thread, so the CPU must compute in the thread that calls. This also
@@ -74,7 +75,7 @@ def _trim(folder: pathlib.Path, most: int) -> None:
 
 
 def device_name(devices: Iterable[jax.Device] | None = None) -> str:
-  """Return the number and kind of devices, such as '8 × TPU v4' or '1 × cpu (x86_64, 2 cores)'.
+  """Return the number and the kind of devices, such as '8 × TPU v4' or '1 × cpu (x86_64, 2 cores)'.
 
   Args:
     devices: the devices. None: all.
@@ -94,8 +95,7 @@ def _cores() -> int:
 def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
   """Return the largest peak memory among this process's devices.
 
-  Some backends do not report the memory of their devices, such as the CPU backend. Then this is the peak memory of
-  the process.
+  If the backend does not report it, as on a CPU, return the peak memory of the process.
   """
   peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use', 0) for device in devices]
   if any(peaks):
@@ -110,9 +110,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-  """Return the hash of the Git commit that this code runs from, with '-dirty' if tracked files differ from it.
+  """Return the hash of this code's Git commit, with '-dirty' if tracked files differ from the commit.
 
-  Return None if the code runs from an installed package, even if the package lies inside another repository.
+  Return None if the code is an installed package.
   """
   code = pathlib.Path(__file__)
   git = ['git', '-C', str(code.parent)]
@@ -127,7 +127,7 @@ def commit() -> str | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Silence the log of absl. Orbax logs warnings about intended behavior, and logs errors that it raises anyway."""
+  """Silence the log of absl, in which Orbax warns of intended behavior and repeats errors that it raises."""
   before = logging.get_verbosity()
   logging.set_verbosity(logging.FATAL)
   try:

@@ -20,7 +20,8 @@ _LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's value would be far 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
   """Return the learning rate by step: a linear warm-up from 0, then the named schedule.
 
-  Schedule wsd stays at the peak. At the end of the run it decays linearly to the minimum, for the duration `decay`.
+  Schedule wsd stays at the peak, and then decays linearly to the minimum. The decay takes the last part of the run,
+  of the duration `decay`.
 
   Raises:
     UserError: the schedule is unknown, or the decay of wsd does not fit into the run after the warm-up. Or a constant
@@ -55,9 +56,10 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
   """Return the gradient transformation of a config.
 
-  Its parts, in order: clipping, the named optimizer, the rates of centers and sigmas, decoupled weight decay, the
-  rates of layers, the schedule. Optimizer schedule_free wraps them (Defazio et al. 2024, "The road less scheduled").
-  It takes the gradient at a point between its iterate and the average of its iterates.
+  An update goes through these parts in order: clipping, the named optimizer, the rates of centers and sigmas,
+  decoupled weight decay, the rates of layers, the schedule. Optimizer schedule_free wraps all parts (Defazio et al.
+  2024, "The road less scheduled"). It takes the gradient at a point between the parameters of its last step and their
+  average over the steps.
 
   Raises:
     UserError: the optimizer is unknown, or schedule_free has a falling learning rate or no momentum.
@@ -96,7 +98,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
 
 
 def _scale_by_muon(config: ConfigDict) -> optax.GradientTransformation:
-  """Return a transformation that scales matrices of the blocks by Muon, and all other parameters by Adam."""
+  """Return a transformation with Muon for the matrices of the blocks, and Adam for all other parameters."""
 
   def matrices(params: Any) -> Any:
     return jax.tree.map(bool, matrices_of(params))
@@ -114,13 +116,13 @@ def _scale_by_muon(config: ConfigDict) -> optax.GradientTransformation:
 def orthogonalize(updates: optax.Updates) -> optax.Updates:
   """Replace each matrix G = U S Vᵀ by an approximation of U Vᵀ with a root mean square of 0.2.
 
-  Five Newton–Schulz steps compute the approximation. They bring singular values to between 0.7 and 1.2, not to 1. A
-  parameter with more than two axes holds a matrix for each index of the leading axes, such as heads. If linear layers
-  share one parameter side by side, each layer is a matrix. Examples are queries, keys and values, and the halves of a
-  gate.
+  Five Newton–Schulz steps compute the approximation. Its singular values lie between 0.7 and 1.2 before the scaling.
+  If a parameter has more than two axes, each index of the leading axes, such as a head, is a matrix of its own. If
+  several linear layers lie side by side in one parameter, each layer is a matrix of its own. Examples are queries,
+  keys and values, and the halves of a gate.
 
   Args:
-    updates: the momentum of the blocks' matrices, [..., rows, columns] each.
+    updates: the momenta of the matrices of all blocks, [..., rows, columns] each.
 
   References: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
     scalable for LLM training", for the size.
@@ -141,7 +143,7 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
 
 
 def _scale_by_layer(decay: float) -> optax.GradientTransformation:
-  """Multiply the update of a parameter by decay^h. Its height h is the number of layers to the head (`heights_of`).
+  """Multiply the update of each parameter by decay^h, where h is its number of layers to the head (`heights_of`).
 
   References: Clark et al. 2020, "ELECTRA"; layers are counted as in Bao et al. 2022, "BEiT".
   """
@@ -153,5 +155,5 @@ def _scale_by_layer(decay: float) -> optax.GradientTransformation:
 
 
 def _where(condition: Callable[[Rule], bool]) -> Callable[[Any], Any]:
-  """Return a function from parameters to a tree of booleans: True where the rule meets the condition."""
+  """Return a function from parameters to a tree of booleans: `condition` of each parameter's rule."""
   return lambda params: jax.tree.map(condition, rules_of(params))

@@ -70,9 +70,9 @@ def of_export(folder: pathlib.Path) -> Classifier:
 
 
 def find_images(paths: Sequence[str]) -> list[str]:
-  """Return the paths of files. A folder is replaced by the sorted paths of all files inside, without hidden ones.
+  """Return the paths of files. A folder becomes the sorted paths of all files inside it, without hidden files.
 
-  A path that does not exist counts as a file. The answer for this path then says that the file can't be read.
+  A path that does not exist is kept. Its answer will say that the file can't be read.
 
   Raises:
     UserError: a folder has no file.
@@ -88,7 +88,7 @@ def find_images(paths: Sequence[str]) -> list[str]:
 
 
 def _files(folder: str) -> Iterator[str]:
-  """Yield the files in a folder and its subfolders, without hidden ones."""
+  """Yield the files in a folder and its subfolders, without hidden files."""
   for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
     folders[:] = [name for name in folders if not name.startswith('.')]
     yield from (os.path.join(parent, name) for name in names if not name.startswith('.'))
@@ -99,7 +99,7 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: int = BATCH) -> Iterator[Answer]:
-  """Yield an answer for each image, in the order of `images`. The answer for an unreadable image holds the error.
+  """Yield an answer for each image, in the order of `images`. If an image can't be read, its answer has the error.
 
   Args:
     classifier: the classifier.

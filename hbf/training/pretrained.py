@@ -1,8 +1,8 @@
-"""Trained models that come with the package, each with weights, config, scores and a card.
+"""Trained models that come with the package, each with weights, config, scores and a description.
 
-A model is a folder of `hbf/pretrained`. It has the run's config.json, data.json and result.json, and the parameters
-in the format safetensors. Its card is README.md, a description for users. `unpack` makes a run folder from a model,
-so that all commands on runs work.
+A model is a folder in `hbf/pretrained`. It has the run's config.json, data.json and result.json, the parameters in
+the format safetensors, and a model card for users, README.md. `unpack` makes a run folder from a model, so that all
+commands on runs work.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def describe(name: str) -> str:
 
 
 def default_workdir(name: str) -> pathlib.Path:
-  """Return the run folder that `unpack` makes if none is given. Its name has a checksum of weights and config."""
+  """Return the default run folder of `unpack`. Its name has a checksum of weights and config."""
   digest = hashlib.sha256(b''.join((_folder(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
   cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
   return cache / 'hbf' / 'pretrained' / f'{name}-{digest.hexdigest()[:8]}'
@@ -62,15 +62,14 @@ def default_workdir(name: str) -> pathlib.Path:
 def unpack(name: str, workdir: pathlib.Path | None = None) -> pathlib.Path:
   """Make a run folder with a model's weights as its only checkpoint, and return the path of the folder.
 
-  The folder can be evaluated, explained, exported and loaded. An error leaves no incomplete folder. An existing
-  folder of the same model stays as it is.
+  An existing folder of the same model stays as it is. After an error, no incomplete folder is left.
 
   Args:
     name: the name of a model, one of `names()`.
     workdir: the run folder, which must be missing or empty. None: a folder in the user's cache.
 
   Raises:
-    UserError: there is no such model. Or the folder holds something else, or can't be written.
+    UserError: there is no such model. Or the folder is neither empty nor a folder of this model, or can't be written.
   """
   source, folder = _folder(name), (default_workdir(name) if workdir is None else workdir).absolute()
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -1,8 +1,8 @@
-"""The processes of one run: their start, their agreement and their end.
+"""The processes of one run: their start, their communication and their end.
 
-The first process writes the run folder, the log and the console. The others compute, and write only their part of
-checkpoints. One process may learn something alone, such as a file, a mistake or a signal. Then it tells all others
-before any process acts, so that all do the same. A run with one process exchanges nothing.
+The first process writes the run folder, the log and the console. The others write only their part of checkpoints. If
+one process alone learns of a mistake, a signal or a file, it tells all others before any process acts. So all do the
+same. A run with one process exchanges nothing.
 """
 
 import contextlib
@@ -45,11 +45,12 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
 
   Args:
     coordinator: HOST:PORT of process 0. '': JAX finds it in the environment (Slurm, Open MPI, Kubernetes, TPU pods).
-    processes: the number of processes. 1: this process runs alone, in every environment. None: JAX finds the number.
+    processes: the number of processes. 1: this process runs alone, whatever the environment says. None: JAX finds the
+      number.
     process: the number of this process, from 0. None: JAX finds the number.
 
   Raises:
-    UserError: an argument is missing or impossible, or JAX cannot find the values in the environment.
+    UserError: an argument is missing or not valid, or JAX cannot find the values in the environment.
   """
   given = _check(coordinator, processes, process)
   if processes == 1 or not (given or _in_cluster()):
@@ -78,13 +79,13 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
 
 
 def is_first() -> bool:
-  """Return True in the process that writes. This call makes JAX initialize the devices."""
+  """Return True in the first process. This call makes JAX initialize the devices."""
   return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def ended_by_loss() -> Iterator[None]:
-  """End this process with a message of one line if the context fails because another process has ended.
+  """End this process with a line of explanation if the code inside the context fails because another process ended.
 
   Only CPU devices notice this at once and raise an error. With other devices, JAX ends the process after
   LOST_SECONDS.
@@ -101,9 +102,9 @@ def ended_by_loss() -> Iterator[None]:
 
 
 def exchange(value: Any) -> list[Any]:
-  """Return the values of all processes, in the order of their numbers. Each process waits for all.
+  """Send a value to all processes. Return the values of all, in the order of the processes, once all have arrived.
 
-  If there are several processes, the values travel as JSON. A tuple then comes back as a list.
+  With several processes, the values are sent as JSON, so a tuple comes back as a list.
   """
   if jax.process_count() == 1:
     return [value]
@@ -116,7 +117,7 @@ def exchange(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def raise_everywhere() -> Iterator[None]:
-  """Raise a UserError in all processes if the code of the context raises one in any process.
+  """If the code inside the context raises a UserError in any process, raise it in all processes.
 
   No process leaves the context before all processes have reached its end.
   """
@@ -134,7 +135,7 @@ def raise_everywhere() -> Iterator[None]:
 
 
 def on_first_process(make: Callable[[], T]) -> T:
-  """Call `make` in the first process only. Return its value, which JSON must be able to hold, in all processes.
+  """Call `make` in the first process only. Return its value in all processes. The value must be valid in JSON.
 
   Raises:
     UserError: `make` raised this error.
@@ -147,7 +148,7 @@ def on_first_process(make: Callable[[], T]) -> T:
 
 
 def check_same(values: dict[str, Any]) -> None:
-  """Check that a dict is the same in all processes. JSON must be able to hold it.
+  """Check that a dict is the same in all processes. It must be valid in JSON.
 
   Raises:
     UserError: values differ. All processes raise this error, which names a key.
@@ -165,8 +166,8 @@ def check_same(values: dict[str, Any]) -> None:
 def barrier(mesh: Mesh) -> None:
   """Wait for all processes, and then connect the devices of the mesh.
 
-  CPU devices wait for each other for only half a minute when they connect, and one process may compile for longer
-  than another. Call this between a compilation and the first use of the program.
+  CPU devices connect at the first use of a program, and wait for each other for only half a minute. But one process
+  may compile longer than another. So call this function between the compilation and the first use.
   """
   if jax.process_count() > 1:
     exchange(None)
@@ -174,7 +175,7 @@ def barrier(mesh: Mesh) -> None:
 
 
 def _in_any(here: bool, mesh: Mesh) -> jax.Array:
-  """Return an array that is True if `here` is True in any process. All processes call this, and none waits."""
+  """Return an array that is True if `here` is True in any process. All processes must call this. No call waits."""
   each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   spread = jax.make_array_from_callback((mesh.size,), each, lambda _: np.full(1, here))
   return _any(NamedSharding(mesh, PartitionSpec()))(spread)
@@ -186,14 +187,14 @@ def _any(replicated: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 
 
 class StopSignal:
-  """A signal to stop that all processes see at the same call, once any of them has received one.
+  """A signal to stop. If any process receives it, all processes see it at the same call of this object.
 
-  All processes must call this object equally often and at the same places. At a call, the devices start to exchange
-  what each process knows. The next call returns the result of this exchange, so that no process waits.
+  All processes must call this object equally often and at the same places. A call starts an exchange between the
+  processes. The next call returns its result, so that no process waits.
   """
 
   def __init__(self, here: Callable[[], bool], mesh: Mesh):
-    """Take the mesh of all devices, and `here`, which returns True once this process has received a signal."""
+    """Store the mesh of all devices, and `here`: a function that returns True once this process has a signal."""
     self._here = here
     self._mesh = mesh
     self._asked: jax.Array | None = None
@@ -210,7 +211,7 @@ class StopSignal:
 
 
 def _check(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
-  """Return the arguments of `jax.distributed.initialize` that follow from the flags. {} without flags."""
+  """Return the arguments of `jax.distributed.initialize` for the given flags. {} without flags."""
   missing = [name for name, value in _flags(coordinator, processes, process).items() if value in ('', None)]
   if len(missing) == 3 or (processes == 1 and len(missing) == 2):
     return {}
@@ -269,7 +270,7 @@ def _advice(given: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float, message: str) -> Iterator[None]:
-  """End this process with a message of one line if the context takes more than `seconds`."""
+  """End this process with a message of one line if the code inside the context takes more than `seconds`."""
   timer = threading.Timer(seconds, _end, [message])
   timer.daemon = True
   timer.start()

@@ -1,4 +1,4 @@
-"""The programs that a run compiles. They can also be compiled for devices that are absent."""
+"""The programs of a run. They can also be compiled for devices that this machine does not have."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +16,9 @@ Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
 
 
 def make_init(plan: Plan, objective: Objective) -> Init:
-  """Return a pure function (resident, stack, given) → the state before step 1.
+  """Return a pure function from (resident, stack, given) to the state before step 1.
 
-  `given` holds parameters that replace fresh ones. The function uses only the first batch of the stack, see
+  `given` has parameters that replace random initial ones. Only the first batch of the stack is used, see
   `init_state`.
   """
 

@@ -23,12 +23,12 @@ FORMATS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Reporter:
-  """The log of a run. It reads totals one call later, so that the devices never wait for the host."""
+  """The log of a run. It reads totals while the devices take the next steps, so that they never wait for the host."""
 
   def __init__(
     self, experiment: Experiment, writer: MetricsWriter, stopwatch: Stopwatch, start: int, console: Console
   ):
-    """Open the reports of a run that begins or continues after step `start`; the stopwatch times its steps."""
+    """Open the reports of a run that continues after step `start`, or begins with `start` 0."""
     self._experiment = experiment
     self._writer = writer
     self._stopwatch = stopwatch
@@ -48,9 +48,9 @@ class Reporter:
     self._task = self._bar.add_task('train', total=experiment.clock.steps, completed=start, shown='')
 
   def report(self, step: int, state: TrainState) -> TrainState:
-    """Keep the totals of a state for `flush`, and return the state with empty totals.
+    """Store the totals of a state for `flush`, and return the state with totals of 0.
 
-    `flush` reads the kept totals later, once the devices have done the steps.
+    `flush` reads the stored totals once the devices have done the steps.
     """
     # The rate and the sigmas are computed now. The next call donates the parameters, and the rate would wait for it.
     self._pending = step, state.totals, self._experiment.schedule(step - 1), self._sigmas(state.params)
@@ -87,7 +87,7 @@ class Reporter:
     self._writer.write(step, self._experiment.clock.epoch(step), 'train', **values)
 
   def validation(self, step: int, found: StateEvaluation) -> dict[str, Any]:
-    """Write the scores of the held-out part of train, and return them."""
+    """Write the scores of the validation split, and return them."""
     self.flush()
     values = found.scores(*(score.name for score in self._experiment.task.scores))
     self._writer.write(step, self._experiment.clock.epoch(step), 'validation', **values)

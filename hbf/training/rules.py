@@ -1,6 +1,7 @@
-"""Rules for parameters. The last parts of a parameter's path select its rule, the first part selects its layer.
+"""Rules for parameters: learning rate, weight decay and sharding. The end of a parameter's path selects its rule.
 
-The first rule that matches is used. A parameter without a rule or a layer is an error.
+The first rule that matches is used. The beginning of the path tells the parameter's layer. A parameter without a rule
+or a layer is an error.
 """
 
 import dataclasses
@@ -14,18 +15,18 @@ from hbf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """A rule of the optimizer and the mesh for some parameters.
+  """A rule for some parameters, which the optimizer and the sharding follow.
 
   Attributes:
     names: a regular expression for the last parts of the parameters' paths.
     rate: 'center' or 'sigma' to multiply the learning rate by the config's `center_rate` or `sigma_rate`. '': the
       learning rate stays.
     decay: True if weight decay shrinks the parameters.
-    tensor: the number of the axis of heads, hidden units or centers. The axis 'tensor' of the mesh splits it. None if
-      there is no such axis.
-    matrices: the number of matrices side by side along the last axis of a parameter. 0: the parameter is no matrix.
-      Muon updates the matrices of the blocks. The last two axes are rows and columns. Each index of the axes before
-      them is a further matrix. `BESIDE_OUT`: the number is the columns of this kernel divided by the rows of the
+    tensor: the number of the parameter's axis of heads, hidden units or centers, which is split over the mesh axis
+      'tensor'. None if there is no such axis.
+    matrices: the number of matrices side by side along the last axis of a parameter, which Muon updates one by one.
+      0: Muon does not update the parameter. The last two axes are rows and columns. Each index of the axes before
+      them is another matrix. `BESIDE_OUT`: the number of columns of this kernel, divided by the number of rows of the
       kernel `out` in the same module.
   """
 
@@ -89,7 +90,7 @@ def rules_of(params: Any) -> Any:
 def matrices_of(params: Any) -> Any:
   """Return the number of matrices in each parameter, as a tree like the parameters.
 
-  The number is that of `Rule.matrices` in the blocks. It is 0 for all parameters outside the blocks.
+  In the blocks the number follows from `Rule.matrices`. Outside the blocks it is 0.
   """
   shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
@@ -106,7 +107,7 @@ def matrices_of(params: Any) -> Any:
 def height_of(path: tuple[Any, ...], depth: int) -> int:
   """Return the number of layers from a parameter to the head.
 
-  This number is depth − i in block i, depth + 1 before the blocks, and 0 behind the blocks.
+  This number is depth − i in block i, depth + 1 before the blocks, and 0 after the blocks.
 
   Raises:
     LookupError: the path belongs to no layer. A network with a new part needs its name in BEFORE or BEHIND.

@@ -1,9 +1,9 @@
 """The schema of configs. It translates the configs of older runs into the keys of this code.
 
-config.json holds the version of its keys. A change of an option is a line in the newest `Change`: the option is new,
-renamed or removed. So old runs are evaluated as they were trained, and can continue. Some values have no option: the
-rates and the decay of `memory_*` and `beta` parameters, and the second moment of lion. For these values an older run
-continues with those of this code.
+config.json has the version of its keys. If an option is new, renamed or removed, the newest `Change` has a line about
+it. So old runs are evaluated as they were trained, and can continue. A few values have no option: the learning rates
+and the decay of `memory_*` and `beta` parameters, and the second moment of lion. An older run continues with this
+code's values.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ Keys = Mapping[str, Mapping[str, Any]]
 class Change:
   """The changes of options from one version of the keys to the next.
 
-  Each attribute is a table whose keys are parts of the config. '' is the top of the config. 'model' and other names
-  are its sections. 'model.stage1:NAME' and 'model.stage2:NAME' are the options of the stage that is called NAME.
+  Each attribute is a dict whose keys are parts of the config: '' for the top, a section such as 'model', or
+  'model.stage1:NAME' and 'model.stage2:NAME' for the options of the stage NAME.
 
   Attributes:
-    renamed: the new name of an option by its old name.
-    removed: the value of a removed option with which it had no effect. Another value is an error.
-    added: the value of a new option that reproduces the earlier behavior.
+    renamed: dicts from the old name of an option to its new name.
+    removed: for each removed option, the value with which it had no effect. Any other value is an error.
+    added: for each new option, the value that reproduces the earlier behavior.
     added_to_images: like `added`, for options that only runs on images have.
-    rewritten: for other changes, a function that changes the options of a part in place.
+    rewritten: functions that change the options of a part in place, for other changes.
   """
 
   renamed: Keys = dataclasses.field(default_factory=dict)
@@ -202,12 +202,12 @@ RENAMED = {
 
 
 def stamp(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the content of config.json for a nested config, whose keys are those of this version of the code."""
+  """Return the content of config.json for a nested config: the config and the version of its keys."""
   return {'version': VERSION, **config}
 
 
 def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) -> dict[str, Any]:
-  """Return the nested config of a config.json, with the keys of this code.
+  """Return the nested config of a config.json, translated to the keys of this code.
 
   Args:
     stored: the content of config.json, which is not changed.
@@ -228,7 +228,7 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the shapes of parameters and of the removed parameters (`GONE`). None if the network never had these."""
+  """Return the shapes of parameters together with the removed parameters (`GONE`). None if nothing was removed."""
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:
     return None
@@ -237,11 +237,11 @@ def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def renamed(tree: Any, names: Mapping[str, str]) -> Any:
-  """Return a tree of dicts and tuples, such as the state of an optimizer, with other keys.
+  """Return a tree of dicts and tuples, such as an optimizer's state, with renamed keys.
 
   Args:
     tree: parameters, or a tree around them.
-    names: the new key by the old key. Other keys stay.
+    names: a dict from old keys to new keys. Other keys stay.
   """
   if isinstance(tree, Mapping):
     return {names.get(key, key): renamed(value, names) for key, value in tree.items()}
@@ -252,7 +252,7 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
 
 
 def old_names(held: Iterable[str]) -> dict[str, str]:
-  """Return the old name by new name of the renamed parameters that a checkpoint holds. `held` has its paths."""
+  """Return a dict from new names to old names, for renamed parameters at the paths `held` of a checkpoint."""
   last = {path.rpartition('/')[2] for path in held}
   return {new: old for old, new in RENAMED.items() if old in last}
 
@@ -279,7 +279,7 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
 
 
 def _options(config: dict[str, Any], part: str) -> dict[str, Any]:
-  """Return the options of a part, to be changed in place. {} if the part is a stage that the config does not have."""
+  """Return the options of a part, to be changed in place. {} if the config does not have this stage."""
   path, _, stage = part.partition(':')
   if stage and stage != dict(zip(STAGES, stage_names(config['model']['name']), strict=True))[path]:
     return {}

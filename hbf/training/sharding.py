@@ -1,8 +1,8 @@
 """The sharding of arrays on a mesh of devices. Only this module assigns arrays to devices.
 
 The mesh has three axes. Batches, and images in device memory, are split over data and fsdp. Parameters and their
-optimizer state are split over fsdp, if the size of fsdp divides one of their axes. Their rules say if they are split
-over tensor too (`hbf.training.rules`). Each shard along data has a copy of the parameters.
+optimizer state are split over fsdp, if the size of fsdp divides one of their axes. Some are also split over tensor
+(`hbf.training.rules`). Each shard along data has a copy of the parameters.
 """
 
 import math
@@ -108,7 +108,7 @@ def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) ->
 
 
 def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> None:
-  """Check that `size` examples can be shared by the devices, and by the `accumulate` parts of a batch.
+  """Check that `size` examples can be split into `accumulate` parts, and each part over the devices.
 
   Raises:
     UserError: the number of shards times parts does not divide `size`. The message names the config key `what`.

@@ -13,16 +13,16 @@ KINDS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
-  """Handle SIGTERM and SIGINT inside the context. The second signal of the same kind ends the process at once.
+  """Handle SIGTERM and SIGINT inside the context. A second signal of the same kind ends the process at once.
 
-  One SIGTERM and one SIGINT together do not end the process. If a comparison started the run, a single Ctrl-C sends
-  both: SIGINT comes from the terminal, SIGTERM from the comparison. Only the main thread of a process can handle
-  signals. In another thread this function handles none.
+  One SIGTERM and one SIGINT together do not end the process: if a comparison started the run, a single Ctrl-C sends
+  both. SIGINT comes from the terminal, SIGTERM from the comparison. Only the main thread of a process can handle
+  signals. In other threads this function does nothing.
 
   Args:
     guest: True if the process belongs to a user, such as a notebook. Then the handlers of this process are called
-      too. For the first signal they are called at the end of the context, when the run is saved. For the second
-      signal of a kind they are called at once. So Ctrl-C raises KeyboardInterrupt, as usual.
+      too, and Ctrl-C raises KeyboardInterrupt, as usual. After the first signal this happens at the end of the
+      context, when the run is saved. After a second signal of the same kind it happens at once.
 
   Yields:
     A function that returns True once a signal has come.
@@ -55,7 +55,8 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
 def _ended_by_a_second() -> Iterator[None]:
   """End the process at the second signal of the same kind.
 
-  A thread reads the signals. Handlers of Python would wait while the main thread compiles, which can take minutes.
+  A thread reads the signals. Python's own handlers would have to wait until the main thread has compiled, which can
+  take minutes.
   """
   reader, writer = os.pipe()
   os.set_blocking(writer, False)

@@ -40,10 +40,11 @@ Steps = Callable[[TrainState, Resident, Batch, np.int32], tuple[TrainState, jax.
 def prepare_run(
   config: ConfigDict, workdir: pathlib.Path, devices: Sequence[jax.Device] | None, dataset: Any
 ) -> tuple[Experiment, dict[str, Any]]:
-  """Return everything that a run needs, and the identity of its data. Both are equal in all processes.
+  """Return everything that a run needs, and the identity of its data (`hbf.data.pipeline.identity`).
 
   Raises:
-    UserError: something in the config, the data or the path of the run folder is wrong. Then nothing is written.
+    UserError: the config, the data or the path of the run folder is not valid, or differs between the processes.
+      Nothing is written.
   """
   with processes.raise_everywhere():
     check_place(workdir)
@@ -113,7 +114,8 @@ class Begun:
     stopwatch: the clock of the steps, which has counted the steps so far.
     take_steps: the compiled steps.
     compile_seconds: the time that the compilation of the steps took, in seconds.
-    units: a function from parameters to the health of the units of stage 2. None if their health is not logged.
+    units: a function from parameters to percentages of faulty units (`hbf.training.units`). None if they are not
+      logged.
   """
 
   state: TrainState
@@ -127,7 +129,7 @@ class Begun:
 def begin(
   experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
 ) -> Begun | None:
-  """Restore or initialize the state and compile the steps. Return None if the run is stopped meanwhile."""
+  """Restore or initialize the state, and compile the steps. Return None if the run is stopped before the end."""
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
     state, step, stopwatch = restore_or_init(experiment, first, checkpoints, console)
@@ -171,7 +173,7 @@ def restore_or_init(
 
 
 def compile_steps(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
-  """Compile the train steps for these shapes and devices. Return them and the time of the compilation in seconds."""
+  """Compile the train steps for these shapes and devices. Return the steps and the seconds of the compilation."""
   begin = time.perf_counter()
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
   compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()

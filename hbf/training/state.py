@@ -21,7 +21,7 @@ from hbf.training.schema import with_gone
 class Totals(flax.struct.PyTreeNode):
   """Sums over the steps since the last report.
 
-  The sums are part of the state, so that an interruption of the run changes no report.
+  The sums are saved with the state, so that a report is the same if the run is interrupted.
 
   Attributes:
     loss: sum of the losses of the batches, in nats.
@@ -37,7 +37,7 @@ class Totals(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls) -> 'Totals':
-    """Return the totals of no steps."""
+    """Return totals of 0."""
     return cls(jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.int32))
 
 
@@ -58,7 +58,7 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 
 def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
-  """Return the shapes that the state had in older code, with the removed parameters (`schema.GONE`).
+  """Return the shapes of the state as in older code, with the removed parameters (`hbf.training.schema.GONE`).
 
   Return None if the network never had removed parameters.
   """
@@ -71,10 +71,10 @@ def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """The function that a step minimizes, and the way to its gradient.
+  """The function that a step minimizes, with the settings for its gradient.
 
   Attributes:
-    task: the task. Its values that are measured on the training data must be known (`TaskData.measure`).
+    task: the task, made from a config with all measured values (`TaskData.measure`).
     accumulate: the number of parts into which a batch is split. The gradients of the parts are computed one after
       another.
     seed: the seed of all random numbers.
@@ -95,15 +95,15 @@ def init_state(
 ) -> TrainState:
   """Return the state before the first step. Call this function inside jit.
 
-  Some fresh parameters may depend on the batch, such as centers and gains.
+  Some initial parameters may depend on the batch, such as centers and gains.
 
   Args:
     model: the network.
     optimizer: the gradient transformation.
-    objective: the objective of the run. Its task makes the network's inputs from the batch. Its seed is used too.
+    objective: the objective of the run, with its task and its seed.
     resident: the arrays that stay in device memory.
     batch: the first batch.
-    given: parameters that replace fresh ones. The keys are the first names of their paths. None: no parameters.
+    given: parameters that replace random ones, by the first name of their paths. None: no parameters.
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
@@ -113,7 +113,7 @@ def init_state(
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
   """Return a pure function (state, resident, batch) → state.
 
-  `resident` and `batch` are those of `hbf.data.pipeline.inputs`.
+  `resident` and `batch` are as in `hbf.data.pipeline.inputs`.
   """
 
   def loss(params: Any, batch: ModelBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -141,9 +141,9 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
 def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Array], tuple[TrainState, jax.Array]]:
   """Return a function that takes several steps in one call: (state, resident, stack, count) → (state, step).
 
-  `stack` holds at least `count` batches. `count` is an argument of the compiled program, not a constant in it. So one
-  program serves every count, and gives the same bits. The second result is the state's step. It tells the host when
-  the call ends: the state itself may already be donated to the next call.
+  `stack` has at least `count` batches. `count` is an argument of the compiled program, so one program serves every
+  count and gives the same bits. The second result is the number of the last step. The host waits for this number to
+  know that the call has ended, because the state itself may already be donated to the next call.
   """
 
   def train_steps(
@@ -184,7 +184,7 @@ def _all_finite(tree: Any) -> jax.Array:
 
 
 def _accumulate(gradient: Callable, parts: int) -> Callable:
-  """Return a function like `gradient` that computes it on parts of the batch, one part after another.
+  """Return a function like `gradient` that works on one part of the batch after another.
 
   The losses and the gradients of the parts are averaged. The counts of correct predictions are added.
   """

@@ -11,9 +11,9 @@ import jax
 class Stopwatch:
   """A stopwatch for steps. The time inside the context `paused` does not count.
 
-  A call of steps is timed in this order: `begin`, the call itself, `settle`, `add`. The devices may work on a call
-  while the host prepares the next one. So the time of a call goes from the end of the call before to its own end. A
-  thread waits for these ends, because the host may be busy then.
+  A call takes several training steps. It is timed in this order: `begin`, the call itself, `settle`, `add`. The
+  devices may work on a call while the host prepares the next one. So the time of a call goes from the end of the
+  previous call to its own end. A thread waits for these ends, because the host may be busy.
 
   Attributes:
     seconds: the time of all counted steps, in seconds.
@@ -21,7 +21,7 @@ class Stopwatch:
   """
 
   def __init__(self, seconds: float = 0.0, steps: int = 0, now: Callable[[], float] = time.perf_counter):
-    """Continue from the time and the number of earlier steps. `now` returns the time of a clock, in seconds."""
+    """Continue from the seconds and the number of earlier steps. `now` returns the time of a clock in seconds."""
     self.seconds, self.steps = seconds, steps
     self._now = now
     self._since: float | None = None
@@ -29,7 +29,7 @@ class Stopwatch:
     self._waiter = futures.ThreadPoolExecutor(1)
 
   def begin(self) -> None:
-    """Start the time of a call, unless it already started at the end of the call before."""
+    """Start the time of a call, unless the end of the previous call has already started it."""
     if self._since is None:
       self._since = self._now()
 
@@ -53,7 +53,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Wait for the running call, and do not count the time inside the context."""
+    """Wait for the running call. Do not count the time inside the context."""
     self.settle()
     yield
     self._since = None

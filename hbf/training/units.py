@@ -22,9 +22,8 @@ UnitReport = Callable[[Any], dict[str, dict[str, float]]]
 def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
   """Return a function from parameters to the percentages of dead, constant and doubled units, by block.
 
-  `hbf.evaluation.unit_health` defines these faults. It has two tests of a dead unit: by responses and by gradients.
-  Only the first is made here: a unit is dead if all its responses are 0 up to rounding. No unit is both dead and
-  constant.
+  `hbf.evaluation.unit_health` defines these faults. Here a unit is dead if all its responses are 0 up to rounding.
+  Gradients are not tested. No unit is both dead and constant.
 
   Args:
     experiment: the run.
@@ -57,7 +56,7 @@ def make_unit_report(experiment: Experiment, stack: Batch) -> UnitReport | None:
 
 
 def _shares(responses: jax.Array) -> dict[str, jax.Array]:
-  """Return the percentages of faulty units of a block from the responses [M, U] of U units to M tokens."""
+  """Return the percentages of faulty units of a block, from the responses [M, U] of U units to M tokens."""
   health = unit_health(responses)
   faults = {**health._asdict(), 'doubled': doubled(correlations(responses))}
   return {name: 100 * jnp.mean(fault) for name, fault in faults.items()}
@@ -71,7 +70,7 @@ class UnitWarnings:
   """
 
   def __init__(self) -> None:
-    """Begin before the first report."""
+    """Begin without any report."""
     self._said: dict[str, float] = {}
 
   def __call__(self, shares: Mapping[str, Mapping[str, float]]) -> list[str]:

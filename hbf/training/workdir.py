@@ -53,7 +53,7 @@ def default_workdir(config: ConfigDict) -> pathlib.Path:
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Make and lock a run folder. The lock ends with the context. It also ends if the process crashes.
+  """Make and lock a run folder. The lock ends with the context, or if the process crashes.
 
   Raises:
     UserError: the path can't be a folder, another process has the lock, or the folder has files but no run.
@@ -66,7 +66,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def check_place(folder: pathlib.Path) -> None:
-  """Check the path of a run folder, which need not exist.
+  """Check the path of a run folder. The folder need not exist.
 
   Raises:
     UserError: the folder is a URL, or its path is too long, or the system refuses the path.
@@ -117,10 +117,10 @@ def naming_trouble(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def reason_of(error: BaseException, codes: Collection[int] = _FULL + _REFUSED) -> str | None:
-  """Return the operating system's words for an error if its code is one of `codes`. Else return None.
+  """Return the operating system's message for an error if its code is one of `codes`, else None.
 
-  Errors of Orbax and TensorStore have only the words, often in the error that caused them. So this function looks for
-  the words too, in the error and in its causes.
+  Errors of Orbax and TensorStore have no code, but they contain the message, or were caused by an error that contains
+  it. So this function also looks for the message in the error and in its causes.
   """
   for cause in _causes(error):
     for code in codes:
@@ -130,7 +130,7 @@ def reason_of(error: BaseException, codes: Collection[int] = _FULL + _REFUSED) -
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-  """Yield an error and its causes."""
+  """Yield an error, its cause, the cause of its cause, and so on."""
   while error is not None:
     yield error
     error = error.__cause__ or error.__context__
@@ -188,7 +188,7 @@ def _is_run(workdir: pathlib.Path) -> bool:
 
 
 def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) -> None:
-  """Write the config and the identity of the data into a run folder. If they are there, check that they are equal.
+  """Write the config and the data's identity into a run folder. If the folder has them, check that they are equal.
 
   Args:
     workdir: the run folder.
@@ -208,7 +208,7 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
 
 
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
-  """Describe the keys in which a config differs from the config of a run.
+  """Describe the differences of a config from the config of a run.
 
   Keys that do not change the learned parameters (FREE) are left out. So are data.mean and data.std if `config` has no
   values for them yet.
@@ -263,7 +263,7 @@ def _other_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _brief(value: Any, other: Any) -> str:
-  """Describe a value. For a list, name the items that the other list lacks, or all if only the order differs."""
+  """Describe a value. For a list, name the items that are not in `other`, or all if only the order differs."""
   if isinstance(value, list) and isinstance(other, list):
     shown = [str(part) for part in value if part not in other] or list(map(str, value))
     return ', '.join(shown[:5]) + (f' and {len(shown) - 5} more' if len(shown) > 5 else '')
@@ -286,11 +286,11 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
-  """Return the config that a config.json holds, with the keys of this code.
+  """Return the config of a config.json, translated to the keys of this code.
 
   Args:
     stored: the content of config.json.
-    source: the place of config.json, for error messages.
+    source: the path of config.json, for error messages.
     cure: advice for the user if config.json is damaged.
 
   Raises:
@@ -316,7 +316,7 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return a config with the mean and the deviation in the run folder's config, if it has neither itself."""
+  """Return a config with data.mean and data.std. If these keys are empty, their values come from the run folder."""
   left = 'mean' in config.data and not config.data.mean and not config.data.std
   if not left or not (workdir / 'config.json').is_file():
     return config
@@ -346,7 +346,7 @@ def read_json(path: pathlib.Path, cure: str, *keys: str) -> dict[str, Any] | Non
 
 
 def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, Any]:
-  """Return the JSON object that a text from `source` holds; see `read_json`."""
+  """Return the JSON object in a text; see `read_json`. `source` is the text's path, for error messages."""
   try:
     value = json.loads(text)
   except (ValueError, RecursionError) as error:  # ValueError also if the text is not UTF-8
@@ -358,7 +358,7 @@ def parse_json(text: bytes, source: object, cure: str, *keys: str) -> dict[str, 
 
 
 def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequence[str]) -> None:
-  """Check that the JSON object from `source` has these keys; see `read_json`.
+  """Check that a JSON object has these keys; see `read_json`. `source` is its path, for error messages.
 
   Raises:
     UserError: some keys are missing.
@@ -368,26 +368,26 @@ def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequen
 
 
 def damaged(source: object, what: str, cure: str) -> UserError:
-  """Return the error of a file whose content is wrong."""
+  """Return the error for a file with wrong content."""
   return UserError(f'{source} is damaged ({what}): {cure}')
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  """Write a JSON file in one step. An existing file is replaced."""
+  """Write a JSON file atomically. An existing file is replaced."""
   replace_text(path, json.dumps(value, indent=2) + '\n')
 
 
 def replace_text(path: pathlib.Path, text: str) -> None:
-  """Write a text file in one step. An existing file is replaced."""
+  """Write a text file atomically. An existing file is replaced."""
   with replacing(path) as file:
     file.write(text.encode())
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-  """Open a new file. At the end of the context it is on disk, and replaces the file at `path`.
+  """Open a new file to write. At the end of the context, it replaces the file at `path`.
 
-  A crash, even of the machine, leaves either the old file or the complete new file.
+  After a crash, even of the machine, `path` has either the old file or the complete new file.
 
   Raises:
     UserError: the file cannot be written.
@@ -418,7 +418,7 @@ def read_result(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
 
 
 def write_predictions(workdir: pathlib.Path, per_example: Mapping[str, np.ndarray]) -> None:
-  """Write predictions.npz. It has the arrays of `per_example` by name, each [n] for the n test examples in order."""
+  """Write predictions.npz: the arrays [n] of `per_example` by name, for the n test examples in order."""
   with replacing(workdir / 'predictions.npz') as file:
     np.savez_compressed(file, **per_example)  # type: ignore[arg-type]  # its other argument has a default
 

@@ -50,7 +50,7 @@ class MetricsWriter:
 
 
 class NoWriter(MetricsWriter):
-  """The log of every process except the first. This log writes nothing."""
+  """A log that writes nothing, for every process except the first."""
 
   def __init__(self) -> None:
     """Open nothing."""
@@ -76,6 +76,6 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def validation_scores(workdir: pathlib.Path, score: Score) -> dict[int, float]:
-  """Return the values of a score on the held-out part of train, by step."""
+  """Return the values of a score on the validation split, by step."""
   lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
   return {line['step']: line[score.name] for line in lines}

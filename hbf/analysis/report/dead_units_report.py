@@ -24,7 +24,7 @@ SHARES = (('dead', 'dead, %'), ('constant', 'constant, %'))  # shares of the cen
 def table(measured: dict[str, Any]) -> str:
   """Return a Markdown table with a row for each setting of stage 2.
 
-  A cell has the range of a score over the blocks, at initialization and, after the arrow, at the end of training.
+  A cell has the range of a score over the blocks, at initialization, and after an arrow at the end of training.
   """
   header = ('stage 2', *(label for _, label in (*SCORES, *SHARES)), f'test {ACCURACY.label}')
   rows = []
@@ -40,7 +40,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def draw(measured: dict[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each score. A dot is a block: hollow at initialization, filled after training."""
+  """Write a PNG with a panel for each score. A dot is a block, hollow at initialization and filled after training."""
   rows = measured['rows']
   figure, axes = plt.subplots(1, len(SCORES), figsize=(13, 4), sharey=True, layout='constrained')
   for axis, (name, label) in zip(axes, SCORES, strict=True):

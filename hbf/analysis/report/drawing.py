@@ -46,7 +46,7 @@ STYLE: Any = {
 
 
 def panel(width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Any]:
-  """Return a figure and its axes. The figure is not registered with pyplot, so nobody has to close it."""
+  """Return a figure and its axes. The figure is not registered with pyplot, so it need not be closed."""
   with matplotlib.rc_context(STYLE):
     figure = Figure((width, height), layout='constrained')
     return figure, figure.subplots()
@@ -58,7 +58,7 @@ def legend(axis: Any) -> None:
 
 
 def plain(figure: Figure) -> Figure:
-  """Show all text of a figure literally, and return the figure.
+  """Turn off formulas in all text of a figure, and return the figure.
 
   Otherwise Matplotlib would read the name of a class such as $5_to_$10 as a formula. Do not use this
   function for a logarithmic axis, because the labels of powers are formulas.
@@ -72,8 +72,8 @@ def svg(figure: Figure, name: str) -> str:
   """Return a figure as an SVG element. Its text and axes take the text color of the page.
 
   Args:
-    figure: the figure. The titles and labels of its axes become the description for screen readers.
-    name: a name that no other drawing of the page has. All ids of the SVG begin with this name.
+    figure: the figure. The titles and labels of its axes become its description for screen readers.
+    name: a name that is unique on the page. All ids of the SVG begin with this name.
   """
   buffer = io.StringIO()
   plain(figure)

@@ -64,8 +64,8 @@ def _mean(values: Sequence[float]) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with three panels for the first model.
 
-  The panels show all trials of single edits, the right copies after many edits, and the accuracy on other images
-  after many edits.
+  The panels show all trials of single edits; the right answers to copies after many edits; and the accuracy on other
+  images after many edits.
   """
   model = measured['rows'][0]['model']
   figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')

@@ -41,7 +41,7 @@ PAIR = 'Comparison of the two runs'
 def sections(run: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Section]:
   """Yield the sections of a run's page in the order of `TITLES`.
 
-  If the model lacks what a section describes, the section says so.
+  If the model does not have the parts that a section describes, the section says so.
 
   Args:
     run: the run.
@@ -108,7 +108,7 @@ def explain(run: TrainedRun, against: TrainedRun | None, ood: Sequence[str]) -> 
     ood: names of data sets, or folders of images, that differ from the training data.
 
   Raises:
-    UserError: an error of `hbf.analysis.ood_images.load_ood_images`.
+    UserError: as for `hbf.analysis.ood_images.load_ood_images`.
   """
   outside = load_ood_images(run, ood)
   if against is None:
@@ -124,5 +124,5 @@ def about(run: TrainedRun | TextRun) -> str:
 
 
 def numbers(sections: Sequence[Section]) -> dict[str, Any]:
-  """Return the numbers of each section by the name of the section, with the device and the commit, for JSON."""
+  """Return the numbers of each section by the section's name, plus the device and the commit, for JSON."""
   return {section.name: dict(section.numbers) for section in sections} | {'device': device_name(), 'commit': commit()}

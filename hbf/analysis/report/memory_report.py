@@ -51,8 +51,8 @@ def table(measured: Mapping[str, Any]) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with a panel for each kind of damage, and a last panel for the capacity.
 
-  A panel for a kind of damage shows the share of retrieved images against the number of stored images. The last panel
-  shows the capacity against the dimensions of random patterns.
+  Panels for damage show the share of retrieved images against the number of stored images. The last panel shows the
+  capacity against the dimensions of random patterns.
   """
   rows, capacities = measured['completions'], measured['capacities']
   kinds, memories = _unique(rows, 'damage'), _unique(rows, 'memory')
@@ -75,7 +75,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _layer(number: int) -> dict[str, Any]:
-  """Return the style of a line. Later lines are thinner with smaller markers, so lines below them stay visible."""
+  """Return the style of a line. Later lines are thinner and have smaller markers, so lines below stay visible."""
   return {'linewidth': 5 - 0.8 * number, 'markersize': 13 - 1.8 * number, 'markerfacecolor': 'none'}
 
 

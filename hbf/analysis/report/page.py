@@ -16,7 +16,7 @@ ROWS_TO_SORT = 5  # tables of at least so many rows can be sorted and filtered
 
 
 class MissingPart(Exception):
-  """Raised if a model or its data lack what a section describes. The page then shows the message in this section."""
+  """An error: a model or its data do not have the parts that a section describes. The section shows the message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PageTable:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-  """Figures side by side, with a caption. On a narrow screen the figures continue in the next row."""
+  """Figures side by side, with a caption. On a narrow screen they continue in the next row."""
 
   figures: Sequence[Figure]
   caption: str
@@ -121,7 +121,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
 
 
 def _first_text(row: Sequence[str]) -> str:
-  """Return the first cell of a row that is not an image. This cell names the row."""
+  """Return the first cell of a row that is not an image. It is used as the row's name."""
   return next((cell for cell in row if not cell.startswith('data:')), '')
 
 

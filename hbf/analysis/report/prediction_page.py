@@ -16,7 +16,7 @@ from hbf.training.workdir import replace_text
 def write_page(
   workdir: pathlib.Path, checkpoint: str, average: bool, paths: Sequence[str], page: str, **moved: str
 ) -> None:
-  """Write a page that explains the answers of a run to a user's images. The training data of the run must be there.
+  """Write a page that explains a run's answers to a user's images. It needs the training data of the run.
 
   Args:
     workdir: folder of a run on images.

@@ -76,7 +76,7 @@ def _format(value: Any) -> str:
 
 
 def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, list[list[texts.Place]]]) -> Section:
-  """Return a section on the centers whose responses vary most: their contexts, and the tokens that they favor."""
+  """Return the section on the centers whose responses vary most: their contexts and favored tokens."""
   parts: list[Any] = [
     Paragraph(
       f'Contexts are from {len(train):,} windows of the training text. A bracket marks the token at which the center '
@@ -120,7 +120,7 @@ def _votes(
   tested: Observed,
   cast: np.ndarray,
 ) -> Section:
-  """Return a section on the centers of the last block with the strongest votes for some answers."""
+  """Return the section on the centers of the last block with the strongest votes for some answers."""
   block, rows, numbers = texts.last_block(run), [], []
   middle = run.task.length * 3 // 4
   for window in range(min(VOTED, len(test))):
@@ -157,7 +157,7 @@ def _excess(logits: np.ndarray, answer: int) -> float:
 
 
 def _interventions(run: TextRun, test: np.ndarray, losses: np.ndarray, cast: np.ndarray) -> Section:
-  """Return a section on the change of the loss without single centers, and without many centers."""
+  """Return the section on the change of the loss without single centers, and without many centers."""
   block = texts.last_block(run)
   which = np.argsort(-np.abs(cast).mean(axis=(0, 1)), kind='stable')[:TRIED].tolist()
 
@@ -188,7 +188,7 @@ def _interventions(run: TextRun, test: np.ndarray, losses: np.ndarray, cast: np.
 
 
 def _heads(run: TextRun) -> Section:
-  """Return a section on the mean distance of the tokens that each head attends to."""
+  """Return the section on the mean distance over which each head attends."""
   far = token_order.distances(run.model, run.params, jnp.asarray(run.windows('test', token_order.WINDOWS)[:, :-1]))
   if not far:
     said = 'Stage 1 of this model has no queries and keys.'

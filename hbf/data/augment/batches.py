@@ -33,9 +33,8 @@ def augment(
 ) -> jax.Array:
   """Transform images at random; see `hbf.data.augment.transforms.transform`.
 
-  The random numbers of row i come from `fold_in(key, index[i])`. If `key` is a function of (seed, step), the
-  augmentation is a function of (seed, step, index). It depends neither on the row in the batch nor on the number of
-  devices.
+  The random numbers of row i come from `fold_in(key, index[i])`. So the result for an example depends on the key and
+  the example's number, not on its row in the batch or on the number of devices.
 
   Args:
     key: random key of this step.
@@ -43,7 +42,7 @@ def augment(
     index: number of each image's example in the data set, int32 [B].
     transforms: the transforms, from `hbf.data.augment.transforms.read_transforms`.
     mean: mean of each channel, on a scale from 0 (black) to 1 (white). () stands for middle gray. Only `cutout` needs
-      it.
+      the mean.
     fixed_key: random key of the run, the same in every step. Only `alternate_flip` needs it.
     epochs: number of the epoch of each image, int32 [B]. Only `alternate_flip` needs it.
 

@@ -1,7 +1,7 @@
 """Color operations on uint8 images [H, W, C], C = 1 or 3, bit-identical to Pillow (ImageEnhance, ImageOps).
 
-The operations compute with integers. A factor is a multiple of 1/4096 and below 8. Pillow's float32 arithmetic is
-then exact. The results are therefore the same on every device.
+The operations compute with integers, so the results are the same on every device. A factor is a multiple of 1/4096
+and below 8. For such factors Pillow's float32 arithmetic is exact.
 """
 
 import functools
@@ -75,7 +75,7 @@ def jitter(key: jax.Array, image: jax.Array, brightness: float, contrast: float,
 
 
 def blend(base: jax.Array | int, image: jax.Array, factor: jax.Array) -> jax.Array:
-  """Return base + factor · (image − base), clipped to 0 … 255, int32, as Pillow's `Image.blend` does.
+  """Return base + factor · (image − base), clipped to 0 … 255, int32, like Pillow's `Image.blend`.
 
   The argument `factor` is in units of 1/4096.
   """
@@ -138,7 +138,7 @@ def equalize_table(image: jax.Array) -> jax.Array:
 def autocontrast_table(image: jax.Array) -> jax.Array:
   """Return the table of Pillow's autocontrast: the new level for each level and channel, int32 [256, C].
 
-  The new levels of a channel extend from 0 to 255. Entries of levels that do not occur in it have no meaning.
+  The new levels of a channel range from 0 to 255. Table entries for levels that do not occur have no meaning.
   """
   low, high = (limit(image, axis=(0, 1)).astype(jnp.int32) for limit in (jnp.min, jnp.max))
   levels = jnp.arange(LEVELS)[:, None]
@@ -151,11 +151,11 @@ def autocontrast_table(image: jax.Array) -> jax.Array:
 
 @functools.cache
 def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
-  """Find the levels where Pillow's autocontrast, computed in float64, is one below the exact value.
+  """Find the levels for which Pillow's autocontrast is one below the exact value, because of float64 rounding.
 
   Returns:
-    All n sets of such levels, and the number of the set for each range of levels. The sets are uint8 [n, 32]: one bit
-    for each of the 256 levels. The numbers are uint16 [256, 256], indexed [least level, greatest level] of a channel.
+    Two arrays. The first has the n different sets of such levels, uint8 [n, 32], with one bit for each of the 256
+    levels. The second has the number of the set for a channel's least and greatest level, uint16 [256, 256].
   """
   high, level = np.ogrid[:LEVELS, :LEVELS]
   sets = []
@@ -171,7 +171,7 @@ def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
 def _divide(a: jax.Array, b: jax.Array) -> jax.Array:
   """Return ⌊a / b⌋ of integers, int32. a is from 0 to 2 million, and b is at least 1.
 
-  CPUs divide floats many times faster than integers. One half is added to a. This keeps the quotient away from
-  integers, by more than the rounding error of any device.
+  The division is done in floats, because CPUs divide floats many times faster than integers. First 1/2 is added to a.
+  Then the quotient's distance from an integer exceeds every device's rounding error.
   """
   return jnp.floor((a + 0.5) / b).astype(jnp.int32)

@@ -11,8 +11,9 @@ Differences from the authors' files, beside the random numbers:
   zoom_blur, snow: images are enlarged about the exact center. The authors' center is up to a pixel off.
   elastic_transform: both maps are composed and the image is resampled once, which blurs it less.
   all: levels are rounded, not truncated.
-Error rates on these images therefore serve to compare models of this library with each other. They compare only
-roughly with published error rates, least of all for frost.
+
+Use error rates on these images to compare models of this library. A comparison with published error rates is only
+rough, above all for frost.
 """
 
 import functools
@@ -88,9 +89,8 @@ def _defocus_blur(x: np.ndarray, parameters: tuple[float, float], draws: Draws) 
 def _glass_blur(x: np.ndarray, parameters: tuple[float, int, int], draws: Draws) -> np.ndarray:
   """Blur, copy random nearby pixels, and blur again.
 
-  The paper exchanges pairs of pixels. In the authors' code, the second half of an exchange reads the result of the
-  first half. One pixel of a pair is therefore copied to the other. The authors' files have such copies, and this
-  function makes them too.
+  The paper exchanges pairs of pixels. The authors' code instead copies one pixel of a pair to the other, because the
+  second half of an exchange reads the result of the first half. This function does the same.
   """
   sigma, far, times = parameters[0] * _scale(x), max(1, round(parameters[1] * _scale(x))), parameters[2]
   blur = functools.partial(ndimage.gaussian_filter, sigma=(0, sigma, sigma, 0), mode='nearest')
@@ -126,8 +126,8 @@ def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndar
 def _frost(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.ndarray:
   """Add ice of random light with ridges like crystals. The ice is bluish in images with color.
 
-  Mean, contrast and grain match pieces of the authors' photographs. The mean level of these pieces is 0.63. Levels
-  vary by ± 0.15 between pieces and by ± 0.09 within a piece. Neighboring pixels differ by 0.075.
+  The ice has the statistics of crops of the authors' photographs, with white as 1. The mean level of a crop is 0.63.
+  Levels vary by ± 0.15 between crops and by ± 0.09 within a crop. Neighboring pixels differ by 0.075.
   """
   kept, added = parameters
   light = _drawn(draws, lambda random: random.uniform(0.4, 0.85))[:, None, None, None]
@@ -229,9 +229,8 @@ def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
 def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
   """Return clouds from 0 to 1 by midpoint displacement (Fournier, Fussell & Carpenter 1982), [n, side, side, 1].
 
-  A periodic grid becomes twice as fine in each round. A midpoint is the mean of its four neighbors plus a
-  displacement. Displacements are divided by decay² in each round, because the authors' code multiplies two factors
-  that both decay.
+  In each round, a periodic grid becomes twice as fine. A new point is the mean of its four neighbors plus a random
+  displacement. As in the authors' code, the displacements are divided by decay² in each round.
   """
   side = x.shape[1]
   step = 1 << (side - 1).bit_length()

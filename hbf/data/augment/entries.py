@@ -1,4 +1,4 @@
-"""Reading and checks of config entries. An entry is a name with numbers, such as ('shift', 4)."""
+"""Entries in the value of a config key. An entry is a name with numbers, such as ('shift', 4)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def read_entries(key: str, value: Any, known: Mapping[str, Sequence[Argument]]) 
     The entries, each with the values of all its arguments.
 
   Raises:
-    UserError: the value has another form, a name is unknown, or an entry has a wrong number of arguments or an
+    UserError: the value has another form, a name is unknown, or an entry has too many or too few arguments, or an
       argument outside its range.
   """
   if not _is_list(value) or not all(_is_list(entry) and entry and isinstance(entry[0], str) for entry in value):

@@ -1,8 +1,8 @@
-"""Geometric transforms: maps of the plane that are composed into one map, and one resampling.
+"""Geometric transforms. They are affine maps, which are composed into one map, so that an image is resampled once.
 
 A place is (x, y) in pixels from the top left corner. The pixel in column j and row i has its center at (j + ½, i +
-½). A map is a matrix, float32 [2, 3]. It takes a place (x, y) in the resulting image to the place map · (x, y, 1) in
-the original image.
+½). A map is a matrix, float32 [2, 3]. For a place (x, y) in the new image, map · (x, y, 1) is the place in the
+original image.
 """
 
 import functools
@@ -41,7 +41,7 @@ def flip_exactly(key: jax.Array, image: jax.Array, rate: float) -> jax.Array:
 def flip_alternately(key: jax.Array, size: Size, fixed_key: jax.Array, epoch: jax.Array) -> jax.Array:
   """Return a map that mirrors left to right in every other epoch (Jordan 2024).
 
-  The fixed key, a random key of the example, decides if epoch 0 or epoch 1 is the first one with a mirrored image.
+  The example's fixed random key decides if epoch 0 or epoch 1 is the first epoch with a mirrored image.
   """
   del key
   return _mirror_if(_is_mirrored(fixed_key, epoch), size)
@@ -96,8 +96,8 @@ def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.
 def resized_crop(key: jax.Array, size: Size, least: float, most: float) -> jax.Array:
   """Return a map that cuts out a random box and resizes it to the image's size.
 
-  The box has a share of the image's area between `least` and `most`. Its aspect is in the range `ASPECTS` if such a
-  box fits into the image; see `draw_box`.
+  The box's area, divided by the image's area, is between `least` and `most`. The aspect is in the range `ASPECTS` if
+  such a box fits into the image; see `draw_box`.
   """
   corner, box = draw_box(key, size, (least, most), ASPECTS)
   return affine(jnp.diag(box / jnp.array(size[::-1])), corner)
@@ -108,10 +108,10 @@ def draw_box(
 ) -> tuple[jax.Array, jax.Array]:
   """Draw a box within an image, at a uniform position.
 
-  The box's share of the image's area is uniform in `areas`. The aspect of a box is its width divided by its height.
-  The logarithm of the aspect is uniform in `aspects`, restricted to aspects with which a box of this area fits into
-  the image. If no aspect in the range fits, the box gets the nearest aspect that fits. Common code instead draws area
-  and aspect again if the box does not fit. Large areas are then rarer than `areas` says.
+  The box's area, divided by the image's area, is uniform in `areas`. The aspect of a box is its width divided by its
+  height. Its logarithm is uniform over those `aspects` for which a box of this area fits into the image. If none of
+  them fits, the box gets the nearest aspect that fits. Common code instead draws area and aspect again if the box
+  does not fit, so that large areas become rarer.
 
   Args:
     key: random key.

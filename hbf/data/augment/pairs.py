@@ -22,8 +22,8 @@ def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
 def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
   """Return weights of 0 in a box and 1 around it, float32 [H, W] (Yun et al. 2019).
 
-  The box has the aspect of the image and 1 − `share` of the image's area. The center of the box is a random pixel.
-  The box is clipped at the border.
+  The box has the aspect of the image, and its area is 1 − `share` of the image's area. Its center is a random pixel.
+  The image's border clips it.
   """
   sides = jnp.array(size)
   half = (sides * jnp.sqrt(1 - share)).astype(jnp.int32) // 2
@@ -59,16 +59,16 @@ def mix(
   """Mix each image and its target with a partner of the batch.
 
   The random numbers of example i depend on `key` and i only. One of them is a sort key. The partner of an example is
-  the next example in the sorted batch, and the partner of the last example is the first. So neither the rows of the
-  examples nor the number of devices matters.
+  the next example in the sorted batch. The partner of the last example is the first. So the result does not depend on
+  the order of the rows or on the number of devices.
 
   Args:
     key: random key of this step.
     images: uint8 [B, H, W, C].
     targets: probabilities of the classes, float32 [B, classes].
     index: number of each image's example in the data set, int32 [B].
-    entries: the mixtures, from `read_mix`. An entry (name, alpha, share) mixes a share of the images. An image has
-      the weight λ, drawn from Beta(alpha, alpha), and its partner 1 − λ.
+    entries: the mixtures, from `read_mix`. An entry (name, alpha, share) mixes this share of the images. The weight λ
+      of an image is drawn from Beta(alpha, alpha). Its partner has the weight 1 − λ.
 
   Returns:
     The mixed images, float32 [B, H, W, C] from 0 to 255, and the mixed targets, float32 [B, classes].
@@ -110,9 +110,9 @@ def _weights(key: jax.Array, size: tuple[int, int], entries: Sequence[Entry]) ->
 def beta(key: jax.Array, alpha: float) -> jax.Array:
   """Draw from Beta(alpha, alpha).
 
-  The drawn number is (1 + T/√(ν + T²))/2. T follows Student's distribution with ν = 2 alpha degrees of freedom, for
-  which Bailey (1994) gives a formula. `jax.random.beta` is not used, because it loops until all draws of the batch
-  are accepted. It is slow to compile, and devices would wait for one another.
+  The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
+  (1994) gives a formula for T. `jax.random.beta` would loop until all draws of the batch are accepted. It is slow to
+  compile, and devices would wait for one another.
   """
   radius_key, angle_key = jax.random.split(key)
   log = jnp.log(jax.random.uniform(radius_key, minval=jnp.finfo(jnp.float32).tiny)) / alpha

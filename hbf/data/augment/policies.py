@@ -1,8 +1,7 @@
 """RandAugment and TrivialAugment, as in torchvision: random operations of a given or a random magnitude.
 
 An operation has a magnitude of 0 … 30. Shears, translations and rotations are composed with the other geometric
-transforms into one map, and the image is resampled once. The other operations change colors, in the order in which
-they are drawn.
+transforms into one map (`hbf.data.augment.geometry`). All other operations change colors, in the order of the draws.
 """
 
 import dataclasses

@@ -40,11 +40,11 @@ class Transform(NamedTuple):
     arguments: the numbers that follow the name in a config.
     geometry: function (key, (H, W), *needs, *arguments) → the map that moves the image, see
       `hbf.data.augment.geometry`. None: the transform does not move the image.
-    exact: function (key, image, *needs, *arguments) → the image that a warp by this map alone would give. It is
-      computed without resampling. None: there is no such function.
+    exact: function (key, image, *needs, *arguments) → the image moved by this map alone, computed without resampling.
+      None: there is no such function.
     pixels: function (key, image, *needs, *arguments) → the image with other colors, uint8 [H, W, C]. None: the
       transform does not change colors.
-    needs: names of fields of `Facts`. The functions get the values of these fields by position.
+    needs: names of the fields of `Facts` that the functions get, by position.
   """
 
   arguments: tuple[Argument, ...] = ()

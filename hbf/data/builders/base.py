@@ -6,17 +6,17 @@ from hbf.data.images import archives
 
 
 class Local:
-  """A mixin for a builder that downloads nothing. In the list of bases, it stands before TFDS's class."""
+  """A mixin for a builder that downloads nothing. Put it before TFDS's class in the list of base classes."""
 
   # TFDS would look for checksums beside this path. That search needs a package that TFDS does not install.
   code_path = None
 
 
 class FromArchive(Local):
-  """A mixin for a builder that reads a local archive. In the list of bases, it stands before TFDS's class.
+  """A mixin for a builder that reads a local archive. Put it before TFDS's class in the list of base classes.
 
-  A builder checks the layout, the sizes and the labels of the archive, but not its checksum. It therefore accepts an
-  archive that a user has unpacked and packed again.
+  A builder checks the layout, the sizes and the labels of the archive, but not its checksum. So a user may unpack an
+  archive and pack it again.
   """
 
   def __init__(self, *, archive: archives.Archive, **kwargs: Any):

@@ -15,7 +15,7 @@ _TEST_EVERY = 5
 class Digits(base.Local, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
   """A builder of the digits: the test set of UCI's "Optical recognition of handwritten digits".
 
-  Four fifths of its images are the split `train`, and the others the split `test`.
+  Four fifths of the images are the split `train`, the others the split `test`.
   """
 
   VERSION = tfds.core.Version('1.0.0')

@@ -44,7 +44,7 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-  """The local archive of a data set. A user may have packed it again, so its checksum is not compared.
+  """The local archive of a data set. Its checksum is not compared, so a user may have packed it again.
 
   Attributes:
     path: the local file.

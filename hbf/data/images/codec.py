@@ -36,7 +36,7 @@ def decode(
 ) -> np.ndarray:
   """Decode an image. Ignore EXIF's orientation, as TFDS does.
 
-  The function needs memory for the stored pixels, for one converted copy, and for an image of `size`.
+  It needs memory for the stored pixels, for one converted copy, and for an image of `size`.
 
   Args:
     file: a path, or a file open for reading.
@@ -50,7 +50,7 @@ def decode(
     uint8 [height, width, channels].
 
   Raises:
-    ValueError: the image has samples of 32 bits. Their range is unknown.
+    ValueError: the image has samples of 32 bits, whose range is unknown.
     Exception: the data are damaged. Pillow then raises errors of any type.
   """
   with Image.open(file, formats=formats) as image:
@@ -112,7 +112,7 @@ def _fit(image: Image.Image, mode: str, size: int) -> Image.Image:
 
 
 class _Span(NamedTuple):
-  """An interval along one axis of an image. It becomes the center of the resized image.
+  """An interval along one axis of an image, which becomes the center of the resized image.
 
   Attributes:
     first: number of the first pixel that the result depends on.
@@ -128,7 +128,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the span that becomes `size` pixels from pixel `offset` on if `side` pixels are resized to `resized`."""
+    """Return the interval for pixels `offset` to `offset + size` of the result if `side` pixels become `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
@@ -150,8 +150,8 @@ def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
 def check_file(path: str) -> None:
   """Raise UserError if a file is no image, is too large or is cut off.
 
-  A JPEG or PNG counts as whole if it ends with the end mark of its format. All other files are decoded. Damage before
-  an end mark is not found. To find it, every file would have to be decoded, which takes as long as an epoch.
+  A JPEG or PNG counts as complete if it ends with the end mark of its format. All other files are decoded. Damage
+  before an end mark is not found, because decoding every file would take as long as an epoch.
 
   Raises:
     UserError: see `decode_file`.
@@ -170,7 +170,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Image.Image]:
-  """Open a user's own image, whose pixels the `with` statement reads. It raises the errors of `decode_file`."""
+  """Open a user's own image for a `with` statement. Errors are those of `decode_file`, also while pixels are read."""
   with _explain_errors(path), Image.open(path, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
@@ -201,10 +201,9 @@ def _explain_errors(path: str) -> Iterator[None]:
 
 
 def content(encoded: bytes, channels: int) -> bytes:
-  """Return the bytes of an encoded image for a fingerprint: the pixels of a PNG, or the unchanged bytes otherwise.
+  """Return bytes of an encoded image for a fingerprint: the pixels of a PNG, or the bytes of another format.
 
-  The pixels of a PNG do not depend on the program that encoded it. A fingerprint of the pixels is therefore the same
-  for all encoders.
+  The pixels of a PNG do not depend on the program that encoded it, so the fingerprint does not either.
   """
   if not encoded.startswith(b'\x89PNG'):
     return encoded

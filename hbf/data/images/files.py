@@ -1,4 +1,4 @@
-"""Listing of a user's folders. Hidden entries are left out. Any other entry that cannot be used raises an error."""
+"""Listing of a user's folders. Hidden files and folders are ignored. Any other unusable entry raises an error."""
 
 import os
 from pathlib import Path

@@ -18,8 +18,8 @@ def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:
     sharding: sharding over M.
 
   Returns:
-    The sums of the levels and of the squared levels over each of G blocks, uint32 [2, G, K], sharded over G. Blocks
-    are so small that no sum overflows.
+    The sums of the levels and of the squared levels over each of G blocks, uint32 [2, G, K], sharded over G. A block
+    is so small that its sums do not overflow.
   """
   block_spec = PartitionSpec(None, *sharding.spec)
   return jax.shard_map(_block_sums, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=block_spec)(image)
@@ -33,7 +33,7 @@ def _block_sums(image: jax.Array) -> jax.Array:
 def _sums(z: jax.Array) -> jax.Array:
   """Return the sums of `z` and of its squares, [2, K], in one reduction.
 
-  With two reductions, XLA on CPU would store `z`, which is four times as large as the images, and its squares.
+  With two reductions, XLA on CPU would store `z` and its squares. `z` is four times as large as the images.
   """
 
   def add(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:

@@ -19,7 +19,7 @@ from hbf.errors import UserError, choose
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Facts about a data set of labeled images that are known before it is prepared.
+  """Facts about a data set of labeled images, known before it is prepared.
 
   Attributes:
     classes: number of classes.
@@ -37,8 +37,8 @@ class Preparation:
   """A way to prepare a data set.
 
   Attributes:
-    builder: a function that makes the TFDS builder. Its arguments are `data_dir` and `file_format`. If `published` is
-      given, it has another argument, `archive`.
+    builder: a function that makes the TFDS builder. Its arguments are `data_dir`, `file_format`, and `archive` if
+      `published` is given.
     published: the published archive, or None if the data set needs none.
     images: facts about the images. None for texts, and for a data set that needs no download.
   """
@@ -50,7 +50,7 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Manual:
-  """A data set that only TFDS can prepare. Its publisher asks a user to register before a download of the archives.
+  """A data set that only TFDS can prepare, because its publisher asks users to register before a download.
 
   Attributes:
     page: address of the page with the archives.
@@ -116,7 +116,7 @@ UNPREPARED: Mapping[str, str] = {
 
 
 def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
-  """Return the folder of a prepared data set. If there is none, prepare the data set first, if that is allowed.
+  """Return the folder of a prepared data set. If the data set is not prepared, prepare it if `download` allows this.
 
   Args:
     name: name of the data set.
@@ -143,7 +143,7 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
 
 
 def prepare(name: str, directory: str, archive: str | None) -> epath.Path:
-  """Prepare a data set as ArrayRecord files. To learn if it is prepared already, call `prepared.find`.
+  """Prepare a data set as ArrayRecord files. `hbf.data.images.prepared.find` tells if it is prepared already.
 
   Args:
     name: one of `PREPARATIONS`.

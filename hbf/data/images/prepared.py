@@ -38,7 +38,7 @@ class TfdsSource:
     return self._parse(self._records[int(index)])
 
   def read(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the examples `indices`, int [n]. ArrayRecord reads many records at once faster than one by one."""
+    """Yield the examples `indices`, int [n]. ArrayRecord reads many records in one call, faster than one by one."""
     yield from map(self._parse, self._records.__getitems__(indices.tolist()))
 
   def read_labels(self) -> np.ndarray:
@@ -70,7 +70,7 @@ def _fields(record: bytes) -> tuple[bytes, int]:
 def find(name: str, directory: str) -> epath.Path | None:
   """Return the folder of the newest prepared version of a data set, or None.
 
-  The function looks at files only. Unlike `tfds.builder`, it neither imports the data set's code nor asks a server.
+  It looks at files only. Unlike `tfds.builder`, it does not import the data set's code or ask a server.
 
   Args:
     name: TFDS's name of the data set, with `/config` if the data set has configs.
@@ -117,7 +117,7 @@ def open_images(folder: epath.Path) -> tfds.core.DatasetBuilder:
   """Open a prepared data set of labeled images.
 
   Raises:
-    UserError: `open_builder` fails, or the data set has no labeled uint8 images.
+    UserError: as for `open_builder`, or the data set has no labeled uint8 images.
   """
   builder = open_builder(folder)
   _require_labeled_images(builder, folder)
@@ -128,7 +128,7 @@ def open_texts(folder: epath.Path) -> tfds.core.DatasetBuilder:
   """Open a prepared data set of texts.
 
   Raises:
-    UserError: `open_builder` fails, or the data set has no texts.
+    UserError: as for `open_builder`, or the data set has no texts.
   """
   builder = open_builder(folder)
   features = dict(builder.info.features.items())
@@ -212,7 +212,7 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
 
 
 def names(builder: tfds.core.DatasetBuilder) -> dict[str, str]:
-  """Return readable names of the classes, by stored name. The dict is empty if the data set's metadata has none."""
+  """Return readable names of the classes by stored name, from the data set's metadata. {} if there are none."""
   return dict((builder.info.metadata or {}).get('names', {}))
 
 

@@ -14,7 +14,7 @@ _HOLD_OUT_SEED = 143
 
 
 class Source(Protocol):
-  """Labeled images of one shape. An index selects an example. A source can be pickled, and threads can share it."""
+  """Labeled images of one shape, selected by index. A source can be pickled, and several threads can use it."""
 
   def __len__(self) -> int:
     """Return the number of examples."""
@@ -37,7 +37,7 @@ class Checkable(Protocol):
 
 @runtime_checkable
 class Batched(Protocol):
-  """A source that reads many examples at once faster than one by one."""
+  """A source that can read many examples in one call, faster than one by one."""
 
   def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
     """Return the examples `indices`, int [n]."""
@@ -53,13 +53,13 @@ class Labeled(Protocol):
 
 @runtime_checkable
 class Stored(Protocol):
-  """A source of stored images. Its fingerprint does not depend on the size that the images are resized to."""
+  """A source of stored images. Its fingerprint does not change if the images are resized to another size."""
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return bytes for a fingerprint of the source.
 
-    They contain the labels and stored images of the examples in `sample`. They may also contain facts about all
-    examples that are fast to read, such as the sizes of files.
+    The bytes contain the labels and stored images of the examples in `sample`. They may also contain facts about all
+    examples, such as the sizes of files, if these can be read quickly.
 
     Args:
       sample: numbers of examples, int [n].
@@ -68,7 +68,7 @@ class Stored(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Blank:
-  """A source of black images of class 0. It stands in for a data set that is not prepared."""
+  """A source of black images of class 0, as a substitute for a data set that is not prepared."""
 
   count: int
   image_shape: tuple[int, int, int]
@@ -124,7 +124,7 @@ def check(source: Source, indices: np.ndarray) -> None:
 def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
   """Return bytes from which the fingerprint of a source is computed; see `Stored`.
 
-  They depend at least on the examples with the indices `sample`, int [n].
+  The bytes depend at least on the examples `sample`, int [n].
   """
   if isinstance(source, Stored):
     return source.traits(sample)
@@ -139,7 +139,7 @@ def labels(source: Source) -> np.ndarray:
 
 
 def hold_out(source: Source, fraction: float, stratify: bool) -> tuple[Subset, Subset]:
-  """Split a source into a part to train on and a part to validate on.
+  """Split a source into a training part and a validation part.
 
   The split is pseudo-random but fixed. It depends on the number of examples, on `fraction` and, if stratified, on the
   labels. It does not depend on a run's seed. `stratify` does not change the number of examples in a part.

@@ -17,7 +17,7 @@ HostBatch = dict[str, np.ndarray]
 
 
 class Order(Protocol):
-  """The choice of examples for each batch; see `hbf.data.pipeline.order`."""
+  """The order of the examples: a function from the number of a batch to the numbers of its examples."""
 
   @property
   def batch_size(self) -> int:
@@ -29,7 +29,7 @@ class Order(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class HostBatches:
-  """The batches start, …, stop − 1 of an order, as a sequence of host batches that Grain can read.
+  """The batches start, …, stop − 1 of an order, as a sequence that Grain can read.
 
   Attributes:
     source: the examples.

@@ -1,9 +1,9 @@
-"""Two inputs for a jitted step: all examples in device memory, or a stream. Both give bit-identical examples.
+"""Inputs of a jitted step: all examples in device memory, or a stream of batches. Both give bit-identical examples.
 
-A *batch* is a dict of device arrays, sharded over their first axis. A batch of the device-resident input is
-{'index': int32 [B]}. A batch of the stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit,
-`gather` makes the same complete batch from either. Padding rows have index −1, image 0 and label 0. A *stack* is
-several batches, stacked on a new first axis.
+A *batch* is a dict of device arrays, sharded over their first axis. A batch of the device-resident input is {'index':
+int32 [B]}. A batch of the stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit, `gather`
+makes the same complete batch from both. In rows of padding, the index is −1, and the image and the label are 0. A
+*stack* has several batches, stacked on a new first axis.
 """
 
 import abc
@@ -43,8 +43,8 @@ class Examples:
   M is the number of examples, padded with zeros to a multiple of the number of shards.
 
   Attributes:
-    image: levels of the images, uint8 [M, H·W·C]. Each image is flat, because a TPU pads short axes. It would copy an
-      array [M, H, W, C] at every step.
+    image: levels of the images, uint8 [M, H·W·C]. The images are flat, because a TPU would pad short axes, and would
+      copy an array [M, H, W, C] at every step.
     label: class of each image, int32 [M].
     image_shape: height, width and channels of the images: H, W, C.
     sharding: sharding over M, equal to the sharding of batches.
@@ -64,7 +64,7 @@ class Input(abc.ABC):
 
   Attributes:
     resident: data in device memory that every step needs beside the batch, or None. Pass the data to the jitted step
-      as an argument. Otherwise XLA would compile the data into the program as a constant.
+      as an argument, so that XLA does not make them a constant of the program.
   """
 
   resident: Resident
@@ -86,7 +86,7 @@ class Input(abc.ABC):
   def batches(self, order: host.Order, start: int, stop: int) -> Generator[Batch, None, None]:
     """Yield the batches start, …, stop − 1 of `order`. Closing the generator stops the reading.
 
-    The batches before `start` are not read, so a large `start` takes no extra time.
+    The batches before `start` are not read.
     """
     rows = _local_rows(self._sharding, order.batch_size)
     with contextlib.closing(self._host_batches(order, start, stop, rows)) as batches:
@@ -99,7 +99,7 @@ class Input(abc.ABC):
       order: order of the examples.
       start: number of the first batch.
       counts: number of batches in each stack, at most `size`.
-      size: length of the first axis of every stack. Copies of a stack's last batch fill the rest of this axis.
+      size: number of batches in every stack, with padding. The padding is copies of a stack's last batch.
     """
     rows = _local_rows(self._sharding, order.batch_size)
     sharding = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
@@ -166,7 +166,7 @@ class DeviceInput(ResidentInput, ImageInput):
 
 
 class StreamInput(ImageInput):
-  """An input that reads batches with Grain while the devices compute, in threads or in worker processes."""
+  """An input that reads batches in threads or worker processes, with Grain, while the devices compute."""
 
   def __init__(self, source: Source, sharding: NamedSharding, workers: int):
     """Check the files of `source` for damage.
@@ -190,7 +190,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the sums over evenly spaced examples. Reading all examples would take as long as an epoch."""
+    """Return the sums over some evenly spaced examples, because to read all examples takes as long as an epoch."""
     images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
     return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
@@ -309,7 +309,7 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
 
 
 def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return images, uint8 [B, H·W·C], and labels, int32 [B], of the examples `rows`, int32 [B], sharded as `rows`."""
+  """Return images, uint8 [B, H·W·C], and labels, int32 [B], of the examples `rows`, int32 [B], sharded like these."""
   if _shards(resident.sharding) == 1:
     return resident.image[rows], resident.label[rows]
   axes = _axes(resident.sharding)
@@ -330,14 +330,14 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """Return the rows of a global batch that this process's devices hold, sorted."""
+  """Return the row numbers of a global batch that are on this process's devices, sorted."""
   shards = sharding.addressable_devices_indices_map((batch_size,)).values()
   rows = np.arange(batch_size)
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))
 
 
 def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
-  """Stack batches on a new first axis of length `size`. Copies of the last batch fill the rest of this axis."""
+  """Stack batches on a new first axis, padded to length `size` with copies of the last batch."""
   padded = [*batches, *[batches[-1]] * (size - len(batches))]
   return {key: np.stack([batch[key] for batch in padded]) for key in batches[0]}
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 
 
 def keep(z: jax.Array) -> jax.Array:
-  """Return `z` after forcing XLA on CPU to store it in memory, so that it is computed once.
+  """Return `z`, and force XLA on CPU to store it in memory, so that it is computed once.
 
-  XLA otherwise fuses the computation of `z` into the operations that read `z`, and repeats the computation for every
-  element that they read. An optimization barrier does not help, because XLA removes the barrier before it fuses. XLA
-  does store the result of a scatter, so this function scatters `z` into zeros.
+  Otherwise XLA fuses the computation of `z` into the operations that read `z`, and repeats it for every element that
+  they read. An optimization barrier does not help, because XLA removes it before the fusion. But XLA stores the
+  result of a scatter, so this function scatters `z` into zeros.
   """
   return jax.lax.platform_dependent(z, cpu=_scatter, default=lambda z: z)
 

@@ -1,7 +1,7 @@
 """The order of examples: the examples of step s are a pure function of (seed, s).
 
-The number of the step is thus the whole state of the input. A resumed run sees exactly the examples that an
-uninterrupted run would see.
+So the number of the step is the whole state of the input, and a resumed run gets the same examples as an
+uninterrupted run.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import numpy as np
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
   """Return a pseudo-random permutation of range(examples), int32 [examples], a pure function of the arguments.
 
-  The permutation sorts raw numbers of the bit generator Philox. In all versions of NumPy, a bit generator gives the
-  same numbers, but `Generator.permutation` may not. Equal calls share one array, which is therefore read-only.
+  The permutation sorts raw numbers of the bit generator Philox, because `Generator.permutation` may differ between
+  versions of NumPy. Equal calls return the same array, which is read-only.
   """
   generator = np.random.Philox(key=np.array([seed % 2**64, epoch], np.uint64))
   order = np.argsort(generator.random_raw(examples), kind='stable').astype(np.int32)
@@ -25,7 +25,7 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def evenly_spaced(examples: int, most: int) -> np.ndarray:
-  """Return `most` evenly spaced numbers of 0, …, examples − 1, int64 [n]. Return all of them if they are fewer."""
+  """Return `most` evenly spaced numbers from 0, …, examples − 1, int64 [n], or all of these if they are fewer."""
   count = min(examples, most)
   return np.arange(count) * examples // max(count, 1)
 
@@ -34,9 +34,8 @@ def evenly_spaced(examples: int, most: int) -> np.ndarray:
 class TrainOrder:
   """An endless stream of shuffled epochs, cut into batches.
 
-  The stream concatenates one permutation for each epoch. With n examples, position p of the stream belongs to epoch
-  e = p // n, and holds element p % n of the permutation of epoch e. A batch may extend over several epochs, so no
-  example is dropped.
+  The stream is one permutation of the n examples for each epoch. Position p of the stream is element p % n of the
+  permutation of epoch p // n. A batch may extend over several epochs, so no example is dropped.
 
   Attributes:
     seed: seed of the permutations.

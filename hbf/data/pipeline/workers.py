@@ -1,4 +1,4 @@
-"""Readers of batches, in threads or in processes. They prepare some batches before these are needed."""
+"""Readers of batches, in threads or in processes. They read some batches in advance."""
 
 import atexit
 import contextlib

@@ -49,11 +49,11 @@ def load_texts(
     download: True to fetch and prepare a data set that is not in `dir`.
     test_split: TFDS's name of the split to test on. A plus joins several, as in 'validation+test'.
     tokenizer: 'bytes', 'characters' or 'bpe'.
-    vocabulary: number of tokens of 'bpe', with the 256 bytes. It learns the others from the training text. The other
-      tokenizers ignore this number.
+    vocabulary: number of tokens of 'bpe'. 256 of them are the bytes, the others are learned from the training text.
+      Other tokenizers ignore this number.
 
   Raises:
-    UserError: the data set is unknown, not prepared, damaged or unfit. The message says what to do.
+    UserError: the data set is unknown, not prepared or damaged, or has no texts. The message says what to do.
   """
   refuse_test_on_train(test_split)
   if name == 'python':
@@ -73,7 +73,7 @@ def load_texts(
 def identity_of(texts: Texts) -> dict[str, Any]:
   """Return the identity of texts, for JSON.
 
-  It has the data set's name, the tokenizer, the number of tokens in each split, and a hash of all tokens (SHA-256).
+  It contains the data set's name, the tokenizer, the number of tokens in each split, and the SHA-256 of all tokens.
   """
   digest = hashlib.sha256()
   for split, tokens in sorted(texts.splits.items()):
@@ -88,7 +88,7 @@ def identity_of(texts: Texts) -> dict[str, Any]:
 
 
 def _read_python_help() -> bytes:
-  """Return the texts of all topics of Python's help, half a million characters. Versions of Python differ in them."""
+  """Return the texts of all topics of Python's help, half a million characters. They change with Python's version."""
   topics = pydoc_data.topics.topics
   return '\n'.join(topics[name] for name in sorted(topics)).encode()
 

@@ -30,11 +30,10 @@ class Tokenizer(abc.ABC):
 
     Args:
       texts: all texts that the tokenizer has to read. The first is the training text.
-      size: V, the number of tokens. Only `BytePairs` uses it. For the other kinds, V is fixed or follows from the
-        texts.
+      size: V, the number of tokens. Only `BytePairs` uses it. Other kinds of tokenizer ignore it.
 
     Raises:
-      UserError: a text is not UTF-8 but this kind needs UTF-8, or the size is too small, or a package is missing.
+      UserError: a text is not UTF-8 (except for `Bytes`), the size is too small, or a package is missing.
     """
 
   @property
@@ -72,7 +71,7 @@ class Bytes(Tokenizer):
 
   @classmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Return the tokenizer; it learns nothing. See `Tokenizer.learned`."""
+    """Return the tokenizer. There is nothing to learn from the texts."""
     del texts, size
     return cls()
 
@@ -208,7 +207,7 @@ def _import_library() -> types.ModuleType:
 
 
 def _byte_of() -> dict[str, int]:
-  """Return the byte that each character of a piece stands for. GPT-2 writes invisible bytes from character 256 on."""
+  """Return the byte for each character of a piece. GPT-2 writes invisible bytes as characters from 256 on."""
   visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
   invisible = [byte for byte in range(256) if byte not in visible]
   return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(invisible)}
@@ -224,10 +223,10 @@ def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
   Args:
     kind: 'bytes', 'characters' or 'bpe'.
     texts: all texts that the tokenizer has to read. The first is the training text.
-    size: number of tokens of 'bpe', with the 256 bytes. The other kinds ignore it.
+    size: number of tokens of 'bpe', including the 256 bytes. The other kinds ignore it.
 
   Raises:
-    UserError: the kind is unknown, or `Tokenizer.learned` of this kind raises an error.
+    UserError: the kind is unknown, or as for `Tokenizer.learned`.
   """
   return choose('data.tokenizer', kind, TOKENIZERS).learned(texts, size)
 

@@ -21,7 +21,7 @@ class Text:
 
   Attributes:
     tokens: unsigned integers [L].
-    length: T, the number of tokens in a window. Every token of the text but the first is a target in exactly one
+    length: T, the number of tokens in a window. Every token of the text except the first is a target in exactly one
       window.
   """
 
@@ -29,7 +29,7 @@ class Text:
   length: int
 
   def __post_init__(self) -> None:
-    """Raise UserError if int32 cannot hold every position up to one window beyond the last token."""
+    """Raise UserError if the text is so long that a position up to one window beyond its end is no int32."""
     most = 2**31 - 1 - self.length
     if len(self.tokens) > most:
       raise UserError(
@@ -102,10 +102,9 @@ def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
   """Return windows that begin at random places of the text, each followed by the next token.
 
-  The text is thus cut at other places in every epoch. Window w begins at a random place among its own T places, which
-  are w·T, …, w·T + T − 1. If the window would then exceed the text of L tokens, its beginning is drawn again, among
-  all L − T possible places. Over an epoch, every place is equally likely. The random numbers of window w are a
-  function of `key` and w. They depend neither on the row of the window in the batch nor on the number of devices.
+  So the text is cut at other places in every epoch. Window w begins at a random place among w·T, …, w·T + T − 1. If
+  it would exceed the text of L tokens, it begins at a random place among all L − T possible ones. Over an epoch,
+  every place is equally likely. The random numbers of window w depend only on `key` and w.
 
   Args:
     key: random key of this step.

@@ -1,12 +1,11 @@
 """Weights of the authors' public code (github.com/sunrainyg/Unified_architecture, main.py: Hyper_ViT and ViT).
 
-All versions whose second stage has radial units can be read. They differ in three tensors, which a version may have
-or not: M_RBF, the bias of fc, and a learned scale. The version of 2023-10-16 has an MLP as second stage and cannot be
-read.
+All versions with a HyperBF as second stage can be read. Three tensors are not in all versions: M_RBF, the bias of fc,
+and a learned scale. The version of 2023-10-16 has an MLP as second stage and cannot be read.
 
-A state_dict does not show two facts. From 2023-09-26 to 2023-10-08 the code did not use M_RBF. M_RBF stayed the
-identity then, so the result does not change. Before 2023-09-20 the code used the normalized class token itself as
-logits, and did not train the head.
+A state_dict does not show the version, but two versions differ. From 2023-09-26 to 2023-10-08 the code did not use
+M_RBF. But then M_RBF was the identity, so the logits are right. Before 2023-09-20 the code used the normalized class
+token itself as logits, and did not train the head.
 """
 
 import functools
@@ -47,7 +46,8 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
     float32 [batch, height, width, 3], normalized like the training images of the network (`STATISTICS` for CIFAR).
 
   Raises:
-    UserError: the file cannot be read, or is no state_dict of that code. The message lists the faults.
+    UserError: the file cannot be read, or is no state_dict of that code. The message lists the tensors that do not
+      fit.
   """
   network = read_file(pathlib.Path(path), functools.partial(read, heads=heads))
   if network.unused:
@@ -90,15 +90,15 @@ def save(
 ) -> None:
   """Write a network as a state_dict of the authors' code.
 
-  The authors' code then computes the same function. The network must have a form that `check_form` accepts. Networks
-  from `load` have this form.
+  The authors' code then computes the same function. `hbf.interop.authors.weights.check_form` must accept the network.
+  It accepts all networks from `load`.
 
   Args:
     path: a .pth, .npz or .safetensors file.
     module: a network of model hyperbf or vit.
     variables: {'params': …}.
-    metric: True if the Hyper_ViT that reads the file has an M_RBF.
-    bias: True if the fc of that Hyper_ViT has a bias.
+    metric: True if the version of Hyper_ViT that will read the file has an M_RBF.
+    bias: True if the layer fc of that version has a bias.
 
   Raises:
     UserError: the authors' code cannot compute the network's function, or the file cannot be written.

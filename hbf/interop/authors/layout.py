@@ -1,4 +1,4 @@
-"""Tensors in all versions of the authors' state_dicts, and the parameters that are made from them.
+"""Tensors in the state_dicts of the authors' code, in all its versions, and the parameters that are made from them.
 
 The source is main.py of github.com/sunrainyg/Unified_architecture, at its commits of 2023-09-08 to 2023-10-31.
 
@@ -33,7 +33,7 @@ _BLOCK = {
 
 
 def table_of(tensors: Tensors, heads: int | None) -> Table:
-  """Return the tensor table of the network that fits these tensors. `heads` is as in `heads_of`."""
+  """Return the table for these tensors (`hbf.interop.table`). `heads` is as in `heads_of`."""
   if any(name.endswith('.mlp.fc1.weight') for name in tensors):
     return _vit(heads)
   return _hyper_vit([name for name in _OPTIONAL if any(t.endswith(f'.{name}') for t in tensors)])
@@ -46,9 +46,9 @@ def heads_of(model: str, width: int, d: int, given: int | None) -> int:
     model: 'hyperbf' (Hyper_ViT) or 'vit' (ViT).
     width: D, the dimensions of a token.
     d: number of rows (and of columns) of attn.M.
-    given: the number of heads, or None. For Hyper_ViT the number follows from M, because d is the number of
-      dimensions of a head. For ViT the tensors do not show the number. The authors' code has 4 heads by default, and
-      an unused M with d = 192. So for ViT, None means 4 if d is 192. If d is another number, None means width / d.
+    given: the number of heads, or None. For Hyper_ViT the number is always width / d, because d is the number of
+      dimensions of a head. For ViT the tensors do not show it. By default the authors' ViT has 4 heads and an unused
+      M with d = 192. So for ViT, None means 4 if d is 192, else width / d.
 
   Raises:
     UserError: M and the width do not fit this number of heads.
@@ -81,7 +81,7 @@ def _vit(heads: int | None) -> Table:
 
 
 def _hyper_vit(optional: Collection[str]) -> Table:
-  """Return the table of Hyper_ViT with some of the tensors in `_OPTIONAL`. The others have their initial values."""
+  """Return the table of Hyper_ViT with these optional tensors. Other optional tensors get their initial values."""
   scale: dict[str, Shape] = {'attn.scale': ()} if 'attn.scale' in optional else {}
   metric = ParameterSource({'mlp.M_RBF': ('D', 'D')}, lambda m: m[None])
   bias = ParameterSource({'mlp.fc.bias': ('D',)})
@@ -103,7 +103,7 @@ def _hyper_vit(optional: Collection[str]) -> Table:
 
 
 def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.ndarray:
-  """Return M for every head, times the sign of the scale. The scale may be negative, and M need not be definite."""
+  """Return M for every head, times the sign of the scale. The scale may be negative, and M may be indefinite."""
   return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))
 
 

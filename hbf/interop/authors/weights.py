@@ -1,4 +1,4 @@
-"""Writing of networks in the layout of the authors' code, see `hbf.interop.authors.layout`."""
+"""Conversion of networks to the layout of the authors' code, see `hbf.interop.authors.layout`."""
 
 import flax.linen as nn
 import numpy as np
@@ -15,7 +15,7 @@ NORM_EPSILON = 1e-5  # PyTorch's
 
 
 def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
-  """Return the tensors of the authors' code for parameters. Tensors of Hyper_ViT include M_RBF and the bias of fc.
+  """Return tensors in the layout of the authors' code. For Hyper_ViT they include the optional M_RBF and bias of fc.
 
   Raises:
     UserError: the authors' code cannot compute the model's function.
@@ -50,7 +50,7 @@ def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
   """Return the two stages of a model that the authors' code can compute.
 
   Raises:
-    UserError: the model has options that the authors' code lacks. The message lists them.
+    UserError: the model has options that the authors' code does not have. The message lists them.
   """
   stage1, stage2 = model.trunk.stage1(), model.trunk.stage2() if model.trunk.stage2 else None
   kinds = (type(stage1), type(stage2))

@@ -29,12 +29,12 @@ class GatedMLP(CheckedModule):
   See Liu et al. 2021, eq. 1 to 3, and section 4.4 for aMLP.
 
   s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. The unit
-  starts as a plain feed-forward network: W near 0 with b = 1, or b = 0 in the additive form. With attention the unit
-  is aMLP, whose gate is Z₁ ⊙ (f(Z₂) + tiny attention of x). In a causal context W is triangular. The number N of
-  tokens is fixed.
+  starts as a plain feed-forward network: W is near 0 and b is 1, or 0 in the additive form. With attention the unit
+  is aMLP: its gate is Z₁ ⊙ (f(Z₂) + tiny attention of x). In a causal context W is triangular. The number N of tokens
+  is fixed.
 
-  With the split gate a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions costs
-  6 D d + 4 N d + 2 d hidden operations more.
+  With the split gate a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d +
+  2 d hidden operations.
 
   Attributes:
     hidden: number of channels that the gate returns. The input of the split gate has twice as many channels, which is
@@ -76,7 +76,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f of the gating channels [B, N, hidden]. In the linear form (s = f), W has its usual initial size."""
+    """Compute f of the gating channels [B, N, hidden]. In the linear form (s = f), W does not start near 0."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(

@@ -37,9 +37,9 @@ class LinearAttention(CheckedModule):
 
   y is divided by Σ_j w_j or by the root mean square of y, see `normalizer`.
 
-  The list has the number of operations for each token in the forward pass. There are N tokens of D channels, H heads,
-  and m features in each head. A multiplication and the addition that follows count as two operations. For comparison,
-  softmax attention needs 8 D² + 4 N D.
+  The list has the operations for each token in the forward pass, by the name of `features`. There are N tokens of D
+  channels, H heads, and m features in each head. A multiplication with an addition counts as two operations. For
+  comparison, softmax attention needs 8 D² + 4 N D.
 
   - 'elu', 'relu', 'exp': 8 D² + 4 m (D + H), with m = D/H.
   - 'softmax', 'gaussian': 8 D² + 4 m (D + H) + 4 m D, with m = random_features. The last term is for the features.
@@ -82,7 +82,7 @@ class LinearAttention(CheckedModule):
     return project_out(out, self.dtype)
 
   def _over_tokens(self, queries: Features, keys: Features, values: jax.Array, context: Context) -> jax.Array:
-    """Compute the sums over the tokens, [B, H, N, d]. The cache has the same size for all numbers of tokens."""
+    """Compute the sums over the tokens, [B, H, N, d]. The size of the cache does not depend on N."""
     if context.continued is None:
       return linear_attention(queries, keys, values, normalizer=self.normalizer, causal=context.causal)
     state = self.variable('cache', 'state', no_state, keys.values, values)

@@ -38,8 +38,8 @@ class MLP(CheckedModule):
     output_scale: factor of the usual standard deviation of the second layer's initial weights.
     normalize: True to scale tokens x, and the weights w of each unit, to norm 1. A unit is then act(s x·w + b). The
       scale s is learned, is the same for all units, and starts at 2√D. Since ‖x − w‖² = 2 − 2 x·w, this MLP is a
-      HyperBF with kernel φ(b' − r²/2σ²), where φ = act, σ² = 1/s and b' = b + s. So this MLP is the control for every
-      claim about such kernels.
+      HyperBF with kernel φ(b' − r²/2σ²), where φ = act, σ² = 1/s and b' = b + s. So this MLP is the baseline for such
+      kernels.
     dtype: type of the matrix products. Parameters are float32.
   """
 

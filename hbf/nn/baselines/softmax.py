@@ -28,12 +28,12 @@ class SoftmaxAttention(CheckedModule):
       (docs/explanation/attention.md, fact 1).
     qkv_bias: True if queries, keys and values have a bias.
     relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). 'gaussian' adds
-      −‖(p_q − p_k − o)/s‖²/2 to a head's logits, as in HyperBF attention. The offset o and the width s are learned.
-      With 'adaptive' the query also changes o and s. Both kinds cost 2 C N H more operations for each token, with C
-      coordinates as in `relative_coordinates`. 'adaptive' costs another 2 D (P + 1). 'rotary' rotates queries and
-      keys by their positions.
-    mimetic: α of the initial values of queries and keys, Wq Wkᵀ ≈ α (Z + I), see `hbf.nn.projections.mimetic_init`.
-      0: queries and keys start like other projections.
+      −‖(p_q − p_k − o)/s‖²/2 to a head's logits, as in HyperBF attention, for the positions p of the query and the
+      key. The offset o and the width s are learned. With 'adaptive' o and s also depend on the query. Both add 2 C N
+      H operations for each token, with C coordinates as in `relative_coordinates`. 'adaptive' adds another 2 D (P +
+      1) for positions of P dimensions. 'rotary' rotates queries and keys by their positions.
+    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I), see
+      `hbf.nn.projections.mimetic_init`. 0: they start like other projections.
     dtype: type of the matrix products. Parameters are float32.
   """
 

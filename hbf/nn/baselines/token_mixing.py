@@ -1,4 +1,4 @@
-"""Stages that do not compare the content of tokens: MLP-Mixer's, PoolFormer's, and one that does not mix tokens."""
+"""Stages that do not compare the content of tokens: token MLP (MLP-Mixer), pooling (PoolFormer) and identity."""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -22,9 +22,9 @@ class TokenMLP(CheckedModule):
   """Two dense layers over the tokens, with the same weights for every channel.
 
   This is the token-mixing MLP of MLP-Mixer (Tolstikhin et al. 2021, eq. 1). A token costs 4 · `hidden` · D
-  operations. The number N of tokens is fixed. If the context is causal, each hidden unit belongs to a token. The unit
-  reads this token and earlier tokens. Only this token and later tokens read the unit (masks as in MADE, Germain et
-  al. 2015).
+  operations. The number N of tokens is fixed. If the context is causal, each hidden unit belongs to a token. The
+  unit's inputs are this token and earlier tokens. Its outputs go to this token and later tokens only (masks as in
+  MADE, Germain et al. 2015).
 
   Attributes:
     hidden: number of units between the layers, D_S in the paper.
@@ -60,7 +60,7 @@ class TokenMLP(CheckedModule):
     return out.reshape(batch, width, count).mT
 
   def _order(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of the tokens that a unit reads, [N, hidden], and of the tokens that read it, [hidden, N]."""
+    """Return two causal masks: the inputs of each unit, [N, hidden], and its outputs, [hidden, N]."""
     tokens, owners = np.arange(length), np.arange(self.hidden) * length // self.hidden
     return tokens[:, None] <= owners, owners[:, None] <= tokens
 
@@ -148,12 +148,12 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number N of tokens. If they continue a text, return the largest number that the text can have."""
+  """Return the number N of tokens. If they continue a text, return the largest length of the text in tokens."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 
 def zero_hidden(tokens: Float[Array, 'B N D'], context: Context) -> Float[Array, 'B N D']:
-  """Return tokens [B, N, D], with zeros in place of the tokens that a mask for keys hides."""
+  """Return tokens [B, N, D]. Tokens that the attention mask hides from all tokens become zeros."""
   seen = visible_keys(context)
   return tokens if seen is None else jnp.where(seen[..., None], tokens, 0)
 

@@ -1,6 +1,7 @@
-"""Softmax attention, computed by cuDNN's fused kernel or by XLA, and the normalized Gaussian by softmax attention.
+"""Softmax attention by cuDNN's fused kernel or by XLA. It also computes the HyperBF with a normalized Gaussian.
 
-Facts 2 and 3 of docs/explanation/attention.md say why the normalized Gaussian is a softmax attention.
+The normalized Gaussian is kernel 'gaussian' with normalization 'sum'. Facts 2 and 3 of docs/explanation/attention.md
+show that it equals softmax attention.
 """
 
 import functools
@@ -36,7 +37,7 @@ def attention(
   """Compute softmax(scale (q·k − t·k/2)) v over the keys. Without centers t it is softmax(scale q·k) v.
 
   Softmax attention and the normalized Gaussian both call this function. On NVIDIA GPUs, cuDNN's fused kernel computes
-  the result if it can take the arrays. Otherwise XLA computes the result.
+  the result if it supports the arrays. Otherwise XLA computes it.
 
   Args:
     queries: q [..., N, d].
@@ -204,7 +205,7 @@ def _fill(z: jax.Array, axis: int, count: int) -> jax.Array:
 
 
 def _cudnn_takes(queries: jax.Array, keys: jax.Array, values: jax.Array, extra: int) -> bool:
-  """Return True if cuDNN takes these arrays with `extra` coordinates added to queries and keys."""
+  """Return True if cuDNN supports these arrays after `extra` coordinates are added to queries and keys."""
   heads = queries.ndim == 4 and queries.shape[:2] == keys.shape[:2] == values.shape[:2]
   size = max(queries.shape[-1] + extra, values.shape[-1])
   return heads and not _any_batch(queries) and cudnn_applies(queries.dtype, size)
@@ -218,8 +219,8 @@ def is_attention(
 ) -> bool:
   """Return True if `gaussian_attention` should compute a normalized Gaussian.
 
-  This needs one sigma for each head. Also, a head must have at most `_MOST_PAIRS` responses, or cuDNN must
-  take the arrays.
+  Two conditions must hold. Each head has one sigma. The responses of a head are few enough to be in memory at once
+  (`_MOST_PAIRS`), or cuDNN supports the arrays.
   """
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]
@@ -235,7 +236,7 @@ def gaussian_attention(
   mask: Bool[Array, '... #N #A'] | None = None,
   causal: bool = False,
 ) -> Float[Array, '... N V']:
-  """Compute Σ_a K_a c_a / Σ_a K_a for the Gaussian K with one sigma a head, as attention.
+  """Compute Σ_a K_a c_a / Σ_a K_a as attention, for the Gaussian K with one sigma for each head.
 
   The responses are the softmax of (xᵀMt − tᵀMt/2 + x'·t') / σ² over the centers. x' and t' are the last coordinates,
   which the metric ignores (`dot_only_dims` of the basis). The norm xᵀMx of a point cancels, and only the centers are
@@ -266,8 +267,8 @@ def gaussian_attention(
 def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:
   """Split float32 numbers z into `count` arrays of a short type, such as bfloat16.
 
-  The first array is z, rounded. Each further array is the rest that is still missing, rounded. Their sum differs from
-  z only by the rounding error of the last array.
+  The first array is z, rounded. Each further array is z minus the sum of the previous arrays, rounded. The sum of all
+  arrays differs from z only by the rounding error of the last array.
   """
   kind, parts = jnp.finfo(dtype), []
   for _ in range(count):

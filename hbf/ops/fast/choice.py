@@ -1,4 +1,4 @@
-"""The choice of the implementation of the HyperBF operator. No other module makes a part of this choice."""
+"""The choice of the implementation of the HyperBF operator. It is made in this module only."""
 
 import functools
 from collections.abc import Callable

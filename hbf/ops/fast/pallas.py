@@ -1,13 +1,13 @@
 """The sums of `hbf.ops.fast.sums` as fused kernels in JAX's Pallas, one source for GPUs (Triton) and TPUs (Mosaic).
 
 At any time, only the responses of one block of points to one block of centers are in memory. As in flash attention
-(Dao et al. 2022), the sums are relative to the largest response so far, and are rescaled when a larger response
+(Dao et al. 2022), the sums are divided by the largest response so far. They are rescaled when a larger response
 comes. The gradient computes the responses again. One kernel computes the gradient for the points, by sums over the
 centers. Another kernel computes the gradient for the centers, by sums over the points.
 
 The kernels are tested in Pallas's interpret mode, and JAX can lower them for both platforms. They have not been
-measured on hardware. No compiler splits a kernel over several devices. So under `jax.set_mesh` each device computes
-the sums for its share of the points.
+measured on hardware. XLA cannot split such a kernel over devices. So this module splits the points over the devices
+of `jax.set_mesh`.
 """
 
 import functools
@@ -35,8 +35,8 @@ class _Tiling(NamedTuple):
     points: number of points in a block, a power of two.
     centers: number of centers in a block, a power of two.
     features: largest number of features (columns of D or V) of the sums in one program of the grid, a power of two.
-      None: all. Programs for different features compute the same responses again. So the kernels gain more for narrow
-      tokens than for wide tokens.
+      None: all. Programs for different features compute the same responses again. So the kernels gain less for wide
+      tokens.
     depth: largest number of features multiplied at a time, a divisor of `features`. None: all.
     ordered: True if the grid's last axis runs over the blocks of a sum in order, while the sum stays in fast memory.
       False if all programs run in parallel. Then each program has a loop over the blocks.
@@ -138,7 +138,7 @@ class _Block(NamedTuple):
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the sums of a block of points. The first block's mean response becomes the pivot."""
+  """Add a block of centers to the sums for a block of points. The pivot is the mean response of the first block."""
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
   peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
@@ -181,7 +181,7 @@ def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Callable]:
-  """Compute log K and the squared distances of a block. Also return the function that pulls cotangents back to s."""
+  """Compute log K and the squared distances r² of a block. Also return the vector-Jacobian product of log K(s)."""
   norms, center_norms = block.distances.norms[block.points, :], block.distances.center_norms[:, block.centers]
   inner = _products(block.distances.points, block.points, block.distances.centers, block.centers, block.depth)
   squares = norms + center_norms - 2 * inner
@@ -191,7 +191,7 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Compute cotangents of a block's squared distances and of its scale (for each point), and k minus its mean."""
+  """Compute the cotangents of a block's r², and of its scale for each point. Also return k minus its mean."""
   log_k, squares, pull = _log_responses(kernel, block)
   given, constant, slope, mean, log_peak = block.given
   k = jnp.exp(log_k - log_peak[block.points, :])
@@ -252,7 +252,7 @@ _AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
 
 
 def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
-  """Compute the sums, float32, by the kernel of the platform of the program. Arrays are [L, ...]."""
+  """Compute the sums, float32, by the kernel for the program's platform. All arrays are [L, ...]."""
   distances = distances._replace(center_norms=distances.center_norms.mT, scale=distances.scale.mT)
   forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
   return jax.lax.platform_dependent(
@@ -351,7 +351,7 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """Return the number of features that a program holds out of `size`."""
+  """Return the number of the `size` features that one program holds."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))

@@ -2,18 +2,17 @@
 
 Let k_a = K(s_a) / max_b K(s_b), with mean k̄ over the centers. The sums are k̄, the variance of k over the centers,
 and Σ_a (k_a − k̄) c_a. If the responses hardly differ, sums of k would lose the differences to rounding. So an
-implementation sums u = k − p, with a number p near k̄ (the pivot). p is the mean of k over the first F centers. These
-centers contribute to the variance too, so |k̄ − p| is at most √(A / F) standard deviations. So the correction from p
-to k̄ at the end is never large.
+implementation sums u = k − p. The number p, the pivot, is the mean of k over the first F centers. It differs from k̄
+by at most √(A / F) standard deviations of k. So the final correction from p to k̄ is never large.
 
-Arrays that this module calls float32 are float64 if an input is float64 (`hbf.ops.distances.sum_dtype`).
+In this module, "float32" means float64 if an input is float64 (`hbf.ops.distances.sum_dtype`).
 
 Without normalization, kernel values are not divided by their maximum, and no moments are needed. See
 `unnormalized_sums`.
 
-The gradient is written by hand. It stores one array [points, centers], where automatic differentiation would store
-several. If even one such array is too large, the points are processed block by block. Then only the array of one
-block is in memory.
+The gradient is written by hand, because automatic differentiation would store several arrays [points, centers]. It
+stores one. If this array is too large, the points are processed in blocks, and only the array of one block is in
+memory.
 """
 
 import functools
@@ -70,7 +69,7 @@ class PivotedSums(NamedTuple):
 
 
 class MomentCotangents(NamedTuple):
-  """The moments' part of the cotangent of k_a: constant + slope (k_a − mean), float32 [..., N, 1] each."""
+  """The part of k_a's cotangent that comes from the moments: constant + slope (k_a − mean). All are [..., N, 1]."""
 
   constant: jax.Array
   slope: jax.Array
@@ -78,7 +77,7 @@ class MomentCotangents(NamedTuple):
 
 
 class ResponseCotangents(NamedTuple):
-  """The inputs of the gradient. The cotangent of k_a is given·c_a plus the part from the moments.
+  """The inputs of the gradient. The cotangent of k_a is given·c_a, plus `of_moments`.
 
   Attributes:
     given: the cotangent of the values, [..., N, V] in the type of the coefficients.
@@ -92,7 +91,7 @@ class ResponseCotangents(NamedTuple):
 
 
 def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
-  """Compute the sums about the mean from the sums about the pivot."""
+  """Compute the sums relative to the mean k̄ from the sums relative to the pivot p."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast, is fastest on XLA's CPU backend.
@@ -143,9 +142,9 @@ def unnormalized_sums(
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
   """Return the number of blocks of points.
 
-  If the distances are kept for the gradient, a sixth of the matrix products is saved. So all points are one block if
-  the distances take at most a few times the memory of the points and values, as in an MLP. With more centers there
-  are several blocks, and the gradient computes the distances of each block again.
+  With a single block, the distances are kept for the gradient, which saves a sixth of the matrix products. There is a
+  single block if the distances take at most a few times the memory of the points and values, as in an MLP. With more
+  centers there are several blocks, and the gradient computes the distances of each block again.
   """
   points, centers = distances.points.shape, distances.centers.shape[-2]
   if centers <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
@@ -215,7 +214,7 @@ _unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
 
 
 def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
-  """Apply `of_block` to each block's distances. Return all results, and the distances that the gradient keeps."""
+  """Apply `of_block` to the distances of each block. Return all results, and the distances for the gradient."""
 
   def block(points: tuple[jax.Array, jax.Array]) -> Any:
     scaled = _of(distances, *points)()
@@ -251,11 +250,10 @@ def _backward(
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-  """Return arrays whose sum is the distances. The array [..., N, A] has the given type, like hidden units of an MLP.
+  """Return arrays that sum to the distances. The array of size [..., N, A] has the given type.
 
-  With a short type, the smallest distance of each point is not rounded. Only the excess over this distance is
-  rounded. So the largest responses are the most precise. The error of log K grows with its distance from the largest
-  log K.
+  With a short type, the smallest distance of each point is kept in float32. Only the differences from it are rounded.
+  So the largest responses are the most precise.
   """
   if not is_short(dtype):
     return (scaled,)
@@ -305,5 +303,5 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _of(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
-  """Return the distances of other points, which the metric has already mapped."""
+  """Return the distances of other points to the same centers. The points are already multiplied by the metric."""
   return distances._replace(points=points, norms=norms)

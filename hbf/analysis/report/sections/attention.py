@@ -16,7 +16,7 @@ SIDE = 64  # side of a map in pixels
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the section on how far the heads attend, their maps, and how much the tokens differ after each block.
+  """Return the section: distances over which heads attend, attention maps, and differences between tokens.
 
   Raises:
     MissingPart: stage 1 of the model is not softmax or HyperBF attention.
@@ -69,7 +69,7 @@ def _depth_drawing(depth: np.ndarray) -> Drawing:
 
 
 def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery]:
-  """Return the attention maps for the query patch in the middle of each image, a gallery for each image."""
+  """Return a gallery for each image: the attention maps of the query patch in the middle of the image."""
   rows, columns = run.grid
   middle = rows // 2 * columns + columns // 2
   found = maps(run, images, run.first_patch + middle)
@@ -77,7 +77,7 @@ def _maps(run: TrainedRun, images: np.ndarray) -> list[Gallery]:
 
 
 def _map(run: TrainedRun, image: np.ndarray, found: Mapping[str, np.ndarray]) -> Gallery:
-  """Return a gallery with an image and the maps of all heads, block by block.
+  """Return a gallery: an image, then the maps of all heads, block by block.
 
   Args:
     run: the run.

@@ -31,7 +31,7 @@ def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str
 
   Args:
     run: the run.
-    training: training images in which the patches nearest to each center are searched.
+    training: the training images among which the patches nearest to each center are found.
 
   Raises:
     MissingPart: the model has no centers.
@@ -86,7 +86,7 @@ def _numbers(training: LabeledImages, found: Census, moved: Census) -> dict[str,
 
 
 def _chance(training: LabeledImages) -> float:
-  """Return the mean purity of sets of random training images."""
+  """Return the purity by chance: the mean purity of sets of random training images."""
   drawn = np.random.default_rng(0).choice(training.labels, (RANDOM_DRAWS, min(NEAREST, len(training.labels))))
   return float(np.mean([np.bincount(row).max() / len(row) for row in drawn]))
 
@@ -129,7 +129,7 @@ def _rates(found: Mapping[str, Census]) -> Drawing:
 
 
 def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -> PageTable:
-  """Return a table of the centers that are awake most, with their nearest patches and the classes they favor."""
+  """Return a table of the centers that are awake for most tokens, with nearest patches and favored classes."""
   scores, purity = centers.class_scores(run, block), centers.purity(training.labels, found)
   rows = []
   for a in np.argsort(-found.rate, kind='stable')[:SHOWN]:
@@ -181,7 +181,7 @@ def patches(run: TrainedRun, training: LabeledImages, found: Census, a: int) -> 
 
 
 def _all(run: TrainedRun, training: LabeledImages, block: str, found: Census) -> Details:
-  """Return an image with a square for each center of a block. A square has the patches nearest to the center.
+  """Return an image with a square for each center of a block. The square shows the patches nearest to the center.
 
   The centers that are awake for the most tokens come first.
   """

@@ -15,7 +15,7 @@ SHOWN = 3  # strength of the examples
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the section on the accuracy under the 15 common corruptions at 5 strengths.
+  """Return the section: the accuracy under 15 common corruptions at 5 strengths.
 
   Raises:
     MissingPart: the images are not square.

@@ -16,7 +16,7 @@ SIDE = 64  # least side of a shown image in pixels
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the section on the wrong answers to test images, and on the calibration of the confidence."""
+  """Return the section: wrong answers to test images, and the calibration of the confidence."""
   labels, p = run.test.labels, probabilities(run.test_logits)
   found = summary(run.test_logits, labels)
   coverage, risk = risk_coverage(p.max(axis=1), p.argmax(axis=1) == labels)

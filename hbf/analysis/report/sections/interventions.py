@@ -21,7 +21,7 @@ SEEDS = 3  # number of times that the centers are moved to random tokens
 
 
 def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
-  """Return the section on what changes if units of the last block are silenced, or if centers are moved.
+  """Return the section: the effects of silencing units of the last block, and of moving centers.
 
   Args:
     run: the run.
@@ -81,7 +81,7 @@ def _controls(
   training: LabeledImages,
   found: Mapping[str, Census],
 ) -> dict[str, Effect]:
-  """Return the effects of larger changes by name, as controls for the effects of single units."""
+  """Return the effects of larger interventions by name, for comparison with the effects of single units."""
   every = range(len(units.coefficients))
   half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]
   controls = {
@@ -110,7 +110,7 @@ def _units(
   training: LabeledImages,
   census: Census | None,
 ) -> PageTable:
-  """Return a table of the units that raise the loss most if they are silenced."""
+  """Return a table of the units whose silencing raises the loss most."""
   strongest = sorted(effects, key=lambda unit: -effects[unit].loss.mean)[:SHOWN]
   rows = []
   for unit in strongest:

@@ -16,7 +16,7 @@ RESPONSE, SOFTMAX, ENERGY = 'greatest response', 'softmax', 'energy'
 
 
 def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
-  """Return the section that compares the scores of test images with the scores of out-of-distribution images.
+  """Return the section: how well several scores separate test images from out-of-distribution images.
 
   Args:
     run: the run.
@@ -52,7 +52,7 @@ def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
 
 
 def _scores(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the scores of the images by name, [n]. A score is greater if an image is more like the training images."""
+  """Return several scores of the images, [n], by name. Images like the training images should have greater scores."""
   logits = run.logits(images)
   near = nearness(run, images)
   scores = {SOFTMAX: softmax_score(logits), ENERGY: energy_score(logits)}

@@ -25,7 +25,7 @@ CONTROLS = {
 
 
 def section(one: TrainedRun, other: TrainedRun) -> Section:
-  """Return the section that compares the answers, the layers and the centers of two runs.
+  """Return the section: a comparison of the answers, the layers and the centers of two runs.
 
   Args:
     one: the first run.
@@ -104,7 +104,7 @@ def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[
 
 
 def _diagonals(numbers: Mapping[str, Any]) -> PageTable:
-  """Return a table of the CKA of layers at the same depth, with the controls in further columns."""
+  """Return a table of the CKA of layers at the same depth. More columns have the controls."""
   columns = [np.diag(numbers[name]) for name in CONTROLS]
   rows = [(_layer(i), *(f'{z:.2f}' for z in of_layer)) for i, of_layer in enumerate(zip(*columns, strict=True))]
   kind = {'seeds': 'Two runs of one network', 'networks': 'Two networks'}[numbers['kind']]
@@ -135,10 +135,10 @@ def _heat(alike: np.ndarray, images: int) -> Drawing:
 
 
 def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: dict[str, Any]) -> PageTable | None:
-  """Return a table of how well the centers of one run match the centers of the other, or None.
+  """Return a table of the correlations between matched centers of two runs, or None.
 
-  A row is a block that has centers and the same number of tokens in both runs. None means that no block has both. The
-  values are added to `numbers`.
+  A row is for a block that has centers and the same number of tokens in both runs. If there is no such block, return
+  None. The values are added to `numbers`.
   """
   rows = []
   numbers['matched'] = {}

@@ -22,11 +22,11 @@ SIDE = 160  # width of an image in CSS pixels
 def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
   """Return a section for each image.
 
-  A section has the likeliest classes and the relevance of the patches. If the last block has centers, it also has the
-  centers with the strongest votes and their nearest training patches.
+  A section has the likeliest classes and the relevance of the patches. If the last block has centers, the section
+  also has the centers with the strongest votes, and their nearest training patches.
 
   Args:
-    run: the run. Its training data must be there.
+    run: the run. Its training data are needed.
     named: images by name, uint8 [height, width, channels], in the shape of the run's training images.
 
   Raises:

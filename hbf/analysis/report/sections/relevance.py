@@ -20,7 +20,7 @@ VOTERS = 3  # centers shown for each image
 
 
 def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
-  """Return the section on the patches and centers that decide the answers to some test images.
+  """Return the section: the patches and centers that decide the answers to some test images.
 
   Args:
     run: the run.
@@ -109,9 +109,9 @@ class Vote(NamedTuple):
   Attributes:
     answer: number of the class.
     center: number of the center.
-    token: number of the token through which the center adds most.
-    adds: contribution to the answer's excess logit, summed over the tokens. The last norm and the pooling are frozen.
-    lost: drop of the excess logit if the network runs again with the coefficients of the center at 0.
+    token: number of the token with the center's largest contribution.
+    adds: contribution to the answer's excess logit, summed over the tokens (`hbf.analysis.relevance.votes`).
+    lost: decrease of the excess logit if the center is removed (`hbf.analysis.relevance.effects`).
   """
 
   answer: int
@@ -144,7 +144,7 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
 
 
 def median_share(cast: Sequence[Sequence[Vote]]) -> float:
-  """Return the median over the images of lost / adds for the strongest vote."""
+  """Return `lost` / `adds` of each image's strongest vote, as the median over the images."""
   return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
 
 
@@ -153,8 +153,8 @@ def voters(
 ) -> PageTable:
   """Return a table of the centers of the last block with the strongest votes.
 
-  Each row is for one center. It shows the patch of the image where the center's vote is greatest, and the training
-  patches nearest to the center.
+  A row shows a center: the patch of the image with the center's greatest vote, and the training patches nearest to
+  the center.
 
   Args:
     run: the run.

@@ -53,8 +53,8 @@ def section(run: TrainedRun) -> Section:
 def _shown(workdir: pathlib.Path) -> str:
   """Return the path of a run folder relative to the current folder.
 
-  If the run folder is not inside the current folder, return its name alone. Users give pages to others, so a page
-  shows no absolute path.
+  If the run folder is not inside the current folder, return its name alone. A page shows no absolute path, because
+  users give pages to others.
   """
   current, folder = pathlib.Path.cwd().resolve(), workdir.resolve()
   return str(folder.relative_to(current)) if folder.is_relative_to(current) else folder.name
