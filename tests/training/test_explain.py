@@ -18,7 +18,7 @@ from hbf.analysis.ood_images import load_ood_images
 from hbf.analysis.report.explain import TITLES, about, explain, numbers
 from hbf.analysis.report.page import Columns, Details, Gallery, PageTable, Paragraph, Section, render
 from hbf.analysis.report.prediction_page import write_page
-from hbf.analysis.report.sections import centers, corrupted, interventions, outliers, summary
+from hbf.analysis.report.sections import centers, corrupted, interventions, outliers, summary, voters
 from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
 from hbf.training.loop import train
@@ -65,6 +65,22 @@ def test_every_section_is_there_with_its_numbers(page, finished):
   trained = found['unit']['block0']['stage1']['in_training']
   assert len(trained) == len(found['unit']['epochs']) == 6
   assert trained[-1] == pytest.approx(np.mean(found['unit']['block0']['stage1']['sigma']), rel=1e-5)
+
+
+def test_a_link_from_every_voter_leads_to_its_center(page):
+  _, made, html = page
+  found = next(section for section in made if section.name == 'voters').numbers
+  links = re.findall(r'href="#(details\d+)">(\d+)<', html)
+  centers = dict(re.findall(r'<details id="(details\d+)"><summary>Center (\d+)<', html))
+  assert len(links) == sum(map(len, found['votes'])) and dict(links) == centers
+  assert [*centers.values()] == [*found['silenced']]
+
+
+def test_half_of_the_shown_images_are_wrong():
+  right = np.arange(40) % 4 > 0
+  shown = voters.half_wrong(right, 12)
+  assert len(set(shown)) == 12 and right[shown].sum() == 6
+  assert voters.half_wrong(np.ones(40, bool), 12).tolist() == list(range(6))
 
 
 def test_the_page_has_no_path_of_the_machine(page, finished, monkeypatch):
@@ -133,7 +149,12 @@ def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
   made = {section.name: section for section in sections}
   assert len(made) == count
   assert all('sigmas' not in line for line in read_metrics(run.workdir))
-  assert [name for name, section in made.items() if 'lacks' in section.numbers] == ['unit', 'centers', 'attention']
+  assert [name for name, section in made.items() if 'lacks' in section.numbers] == [
+    'unit',
+    'centers',
+    'attention',
+    'voters',
+  ]
   assert 'no centers' in made['centers'].numbers['lacks']
 
 

@@ -19,6 +19,7 @@ from hbf.analysis.report.sections import (
   relevance,
   summary,
   unit,
+  voters,
 )
 from hbf.analysis.texts import TextRun
 from hbf.analysis.trained_run import TrainedRun
@@ -31,6 +32,7 @@ TITLES = {
   'centers': 'Centers',
   'attention': 'Attention',
   'relevance': 'Relevance of patches and centers',
+  'voters': 'Images and their voters',
   'interventions': 'Interventions',
   'outliers': 'Out of distribution',
   'corrupted': 'Corrupted images',
@@ -65,6 +67,7 @@ def sections(run: TrainedRun, outside: Mapping[str, np.ndarray]) -> Iterator[Sec
     'centers': centers_section,
     'attention': lambda: attention.section(run),
     'relevance': lambda: relevance.section(run, training, found),
+    'voters': lambda: voters.section(run, training, found),
     'interventions': lambda: interventions.section(run, training, found),
     'outliers': lambda: outliers.section(run, outside),
     'corrupted': lambda: corrupted.section(run),

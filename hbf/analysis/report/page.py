@@ -32,7 +32,7 @@ class PageTable:
 
   Attributes:
     header: titles of the columns.
-    rows: cells. A cell that begins with 'data:' is an image.
+    rows: cells. A cell that begins with 'data:' is an image. A cell may be a `Link`.
     caption: text above the table.
   """
 
@@ -66,10 +66,40 @@ class Gallery:
 
 @dataclasses.dataclass(frozen=True)
 class Details:
-  """Parts that are hidden until a reader clicks on the title."""
+  """Parts that are hidden until a reader clicks on the title, or follows a `Link`.
+
+  Attributes:
+    title: the title.
+    parts: the parts.
+    image: a data URL of a picture above the title. '': there is no picture.
+  """
 
   title: str
   parts: Sequence[Any]
+  image: str = ''
+
+
+class Link(str):
+  """The text of a cell that leads to details elsewhere on the page, and opens them.
+
+  Attributes:
+    target: the details.
+  """
+
+  target: Details
+
+  def __new__(cls, text: str, target: Details) -> 'Link':
+    """Return the text with its target."""
+    link = super().__new__(cls, text)
+    link.target = target
+    return link
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+  """Details with pictures, side by side. The parts of an open one fill the width of the page."""
+
+  choices: Sequence[Details]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +109,7 @@ class Columns:
   columns: Sequence[tuple[str, Sequence[Any]]]
 
 
-Part = Paragraph | PageTable | Drawing | Gallery | Details | Columns
+Part = Paragraph | PageTable | Drawing | Gallery | Details | Choices | Columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +142,11 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     undefined=jinja2.StrictUndefined,
   )
   numbers = itertools.count()
+  anchors: dict[int, str] = {}
+  environment.filters['anchor'] = lambda part: anchors.setdefault(id(part), f'details{len(anchors)}')
   environment.filters['svg'] = lambda figure: jinja2.utils.markupsafe.Markup(svg(figure, f'drawing{next(numbers)}'))
   environment.filters['firsttext'] = _first_text
+  environment.tests['link'] = _is(Link)
   environment.tests |= {kind.__name__.lower(): _is(kind) for kind in typing.get_args(Part)}
   return environment.get_template('page.html').render(
     title=title, subtitle=subtitle, sections=sections, rows_to_sort=ROWS_TO_SORT

@@ -133,8 +133,6 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
   scores, purity = centers.class_scores(run, block), centers.purity(training.labels, found)
   rows = []
   for a in np.argsort(-found.rate, kind='stable')[:SHOWN]:
-    classes = np.argsort(-scores[a], kind='stable')
-    writes = ', '.join(f'{sign}{run.classes[i]}' for sign, i in (('+', classes[0]), ('−', classes[-1])))
     whole = png(marked(run, training.images[found.images[a, 0]], found.tokens[a, 0]))
     rows.append(
       (
@@ -143,7 +141,7 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
         png(patches(run, training, found, a)),
         f'{100 * found.rate[a]:.1f}',
         f'{100 * purity[a]:.0f}',
-        writes,
+        written(run, scores[a]),
       )
     )
   header = ('center', 'nearest patch', f'the {NEAREST} nearest patches', 'awake, %', 'purity, %', 'class scores')
@@ -152,6 +150,17 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
     'the class that the coefficients of the center raise most (+), and the class that they lower most (−).'
   )
   return PageTable(header, rows, caption)
+
+
+def written(run: TrainedRun, scores: np.ndarray) -> str:
+  """Return the class that the coefficients of a center raise most (+) and the one that they lower most (−), as text.
+
+  Args:
+    run: the run.
+    scores: the class scores of a center [classes], see `hbf.analysis.centers.class_scores`.
+  """
+  classes = np.argsort(-scores, kind='stable')
+  return ', '.join(f'{sign}{run.classes[i]}' for sign, i in (('+', classes[0]), ('−', classes[-1])))
 
 
 def marked(run: TrainedRun, image: np.ndarray, token: int) -> np.ndarray:
