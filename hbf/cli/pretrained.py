@@ -20,13 +20,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument('--workdir', metavar='DIR', help='run folder to make; default: a folder in the cache')
   flags = parser.parse_args(arguments)
   from hbf.training import pretrained
+  from hbf.training.machine import quiet
 
   if flags.name is None:
     for name in pretrained.names():
       print(f'{name}: {pretrained.describe(name)}')
     return 0
   folder = pathlib.Path(flags.workdir).expanduser() if flags.workdir else None
-  print(pretrained.unpack(flags.name, folder))
+  with quiet():
+    made = pretrained.unpack(flags.name, folder)
+  print(made)
   return 0
 
 

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 import hbf
+from hbf.cli import pretrained as cli
 from hbf.errors import UserError
 from hbf.training import pretrained
 from hbf.training.loop import train
@@ -44,6 +45,12 @@ def test_the_second_call_leaves_the_folder_as_it_is(models):
   before = sorted((path, path.stat().st_mtime_ns) for path in first.rglob('*'))
   assert pretrained.unpack('toy') == first
   assert sorted((path, path.stat().st_mtime_ns) for path in first.rglob('*')) == before
+
+
+def test_the_command_prints_the_folder_and_no_warning(models, tmp_path, capsys, caplog):
+  caplog.set_level('WARNING', 'absl')  # Orbax warns of intended behavior
+  assert cli.main(['toy', f'--workdir={tmp_path / "mine"}']) == 0
+  assert capsys.readouterr().out == f'{tmp_path / "mine"}\n' and caplog.messages == []
 
 
 def test_a_card_states_data_and_score(models):
