@@ -241,8 +241,8 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Return the effect of each center's coefficients on the class scores of the head, [U, classes].
 
-  Later blocks are skipped. The final LayerNorm's scale is included, but not its division. So the scores of a center
-  rank the classes, but are no logits. Their mean over the classes is 0.
+  Later blocks are skipped. The final LayerNorm multiplies by its scale here, but does not divide. So the scores of a
+  center rank the classes, but are no logits. Their mean over the classes is 0.
   """
   params = run.params
   coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)
