@@ -173,8 +173,8 @@ def random_tokens(
 ) -> dict[str, Census]:
   """Compute the census with random tokens in place of the centers. This is the control for `census`.
 
-  Only one block has random tokens at a time, so its input does not change. The nearest images of a random token do
-  not include the token's own image.
+  For the census of a block, only the centers of this block are replaced. So the input of the block is the same as in
+  `found`. The nearest images of a random token do not include the token's own image.
 
   Args:
     run: the run.
