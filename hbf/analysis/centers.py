@@ -173,8 +173,8 @@ def random_tokens(
 ) -> dict[str, Census]:
   """Compute the census with random tokens in place of the centers. This is the control for `census`.
 
-  Only one block has random tokens at a time, so its input does not change. The nearest images of a random token do
-  not include the token's own image.
+  For the census of a block, only the centers of this block are replaced. So the input of the block is the same as in
+  `found`. The nearest images of a random token do not include the token's own image.
 
   Args:
     run: the run.
@@ -241,8 +241,8 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Return the effect of each center's coefficients on the class scores of the head, [U, classes].
 
-  Later blocks are skipped. The final LayerNorm's scale is included, but not its division. So the scores of a center
-  rank the classes, but are no logits. Their mean over the classes is 0.
+  Later blocks are skipped. The final LayerNorm multiplies by its scale here, but does not divide. So the scores of a
+  center rank the classes, but are no logits. Their mean over the classes is 0.
   """
   params = run.params
   coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)

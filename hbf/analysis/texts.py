@@ -201,8 +201,8 @@ def writing(run: TextRun) -> np.ndarray:
 def written(run: TextRun, block: str) -> np.ndarray:
   """Return the contributions of a block's units to the excess logits (`readout`), without later blocks, [U, V].
 
-  The final LayerNorm's scale is included, but not its division. So the values of a unit rank the tokens, but their
-  size has no meaning.
+  The final LayerNorm multiplies by its scale here, but does not divide. So the values of a unit rank the tokens, but
+  their size has no meaning.
   """
   scale = np.asarray(run.params['norm']['scale'], np.float64)
   return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)

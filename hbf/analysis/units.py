@@ -44,9 +44,8 @@ class Units:
   def learning(self) -> np.ndarray:
     """Return the size of the loss's gradient with respect to the centers of each block, [depth].
 
-    The size is the root mean square over all coordinates of all centers of the block.
-
-      The value is 0 if the centers cannot learn.
+    The size is the root mean square over all coordinates of all centers of the block. It is 0 if the centers cannot
+    learn.
     """
     return np.sqrt(np.square(self.gradients, dtype=np.float64).mean(axis=1))
 

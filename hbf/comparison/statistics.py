@@ -117,7 +117,7 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, float, int]:
-  """Return the variance between the mean outcomes of seeds, pooled over the arms.
+  """Return the variance between the mean outcomes of seeds, pooled over the arms (terms as in `differences`).
 
   Returns:
     Three numbers: Var(both)/n, which is due to the finite number of examples; the whole variance τ² + Var(both)/n;

@@ -50,8 +50,8 @@ def bound(
 
   Args:
     chip: the chip that the program runs on.
-    products: floating-point operations of the matrix products on one device, by precision as in
-      `hbf.models.flops.count_products`. That function counts the operations of all devices.
+    products: floating-point operations of the matrix products on one device, by precision. These are the counts of
+      `hbf.models.flops.count_products`, divided by the number of devices.
     memory: bytes that one device reads and writes.
     network: bytes that one device moves in each collective (`hbf.hardware.hlo.count_traffic`). None: no collectives.
   """

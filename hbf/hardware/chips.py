@@ -190,9 +190,9 @@ CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *
 def target_config(chip: GpuChip) -> str:
   """Return a GPU's description for XLA's compiler: a GpuTargetConfigProto as text.
 
-  The description has no rates of each type, no names and no driver versions, because they do not change the compiled
-  program without autotuning. For all these chips, CUDA has the same limits of blocks and threads (CUDA C++
-  Programming Guide, technical specifications per compute capability).
+  The text leaves out values that do not change the compiled program without autotuning: FLOP/s by type, names and
+  driver versions. The limits of blocks and threads are the same for all these chips (CUDA C++ Programming Guide,
+  technical specifications per compute capability).
   """
   major, minor = chip.compute_capability
   # From 9.0 on, XLA compiles for exactly this architecture (sm_90a).

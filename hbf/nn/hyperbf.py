@@ -53,7 +53,7 @@ class HyperBFAttention(CheckedModule):
       1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their positions. This
       needs metric identity, because its distances do not change if both vectors are rotated in the same way.
     mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I), see
-      `hbf.nn.projections.mimetic_init`. With α near 0.7, the norms of queries and keys fit the initial σ. 0: they
+      `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: they
       start like other projections.
     dtype: type of the matrix products. Parameters are float32.
   """

@@ -83,7 +83,7 @@ def continue_texts(
 
 
 def check_task(workdir: pathlib.Path, task: str) -> None:
-  """Raise UserError unless the task of a run is next_token."""
+  """Raise UserError unless `task`, the task of the run in `workdir`, is next_token."""
   if task != 'next_token':
     raise UserError(f'{workdir} holds a run of task {task}: give a run of task next_token, which can continue a text')
 
