@@ -229,6 +229,11 @@ IMAGES = {
     2_000_000_000, whole(0), 'Largest number of bytes of images on each device for which input auto means device.'
   ),
   'data.workers': Key(2, whole(0), 'Number of processes that decode images for a stream. 0: threads decode them.'),
+  'data.validation_split': Key(
+    '',
+    TEXT,
+    'Name of a labeled split to select checkpoints on, in place of a part of train. Empty: data.validation counts.',
+  ),
   'data.stratify': Key(
     False,
     FLAG,

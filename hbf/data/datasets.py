@@ -20,8 +20,8 @@ class Dataset:
     name: name of the data set.
     classes: the name of each label, as the data set stores it.
     image_shape: height, width and channels of every image.
-    splits: the sources of examples, with the keys `train` and `test`. The key is `test` even if the test split has
-      another name in the data set.
+    splits: the sources of examples, with the keys `train` and `test`, and `validation` if the data set has its own
+      validation split. These are the keys even if the splits have other names in the data set.
     names: readable names of classes by stored name, for data sets whose stored names are ids such as n01443537.
   """
 
@@ -38,7 +38,14 @@ class Dataset:
 
 
 def load(
-  *, name: str, dir: str, root: str, image_size: int | None, download: bool, test_split: str = 'test'
+  *,
+  name: str,
+  dir: str,
+  root: str,
+  image_size: int | None,
+  download: bool,
+  test_split: str = 'test',
+  validation_split: str = '',
 ) -> Dataset:
   """Open a data set.
 
@@ -53,21 +60,26 @@ def load(
     download: True to download and prepare a data set that is not in `dir`. The data set `digits` needs no download
       and is always prepared.
     test_split: the data set's own name of the labeled split to test on.
+    validation_split: the data set's own name of a labeled split to validate on. '': there is none.
 
   Raises:
     UserError: the data set is unknown, not prepared or damaged, or is not labeled images of one size. The message
       says what to do.
   """
   refuse_test_on_train(test_split)
+  _refuse_shared_validation(validation_split, test_split)
+  used = {'train': 'train', 'test': test_split}
+  if validation_split:
+    used['validation'] = validation_split
   if name == NAME:
     raise UserError('the data set is arrays in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)')
   if name == 'image_folder':
-    classes, splits = folder.open_folder(root, image_size, test_split)
+    classes, splits = folder.open_folder(root, image_size, used)
     opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
   else:
     directory = os.path.expanduser(dir)
     found = prepare.found_or_prepared(name, directory, download)
-    opened = _open_prepared(name, found, test_split, image_size or None)
+    opened = _open_prepared(name, found, used, image_size or None)
   if len(opened.classes) < 2:
     raise UserError(
       f'{root or name} has one class only, {opened.classes[0]}; expected two or more: every answer would be right'
@@ -81,6 +93,17 @@ def refuse_test_on_train(test_split: str) -> None:
     raise UserError(
       f'data.test_split is {test_split!r}; expected examples that the run is not trained on: set it to another split'
     )
+
+
+def _refuse_shared_validation(validation_split: str, test_split: str) -> None:
+  """Raise UserError if the validation split shares examples with the training split or the test split."""
+  for part in validation_split.split('+'):
+    if part and part in ('train', *test_split.split('+')):
+      raise UserError(
+        f'data.validation_split {validation_split!r} has {part}, which the run also '
+        f"{'trains' if part == 'train' else 'tests'} on: set it to another split, or to '' and hold out a part of "
+        'train by data.validation'
+      )
 
 
 def from_arrays(data: ArrayData) -> Dataset:
@@ -120,12 +143,10 @@ def _image_shape(
   return height, width, channels
 
 
-def _open_prepared(name: str, path: epath.Path, test_split: str, image_size: int | None) -> Dataset:
+def _open_prepared(name: str, path: epath.Path, used: Mapping[str, str], image_size: int | None) -> Dataset:
+  """Open a prepared data set. `used` has the data set's own name of each split."""
   builder = prepared.open_images(path)
   features = builder.info.features
   shape = _image_shape(name, features['image'].shape, image_size)
-  splits = {
-    'train': prepared.open_split(builder, 'train', image_size),
-    'test': prepared.open_split(builder, test_split, image_size),
-  }
+  splits = {split: prepared.open_split(builder, own_name, image_size) for split, own_name in used.items()}
   return Dataset(name, tuple(features['label'].names), shape, splits, prepared.names(builder))

@@ -98,6 +98,11 @@ class Classification(Task):
       )
     if bool(data.mean) != bool(data.std):
       raise UserError('give both data.mean and data.std, or neither to have them measured')
+    if data.validation_split and dataset.splits and 'validation' not in dataset.splits:
+      raise UserError(
+        f'data.validation_split is {data.validation_split}, and {dataset.name} has train and test only: leave it '
+        'empty, and hold out a part of train by data.validation'
+      )
     channels = dataset.image_shape[-1]
     for key in ('mean', 'std'):
       if len(data[key]) not in (0, channels):
@@ -133,7 +138,7 @@ class Classification(Task):
   @classmethod
   def load_dataset(cls, config: ConfigDict) -> Dataset:
     """Load the data set that a config names; see `hbf.data.datasets.load`."""
-    keys = ('name', 'dir', 'root', 'image_size', 'download', 'test_split')
+    keys = ('name', 'dir', 'root', 'image_size', 'download', 'test_split', 'validation_split')
     return load(**{key: config.data[key] for key in keys})
 
   @property
@@ -151,9 +156,14 @@ class Classification(Task):
     return identity(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Source]:
-    """Return the sources of the splits that are not empty. The held-out images are a random sample of train."""
-    train, held_out = hold_out(self.dataset.splits['train'], validation, self.stratify)
-    splits = {'train': train, 'validation': held_out, 'test': self.dataset.splits['test']}
+    """Return the sources of the splits that are not empty.
+
+    The held-out images are a random sample of train. If the data set has its own validation split, this split is
+    taken instead, and `validation` is not used.
+    """
+    own = self.dataset.splits.get('validation')
+    train, held_out = hold_out(self.dataset.splits['train'], validation if own is None else 0.0, self.stratify)
+    splits = {'train': train, 'validation': held_out if own is None else own, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
 
   def open(self, source: Source, sharding: NamedSharding) -> ImageInput:

@@ -184,6 +184,8 @@ CHANGES = (
   Change(added={'model.stage2:hyperbf': {'radius': 'absolute', 'coefficients': 'constant'}}),
   # To version 14.
   Change(added={'log': {'units': False}}),
+  # To version 15.
+  Change(added_to_images={'data': {'validation_split': ''}}),
 )
 VERSION = len(CHANGES)
 

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs import image_folder
 from hbf.data.datasets import load
 from hbf.data.images import sources
 from hbf.data.images.sources import hold_out
 from hbf.data.pipeline.inputs import make_input
 from hbf.errors import Notice, UserError
+from hbf.tasks.registry import make_task
 
 
 def _save(path, pixels):
@@ -43,6 +45,45 @@ def test_classes_labels_and_shapes(root, offline):
   for source in data.splits.values():
     for index in range(len(source)):
       assert source[index][0].shape == (8, 8, 3) and source[index][0].dtype == np.uint8
+
+
+def _with_validation(root, **splits):
+  return load(name='image_folder', dir='', root=str(root), image_size=8, download=False, **splits)
+
+
+def test_a_validation_split_of_ones_own_replaces_the_held_out_part(root):
+  shutil.copytree(root / 'test', root / 'val')
+  data = _with_validation(root, validation_split='val')
+  config = image_folder.get_config()
+  config.data.update(root=str(root), image_size=8, validation=0.25, validation_split='val')
+  splits = make_task(config, data).splits(config.data.validation)
+  assert {name: len(source) for name, source in splits.items()} == {'train': 4, 'validation': 2, 'test': 2}
+  np.testing.assert_array_equal(splits['validation'][1][0], data.splits['test'][1][0])
+  config.data.validation_split = ''
+  splits = make_task(config, _load(root)).splits(0.25)
+  assert {name: len(source) for name, source in splits.items()} == {'train': 3, 'validation': 1, 'test': 2}
+
+
+@pytest.mark.parametrize(('splits', 'message'), [
+  ({'validation_split': 'train'}, "data.validation_split 'train' has train, which the run also trains on"),
+  ({'validation_split': 'test'}, "'test' has test, which the run also tests on: set it to another split"),
+  ({'validation_split': 'vall'}, 'images/vall does not exist.*set data.validation_split to the name of'),
+  ({'validation_split': 'linked'}, 'test is the same folder as|linked is the same folder as'),
+  ({'validation_split': 'val'}, 'images/val/bird is a class that train/ lacks'),
+])  # fmt: skip
+def test_a_validation_split_that_cannot_be_used_is_refused(root, splits, message):
+  shutil.copytree(root / 'test', root / 'val')
+  (root / 'val' / 'dog').rename(root / 'val' / 'bird')
+  (root / 'linked').symlink_to(root / 'test')
+  with pytest.raises(UserError, match=message):
+    _with_validation(root, **splits)
+
+
+def test_data_without_such_a_split_are_refused(root):
+  config = image_folder.get_config()
+  config.data.update(root=str(root), image_size=8, validation_split='val')
+  with pytest.raises(UserError, match=r'data.validation_split is val, and image_folder has train and test only'):
+    make_task(config, _load(root))
 
 
 def test_labels_are_known_without_reading_images(root):

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 
@@ -61,22 +61,24 @@ class FolderSource:
       yield from pool.map(codec.read_file, (self.paths[index] for index in sample))
 
 
-def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
-  """Open the images ROOT/train/CLASS/* and ROOT/TEST_SPLIT/CLASS/*. Leave out hidden files and folders.
+def open_folder(
+  root: str, size: int | None, used: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
+  """Open the images ROOT/train/CLASS/* and those of the other splits. Leave out hidden files and folders.
 
   Warn of other folders in ROOT and of files beside the class folders, because they are not used.
 
   Args:
     root: the folder. `~` is the home directory.
     size: height and width in pixels that every image is resized to.
-    test_split: name of the folder to test on.
+    used: the name of the folder of each split. Its keys are `train`, `test` and perhaps `validation`.
 
   Returns:
-    The sorted names of the classes, and the sources `train` and `test`.
+    The sorted names of the classes, and the source of each split.
 
   Raises:
     UserError: the size is not given; a folder is missing, empty or not expected; a class has no image or contains a
-      folder; or both splits are the same folder.
+      folder; or two splits are the same folder.
   """
   if not size:
     raise UserError(
@@ -88,34 +90,43 @@ def open_folder(root: str, size: int | None, test_split: str) -> tuple[tuple[str
       f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root to it (commands '
       'for trained runs: --data_root)'
     )
-  _require_splits(folder, ('train', test_split))
-  train, test = folder / 'train', folder / test_split
-  if train.samefile(test):
-    raise UserError(
-      f'{test} is the same folder as {train}; expected other images to test on: link it to another folder'
-    )
-  classes = _classes(train)
-  unknown = sorted(set(_classes(test)) - set(classes))
-  if unknown:
-    raise UserError(
-      f'{test / unknown[0]} is a class that train/ lacks; expected only classes of {train}: '
-      'remove the folder or add training images'
-    )
-  return classes, {'train': _open_split(train, classes, size), 'test': _open_split(test, classes, size)}
-
-
-def _require_splits(folder: Path, splits: tuple[str, str]) -> None:
-  found, _ = list_folder(folder)
-  for split in splits:
-    if split not in found:
+  _require_splits(folder, used)
+  paths = {split: folder / name for split, name in used.items()}
+  _require_different(paths)
+  classes = _classes(paths['train'])
+  for split in sorted(paths.keys() - {'train'}):
+    if unknown := sorted(set(_classes(paths[split])) - set(classes)):
       raise UserError(
-        f'{folder}/{split} does not exist; expected train/ and a folder to test on, each with class folders; there '
-        f'is {", ".join(found) or "no folder"}: rename one, or set data.test_split to the name of the test folder'
+        f'{paths[split] / unknown[0]} is a class that train/ lacks; expected only classes of {paths["train"]}: '
+        'remove the folder or add training images'
       )
-  for name in sorted(set(found) - set(splits)):
+  return classes, {split: _open_split(path, classes, size) for split, path in paths.items()}
+
+
+def _require_different(paths: Mapping[str, Path]) -> None:
+  for (one, first), (other, second) in itertools.combinations(paths.items(), 2):
+    if first.samefile(second):
+      raise UserError(
+        f'{second} is the same folder as {first}; expected other images for {other} than for {one}: link it to '
+        'another folder'
+      )
+
+
+def _require_splits(folder: Path, used: Mapping[str, str]) -> None:
+  found, _ = list_folder(folder)
+  for split, name in used.items():
+    if name not in found:
+      raise UserError(
+        f'{folder}/{name} does not exist; expected train/ and a folder to test on, each with class folders; there '
+        f'is {", ".join(found) or "no folder"}: rename one, or set '
+        f'data.{"validation_split" if split == "validation" else "test_split"} to the name of the {split} folder'
+      )
+  own = used.get('validation')
+  held_out = f'validates on {own}/' if own else 'holds out the part data.validation of it'
+  for name in sorted(set(found) - set(used.values())):
     warn(
-      f'{folder / name} is not used: the run trains on {splits[0]}/, except for the part data.validation, and '
-      f'tests on {splits[1]}/; set data.test_split to test on another, or rename it to .{name} to hide this warning'
+      f'{folder / name} is not used: the run trains on {used["train"]}/, {held_out}, and tests on {used["test"]}/; '
+      f'set data.test_split or data.validation_split to use it, or rename it to .{name} to hide this warning'
     )
 
 
