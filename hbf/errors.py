@@ -2,6 +2,8 @@
 
 import difflib
 import functools
+import os
+import select
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -32,17 +34,28 @@ def warn(message: str) -> None:
 def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
   """Wrap a command so that UserError and Ctrl-C print one line on stderr instead of a traceback.
 
+  If the reader of stdout is gone, as in `hbf --help | head`, the command ends without a message.
+
   Args:
     main: the command, a function that returns its exit status.
 
   Returns:
-    A function that runs the command and returns its exit status: 1 after UserError, and 130 after Ctrl-C.
+    A function that runs the command and returns its exit status: 1 after UserError, 130 after Ctrl-C, and 141 if the
+    reader of stdout is gone.
   """
 
   @functools.wraps(main)
   def guarded(*args: Any, **kwargs: Any) -> int:
     try:
-      return main(*args, **kwargs)
+      try:
+        return main(*args, **kwargs)
+      finally:
+        sys.stdout.flush()
+    except BrokenPipeError:
+      if not _reader_is_gone():
+        raise
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
+      return 141  # as in shells: 128 plus the number of SIGPIPE
     except UserError as error:
       return fail(str(error))
     except KeyboardInterrupt:
@@ -50,6 +63,13 @@ def in_one_line(main: Callable[..., int]) -> Callable[..., int]:
       return 130  # as in shells: 128 plus the number of SIGINT
 
   return guarded
+
+
+def _reader_is_gone() -> bool:
+  """Return True if stdout is a pipe whose reading end is closed."""
+  poll = select.poll()
+  poll.register(sys.stdout.fileno(), select.POLLOUT)
+  return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def choose(what: str, name: str, known: Mapping[str, Value]) -> Value:

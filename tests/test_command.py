@@ -1,6 +1,7 @@
 """The command `hbf`: it helps at once, finds the command's module, and refuses others in one line."""
 
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -80,3 +81,13 @@ def test_versions_agree():
   assert f'\n## [{hbf.__version__}]' in (root / 'CHANGELOG.md').read_text()
   (ruff,) = (line for line in (root / 'requirements.txt').read_text().splitlines() if line.startswith('ruff=='))
   assert f'rev: v{ruff.removeprefix("ruff==")} ' in (root / '.pre-commit-config.yaml').read_text()
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_a_word():
+  """As in `hbf train --help | head -1`."""
+  reading, writing = os.pipe()
+  os.close(reading)
+  command = [sys.executable, '-m', 'hbf', 'train', '--help']
+  ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+  os.close(writing)
+  assert (ended.returncode, ended.stderr) == (141, '')
