@@ -56,8 +56,8 @@ class Split(NamedTuple):
     images: all images, uint8 [n, H, W, C].
     seen: the classifier's outputs for all images.
     labels: the true classes [n].
-    wrong: numbers of the wrong images, int [m].
-    copied: the copies of the wrong images, uint8 [m, COPIES, H, W, C].
+    wrong: indices of the wrong images, int [m].
+    copied: `COPIES` copies of each wrong image, uint8 [m, COPIES, H, W, C].
     copies: the classifier's outputs for the copies, [m · COPIES, …].
   """
 

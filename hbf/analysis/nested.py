@@ -37,7 +37,8 @@ def curve(
     checkpoint: 'latest', 'best' or a step.
     counts: numbers of centers to keep in stage 2 of each block. If empty: 1, 2, 4, … and all.
     average: True to take the moving average of the parameters.
-    **moved: new data folders, as in `hbf.training.evaluate.evaluate_workdir`.
+    **moved: the folders of the data, if they have moved since training, as in
+      `hbf.training.evaluate.evaluate_workdir`.
 
   Returns:
     A row for each count, with the keys centers, params, flops_per_image, n, correct, accuracy and nll.

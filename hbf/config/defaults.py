@@ -116,7 +116,8 @@ COMMON = {
   'data.root': Key(
     '',
     TEXT,
-    'Path of your own data. image_folder: a folder with train/CLASS/* and test/CLASS/*. text_file: a file or folder.',
+    'Path of your own data. For image_folder: a folder with train/CLASS/* and test/CLASS/*. For text_file: a file or '
+    'folder.',
   ),
   'data.test_split': Key('test', TEXT, "Name of the labeled split to test on. TFDS's ImageNet calls it validation."),
   'data.download': Key(False, FLAG, 'True to download the official archive if the data set is not prepared yet.'),

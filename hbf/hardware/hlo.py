@@ -41,7 +41,8 @@ class Array(NamedTuple):
 
   Attributes:
     bytes: bytes of the array's elements, without the padding of its layout.
-    in_memory: True if the array lies in the device's memory, False if it lies on the chip.
+    in_memory: True if the array lies in the device's main memory (HBM). False if it lies in memory on the chip, such
+      as a TPU's VMEM.
   """
 
   bytes: int

@@ -39,8 +39,8 @@ def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
   """Resize the positions of a square grid, [grid², D], to [rows · columns, D] as timm does.
 
   The interpolation is cubic convolution (Keys 1981) with a = −1/2. For a smaller grid it also smooths, like PyTorch's
-  interpolate(mode='bicubic', antialias=True). Google's code interpolates in another way: linearly between the
-  outermost points (scipy's zoom of order 1). For a smaller grid this skips positions.
+  interpolate(mode='bicubic', antialias=True). Google's code interpolates linearly, with the corners of both grids
+  aligned (scipy's zoom of order 1). For a smaller grid, that way skips positions.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:

@@ -69,7 +69,9 @@ class EditedClassifier(nn.Module):
 
 
 class Corrections(nn.Module):
-  """A HyperBF that maps the points of images to changes of their logits.
+  """A HyperBF beside the head. It maps the points of images [B, D] to changes of their logits [B, C].
+
+  The point of an image is the mean of its tokens after the first half of the blocks.
 
   Its centers and coefficients are computed by `hbf.editing`. They are not trained.
 

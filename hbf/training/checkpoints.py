@@ -148,7 +148,7 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the metadata of a checkpoint, the checksums of its items, and the items as they are on disk."""
+    """Return the metadata of a checkpoint, the checksums of its items, and the items, which are not checked yet."""
     about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
@@ -287,7 +287,12 @@ def _rename_damaged(folder: pathlib.Path) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class _Ranking:
-  """The ranking of checkpoints by a score, with the values of the score by step."""
+  """The ranking of checkpoints.
+
+  Attributes:
+    score: the score that ranks the checkpoints. None: no checkpoint is the best.
+    scores: the value of this score for each step.
+  """
 
   score: Score | None
   scores: dict[int, float]

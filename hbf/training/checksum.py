@@ -35,7 +35,7 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _mix(z: jax.Array) -> jax.Array:
-  """Apply the last step of MurmurHash3, which is a bijection."""
+  """Apply the last step of 32-bit MurmurHash3, which is a bijection, to each element of z, uint32."""
   z = (z ^ (z >> 16)) * jnp.uint32(0x85EBCA6B)
   z = (z ^ (z >> 13)) * jnp.uint32(0xC2B2AE35)
   return z ^ (z >> 16)

@@ -76,7 +76,7 @@ def state_sharding(mesh: Mesh, state: Any) -> Any:
 
 
 def with_sharding(shapes: Any, mesh: Mesh) -> Any:
-  """Return the shapes with the sharding that each array has on this mesh."""
+  """Return a tree of `jax.ShapeDtypeStruct`s, each with the sharding that its array gets on this mesh."""
   return jax.tree.map(
     lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
     shapes,
@@ -87,9 +87,9 @@ def with_sharding(shapes: Any, mesh: Mesh) -> Any:
 def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
   """Return the partition of a parameter.
 
-  The parameter is split over tensor along the axis that its rule names, and over fsdp along its longest other axis.
-  An axis is split only if the size of the mesh axis divides its length. Vectors are not split over fsdp, because they
-  are short.
+  The mesh axis `tensor` splits the array axis that the parameter's rule names (`hbf.training.rules`). The mesh axis
+  `fsdp` splits the longest of the other array axes. An array axis is split only if its length is a multiple of the
+  size of the mesh axis. Vectors are not split over fsdp, because they are short.
 
   Args:
     path: the path of the parameter, as JAX keys.

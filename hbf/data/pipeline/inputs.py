@@ -40,10 +40,10 @@ _STATISTICS_EXAMPLES = 4096  # examples from which a stream estimates mean and d
 class Examples:
   """All examples of a split in the memory of the devices, sharded over the examples.
 
-  M is the number of examples, padded with zeros to a multiple of the number of shards.
+  M is the number of examples, rounded up to a multiple of the number of shards. The additional examples are zeros.
 
   Attributes:
-    image: levels of the images, uint8 [M, H·W·C]. The images are flat, because a TPU would pad short axes, and would
+    image: pixels of the images, uint8 [M, H·W·C]. The images are flat, because a TPU would pad short axes, and would
       copy an array [M, H, W, C] at every step.
     label: class of each image, int32 [M].
     image_shape: height, width and channels of the images: H, W, C.

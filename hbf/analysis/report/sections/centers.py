@@ -27,7 +27,7 @@ RANDOM_DRAWS = 1_000  # number of sets of random images that measure the purity 
 
 
 def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str, Census]]:
-  """Return the section, and the census of every block.
+  """Return the section, and what was found about the centers of each block, by the block's name.
 
   Args:
     run: the run.
