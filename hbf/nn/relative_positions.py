@@ -157,7 +157,7 @@ def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
-  """Return the offsets to the nearest other positions, int [count, axes], nearest first. If causal, to earlier ones."""
+  """Return offsets to the nearest other positions, int [count, axes], nearest first. If causal, to earlier ones."""
   reach = count if axes == 1 else math.isqrt(count) + 1
   offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
   if causal:
