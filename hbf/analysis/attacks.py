@@ -19,6 +19,7 @@ from hbf.evaluation.batches import in_batches
 Logits = Callable[[jax.Array], jax.Array]
 
 PART = 5  # steps after which images that are fooled are left out
+BATCH = 50  # images
 MOMENTUM, RISES = 0.75, 0.75  # α and ρ of APGD
 FIRST_SHARE = 0.8  # share of an image's pixels in the first square (Croce & Hein 2020)
 # Steps of 10,000 after which the square's area is halved (Andriushchenko et al. 2020).
@@ -142,12 +143,13 @@ def _attack(
   def begin(rows: np.ndarray) -> _State:
     return _begin(start, logits, images[rows], labels[rows], keys[rows], epsilon)
 
-  state = in_batches(begin, np.arange(len(images)))
+  state = in_batches(begin, np.arange(len(images)), BATCH)
   for first in range(0, steps, PART):
     left = np.flatnonzero(~state.fooled)
     if len(left):
       steps_of_part = (first, min(first + PART, steps), steps)
-      part = in_batches(functools.partial(_go_on, advance, state, epsilon, steps_of_part), left)
+      go_on = functools.partial(_go_on, advance, state, epsilon, steps_of_part)
+      part = in_batches(go_on, left, BATCH)
       state = jax.tree.map(functools.partial(_with_rows, left), state, part)
   return Attacked(state.changed, state.fooled, state.queries)
 
