@@ -120,14 +120,14 @@ def learn(run: ImageRun) -> Known:
   images, labels = run.read('train', TRAINING)
   tokens = outlier_tokens.fit(run, images[: outlier_tokens.IMAGES])
   features = outlier_tokens.features(run, images)
-  gaussians = (ClassGaussians.fit(features, labels, shared) for shared in (True, False))
+  shared, own = (ClassGaussians.fit(features, labels, one_covariance) for one_covariance in (True, False))
   held_out = run.read('validation', HELD_OUT).images
   inside, outside = (outlier_tokens.scores(run, tokens, z) for z in (held_out, made_up(held_out, seed=0)))
   ranks = [k for k in FEATURE_RANKS if k <= len(features)]
   near = [nearest_features(seen.features, features, ranks) for seen in (inside, outside)]
   best = max(ranks, key=lambda k: separation(*(z[k] for z in near)).auroc.value)
   column = max(range(len(RANKS)), key=lambda i: _separated_by_tokens(inside, outside, i)) if tokens else 0
-  return Known(tokens, features, *gaussians, inside, (best, column))
+  return Known(tokens, features, shared, own, inside, (best, column))
 
 
 def _separated_by_tokens(inside: Scores, outside: Scores, column: int) -> float:

@@ -84,7 +84,8 @@ def _observe(model: ImageClassifier, params: Any, images: jax.Array) -> Seen:
       tokens[path[0]] = args[0].astype(jnp.float32)
     out = call(*args, **kwargs)
     if isinstance(module, HyperBFCenters) and context.method_name == '_basis':
-      found[path[0]] = _of_centers(tokens[path[0]], *args, out)
+      points, centers = args
+      found[path[0]] = _of_centers(tokens[path[0]], points, centers, out)
     elif context.method_name == '__call__' and path[-2:] == ('stage2', 'hidden'):
       before = tokens[path[0]]
       found[path[0]] = Stage2(before, out[0].astype(jnp.float32).reshape(*before.shape[:2], -1), None)
@@ -169,7 +170,8 @@ def scores(run: ImageRun, fitted: Mapping[str, Fitted], images: np.ndarray) -> S
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(model: ImageClassifier, params: Any, fitted: dict[str, Fitted], images: jax.Array) -> Any:
-  seen, found = _observe(model, params, images), {}
+  seen = _observe(model, params, images)
+  found: dict[str, dict[str, jax.Array]] = {}
   for block, stage in seen.blocks.items():
     known = fitted[block]
     around = -squared_distances(stage.tokens, known.means) / (2 * known.variance)
@@ -182,4 +184,4 @@ def _scores(model: ImageClassifier, params: Any, fitted: dict[str, Fitted], imag
       of_block[CENTERS] = log_density(stage.log_kernels)
     for name, values in of_block.items():
       found.setdefault(name, {})[block] = values
-  return tuple(Scores(seen.logits, seen.features, found))
+  return seen.logits, seen.features, found

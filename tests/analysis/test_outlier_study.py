@@ -1,5 +1,7 @@
 """The studies of outliers and attacks on a small network, their images, and their tables and pictures."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,16 +62,21 @@ def test_scores_of_tokens_are_those_of_the_captured_arrays(made, run, images):
   np.testing.assert_allclose(outlier_tokens.features(run, images), found.features, rtol=1e-5)
 
 
+def observe(run, images):
+  observed = jax.jit(functools.partial(outlier_tokens._observe, run.model))
+  return observed(run.params, run.normalized(images))
+
+
 def test_a_ball_is_a_gaussian_of_its_sigma_and_a_gate_is_a_response(made, images):
   balls = made(**BALLS)
-  seen = outlier_tokens._observe(balls.model, balls.params, balls.normalized(images)).blocks['block0']
+  seen = observe(balls, images).blocks['block0']
   unit = balls.params['block0']['stage2']
   centers, sigma = np.asarray(unit['centers'][0]), np.exp(np.asarray(unit['log_sigma']).reshape(-1))
   metric = np.asarray(unit['metric']).reshape(-1)
   squares = np.square((np.asarray(seen.tokens)[:, :, None] - centers) * metric).sum(axis=-1)
   np.testing.assert_allclose(seen.log_kernels, -squares / (2 * sigma**2), rtol=1e-3, atol=1e-3)
   vit = made('model=vit', **{'model.stage2.activation': 'swiglu', 'model.merge': 1, 'model.pool': 'mean'})
-  seen = outlier_tokens._observe(vit.model, vit.params, vit.normalized(images)).blocks['block1']
+  seen = observe(vit, images).blocks['block1']
   dense = vit.params['block1']['stage2']['hidden']
   gates = (np.asarray(seen.tokens) @ np.asarray(dense['kernel']) + np.asarray(dense['bias']))[
     ..., : seen.responses.shape[-1]
