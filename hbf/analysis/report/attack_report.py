@@ -105,13 +105,13 @@ def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
 
 
 def _differences(measured: Measured) -> list[str]:
-  """Return a sentence for each greatest change of a pixel: the first model minus each other after APGD."""
+  """Return a sentence for each greatest change of a pixel: each model minus the first model, after APGD."""
   first, *others = _models(measured)
   lines = []
   for levels in _levels(measured)[1:]:
     arms = [100.0 * np.array(_rights(measured, model, levels, ('APGD',))) for model in (first, *others)]
     for other, found in zip(others, differences(arms), strict=True):
-      names = f'{MODELS.get(first, first)} − {MODELS.get(other, other)}'
+      names = f'{MODELS.get(other, other)} − {MODELS.get(first, first)}'
       interval = f'{found.estimate:+.1f} ({found.low:+.1f} to {found.high:+.1f})'
       lines.append(f'{names} after APGD at {levels}/255: {interval} points, paired over images.')
   return lines
@@ -133,6 +133,6 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
   axis.set_xticks(range(len(labels)), labels)
   axis.set(xlabel='greatest change of a pixel', ylabel='right answers, %', ylim=(-3, 100))
   axis.grid(alpha=0.3)
-  axis.legend()
+  axis.legend(loc='lower left')
   figure.savefig(path, dpi=110, metadata={'Software': None})
   plt.close(figure)
