@@ -113,10 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = Parser('hbf.analysis.attack_study', __doc__.split('\n')[0])
   parser.add_path('--out', default='runs/outliers', help='output folder; default: %(default)s')
   parser.add_argument('--run', action='append', default=[], help='a run folder; may be repeated')
-  for name, effort in EFFORTS.items():
-    about = f"test images and most steps of {name}, such as '{effort.images},{effort.steps}', which is the default"
-    form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
-    parser.add_argument(f'--{name.lower()}', default=effort, help=about, **form)
+  form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
+  about = 'test images and most steps of %s; default: %d,%d'
+  parser.add_argument('--apgd', default=EFFORTS['APGD'], help=about % ('APGD', *EFFORTS['APGD']), **form)
+  parser.add_argument('--square', default=EFFORTS['Square'], help=about % ('Square', *EFFORTS['Square']), **form)
   parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
   flags = parser.parse_args(arguments)
   path = flags.out / 'attacks.json'
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = {'device': device_name(), 'commit': commit(), 'versions': versions()}
     measured = measured or {'data': 'cifar10', **machine, 'rows': []}
     for run in runs:
-      efforts = {name: getattr(flags, name.lower()) for name in EFFORTS}
+      efforts = {'APGD': flags.apgd, 'Square': flags.square}
       measure(run, measured['rows'], functools.partial(_save, path, measured), efforts)
   if measured is None:
     raise UserError(f'{path} is missing: measure it without --report')
