@@ -1,9 +1,9 @@
 """Nearness of images to the centers of a model. It is a score to detect out-of-distribution images."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from hbf.analysis.outlier_scores import greatest
 from hbf.analysis.trained_run import TrainedRun
 
 
@@ -29,4 +29,4 @@ def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
 
 @jax.jit
 def _nearest(log_kernels: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  return {block: jnp.max(z, axis=-1).mean(axis=-1) for block, z in log_kernels.items()}
+  return {block: greatest(z) for block, z in log_kernels.items()}

@@ -1,11 +1,11 @@
 """Out-of-distribution images in the shape of a run's training images."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from hbf.analysis.trained_run import TrainedRun
+from hbf.analysis.image_run import ImageRun
 from hbf.data.datasets import load
 from hbf.data.images.codec import decode_file
 from hbf.data.pipeline.host import read_many
@@ -14,9 +14,12 @@ from hbf.training.predict import find_images
 
 MOST = 2_000
 NOISE = 'noise'
+NOTHING: Mapping[str, Collection[str]] = {}
 
 
-def load_ood_images(run: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+def load_ood_images(
+  run: ImageRun, wanted: Sequence[str], without: Mapping[str, Collection[str]] = NOTHING
+) -> dict[str, np.ndarray]:
   """Return at most `MOST` images of each source by name, uint8 [m, height, width, channels].
 
   Images are converted to the shape of the run's training images. The source 'noise' is always added: `MOST` images of
@@ -25,6 +28,7 @@ def load_ood_images(run: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndar
   Args:
     run: the run.
     wanted: the sources. Each is a folder of images, or the name of a data set whose test split is read.
+    without: names of classes of a data set whose images are left out.
 
   Raises:
     UserError: a data set is missing, a folder holds no image, or an image cannot be read.
@@ -33,11 +37,12 @@ def load_ood_images(run: TrainedRun, wanted: Sequence[str]) -> dict[str, np.ndar
   found = {NOISE: random.integers(0, 256, (MOST, *run.task.shape), np.uint8)}
   for name in wanted:
     path = pathlib.Path(name).expanduser()
-    found[path.name if path.is_dir() else name] = _folder(run, path) if path.is_dir() else _dataset(run, name)
+    key = path.name if path.is_dir() else name
+    found[key] = _folder(run, path) if path.is_dir() else _dataset(run, name, without.get(name, ()))
   return found
 
 
-def _folder(run: TrainedRun, folder: pathlib.Path) -> np.ndarray:
+def _folder(run: ImageRun, folder: pathlib.Path) -> np.ndarray:
   """Read images of a folder."""
   paths = find_images([str(folder)])
   height, _, channels = run.task.shape
@@ -45,13 +50,17 @@ def _folder(run: TrainedRun, folder: pathlib.Path) -> np.ndarray:
   return np.stack([decode_file(path, channels=channels, size=height) for path in chosen])
 
 
-def _dataset(run: TrainedRun, name: str) -> np.ndarray:
-  """Read images of a data set's test split."""
+def _dataset(run: ImageRun, name: str, without: Collection[str]) -> np.ndarray:
+  """Read images of a data set's test split. Images of the classes `without` are left out."""
   height, _, channels = run.task.shape
   directory = run.restored.config.data.dir
   dataset = load(name=name, dir=directory, root='', image_size=height, download=False)
   source = dataset.splits['test']
-  found, _ = read_many(source, evenly_spaced(len(source), MOST), dataset.image_shape)
+  kept = np.arange(len(source))
+  if without:
+    _, labels = read_many(source, kept, dataset.image_shape)
+    kept = np.flatnonzero(~np.isin(np.array(dataset.class_names)[labels], list(without)))
+  found, _ = read_many(source, kept[evenly_spaced(len(kept), MOST)], dataset.image_shape)
   if found.shape[-1] == channels:
     return found
   gray = found.mean(axis=-1, keepdims=True).round().astype(np.uint8)

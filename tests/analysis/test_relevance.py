@@ -6,11 +6,11 @@ from matplotlib.text import Text
 
 from hbf.analysis import relevance
 from hbf.analysis.centers import census
+from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.mistakes import confused, most_ambiguous, most_confident, risk_coverage, summary
 from hbf.analysis.report.drawing import FRAME
 from hbf.analysis.report.sections.centers import marked
 from hbf.analysis.report.sections.relevance import median_share, picture, strongest
-from hbf.analysis.trained_run import LabeledImages
 from hbf.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 200, (5, 8, 8, 1), np.uint8)

@@ -7,9 +7,10 @@ import numpy as np
 
 from hbf.analysis import centers
 from hbf.analysis.centers import NEAREST, Census
+from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.report.drawing import enlarged, framed, in_rows, legend, panel, png, rgb
 from hbf.analysis.report.page import Details, Drawing, Gallery, MissingPart, PageTable, Paragraph, Section
-from hbf.analysis.trained_run import LabeledImages, TrainedRun
+from hbf.analysis.trained_run import TrainedRun
 from hbf.evaluation.unit_health import CONSTANT, DOUBLED, LOW_SHARE
 
 TRAINING = 2_000  # most training images to search for patches

@@ -7,11 +7,12 @@ import numpy as np
 
 from hbf.analysis import interventions
 from hbf.analysis.centers import Census
+from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.interventions import Curve, Effect, LastUnits, Mean
 from hbf.analysis.report.drawing import legend, panel, png
 from hbf.analysis.report.page import Drawing, MissingPart, PageTable, Section
 from hbf.analysis.report.sections.centers import patches
-from hbf.analysis.trained_run import LabeledImages, TrainedRun
+from hbf.analysis.trained_run import TrainedRun
 from hbf.errors import UserError
 
 IMAGES = 1_000  # test images. Larger networks get fewer images, so that the responses fit into memory

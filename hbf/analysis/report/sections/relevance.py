@@ -8,11 +8,12 @@ from matplotlib.figure import Figure
 
 from hbf.analysis import relevance
 from hbf.analysis.centers import Census
+from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.report.drawing import colored, enlarged, legend, panel, plain, png
 from hbf.analysis.report.page import Drawing, Gallery, PageTable, Paragraph, Section
 from hbf.analysis.report.sections.centers import marked, patches
 from hbf.analysis.report.sections.errors import SIDE, address
-from hbf.analysis.trained_run import LabeledImages, TrainedRun
+from hbf.analysis.trained_run import TrainedRun
 
 IMAGES = 50  # test images for the deletion curve
 SHOWN = 6  # images with maps and votes

@@ -7,13 +7,14 @@ import numpy as np
 
 from hbf.analysis import centers, interventions
 from hbf.analysis.centers import Census
+from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.interventions import Effect
 from hbf.analysis.report.drawing import png
 from hbf.analysis.report.page import Choices, Details, Link, MissingPart, PageTable, Paragraph, Section
 from hbf.analysis.report.sections.centers import marked, patches, written
 from hbf.analysis.report.sections.errors import address
 from hbf.analysis.report.sections.relevance import Vote, strongest
-from hbf.analysis.trained_run import LabeledImages, TrainedRun
+from hbf.analysis.trained_run import TrainedRun
 
 IMAGES = 24  # test images to click on, half of them with a wrong answer
 VOTERS = 5  # centers shown for each image

@@ -1,0 +1,145 @@
+"""Measurement of attacks: the accuracy after APGD and the Square Attack, by the greatest change of a pixel.
+
+python -m hbf.analysis.attack_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
+python -m hbf.analysis.attack_study --report       # draws the table and the picture again, from stored numbers
+
+Each attack is stored when it ends. A second call goes on after the last stored attack.
+
+docs/research/outliers.md explains the results.
+"""
+
+import functools
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from hbf.analysis.attacks import Attacked, apgd, square
+from hbf.analysis.image_run import ImageRun
+from hbf.analysis.report.attack_report import draw, table
+from hbf.arguments import Parser
+from hbf.data.augment.batches import normalize
+from hbf.errors import UserError, in_one_line
+from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
+from hbf.training.workdir import read_json, write_json
+
+# Each attack, and the greatest change of a pixel in levels of 255. 8 levels show whether APGD can fool the network on
+# every image. If it cannot, gradients may be masked (Carlini et al. 2019).
+ATTACKS = (('APGD', 1), ('APGD', 2), ('APGD', 8), ('Square', 1), ('Square', 2))
+
+
+class Effort(NamedTuple):
+  """Number of test images that are attacked, and most steps for an image. A step of Square is a query."""
+
+  images: int
+  steps: int
+
+
+EFFORTS = {'APGD': Effort(1_000, 100), 'Square': Effort(1_000, 1_000)}
+
+
+def logits_of(run: ImageRun) -> Callable[[jax.Array], jax.Array]:
+  """Return the run's network as a function of images with pixels from 0 to 1."""
+  params, scale = run.params, (run.task.mean, run.task.std)
+
+  def logits(images: jax.Array) -> jax.Array:
+    return jnp.asarray(run.model.apply({'params': params}, normalize(255 * images, *scale), train=False))
+
+  return logits
+
+
+def measure(
+  run: ImageRun,
+  stored: Sequence[Mapping[str, Any]],
+  save: Callable[[dict[str, Any]], None],
+  efforts: Mapping[str, Effort],
+) -> None:
+  """Apply all attacks to a run that are not stored.
+
+  Args:
+    run: the run.
+    stored: the rows of attacks that were measured before.
+    save: a function that stores a row. A row has the run, the attack and the greatest change of a pixel in levels of
+      255. `right` is the number of images with a right answer before the attack. `fooled` has a character for each
+      image: 1 if the answer is wrong after the attack, else 0. `queries` is the number of queries for all images.
+    efforts: the effort of each attack.
+  """
+  images, labels = run.read('test', max(effort.images for effort in efforts.values()))
+  pixels, logits = images.astype(np.float32) / 255, logits_of(run)
+  right = run.logits(images).argmax(axis=-1) == labels
+  config = run.restored.config
+  about = {'run': run.workdir.name, 'model': config.model.name, 'seed': config.seed, 'step': run.restored.step}
+  for name, levels in ATTACKS:
+    first, steps = slice(efforts[name].images), efforts[name].steps
+    size = {'images': len(pixels[first]), 'right': int(right[first].sum())}
+    key = about | size | {'attack': name, 'levels': levels, 'steps': steps}
+    if any(key.items() <= row.items() for row in stored):
+      continue
+    start = time.monotonic()
+    attack = apgd if name == 'APGD' else square
+    found = attack(logits, pixels[first], labels[first], levels / 255, steps)
+    save(key | _numbers(found) | {'seconds': round(time.monotonic() - start, 1)})
+
+
+def _numbers(found: Attacked) -> dict[str, Any]:
+  fooled = ''.join('01'[wrong] for wrong in found.fooled.astype(int))
+  tried = found.fooled & (found.queries > 0)  # images with a right answer at first
+  median = float(np.median(found.queries[tried])) if tried.any() else None
+  return {'fooled': fooled, 'queries': int(found.queries.sum()), 'median_queries': median}
+
+
+def _save(path: pathlib.Path, measured: dict[str, Any], row: dict[str, Any]) -> None:
+  measured['rows'].append(row)
+  write_json(path, measured)
+  left = 100 * row['fooled'].count('0') / row['images']
+  logging.info('%s, %s, %d/255: %.1f%% right, %s s', row['run'], row['attack'], row['levels'], left, row['seconds'])
+
+
+def images_and_steps(text: str) -> Effort:
+  """Return the effort that a flag's value describes, such as '1000,100'."""
+  images, steps = map(int, text.split(','))
+  return Effort(images, steps)
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Run the command and return its exit status."""
+  parser = Parser('hbf.analysis.attack_study', __doc__.split('\n')[0])
+  parser.add_path('--out', default='runs/outliers', help='output folder; default: %(default)s')
+  parser.add_argument('--run', action='append', default=[], help='a run folder; may be repeated')
+  form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
+  about = 'test images and most steps of %s; default: %d,%d'
+  parser.add_argument('--apgd', default=EFFORTS['APGD'], help=about % ('APGD', *EFFORTS['APGD']), **form)
+  parser.add_argument('--square', default=EFFORTS['Square'], help=about % ('Square', *EFFORTS['Square']), **form)
+  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  flags = parser.parse_args(arguments)
+  path = flags.out / 'attacks.json'
+  measured = read_json(path, 'move it away and measure again', 'rows')
+  if not flags.report:
+    if not flags.run:
+      raise UserError('--run is missing: give the folders of runs')
+    keep_freed_memory()
+    keep_compiled_programs()
+    logging.set_verbosity(logging.INFO)
+    runs = [ImageRun.of(pathlib.Path(run).expanduser()) for run in flags.run]
+    flags.out.mkdir(parents=True, exist_ok=True)
+    machine = {'device': device_name(), 'commit': commit(), 'versions': versions()}
+    measured = measured or {'data': 'cifar10', **machine, 'rows': []}
+    for run in runs:
+      efforts = {'APGD': flags.apgd, 'Square': flags.square}
+      measure(run, measured['rows'], functools.partial(_save, path, measured), efforts)
+  if measured is None:
+    raise UserError(f'{path} is missing: measure it without --report')
+  draw(measured, flags.out / 'attacks.png')
+  print(table(measured))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

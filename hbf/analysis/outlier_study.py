@@ -1,0 +1,232 @@
+"""Measurement of scores that should tell images of other data sets from test images.
+
+python -m hbf.analysis.outlier_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
+python -m hbf.analysis.outlier_study --report      # draws the table and the picture again, from stored numbers
+
+The runs of one model are its seeds. Each run is stored when it is measured. A second call goes on after the last
+stored run.
+
+docs/research/outliers.md explains the results.
+"""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from hbf.analysis import outlier_tokens
+from hbf.analysis.image_run import ImageRun
+from hbf.analysis.ood_images import MOST, NOISE, load_ood_images
+from hbf.analysis.outlier_scores import ClassGaussians, calibrated, class_density, mahalanobis, nearest_features
+from hbf.analysis.outlier_tokens import RANKS, TOKENS, Fitted, Scores
+from hbf.analysis.report.outlier_report import draw, table
+from hbf.arguments import Parser
+from hbf.errors import UserError, in_one_line
+from hbf.evaluation.outliers import energy_score, separation, softmax_score
+from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
+from hbf.training.workdir import read_json, write_json
+
+TRAINING = 20_000  # training images whose features are known
+HELD_OUT = 2_000  # held-out images that choose k and calibrate the blocks
+FEATURE_RANKS = (1, 5, 10, 20, 50, 100, 200, 500)  # values of k for the nearest features
+OUTSIDE = ('cifar100', 'tiny_imagenet', 'digits')
+SCRAMBLED = 'phase-scrambled'
+# Classes of Tiny ImageNet that OpenOOD 1.5 (Zhang et al. 2023) leaves out for CIFAR-10, because CIFAR-10 has images
+# of them. Its list `test_tin.txt` lacks nearly all images of these classes. It also lacks a few other images, which
+# stay here.
+LIKE_CIFAR10 = (
+  'Chihuahua', 'Egyptian cat', 'German shepherd', 'Labrador retriever', 'Persian cat', 'Yorkshire terrier',
+  'albatross', 'beach wagon', 'black stork', 'bullfrog', 'convertible', 'golden retriever', 'gondola', 'goose',
+  'king penguin', 'lifeboat', 'limousine', 'moving van', 'police van', 'school bus', 'sports car', 'standard poodle',
+  'tabby', 'tailed frog',
+)  # fmt: skip
+SOFTMAX, ENERGY, FEATURES = 'softmax', 'energy', 'k nearest features'
+MAHALANOBIS, GAUSSIANS = 'Mahalanobis', 'class Gaussians'
+
+
+def scrambled(images: np.ndarray, seed: int) -> np.ndarray:
+  """Return textures: images whose Fourier phases are random, uint8 (Galerne et al. 2011, random phase noise).
+
+  An image keeps the amplitudes of its frequencies and the mean of each channel. Its channels get the same phases, so
+  its colors stay alike.
+
+  Args:
+    images: uint8 [n, height, width, channels].
+    seed: seed of the phases.
+  """
+  noise = np.random.default_rng(seed).normal(size=images.shape[:3])
+  phases = np.exp(1j * np.angle(np.fft.fft2(noise, axes=(1, 2))))[..., None]
+  phases[:, 0, 0] = 1
+  mixed = np.fft.ifft2(np.fft.fft2(images, axes=(1, 2)) * phases, axes=(1, 2)).real
+  return np.clip(mixed.round(), 0, 255).astype(np.uint8)
+
+
+def made_up(images: np.ndarray, seed: int) -> np.ndarray:
+  """Return made-up outliers, uint8: means of two images, and images whose 16 parts are shuffled, half of each.
+
+  Hendrycks et al. (2019, "Outlier Exposure") choose options on such images, so that no real outliers are needed.
+
+  Args:
+    images: uint8 [n, height, width, channels]. The sides are at least 4 pixels.
+    seed: seed of the pairs and the orders.
+  """
+  random, half = np.random.default_rng(seed), len(images) // 2
+  first, second = images[:half], images[half:]
+  pairs = (first.astype(int) + images[random.permutation(len(images))[:half]]) // 2
+  height, width = (side // 4 for side in images.shape[1:3])
+  parts = second[:, : 4 * height, : 4 * width].reshape(len(second), 4, height, 4, width, -1).swapaxes(2, 3)
+  parts = parts.reshape(len(second), 16, height, width, -1)
+  orders = np.argsort(random.random((len(second), 16)), axis=1)
+  parts = np.take_along_axis(parts, orders[..., None, None, None], axis=1)
+  whole = parts.reshape(len(second), 4, 4, height, width, -1).swapaxes(2, 3)
+  jigsaws = second.copy()
+  jigsaws[:, : 4 * height, : 4 * width] = whole.reshape(len(second), 4 * height, 4 * width, -1)
+  return np.concatenate([pairs.astype(np.uint8), jigsaws])
+
+
+class Known(NamedTuple):
+  """Facts about training and held-out images that the scores need.
+
+  Attributes:
+    tokens: training tokens of each block.
+    features: features of training images, [n, F].
+    shared: a Gaussian for each class, with one covariance.
+    own: a Gaussian for each class, with its own covariance.
+    held_out: scores of held-out images.
+    rank: k for the nearest features, and the column of `RANKS` for the nearest tokens.
+  """
+
+  tokens: dict[str, Fitted]
+  features: np.ndarray
+  shared: ClassGaussians
+  own: ClassGaussians
+  held_out: Scores
+  rank: tuple[int, int]
+
+
+def learn(run: ImageRun) -> Known:
+  """Return what the scores of a run need.
+
+  The two values of k are those that best tell held-out images from made-up outliers, by AUROC.
+
+  Raises:
+    UserError: the run holds out no images.
+  """
+  if not run.restored.config.data.validation:
+    raise UserError(f'{run.workdir} holds out no images of train: give a run with data.validation above 0')
+  images, labels = run.read('train', TRAINING)
+  tokens = outlier_tokens.fit(run, images[: outlier_tokens.IMAGES])
+  features = outlier_tokens.features(run, images)
+  shared, own = (ClassGaussians.fit(features, labels, one_covariance) for one_covariance in (True, False))
+  held_out = run.read('validation', HELD_OUT).images
+  inside, outside = (outlier_tokens.scores(run, tokens, z) for z in (held_out, made_up(held_out, seed=0)))
+  ranks = [k for k in FEATURE_RANKS if k <= len(features)]
+  near = [nearest_features(seen.features, features, ranks) for seen in (inside, outside)]
+  best = max(ranks, key=lambda k: separation(*(z[k] for z in near)).auroc.value)
+  column = max(range(len(RANKS)), key=lambda i: _separated_by_tokens(inside, outside, i)) if tokens else 0
+  return Known(tokens, features, shared, own, inside, (best, column))
+
+
+def _separated_by_tokens(inside: Scores, outside: Scores, column: int) -> float:
+  parts = [{block: z[:, column] for block, z in seen.tokens[TOKENS].items()} for seen in (inside, outside)]
+  return separation(*(calibrated(part, parts[0]) for part in parts)).auroc.value
+
+
+def all_scores(run: ImageRun, known: Known, images: np.ndarray) -> dict[str, np.ndarray]:
+  """Return the scores of uint8 images by name, [n] each.
+
+  A score of tokens is the sum over the blocks, calibrated on held-out images. `NAME, BLOCK` is the score of a block.
+  """
+  seen, (rank, column) = outlier_tokens.scores(run, known.tokens, images), known.rank
+  found = {
+    SOFTMAX: softmax_score(seen.logits),
+    ENERGY: energy_score(seen.logits),
+    FEATURES: nearest_features(seen.features, known.features, [rank])[rank],
+    MAHALANOBIS: mahalanobis(known.shared, seen.features),
+    GAUSSIANS: class_density(known.own, seen.features),
+  }
+  for name in seen.tokens:
+    parts, reference = (
+      {block: z[:, column] if name == TOKENS else z for block, z in scores.tokens[name].items()}
+      for scores in (seen, known.held_out)
+    )
+    found[name] = calibrated(parts, reference)
+    found |= {f'{name}, {block}': np.asarray(values, np.float64) for block, values in parts.items()}
+  return found
+
+
+def measure(run: ImageRun, outside: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  """Measure all scores on a run. Return a row with AUROC and FPR95 by data set and score.
+
+  Args:
+    run: the run.
+    outside: images of other data sets by name, uint8 [m, height, width, channels].
+
+  Raises:
+    UserError: the run holds out no images.
+  """
+  known = learn(run)
+  inside = all_scores(run, known, run.read('test', MOST).images)
+  found: dict[str, dict[str, Any]] = {}
+  for name, images in outside.items():
+    scores = all_scores(run, known, images)
+    measures = {score: separation(inside[score], values) for score, values in scores.items()}
+    found[name] = {score: {'auroc': vars(z.auroc), 'fpr95': vars(z.fpr95)} for score, z in measures.items()}
+  chosen = {'k of features': known.rank[0], 'k of tokens': RANKS[known.rank[1]]}
+  config = run.restored.config
+  about = {'run': run.workdir.name, 'model': config.model.name, 'seed': config.seed, 'step': run.restored.step}
+  counts = {name: len(images) for name, images in outside.items()}
+  return about | {'chosen': chosen, 'images': counts, 'scores': found}
+
+
+def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+  """Return the images of other data sets by name, and textures and noise.
+
+  The textures are made of test images that are not scored themselves.
+  """
+  near = {'tiny_imagenet': LIKE_CIFAR10} if run.restored.config.data.name == 'cifar10' else {}
+  found = load_ood_images(run, wanted, near)
+  others = run.read('test', 2 * MOST).images[1::2]
+  noise = {NOISE: found.pop(NOISE)}
+  return found | {SCRAMBLED: scrambled(others, seed=0)} | noise
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Run the command and return its exit status."""
+  parser = Parser('hbf.analysis.outlier_study', __doc__.split('\n')[0])
+  parser.add_path('--out', default='runs/outliers', help='output folder; default: %(default)s')
+  parser.add_argument('--run', action='append', default=[], help='a run folder; may be repeated')
+  about = f'a prepared data set or a folder of images; may be repeated; default: {", ".join(OUTSIDE)}'
+  parser.add_argument('--outside', action='append', default=[], help=about)
+  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  flags = parser.parse_args(arguments)
+  path = flags.out / 'outliers.json'
+  measured = read_json(path, 'move it away and measure again', 'rows')
+  if not flags.report:
+    if not flags.run:
+      raise UserError('--run is missing: give the folders of runs')
+    keep_freed_memory()
+    keep_compiled_programs()
+    logging.set_verbosity(logging.INFO)
+    runs = [ImageRun.of(pathlib.Path(run).expanduser()) for run in flags.run]
+    flags.out.mkdir(parents=True, exist_ok=True)
+    machine = {'device': device_name(), 'commit': commit(), 'versions': versions()}
+    measured = measured or {'data': 'cifar10', **machine, 'rows': []}
+    for run in runs:
+      if run.workdir.name not in [row['run'] for row in measured['rows']]:
+        measured['rows'].append(measure(run, load_outside(run, flags.outside or OUTSIDE)))
+        write_json(path, measured)
+        logging.info('%s is measured', run.workdir)
+  if measured is None:
+    raise UserError(f'{path} is missing: measure it without --report')
+  draw(measured, flags.out / 'outliers.png')
+  print(table(measured))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,187 @@
+"""Scores of images from the tokens that stage 2 reads, in each block of any image classifier."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.analysis.capture import by_token
+from hbf.analysis.image_run import ImageRun
+from hbf.analysis.outlier_scores import greatest, log_density, nearest_tokens
+from hbf.evaluation.batches import in_batches
+from hbf.models.build import unrolled
+from hbf.models.classifier import ImageClassifier
+from hbf.nn.hyperbf import HyperBFCenters
+from hbf.ops.distances import squared_distances
+from hbf.ops.hyperbf import nearness
+from hbf.ops.kernels import DIRECT
+from hbf.ops.kmeans import kmeans, sample
+
+GREATEST, CENTERS = 'greatest response', 'density over centers'
+MEANS, TOKENS = 'density over k-means centers', 'k nearest tokens'
+IMAGES, PER_IMAGE = 2_500, 8  # training images and tokens of each that k-means sees
+BANK = 2_000  # training tokens of a block that are searched for neighbors
+RANKS = (1, 5, 20)  # values of k for the nearest tokens
+
+
+class Stage2(NamedTuple):
+  """Arrays of stage 2 in a block for B images.
+
+  Attributes:
+    tokens: tokens that the stage reads, after the LayerNorm, float32 [B, N, D].
+    responses: log K of the centers, or the depth in the ball for kernels without a logarithm, [B, N, U]. In an MLP,
+      it is the number w·x + b of each unit before the activation. In a gated MLP it is that of the gates.
+    log_kernels: log K of the centers, [B, N, U]. For kernels without a logarithm, K is the Gaussian with the stage's
+      sigma. None in an MLP.
+  """
+
+  tokens: jax.Array
+  responses: jax.Array
+  log_kernels: jax.Array | None
+
+
+class Seen(NamedTuple):
+  """Arrays that a network computes from B images.
+
+  Attributes:
+    logits: [B, classes].
+    features: input of the head, [B, F].
+    blocks: the arrays of stage 2 by block. Blocks whose stage 2 is neither a HyperBF nor an MLP are left out.
+  """
+
+  logits: Any
+  features: Any
+  blocks: dict[str, Any]
+
+
+class Fitted(NamedTuple):
+  """Training tokens of a block.
+
+  Attributes:
+    means: k-means centers, as many as stage 2 has units, [U, D].
+    variance: mean squared distance of a token to its nearest of these centers, divided by D.
+    bank: random tokens, [M, D].
+  """
+
+  means: Any
+  variance: Any
+  bank: Any
+
+
+def _observe(model: ImageClassifier, params: Any, images: jax.Array) -> Seen:
+  """Run the network once on normalized images."""
+  tokens: dict[str, jax.Array] = {}
+  found: dict[str, Stage2] = {}
+  features = []
+
+  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    module, path = context.module, context.module.path
+    if context.method_name == '__call__' and path[-1:] == ('stage2',):
+      tokens[path[0]] = args[0].astype(jnp.float32)
+    out = call(*args, **kwargs)
+    if isinstance(module, HyperBFCenters) and context.method_name == '_basis':
+      points, centers = args
+      found[path[0]] = _of_centers(tokens[path[0]], points, centers, out)
+    elif context.method_name == '__call__' and path[-2:] == ('stage2', 'hidden'):
+      before = tokens[path[0]]
+      found[path[0]] = Stage2(before, out[0].astype(jnp.float32).reshape(*before.shape[:2], -1), None)
+    elif context.method_name == '__call__' and path == ('head',):
+      features.append(args[0])
+    return out
+
+  with nn.intercept_methods(intercept):
+    logits = unrolled(model).apply({'params': params}, images, train=False)
+  return Seen(logits, features[0], found)
+
+
+def _of_centers(tokens: jax.Array, points: jax.Array, centers: jax.Array, basis: Any) -> Stage2:
+  radial = basis.replace(kernel='gaussian', squared_radius=0.0) if basis.kernel in DIRECT else basis
+  responses, log_kernels = (by_token(nearness(points, centers, z), tokens.shape[:2]) for z in (basis, radial))
+  return Stage2(tokens, responses, log_kernels)
+
+
+def features(run: ImageRun, images: np.ndarray) -> np.ndarray:
+  """Return the input of the head for uint8 images, [n, F]."""
+  return np.asarray(in_batches(lambda batch: _features(run.model, run.params, run.normalized(batch)), images))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _features(model: ImageClassifier, params: Any, images: jax.Array) -> jax.Array:
+  return jnp.asarray(_observe(model, params, images).features)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _tokens(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, jax.Array]:
+  """Return `PER_IMAGE` evenly spaced tokens of each image by block, [B, PER_IMAGE, D]."""
+  seen = _observe(model, params, images)
+  return {
+    block: found.tokens[:, :: max(1, found.tokens.shape[1] // PER_IMAGE)] for block, found in seen.blocks.items()
+  }
+
+
+def fit(run: ImageRun, images: np.ndarray, seed: int = 0) -> dict[str, Fitted]:
+  """Return training tokens of every block. {} if no block has centers or an MLP.
+
+  Args:
+    run: the run.
+    images: training images, uint8 [n, height, width, channels].
+    seed: seed of k-means and of the bank.
+  """
+  shapes = jax.eval_shape(functools.partial(_observe, run.model), run.params, run.normalized(images[:1]))
+  tokens = in_batches(lambda batch: _tokens(run.model, run.params, run.normalized(batch)), images)
+  return {
+    block: _fit(jnp.asarray(tokens[block].reshape(-1, tokens[block].shape[-1])), found.responses.shape[-1], seed)
+    for block, found in shapes.blocks.items()
+  }
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _fit(tokens: jax.Array, units: int, seed: int) -> Fitted:
+  one, other = jax.random.split(jax.random.key(seed))
+  means = kmeans(one, tokens, units)
+  variance = squared_distances(tokens, means).min(axis=-1).mean() / tokens.shape[-1]
+  return Fitted(means, variance, sample(other, tokens, min(BANK, len(tokens))))
+
+
+class Scores(NamedTuple):
+  """Arrays and scores of n images. A greater score says that an image is more like the training images.
+
+  Attributes:
+    logits: [n, classes].
+    features: input of the head, [n, F].
+    tokens: for each score of tokens and each block, the scores [n]. The nearest tokens have a column for each of
+      `RANKS`, [n, ranks].
+  """
+
+  logits: np.ndarray
+  features: np.ndarray
+  tokens: dict[str, dict[str, np.ndarray]]
+
+
+def scores(run: ImageRun, fitted: Mapping[str, Fitted], images: np.ndarray) -> Scores:
+  """Compute the scores of uint8 images [n, height, width, channels]. `fitted` is the result of `fit`."""
+  found = in_batches(lambda batch: _scores(run.model, run.params, dict(fitted), run.normalized(batch)), images)
+  return Scores(*found)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scores(model: ImageClassifier, params: Any, fitted: dict[str, Fitted], images: jax.Array) -> Any:
+  seen = _observe(model, params, images)
+  found: dict[str, dict[str, jax.Array]] = {}
+  for block, stage in seen.blocks.items():
+    known = fitted[block]
+    around = -squared_distances(stage.tokens, known.means) / (2 * known.variance)
+    of_block = {
+      GREATEST: greatest(stage.responses),
+      MEANS: log_density(around),
+      TOKENS: nearest_tokens(stage.tokens, known.bank, RANKS),
+    }
+    if stage.log_kernels is not None:
+      of_block[CENTERS] = log_density(stage.log_kernels)
+    for name, values in of_block.items():
+      found.setdefault(name, {})[block] = values
+  return seen.logits, seen.features, found

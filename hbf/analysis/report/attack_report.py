@@ -1,0 +1,138 @@
+"""Table and picture of the numbers that `hbf.analysis.attack_study` measures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from scipy import stats
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+from hbf.analysis.report.seeds import about_intervals, over_seeds, text
+from hbf.comparison.statistics import differences
+from hbf.evaluation.outliers import Estimate
+
+MODELS = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
+
+Measured = Mapping[str, Any]
+
+
+def table(measured: Measured) -> str:
+  """Return a Markdown table with a row for each model and each greatest change of a pixel, and notes below it.
+
+  Square may attack fewer images than APGD. Columns with a number of images are of these images alone.
+  """
+  few = min(row['images'] for row in measured['rows'])
+  header = (
+    'network',
+    'greatest change of a pixel',
+    f'right of {max(row["images"] for row in measured["rows"]):,} after APGD, %',
+    f'right of {few:,} after APGD, %',
+    'after Square, %',
+    'after both, %',
+    'fooled by Square, not by APGD',
+    'queries of Square, median',
+  )
+  lines = [_line(measured, model, levels, few) for levels in _levels(measured) for model in _models(measured)]
+  seeds = min(len(_rights(measured, model, 0, ('APGD',))) for model in _models(measured))
+  notes = [about_intervals(seeds), *_differences(measured)]
+  return markdown.table(header, lines) + '\n\n' + '\n'.join(notes)
+
+
+def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, ...]:
+  """Return the cells of a row. `few` is the number of images that all attacks share."""
+  name, change = MODELS.get(model, model), f'{levels}/255' if levels else 'no attack'
+  everything = text(_accuracy(_rights(measured, model, levels, ('APGD',))))
+  if not _rows(measured, model, 'Square', levels or 1):
+    return name, change, everything, '', '', '', '', ''
+  if not levels:
+    before = text(_accuracy(_rights(measured, model, 0, ('Square',))))
+    return name, change, everything, before, before, before, '', ''
+  apgd, square, both = (
+    [right[:few] for right in _rights(measured, model, levels, attacks)]
+    for attacks in (('APGD',), ('Square',), ('APGD', 'Square'))
+  )
+  alone = sum(int((one & ~other).sum()) for one, other in zip(apgd, square, strict=True))
+  queries = [row['median_queries'] for row in _rows(measured, model, 'Square', levels)]
+  median = f'{np.mean(queries):.0f}' if None not in queries else ''
+  return name, change, everything, *(text(_accuracy(z)) for z in (apgd, square, both)), str(alone), median
+
+
+def _models(measured: Measured) -> list[str]:
+  return [*dict.fromkeys(row['model'] for row in measured['rows'])]
+
+
+def _levels(measured: Measured) -> list[int]:
+  return [0, *sorted({row['levels'] for row in measured['rows']})]
+
+
+def _rows(measured: Measured, model: str, attack: str, levels: int) -> list[Mapping[str, Any]]:
+  """Return the rows of a model's seeds for an attack. Later rows replace earlier rows of the same run."""
+  rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
+  return [*{row['run']: row for row in rows}.values()]
+
+
+def _right(row: Mapping[str, Any]) -> np.ndarray:
+  return np.array([character == '0' for character in row['fooled']])
+
+
+def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
+  """Return for each seed if an image is right after all of the attacks, bool [images]. [] if one was not measured.
+
+  The images are those that all of the attacks share. With `levels` 0, the images that are right before the attack
+  come first.
+  """
+  if not levels:
+    rows = _rows(measured, model, attacks[0], _levels(measured)[1])
+    return [np.arange(row['images']) < row['right'] for row in rows]
+  found = [[_right(row) for row in _rows(measured, model, attack, levels)] for attack in attacks]
+  return [
+    np.logical_and.reduce([right[: min(map(len, rights))] for right in rights]) for rights in zip(*found, strict=True)
+  ]
+
+
+def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
+  """Return the accuracy in percent with Wilson's interval over images, joined over seeds."""
+  estimates = []
+  for right in rights:
+    interval = stats.binomtest(int(right.sum()), len(right)).proportion_ci(method='wilson')
+    estimates.append(Estimate(100 * right.mean(), 100 * interval.low, 100 * interval.high))
+  return over_seeds(estimates)
+
+
+def _differences(measured: Measured) -> list[str]:
+  """Return a sentence for each greatest change of a pixel: each model minus the first model, after APGD."""
+  first, *others = _models(measured)
+  lines = []
+  for levels in _levels(measured)[1:]:
+    arms = [100.0 * np.array(_rights(measured, model, levels, ('APGD',))) for model in (first, *others)]
+    for other, found in zip(others, differences(arms), strict=True):
+      names = f'{MODELS.get(other, other)} − {MODELS.get(first, first)}'
+      interval = f'{found.estimate:+.1f} ({found.low:+.1f} to {found.high:+.1f})'
+      lines.append(f'{names} after APGD at {levels}/255: {interval} points, paired over images.')
+  return lines
+
+
+def draw(measured: Measured, path: pathlib.Path) -> None:
+  """Write a PNG: the share of right answers against the greatest change of a pixel, for each model and attack."""
+  figure, axis = plt.subplots(figsize=(6, 4), layout='constrained')
+  for number, model in enumerate(_models(measured)):
+    for attack, style, shift in (('APGD', 'o-', 0.0), ('Square', 's--', 0.06)):
+      levels = [z for z in _levels(measured) if not z or _rows(measured, model, attack, z)]
+      found = [_accuracy(_rights(measured, model, z, (attack,))) for z in levels]
+      values = np.array([estimate.value for estimate in found])
+      errors = np.array([[e.value - e.low, e.high - e.value] for e in found]).T
+      places = np.arange(len(levels)) + shift + 0.03 * number
+      label = f'{MODELS.get(model, model)}, {attack}'
+      axis.errorbar(places, values, errors, fmt=style, color=f'C{number}', label=label, capsize=2, markersize=4)
+  labels = [f'{levels}/255' if levels else 'no attack' for levels in _levels(measured)]
+  axis.set_xticks(range(len(labels)), labels)
+  axis.set(xlabel='greatest change of a pixel', ylabel='right answers, %', ylim=(-3, 100))
+  axis.grid(alpha=0.3)
+  axis.legend(loc='lower left')
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)

@@ -1,0 +1,77 @@
+"""Table and picture of the numbers that `hbf.analysis.outlier_study` measures."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+from hbf.analysis.report.seeds import about_intervals, over_seeds, text
+from hbf.evaluation.outliers import Estimate
+
+MODELS = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
+
+Measured = Mapping[str, Any]
+
+
+def _models(measured: Measured) -> list[str]:
+  return [*dict.fromkeys(row['model'] for row in measured['rows'])]
+
+
+def _outside(measured: Measured) -> list[str]:
+  return [*measured['rows'][0]['scores']]
+
+
+def _scores(measured: Measured) -> list[str]:
+  """Return the names of the scores of all models, without those of single blocks."""
+  rows = measured['rows']
+  names = dict.fromkeys(score for row in rows for found in row['scores'].values() for score in found)
+  return [name for name in names if ', block' not in name]
+
+
+def _estimate(measured: Measured, model: str, outside: str, score: str, measure: str = 'auroc') -> Estimate | None:
+  """Return a measure of a score for a model, joined over its seeds. None if the model has no such score."""
+  found = [row['scores'][outside].get(score) for row in measured['rows'] if row['model'] == model]
+  return over_seeds([Estimate(**values[measure]) for values in found]) if all(found) else None
+
+
+def table(measured: Measured) -> str:
+  """Return a Markdown table of AUROC with a row for each model and score, and a note below it."""
+  header = ('network', 'score', *(f'{name}: AUROC, %' for name in _outside(measured)))
+  lines = []
+  for model in _models(measured):
+    for score in _scores(measured):
+      found = [_estimate(measured, model, outside, score) for outside in _outside(measured)]
+      if all(found):
+        lines.append((MODELS.get(model, model), score, *(text(estimate) for estimate in found if estimate)))
+  seeds = min(sum(row['model'] == model for row in measured['rows']) for model in _models(measured))
+  return markdown.table(header, lines) + '\n\n' + about_intervals(seeds)
+
+
+def draw(measured: Measured, path: pathlib.Path) -> None:
+  """Write a PNG with a panel for each other data set. A panel shows the AUROC of each score, for each model."""
+  outside, scores = _outside(measured), _scores(measured)
+  figure, axes = plt.subplots(1, len(outside), figsize=(3 + 2.4 * len(outside), 4), sharey=True, layout='constrained')
+  for axis, name in zip(np.atleast_1d(axes), outside, strict=True):
+    for number, model in enumerate(_models(measured)):
+      found = {place: _estimate(measured, model, name, score) for place, score in enumerate(scores)}
+      kept = {place: z for place, z in found.items() if z}
+      values = np.array([z.value for z in kept.values()])
+      errors = np.array([(z.value - z.low, z.high - z.value) for z in kept.values()]).T
+      places = np.array([*kept]) + 0.25 * number
+      style = {'color': f'C{number}', 'marker': 'os^v'[number % 4], 'markersize': 5, 'capsize': 2, 'linestyle': ''}
+      axis.errorbar(values, places, xerr=errors, label=MODELS.get(model, model), **style)
+    axis.axvline(50, color='gray', linestyle=':')
+    axis.set(xlim=(-2, 102), xlabel='AUROC, %', title=name)
+    axis.grid(alpha=0.3)
+  first = np.atleast_1d(axes)[0]
+  first.set_yticks(range(len(scores)), scores)
+  first.invert_yaxis()
+  first.legend(loc='lower left', fontsize=8)
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)

@@ -1,0 +1,46 @@
+"""Estimates of several seeds of one model, joined to one estimate."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+from hbf.comparison.statistics import SEEDS
+from hbf.evaluation.outliers import LEVEL, Estimate
+
+
+def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
+  """Return the mean of the estimates of a model's seeds, in percent, with its 95% confidence interval.
+
+  All seeds are measured on the same images, so the images' part of the interval does not shrink with more seeds. If
+  there are fewer than three seeds, the interval is over images alone. Otherwise it is over seeds and images. Its half
+  length is then the root of the sum of two squares. One is the half length over images, the mean of all seeds. The
+  other is the half length of Student's interval over seeds. Seeds also vary because of the images, so this
+  interval is a little long.
+
+  Args:
+    estimates: an estimate for each seed, with an interval over images.
+  """
+  values = np.array([estimate.value for estimate in estimates])
+  below = float(np.mean([estimate.value - estimate.low for estimate in estimates]))
+  above = float(np.mean([estimate.high - estimate.value for estimate in estimates]))
+  mean, count = float(values.mean()), len(values)
+  if count < SEEDS:
+    return Estimate(mean, mean - below, mean + above)
+  half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * values.std(ddof=1) / math.sqrt(count))
+  return Estimate(mean, max(0.0, mean - math.hypot(below, half)), min(100.0, mean + math.hypot(above, half)))
+
+
+def about_intervals(count: int) -> str:
+  """Return a sentence on the intervals of tables and pictures, for the number of seeds of each model."""
+  if count == 1:
+    return 'One seed of each network. Intervals are over images and say nothing about other seeds.'
+  if count < SEEDS:
+    return f'Means of {count} seeds of each network. Intervals are over images alone.'
+  return f'Means of {count} seeds of each network. Intervals are over seeds and images.'
+
+
+def text(estimate: Estimate) -> str:
+  """Return an estimate as the text of a table cell."""
+  return f'{estimate.value:.1f} ({estimate.low:.1f}–{estimate.high:.1f})'

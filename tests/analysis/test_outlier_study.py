@@ -1,0 +1,170 @@
+"""The studies of outliers and attacks on a small network, their images, and their tables and pictures."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from hbf.analysis import attack_study, outlier_study, outlier_tokens
+from hbf.analysis.nearness import nearness
+from hbf.analysis.ood_images import load_ood_images
+from hbf.analysis.outlier_study import made_up, scrambled
+from hbf.analysis.outlier_tokens import CENTERS, GREATEST, MEANS, TOKENS
+from hbf.analysis.report import attack_report, outlier_report
+from hbf.analysis.report.seeds import over_seeds
+from hbf.errors import UserError
+from hbf.evaluation.outliers import Estimate, energy_score
+
+
+@pytest.fixture(scope='module')
+def small():
+  """Fewer training images and neighbors."""
+  with pytest.MonkeyPatch.context() as patch:
+    for name, value in {'TRAINING': 200, 'HELD_OUT': 40, 'MOST': 40, 'FEATURE_RANKS': (1, 5)}.items():
+      patch.setattr(outlier_study, name, value)
+    patch.setattr(outlier_tokens, 'IMAGES', 50)
+    patch.setattr(outlier_tokens, 'BANK', 40)
+    patch.setattr('hbf.analysis.ood_images.MOST', 40)
+    yield
+
+
+BALLS = {'model.stage2.kernel': 'ball_silu', 'model.stage2.normalization': 'none'}
+
+
+@pytest.fixture(scope='module')
+def row(made, small):
+  run = made(**{'data.validation': 0.1})
+  return outlier_study.measure(run, outlier_study.load_outside(run, ['digits']))
+
+
+def test_the_study_has_all_scores_of_a_network_with_centers(row):
+  assert list(row['scores']) == ['digits', 'phase-scrambled', 'noise']
+  found = row['scores']['noise']
+  assert {'softmax', 'energy', GREATEST, CENTERS, MEANS, TOKENS, f'{CENTERS}, block1'} <= set(found)
+  assert all(0 <= z['auroc']['low'] <= z['auroc']['value'] <= z['auroc']['high'] <= 100 for z in found.values())
+  assert row['chosen']['k of features'] in (1, 5)
+
+
+def test_scores_of_tokens_are_those_of_the_captured_arrays(made, run, images):
+  fitted = outlier_tokens.fit(run, images)
+  found = outlier_tokens.scores(run, fitted, images)
+  np.testing.assert_allclose(found.logits, run.logits(images), rtol=1e-4, atol=1e-4)
+  (_, seen), *_ = run.capture_batches(images)
+  for block, near in nearness(run, images).items():
+    np.testing.assert_allclose(found.tokens[GREATEST][block], near, rtol=1e-4)
+    log_k = np.asarray(seen.log_kernels[block], np.float64)[:16]
+    expected = np.log(np.exp(log_k).mean(axis=-1)).mean(axis=-1)
+    np.testing.assert_allclose(found.tokens[CENTERS][block], expected, rtol=1e-3)
+    assert found.tokens[TOKENS][block].shape == (16, len(outlier_tokens.RANKS))
+  np.testing.assert_allclose(outlier_tokens.features(run, images), found.features, rtol=1e-5)
+
+
+def observe(run, images):
+  observed = jax.jit(functools.partial(outlier_tokens._observe, run.model))
+  return observed(run.params, run.normalized(images))
+
+
+def test_a_ball_is_a_gaussian_of_its_sigma_and_a_gate_is_a_response(made, images):
+  balls = made(**BALLS)
+  seen = observe(balls, images).blocks['block0']
+  unit = balls.params['block0']['stage2']
+  centers, sigma = np.asarray(unit['centers'][0]), np.exp(np.asarray(unit['log_sigma']).reshape(-1))
+  metric = np.asarray(unit['metric']).reshape(-1)
+  squares = np.square((np.asarray(seen.tokens)[:, :, None] - centers) * metric).sum(axis=-1)
+  np.testing.assert_allclose(seen.log_kernels, -squares / (2 * sigma**2), rtol=1e-3, atol=1e-3)
+  vit = made('model=vit', **{'model.stage2.activation': 'swiglu', 'model.merge': 1, 'model.pool': 'mean'})
+  seen = observe(vit, images).blocks['block1']
+  dense = vit.params['block1']['stage2']['hidden']
+  gates = (np.asarray(seen.tokens) @ np.asarray(dense['kernel']) + np.asarray(dense['bias']))[
+    ..., : seen.responses.shape[-1]
+  ]
+  np.testing.assert_allclose(seen.responses, gates, rtol=1e-3, atol=1e-3)
+  assert seen.log_kernels is None
+
+
+def test_a_run_that_holds_out_no_images_is_refused(made):
+  with pytest.raises(UserError, match='holds out no images'):
+    outlier_study.learn(made(**{'data.validation': 0}))
+
+
+def test_classes_can_be_left_out(run, small):
+  everything, nine = (load_ood_images(run, ['digits'], without)['digits'] for without in ({}, {'digits': ['3', '8']}))
+  assert len(everything) == len(nine) == 40 and not np.array_equal(everything, nine)
+
+
+def test_scrambled_images_keep_the_amplitudes_and_the_mean():
+  images = np.random.default_rng(0).integers(90, 160, (5, 8, 8, 3)).astype(np.uint8)
+  found = scrambled(images, seed=0)
+  np.testing.assert_allclose(found.mean(axis=(1, 2)), images.mean(axis=(1, 2)), atol=1)
+  amplitudes = [np.abs(np.fft.fft2(z, axes=(1, 2))) for z in (images, found)]
+  assert stats.pearsonr(*(z[:, 1:4].ravel() for z in amplitudes)).statistic > 0.95
+  assert np.abs(found.astype(int) - images).mean() > 5
+
+
+def test_made_up_outliers_are_means_and_shuffled_parts():
+  images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1)).astype(np.uint8)
+  pairs, jigsaws = np.split(made_up(images, seed=0), 2)
+  assert all(
+    any(np.array_equal(pair, (a.astype(int) + b) // 2) for b in images)
+    for pair, a in zip(pairs, images, strict=False)
+  )
+  parts = [sorted(map(bytes, z.reshape(4, 2, 4, 2).swapaxes(1, 2).reshape(16, 4))) for z in (images[3], jigsaws[0])]
+  assert parts[0] == parts[1] and not np.array_equal(images[3], jigsaws[0])
+
+
+def test_seeds_make_an_interval_from_three_on():
+  one = [Estimate(value, value - 1, value + 1) for value in (80.0, 82.0, 84.0)]
+  assert over_seeds(one[:1]) == one[0]
+  assert over_seeds(one[:2]) == Estimate(81.0, 80.0, 82.0)
+  half = np.hypot(1, stats.t.ppf(0.975, 2) * 2 / 3**0.5)
+  found = over_seeds(one)
+  np.testing.assert_allclose([found.value, found.low, found.high], [82, 82 - half, 82 + half])
+
+
+def test_attacks_are_stored_and_not_repeated(made, monkeypatch):
+  run, rows = made(), []
+  monkeypatch.setattr(attack_study, 'ATTACKS', (('APGD', 2), ('Square', 2)))
+  efforts = {'APGD': attack_study.Effort(30, 3), 'Square': attack_study.Effort(20, 3)}
+  attack_study.measure(run, [], rows.append, efforts)
+  attack_study.measure(run, rows, rows.append, efforts)
+  assert [(row['attack'], row['images'], len(row['fooled'])) for row in rows] == [
+    ('APGD', 30, 30),
+    ('Square', 20, 20),
+  ]
+  right = run.logits(run.read('test', 30).images).argmax(axis=1) == run.read('test', 30).labels
+  assert rows[0]['fooled'].count('0') <= rows[0]['right'] == right.sum()
+  assert attack_study.images_and_steps('20,3') == efforts['Square']
+
+
+def test_table_and_picture_of_outliers(row, tmp_path):
+  few = {name: {'softmax': found['softmax']} for name, found in row['scores'].items()}
+  rows = [row | {'run': 'a'}, row | {'run': 'b', 'model': 'vit', 'scores': few}]
+  lines = outlier_report.table({'rows': rows}).splitlines()
+  assert 'noise: AUROC, %' in lines[0] and sum('| ViT' in line for line in lines) == 1
+  assert 'One seed' in lines[-1]
+  outlier_report.draw({'rows': rows}, tmp_path / 'outliers.png')
+  assert (tmp_path / 'outliers.png').stat().st_size > 10_000
+
+
+def test_table_and_picture_of_attacks(tmp_path):
+  def attacked(model, wrong, attack, levels, count):
+    fooled = '1' + '01' * wrong + '0' * (count - 1 - 2 * wrong)
+    about = {'run': model, 'model': model, 'attack': attack, 'levels': levels, 'images': count, 'steps': 9}
+    return about | {'right': count - 1, 'fooled': fooled, 'queries': 100, 'median_queries': 5.0}
+
+  attacks = (('APGD', 1, 40), ('APGD', 8, 40), ('Square', 1, 20))
+  rows = [attacked(*model, *attack) for model in (('hyperbf', 3), ('vit', 5)) for attack in attacks]
+  shown = attack_report.table({'rows': rows})
+  assert '90.0 (76.9–96.0)' in shown and '80.0 (58.4–91.9)' in shown
+  assert 'ViT − HyperBF after APGD at 1/255: -5.0 (' in shown
+  attack_report.draw({'rows': rows}, tmp_path / 'attacks.png')
+  assert (tmp_path / 'attacks.png').stat().st_size > 10_000
+
+
+def test_the_logits_of_pixels_are_those_of_the_images(run, images):
+  logits = attack_study.logits_of(run)(jnp.asarray(images, jnp.float32) / 255)
+  np.testing.assert_allclose(jax.device_get(logits), run.logits(images), rtol=1e-4, atol=1e-4)
+  assert energy_score(np.asarray(logits)).shape == (16,)
