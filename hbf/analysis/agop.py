@@ -85,8 +85,8 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
   Returns:
     'metric': WᵀW. It is missing for metric identity. 'centers': TᵀT for the centers T. 'slopes': UᵀU for the slopes U
-    of linear coefficients. 'weights': W₁W₁ᵀ for the first layer of an MLP. For a gated MLP the sum W₁W₁ᵀ runs over the
-    gates and the values.
+    of linear coefficients. 'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of
+    gates and values.
   """
   if 'hidden' in stage:
     weights = np.asarray(stage['hidden']['kernel'], np.float64)

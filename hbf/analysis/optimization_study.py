@@ -1,7 +1,7 @@
 """Measurement of optimization without gradient steps: refits of linear layers, and the AGOP against the metric.
 
 python -m hbf.analysis.optimization_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
-python -m hbf.analysis.optimization_study --report         # draws the tables and the picture again, from stored numbers
+python -m hbf.analysis.optimization_study --report         # draws tables and picture again, from stored numbers
 
 docs/research/optimization.md explains the results.
 """
@@ -42,6 +42,7 @@ HELD_OUT, TESTED = 2_500, 10_000  # most images
 ROUNDS, ITERATIONS = 2, 5  # Gauss–Newton steps from trained coefficients, and products in a step
 ROUNDS_FROM_ZERO = 3
 ROUNDS_OF_HEAD, ITERATIONS_OF_HEAD = 3, 20
+RATES = (1e-3, 4e-3)  # learning rates of Adam
 SEED = 1  # seed of the transforms, of random steps and of untrained parameters
 SEEN = 300  # training images of the AGOP
 DRAWS = 200  # random matrices
@@ -196,6 +197,35 @@ def run_refit(
   return row, done
 
 
+def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -> dict[str, Any]:
+  """Minimize the loss by Adam with at most this many operations. Return a row, as `run_refit` does.
+
+  The learning rate is the one of `RATES` with the least held-out loss. The operations are those of one rate.
+  """
+  begin, each = time.process_time(), given.train.gradient_operations()
+  epochs = max(1, int(operations // each))
+  found = [refit.descend(given.train, start, rate, epochs, SEED) for rate in RATES]
+  losses = [given.held_out.value(weights) for weights in found]
+  best = int(np.argmin(losses))
+  end = {'damping': None, 'train': given.train.value(found[best]), 'held_out': losses[best]}
+  row = {
+    'layer': 'stage 2',
+    'start': 'zero',
+    'loss': 'cross-entropy, by Adam',
+    'images': len(given.train.inputs),
+    'rate': RATES[best],
+    'held_out_by_rate': losses,
+    'epochs': epochs,
+    'rounds': [end],
+    'before': given.held_out.value(start),
+    'tests': [scores(given.test, split, weights) for weights in (start, found[best])],
+    'operations': epochs * each,
+    'seconds': time.process_time() - begin,
+  }
+  logging.info('%s', row)
+  return row
+
+
 def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
   """Refit the last stage 2 and the head of a run, from several starts and with two losses. Return a row for each."""
   model, _ = classifier(restored, pathlib.Path())
@@ -229,6 +259,7 @@ def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
   rows.append({'layer': 'stage 2', 'start': 'trained', 'loss': 'random step', 'tests': [drawn_step]})
   add('stage 2', 'trained', 'squared', to_codes, trained.test, split.test, weights, (1, ITERATIONS))
   add('stage 2', 'zero', 'cross-entropy', trained, trained.test, split.test, zero, more)
+  rows.append(by_adam(trained, split.test, zero, rows[-1]['operations']))
   add('stage 2', 'zero, random units', 'cross-entropy', drawn, drawn.test, split.test, zero, more)
   rows += _of_head(restored, split)
   return [row | passed for row in rows]

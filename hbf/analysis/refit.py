@@ -284,16 +284,20 @@ class Problem:
 
   def operations(self, iterations: int) -> float:
     """Return the floating-point operations of `solve`, without matrix functions of the factors."""
+    rows, columns = self.inputs.shape[1:]
+    factors = 2 * rows * columns**2 + self._count(_factor, 1)
+    products = iterations * len(self.inputs) * self._count(_product, 2)
+    return self.gradient_operations() + products + min(len(self.inputs), FACTORED) * factors
+
+  def gradient_operations(self) -> float:
+    """Return the floating-point operations of a gradient on all images."""
+    return len(self.inputs) * self._count(_gradient, 1)
+
+  def _count(self, function: Any, directions: int) -> float:
+    """Return the floating-point operations of a function of the module on one image."""
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
-
-    def count(function: Any, *directions: Any) -> float:
-      return float(count_flops(functools.partial(function, self.tail, self.loss), *directions, *example))
-
-    rows, columns = self.inputs.shape[1:]
-    factors = 2 * rows * columns**2 + count(_factor, weights)
-    each = count(_gradient, weights) + iterations * count(_product, weights, weights)
-    return len(self.inputs) * each + min(len(self.inputs), FACTORED) * factors
+    return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
 
   def _apply(self, function: Any, *directions: np.ndarray) -> Iterator[jax.Array]:
     """Yield the values of a function of the module for each batch of images."""
@@ -432,3 +436,37 @@ def refit(
     done.weights.append(done.weights[-1] + path.step(damping))
     done.rounds.append(Round(damping, problem.value(done.weights[-1]), best))
   return done
+
+
+def descend(problem: Problem, weights: np.ndarray, rate: float, epochs: int, seed: int) -> np.ndarray:
+  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images, as a control. Return W, [A + 1, D].
+
+  Args:
+    problem: the loss on training images.
+    weights: W at the start.
+    rate: learning rate of the first step. It falls to 0 along a cosine.
+    epochs: passes over the images.
+    seed: seed of the order.
+  """
+  random, count = np.random.default_rng(seed), len(problem.inputs)
+  size = min(BATCH, count)
+  w = jnp.asarray(weights, problem.rest.dtype)
+  state = _ADAM.init(w)
+  starts = [(epoch, start) for epoch in range(epochs) for start in range(0, count - size + 1, size)]
+  rates = optax.cosine_decay_schedule(rate, len(starts))
+  for step, (_, start) in enumerate(starts):
+    if not start:
+      order = random.permutation(count)
+    rows = np.sort(order[start : start + size])
+    arrays = (problem.inputs[rows], problem.rest[rows], problem.targets[rows])
+    w, state = _descent(problem.tail, problem.loss, w, state, rates(step), *arrays)
+  return np.asarray(w, np.float64)
+
+
+_ADAM = optax.scale_by_adam()
+
+
+@_jit
+def _descent(tail: Tail, loss: Loss, weights: Any, state: Any, rate: Any, *arrays: Any) -> tuple[jax.Array, Any]:
+  updates, state = _ADAM.update(_gradient(tail, loss, weights, *arrays) / len(arrays[0]), state)
+  return weights - rate * updates, state

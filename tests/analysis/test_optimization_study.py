@@ -1,5 +1,7 @@
 """The study of refits and the AGOP, on a small network without training."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -19,14 +21,15 @@ def measured(made):
 
 def test_every_refit_has_scores_and_operations(measured):
   refits = measured['networks'][0]['refits']
-  assert len({(row['layer'], row['start'], row['loss']) for row in refits}) == len(refits) == 8
+  assert len({(row['layer'], row['start'], row['loss']) for row in refits}) == len(refits) == 9
   for row in refits:
-    assert len(row['tests']) == 1 + sum(each['damping'] is not None for each in row.get('rounds', []))
+    if 'Adam' not in row['loss']:
+      assert len(row['tests']) == 1 + sum(each['damping'] is not None for each in row.get('rounds', []))
     if row['loss'] == 'random step':
       continue
-    assert 0 < row['operations'] and row['images'] == 100
+    assert row['operations'] > 0 and row['images'] == 100
     held_out = [row['before'], *(each['held_out'] for each in row['rounds'])]
-    assert all(after <= before for before, after in zip(held_out, held_out[1:], strict=False))
+    assert all(after <= before for before, after in itertools.pairwise(held_out)) or 'Adam' in row['loss']
 
 
 def test_the_agop_is_compared_for_both_states_and_every_block(measured):
