@@ -85,8 +85,8 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
   Returns:
     'metric': WᵀW. It is missing for metric identity. 'centers': TᵀT for the centers T. 'slopes': UᵀU for the slopes U
-    of linear coefficients. 'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of
-    gates and values.
+    of linear coefficients. 'centers and slopes': TᵀT/σ⁴ + UᵀU, because the response of a center depends on x·t/σ².
+    'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
   """
   if 'hidden' in stage:
     weights = np.asarray(stage['hidden']['kernel'], np.float64)
@@ -98,6 +98,10 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if name in stage:
       rows = np.asarray(stage[name], np.float64)
       found[name] = _by_head(rows.swapaxes(1, 2) @ rows)
+  if {'centers', 'slopes', 'log_sigma'} <= set(stage):
+    scales = np.exp(-2 * np.asarray(stage['log_sigma'], np.float64)).swapaxes(1, 2)  # 1/σ², [H or 1, A or 1, 1]
+    rows = np.asarray(stage['centers'], np.float64) * scales
+    found['centers and slopes'] = _by_head(rows.swapaxes(1, 2) @ rows) + found['slopes']
   return found
 
 

@@ -345,8 +345,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument(
     '--images',
     type=int,
-    default=20_000,
-    help='most training images of the refits; 0: no refits; default: %(default)s',
+    default=6_000,
+    help='most training images of the refits; 0: measure no refits, and keep the stored ones; default: %(default)s',
   )
   parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
   flags = parser.parse_args(arguments)
@@ -357,12 +357,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     logging.set_verbosity(logging.INFO)
     about = {'data': 'cifar10', 'device': device_name(), 'commit': commit(), 'versions': versions()}
-    networks = {}
+    networks: dict[str, Any] = {}
     flags.out.mkdir(parents=True, exist_ok=True)
     if stored := read_json(path, 'remove it'):
       networks = {network['run']: network for network in stored['networks']}
     for run in flags.run:
       found = measure(pathlib.Path(run).expanduser(), flags.images)
+      if not flags.images:  # keep the refits that are stored
+        found['refits'] = networks.get(found['run'], found)['refits']
       networks[found['run']] = found
       write_json(path, about | {'networks': [*networks.values()]})
   measured = read_json(path, 'measure it again, without --report')

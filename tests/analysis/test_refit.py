@@ -210,6 +210,9 @@ def test_feature_matrices_and_correlations():
   np.testing.assert_allclose(
     agop.feature_matrices({'centers': centers[:1], 'metric': full})['metric'], full[0].T @ full[0]
   )
+  linear = {'centers': centers[:1], 'slopes': 2 * centers[:1], 'log_sigma': np.log(np.full((1, 1, 5), 2.0))}
+  both = agop.feature_matrices(linear)
+  np.testing.assert_allclose(both['centers and slopes'], both['centers'] / 16 + both['slopes'])
   matrix = found['centers']
   np.testing.assert_allclose(agop.root(matrix) @ agop.root(matrix), matrix, atol=1e-12)
   same = agop.correlations(matrix, 3 * matrix + 1)

@@ -14,7 +14,13 @@ from hbf import markdown
 from hbf.analysis.report.edit_report import MODELS
 
 Network = Mapping[str, Any]
-MATRICES = {'metric': 'WᵀW', 'centers': 'TᵀT', 'slopes': 'UᵀU', 'weights': 'W₁W₁ᵀ'}
+MATRICES = {
+  'metric': 'WᵀW',
+  'centers': 'TᵀT',
+  'slopes': 'UᵀU',
+  'centers and slopes': 'TᵀT/σ⁴ + UᵀU',
+  'weights': 'W₁W₁ᵀ',
+}
 PARTS = {'all': 'all entries', 'off_diagonal': 'off the diagonal', 'diagonal': 'on the diagonal'}
 
 
