@@ -54,7 +54,7 @@ class Rest(ImageClassifier):
   """The part of a classifier behind the last block: final LayerNorm, pooling and head."""
 
   @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
+  def __call__(self, tokens: jax.Array) -> jax.Array:  # type: ignore[override]  # a part takes tokens, not images
     """Compute logits [B, classes] of the last block's tokens [B, N, D]."""
     tokens = nn.LayerNorm(self.trunk.norm_epsilon, name='norm')(tokens[:, self.embed.read])
     return nn.Dense(self.classes, name='head')(self._pooled(tokens))

@@ -154,7 +154,7 @@ def test_adam_lowers_the_loss_and_costs_a_gradient_in_each_epoch(monkeypatch):
     given, weights = problem(refit.cross_entropy, images=60)
     after = refit.descend(given, weights, 0.2, 20, seed=0)
     assert given.value(after) < 0.9 * given.value(weights)
-  assert given.gradient_operations() < given.operations(0) < given.operations(1)
+    assert given.gradient_operations() < given.operations(0) < given.operations(1)
 
 
 def test_stages_without_a_linear_layer_are_refused(made):

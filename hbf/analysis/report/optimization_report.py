@@ -27,7 +27,7 @@ PARTS = {'all': 'all entries', 'off_diagonal': 'off the diagonal', 'diagonal': '
 def name(network: Network) -> str:
   """Return the name of a network, with the metric of its stage 2 unless this is the identity."""
   metric = network['stage2'].get('metric', 'identity')
-  found = MODELS.get(network['model'], network['model'])
+  found = str(MODELS.get(network['model'], network['model']))
   return found if metric == 'identity' else f'{found}, metric {metric}'
 
 
@@ -57,9 +57,9 @@ def refit_table(measured: Mapping[str, Any]) -> str:
         lines.append((*about, 'no refit', '0', '', *_scores(row['tests'][0]), '0'))
       steps, losses, operations = '1', '', '0'
       if 'rounds' in row:
-        steps = str(len(row['tests']) - 1)
+        steps = f'{row["epochs"]} epochs' if 'epochs' in row else str(len(row['tests']) - 1)
         losses = f'{row["before"]:.4f} → {row["rounds"][-1]["held_out"]:.4f}'
-        operations = f'{row["operations"]:.1e}'
+        operations = f'{row["operations"]:.1e}'.replace('e+', 'e')
       lines.append((*about, row['loss'], steps, losses, *_scores(row['tests'][-1]), operations))
   return markdown.table(header, lines)
 
@@ -69,7 +69,10 @@ def _scores(found: Mapping[str, float]) -> tuple[str, str]:
 
 
 def agop_table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each network, matrix and block."""
+  """Return a Markdown table with a row for each network, matrix and block.
+
+  A correlation with random matrices is the 97.5% quantile over the drawn matrices.
+  """
   header = (
     'network',
     'matrix',
@@ -82,7 +85,7 @@ def agop_table(measured: Mapping[str, Any]) -> str:
       start = _untrained(network, row)
       cells = []
       for part in PARTS:
-        drawn = row['random'].get(part)
+        drawn = row['random'][part] if part in row['agop'] else ()
         cells += [_correlation(row, part), _correlation(start, part), f'{drawn[2]:.2f}' if drawn else '']
       lines.append((name(network), MATRICES[row['matrix']], row['block'].removeprefix('block'), *cells))
   return markdown.table(header, lines)
@@ -106,36 +109,39 @@ def _correlation(row: Mapping[str, Any], part: str) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with two panels.
 
-  The left panel has the test accuracy after each step from coefficients of 0. The right panel has the correlation of
+  The left panel has the test accuracy by operations, from coefficients of 0. The right panel has the correlation of
   each block's AGOP with the matrices of its stage 2.
   """
-  figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.8), layout='constrained')
+  figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6), layout='constrained')
   for number, network in enumerate(measured['networks']):
     _draw_refits(left, network, f'C{number}')
-  left.set(xlabel='Gauss–Newton steps', ylabel='test accuracy, %', title='last stage 2 refit from coefficients of 0')
+  left.set(xlabel='floating-point operations of the steps', ylabel='test accuracy, %')
+  left.set_title('last stage 2 refit from coefficients of 0')
   series = 0
   for network in measured['networks']:
     for matrix in dict.fromkeys(row['matrix'] for row in _trained(network)):
       series += _draw_agop(right, network, matrix, series)
-  right.set(xlabel='block', ylabel="Pearson's correlation", title='AGOP against the matrices of stage 2')
+  right.xaxis.get_major_locator().set_params(integer=True)
+  right.set(xlabel='block', ylabel="Pearson's correlation", title='AGOP against stage 2 (dotted: untrained)')
   right.axhline(0, color='gray', linewidth=0.8)
   for axis in (left, right):
     axis.grid(alpha=0.3)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.13), ncols=2)
   figure.savefig(path, dpi=110, metadata={'Software': None})
   plt.close(figure)
 
 
 def _draw_refits(axis: Any, network: Network, color: str) -> None:
-  """Draw the accuracy by step of the refits that start from 0, and the trained network's accuracy."""
+  """Draw the accuracy by operations of the refits from 0, and the trained network's accuracy."""
   for row in network['refits']:
     if row['layer'] != 'stage 2' or not row['start'].startswith('zero'):
       continue
-    random = 'random' in row['start']
-    style = {'color': color, 'marker': 's' if random else 'o', 'linestyle': '--' if random else '-'}
-    label = f'{name(network)}, {"random" if random else "trained"} units'
-    axis.plot([test['accuracy'] for test in row['tests']], label=label, **style)
+    random, adam = 'random' in row['start'], 'epochs' in row
+    style = {'color': color, 'marker': '*' if adam else 's' if random else 'o', 'linestyle': '--' if random else '-'}
+    label = f'{name(network)}, {"Adam" if adam else "random units" if random else "Gauss–Newton"}'
+    accuracies = [test['accuracy'] for test in row['tests']]
+    operations = np.linspace(0, row['operations'], len(accuracies))
+    axis.plot(operations[-1:] if adam else operations, accuracies[-1:] if adam else accuracies, label=label, **style)
   if network['refits']:
     accuracy = network['refits'][0]['tests'][0]['accuracy']
     axis.axhline(accuracy, color=color, linestyle=':', label=f'{name(network)}, as trained')
