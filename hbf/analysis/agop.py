@@ -1,0 +1,143 @@
+"""The average gradient outer product (AGOP) of stage 2's inputs, and the matrices that it should resemble.
+
+Let x be a token as stage 2 sees it, behind the LayerNorm, and f_k the logits. The AGOP of a block is
+
+    G = mean over images, tokens and logits of (∂f_k/∂x) (∂f_k/∂x)ᵀ,        [D, D].
+
+The gradient goes through this stage 2 only, not through the residual connection around it. G says which directions of
+x matter to the answer. Radhakrishnan et al. 2024 ("Mechanism for feature learning in neural networks and
+backpropagation-free machine learning models") found that in trained MLPs the matrix W₁W₁ᵀ of a layer's weights W₁ [D,
+units] is nearly proportional to G or its root. In a kernel machine they set the learned metric WᵀW to G. HyperBF has
+such a metric. If the metric is the identity, the centers T [A, D] carry the scales of directions, and TᵀT takes the
+place of W₁W₁ᵀ.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hbf.models.build import unrolled
+from hbf.models.classifier import ImageClassifier
+
+
+def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 50) -> dict[str, np.ndarray]:
+  """Return G of each block, float64 [D, D].
+
+  Args:
+    model: the network. Every block has a stage 2.
+    params: its parameters.
+    images: normalized images, [n, height, width, channels].
+    batch: number of images that are computed at once.
+  """
+  sums: dict[str, np.ndarray] = {}
+  tokens: dict[str, int] = {}
+  for start in range(0, len(images), batch):
+    found = _outer_products(model, params, images[start : start + batch])
+    for block, (outer, count) in found.items():
+      sums[block] = sums.get(block, 0) + np.asarray(outer, np.float64)
+      tokens[block] = tokens.get(block, 0) + int(count)
+  return {block: total / (tokens[block] * model.classes) for block, total in sums.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, tuple[jax.Array, int]]:
+  """Return for each block the sum of outer products over images, tokens and logits, and the number of tokens."""
+  shapes: dict[str, tuple[int, ...]] = {}
+
+  def logits(shifts: Mapping[str, jax.Array]) -> jax.Array:
+    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      path = context.module.path
+      if context.method_name != '__call__' or path[1:] != ('stage2',):
+        return call(*args, **kwargs)
+      shapes[path[0]] = args[0].shape
+      return call(args[0] + shifts.get(path[0], 0), *args[1:], **kwargs)
+
+    with nn.intercept_methods(intercept):
+      return jnp.asarray(unrolled(model).apply({'params': params}, images, train=False))
+
+  jax.eval_shape(logits, {})
+  _, pull = jax.vjp(logits, {block: jnp.zeros(shape, images.dtype) for block, shape in shapes.items()})
+
+  def of_logit(row: jax.Array) -> dict[str, jax.Array]:
+    (gradients,) = pull(jnp.broadcast_to(row, (len(images), len(row))))
+    return {block: jnp.einsum('bnd,bne->de', z, z) for block, z in gradients.items()}
+
+  sums = jax.lax.map(of_logit, jnp.eye(model.classes, dtype=images.dtype))
+  return {block: (z.sum(axis=0), shapes[block][0] * shapes[block][1]) for block, z in sums.items()}
+
+
+def root(matrix: np.ndarray) -> np.ndarray:
+  """Return the symmetric root of a matrix without negative eigenvalues."""
+  values, vectors = np.linalg.eigh(matrix)
+  return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+
+
+def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """Return the matrices [D, D] of a stage 2 that G should resemble, by name.
+
+  Args:
+    stage: the parameters of HyperBF centers or of an MLP. Of several heads, each has its block of a matrix.
+
+  Returns:
+    'metric': WᵀW. It is missing for metric identity. 'centers': TᵀT for the centers T. 'slopes': UᵀU for the slopes U
+    of linear coefficients. 'centers and slopes': TᵀT/σ⁴ + UᵀU, because the response of a center depends on x·t/σ².
+    'weights': W₁W₁ᵀ for the first layer of an MLP. In a gated MLP, W₁ has the weights of gates and values.
+  """
+  if 'hidden' in stage:
+    weights = np.asarray(stage['hidden']['kernel'], np.float64)
+    return {'weights': weights @ weights.T}
+  found = {}
+  if 'metric' in stage:
+    found['metric'] = _by_head(_metric(np.asarray(stage['metric'], np.float64), np.shape(stage['centers'])[-1]))
+  for name in ('centers', 'slopes'):
+    if name in stage:
+      rows = np.asarray(stage[name], np.float64)
+      found[name] = _by_head(rows.swapaxes(1, 2) @ rows)
+  if {'centers', 'slopes', 'log_sigma'} <= set(stage):
+    scales = np.exp(-2 * np.asarray(stage['log_sigma'], np.float64)).swapaxes(1, 2)  # 1/σ², [H or 1, A or 1, 1]
+    rows = np.asarray(stage['centers'], np.float64) * scales
+    found['centers and slopes'] = _by_head(rows.swapaxes(1, 2) @ rows) + found['slopes']
+  return found
+
+
+def _metric(weights: np.ndarray, dimensions: int) -> np.ndarray:
+  """Return WᵀW of each head, [H, d, d], from the parameter of a diagonal, low-rank or full metric."""
+  rows = weights[:, :, None] * np.eye(dimensions) if weights.ndim == 2 else weights
+  return rows.swapaxes(1, 2) @ rows
+
+
+def _by_head(blocks: np.ndarray) -> np.ndarray:
+  heads, size, _ = blocks.shape
+  return np.einsum('hg,hij->higj', np.eye(heads), blocks).reshape(heads * size, heads * size)
+
+
+def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
+  """Return Pearson's correlation of the entries of two symmetric matrices.
+
+  Returns:
+    'all': over all entries, as in the paper. 'diagonal' and 'off_diagonal': over these entries alone. If a part is
+    constant in a matrix, its correlation is missing.
+  """
+  diagonal = np.eye(len(left), dtype=bool)
+  parts = {'all': np.ones_like(diagonal), 'diagonal': diagonal, 'off_diagonal': ~diagonal}
+  found = {}
+  for name, part in parts.items():
+    x, y = left[part], right[part]
+    if x.std() > 1e-12 * np.abs(left).max() and y.std() > 1e-12 * np.abs(right).max():
+      found[name] = float(np.corrcoef(x, y)[0, 1])
+  return found
+
+
+def random_correlations(matrix: np.ndarray, units: int, draws: int, seed: int) -> dict[str, np.ndarray]:
+  """Return the correlations of a matrix [D, D] with WᵀW for random normal W [units, D], [draws] each."""
+  random = np.random.default_rng(seed)
+  found = []
+  for _ in range(draws):
+    rows = random.normal(size=(units, len(matrix)))
+    found.append(correlations(matrix, rows.T @ rows))
+  return {name: np.array([each[name] for each in found]) for name in found[0]}

@@ -1,0 +1,379 @@
+"""Measurement of optimization without gradient steps: refits of linear layers, and the AGOP against the metric.
+
+python -m hbf.analysis.optimization_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
+python -m hbf.analysis.optimization_study --report         # draws tables and picture again, from stored numbers
+
+docs/research/optimization.md explains the results.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+
+from hbf.analysis import refit
+from hbf.analysis.agop import agop, correlations, feature_matrices, random_correlations, root
+from hbf.analysis.report.optimization_report import draw, tables
+from hbf.arguments import Parser
+from hbf.data.augment.batches import normalize
+from hbf.data.pipeline.host import read_many
+from hbf.data.pipeline.order import evenly_spaced
+from hbf.errors import UserError, in_one_line
+from hbf.evaluation.batches import in_batches
+from hbf.models.build import flops_per_example
+from hbf.models.classifier import ImageClassifier
+from hbf.tasks.classification import Classification
+from hbf.training.experiment import make_splits
+from hbf.training.machine import commit, device_name, keep_freed_memory, versions
+from hbf.training.restore import Restored, restore
+from hbf.training.workdir import read_json, write_json
+
+BATCH = 250  # images in one call of the network
+HELD_OUT, TESTED = 2_500, 10_000  # most images
+ROUNDS, ITERATIONS = 2, 5  # Gauss–Newton steps from trained coefficients, and products in a step
+ROUNDS_FROM_ZERO = 3
+ROUNDS_OF_HEAD, ITERATIONS_OF_HEAD = 3, 20
+RATES = (1e-3, 4e-3)  # learning rates of Adam
+SEED = 1  # seed of the transforms, of random steps and of untrained parameters
+SEEN = 300  # training images of the AGOP
+DRAWS = 200  # random matrices
+
+
+class Split(NamedTuple):
+  """The arrays around the linear layers for the images of a split.
+
+  Attributes:
+    seen: the arrays. The second array of `inputs` belongs to an untrained stage 2.
+    labels: the classes, int [n].
+    targets: class probabilities of the training loss, float32 [n, classes].
+  """
+
+  seen: refit.Seen
+  labels: np.ndarray
+  targets: np.ndarray
+
+
+def classifier(restored: Restored, workdir: pathlib.Path) -> tuple[ImageClassifier, Classification]:
+  """Return the network and the task of a run.
+
+  Raises:
+    UserError: the run is not on images, or holds out no images.
+  """
+  model, task = restored.model, restored.task
+  if not (isinstance(task, Classification) and isinstance(model, ImageClassifier)):
+    raise UserError(f'{workdir} holds a run of task {restored.config.task}: give a run of task classification')
+  if not restored.config.data.validation:
+    raise UserError(f'{workdir} holds out no images of train: give a run with data.validation above 0')
+  return model, task
+
+
+def untrained(restored: Restored) -> Any:
+  """Return the parameters that the network has at initialization with the run's seed."""
+  model, task = classifier(restored, pathlib.Path())
+  source = make_splits(task, restored.config.data.validation)['train']
+  images, _ = read_many(source, evenly_spaced(len(source), BATCH), task.shape)  # centers may start at tokens
+  init = jax.jit(functools.partial(model.init, train=False))
+  return init(jax.random.key(restored.config.seed), normalize(jnp.asarray(images), task.mean, task.std))['params']
+
+
+def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) -> Split:
+  """Pass the images of a split through the network once. Training images are transformed as in training.
+
+  Args:
+    restored: the restored run.
+    name: name of the split.
+    most: greatest number of images.
+    stages: further parameters of the last stage 2.
+  """
+  model, task = classifier(restored, pathlib.Path())
+  source = make_splits(task, restored.config.data.validation)[name]
+  images, labels = read_many(source, evenly_spaced(len(source), most), task.shape)
+  keys = jax.random.split(jax.random.key(SEED))
+
+  @jax.jit
+  def see(params: Any, stages: Any, rows: Any, images: Any, labels: Any) -> tuple[refit.Seen, jax.Array]:
+    targets = jax.nn.one_hot(labels, model.classes)
+    inputs = normalize(images, task.mean, task.std)
+    if name == 'train':
+      batch = {'index': rows, 'image': images, 'label': labels, 'step': jnp.asarray(0)}
+      inputs, (_, targets) = task.train_batch((keys[0], keys[1]), None, batch)
+    return refit.see(model, params, inputs, stages), optax.smooth_labels(targets, task.label_smoothing)
+
+  def of_rows(rows: np.ndarray) -> Any:
+    return see(restored.params, stages, rows, images[rows], labels[rows])
+
+  seen, targets = in_batches(of_rows, np.arange(len(images)), BATCH)
+  return Split(seen, labels, targets)
+
+
+def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarray, inputs: int = 0) -> refit.Problem:
+  """Return the loss as a function of the last stage 2's W on the images of a split.
+
+  Args:
+    split: the images.
+    tail: the part of the network behind stage 2.
+    loss: the loss. For the squared loss, `codes` replaces the class probabilities.
+    weights: the trained W, [A + 1, D].
+    inputs: the number of the array in `refit.Seen.inputs`.
+  """
+  rest = split.seen.tokens - split.seen.inputs[0] @ weights.astype(np.float32)
+  return refit.Problem(tail, loss, split.seen.inputs[inputs], rest, split.targets)
+
+
+def of_head(split: Split, loss: refit.Loss, targets: np.ndarray) -> refit.Problem:
+  """Return the loss as a function of the head's weights and bias on the images of a split."""
+  rest = np.zeros((len(targets), 1, targets.shape[-1]), np.float32)
+  return refit.Problem(refit.no_tail, loss, split.seen.features, rest, targets)
+
+
+def codes(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+  """Return the scale and the offset of class codes that are nearest to logits [n, classes] in least squares.
+
+  The code of a class is `scale` · (one-hot − 1/classes) + `offset`.
+  """
+  classes = logits.shape[-1]
+  own = logits[np.arange(len(labels)), labels].mean(dtype=np.float64)
+  mean = logits.mean(dtype=np.float64)
+  return float((own - mean) / (1 - 1 / classes)), float(mean)
+
+
+def coded(problem: refit.Problem, split: Split, code: tuple[float, float]) -> refit.Problem:
+  """Return the problem with the squared loss to class codes."""
+  classes = problem.targets.shape[-1]
+  targets = code[0] * (np.eye(classes)[split.labels] - 1 / classes) + code[1]
+  return dataclasses.replace(problem, loss=refit.squared, targets=targets.astype(problem.rest.dtype))
+
+
+def scores(test: refit.Problem, split: Split, weights: np.ndarray) -> dict[str, float]:
+  """Return the scores of W on the test images: accuracy in percent, cross-entropy of the true classes, and `loss`."""
+  logits = test.logits(weights)
+  nll = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), jnp.asarray(split.labels))
+  right = logits.argmax(axis=-1) == split.labels
+  loss = refit.cross_entropy(jnp.asarray(logits), jnp.asarray(split.targets))
+  return {'accuracy': 100 * float(right.mean()), 'nll': float(nll.mean()), 'loss': float(loss.mean())}
+
+
+class Splits(NamedTuple):
+  """One value for each split."""
+
+  train: Any
+  held_out: Any
+  test: Any
+
+
+def run_refit(
+  label: dict[str, str], given: Splits, test: refit.Problem, split: Split, start: np.ndarray, steps: tuple[int, int]
+) -> tuple[dict[str, Any], refit.Refit]:
+  """Refit W. Return a row of the result, and the refit.
+
+  Args:
+    label: the entries of the row that name the refit.
+    given: the loss to minimize on each split. Its test part is not used.
+    test: the cross-entropy on the test images.
+    split: the test images.
+    start: W at the start.
+    steps: greatest number of steps, and products in a step.
+  """
+  begin = time.process_time()
+  done = refit.refit(given.train, given.held_out, start, *steps)
+  row = label | {
+    'images': len(given.train.inputs),
+    'rounds': [each._asdict() for each in done.rounds],
+    'before': given.held_out.value(start),
+    'tests': [scores(test, split, weights) for weights in done.weights],
+    'operations': len(done.rounds) * given.train.operations(steps[1]),
+    'seconds': time.process_time() - begin,
+  }
+  logging.info('%s: %s', label, {key: row[key] for key in ('before', 'rounds', 'tests', 'operations', 'seconds')})
+  return row, done
+
+
+def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -> dict[str, Any]:
+  """Minimize the loss by Adam with at most this many operations. Return a row, as `run_refit` does.
+
+  The learning rate is the one of `RATES` with the least held-out loss. The operations are those of one rate.
+  """
+  begin, each = time.process_time(), given.train.gradient_operations()
+  epochs = max(1, int(operations // each))
+  found = [refit.descend(given.train, start, rate, epochs, SEED) for rate in RATES]
+  losses = [given.held_out.value(weights) for weights in found]
+  best = int(np.argmin(losses))
+  end = {'damping': None, 'train': given.train.value(found[best]), 'held_out': losses[best]}
+  row = {
+    'layer': 'stage 2',
+    'start': 'zero',
+    'loss': 'cross-entropy, by Adam',
+    'images': len(given.train.inputs),
+    'rate': RATES[best],
+    'held_out_by_rate': losses,
+    'epochs': epochs,
+    'rounds': [end],
+    'before': given.held_out.value(start),
+    'tests': [scores(given.test, split, weights) for weights in (start, found[best])],
+    'operations': epochs * each,
+    'seconds': time.process_time() - begin,
+  }
+  logging.info('%s', row)
+  return row
+
+
+def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
+  """Refit the last stage 2 and the head of a run, from several starts and with two losses. Return a row for each."""
+  model, _ = classifier(restored, pathlib.Path())
+  weights, block = refit.coefficients(model, restored.params), refit.last_block(model)
+  stages, begin = [untrained(restored)[block]['stage2']], time.process_time()
+  sizes = {'train': most, 'validation': HELD_OUT, 'test': TESTED}
+  split = Splits(*(read_split(restored, name, size, stages) for name, size in sizes.items()))
+  passed = {
+    'pass_operations': len(split.train.labels) * float(flops_per_example(model, restored.task.shape)),
+    'pass_seconds': time.process_time() - begin,
+  }
+  logging.info('%s', passed)
+  tail = refit.tail_of(model, restored.params)
+  trained, drawn = (
+    Splits(*(problem(each, tail, refit.cross_entropy, weights, inputs) for each in split)) for inputs in (0, 1)
+  )
+  code = codes(trained.train.logits(weights), split.train.labels)
+  zero = np.zeros_like(weights)
+  base, more = (ROUNDS, ITERATIONS), (ROUNDS_FROM_ZERO, ITERATIONS)
+  rows = []
+
+  def add(layer: str, start: str, loss: str, *arguments: Any) -> refit.Refit:
+    row, done = run_refit({'layer': layer, 'start': start, 'loss': loss}, *arguments)
+    rows.append(row)
+    return done
+
+  to_codes = Splits(*(coded(z, each, code) for z, each in zip(trained, split, strict=True)))
+  done = add('stage 2', 'trained', 'cross-entropy', trained, trained.test, split.test, weights, base)
+  path, step = done.paths[0], done.weights[1] - weights if len(done.weights) > 1 else done.paths[0].step(1.0)
+  drawn_step = scores(trained.test, split.test, weights + path.random(step, SEED))
+  rows.append({'layer': 'stage 2', 'start': 'trained', 'loss': 'random step', 'tests': [drawn_step]})
+  add('stage 2', 'trained', 'squared', to_codes, trained.test, split.test, weights, (1, ITERATIONS))
+  add('stage 2', 'zero', 'cross-entropy', trained, trained.test, split.test, zero, more)
+  rows.append(by_adam(trained, split.test, zero, rows[-1]['operations']))
+  add('stage 2', 'zero, random units', 'cross-entropy', drawn, drawn.test, split.test, zero, more)
+  rows += _of_head(restored, split)
+  return [row | passed for row in rows]
+
+
+def _of_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
+  """Refit the head of a run, from its trained weights and from 0."""
+  head = restored.params['head']
+  weights = np.concatenate([np.asarray(head['kernel']), np.asarray(head['bias'])[None]])
+  given = Splits(*(of_head(each, refit.cross_entropy, each.targets) for each in split))
+  unit = (1.0, 1 / weights.shape[-1])  # codes are one-hot
+  to_codes = Splits(*(coded(z, each, unit) for z, each in zip(given, split, strict=True)))
+  steps, rows = (ROUNDS_OF_HEAD, ITERATIONS_OF_HEAD), []
+  for start, loss, part, first in (
+    ('trained', 'cross-entropy', given, weights),
+    ('zero', 'cross-entropy', given, np.zeros_like(weights)),
+    ('zero', 'squared', to_codes, np.zeros_like(weights)),
+  ):
+    label = {'layer': 'head', 'start': start, 'loss': loss}
+    rows.append(run_refit(label, part, given.test, split.test, first, steps)[0])
+  return rows
+
+
+def measure_agop(restored: Restored) -> list[dict[str, Any]]:
+  """Compare the AGOP of each block with the matrices of its stage 2, trained and untrained, and with random ones."""
+  model, task = classifier(restored, pathlib.Path())
+  source = make_splits(task, restored.config.data.validation)['train']
+  shown, _ = read_many(source, evenly_spaced(len(source), SEEN), task.shape)
+  images = np.asarray(normalize(jnp.asarray(shown), task.mean, task.std))
+  start, rows = untrained(restored), []
+  for state, params in (('trained', restored.params), ('untrained', start)):
+    for block, outer in agop(model, params, images).items():
+      for name, matrix in feature_matrices(params[block]['stage2']).items():
+        found = {'agop': correlations(outer, matrix), 'root': correlations(root(outer), matrix)}
+        units = _units(params[block]['stage2'])
+        draws = random_correlations(outer, units, DRAWS, SEED)
+        at_random = {
+          key: [float(z) for z in np.quantile(values, (0.025, 0.5, 0.975))] for key, values in draws.items()
+        }
+        rows.append({'state': state, 'block': block, 'matrix': name, **found, 'random': at_random})
+        logging.info('%s', rows[-1])
+  return rows
+
+
+def _units(stage: Any) -> int:
+  """Return the number of centers of all heads, or of rows of an MLP's first layer."""
+  if 'hidden' in stage:
+    return int(stage['hidden']['kernel'].shape[-1])
+  return int(np.prod(stage['centers'].shape[:2]))
+
+
+def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
+  """Measure a run.
+
+  Args:
+    workdir: folder of a run of task classification that holds out a part of the training images.
+    most: greatest number of training images of the refits. 0: no refits.
+
+  Returns:
+    The entries model, seed, refits and agop. The last two are lists of rows.
+
+  Raises:
+    UserError: the run holds out no images, or an error of `hbf.training.evaluate.restore`.
+  """
+  restored = restore(workdir, 'latest', jax.devices()[:1])
+  classifier(restored, workdir)
+  config = restored.config
+  about = {
+    'run': workdir.name,
+    'model': config.model.name,
+    'seed': config.seed,
+    'stage2': config.model.stage2.to_dict(),
+  }
+  return about | {'agop': measure_agop(restored), 'refits': measure_refits(restored, most) if most else []}
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Run the command and return its exit status."""
+  parser = Parser('hbf.analysis.optimization_study', __doc__.split('\n')[0])
+  parser.add_path('--out', default='runs/optimization', help='output folder; default: %(default)s')
+  parser.add_argument('--run', action='append', default=[], help='a run folder; may be repeated')
+  parser.add_argument(
+    '--images',
+    type=int,
+    default=6_000,
+    help='most training images of the refits; 0: measure no refits, and keep the stored ones; default: %(default)s',
+  )
+  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  flags = parser.parse_args(arguments)
+  path = flags.out / 'optimization.json'
+  if not flags.report:
+    if not flags.run:
+      raise UserError('--run is missing: give the folders of runs')
+    keep_freed_memory()
+    logging.set_verbosity(logging.INFO)
+    about = {'data': 'cifar10', 'device': device_name(), 'commit': commit(), 'versions': versions()}
+    networks: dict[str, Any] = {}
+    flags.out.mkdir(parents=True, exist_ok=True)
+    if stored := read_json(path, 'remove it'):
+      networks = {network['run']: network for network in stored['networks']}
+    for run in flags.run:
+      found = measure(pathlib.Path(run).expanduser(), flags.images)
+      if not flags.images:  # keep the refits that are stored
+        found['refits'] = networks.get(found['run'], found)['refits']
+      networks[found['run']] = found
+      write_json(path, about | {'networks': [*networks.values()]})
+  measured = read_json(path, 'measure it again, without --report')
+  if measured is None:
+    raise UserError(f'{path} is missing: measure it without --report')
+  draw(measured, flags.out / 'optimization.png')
+  print(tables(measured))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

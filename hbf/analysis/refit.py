@@ -1,0 +1,472 @@
+"""Refit of a linear output layer of a trained classifier in closed form: damped Gauss–Newton steps.
+
+The last operation of stage 2 is linear in its coefficients. Let r be the responses of the centers to a token, with a
+1 for the bias at the end. For linear coefficients, a response is already multiplied by u_a·x + w_a. In an MLP, r are
+the hidden units. The last block then returns the tokens
+
+    z_n = y_n + Wᵀ r_n,        W [A + 1, D]: the coefficients and the bias,
+
+where y_n is the rest of the residual stream. The rest of the network f is the final LayerNorm, the pooling and the
+head. It maps the N tokens of an image to logits f(z), and is not linear. So the loss is expanded around the present
+W. Let J_n = ∂f/∂z_n. The change Δ of W moves the logits by u(Δ) = Σ_n J_n Δᵀ r_n in first order. Let g and H be the
+gradient and the Hessian of the loss ℓ with respect to the logits. The Gauss–Newton model of the mean loss is
+
+    q(Δ) = mean over images of [g·u(Δ) + u(Δ)ᵀ H u(Δ) / 2] + λ ‖Δ‖² / 2.
+
+It is a ridge regression in Δ, and it has one minimum. For the cross-entropy H = diag(p) − ppᵀ. For a squared distance
+to class codes H = I, and q is the exact least-squares problem of the linearized rest. For the head, f is the identity
+and z has one token, so q is exact for the squared loss, and a step is a Newton step for the cross-entropy.
+
+The r_n and y_n do not depend on W. So one pass of the training images through the network is enough for all steps.
+
+The matrix of q has (A + 1) D rows, which is too many to store. A Lanczos iteration needs products with it only. In
+the same Krylov space the solutions for all λ cost no further products. The iteration works in coordinates in which a
+Kronecker product is the identity: E[r rᵀ] ⊗ E[Jᵀ H J], the approximation of the matrix by Martens & Grosse 2015
+("K-FAC"). The norm ‖Δ‖ of the ridge is measured there too. After one iteration, the step is K-FAC's with the best
+length. After (A + 1) D iterations it is exact.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hbf.analysis.capture import by_token
+from hbf.errors import UserError
+from hbf.models.build import unrolled
+from hbf.models.classifier import ImageClassifier
+from hbf.models.flops import count_flops
+from hbf.nn.block import Block
+
+BATCH = 500  # images
+FACTORED = 5_000  # most images for the factors of K-FAC
+RIDGE = 1e-4  # added to the diagonals of K-FAC's factors, divided by their mean diagonal entry
+DAMPINGS = tuple(float(z) for z in np.logspace(-3, 1, 9))  # λ, divided by the greatest eigenvalue of q's matrix
+
+
+class Rest(ImageClassifier):
+  """The part of a classifier behind the last block: final LayerNorm, pooling and head."""
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:  # type: ignore[override]  # a part takes tokens, not images
+    """Compute logits [B, classes] of the last block's tokens [B, N, D]."""
+    tokens = nn.LayerNorm(self.trunk.norm_epsilon, name='norm')(tokens[:, self.embed.read])
+    return nn.Dense(self.classes, name='head')(self._pooled(tokens))
+
+
+class Seen(NamedTuple):
+  """Arrays around the two linear layers at the end of a classifier, for B images.
+
+  Attributes:
+    inputs: r of the last stage 2 with a 1 at the end, [B, N, A + 1]. One array for each set of parameters of stage 2.
+    tokens: z, the tokens of the last block, [B, N, D].
+    features: the inputs of the head with a 1 at the end, [B, 1, F + 1].
+  """
+
+  inputs: list[Any]
+  tokens: Any
+  features: Any
+
+
+def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence[Any] = ()) -> Seen:
+  """Return the arrays around the linear layers for normalized images [B, height, width, channels].
+
+  Args:
+    model: the network.
+    params: its parameters.
+    images: normalized images.
+    stages: further parameters of the last stage 2. `Seen.inputs` also has the inputs r that they give.
+  """
+  last = last_block(model)
+  found: dict[str, Any] = {}
+
+  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    out = call(*args, **kwargs)
+    if context.method_name != '__call__':
+      return out
+    if context.module.path == (last, 'stage2'):
+      unit = context.module.clone(parent=None, name=None)
+      found['inputs'] = [layer_inputs(unit, stage, args[0]) for stage in (params[last]['stage2'], *stages)]
+    elif isinstance(context.module, Block) and context.module.path:
+      found['tokens'] = out
+    elif context.module.path == ('head',):
+      found['features'] = args[0][:, None]
+    return out
+
+  with nn.intercept_methods(intercept):
+    unrolled(model).apply({'params': params}, images, train=False)
+  return Seen(found['inputs'], found['tokens'], _with_one(found['features']))
+
+
+def layer_inputs(unit: nn.Module, params: Any, points: jax.Array) -> jax.Array:
+  """Return the inputs r of the linear layer of a stage 2 with a 1 at the end, [B, N, A + 1].
+
+  Args:
+    unit: HyperBF centers or an MLP.
+    params: its parameters.
+    points: its inputs, [B, N, D].
+  """
+  hidden: list[jax.Array] = []
+
+  def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    if context.method_name == '__call__' and context.module.path == ('out',):
+      hidden.append(args[0])
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(intercept):
+    _, sown = unit.apply({'params': params}, points, mutable=['responses'])
+  if hidden:
+    return _with_one(hidden[0].reshape(*points.shape[:2], -1))
+  return _with_one(by_token(sown['responses']['responses'][0], points.shape[:2]))
+
+
+def _with_one(inputs: Any) -> Any:
+  """Append a 1 to the last axis."""
+  return jnp.concatenate([inputs, jnp.ones_like(inputs[..., :1])], axis=-1)
+
+
+def last_block(model: ImageClassifier) -> str:
+  """Return the name of the last block.
+
+  Raises:
+    UserError: the output of the block's stage 2 is not added to the tokens as it is, or the block has no stage 2.
+  """
+  if model.trunk.stage2 is None or model.trunk.layer_scale:
+    raise UserError('the network has no stage 2 or has model.layer_scale: give a run with a stage 2 and without it')
+  return f'block{model.trunk.depth - 1}'
+
+
+def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:
+  """Return W of the last stage 2, [A + 1, D]. The centers of all heads are concatenated, and the bias is last.
+
+  Raises:
+    UserError: stage 2 has no linear output layer.
+  """
+  kernel, bias = _names(params[last_block(model)]['stage2'])
+  stage = params[last_block(model)]['stage2']
+  for name in kernel[:-1]:
+    stage = stage[name]
+  rows = np.asarray(stage[kernel[-1]])
+  return np.concatenate([rows.reshape(-1, rows.shape[-1]), np.asarray(stage[bias])[None]])
+
+
+def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) -> Any:
+  """Return the parameters with another W in the last stage 2."""
+  block = last_block(model)
+  stage = dict(params[block]['stage2'])
+  kernel, bias = _names(stage)
+  layer = {**stage['out']} if len(kernel) > 1 else stage
+  layer[kernel[-1]] = jnp.asarray(weights[:-1].reshape(layer[kernel[-1]].shape), layer[kernel[-1]].dtype)
+  layer[bias] = jnp.asarray(weights[-1], layer[bias].dtype)
+  stage = {**stage, 'out': layer} if len(kernel) > 1 else layer
+  return {**params, block: {**params[block], 'stage2': stage}}
+
+
+def _names(stage: Any) -> tuple[tuple[str, ...], str]:
+  """Return the path of W without its bias, and the name of the bias beside it."""
+  if 'coefficients' in stage:
+    return ('coefficients',), 'bias'
+  if 'out' in stage:
+    return ('out', 'kernel'), 'bias'
+  raise UserError(f'stage 2 has the parameters {", ".join(stage)}: expected HyperBF centers or an MLP')
+
+
+Tail = Callable[[jax.Array], jax.Array]  # from tokens [B, N, D] to logits [B, classes]
+Loss = Callable[[jax.Array, jax.Array], jax.Array]  # from logits [B, classes] and targets [B, classes] to losses [B]
+
+
+def tail_of(model: ImageClassifier, params: Any) -> Tail:
+  """Return the function f from the tokens of the last block to the logits."""
+  rest = Rest(model.embed, model.trunk, model.classes)
+  kept = {name: params[name] for name in ('norm', 'pool', 'head') if name in params}
+  return lambda tokens: jnp.asarray(rest.apply({'params': kept}, tokens))
+
+
+def no_tail(tokens: jax.Array) -> jax.Array:
+  """Return the only token [B, D] of tokens [B, 1, D]. It is f for the head, whose outputs are the logits."""
+  return tokens[:, 0]
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """Return the cross-entropy of class probabilities `targets`, [B]."""
+  return optax.softmax_cross_entropy(logits, targets)
+
+
+def squared(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """Return half the squared distance of the logits to class codes `targets`, [B]."""
+  return jnp.sum(jnp.square(logits - targets), axis=-1) / 2
+
+
+# Problems with the same tail and loss share the compiled programs of these functions.
+_jit = functools.partial(jax.jit, static_argnums=(0, 1))
+
+
+@_jit
+def _logits(tail: Tail, loss: Loss, weights: Any, inputs: Any, rest: Any, targets: Any) -> jax.Array:
+  del loss, targets
+  return tail(rest + inputs @ weights)
+
+
+@_jit
+def _gradient(tail: Tail, loss: Loss, weights: Any, inputs: Any, rest: Any, targets: Any) -> jax.Array:
+  return jax.grad(lambda weights: loss(tail(rest + inputs @ weights), targets).sum())(weights)
+
+
+@_jit
+def _product(tail: Tail, loss: Loss, weights: Any, direction: Any, inputs: Any, rest: Any, targets: Any) -> jax.Array:
+  tokens = rest + inputs @ weights
+  logits, moved = jax.jvp(tail, (tokens,), (inputs @ direction,))  # u(Δ)
+  _, pulled = jax.jvp(jax.grad(lambda z: loss(z, targets).sum()), (logits,), (moved,))  # H u
+  (cotangent,) = jax.vjp(tail, tokens)[1](pulled)
+  return jnp.einsum('bna,bnd->ad', inputs, cotangent)
+
+
+@_jit
+def _factor(tail: Tail, loss: Loss, weights: Any, inputs: Any, rest: Any, targets: Any) -> jax.Array:
+  def of_image(tokens: Any, target: Any) -> jax.Array:
+    jacobian = jax.jacrev(lambda z: tail(z[None])[0])(tokens)  # [classes, N, D]
+    hessian = jax.hessian(lambda z: loss(z[None], target[None])[0])(tail(tokens[None])[0])
+    return jnp.einsum('knd,kl,lne->de', jacobian, hessian, jacobian) / len(tokens)
+
+  return jax.vmap(of_image)(rest + inputs @ weights, targets).sum(axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+  """The loss as a function of W, on a set of images.
+
+  Attributes:
+    tail: f, the part of the network behind the layer.
+    loss: ℓ, the loss of each image.
+    inputs: r, [n, N, A + 1].
+    rest: y, the tokens without the output of the layer, [n, N, D].
+    targets: the targets of the loss, [n, classes].
+  """
+
+  tail: Tail
+  loss: Loss
+  inputs: np.ndarray
+  rest: np.ndarray
+  targets: np.ndarray
+
+  def logits(self, weights: np.ndarray) -> np.ndarray:
+    """Return the logits of all images, [n, classes]."""
+    return np.concatenate([np.asarray(part) for part in self._apply(_logits, weights)])
+
+  def value(self, weights: np.ndarray) -> float:
+    """Return the mean loss."""
+    return float(np.mean(self.loss(jnp.asarray(self.logits(weights)), jnp.asarray(self.targets))))
+
+  def gradient(self, weights: np.ndarray) -> np.ndarray:
+    """Return the gradient of the mean loss, float64 [A + 1, D]."""
+    return self._mean(_gradient, weights)
+
+  def product(self, weights: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """Return the Gauss–Newton matrix times a direction [A + 1, D], float64 [A + 1, D]. λ is 0."""
+    return self._mean(_product, weights, direction)
+
+  def factors(self, weights: np.ndarray, most: int = FACTORED) -> tuple[np.ndarray, np.ndarray]:
+    """Return E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], float64, over the tokens of at most `most` images."""
+    part = self.every(-(-len(self.inputs) // most))
+    rows = part.inputs.reshape(-1, part.inputs.shape[-1])
+    return (rows.T @ rows / len(rows)).astype(np.float64), part._mean(_factor, weights)
+
+  def every(self, step: int) -> 'Problem':
+    """Return the loss on every `step`-th image."""
+    rows = slice(None, None, step)
+    return dataclasses.replace(self, inputs=self.inputs[rows], rest=self.rest[rows], targets=self.targets[rows])
+
+  def operations(self, iterations: int) -> float:
+    """Return the floating-point operations of `solve`, without matrix functions of the factors."""
+    rows, columns = self.inputs.shape[1:]
+    factors = 2 * rows * columns**2 + self._count(_factor, 1)
+    products = iterations * len(self.inputs) * self._count(_product, 2)
+    return self.gradient_operations() + products + min(len(self.inputs), FACTORED) * factors
+
+  def gradient_operations(self) -> float:
+    """Return the floating-point operations of a gradient on all images."""
+    return len(self.inputs) * self._count(_gradient, 1)
+
+  def _count(self, function: Any, directions: int) -> float:
+    """Return the floating-point operations of a function of the module on one image."""
+    example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
+    weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
+    return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
+
+  def _apply(self, function: Any, *directions: np.ndarray) -> Iterator[jax.Array]:
+    """Yield the values of a function of the module for each batch of images."""
+    given = [jnp.asarray(z, self.rest.dtype) for z in directions]
+    for start in range(0, len(self.inputs), BATCH):
+      part = slice(start, start + BATCH)
+      yield function(self.tail, self.loss, *given, self.inputs[part], self.rest[part], self.targets[part])
+
+  def _mean(self, function: Any, *directions: np.ndarray) -> np.ndarray:
+    """Return the mean over images of a function that returns the sum over a batch, in float64."""
+    sums = [np.asarray(part, np.float64) for part in self._apply(function, *directions)]
+    return np.sum(sums, axis=0) / len(self.inputs)
+
+
+class Path(NamedTuple):
+  """The minima of q in a Krylov space, for all λ.
+
+  Attributes:
+    basis: an orthonormal basis in K-FAC's coordinates, [m, A + 1, D].
+    matrix: q's matrix in this basis, without λ, [m, m].
+    slope: the norm of the gradient in K-FAC's coordinates.
+    roots: the matrices that map K-FAC's coordinates X to Δ = L X R, [A + 1, A + 1] and [D, D].
+  """
+
+  basis: np.ndarray
+  matrix: np.ndarray
+  slope: float
+  roots: tuple[np.ndarray, np.ndarray]
+
+  def step(self, damping: float) -> np.ndarray:
+    """Return Δ [A + 1, D] for λ = `damping` · the greatest eigenvalue."""
+    ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
+    start = self.slope * np.eye(len(self.matrix))[0]
+    return self._back(np.linalg.solve(self.matrix + ridge * np.eye(len(self.matrix)), start))
+
+  def random(self, step: np.ndarray, seed: int) -> np.ndarray:
+    """Return a random Δ that has the norm of the given Δ in K-FAC's coordinates."""
+    left, right = self.roots
+    norm = np.linalg.norm(np.linalg.solve(left, step) @ np.linalg.inv(right))
+    direction = np.random.default_rng(seed).normal(size=step.shape)
+    return left @ (norm / np.linalg.norm(direction) * direction) @ right
+
+  def _back(self, solution: np.ndarray) -> np.ndarray:
+    left, right = self.roots
+    return left @ np.tensordot(solution, self.basis, axes=1) @ right
+
+
+def solve(problem: Problem, weights: np.ndarray, iterations: int) -> Path:
+  """Run a Lanczos iteration on q at W = `weights`, and return the minima for all λ.
+
+  Args:
+    problem: the loss.
+    weights: W, [A + 1, D].
+    iterations: number of products with the matrix of q.
+  """
+  left, right = (_inverse_root(factor) for factor in problem.factors(weights))
+  residual = -left @ problem.gradient(weights) @ right
+  slope = float(np.linalg.norm(residual))
+  basis, products = [residual / slope], []
+  while True:
+    products.append(left @ problem.product(weights, left @ basis[-1] @ right) @ right)
+    if len(products) == iterations:
+      break
+    rest = products[-1]
+    for _ in range(2):  # twice, so that rounding leaves the basis orthogonal
+      for vector in basis:
+        rest = rest - np.vdot(vector, rest) * vector
+    if np.linalg.norm(rest) < 1e-7 * np.linalg.norm(products[-1]):
+      break  # the space holds the exact solution
+    basis.append(rest / np.linalg.norm(rest))
+  matrix = np.tensordot(np.stack(basis), np.stack(products), axes=([1, 2], [1, 2]))
+  return Path(np.stack(basis), (matrix + matrix.T) / 2, slope, (left, right))
+
+
+def _inverse_root(factor: np.ndarray) -> np.ndarray:
+  values, vectors = np.linalg.eigh(factor + RIDGE * np.trace(factor) / len(factor) * np.eye(len(factor)))
+  return (vectors / np.sqrt(values)) @ vectors.T
+
+
+class Round(NamedTuple):
+  """A step of `refit`, or the trial of a step.
+
+  Attributes:
+    damping: the chosen damping. None if no step lowered the held-out loss.
+    train: mean training loss after the step.
+    held_out: mean held-out loss after the step.
+  """
+
+  damping: float | None
+  train: float
+  held_out: float
+
+
+class Refit(NamedTuple):
+  """The result of `refit`.
+
+  Attributes:
+    weights: W after each step, the first before any step.
+    rounds: the steps.
+    paths: the solutions of each step.
+  """
+
+  weights: list[np.ndarray]
+  rounds: list[Round]
+  paths: list[Path]
+
+
+def refit(
+  problem: Problem,
+  held_out: Problem,
+  weights: np.ndarray,
+  rounds: int,
+  iterations: int,
+  dampings: Sequence[float] = DAMPINGS,
+) -> Refit:
+  """Take Gauss–Newton steps. Each damping is the one with the least held-out loss. Stop if no step lowers this loss.
+
+  Args:
+    problem: the loss on training images.
+    held_out: the loss on held-out images.
+    weights: W at the start, [A + 1, D].
+    rounds: greatest number of steps.
+    iterations: products in a step.
+    dampings: the dampings to choose from.
+  """
+  done = Refit([np.asarray(weights, np.float64)], [], [])
+  best = held_out.value(weights)
+  for _ in range(rounds):
+    path = solve(problem, done.weights[-1], iterations)
+    done.paths.append(path)
+    losses = [held_out.value(done.weights[-1] + path.step(damping)) for damping in dampings]
+    if not min(losses) < best:
+      done.rounds.append(Round(None, problem.value(done.weights[-1]), best))
+      break
+    best, damping = min(zip(losses, dampings, strict=True))
+    done.weights.append(done.weights[-1] + path.step(damping))
+    done.rounds.append(Round(damping, problem.value(done.weights[-1]), best))
+  return done
+
+
+def descend(problem: Problem, weights: np.ndarray, rate: float, epochs: int, seed: int) -> np.ndarray:
+  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images, as a control. Return W, [A + 1, D].
+
+  Args:
+    problem: the loss on training images.
+    weights: W at the start.
+    rate: learning rate of the first step. It falls to 0 along a cosine.
+    epochs: passes over the images.
+    seed: seed of the order.
+  """
+  random, count = np.random.default_rng(seed), len(problem.inputs)
+  size = min(BATCH, count)
+  w = jnp.asarray(weights, problem.rest.dtype)
+  state = _ADAM.init(w)
+  starts = [(epoch, start) for epoch in range(epochs) for start in range(0, count - size + 1, size)]
+  rates = optax.cosine_decay_schedule(rate, len(starts))
+  for step, (_, start) in enumerate(starts):
+    if not start:
+      order = random.permutation(count)
+    rows = np.sort(order[start : start + size])
+    arrays = (problem.inputs[rows], problem.rest[rows], problem.targets[rows])
+    w, state = _descent(problem.tail, problem.loss, w, state, rates(step), *arrays)
+  return np.asarray(w, np.float64)
+
+
+_ADAM = optax.scale_by_adam()
+
+
+@_jit
+def _descent(tail: Tail, loss: Loss, weights: Any, state: Any, rate: Any, *arrays: Any) -> tuple[jax.Array, Any]:
+  updates, state = _ADAM.update(_gradient(tail, loss, weights, *arrays) / len(arrays[0]), state)
+  return weights - rate * updates, state

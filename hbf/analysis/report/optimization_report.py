@@ -1,0 +1,164 @@
+"""Tables and picture of the numbers that `hbf.analysis.optimization_study` measures."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+from hbf.analysis.report.edit_report import MODELS
+
+Network = Mapping[str, Any]
+MATRICES = {
+  'metric': 'WᵀW',
+  'centers': 'TᵀT',
+  'slopes': 'UᵀU',
+  'centers and slopes': 'TᵀT/σ⁴ + UᵀU',
+  'weights': 'W₁W₁ᵀ',
+}
+PARTS = {'all': 'all entries', 'off_diagonal': 'off the diagonal', 'diagonal': 'on the diagonal'}
+
+
+def name(network: Network) -> str:
+  """Return the name of a network, with the metric of its stage 2 unless this is the identity."""
+  metric = network['stage2'].get('metric', 'identity')
+  found = str(MODELS.get(network['model'], network['model']))
+  return found if metric == 'identity' else f'{found}, metric {metric}'
+
+
+def tables(measured: Mapping[str, Any]) -> str:
+  """Return two tables in Markdown: the refits, and the correlations of the AGOP."""
+  return f'{refit_table(measured)}\n\n{agop_table(measured)}'
+
+
+def refit_table(measured: Mapping[str, Any]) -> str:
+  """Return a Markdown table with a row for each network and refit."""
+  header = (
+    'network',
+    'layer',
+    'start',
+    'loss to minimize',
+    'steps',
+    'held-out loss: before → after',
+    'test accuracy, %',
+    'test cross-entropy',
+    'operations of the steps',
+  )
+  lines = []
+  for network in measured['networks']:
+    for number, row in enumerate(network['refits']):
+      about = (name(network), row['layer'], row['start'])
+      if not number:
+        lines.append((*about, 'no refit', '0', '', *_scores(row['tests'][0]), '0'))
+      steps, losses, operations = '1', '', '0'
+      if 'rounds' in row:
+        steps = f'{row["epochs"]} epochs' if 'epochs' in row else str(len(row['tests']) - 1)
+        losses = f'{row["before"]:.4f} → {row["rounds"][-1]["held_out"]:.4f}'
+        operations = f'{row["operations"]:.1e}'.replace('e+', 'e')
+      lines.append((*about, row['loss'], steps, losses, *_scores(row['tests'][-1]), operations))
+  return markdown.table(header, lines)
+
+
+def _scores(found: Mapping[str, float]) -> tuple[str, str]:
+  return f'{found["accuracy"]:.2f}', f'{found["nll"]:.4f}'
+
+
+def agop_table(measured: Mapping[str, Any]) -> str:
+  """Return a Markdown table with a row for each network, matrix and block.
+
+  A correlation with random matrices is the 97.5% quantile over the drawn matrices.
+  """
+  header = (
+    'network',
+    'matrix',
+    'block',
+    *(f'{state}, {label}' for label in PARTS.values() for state in ('trained', 'untrained', 'random')),
+  )
+  lines = []
+  for network in measured['networks']:
+    for row in _trained(network):
+      start = _untrained(network, row)
+      cells = []
+      for part in PARTS:
+        drawn = row['random'][part] if part in row['agop'] else ()
+        cells += [_correlation(row, part), _correlation(start, part), f'{drawn[2]:.2f}' if drawn else '']
+      lines.append((name(network), MATRICES[row['matrix']], row['block'].removeprefix('block'), *cells))
+  return markdown.table(header, lines)
+
+
+def _trained(network: Network) -> list[Mapping[str, Any]]:
+  rows = [row for row in network['agop'] if row['state'] == 'trained']
+  return sorted(rows, key=lambda row: ([*MATRICES].index(row['matrix']), row['block']))
+
+
+def _untrained(network: Network, row: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Return the row of the untrained network for the block and the matrix of a row."""
+  key = (row['block'], row['matrix'])
+  return next(z for z in network['agop'] if z['state'] == 'untrained' and (z['block'], z['matrix']) == key)
+
+
+def _correlation(row: Mapping[str, Any], part: str) -> str:
+  return f'{row["agop"][part]:.2f}' if part in row['agop'] else ''
+
+
+def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Write a PNG with two panels.
+
+  The left panel has the test accuracy by operations, from coefficients of 0. The right panel has the correlation of
+  each block's AGOP with the matrices of its stage 2.
+  """
+  figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6), layout='constrained')
+  for number, network in enumerate(measured['networks']):
+    _draw_refits(left, network, f'C{number}')
+  left.set(xlabel='floating-point operations of the steps', ylabel='test accuracy, %')
+  left.set_title('last stage 2 refit from coefficients of 0')
+  series = 0
+  for network in measured['networks']:
+    for matrix in dict.fromkeys(row['matrix'] for row in _trained(network)):
+      series += _draw_agop(right, network, matrix, series)
+  right.xaxis.get_major_locator().set_params(integer=True)
+  right.set(xlabel='block', ylabel="Pearson's correlation", title='AGOP against stage 2 (dotted: untrained)')
+  right.axhline(0, color='gray', linewidth=0.8)
+  for axis in (left, right):
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.13), ncols=2)
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)
+
+
+def _draw_refits(axis: Any, network: Network, color: str) -> None:
+  """Draw the accuracy by operations of the refits from 0, and the trained network's accuracy."""
+  for row in network['refits']:
+    if row['layer'] != 'stage 2' or not row['start'].startswith('zero'):
+      continue
+    random, adam = 'random' in row['start'], 'epochs' in row
+    style = {'color': color, 'marker': '*' if adam else 's' if random else 'o', 'linestyle': '--' if random else '-'}
+    label = f'{name(network)}, {"Adam" if adam else "random units" if random else "Gauss–Newton"}'
+    accuracies = [test['accuracy'] for test in row['tests']]
+    operations = np.linspace(0, row['operations'], len(accuracies))
+    axis.plot(operations[-1:] if adam else operations, accuracies[-1:] if adam else accuracies, label=label, **style)
+  if network['refits']:
+    accuracy = network['refits'][0]['tests'][0]['accuracy']
+    axis.axhline(accuracy, color=color, linestyle=':', label=f'{name(network)}, as trained')
+
+
+def _draw_agop(axis: Any, network: Network, matrix: str, series: int) -> int:
+  """Draw the correlations of one matrix, by block. Return 1, the number of colors used.
+
+  Entries off the diagonal are drawn. A diagonal matrix has none, so the entries on its diagonal are drawn.
+  """
+  rows = [row for row in _trained(network) if row['matrix'] == matrix]
+  part = 'off_diagonal' if 'off_diagonal' in rows[0]['agop'] else 'diagonal'
+  blocks = np.arange(len(rows))
+  style = {'color': f'C{series}', 'marker': 'osv^DPX'[series % 7]}
+  found = [row['agop'].get(part, np.nan) for row in rows]
+  label = f'{name(network)}: {MATRICES[matrix]}, {PARTS[part]}'
+  axis.plot(blocks, found, label=label, **style)
+  start = [_untrained(network, row)['agop'].get(part, np.nan) for row in rows]
+  axis.plot(blocks, start, linestyle=':', markerfacecolor='none', **style)
+  return 1
