@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hbf.analysis import unit_params
 from hbf.analysis.capture import by_token
 from hbf.errors import UserError
 from hbf.models.build import unrolled
@@ -148,33 +149,23 @@ def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:
   Raises:
     UserError: stage 2 has no linear output layer.
   """
-  kernel, bias = _names(params[last_block(model)]['stage2'])
-  stage = params[last_block(model)]['stage2']
-  for name in kernel[:-1]:
-    stage = stage[name]
-  rows = np.asarray(stage[kernel[-1]])
-  return np.concatenate([rows.reshape(-1, rows.shape[-1]), np.asarray(stage[bias])[None]])
+  block = last_block(model)
+  rows = unit_params.coefficients(params, block)
+  return np.concatenate([np.asarray(rows), np.asarray(_beside(params[block]['stage2'])['bias'])[None]])
 
 
 def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) -> Any:
   """Return the parameters with another W in the last stage 2."""
   block = last_block(model)
-  stage = dict(params[block]['stage2'])
-  kernel, bias = _names(stage)
-  layer = {**stage['out']} if len(kernel) > 1 else stage
-  layer[kernel[-1]] = jnp.asarray(weights[:-1].reshape(layer[kernel[-1]].shape), layer[kernel[-1]].dtype)
-  layer[bias] = jnp.asarray(weights[-1], layer[bias].dtype)
-  stage = {**stage, 'out': layer} if len(kernel) > 1 else layer
+  stage = unit_params.with_coefficients(params, block, jnp.asarray(weights[:-1], jnp.float32))[block]['stage2']
+  layer = {**_beside(stage), 'bias': jnp.asarray(weights[-1], jnp.float32)}
+  stage = {**stage, 'out': layer} if 'out' in stage else layer
   return {**params, block: {**params[block], 'stage2': stage}}
 
 
-def _names(stage: Any) -> tuple[tuple[str, ...], str]:
-  """Return the path of W without its bias, and the name of the bias beside it."""
-  if 'coefficients' in stage:
-    return ('coefficients',), 'bias'
-  if 'out' in stage:
-    return ('out', 'kernel'), 'bias'
-  raise UserError(f'stage 2 has the parameters {", ".join(stage)}: expected HyperBF centers or an MLP')
+def _beside(stage: Any) -> Any:
+  """Return the parameters among which the bias of W is."""
+  return stage.get('out', stage)
 
 
 Tail = Callable[[jax.Array], jax.Array]  # from tokens [B, N, D] to logits [B, classes]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from hbf.analysis.trained_run import TrainedRun
+from hbf.analysis.unit_params import silence
 from hbf.errors import UserError
 
 # A function from images uint8 [n, height, width, channels] to probabilities [n, classes].
@@ -147,14 +148,11 @@ def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: n
     centers: numbers of k centers for each image, int [n, k]. Only one center at a time is removed.
   """
   block = _last_block(run)
-  unit = run.params[block]['stage2']
   whole = _excess(run.logits(images), classes)
   drop = np.empty(centers.shape)
   for center in np.unique(centers):
     image, column = np.nonzero(centers == center)
-    head, number = divmod(int(center), unit['coefficients'].shape[1])
-    silent = unit | {'coefficients': unit['coefficients'].at[head, number].set(0)}
-    params = run.params | {block: run.params[block] | {'stage2': silent}}
+    params = silence(run.params, block, [center])
     drop[image, column] = whole[image] - _excess(run.logits(images[image], params), classes[image])
   return drop
 

@@ -16,8 +16,9 @@ import numpy as np
 from scipy import special
 
 from hbf.analysis.capture import by_token
-from hbf.analysis.interventions import Mean, coefficients, silence
+from hbf.analysis.interventions import Mean
 from hbf.analysis.restored_run import RestoredRun
+from hbf.analysis.unit_params import coefficients, silence
 from hbf.data.pipeline.order import evenly_spaced
 from hbf.data.text.tokenizers import Tokenizer
 from hbf.errors import UserError

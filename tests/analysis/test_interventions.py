@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hbf.analysis import interventions
+from hbf.analysis import interventions, unit_params
 from hbf.analysis.capture import capture
 from hbf.errors import UserError
 
@@ -36,7 +36,7 @@ def test_the_last_units_are_the_last_block(any_run, images):
   after = interventions.logits_of_tokens(any_run.model, any_run.task.shape, any_run.params, units.tokens)
   np.testing.assert_allclose(after, any_run.logits(images), rtol=1e-4, atol=1e-5)
   gone = np.ones((len(images), len(units.coefficients)), bool)
-  none_left = interventions.silence(any_run.params, 'block1', range(len(units.coefficients)))
+  none_left = unit_params.silence(any_run.params, 'block1', range(len(units.coefficients)))
   np.testing.assert_allclose(
     interventions.logits_of_tokens(any_run.model, any_run.task.shape, any_run.params, units.without(gone)),
     any_run.logits(images, none_left),
@@ -46,11 +46,11 @@ def test_the_last_units_are_the_last_block(any_run, images):
 
 
 def test_silencing_each_unit_equals_running_the_network_again(any_run, images, labels):
-  last = interventions.count_units(any_run.params, 'block1') - 1
+  last = unit_params.count_units(any_run.params, 'block1') - 1
   units = interventions.last_units(any_run, images)
   found = dict(zip((0, last), interventions.silenced_one_by_one(any_run, units, labels, [0, last]), strict=True))
   for unit in found:
-    params = interventions.silence(any_run.params, 'block1', [unit])
+    params = unit_params.silence(any_run.params, 'block1', [unit])
     wanted = interventions.effect(any_run, params, images, labels)
     np.testing.assert_allclose(found[unit].loss, wanted.loss, rtol=1e-2, atol=1e-5)
     np.testing.assert_allclose(found[unit].accuracy, wanted.accuracy)
@@ -68,10 +68,10 @@ def same(one, other):
 
 def test_interventions_that_change_nothing_and_those_that_come_back(any_run):
   params = any_run.params
-  same(interventions.rescale(params, 'block0', [0, 2], 1.0), params)
-  same(interventions.swap(interventions.swap(params, 'block0', 0, 3), 'block0', 3, 0), params)
-  changed = interventions.coefficients(interventions.rescale(params, 'block0', [2], -2.0), 'block0')
-  before = interventions.coefficients(params, 'block0')
+  same(unit_params.rescale(params, 'block0', [0, 2], 1.0), params)
+  same(unit_params.swap(unit_params.swap(params, 'block0', 0, 3), 'block0', 3, 0), params)
+  changed = unit_params.coefficients(unit_params.rescale(params, 'block0', [2], -2.0), 'block0')
+  before = unit_params.coefficients(params, 'block0')
   np.testing.assert_array_equal(changed[2], -2 * before[2])
   np.testing.assert_array_equal(changed[:2], before[:2])
 
@@ -81,7 +81,7 @@ def test_moved_centers_respond_elsewhere(made, images):
   run = made(**{'model.stage2.heads': 2, 'model.stage2.centers': 12})
   seen = capture(run.model, run.params, run.normalized(images))
   place = np.asarray(seen.points['block0'][0, 0]).reshape(2, -1)[1]
-  moved = interventions.move(run.params, 'block0', 13, jnp.asarray(place))
+  moved = unit_params.move(run.params, 'block0', 13, jnp.asarray(place))
   responses = capture(run.model, moved, run.normalized(images)).log_kernels['block0']
   assert responses[0, 0, 13] == pytest.approx(0, abs=1e-3)  # a token at the center
   kept = np.arange(24) != 13
@@ -94,8 +94,8 @@ def test_curves_of_removal(any_run, images):
   whole = any_run.logits(images)
   answers = whole.argmax(axis=1)
   p = jax.nn.softmax(whole)[np.arange(len(images)), answers]
-  count = interventions.count_units(any_run.params, 'block1')
-  bare = jax.nn.softmax(any_run.logits(images, interventions.silence(any_run.params, 'block1', range(count))))
+  count = unit_params.count_units(any_run.params, 'block1')
+  bare = jax.nn.softmax(any_run.logits(images, unit_params.silence(any_run.params, 'block1', range(count))))
   for curve in curves.values():
     np.testing.assert_allclose(curve.probability[:, 0], p, rtol=1e-3)
     np.testing.assert_allclose(curve.probability[:, -1], bare[np.arange(len(images)), answers], rtol=1e-2, atol=1e-4)
@@ -109,7 +109,7 @@ def test_the_gradient_orders_units_as_their_removal_by_a_little_does(any_run, im
   found = interventions.importance(any_run, units)['gradient × response']
   before = any_run.logits(images)
   answers = before.argmax(axis=1)
-  less = any_run.logits(images, interventions.rescale(any_run.params, 'block1', [1], 0.99))
+  less = any_run.logits(images, unit_params.rescale(any_run.params, 'block1', [1], 0.99))
   excess = [np.take_along_axis(z, answers[:, None], 1)[:, 0] - z.mean(axis=1) for z in (before, less)]
   np.testing.assert_allclose((excess[0] - excess[1]) / 0.01, found[:, 1], rtol=0.1, atol=5e-4)
 
@@ -127,12 +127,12 @@ def test_random_centers_lie_on_tokens(run, images):
 
 def test_wrong_interventions(run, made):
   with pytest.raises(UserError, match='block0 has no unit 99: expected 0 to 11'):
-    interventions.silence(run.params, 'block0', [3, 99])
+    unit_params.silence(run.params, 'block0', [3, 99])
   with pytest.raises(UserError, match="unknown block 'block9'"):
-    interventions.swap(run.params, 'block9', 0, 1)
+    unit_params.swap(run.params, 'block9', 0, 1)
   with pytest.raises(UserError, match=r'place has shape \(3,\): expected \(16,\)'):
-    interventions.move(run.params, 'block0', 0, jnp.zeros(3))
+    unit_params.move(run.params, 'block0', 0, jnp.zeros(3))
   with pytest.raises(UserError, match='are no centers'):
-    interventions.move(made('model=vit').params, 'block0', 0, jnp.zeros(16))
+    unit_params.move(made('model=vit').params, 'block0', 0, jnp.zeros(16))
   with pytest.raises(UserError, match='stage 2 of block0 has no units'):
-    interventions.count_units(made('model=gated').params, 'block0')
+    unit_params.count_units(made('model=gated').params, 'block0')

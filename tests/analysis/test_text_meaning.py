@@ -9,11 +9,11 @@ import pytest
 
 import hbf
 from hbf.analysis import texts
-from hbf.analysis.interventions import silence
 from hbf.analysis.report import text_page
 from hbf.analysis.report.explain import about
 from hbf.analysis.report.page import render
 from hbf.analysis.texts import Place, TextRun
+from hbf.analysis.unit_params import silence
 from hbf.config.resolve import resolve
 from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import learn_tokenizer

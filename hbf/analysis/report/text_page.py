@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.analysis import texts, token_order
-from hbf.analysis.interventions import Mean, count_units, silence
+from hbf.analysis.interventions import Mean
 from hbf.analysis.relevance import probabilities
 from hbf.analysis.report.page import PageTable, Paragraph, Section
 from hbf.analysis.texts import Observed, TextRun
+from hbf.analysis.unit_params import count_units, silence
 from hbf.training.workdir import read_result
 
 WINDOWS = 200  # windows of the training text for contexts

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.analysis import interventions
+from hbf.analysis import interventions, unit_params
 from hbf.analysis.centers import Census
 from hbf.analysis.image_run import LabeledImages
 from hbf.analysis.interventions import Curve, Effect, LastUnits, Mean
@@ -34,7 +34,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
   """
   block = f'block{run.model.trunk.depth - 1}'
   try:
-    count = interventions.count_units(run.params, block)
+    count = unit_params.count_units(run.params, block)
   except UserError:
     raise MissingPart('Stage 2 of the last block has neither centers nor hidden units to silence.') from None
   tokens = run.grid[0] * run.grid[1]
@@ -86,8 +86,8 @@ def _controls(
   every = range(len(units.coefficients))
   half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]
   controls = {
-    f'all units of {block} silenced': interventions.silence(run.params, block, every),
-    f'a random half of the units of {block} silenced': interventions.silence(run.params, block, half.tolist()),
+    f'all units of {block} silenced': unit_params.silence(run.params, block, every),
+    f'a random half of the units of {block} silenced': unit_params.silence(run.params, block, half.tolist()),
   }
   if found:
     points = interventions.points_of(run, training.images)
