@@ -23,11 +23,9 @@ from absl import logging
 from hbf.analysis.attacks import Attacked, apgd, square
 from hbf.analysis.image_run import ImageRun
 from hbf.analysis.report.attack_report import draw, table
-from hbf.arguments import Parser
+from hbf.analysis.study import Record, Study
 from hbf.data.augment.batches import normalize
-from hbf.errors import UserError, in_one_line
-from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
-from hbf.training.workdir import read_json, write_json
+from hbf.errors import in_one_line
 
 # Each attack, and the greatest change of a pixel in levels of 255. 8 levels show whether APGD can fool the network on
 # every image. If it cannot, gradients may be masked (Carlini et al. 2019).
@@ -94,9 +92,9 @@ def _numbers(found: Attacked) -> dict[str, Any]:
   return {'fooled': fooled, 'queries': int(found.queries.sum()), 'median_queries': median}
 
 
-def _save(path: pathlib.Path, measured: dict[str, Any], row: dict[str, Any]) -> None:
+def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None:
   measured['rows'].append(row)
-  write_json(path, measured)
+  record.save(measured)
   left = 100 * row['fooled'].count('0') / row['images']
   logging.info('%s, %s, %d/255: %.1f%% right, %s s', row['run'], row['attack'], row['levels'], left, row['seconds'])
 
@@ -107,38 +105,26 @@ def images_and_steps(text: str) -> Effort:
   return Effort(images, steps)
 
 
+def _measure_all(folders: Sequence[str], efforts: Mapping[str, Effort], record: Record) -> None:
+  """Apply the attacks that are not stored."""
+  runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
+  measured = record.stored or {'data': 'cifar10', 'rows': []}
+  for run in runs:
+    measure(run, measured['rows'], functools.partial(_save, record, measured), efforts)
+
+
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  parser = Parser('hbf.analysis.attack_study', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/outliers', help='output folder; default: %(default)s')
-  parser.add_argument('--run', action='append', default=[], help='a run folder; may be repeated')
-  form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
-  about = 'test images and most steps of %s; default: %d,%d'
-  parser.add_argument('--apgd', default=EFFORTS['APGD'], help=about % ('APGD', *EFFORTS['APGD']), **form)
-  parser.add_argument('--square', default=EFFORTS['Square'], help=about % ('Square', *EFFORTS['Square']), **form)
-  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  study = Study('attacks', draw, table, folder='runs/outliers')
+  parser = study.parser('hbf.analysis.attack_study', __doc__, 'a run folder; may be repeated')
+  for name, effort in EFFORTS.items():
+    about = f"test images and most steps of {name}, such as '{effort.images},{effort.steps}', which is the default"
+    form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
+    parser.add_argument(f'--{name.lower()}', default=effort, help=about, **form)
   flags = parser.parse_args(arguments)
-  path = flags.out / 'attacks.json'
-  measured = read_json(path, 'move it away and measure again', 'rows')
-  if not flags.report:
-    if not flags.run:
-      raise UserError('--run is missing: give the folders of runs')
-    keep_freed_memory()
-    keep_compiled_programs()
-    logging.set_verbosity(logging.INFO)
-    runs = [ImageRun.of(pathlib.Path(run).expanduser()) for run in flags.run]
-    flags.out.mkdir(parents=True, exist_ok=True)
-    machine = {'device': device_name(), 'commit': commit(), 'versions': versions()}
-    measured = measured or {'data': 'cifar10', **machine, 'rows': []}
-    for run in runs:
-      efforts = {'APGD': flags.apgd, 'Square': flags.square}
-      measure(run, measured['rows'], functools.partial(_save, path, measured), efforts)
-  if measured is None:
-    raise UserError(f'{path} is missing: measure it without --report')
-  draw(measured, flags.out / 'attacks.png')
-  print(table(measured))
-  return 0
+  efforts = {name: getattr(flags, name.lower()) for name in EFFORTS}
+  return study.run(flags, functools.partial(_measure_all, flags.run, efforts))
 
 
 if __name__ == '__main__':

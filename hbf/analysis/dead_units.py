@@ -7,6 +7,7 @@ The models differ only in stage 2. docs/research/dead-units.md explains the resu
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
 import tempfile
@@ -21,8 +22,8 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.analysis.report.dead_units_report import draw, table
+from hbf.analysis.study import Record, Study
 from hbf.analysis.units import Units, observe
-from hbf.arguments import Parser
 from hbf.config.datasets import digits
 from hbf.data.augment.batches import normalize
 from hbf.errors import UserError, in_one_line
@@ -31,10 +32,8 @@ from hbf.ops.kernels import SIGNED
 from hbf.training.convert import write
 from hbf.training.experiment import Experiment, prepare
 from hbf.training.loop import train
-from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
 from hbf.training.restore import restore
 from hbf.training.state import init_state
-from hbf.training.workdir import read_json, write_json
 
 WIDTH = 768  # as in the memo
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
@@ -133,31 +132,21 @@ def _scores(units: Units) -> dict[str, Any]:
   return {name: values.tolist() for name, values in scores.items()}
 
 
+def _measure_all(data_dir: str, record: Record) -> None:
+  rows = [measure(setting, data_dir) for setting in settings()]
+  record.save({'data': 'digits', 'seed': 0, 'config': SIZES | TRAINING, 'rows': rows})
+
+
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  parser = Parser('hbf.analysis.dead_units', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/dead-units', help='output folder; default: %(default)s')
+  study = Study('dead-units', draw, table, verbosity=logging.ERROR)  # Orbax warns of intended behavior
+  parser = study.parser('hbf.analysis.dead_units', __doc__)
   parser.add_argument(
     '--data_dir', default='~/tensorflow_datasets', help='TFDS folder; the digits are prepared there if missing'
   )
-  parser.add_argument('--report', action='store_true', help='do not train; draw the stored numbers')
   flags = parser.parse_args(arguments)
-  logging.set_verbosity(logging.ERROR)  # hides warnings of Orbax about intended behavior
-  path = flags.out / 'dead-units.json'
-  if not flags.report:
-    keep_freed_memory()
-    keep_compiled_programs()
-    rows = [measure(setting, flags.data_dir) for setting in settings()]
-    flags.out.mkdir(parents=True, exist_ok=True)
-    about = {'data': 'digits', 'seed': 0, 'device': device_name(), 'commit': commit(), 'versions': versions()}
-    write_json(path, about | {'config': SIZES | TRAINING, 'rows': rows})
-  measured = read_json(path, 'measure it again, without --report')
-  if measured is None:
-    raise UserError(f'{path} is missing: measure it without --report')
-  draw(measured, flags.out / 'dead-units.png')
-  print(table(measured))
-  return 0
+  return study.run(flags, functools.partial(_measure_all, flags.data_dir))
 
 
 if __name__ == '__main__':

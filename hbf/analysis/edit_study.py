@@ -20,7 +20,7 @@ from absl import logging
 
 from hbf.analysis.edit_methods import METHODS, Base, Method, Trial, in_order
 from hbf.analysis.report.edit_report import draw, table
-from hbf.arguments import Parser
+from hbf.analysis.study import Record, Study
 from hbf.data.augment.batches import normalize
 from hbf.data.augment.transforms import read_transforms
 from hbf.data.pipeline.host import read_many
@@ -32,9 +32,8 @@ from hbf.evaluation.batches import in_batches
 from hbf.models.edited import Observed
 from hbf.tasks.classification import Classification
 from hbf.training.experiment import make_splits
-from hbf.training.machine import commit, device_name, keep_freed_memory, versions
 from hbf.training.restore import Restored, restore
-from hbf.training.workdir import load_config, read_json, write_json
+from hbf.training.workdir import load_config
 
 COPIES = 20  # copies of each edited image, which the methods do not see
 CHANGED = 0.2  # greatest share of the other images whose answers one edit may change, in percent
@@ -317,39 +316,22 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
   return rows
 
 
+def _measure_all(runs: Sequence[str], record: Record) -> None:
+  options: dict[str, Any] = {}
+  rows: list[dict[str, Any]] = []
+  for run in runs:
+    folder = pathlib.Path(run).expanduser()
+    rows += measure(folder, options.setdefault(load_config(folder).model.name, {}))
+  record.save({'data': 'cifar10', 'rows': rows})
+
+
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  parser = Parser('hbf.analysis.edit_study', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/edit', help='output folder; default: %(default)s')
-  parser.add_argument(
-    '--run',
-    action='append',
-    default=[],
-    help="a run folder; may be repeated. A model's first run chooses the options",
-  )
-  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
-  flags = parser.parse_args(arguments)
-  path = flags.out / 'edit.json'
-  if not flags.report:
-    if not flags.run:
-      raise UserError('--run is missing: give the folders of runs')
-    keep_freed_memory()
-    logging.set_verbosity(logging.INFO)
-    options: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
-    for run in flags.run:
-      folder = pathlib.Path(run).expanduser()
-      rows += measure(folder, options.setdefault(load_config(folder).model.name, {}))
-    about = {'data': 'cifar10', 'device': device_name(), 'commit': commit(), 'versions': versions()}
-    flags.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, about | {'rows': rows})
-  measured = read_json(path, 'measure it again, without --report')
-  if measured is None:
-    raise UserError(f'{path} is missing: measure it without --report')
-  draw(measured, flags.out / 'edit.png')
-  print(table(measured))
-  return 0
+  study = Study('edit', draw, table)
+  about = "a run folder; may be repeated. A model's first run chooses the options"
+  flags = study.parser('hbf.analysis.edit_study', __doc__, about).parse_args(arguments)
+  return study.run(flags, functools.partial(_measure_all, flags.run))
 
 
 if __name__ == '__main__':

@@ -19,13 +19,11 @@ import optax
 
 from hbf.analysis.memory import retrieve
 from hbf.analysis.report.memory_report import draw, table
-from hbf.arguments import Parser
+from hbf.analysis.study import Record, Study
 from hbf.data.datasets import load
 from hbf.data.pipeline.host import read_many
-from hbf.errors import UserError, in_one_line
+from hbf.errors import in_one_line
 from hbf.ops.basis import RadialBasis
-from hbf.training.machine import commit, device_name, keep_freed_memory, versions
-from hbf.training.workdir import read_json, write_json
 
 SEEDS = (0, 1, 2)
 STORED = (100, 1_000, 10_000, 50_000)
@@ -271,36 +269,28 @@ def _retrieves(number: int, dimensions: int, patterns: str, memory: Memory, seed
   return False
 
 
+def _measure_all(data_dir: str, record: Record) -> None:
+  images, shape = images_of(data_dir)
+  completions = [row for count in STORED for seed in SEEDS for row in complete(images, shape, count, seed)]
+  memories = {'HyperBF': hyperbf_of_all, 'modern Hopfield network': hopfield}
+  capacities = [
+    {'dimensions': d, 'patterns': p, 'memory': label, 'seed': seed, 'capacity': capacity(d, p, memory, seed)}
+    for d in DIMENSIONS
+    for p in PATTERNS
+    for label, memory in memories.items()
+    for seed in SEEDS
+  ]
+  record.save({'data': 'cifar10', 'completions': completions, 'capacities': capacities})
+
+
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  parser = Parser('hbf.analysis.memory_study', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/memory', help='output folder; default: %(default)s')
+  study = Study('memory', draw, table)
+  parser = study.parser('hbf.analysis.memory_study', __doc__)
   parser.add_argument('--data_dir', default='~/tensorflow_datasets', help='TFDS folder with CIFAR-10')
-  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
   flags = parser.parse_args(arguments)
-  path = flags.out / 'memory.json'
-  if not flags.report:
-    keep_freed_memory()
-    images, shape = images_of(flags.data_dir)
-    completions = [row for count in STORED for seed in SEEDS for row in complete(images, shape, count, seed)]
-    memories = {'HyperBF': hyperbf_of_all, 'modern Hopfield network': hopfield}
-    capacities = [
-      {'dimensions': d, 'patterns': p, 'memory': label, 'seed': seed, 'capacity': capacity(d, p, memory, seed)}
-      for d in DIMENSIONS
-      for p in PATTERNS
-      for label, memory in memories.items()
-      for seed in SEEDS
-    ]
-    about = {'data': 'cifar10', 'device': device_name(), 'commit': commit(), 'versions': versions()}
-    flags.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, about | {'completions': completions, 'capacities': capacities})
-  measured = read_json(path, 'measure it again, without --report')
-  if measured is None:
-    raise UserError(f'{path} is missing: measure it without --report')
-  draw(measured, flags.out / 'memory.png')
-  print(table(measured))
-  return 0
+  return study.run(flags, functools.partial(_measure_all, flags.data_dir))
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ from absl import logging
 from hbf.analysis import refit
 from hbf.analysis.agop import agop, correlations, feature_matrices, random_correlations, root
 from hbf.analysis.report.optimization_report import draw, tables
-from hbf.arguments import Parser
+from hbf.analysis.study import Record, Study
 from hbf.data.augment.batches import normalize
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
@@ -33,9 +33,7 @@ from hbf.models.build import flops_per_example
 from hbf.models.classifier import ImageClassifier
 from hbf.tasks.classification import Classification
 from hbf.training.experiment import make_splits
-from hbf.training.machine import commit, device_name, keep_freed_memory, versions
 from hbf.training.restore import Restored, restore
-from hbf.training.workdir import read_json, write_json
 
 BATCH = 250  # images in one call of the network
 HELD_OUT, TESTED = 2_500, 10_000  # most images
@@ -336,43 +334,26 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
   return about | {'agop': measure_agop(restored), 'refits': measure_refits(restored, most) if most else []}
 
 
+def _measure_all(runs: Sequence[str], most: int, record: Record) -> None:
+  """Measure the runs. Runs that are stored and not given stay as they are."""
+  networks = {network['run']: network for network in (record.stored or {'networks': []})['networks']}
+  for run in runs:
+    found = measure(pathlib.Path(run).expanduser(), most)
+    if not most:  # keep the refits that are stored
+      found['refits'] = networks.get(found['run'], found)['refits']
+    networks[found['run']] = found
+    record.save({'data': 'cifar10', 'networks': [*networks.values()]})
+
+
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  parser = Parser('hbf.analysis.optimization_study', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/optimization', help='output folder; default: %(default)s')
-  parser.add_argument('--run', action='append', default=[], help='a run folder; may be repeated')
-  parser.add_argument(
-    '--images',
-    type=int,
-    default=6_000,
-    help='most training images of the refits; 0: measure no refits, and keep the stored ones; default: %(default)s',
-  )
-  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  study = Study('optimization', draw, tables)
+  parser = study.parser('hbf.analysis.optimization_study', __doc__, 'a run folder; may be repeated')
+  about = 'most training images of the refits; 0: measure no refits, and keep the stored ones; default: %(default)s'
+  parser.add_argument('--images', type=int, default=6_000, help=about)
   flags = parser.parse_args(arguments)
-  path = flags.out / 'optimization.json'
-  if not flags.report:
-    if not flags.run:
-      raise UserError('--run is missing: give the folders of runs')
-    keep_freed_memory()
-    logging.set_verbosity(logging.INFO)
-    about = {'data': 'cifar10', 'device': device_name(), 'commit': commit(), 'versions': versions()}
-    networks: dict[str, Any] = {}
-    flags.out.mkdir(parents=True, exist_ok=True)
-    if stored := read_json(path, 'remove it'):
-      networks = {network['run']: network for network in stored['networks']}
-    for run in flags.run:
-      found = measure(pathlib.Path(run).expanduser(), flags.images)
-      if not flags.images:  # keep the refits that are stored
-        found['refits'] = networks.get(found['run'], found)['refits']
-      networks[found['run']] = found
-      write_json(path, about | {'networks': [*networks.values()]})
-  measured = read_json(path, 'measure it again, without --report')
-  if measured is None:
-    raise UserError(f'{path} is missing: measure it without --report')
-  draw(measured, flags.out / 'optimization.png')
-  print(tables(measured))
-  return 0
+  return study.run(flags, functools.partial(_measure_all, flags.run, flags.images))
 
 
 if __name__ == '__main__':

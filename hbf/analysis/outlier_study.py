@@ -9,6 +9,7 @@ stored run.
 docs/research/outliers.md explains the results.
 """
 
+import functools
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,9 @@ from hbf.analysis.ood_images import MOST, NOISE, load_ood_images
 from hbf.analysis.outlier_scores import ClassGaussians, calibrated, class_density, mahalanobis, nearest_features
 from hbf.analysis.outlier_tokens import RANKS, TOKENS, Fitted, Scores
 from hbf.analysis.report.outlier_report import draw, table
-from hbf.arguments import Parser
+from hbf.analysis.study import Record, Study
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.outliers import energy_score, separation, softmax_score
-from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
-from hbf.training.workdir import read_json, write_json
 
 TRAINING = 20_000  # training images whose features are known
 HELD_OUT = 2_000  # held-out images that choose k and calibrate the blocks
@@ -194,38 +193,26 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
   return found | {SCRAMBLED: scrambled(others, seed=0)} | noise
 
 
+def _measure_all(folders: Sequence[str], outside: Sequence[str], record: Record) -> None:
+  """Measure the runs that are not stored."""
+  runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
+  measured = record.stored or {'data': 'cifar10', 'rows': []}
+  for run in runs:
+    if run.workdir.name not in [row['run'] for row in measured['rows']]:
+      measured['rows'].append(measure(run, load_outside(run, outside)))
+      record.save(measured)
+      logging.info('%s is measured', run.workdir)
+
+
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  parser = Parser('hbf.analysis.outlier_study', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/outliers', help='output folder; default: %(default)s')
-  parser.add_argument('--run', action='append', default=[], help='a run folder; may be repeated')
+  study = Study('outliers', draw, table)
+  parser = study.parser('hbf.analysis.outlier_study', __doc__, 'a run folder; may be repeated')
   about = f'a prepared data set or a folder of images; may be repeated; default: {", ".join(OUTSIDE)}'
   parser.add_argument('--outside', action='append', default=[], help=about)
-  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
   flags = parser.parse_args(arguments)
-  path = flags.out / 'outliers.json'
-  measured = read_json(path, 'move it away and measure again', 'rows')
-  if not flags.report:
-    if not flags.run:
-      raise UserError('--run is missing: give the folders of runs')
-    keep_freed_memory()
-    keep_compiled_programs()
-    logging.set_verbosity(logging.INFO)
-    runs = [ImageRun.of(pathlib.Path(run).expanduser()) for run in flags.run]
-    flags.out.mkdir(parents=True, exist_ok=True)
-    machine = {'device': device_name(), 'commit': commit(), 'versions': versions()}
-    measured = measured or {'data': 'cifar10', **machine, 'rows': []}
-    for run in runs:
-      if run.workdir.name not in [row['run'] for row in measured['rows']]:
-        measured['rows'].append(measure(run, load_outside(run, flags.outside or OUTSIDE)))
-        write_json(path, measured)
-        logging.info('%s is measured', run.workdir)
-  if measured is None:
-    raise UserError(f'{path} is missing: measure it without --report')
-  draw(measured, flags.out / 'outliers.png')
-  print(table(measured))
-  return 0
+  return study.run(flags, functools.partial(_measure_all, flags.run, flags.outside or OUTSIDE))
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """More epochs for a run that has begun or is finished."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from toy_runs import ONE, QUIET, assert_same_run, params_of, stop_at
 
 from hbf.errors import UserError
+from hbf.training import startup
+from hbf.training.experiment import prepare
 from hbf.training.loop import train
 from hbf.training.workdir import load_config
 
@@ -49,25 +52,41 @@ def assert_same_parameters(one, other):
     jax.tree.map(np.testing.assert_array_equal, params_of(one, average), params_of(other, average))
 
 
-@pytest.mark.parametrize('changes', [
-  {'optimizer.schedule': 'cosine'},
-  {'optimizer.warmup': '10%'},
-  {'optimizer.schedule': 'wsd', 'optimizer.decay': '2steps'},
+@pytest.fixture
+def described(whole, tmp_path):
+  """Makes a copy of the finished run whose config.json says that it had other options."""
+
+  def make(**optimizer):
+    folder = shutil.copytree(whole, tmp_path / 'copy')
+    stored = json.loads((folder / 'config.json').read_text())
+    stored['optimizer'] |= optimizer
+    (folder / 'config.json').write_text(json.dumps(stored))
+    return folder, {f'optimizer.{key}': value for key, value in optimizer.items()}
+
+  return make
+
+
+@pytest.mark.parametrize('optimizer', [
+  {'schedule': 'cosine'},
+  {'warmup': '10%'},
+  {'schedule': 'wsd', 'decay': '60%'},
 ], ids=str)  # fmt: skip
-def test_other_learning_rates_so_far_are_refused(config, tmp_path, changes):
-  train(config(0.2, **changes), tmp_path, QUIET, ONE)
-  before = contents(tmp_path)
+def test_other_learning_rates_so_far_are_refused(config, described, optimizer):
+  folder, changes = described(**optimizer)
+  before = contents(folder)
   with pytest.raises(UserError, match=r'cannot be lengthened. Expected a constant schedule.*--config.init_from='):
-    train(config(0.4, **changes), tmp_path, QUIET, ONE)
-  assert contents(tmp_path) == before
+    train(config(2.0, **changes), folder, QUIET, ONE)
+  assert contents(folder) == before
 
 
-def test_wsd_may_go_on_before_its_decay(config, tmp_path):
-  wsd = {'optimizer.schedule': 'wsd', 'optimizer.decay': '3steps'}
-  with pytest.MonkeyPatch.context() as patch:
-    stop_at(patch, 5)
-    assert train(config(0.5, **wsd), tmp_path, QUIET, ONE) is None
-  assert train(config(0.7, **wsd), tmp_path, QUIET, ONE)['epochs'] == 0.7
+def test_wsd_may_go_on_before_its_decay(config, described):
+  folder, changes = described(schedule='wsd', decay='1steps')  # a decay of one step has not begun at its start
+  with startup.claimed(folder, prepare(config(2.0, **changes), devices=ONE), identity_of(folder)):
+    assert load_config(folder).train.epochs == 2.0 and not (folder / 'result.json').exists()
+
+
+def identity_of(folder):
+  return json.loads((folder / 'data.json').read_text())
 
 
 def test_fewer_epochs_and_other_keys_are_another_run(config, whole):

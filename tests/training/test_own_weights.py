@@ -1,5 +1,6 @@
 """Runs that start from weights of this package: a run, a checkpoint, an exported or a pretrained model."""
 
+import contextlib
 import io
 
 import jax
@@ -14,10 +15,13 @@ from hbf.data.datasets import from_arrays
 from hbf.data.images.arrays import ArrayData
 from hbf.errors import UserError
 from hbf.interop.positions import resize
+from hbf.models.build import abstract_params
 from hbf.models.edited import EditedClassifier
 from hbf.training import export, own_weights, pretrained
+from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import make_plan
 from hbf.training.loop import train
+from hbf.training.workdir import claim
 
 LEARNED = {'model.positions': 'learned', 'model.pool': 'mean', 'data.validation': 0.0, 'train.epochs': 0.5}
 
@@ -98,16 +102,26 @@ def test_positions_follow_the_size_of_the_images(toy, trained):
 
 def test_the_size_matters_only_to_weights_that_belong_to_tokens(toy, tmp_path):
   larger = images(16, [str(i) for i in range(10)])
+  without = LEARNED | {'model.positions': 'none', 'train.epochs': 0.05}
   for model, fits in {'hyperbf': True, 'mixer': False}.items():
-    config, folder = toy(f'model={model}', **LEARNED | {'model.positions': 'none'}), tmp_path / model
-    train(config, folder, QUIET, ONE)
-    changes = {'model.positions': 'none', 'init_from': str(folder)}
-    again = toy(f'model={model}', **LEARNED | changes)
+    config, folder = toy(f'model={model}', **without), tmp_path / model
+    save_untrained(config, folder)
+    again = toy(f'model={model}', **without | {'init_from': str(folder)})
     if fits:
       assert make_plan(again, dataset=larger).initial is not None
     else:
       with pytest.raises(UserError, match=r'of a wrong shape: .*it does with --config.data.image_size=8$'):
         make_plan(again, dataset=larger)
+
+
+def save_untrained(config, folder):
+  """Write a run folder with zeros as the parameters of its only checkpoint."""
+  plan = make_plan(config)
+  folder.mkdir()
+  claim(folder, plan.config, plan.task.identity())
+  params = jax.tree.map(lambda shape: jax.numpy.zeros(shape.shape), abstract_params(plan.model, plan.task.shape))
+  with contextlib.closing(Checkpoints(folder / 'checkpoints')) as checkpoints:
+    checkpoints.save_params(1, params)
 
 
 def test_another_network_is_refused_with_the_flags_that_help(toy, trained):
@@ -143,7 +157,7 @@ def test_texts(toy, trained, tmp_path):
   one, other = tmp_path / 'one.txt', tmp_path / 'other.txt'
   one.write_text('the cat sat on the mat. ' * 500)
   other.write_text('Dogs lay on the log; a fox ran! ' * 500)
-  train(text_config(one), tmp_path / 'run', QUIET, ONE)
+  save_untrained(text_config(one), tmp_path / 'run')
   source, expected = {'init_from': str(tmp_path / 'run')}, params_of_texts(tmp_path / 'run')
   same = make_plan(text_config(one, **source)).initial
   assert_equal(same.params, expected)

@@ -1,0 +1,93 @@
+"""The command of a study: it measures, stores the numbers, and makes a table and a picture of the stored numbers."""
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from hbf.arguments import Parser
+from hbf.errors import UserError
+from hbf.training.machine import commit, device_name, keep_compiled_programs, keep_freed_memory, versions
+from hbf.training.workdir import read_json, write_json
+
+Numbers = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """A study.
+
+  Attributes:
+    name: the name of the study. Its numbers are in NAME.json, and its picture is NAME.png.
+    draw: a function that draws the picture of the numbers into a file.
+    table: a function that returns the table of the numbers, as Markdown.
+    folder: the default output folder. '': runs/NAME.
+    verbosity: the least level of the messages that are printed.
+  """
+
+  name: str
+  draw: Callable[[Numbers, pathlib.Path], None]
+  table: Callable[[Numbers], str]
+  folder: str = ''
+  verbosity: int = logging.INFO
+
+  def parser(self, module: str, doc: str | None, runs: str = '') -> Parser:
+    """Return a parser with the flags of every study: --out, --report, and --run if the study is of runs.
+
+    Args:
+      module: the name of the study's module.
+      doc: the docstring of the module. The help shows its first line.
+      runs: the help of --run. '': the study is not of runs.
+    """
+    parser = Parser(module, (doc or '').split('\n')[0])
+    parser.add_path('--out', default=self.folder or f'runs/{self.name}', help='output folder; default: %(default)s')
+    parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+    if runs:
+      parser.add_argument('--run', action='append', default=[], help=runs)
+    return parser
+
+  def run(self, flags: argparse.Namespace, measure: Callable[['Record'], None]) -> int:
+    """Measure, unless --report is given. Then draw the stored numbers and print their table. Return the exit status.
+
+    Args:
+      flags: the parsed flags.
+      measure: a function that measures, and saves its numbers in the record.
+
+    Raises:
+      UserError: a flag is missing, nothing is stored, or an error of `measure`.
+    """
+    path = flags.out / f'{self.name}.json'
+    if not flags.report:
+      if getattr(flags, 'run', None) == []:
+        raise UserError('--run is missing: give the folders of runs')
+      keep_freed_memory()
+      keep_compiled_programs()
+      logging.set_verbosity(self.verbosity)
+      measure(Record(path, read_json(path, 'move it away and measure again')))
+    stored = read_json(path, 'measure it again, without --report')
+    if stored is None:
+      raise UserError(f'{path} is missing: measure it without --report')
+    self.draw(stored, flags.out / f'{self.name}.png')
+    print(self.table(stored))
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """The file of a study's numbers.
+
+  Attributes:
+    path: the path of the file.
+    stored: the numbers of an earlier call. None: there are none.
+  """
+
+  path: pathlib.Path
+  stored: Numbers | None
+
+  def save(self, numbers: Numbers) -> None:
+    """Write the numbers, with the device, the commit and the versions that measured them."""
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(self.path, {'device': device_name(), 'commit': commit(), 'versions': versions()} | numbers)
