@@ -1,0 +1,451 @@
+"""Measurement of edits that teach invented facts to a language model, one center for each character.
+
+python -m hbf.analysis.text_edit_study --run=runs/hyperbf-0 --run=runs/vit-0
+python -m hbf.analysis.text_edit_study --report         # draws the table and the picture again, from stored numbers
+
+docs/research/edit.md explains the results.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import logging
+
+from hbf.analysis.edit_methods import METHODS, Base, Method, Trial, in_order
+from hbf.analysis.edit_study import FINE_TUNING, descend
+from hbf.analysis.report.text_edit_report import draw, table
+from hbf.analysis.text_facts import (
+  CONTEXT,
+  LAST,
+  LAYERS,
+  Fact,
+  Passages,
+  Places,
+  contexts,
+  make_facts,
+  points_of_copies,
+  read,
+)
+from hbf.analysis.texts import BATCH, TextRun, nll
+from hbf.arguments import Parser
+from hbf.editing.edit import GUARDED
+from hbf.editing.guard import metric_of
+from hbf.errors import UserError, in_one_line
+from hbf.evaluation.batches import in_batches
+from hbf.models.edited import Observed
+from hbf.models.generation import Sampling, generate
+from hbf.training.experiment import make_splits
+from hbf.training.machine import commit, device_name, keep_freed_memory, versions
+from hbf.training.workdir import read_json, write_json
+
+COPIES = 20  # passages before the prompt of a fact, which the methods do not see
+CONTROLS, CONTINUED = 5, 8  # prompts with other names for each fact, and tokens of their continuations
+FACTS, IN_TRIALS = 100, 24  # facts in the result and in a trial
+WINDOWS, WINDOWS_IN_TRIALS = 300, 100  # windows of text that measure the damage
+TUNED, TUNED_IN_TRIALS = 24, 8  # facts for fine-tuning
+NAMED = 400  # guarded prompts with other names
+COUNTS = (1, 10, 100)
+SETS = {'prompt': 1, 'copies': COPIES, 'reworded': 1, 'controls': CONTROLS}  # texts of a fact
+CHANGED, CHANGED_BY_MANY = (
+  0.1,
+  1.0,
+)  # largest share of other answers that one fact and `IN_TRIALS` facts may change, %
+RATES = tuple(float(rate) for rate in np.logspace(-3, 0, 6))
+
+
+class TextTrial(NamedTuple):
+  """The options of a method on texts: the layer of the points, and the options of `Trial`."""
+
+  layer: str
+  reach: float
+  margin: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TextMethod:
+  """A method and its trials: one for a lookup, six for every other method.
+
+  Attributes:
+    method: the method.
+    trials: the options to choose from.
+    names: True if prompts with other names are guarded too. They are other prompts than those of the scores.
+  """
+
+  method: Method
+  trials: tuple[TextTrial, ...]
+  names: bool = False
+
+
+MARGIN = 16.0
+
+
+def _on_layers(name: str, reaches: Sequence[float], names: bool = False) -> TextMethod:
+  trials = tuple(TextTrial(layer, reach, MARGIN) for layer in LAYERS for reach in reaches)
+  return TextMethod(METHODS[name], trials, names)
+
+
+def _lookup(of_prompt: bool) -> Any:
+  """Return the responses of a lookup of contexts (`hbf.analysis.text_facts.contexts`).
+
+  Args:
+    of_prompt: True if the response is 1 for every context that ends with the edited one.
+  """
+
+  def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
+    del base, labels, reach
+    rows = []
+    for own in edited.points:
+      known = (own >= 0).sum() if of_prompt else len(own)
+      rows.append((others.points[:, :known] == own[:known]).all(axis=1))
+    return np.array(rows, np.float64)
+
+  return respond
+
+
+_CONTEXT = (TextTrial(CONTEXT, 0.0, 0.0),)
+TEXT_METHODS = {
+  'HyperBF ball, metric of copies': _on_layers('HyperBF ball, metric of copies', (0.8, 1.0, 1.3)),
+  'HyperBF ball, identity metric': _on_layers('HyperBF ball, identity metric', (0.8, 1.0, 1.3)),
+  'HyperBF ball, metric of copies, names guarded': _on_layers(
+    'HyperBF ball, metric of copies', (1.0, 1.5, 2.0), names=True
+  ),
+  'ReLU neuron': _on_layers('ReLU neuron', (0.5, 1.0, 2.0)),
+  'ReLU neuron on points of norm 1': _on_layers('ReLU neuron on points of norm 1', (0.64, 1.0, 1.69)),
+  'GRACE, identity metric': _on_layers('GRACE, identity metric', (0.4, 0.7, 1.0)),
+  'GRACE, metric of copies': _on_layers('GRACE, metric of copies', (0.4, 0.7, 1.0)),
+  'least-squares update of the head': TextMethod(
+    # The update of least change that gives all edited places their logits (ROME's eq. 2 for several keys).
+    dataclasses.replace(METHODS['rank-one update of the head'], interpolates=True),
+    tuple(TextTrial(LAST, ridge, margin) for ridge in (1e-4, 1e-3, 1e-2) for margin in (1.0, 4.0)),
+  ),
+  'lookup of the whole context': TextMethod(Method(_lookup(of_prompt=False), (), replaces=True), _CONTEXT),
+  'lookup of the prompt': TextMethod(Method(_lookup(of_prompt=True), (), replaces=True), _CONTEXT),
+}
+
+
+class Split(NamedTuple):
+  """Facts, and a text whose answers should not change.
+
+  Attributes:
+    places: places by name. 'prompt': the fact after its prompt. 'copies': the same after `COPIES` passages.
+      'reworded': after the other prompt. 'controls': continuations of the control prompts. 'text': all places of
+      windows of text. The texts of the first fact come first.
+    seen: the model's arrays at these places, by name and layer.
+  """
+
+  places: dict[str, Places]
+  seen: dict[str, dict[str, Observed]]
+
+  def rows(self, name: str, facts: range) -> np.ndarray:
+    """Return the numbers of the places of some facts. For 'text', return the numbers of all places."""
+    rows = self.places[name].rows
+    if name == 'text':
+      return np.arange(len(rows))
+    return np.flatnonzero((rows >= facts.start * SETS[name]) & (rows < facts.stop * SETS[name]))
+
+
+def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, seed: int) -> Split:
+  """Read the text of a split, and the texts of facts.
+
+  Args:
+    run: the run.
+    name: the split of the passages and of the text whose answers should not change.
+    facts: the facts.
+    windows: the largest number of windows of the text.
+    seed: the seed of the passages.
+  """
+  encode, length = lambda text: run.tokenizer.encode(text.encode()), run.task.length
+  passages = passages_of(run, name, seed)
+  texts: dict[str, list[Any]] = {'prompt': [], 'copies': [], 'reworded': []}
+  for fact in facts:
+    prompt, other, answer = encode(fact.prompt), encode(fact.reworded), encode(fact.answer)
+    room = length - len(prompt) - len(answer) + 1
+    if room < 1:
+      raise UserError(
+        f"a fact takes {len(prompt) + len(answer)} tokens: expected at most {length}, the model's window"
+      )
+    texts['prompt'].append((prompt, answer))
+    texts['reworded'].append((other, answer))
+    texts['copies'] += [(np.concatenate([passages.draw(room), prompt]), answer) for _ in range(COPIES)]
+  controls = [encode(prompt) for fact in facts for prompt in fact.controls]
+  greedy = Sampling(temperature=0)
+  after = generate(run.model, {'params': run.params}, [text.tolist() for text in controls], CONTINUED, greedy)
+  texts['controls'] = list(zip(controls, after, strict=True))
+  places = {key: Places.of(pairs, length) for key, pairs in texts.items()}
+  places['text'] = Places.everywhere(run.windows(name, windows))
+  return Split(places, {key: observed(run, where) for key, where in places.items()})
+
+
+def observed(run: TextRun, places: Places) -> dict[str, Observed]:
+  """Return the model's arrays at places by layer. The points of layer `CONTEXT` are the contexts themselves."""
+  seen = read(run, places)
+  return seen | {CONTEXT: seen[LAST]._replace(points=contexts(places))}
+
+
+def passages_of(run: TextRun, split: str, seed: int) -> Passages:
+  """Return random passages of a split."""
+  text = make_splits(run.task, run.restored.config.data.validation)[split].tokens
+  return Passages(text, int(run.tokenizer.encode(b'\n')[0]), seed)
+
+
+class Bases(NamedTuple):
+  """The guarded places by layer: places of the training text, and the same with prompts that have invented names."""
+
+  text: dict[str, Base]
+  names: dict[str, Base]
+
+  def of(self, wanted: TextMethod, layer: str) -> Base:
+    """Return the base of a method."""
+    return (self.names if wanted.names else self.text)[layer]
+
+
+def open_bases(run: TextRun, seed: int = 0) -> Bases:
+  """Read the guarded places, and measure the metric of copies."""
+  copies = points_of_copies(run, passages_of(run, 'train', seed))
+  metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
+  guard = observed(run, Places.everywhere(run.windows('train', GUARDED // run.task.length)))
+  encoded = [run.tokenizer.encode(fact.prompt.encode()) for fact in make_facts(NAMED, 0, seed=3)]
+  ends = observed(run, Places.of([(prompt, prompt[:1]) for prompt in encoded], run.task.length))
+  both = {layer: _joined([guard[layer], ends[layer]]) for layer in guard}
+  text, names = ({layer: Base(seen[layer], metric[layer]) for layer in seen} for seen in (guard, both))
+  return Bases(text, names)
+
+
+def _joined(parts: Sequence[Observed]) -> Observed:
+  return Observed(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def edited_logits(
+  wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split, facts: range
+) -> dict[str, np.ndarray]:
+  """Edit the answers of facts in order, one edit for each token. Return the edited logits (`Split.rows`) by name."""
+  seen = {name: split.seen[name][trial.layer].at(split.rows(name, facts)) for name in split.seen}
+  labels = split.places['prompt'].following[split.rows('prompt', facts)]
+  base, options = bases.of(wanted, trial.layer), Trial(trial.reach, trial.margin)
+  logits_of = in_order(wanted.method, base, seen['prompt'], labels, options, skip=False)
+  ends = np.cumsum([len(part.logits) for part in seen.values()])[:-1]
+  return dict(zip(seen, np.split(logits_of(_joined(list(seen.values()))), ends), strict=True))
+
+
+def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict[str, float]:
+  """Return the scores of an edited model for some facts.
+
+  Args:
+    logits: the edited logits at the places of these facts and of the text, by name.
+    split: the places.
+    facts: the numbers of the facts.
+
+  Returns:
+    In percent, 'prompt': share of the facts that the model writes after the prompt. 'copies': the same after a
+    passage and the prompt. 'reworded': the same after the other prompt. 'controls': share of the control prompts
+    whose continuation changes. 'changed': share of the places of the text whose answer changes. And 'bits': bits for
+    each token of the text.
+  """
+  found = {name: 100 * float(np.mean(_written(logits[name], split, name, facts))) for name in SETS}
+  found['controls'] = 100 - found['controls']
+  before = split.seen['text'][LAST].logits
+  found['changed'] = 100 * float((logits['text'].argmax(axis=-1) != before.argmax(axis=-1)).mean())
+  return found | {'bits': bits(logits['text'], split.places['text'])}
+
+
+def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.ndarray:
+  """Return True for each text whose continuation the model writes, if it always takes the likeliest token."""
+  rows, places = split.rows(name, facts), split.places[name]
+  wrong = logits.argmax(axis=-1) != places.following[rows]
+  return np.bincount(places.rows[rows] - facts.start * SETS[name], wrong, len(facts) * SETS[name]) == 0
+
+
+def bits(logits: np.ndarray, text: Places) -> float:
+  """Return the bits for each token of a text."""
+  windows = np.stack([np.zeros_like(text.following), text.following], axis=1)
+  return float(nll(logits[:, None], windows).mean() / np.log(2))
+
+
+def alone(wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split, count: int) -> dict[str, float]:
+  """Teach each of the first facts alone. Return the means of `scores`."""
+  each = [range(i, i + 1) for i in range(count)]
+  return _means([scores(edited_logits(wanted, trial, bases, split, fact), split, fact) for fact in each])
+
+
+def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+
+
+def many(
+  wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split, counts: Sequence[int]
+) -> list[dict[str, float]]:
+  """Teach the first facts one after the other. Return `scores` of these facts after each number of facts."""
+  found = []
+  for count in counts:
+    facts = range(count)
+    found.append({'facts': count} | scores(edited_logits(wanted, trial, bases, split, facts), split, facts))
+  return found
+
+
+def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[dict[str, Any]]:
+  """Return a dict for each trial of a method: its options, the means of `alone`, and `many` as 'many'."""
+  return [
+    trial._asdict() | alone(wanted, trial, bases, split, count) | {'many': many(wanted, trial, bases, split, [count])}
+    for trial in wanted.trials
+  ]
+
+
+def best(found: Sequence[Mapping[str, float]], most: float) -> int:
+  """Return the number of the best trial.
+
+  A trial is allowed if it changes at most `most` percent of the answers in the text. The best allowed trial has the
+  greatest harmonic mean of two shares: facts written after passages, and control prompts whose continuation stays
+  (Meng et al. 2022 also compare methods by a harmonic mean). If no trial is allowed, the best one changes the fewest
+  answers.
+  """
+  allowed = [i for i, one in enumerate(found) if one['changed'] <= most]
+  if not allowed:
+    return min(range(len(found)), key=lambda i: found[i]['changed'])
+
+  def score(i: int) -> float:
+    written, kept = found[i]['copies'], 100 - found[i]['controls']
+    return 2 * written * kept / max(written + kept, 1e-9)
+
+  return max(allowed, key=score)
+
+
+class TextFineTuning:
+  """Fine-tuning of all parameters on the tokens of a fact, until they are right or for `STEPS` steps."""
+
+  def __init__(self, run: TextRun, split: Split) -> None:
+    """Make the functions that JAX compiles at their first call."""
+    self.split, self._params, model = split, run.params, run.model
+
+    def loss(params: Any, window: jax.Array, columns: jax.Array, following: jax.Array) -> tuple[jax.Array, jax.Array]:
+      logits = jnp.asarray(model.apply({'params': params}, window[None], train=False))[0, columns]
+      counted = following >= 0
+      each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(following, 0))
+      right = jnp.all((logits.argmax(axis=-1) == following) | ~counted)
+      return jnp.sum(each * counted) / counted.sum(), right
+
+    def tuned(params: Any, window: jax.Array, columns: jax.Array, following: jax.Array, rate: Any) -> Any:
+      return descend(lambda params: loss(params, window, columns, following), params, rate)
+
+    self._tuned = jax.jit(tuned)
+    self._logits = jax.jit(lambda params, windows: model.apply({'params': params}, windows, train=False))
+
+  def taught(self, params: Any, fact: int, rate: float) -> Any:
+    """Return the parameters after fine-tuning on the prompt and the answer of a fact."""
+    places = self.split.places['prompt']
+    rows = self.split.rows('prompt', range(fact, fact + 1))
+    missing = places.windows.shape[1] - len(rows)  # one shape for all facts, so that one program serves them
+    columns = np.pad(places.columns[rows], (0, missing))
+    following = np.pad(places.following[rows], (0, missing), constant_values=-1)
+    return self._tuned(params, places.windows[fact], columns, following, rate)
+
+  def logits(self, params: Any, facts: range) -> dict[str, np.ndarray]:
+    """Return the logits at the places of some facts and of the text, by name."""
+    found = {}
+    for name, places in self.split.places.items():
+      where = self.split.rows(name, facts)
+      windows, rows = np.unique(places.rows[where], return_inverse=True)
+      logits = in_batches(functools.partial(self._logits, params), places.windows[windows], BATCH)
+      found[name] = logits[rows, places.columns[where]]
+    return found
+
+  def alone(self, rate: float, count: int) -> dict[str, float]:
+    """Fine-tune on each of the first facts alone. Return the means of `scores`."""
+    found = []
+    for fact in (range(i, i + 1) for i in range(count)):
+      params = self.taught(self._params, fact.start, rate)
+      found.append(scores(self.logits(params, fact), self.split, fact))
+    return _means(found)
+
+  def many(self, rate: float, counts: Sequence[int]) -> list[dict[str, float]]:
+    """Fine-tune on the first facts one after the other. Return results like the function `many`."""
+    params, found = self._params, []
+    for fact in range(counts[-1]):
+      params = self.taught(params, fact, rate)
+      if fact + 1 in counts:
+        facts = range(fact + 1)
+        found.append({'facts': len(facts)} | scores(self.logits(params, facts), self.split, facts))
+    return found
+
+
+def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
+  """Measure all methods on a run. Return a row for the model without edits, then a row for each method.
+
+  A row has the method's trials, the numbers of its best trials, and its scores for single facts and for many facts.
+
+  Args:
+    workdir: folder of a run of task next_token with a validation split.
+    count: number of facts.
+
+  Raises:
+    UserError: the run holds out no text, or has another task. Or its tokenizer lacks a character.
+  """
+  run = TextRun.of(workdir)
+  config = run.restored.config
+  if not config.data.validation:
+    raise UserError(f'{workdir} holds out no text of train: give a run with data.validation above 0')
+  bases = open_bases(run)
+  held_out = open_split(run, 'validation', make_facts(IN_TRIALS, CONTROLS, seed=2), WINDOWS_IN_TRIALS, seed=2)
+  test = open_split(run, 'test', make_facts(count, CONTROLS, seed=1), WINDOWS, seed=1)
+  about = {'model': config.model.name, 'seed': config.seed, 'facts': count}
+  counts = sorted({min(number, count) for number in COUNTS})
+  before = scores({name: seen[LAST].logits for name, seen in test.seen.items()}, test, range(count))
+  rows = [about | {'method': 'no edit', 'alone': before, 'many': []}]
+  for name, wanted in TEXT_METHODS.items():
+    trials = tried(wanted, bases, held_out, IN_TRIALS)
+    one, last = best(trials, CHANGED), best([trial['many'][0] for trial in trials], CHANGED_BY_MANY)
+    row: dict[str, Any] = {'method': name, 'trials': trials, 'best': one, 'best_of_many': last}
+    row['alone'] = alone(wanted, wanted.trials[one], bases, test, count)
+    row['many'] = many(wanted, wanted.trials[last], bases, test, counts)
+    rows.append(about | row)
+    logging.info('%s, %s: %s, %s', workdir, name, row['alone'], row['many'][-1])
+  rows.append(about | _fine_tuning(run, held_out, test, counts))
+  return rows
+
+
+def _fine_tuning(run: TextRun, held_out: Split, test: Split, counts: Sequence[int]) -> dict[str, Any]:
+  """Return the row of fine-tuning. Many facts have the learning rate that is best for single facts."""
+  trying = TextFineTuning(run, held_out)
+  trials = [{'rate': rate} | trying.alone(rate, TUNED_IN_TRIALS) for rate in RATES]
+  chosen = best(trials, CHANGED)
+  tuning = TextFineTuning(run, test)
+  one, after = tuning.alone(RATES[chosen], TUNED), tuning.many(RATES[chosen], counts)
+  logging.info('%s: %s, %s', FINE_TUNING, one, after[-1])
+  return {'method': FINE_TUNING, 'trials': trials, 'best': chosen, 'alone': one, 'many': after}
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Run the command and return its exit status."""
+  parser = Parser('hbf.analysis.text_edit_study', __doc__.split('\n')[0])
+  parser.add_path('--out', default='runs/text-edit', help='output folder; default: %(default)s')
+  parser.add_argument('--run', action='append', default=[], help='a run folder of task next_token; may be repeated')
+  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
+  flags = parser.parse_args(arguments)
+  path = flags.out / 'text-edit.json'
+  if not flags.report:
+    if not flags.run:
+      raise UserError('--run is missing: give the folders of runs')
+    keep_freed_memory()
+    logging.set_verbosity(logging.INFO)
+    rows = [row for run in flags.run for row in measure(pathlib.Path(run).expanduser())]
+    about = {'device': device_name(), 'commit': commit(), 'versions': versions()}
+    flags.out.mkdir(parents=True, exist_ok=True)
+    write_json(path, about | {'rows': rows})
+  measured = read_json(path, 'measure it again, without --report')
+  if measured is None:
+    raise UserError(f'{path} is missing: measure it without --report')
+  draw(measured, flags.out / 'text-edit.png')
+  print(table(measured))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
