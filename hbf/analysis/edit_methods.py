@@ -231,22 +231,17 @@ def in_order(
     skip: True to make no edit for an example whose answer is already right at its turn.
   """
   responses = method.respond(base, edited, labels, edited, trial.reach)
-  if method.interpolates and not skip:  # one linear system
-    kept = list(range(len(labels)))
-    matrix = responses.T + RIDGE * np.eye(len(labels))
-    coefficients = np.linalg.solve(matrix, method.changes(edited, labels, trial.margin))
-  else:
-    kept, coefficients = _one_by_one(method, responses, edited, labels, trial.margin, skip)
+  kept, coefficients = coefficients_of(method, responses, edited, labels, trial.margin, skip)
 
   def logits_of(others: Observed) -> np.ndarray:
     found = method.respond(base, edited, labels, others, trial.reach)[kept]
-    return np.asarray(others.logits + _sum(method, found, coefficients))
+    return np.asarray(others.logits + sum_of(method, found, coefficients))
 
   return logits_of
 
 
-def _one_by_one(
-  method: Method, responses: np.ndarray, edited: Observed, labels: np.ndarray, margin: float, skip: bool
+def coefficients_of(
+  method: Method, responses: np.ndarray, edited: Observed, labels: np.ndarray, margin: float, skip: bool = True
 ) -> tuple[list[int], np.ndarray]:
   """Return the numbers of the examples that get an edit, and the coefficients [E, C] of these edits.
 
@@ -259,10 +254,12 @@ def _one_by_one(
     skip: as in `in_order`.
   """
   wanted = method.changes(edited, labels, margin)
+  if method.interpolates and not skip:  # one linear system
+    return list(range(len(labels))), np.linalg.solve(responses.T + RIDGE * np.eye(len(labels)), wanted)
   kept: list[int] = []
   coefficients, inverse = np.zeros((0, wanted.shape[1])), np.zeros((0, 0))
   for row in range(len(labels)):
-    former = _sum(method, responses[kept, row][:, None], coefficients)
+    former = sum_of(method, responses[kept, row][:, None], coefficients)
     now = edited.at([row])._replace(logits=edited.logits[[row]] + former)
     if skip and now.logits.argmax() == labels[row]:
       continue
@@ -289,7 +286,7 @@ def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.nd
   return np.concatenate([left, np.append(-u, 1)[:, None] / corner], axis=1)
 
 
-def _sum(method: Method, responses: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+def sum_of(method: Method, responses: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
   """Return the changes of the logits [n, C] from responses [E, n]."""
   if not len(responses):
     return np.zeros((1, coefficients.shape[1]))

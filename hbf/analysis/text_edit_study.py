@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from absl import logging
 
-from hbf.analysis.edit_methods import METHODS, Base, Method, Trial, in_order
+from hbf.analysis.edit_methods import METHODS, Base, Method, coefficients_of, sum_of
 from hbf.analysis.edit_study import FINE_TUNING, descend
 from hbf.analysis.report.text_edit_report import draw, table
 from hbf.analysis.text_facts import (
@@ -48,9 +48,9 @@ from hbf.training.workdir import read_json, write_json
 
 COPIES = 20  # passages before the prompt of a fact, which the methods do not see
 CONTROLS, CONTINUED = 5, 8  # prompts with other names for each fact, and tokens of their continuations
-FACTS, IN_TRIALS = 100, 24  # facts in the result and in a trial
-WINDOWS, WINDOWS_IN_TRIALS = 300, 100  # windows of text that measure the damage
-TUNED, TUNED_IN_TRIALS = 24, 8  # facts for fine-tuning
+FACTS, IN_TRIALS = 100, 16  # facts in the result and in a trial
+WINDOWS, WINDOWS_IN_TRIALS = 150, 80  # windows of text that measure the damage
+TUNED, TUNED_IN_TRIALS = 16, 8  # facts for fine-tuning
 NAMED = 400  # guarded prompts with other names
 COUNTS = (1, 10, 100)
 SETS = {'prompt': 1, 'copies': COPIES, 'reworded': 1, 'controls': CONTROLS}  # texts of a fact
@@ -58,11 +58,11 @@ CHANGED, CHANGED_BY_MANY = (
   0.1,
   1.0,
 )  # largest share of other answers that one fact and `IN_TRIALS` facts may change, %
-RATES = tuple(float(rate) for rate in np.logspace(-3, 0, 6))
+RATES = tuple(float(rate) for rate in np.logspace(-3, 0, 8))
 
 
 class TextTrial(NamedTuple):
-  """The options of a method on texts: the layer of the points, and the options of `Trial`."""
+  """The options of a method on texts: the layer of the points, and the options of `Trial` (`hbf.analysis.edit_methods`)."""
 
   layer: str
   reach: float
@@ -71,7 +71,7 @@ class TextTrial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TextMethod:
-  """A method and its trials: one for a lookup, six for every other method.
+  """A method and its trials: one for a lookup, eight for every other method.
 
   Attributes:
     method: the method.
@@ -84,11 +84,8 @@ class TextMethod:
   names: bool = False
 
 
-MARGIN = 16.0
-
-
-def _on_layers(name: str, reaches: Sequence[float], names: bool = False) -> TextMethod:
-  trials = tuple(TextTrial(layer, reach, MARGIN) for layer in LAYERS for reach in reaches)
+def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], names: bool = False) -> TextMethod:
+  trials = tuple(TextTrial(layer, reach, margin) for layer in LAYERS for reach in reaches for margin in margins)
   return TextMethod(METHODS[name], trials, names)
 
 
@@ -111,20 +108,22 @@ def _lookup(of_prompt: bool) -> Any:
 
 
 _CONTEXT = (TextTrial(CONTEXT, 0.0, 0.0),)
+_MARGINS = (4.0, 16.0)
+_REPLACED = (0.0,)
 TEXT_METHODS = {
-  'HyperBF ball, metric of copies': _on_layers('HyperBF ball, metric of copies', (0.8, 1.0, 1.3)),
-  'HyperBF ball, identity metric': _on_layers('HyperBF ball, identity metric', (0.8, 1.0, 1.3)),
+  'HyperBF ball, metric of copies': _on_layers('HyperBF ball, metric of copies', (1.0, 1.4), _MARGINS),
+  'HyperBF ball, identity metric': _on_layers('HyperBF ball, identity metric', (1.0, 1.4), _MARGINS),
   'HyperBF ball, metric of copies, names guarded': _on_layers(
-    'HyperBF ball, metric of copies', (1.0, 1.5, 2.0), names=True
+    'HyperBF ball, metric of copies', (1.0, 1.4), _MARGINS, names=True
   ),
-  'ReLU neuron': _on_layers('ReLU neuron', (0.5, 1.0, 2.0)),
-  'ReLU neuron on points of norm 1': _on_layers('ReLU neuron on points of norm 1', (0.64, 1.0, 1.69)),
-  'GRACE, identity metric': _on_layers('GRACE, identity metric', (0.4, 0.7, 1.0)),
-  'GRACE, metric of copies': _on_layers('GRACE, metric of copies', (0.4, 0.7, 1.0)),
+  'ReLU neuron': _on_layers('ReLU neuron', (1.0, 2.0), _MARGINS),
+  'ReLU neuron on points of norm 1': _on_layers('ReLU neuron on points of norm 1', (1.0, 1.96), _MARGINS),
+  'GRACE, identity metric': _on_layers('GRACE, identity metric', (0.3, 0.5, 0.7, 1.0), _REPLACED),
+  'GRACE, metric of copies': _on_layers('GRACE, metric of copies', (0.3, 0.5, 0.7, 1.0), _REPLACED),
   'least-squares update of the head': TextMethod(
     # The update of least change that gives all edited places their logits (ROME's eq. 2 for several keys).
     dataclasses.replace(METHODS['rank-one update of the head'], interpolates=True),
-    tuple(TextTrial(LAST, ridge, margin) for ridge in (1e-4, 1e-3, 1e-2) for margin in (1.0, 4.0)),
+    tuple(TextTrial(LAST, ridge, margin) for ridge in (1e-4, 1e-3, 1e-2, 1e-1) for margin in (1.0, 4.0)),
   ),
   'lookup of the whole context': TextMethod(Method(_lookup(of_prompt=False), (), replaces=True), _CONTEXT),
   'lookup of the prompt': TextMethod(Method(_lookup(of_prompt=True), (), replaces=True), _CONTEXT),
@@ -223,16 +222,27 @@ def _joined(parts: Sequence[Observed]) -> Observed:
   return Observed(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def edited_logits(
-  wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split, facts: range
-) -> dict[str, np.ndarray]:
-  """Edit the answers of facts in order, one edit for each token. Return the edited logits (`Split.rows`) by name."""
-  seen = {name: split.seen[name][trial.layer].at(split.rows(name, facts)) for name in split.seen}
-  labels = split.places['prompt'].following[split.rows('prompt', facts)]
-  base, options = bases.of(wanted, trial.layer), Trial(trial.reach, trial.margin)
-  logits_of = in_order(wanted.method, base, seen['prompt'], labels, options, skip=False)
-  ends = np.cumsum([len(part.logits) for part in seen.values()])[:-1]
-  return dict(zip(seen, np.split(logits_of(_joined(list(seen.values()))), ends), strict=True))
+class Edits:
+  """The edits of a method for all facts of a split. Every token of an answer is one edit."""
+
+  def __init__(self, wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split) -> None:
+    """Compute the responses of all edits to all places."""
+    self.method, self.margin, self.split = wanted.method, trial.margin, split
+    self.seen = {name: seen[trial.layer] for name, seen in split.seen.items()}
+    self.labels, base = split.places['prompt'].following, bases.of(wanted, trial.layer)
+    respond = functools.partial(wanted.method.respond, base, self.seen['prompt'], self.labels)
+    self.responses = {name: respond(seen, trial.reach) for name, seen in self.seen.items()}
+
+  def logits(self, facts: range) -> dict[str, np.ndarray]:
+    """Edit the answers of some facts in order. Return the edited logits at `Split.rows`, by name."""
+    own = self.split.rows('prompt', facts)
+    responses, edited = self.responses['prompt'][np.ix_(own, own)], self.seen['prompt'].at(own)
+    _, coefficients = coefficients_of(self.method, responses, edited, self.labels[own], self.margin, skip=False)
+    found = {}
+    for name, seen in self.seen.items():
+      rows = self.split.rows(name, facts)
+      found[name] = seen.logits[rows] + sum_of(self.method, self.responses[name][np.ix_(own, rows)], coefficients)
+    return found
 
 
 def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict[str, float]:
@@ -269,33 +279,28 @@ def bits(logits: np.ndarray, text: Places) -> float:
   return float(nll(logits[:, None], windows).mean() / np.log(2))
 
 
-def alone(wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split, count: int) -> dict[str, float]:
+def alone(edits: Edits, count: int) -> dict[str, float]:
   """Teach each of the first facts alone. Return the means of `scores`."""
   each = [range(i, i + 1) for i in range(count)]
-  return _means([scores(edited_logits(wanted, trial, bases, split, fact), split, fact) for fact in each])
+  return _means([scores(edits.logits(fact), edits.split, fact) for fact in each])
 
 
 def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
   return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
 
 
-def many(
-  wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split, counts: Sequence[int]
-) -> list[dict[str, float]]:
-  """Teach the first facts one after the other. Return `scores` of these facts after each number of facts."""
-  found = []
-  for count in counts:
-    facts = range(count)
-    found.append({'facts': count} | scores(edited_logits(wanted, trial, bases, split, facts), split, facts))
-  return found
+def many(edits: Edits, counts: Sequence[int]) -> list[dict[str, float]]:
+  """Teach the first facts together. Return `scores` of these facts for each number of facts."""
+  return [{'facts': count} | scores(edits.logits(range(count)), edits.split, range(count)) for count in counts]
 
 
 def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[dict[str, Any]]:
   """Return a dict for each trial of a method: its options, the means of `alone`, and `many` as 'many'."""
-  return [
-    trial._asdict() | alone(wanted, trial, bases, split, count) | {'many': many(wanted, trial, bases, split, [count])}
-    for trial in wanted.trials
-  ]
+  found = []
+  for trial in wanted.trials:
+    edits = Edits(wanted, trial, bases, split)
+    found.append(trial._asdict() | alone(edits, count) | {'many': many(edits, [count])})
+  return found
 
 
 def best(found: Sequence[Mapping[str, float]], most: float) -> int:
@@ -402,8 +407,8 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
     trials = tried(wanted, bases, held_out, IN_TRIALS)
     one, last = best(trials, CHANGED), best([trial['many'][0] for trial in trials], CHANGED_BY_MANY)
     row: dict[str, Any] = {'method': name, 'trials': trials, 'best': one, 'best_of_many': last}
-    row['alone'] = alone(wanted, wanted.trials[one], bases, test, count)
-    row['many'] = many(wanted, wanted.trials[last], bases, test, counts)
+    row['alone'] = alone(Edits(wanted, wanted.trials[one], bases, test), count)
+    row['many'] = many(Edits(wanted, wanted.trials[last], bases, test), counts)
     rows.append(about | row)
     logging.info('%s, %s: %s, %s', workdir, name, row['alone'], row['many'][-1])
   rows.append(about | _fine_tuning(run, held_out, test, counts))

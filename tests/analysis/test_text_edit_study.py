@@ -12,7 +12,7 @@ import pytest
 import hbf
 from hbf.analysis import text_edit_study, text_facts
 from hbf.analysis.report.text_edit_report import draw, table
-from hbf.analysis.text_edit_study import TEXT_METHODS, TextFineTuning
+from hbf.analysis.text_edit_study import TEXT_METHODS, Edits, TextFineTuning
 from hbf.analysis.text_facts import LAST, LAYERS, MIDDLE, Passages, Places, make_facts
 from hbf.analysis.texts import TextRun
 from hbf.config.resolve import resolve
@@ -113,7 +113,7 @@ def test_the_arrays_at_a_place_are_the_networks(run):
 def test_a_fact_is_written_after_its_prompt(name, split, bases):
   wanted = TEXT_METHODS[name]
   trial = wanted.trials[0]._replace(margin=4.0)
-  found = text_edit_study.alone(wanted, trial, bases, split, 2)
+  found = text_edit_study.alone(Edits(wanted, trial, bases, split), 2)
   assert found['prompt'] == 100
   if name.startswith('lookup'):
     assert found['changed'] == found['controls'] == found['reworded'] == 0
