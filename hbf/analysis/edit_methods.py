@@ -214,13 +214,14 @@ RIDGE = 1e-6  # added to the diagonal of the responses, so that edits of two nea
 
 
 def in_order(
-  method: Method, base: Base, edited: Observed, labels: np.ndarray, trial: Trial, skip: bool = True
+  method: Method, base: Base, edited: Observed, labels: np.ndarray, trial: Trial
 ) -> Callable[[Observed], np.ndarray]:
   """Edit examples one after the other, and return a function from examples to the edited logits [n, C].
 
-  If the method interpolates, the coefficients solve a linear system, so that every edited example x gets the logits
-  z(x) plus `Method.changes`. Otherwise each edit adds to the logits after the earlier edits. If the method replaces
-  answers, only the edit with the greatest response acts on an example.
+  An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
+  solve a linear system, so that every edited example x gets the logits z(x) plus `Method.changes`. Otherwise each
+  edit adds to the logits after the earlier edits. If the method replaces answers, only the edit with the greatest
+  response acts on an example.
 
   Args:
     method: the method.
@@ -228,10 +229,9 @@ def in_order(
     edited: the network's outputs for the examples to edit, in order.
     labels: the right answers of these examples.
     trial: the options of the method.
-    skip: True to make no edit for an example whose answer is already right at its turn.
   """
   responses = method.respond(base, edited, labels, edited, trial.reach)
-  kept, coefficients = coefficients_of(method, responses, edited, labels, trial.margin, skip)
+  kept, coefficients = coefficients_of(method, responses, edited, labels, trial.margin)
 
   def logits_of(others: Observed) -> np.ndarray:
     found = method.respond(base, edited, labels, others, trial.reach)[kept]
@@ -251,7 +251,7 @@ def coefficients_of(
     edited: as in `in_order`.
     labels: as in `in_order`.
     margin: `Trial.margin`.
-    skip: as in `in_order`.
+    skip: True to make no edit for an example whose answer is already right at its turn.
   """
   wanted = method.changes(edited, labels, margin)
   if method.interpolates and not skip:  # one linear system

@@ -6,7 +6,6 @@ python -m hbf.analysis.text_edit_study --report         # draws the table and th
 docs/research/edit.md explains the results.
 """
 
-import dataclasses
 import functools
 import pathlib
 import sys
@@ -19,13 +18,13 @@ import numpy as np
 import optax
 from absl import logging
 
-from hbf.analysis.edit_methods import METHODS, Base, Method, coefficients_of, sum_of
+from hbf.analysis.edit_methods import Base, coefficients_of, sum_of
 from hbf.analysis.edit_study import FINE_TUNING, descend
 from hbf.analysis.report.text_edit_report import draw, table
+from hbf.analysis.text_edit_methods import TEXT_METHODS, TextMethod, TextTrial
 from hbf.analysis.text_facts import (
   CONTEXT,
   LAST,
-  LAYERS,
   Fact,
   Passages,
   Places,
@@ -54,80 +53,9 @@ TUNED, TUNED_IN_TRIALS = 16, 8  # facts for fine-tuning
 NAMED = 400  # guarded prompts with other names
 COUNTS = (1, 10, 100)
 SETS = {'prompt': 1, 'copies': COPIES, 'reworded': 1, 'controls': CONTROLS}  # texts of a fact
-CHANGED, CHANGED_BY_MANY = (
-  0.1,
-  1.0,
-)  # largest share of other answers that one fact and `IN_TRIALS` facts may change, %
+# Largest share of other answers, in percent, that a trial may change by one fact and by `IN_TRIALS` facts.
+CHANGED, CHANGED_BY_MANY = 0.1, 1.0
 RATES = tuple(float(rate) for rate in np.logspace(-3, 0, 8))
-
-
-class TextTrial(NamedTuple):
-  """The options of a method on texts: the layer of the points, and the options of `Trial` (`hbf.analysis.edit_methods`)."""
-
-  layer: str
-  reach: float
-  margin: float
-
-
-@dataclasses.dataclass(frozen=True)
-class TextMethod:
-  """A method and its trials: one for a lookup, eight for every other method.
-
-  Attributes:
-    method: the method.
-    trials: the options to choose from.
-    names: True if prompts with other names are guarded too. They are other prompts than those of the scores.
-  """
-
-  method: Method
-  trials: tuple[TextTrial, ...]
-  names: bool = False
-
-
-def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], names: bool = False) -> TextMethod:
-  trials = tuple(TextTrial(layer, reach, margin) for layer in LAYERS for reach in reaches for margin in margins)
-  return TextMethod(METHODS[name], trials, names)
-
-
-def _lookup(of_prompt: bool) -> Any:
-  """Return the responses of a lookup of contexts (`hbf.analysis.text_facts.contexts`).
-
-  Args:
-    of_prompt: True if the response is 1 for every context that ends with the edited one.
-  """
-
-  def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
-    del base, labels, reach
-    rows = []
-    for own in edited.points:
-      known = (own >= 0).sum() if of_prompt else len(own)
-      rows.append((others.points[:, :known] == own[:known]).all(axis=1))
-    return np.array(rows, np.float64)
-
-  return respond
-
-
-_CONTEXT = (TextTrial(CONTEXT, 0.0, 0.0),)
-_MARGINS = (4.0, 16.0)
-_REPLACED = (0.0,)
-TEXT_METHODS = {
-  'HyperBF ball, metric of copies': _on_layers('HyperBF ball, metric of copies', (1.0, 1.4), _MARGINS),
-  'HyperBF ball, identity metric': _on_layers('HyperBF ball, identity metric', (1.0, 1.4), _MARGINS),
-  'HyperBF ball, metric of copies, names guarded': _on_layers(
-    'HyperBF ball, metric of copies', (1.0, 1.4), _MARGINS, names=True
-  ),
-  'ReLU neuron': _on_layers('ReLU neuron', (1.0, 2.0), _MARGINS),
-  'ReLU neuron on points of norm 1': _on_layers('ReLU neuron on points of norm 1', (1.0, 1.96), _MARGINS),
-  'GRACE, identity metric': _on_layers('GRACE, identity metric', (0.3, 0.5, 0.7, 1.0), _REPLACED),
-  'GRACE, metric of copies': _on_layers('GRACE, metric of copies', (0.3, 0.5, 0.7, 1.0), _REPLACED),
-  'least-squares update of the head': TextMethod(
-    # The update of least change that gives all edited places their logits (ROME's eq. 2 for several keys).
-    dataclasses.replace(METHODS['rank-one update of the head'], interpolates=True),
-    tuple(TextTrial(LAST, ridge, margin) for ridge in (1e-4, 1e-3, 1e-2, 1e-1) for margin in (1.0, 4.0)),
-  ),
-  'lookup of the whole context': TextMethod(Method(_lookup(of_prompt=False), (), replaces=True), _CONTEXT),
-  'lookup of the prompt': TextMethod(Method(_lookup(of_prompt=True), (), replaces=True), _CONTEXT),
-}
 
 
 class Split(NamedTuple):
