@@ -47,11 +47,11 @@ from hbf.training.workdir import read_json, write_json
 
 COPIES = 20  # passages before the prompt of a fact, which the methods do not see
 CONTROLS, CONTINUED = 5, 8  # prompts with other names for each fact, and tokens of their continuations
-FACTS, IN_TRIALS = 100, 16  # facts in the result and in a trial
-WINDOWS, WINDOWS_IN_TRIALS = 150, 80  # windows of text that measure the damage
-TUNED, TUNED_IN_TRIALS = 16, 8  # facts for fine-tuning
+FACTS, IN_TRIALS = 50, 16  # facts in the result and in a trial
+WINDOWS, WINDOWS_IN_TRIALS = 150, 60  # windows of text that measure the damage
+TUNED, TUNED_IN_TRIALS = 16, 4  # facts for fine-tuning
 NAMED = 400  # guarded prompts with other names
-COUNTS = (1, 10, 100)
+COUNTS = (1, 10, 50)
 SETS = {'prompt': 1, 'copies': COPIES, 'reworded': 1, 'controls': CONTROLS}  # texts of a fact
 # Largest share of other answers, in percent, that a trial may change by one fact and by `IN_TRIALS` facts.
 CHANGED, CHANGED_BY_MANY = 0.1, 1.0
@@ -66,10 +66,12 @@ class Split(NamedTuple):
       'reworded': after the other prompt. 'controls': continuations of the control prompts. 'text': all places of
       windows of text. The texts of the first fact come first.
     seen: the model's arrays at these places, by name and layer.
+    losses: the model's loss at each place of the text, in bits.
   """
 
   places: dict[str, Places]
   seen: dict[str, dict[str, Observed]]
+  losses: np.ndarray
 
   def rows(self, name: str, facts: range) -> np.ndarray:
     """Return the numbers of the places of some facts. For 'text', return the numbers of all places."""
@@ -108,7 +110,8 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
   texts['controls'] = list(zip(controls, after, strict=True))
   places = {key: Places.of(pairs, length) for key, pairs in texts.items()}
   places['text'] = Places.everywhere(run.windows(name, windows))
-  return Split(places, {key: observed(run, where) for key, where in places.items()})
+  seen = {key: observed(run, where) for key, where in places.items()}
+  return Split(places, seen, bits(seen['text'][LAST].logits, places['text'].following))
 
 
 def observed(run: TextRun, places: Places) -> dict[str, Observed]:
@@ -158,8 +161,10 @@ class Edits:
     self.method, self.margin, self.split = wanted.method, trial.margin, split
     self.seen = {name: seen[trial.layer] for name, seen in split.seen.items()}
     self.labels, base = split.places['prompt'].following, bases.of(wanted, trial.layer)
-    respond = functools.partial(wanted.method.respond, base, self.seen['prompt'], self.labels)
-    self.responses = {name: respond(seen, trial.reach) for name, seen in self.seen.items()}
+    everything = _joined(list(self.seen.values()))
+    responses = wanted.method.respond(base, self.seen['prompt'], self.labels, everything, trial.reach)
+    ends = np.cumsum([len(seen.logits) for seen in self.seen.values()])[:-1]
+    self.responses = dict(zip(self.seen, np.split(responses, ends, axis=1), strict=True))
 
   def logits(self, facts: range) -> dict[str, np.ndarray]:
     """Edit the answers of some facts in order. Return the edited logits at `Split.rows`, by name."""
@@ -189,9 +194,13 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
   """
   found = {name: 100 * float(np.mean(_written(logits[name], split, name, facts))) for name in SETS}
   found['controls'] = 100 - found['controls']
-  before = split.seen['text'][LAST].logits
-  found['changed'] = 100 * float((logits['text'].argmax(axis=-1) != before.argmax(axis=-1)).mean())
-  return found | {'bits': bits(logits['text'], split.places['text'])}
+  before, now = split.seen['text'][LAST].logits, logits['text']
+  found['changed'] = 100 * float((now.argmax(axis=-1) != before.argmax(axis=-1)).mean())
+  # The loss is computed only where the logits differ. This is faster: most edits change few places.
+  places, other = split.places['text'], (now != before).any(axis=1)
+  losses = split.losses.copy()
+  losses[other] = bits(now[other], places.following[other])
+  return found | {'bits': float(losses.mean())}
 
 
 def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.ndarray:
@@ -201,10 +210,10 @@ def _written(logits: np.ndarray, split: Split, name: str, facts: range) -> np.nd
   return np.bincount(places.rows[rows] - facts.start * SETS[name], wrong, len(facts) * SETS[name]) == 0
 
 
-def bits(logits: np.ndarray, text: Places) -> float:
-  """Return the bits for each token of a text."""
-  windows = np.stack([np.zeros_like(text.following), text.following], axis=1)
-  return float(nll(logits[:, None], windows).mean() / np.log(2))
+def bits(logits: np.ndarray, following: np.ndarray) -> np.ndarray:
+  """Return the negative log-likelihood of each following token [m] in bits, from logits [m, V]."""
+  windows = np.stack([np.zeros_like(following), following], axis=1)
+  return np.asarray(nll(logits[:, None], windows)[:, 0] / np.log(2))
 
 
 def alone(edits: Edits, count: int) -> dict[str, float]:
