@@ -55,7 +55,7 @@ COUNTS = (1, 10, 50)
 SETS = {'prompt': 1, 'copies': COPIES, 'reworded': 1, 'controls': CONTROLS}  # texts of a fact
 # Largest share of other answers, in percent, that a trial may change by one fact and by `IN_TRIALS` facts.
 CHANGED, CHANGED_BY_MANY = 0.1, 1.0
-RATES = tuple(float(rate) for rate in np.logspace(-3, 0, 8))
+RATES = tuple(float(rate) for rate in np.logspace(-3.5, -0.5, 8))
 
 
 class Split(NamedTuple):
