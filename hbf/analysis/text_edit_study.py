@@ -25,6 +25,8 @@ from hbf.analysis.text_edit_methods import TEXT_METHODS, TextMethod, TextTrial
 from hbf.analysis.text_facts import (
   CONTEXT,
   LAST,
+  LAYERS,
+  TEMPLATES,
   Fact,
   Passages,
   Places,
@@ -259,6 +261,32 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
   return max(allowed, key=score)
 
 
+def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float]:
+  """Return the share of pairs in which a copy is nearer to a fact than another name is, in percent, by template.
+
+  A pair is a copy of the fact's prompt after a passage, and a control prompt. The distance is from the point of the
+  fact's prompt in the metric of copies.
+
+  Args:
+    bases: the metric.
+    split: the places of the facts.
+    layer: the layer of the points.
+    count: the number of facts.
+  """
+  metric = bases.text[layer].metric
+  nearer: list[list[float]] = [[] for _ in TEMPLATES]
+  for fact in range(count):
+    own, copies, others = (
+      split.seen[name][layer].points[split.rows(name, range(fact, fact + 1))] @ metric.T
+      for name in ('prompt', 'copies', 'controls')
+    )
+    # The first of the places of each text is the end of its prompt.
+    to_copies = np.linalg.norm(copies[:: len(own)] - own[0], axis=-1)
+    to_others = np.linalg.norm(others[::CONTINUED] - own[0], axis=-1)
+    nearer[fact % len(TEMPLATES)].append(100 * float((to_copies[:, None] < to_others).mean()))
+  return [float(np.mean(values)) for values in nearer if values]
+
+
 class TextFineTuning:
   """Fine-tuning of all parameters on the tokens of a fact, until they are right or for `STEPS` steps."""
 
@@ -339,7 +367,9 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
   about = {'model': config.model.name, 'seed': config.seed, 'facts': count}
   counts = sorted({min(number, count) for number in COUNTS})
   before = scores({name: seen[LAST].logits for name, seen in test.seen.items()}, test, range(count))
-  rows = [about | {'method': 'no edit', 'alone': before, 'many': []}]
+  nearer = {layer: separation(bases, test, layer, count) for layer in LAYERS}
+  rows = [about | {'method': 'no edit', 'alone': before, 'many': [], 'separation': nearer}]
+  logging.info('%s: %s', workdir, nearer)
   for name, wanted in TEXT_METHODS.items():
     trials = tried(wanted, bases, held_out, IN_TRIALS)
     one, last = best(trials, CHANGED), best([trial['many'][0] for trial in trials], CHANGED_BY_MANY)

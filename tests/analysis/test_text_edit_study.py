@@ -136,6 +136,19 @@ def test_an_edit_does_not_reach_guarded_places(bases, split):
   assert responses[base.guard.logits.argmax(axis=1) != labels[:, None]].max() < 1e-4
 
 
+def test_separation_compares_each_copy_with_each_other_name(bases, split):
+  """If all points are moved apart by the kind of their text, the share is 0 or 100."""
+  for near, far, share in (('copies', 'controls', 100), ('controls', 'copies', 0)):
+    seen = {name: dict(layers) for name, layers in split.seen.items()}
+    for name, scale in ((near, 1e-3), (far, 1.0)):
+      own = seen[name][LAST]
+      seen[name][LAST] = own._replace(points=scale * (1 + np.abs(own.points)))
+    seen['prompt'][LAST] = seen['prompt'][LAST]._replace(points=np.zeros_like(seen['prompt'][LAST].points))
+    identity = text_edit_study.Base(bases.text[LAST].guard, np.eye(16))
+    found = text_edit_study.separation(bases._replace(text={LAST: identity}), split._replace(seen=seen), LAST, 3)
+    assert found == [share] * 3
+
+
 def test_fine_tuning_ends_when_the_fact_is_written(run, split):
   tuning = TextFineTuning(run, split)
   same = tuning.logits(run.params, range(1, 3))
