@@ -59,13 +59,9 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """
   rows = [row for row in measured['rows'] if row['model'] == measured['rows'][0]['model']]
   figure, (left, *panels) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')
+  colors, markers = [*(f'C{number}' for number in range(10)), 'black'], 'osv^DPX*x+<'
   for number, method in enumerate(dict.fromkeys(row['method'] for row in rows if row['many'])):
-    style = {
-      'color': f'C{number}' if number < 10 else 'black',
-      'marker': 'osv^DPX*x+<'[number % 11],
-      'label': method,
-      'markerfacecolor': 'none',
-    }
+    style = {'color': colors[number % 11], 'marker': markers[number % 11], 'label': method, 'markerfacecolor': 'none'}
     own = [row for row in rows if row['method'] == method]
     trials = own[0]['trials']
     left.plot([t['controls'] for t in trials], [t['copies'] for t in trials], linestyle='', **style)
