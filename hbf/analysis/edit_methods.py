@@ -1,16 +1,17 @@
-"""Methods to edit a classifier, for a comparison: centers of a HyperBF, and other methods.
+"""Methods to edit a network, for a comparison: centers of a HyperBF, and other methods.
 
-An edit corrects the answer to one image. With E edits, the logits of an image x become z(x) + Σ_a R_a(x) c_a. The
-coefficients c_a of edit a are a change of the logits. The response R_a(x) is 1 if x is the image of edit a. Methods
-differ in R:
+An example is an image, or a context in a text, whose answer is the next token. An edit corrects the answer to one
+example. With E edits, the logits of an example x become z(x) + Σ_a R_a(x) c_a. The coefficients c_a of edit a are a
+change of the logits. The response R_a(x) is 1 if x is the example of edit a. Methods differ in R:
 
-    HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the image's point
-    ReLU neuron  a hidden unit of an MLP, relu(w·p − b), scaled to 1 at the image
+    HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the example's point
+    ReLU neuron  a hidden unit of an MLP, relu(w·p − b), scaled to 1 at the example
     GRACE        1 in a ball around the point, 0 outside; replaces the answer in the ball (Hartvigsen et al. 2023)
     rank-one     the least-squares update of the head's matrix (Meng et al. 2022, "ROME", eq. 2)
-    lookup       1 for exactly this image, 0 for all others
+    lookup       1 for exactly this example, 0 for all others
 
-The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`).
+The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`). The
+point of a context is its last token in a layer (`hbf.analysis.text_facts`).
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class Trial(NamedTuple):
   Attributes:
     reach: size of the region in which an edit acts, in a unit that depends on the method. For the rank-one update it
       is the ridge.
-    margin: the label's logit of the edited image, minus the greatest other logit, after the edit.
+    margin: the label's logit of the edited example, minus the greatest other logit, after the edit.
   """
 
   reach: float
@@ -39,18 +40,18 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """The facts about a classifier and its training images that the methods use.
+  """The arrays of a network for its training examples that the methods use.
 
   Attributes:
-    guard: the classifier's outputs for guarded images. These are training images whose answers should not change.
-    metric: a metric W [D, D] in which transformed copies of an image are near (`hbf.editing.guard.measure_metric`).
+    guard: the network's outputs for guarded examples. These are training examples whose answers should not change.
+    metric: a metric W [D, D] in which copies of an example are near (`hbf.editing.guard.metric_of`).
   """
 
   guard: Observed
   metric: np.ndarray
 
 
-# Arguments: the base, the m edited images, their labels [m], n other images, and `Trial.reach`. Result: R [m, n].
+# Arguments: the base, the m edited examples, their labels [m], n other examples, and `Trial.reach`. Result: R [m, n].
 Respond = Callable[[Base, Observed, np.ndarray, Observed, float], np.ndarray]
 
 
@@ -60,15 +61,15 @@ def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def nearest_other(base: Base, edited: Observed, labels: np.ndarray, metric: np.ndarray) -> np.ndarray:
-  """Return the distance of each edited image to the nearest guarded image with another answer, [m].
+  """Return the distance of each edited example to the nearest guarded example with another answer, [m].
 
-  A guarded image counts only if its answer differs from the edited image's label. The distance is ‖W(x − x')‖ for
+  A guarded example counts only if its answer differs from the edited example's label. The distance is ‖W(x − x')‖ for
   points x and x'.
 
   Args:
-    base: the guarded images.
-    edited: the classifier's outputs for the m edited images.
-    labels: the labels of the edited images, [m].
+    base: the guarded examples.
+    edited: the network's outputs for the m edited examples.
+    labels: the labels of the edited examples, [m].
     metric: W, [D, D].
   """
   away = squared(edited.points @ metric.T, base.guard.points @ metric.T)
@@ -120,9 +121,9 @@ def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
 def _neuron(norm_1: bool) -> Respond:
   """Return a function that computes the responses of ReLU neurons, one for each edit.
 
-  The weights of a neuron point to the edited image. With a `reach` of 1, the bias is chosen so that the response to
-  guarded images with another answer is 0, if any bias can do this. With a greater `reach`, a neuron responds to more
-  images.
+  The weights of a neuron point to the edited example. With a `reach` of 1, the bias is chosen so that the response to
+  guarded examples with another answer is 0, if any bias can do this. With a greater `reach`, a neuron responds to
+  more examples.
 
   Args:
     norm_1: True to scale the points to norm 1 first.
@@ -135,7 +136,7 @@ def _neuron(norm_1: bool) -> Respond:
       own, other, guard = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (own, other, guard))
     own_products, guard_products = (own * own).sum(-1), own @ guard.T
     guard_products[base.guard.logits.argmax(-1) == labels[:, None]] = -np.inf
-    # If a guarded image has the greater product, no bias separates it from the edited image: the gap is then small.
+    # If a guarded example has the greater product, no bias separates it from the edited one: the gap is then small.
     gap = np.maximum(own_products - guard_products.max(axis=1), 0.02 * own_products)
     return np.maximum(1 - (own_products[:, None] - own @ other.T) / (reach * gap)[:, None], 0)
 
@@ -143,7 +144,7 @@ def _neuron(norm_1: bool) -> Respond:
 
 
 def _rank_one(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
-  """Return the responses of the rank-one update of the head that changes the guarded images' logits least.
+  """Return the responses of the rank-one update of the head that changes the guarded logits least.
 
   `reach` is the ridge of the least squares, in units of the mean square of a feature.
   """
@@ -177,7 +178,7 @@ class Method:
   interpolates: bool = False
 
   def changes(self, edited: Observed, labels: np.ndarray, margin: float) -> np.ndarray:
-    """Return the coefficients c_a for each image as the only edit, [m, C]. All entries but the label's are 0."""
+    """Return the coefficients c_a for each example as the only edit, [m, C]. All entries but the label's are 0."""
     wanted, rows = np.zeros_like(edited.logits), np.arange(len(labels))
     others = edited.logits.copy()
     others[rows, labels] = -np.inf
@@ -209,40 +210,66 @@ METHODS = {
 }
 
 
-RIDGE = 1e-6  # added to the diagonal of the responses, so that edits of two nearly equal images have coefficients
+RIDGE = 1e-6  # added to the diagonal of the responses, so that edits of two nearly equal examples have coefficients
 
 
 def in_order(
   method: Method, base: Base, edited: Observed, labels: np.ndarray, trial: Trial
 ) -> Callable[[Observed], np.ndarray]:
-  """Edit images one after the other, and return a function from images to the edited logits [n, C].
+  """Edit examples one after the other, and return a function from examples to the edited logits [n, C].
 
-  An image gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
-  solve a linear system, so that every edited image x gets the logits z(x) plus `Method.changes`. Otherwise each edit
-  adds to the logits after the earlier edits. If the method replaces answers, only the edit with the greatest response
-  acts on an image.
+  An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
+  solve a linear system, so that every edited example x gets the logits z(x) plus `Method.changes`. Otherwise each
+  edit adds to the logits after the earlier edits. If the method replaces answers, only the edit with the greatest
+  response acts on an example.
+
+  Args:
+    method: the method.
+    base: the guarded examples and the metric.
+    edited: the network's outputs for the examples to edit, in order.
+    labels: the right answers of these examples.
+    trial: the options of the method.
   """
-  responses = method.respond(base, edited, labels, edited, trial.reach)  # [edit, image]
-  wanted = method.changes(edited, labels, trial.margin)
+  responses = method.respond(base, edited, labels, edited, trial.reach)
+  kept, coefficients = coefficients_of(method, responses, edited, labels, trial.margin)
+
+  def logits_of(others: Observed) -> np.ndarray:
+    found = method.respond(base, edited, labels, others, trial.reach)[kept]
+    return np.asarray(others.logits + sum_of(method, found, coefficients))
+
+  return logits_of
+
+
+def coefficients_of(
+  method: Method, responses: np.ndarray, edited: Observed, labels: np.ndarray, margin: float, skip: bool = True
+) -> tuple[list[int], np.ndarray]:
+  """Return the numbers of the examples that get an edit, and the coefficients [E, C] of these edits.
+
+  Args:
+    method: the method.
+    responses: the response of each edit to each edited example, [edit, example].
+    edited: as in `in_order`.
+    labels: as in `in_order`.
+    margin: `Trial.margin`.
+    skip: True to make no edit for an example whose answer is already right at its turn.
+  """
+  wanted = method.changes(edited, labels, margin)
+  if method.interpolates and not skip:  # one linear system
+    return list(range(len(labels))), np.linalg.solve(responses.T + RIDGE * np.eye(len(labels)), wanted)
   kept: list[int] = []
   coefficients, inverse = np.zeros((0, wanted.shape[1])), np.zeros((0, 0))
   for row in range(len(labels)):
-    former = _sum(method, responses[kept, row][:, None], coefficients)
+    former = sum_of(method, responses[kept, row][:, None], coefficients)
     now = edited.at([row])._replace(logits=edited.logits[[row]] + former)
-    if now.logits.argmax() == labels[row]:
+    if skip and now.logits.argmax() == labels[row]:
       continue
     if method.interpolates:
       inverse = _bordered(inverse, responses[row, kept], responses[kept, row])
       coefficients = inverse @ wanted[[*kept, row]]
     else:
-      coefficients = np.concatenate([coefficients, method.changes(now, labels[[row]], trial.margin)])
+      coefficients = np.concatenate([coefficients, method.changes(now, labels[[row]], margin)])
     kept.append(row)
-
-  def logits_of(others: Observed) -> np.ndarray:
-    found = method.respond(base, edited, labels, others, trial.reach)[kept]
-    return np.asarray(others.logits + _sum(method, found, coefficients))
-
-  return logits_of
+  return kept, coefficients
 
 
 def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -259,7 +286,7 @@ def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.nd
   return np.concatenate([left, np.append(-u, 1)[:, None] / corner], axis=1)
 
 
-def _sum(method: Method, responses: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+def sum_of(method: Method, responses: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
   """Return the changes of the logits [n, C] from responses [E, n]."""
   if not len(responses):
     return np.zeros((1, coefficients.shape[1]))

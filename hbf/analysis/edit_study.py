@@ -208,6 +208,24 @@ def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
   }
 
 
+def descend(loss: Callable[[Any], tuple[jax.Array, jax.Array]], params: Any, rate: Any) -> Any:
+  """Take gradient steps until the answers are right, at most `STEPS`. Return the new parameters.
+
+  Args:
+    loss: function of the parameters. It returns the loss, and True if all answers are right.
+    params: the parameters to start from.
+    rate: the learning rate.
+  """
+
+  def step(state: Any) -> Any:
+    params, _, number = state
+    gradient, right = jax.grad(loss, has_aux=True)(params)
+    rate_now = jnp.where(right, 0.0, rate)
+    return jax.tree.map(lambda p, g: p - rate_now * g, params, gradient), right, number + 1
+
+  return jax.lax.while_loop(lambda state: ~state[1] & (state[2] <= STEPS), step, (params, jnp.array(False), 0))[0]
+
+
 class FineTuning:
   """Fine-tuning of all parameters on one image, until the answer to this image is right or for `STEPS` steps."""
 
@@ -224,13 +242,7 @@ class FineTuning:
       return optax.softmax_cross_entropy_with_integer_labels(z, label[None]).mean(), z[0].argmax() == label
 
     def tuned(params: Any, image: jax.Array, label: jax.Array, rate: jax.Array) -> Any:
-      def step(state: Any) -> Any:
-        params, _, number = state
-        gradient, right = jax.grad(loss, has_aux=True)(params, image, label)
-        rate_now = jnp.where(right, 0.0, rate)
-        return jax.tree.map(lambda p, g: p - rate_now * g, params, gradient), right, number + 1
-
-      return jax.lax.while_loop(lambda state: ~state[1] & (state[2] <= STEPS), step, (params, jnp.array(False), 0))[0]
+      return descend(lambda params: loss(params, image, label), params, rate)
 
     self._logits, self._tuned = jax.jit(logits), jax.jit(tuned)
 

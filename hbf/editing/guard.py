@@ -74,11 +74,9 @@ def distance_to_others(guard: Observed, point: np.ndarray, label: int, metric: n
 
 
 def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry], seed: int = 0) -> np.ndarray:
-  """Return a metric W [D, D] in which the points of copies of an image are near to each other.
+  """Return a metric W [D, D] in which the points of copies of an image are near to each other (`metric_of`).
 
-  The copies are moved and mirrored as in training. W is the product of two matrices. The first divides each of the D
-  coordinates by its standard deviation over all copies. The second is Σ^(−1/2). Σ is the covariance of the scaled
-  points, each relative to the mean of the copies of its image, plus a ridge (`RIDGE`).
+  The copies are moved and mirrored as in training.
 
   Args:
     reader: the classifier.
@@ -88,7 +86,20 @@ def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry],
   """
   copied, entries = images[:: -(-len(images) // COPIED)], moves(entries, images.shape[1])
   parts = [copied[start : start + PART] for start in range(0, len(copied), PART)]
-  points = np.concatenate([points_of_copies(reader, part, entries, COPIES, seed + i) for i, part in enumerate(parts)])
+  points = [points_of_copies(reader, part, entries, COPIES, seed + i) for i, part in enumerate(parts)]
+  return metric_of(np.concatenate(points))
+
+
+def metric_of(points: np.ndarray) -> np.ndarray:
+  """Return a metric W [D, D] in which the points of copies of an example are near to each other.
+
+  W is the product of two matrices. The first divides each of the D coordinates by its standard deviation over all
+  copies. The second is Σ^(−1/2). Σ is the covariance of the scaled points, each relative to the mean of the copies of
+  its example, plus a ridge (`RIDGE`).
+
+  Args:
+    points: the points of the copies, [n, copies, D].
+  """
   scale = points.std(axis=(0, 1)) + 1e-6
   around = ((points - points.mean(axis=1, keepdims=True)) / scale).reshape(-1, points.shape[-1]).astype(np.float64)
   covariance = around.T @ around / len(around)

@@ -24,11 +24,12 @@ def ball(radius: jax.Array, metric: jax.Array) -> RadialBasis:
 
 
 class Observed(NamedTuple):
-  """Arrays that a classifier computes from B images.
+  """Arrays that a network computes from B examples. An example is an image, or a context in a text.
 
   Attributes:
     logits: the logits, [B, classes].
-    points: the mean of each image's tokens after the first half of the blocks, [B, D].
+    points: the point of each example, [B, D]. For an image it is the mean of its tokens after the first half of the
+      blocks.
     features: the input of the head, [B, F].
   """
 
@@ -37,7 +38,7 @@ class Observed(NamedTuple):
   features: Any
 
   def at(self, rows: Any) -> 'Observed':
-    """Return the arrays of some of the images. `rows` is an index of the first axis."""
+    """Return the arrays of some of the examples. `rows` is an index of the first axis."""
     return Observed(self.logits[rows], self.points[rows], self.features[rows])
 
 

@@ -41,20 +41,20 @@ def table(measured: Mapping[str, Any]) -> str:
   for model in dict.fromkeys(row['model'] for row in measured['rows']):
     for method in _methods(measured):
       rows = _rows(measured, model, method)
-      alone = [_mean([row['alone'][key] for row in rows]) for key in ('edited', 'copies', 'changed')]
+      alone = [mean_of([row['alone'][key] for row in rows]) for key in ('edited', 'copies', 'changed')]
       ends = [row['many'][-1] for row in rows if row['many']]
       if method == 'no edit':
         before = [
           row['many'][-1]['others_before'] for row in measured['rows'] if row['model'] == model and row['many']
         ]
-        many = ['', '', _mean(before)]
+        many = ['', '', mean_of(before)]
       else:
-        many = [_mean([after[key] for after in ends]) for key in ('edited', 'copies', 'others')]
+        many = [mean_of([after[key] for after in ends]) for key in ('edited', 'copies', 'others')]
       lines.append((MODELS.get(model, model), method, *alone, *many))
   return markdown.table(header, lines)
 
 
-def _mean(values: Sequence[float]) -> str:
+def mean_of(values: Sequence[float]) -> str:
   """Return the mean over the seeds. With several seeds, their standard deviation follows in parentheses."""
   if len(values) < 2:
     return f'{np.mean(values):.2f}'
