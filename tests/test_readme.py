@@ -76,6 +76,14 @@ def commands():
   )
 
 
+# Calls that define the flags of several commands, and the files with these flags.
+SHARED = (
+  ('cli.define_processes(', 'cli/__init__'),
+  ('.add_run(', 'arguments'),
+  ('study.parser(', 'analysis/study'),
+)
+
+
 @pytest.fixture
 def shift(tmp_path, monkeypatch):
   """The worked example, its file and its line, done as the page says."""
@@ -104,7 +112,7 @@ def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
     read_config(['--config=cifar10', *of_arms])
     flags = [flag for flag in flags if flag not in of_arms]
   source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
-  for call, shared in (('cli.define_processes(', 'cli/__init__'), ('.add_run(', 'arguments')):
+  for call, shared in SHARED:
     if call in source:
       source += (ROOT / 'hbf' / f'{shared}.py').read_text()
   unknown = [flag for flag in flags if not re.search(rf"'(--)?{re.split('=', flag[2:])[0]}'", source)]

@@ -118,12 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
   study = Study('attacks', draw, table, folder='runs/outliers')
   parser = study.parser('hbf.analysis.attack_study', __doc__, 'a run folder; may be repeated')
-  for name, effort in EFFORTS.items():
-    about = f"test images and most steps of {name}, such as '{effort.images},{effort.steps}', which is the default"
-    form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
-    parser.add_argument(f'--{name.lower()}', default=effort, help=about, **form)
+  form: dict[str, Any] = {'type': images_and_steps, 'metavar': 'IMAGES,STEPS'}
+  about = 'test images and most steps of %s; default: %d,%d'
+  parser.add_argument('--apgd', default=EFFORTS['APGD'], help=about % ('APGD', *EFFORTS['APGD']), **form)
+  parser.add_argument('--square', default=EFFORTS['Square'], help=about % ('Square', *EFFORTS['Square']), **form)
   flags = parser.parse_args(arguments)
-  efforts = {name: getattr(flags, name.lower()) for name in EFFORTS}
+  efforts = {'APGD': flags.apgd, 'Square': flags.square}
   return study.run(flags, functools.partial(_measure_all, flags.run, efforts))
 
 

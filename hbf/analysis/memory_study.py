@@ -286,7 +286,7 @@ def _measure_all(data_dir: str, record: Record) -> None:
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  study = Study('memory', draw, table)
+  study = Study('memory', draw, table, keys=('completions', 'capacities'))
   parser = study.parser('hbf.analysis.memory_study', __doc__)
   parser.add_argument('--data_dir', default='~/tensorflow_datasets', help='TFDS folder with CIFAR-10')
   flags = parser.parse_args(arguments)

@@ -348,7 +348,7 @@ def _measure_all(runs: Sequence[str], most: int, record: Record) -> None:
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  study = Study('optimization', draw, tables)
+  study = Study('optimization', draw, tables, keys=('networks',))
   parser = study.parser('hbf.analysis.optimization_study', __doc__, 'a run folder; may be repeated')
   about = 'most training images of the refits; 0: measure no refits, and keep the stored ones; default: %(default)s'
   parser.add_argument('--images', type=int, default=6_000, help=about)

@@ -24,6 +24,7 @@ class Study:
     name: the name of the study. Its numbers are in NAME.json, and its picture is NAME.png.
     draw: a function that draws the picture of the numbers into a file.
     table: a function that returns the table of the numbers, as Markdown.
+    keys: keys that the stored numbers must have.
     folder: the default output folder. '': runs/NAME.
     verbosity: the least level of the messages that are printed.
   """
@@ -31,6 +32,7 @@ class Study:
   name: str
   draw: Callable[[Numbers, pathlib.Path], None]
   table: Callable[[Numbers], str]
+  keys: tuple[str, ...] = ('rows',)
   folder: str = ''
   verbosity: int = logging.INFO
 
@@ -66,8 +68,8 @@ class Study:
       keep_freed_memory()
       keep_compiled_programs()
       logging.set_verbosity(self.verbosity)
-      measure(Record(path, read_json(path, 'move it away and measure again')))
-    stored = read_json(path, 'measure it again, without --report')
+      measure(Record(path, read_json(path, 'move it away and measure again', *self.keys)))
+    stored = read_json(path, 'move it away and measure again', *self.keys)
     if stored is None:
       raise UserError(f'{path} is missing: measure it without --report')
     self.draw(stored, flags.out / f'{self.name}.png')

@@ -21,6 +21,7 @@ from absl import logging
 from hbf.analysis.edit_methods import Base, coefficients_of, sum_of
 from hbf.analysis.edit_study import FINE_TUNING, descend
 from hbf.analysis.report.text_edit_report import draw, table
+from hbf.analysis.study import Record, Study
 from hbf.analysis.text_edit_methods import TEXT_METHODS, TextMethod, TextTrial
 from hbf.analysis.text_facts import (
   CONTEXT,
@@ -36,7 +37,6 @@ from hbf.analysis.text_facts import (
   read,
 )
 from hbf.analysis.texts import BATCH, TextRun, nll
-from hbf.arguments import Parser
 from hbf.editing.edit import GUARDED
 from hbf.editing.guard import metric_of
 from hbf.errors import UserError, in_one_line
@@ -44,8 +44,6 @@ from hbf.evaluation.batches import in_batches
 from hbf.models.edited import Observed
 from hbf.models.generation import Sampling, generate
 from hbf.training.experiment import make_splits
-from hbf.training.machine import commit, device_name, keep_freed_memory, versions
-from hbf.training.workdir import read_json, write_json
 
 COPIES = 20  # passages before the prompt of a fact, which the methods do not see
 CONTROLS, CONTINUED = 5, 8  # prompts with other names for each fact, and tokens of their continuations
@@ -393,30 +391,17 @@ def _fine_tuning(run: TextRun, held_out: Split, test: Split, counts: Sequence[in
   return {'method': FINE_TUNING, 'trials': trials, 'best': chosen, 'alone': one, 'many': after}
 
 
+def _measure_all(runs: Sequence[str], record: Record) -> None:
+  record.save({'rows': [row for run in runs for row in measure(pathlib.Path(run).expanduser())]})
+
+
 @in_one_line
 def main(arguments: Sequence[str] | None = None) -> int:
   """Run the command and return its exit status."""
-  parser = Parser('hbf.analysis.text_edit_study', __doc__.split('\n')[0])
-  parser.add_path('--out', default='runs/text-edit', help='output folder; default: %(default)s')
-  parser.add_argument('--run', action='append', default=[], help='a run folder of task next_token; may be repeated')
-  parser.add_argument('--report', action='store_true', help='do not measure; draw the stored numbers')
-  flags = parser.parse_args(arguments)
-  path = flags.out / 'text-edit.json'
-  if not flags.report:
-    if not flags.run:
-      raise UserError('--run is missing: give the folders of runs')
-    keep_freed_memory()
-    logging.set_verbosity(logging.INFO)
-    rows = [row for run in flags.run for row in measure(pathlib.Path(run).expanduser())]
-    about = {'device': device_name(), 'commit': commit(), 'versions': versions()}
-    flags.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, about | {'rows': rows})
-  measured = read_json(path, 'measure it again, without --report')
-  if measured is None:
-    raise UserError(f'{path} is missing: measure it without --report')
-  draw(measured, flags.out / 'text-edit.png')
-  print(table(measured))
-  return 0
+  study = Study('text-edit', draw, table)
+  about = 'a run folder of task next_token; may be repeated'
+  flags = study.parser('hbf.analysis.text_edit_study', __doc__, about).parse_args(arguments)
+  return study.run(flags, functools.partial(_measure_all, flags.run))
 
 
 if __name__ == '__main__':
