@@ -26,7 +26,7 @@ from hbf.models.classifier import ImageClassifier
 
 
 def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 50) -> dict[str, np.ndarray]:
-  """Return G of each block, float64 [D, D].
+  """Return the AGOP of each block by the name of the block, float64 [D, D].
 
   Args:
     model: the network. Every block has a stage 2.

@@ -75,5 +75,5 @@ def capture(model: ImageClassifier, params: Any, images: jax.Array) -> Activatio
 
 
 def by_token(responses: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Reshape the responses [heads, B N, A] of a stage 2 to float32 [B, N, heads · A]. `shape` is (B, N)."""
+  """Reshape responses of A centers in each head, [heads, B·N, A], to float32 [B, N, heads·A]. `shape` is (B, N)."""
   return responses.swapaxes(0, 1).reshape(*shape, -1).astype(jnp.float32)

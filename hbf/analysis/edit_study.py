@@ -247,7 +247,7 @@ class FineTuning:
     self._logits, self._tuned = jax.jit(logits), jax.jit(tuned)
 
   def logits(self, params: Any, images: np.ndarray) -> np.ndarray:
-    """Return the logits of uint8 images, [n, C]."""
+    """Return the logits [n, C] of uint8 images [n, H, W, channels]."""
     return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
 
   def alone(self, rate: float, split: Split, count: int) -> dict[str, np.ndarray]:

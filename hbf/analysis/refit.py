@@ -230,12 +230,12 @@ def _factor(tail: Tail, loss: Loss, weights: Any, inputs: Any, rest: Any, target
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """The loss as a function of W, on a set of images.
+  """The loss on a set of images as a function of the weights W [A + 1, D] of the linear layer.
 
   Attributes:
     tail: f, the part of the network behind the layer.
     loss: ℓ, the loss of each image.
-    inputs: r, [n, N, A + 1].
+    inputs: r, the A inputs of the layer and a 1 for its bias, [n, N, A + 1].
     rest: y, the tokens without the output of the layer, [n, N, D].
     targets: the targets of the loss, [n, classes].
   """

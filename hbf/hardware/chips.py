@@ -66,7 +66,10 @@ class GpuChip(Chip):
 
 
 def _tpu_flops(bfloat16: float) -> dict[str, float]:
-  """Return the rates of a TPU. It multiplies in bfloat16, and Precision.HIGHEST splits float32 into six products."""
+  """Return the peak FLOP/s of a TPU by type.
+
+  A TPU multiplies in bfloat16, and Precision.HIGHEST splits float32 into six products.
+  """
   return {'bfloat16': bfloat16, 'float32': bfloat16, 'highest': bfloat16 / 6}
 
 

@@ -20,7 +20,7 @@ class _Gated(nn.Module):
   """A gated attention: out(act(gate(x)) ⊙ f(act(values(x)))), where f is attention with given values.
 
   Gate and values have the same number of channels. This is the Gated Attention Unit (Hua et al. 2022, section 3.1)
-  with several heads. A token costs 4 D² + 6 hidden D + 2 (D + hidden) N operations.
+  with several heads. A token costs 4·D² + 6·hidden·D + 2·(D + hidden)·N operations.
 
   A subclass has two bases: this class, and then a class of attention with the method `_over_tokens`. This method is
   f.

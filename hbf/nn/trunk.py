@@ -34,9 +34,9 @@ class Trunk(CheckedModule):
     parallel: True if both stages of a block read the block's input, see `hbf.nn.block.Block`.
     layer_scale: initial value of learned factors that multiply the stages' outputs. 0: there are no such factors.
     drop_path: rate of stochastic depth in the last block. The rate grows linearly from 0 in the first block.
-    merge: number of a block. Before it, a LayerNorm and a dense layer make every 2×2 tokens one token of twice the
-      width (patch merging, Liu et al. 2021, "Swin Transformer"). From this block on, the stages have twice as many
-      units, and as many heads as before. 0: tokens are never merged.
+    merge: the block before which tokens are merged, counted from 0. A LayerNorm and a dense layer then make every 2×2
+      tokens one token of twice the width (patch merging, Liu et al. 2021, "Swin Transformer"). From this block on,
+      the number of units doubles, and the number of heads stays the same. 0: tokens are never merged.
   """
 
   depth: Annotated[int, whole(1)]

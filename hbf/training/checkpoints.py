@@ -165,12 +165,15 @@ class Checkpoints:
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `tree` with the parameters of the checkpoint, which older code may have named differently.
+    """Return `tree` with the names of the parameters that the checkpoint has, so that Orbax can restore it.
+
+    Older code has other names, and parameters that were removed since.
 
     Args:
       step: the step of the checkpoint.
       tree: a tree that contains the network's parameters.
-      former: like `tree`, with the removed parameters too (`hbf.training.schema.GONE`). None if there are none.
+      former: like `tree`, with the removed parameters too (`hbf.training.schema.GONE`). None if the network never
+        had removed parameters.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree

@@ -49,7 +49,7 @@ class Edits:
   Attributes:
     step: the step of the edited checkpoint.
     average: True if the edited parameters are the moving average.
-    metric: the matrix W of the distances ‖W r‖ between points, float32 [D, D].
+    metric: the matrix W, float32 [D, D]. The distance of two points p and q is ‖W(p − q)‖.
     edits: the edits. The number of an edit is its place in this tuple, from 0.
   """
 

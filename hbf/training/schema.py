@@ -63,7 +63,7 @@ def _state_norm(stage: dict[str, Any], option: str) -> None:
 
 
 def _name_positions(stage1: dict[str, Any]) -> None:
-  """Rename the relative positions 'offsets'. Turn the norm of queries and keys into a boolean."""
+  """Rename the relative positions 'offsets' to 'gaussian'. Make `qk_norm` a boolean."""
   if stage1.get('relative_positions') == 'offsets':
     stage1['relative_positions'] = 'gaussian'
   _state_norm(stage1, 'qk_norm')

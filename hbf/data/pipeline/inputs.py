@@ -156,7 +156,7 @@ class DeviceInput(ResidentInput, ImageInput):
     self.resident = Examples(image, put(labels, (padded,)), shape, sharding)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the sums over all pixels, computed on the devices."""
+    """Return the number of pixels and the sums over all pixels, see `ImageInput.sums`. The devices compute them."""
     replicated = NamedSharding(self._sharding.mesh, PartitionSpec())
     add = jax.jit(levels.column_sums, static_argnums=1, out_shardings=replicated)
     sums = np.asarray(add(self.resident.image, self._sharding))
@@ -190,7 +190,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the sums over some evenly spaced examples, because to read all examples takes as long as an epoch."""
+    """Return what `ImageInput.sums` returns, for evenly spaced examples. To read all takes as long as an epoch."""
     images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
     return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])

@@ -108,6 +108,11 @@ def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.
 
 
 def _attention_log_sigma(m: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-  """Return log σ [1, 1, 1]. In the first version the scale is d^−0.5 and not learned."""
+  """Return log σ, [1, 1, 1], where 1/2σ² is the scale of the authors' attention.
+
+  Args:
+    m: the authors' matrix M, [d, d], where d is the width of a head.
+    scale: the learned scale. None: the first version of the code, whose scale is d^−0.5 and not learned.
+  """
   size = len(m) ** -0.5 if scale is None else abs(float(scale)) or 1.0
   return np.full((1, 1, 1), -0.5 * np.log(2 * size))

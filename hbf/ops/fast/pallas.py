@@ -203,7 +203,7 @@ def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.A
 
 
 def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
-  """Compute a[rows] b[columns]ᵀ from references, some features at a time."""
+  """Compute a[rows] b[columns]ᵀ from Pallas Refs, `depth` features at a time. None: all features at once."""
   if depth is None:
     return _dot(a[rows, :], b[columns, :], 1, 1)
 
@@ -252,7 +252,10 @@ _AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
 
 
 def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
-  """Compute the sums, float32, by the kernel for the program's platform. All arrays are [L, ...]."""
+  """Compute the sums, float32, by the kernel of this name for the program's platform.
+
+  All arrays have a leading axis of length L, over which the kernel is repeated.
+  """
   distances = distances._replace(center_norms=distances.center_norms.mT, scale=distances.scale.mT)
   forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
   return jax.lax.platform_dependent(
