@@ -55,6 +55,7 @@ def rows_of(measured, title):
   return [row for part in measured['parts'] if title in part['title'] for row in part['rows']]
 
 
+@pytest.mark.slow
 def test_every_part_is_there(measured):
   titles = ['attention', 'linear attention', 'in blocks', 'Pallas', 'Train step', 'Recipe', 'Input', 'digits']
   assert len(measured['parts']) == len(titles)
@@ -62,6 +63,7 @@ def test_every_part_is_there(measured):
   assert {'command', 'device', 'commit', 'versions'} <= set(measured)
 
 
+@pytest.mark.slow
 def test_fast_forms_are_within_tolerance(measured):
   rows = rows_of(measured, 'Relative errors')
   assert {row['operator'].split(',')[0] for row in rows} == {
@@ -75,6 +77,7 @@ def test_fast_forms_are_within_tolerance(measured):
   assert all(0 < row['d centers'] <= row['tolerance'] == 0.03 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_form_that_does_not_compile_costs_its_own_row_only(measured):
   identity, nonesuch = rows_of(measured, 'Train step')
   assert identity['images/s'] > 0 and identity['of matmul rate'] and not identity['error']
@@ -82,12 +85,14 @@ def test_a_form_that_does_not_compile_costs_its_own_row_only(measured):
   assert nonesuch['images/s'] == ''
 
 
+@pytest.mark.slow
 def test_hours_are_those_of_the_images_a_second(measured):
   (row,) = rows_of(measured, 'Recipe')
   assert row['images/s'] == pytest.approx(1e3 * row['batch'] / row['step ms'])
   assert row['100 epochs, hours'] == pytest.approx(100 * 50_000 / row['images/s'] / 3600)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_compared_to_a_whole_one(measured):
   again, interrupted = rows_of(measured, 'digits')
   assert again['run'] == 'again'
