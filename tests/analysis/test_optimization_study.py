@@ -19,6 +19,7 @@ def measured(made):
   return {'networks': [found, found | {'run': 'other', 'refits': []}]}
 
 
+@pytest.mark.slow
 def test_every_refit_has_scores_and_operations(measured):
   refits = measured['networks'][0]['refits']
   assert len({(row['layer'], row['start'], row['loss']) for row in refits}) == len(refits) == 9
@@ -32,6 +33,7 @@ def test_every_refit_has_scores_and_operations(measured):
     assert all(after <= before for before, after in itertools.pairwise(held_out)) or 'Adam' in row['loss']
 
 
+@pytest.mark.slow
 def test_the_agop_is_compared_for_both_states_and_every_block(measured):
   rows = measured['networks'][0]['agop']
   assert {(row['state'], row['block']) for row in rows} == {
@@ -40,6 +42,7 @@ def test_the_agop_is_compared_for_both_states_and_every_block(measured):
   assert all(abs(row[power][part]) <= 1 for row in rows for power in ('agop', 'root') for part in row[power])
 
 
+@pytest.mark.slow
 def test_the_report_shows_every_network(measured, tmp_path):
   text = tables(measured)
   assert text.count('ViT') >= 8

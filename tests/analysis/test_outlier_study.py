@@ -40,6 +40,7 @@ def row(made, small):
   return outlier_study.measure(run, outlier_study.load_outside(run, ['digits']))
 
 
+@pytest.mark.slow
 def test_the_study_has_all_scores_of_a_network_with_centers(row):
   assert list(row['scores']) == ['digits', 'phase-scrambled', 'noise']
   found = row['scores']['noise']
@@ -124,6 +125,7 @@ def test_seeds_make_an_interval_from_three_on():
   np.testing.assert_allclose([found.value, found.low, found.high], [82, 82 - half, 82 + half])
 
 
+@pytest.mark.slow
 def test_attacks_are_stored_and_not_repeated(made, monkeypatch):
   run, rows = made(), []
   monkeypatch.setattr(attack_study, 'ATTACKS', (('APGD', 2), ('Square', 2)))
@@ -139,6 +141,7 @@ def test_attacks_are_stored_and_not_repeated(made, monkeypatch):
   assert attack_study.images_and_steps('20,3') == efforts['Square']
 
 
+@pytest.mark.slow
 def test_table_and_picture_of_outliers(row, tmp_path):
   few = {name: {'softmax': found['softmax']} for name, found in row['scores'].items()}
   rows = [row | {'run': 'a'}, row | {'run': 'b', 'model': 'vit', 'scores': few}]

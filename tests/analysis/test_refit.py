@@ -163,6 +163,7 @@ def test_stages_without_a_linear_layer_are_refused(made):
     refit.coefficients(run.model, run.params)
 
 
+@pytest.mark.parametrize('network', ['hyperbf', 'vit'], indirect=True)
 def test_agop_is_the_mean_of_outer_products(network):
   """One token's gradients by jax.jacobian through the last stage 2 alone."""
   model, params, images = network

@@ -170,6 +170,7 @@ def test_the_best_trial_changes_few_answers_and_has_the_greatest_harmonic_mean()
   assert text_edit_study.best(found[1:], 0.01) == 0
 
 
+@pytest.mark.slow
 def test_the_study_has_a_row_for_each_method(run, few, monkeypatch, tmp_path):
   monkeypatch.setattr(TextRun, 'of', classmethod(lambda cls, folder: run))
   for name in ('IN_TRIALS', 'TUNED', 'TUNED_IN_TRIALS'):
