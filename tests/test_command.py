@@ -84,7 +84,7 @@ def test_versions_agree():
 
 
 def test_a_reader_that_has_gone_ends_a_command_without_a_word():
-  """As in `hbf train --help | head -1`."""
+  """`hbf train --help | head -1` closes the pipe early."""
   reading, writing = os.pipe()
   os.close(reading)
   command = [sys.executable, '-m', 'hbf', 'train', '--help']

@@ -1,4 +1,4 @@
-"""What interventions on the units of stage 2 change: loss, accuracy and answers.
+"""Effects of interventions on the units of stage 2: changes of the loss, the accuracy and the answers.
 
 `hbf.analysis.unit_params` makes the parameters after an intervention.
 """

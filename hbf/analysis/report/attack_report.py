@@ -12,11 +12,10 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
+from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.comparison.statistics import differences
 from hbf.evaluation.outliers import Estimate
-
-MODELS = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
 
 Measured = Mapping[str, Any]
 
@@ -45,7 +44,7 @@ def table(measured: Measured) -> str:
 
 def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, ...]:
   """Return the cells of a row. `few` is the number of images that all attacks share."""
-  name, change = MODELS.get(model, model), f'{levels}/255' if levels else 'no attack'
+  name, change = network_name(model), f'{levels}/255' if levels else 'no attack'
   everything = text(_accuracy(_rights(measured, model, levels, ('APGD',))))
   if not _rows(measured, model, 'Square', levels or 1):
     return name, change, everything, '', '', '', '', ''
@@ -111,7 +110,7 @@ def _differences(measured: Measured) -> list[str]:
   for levels in _levels(measured)[1:]:
     arms = [100.0 * np.array(_rights(measured, model, levels, ('APGD',))) for model in (first, *others)]
     for other, found in zip(others, differences(arms), strict=True):
-      names = f'{MODELS.get(other, other)} − {MODELS.get(first, first)}'
+      names = f'{network_name(other)} − {network_name(first)}'
       interval = f'{found.estimate:+.1f} ({found.low:+.1f} to {found.high:+.1f})'
       lines.append(f'{names} after APGD at {levels}/255: {interval} points, paired over images.')
   return lines
@@ -127,7 +126,7 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
       values = np.array([estimate.value for estimate in found])
       errors = np.array([[e.value - e.low, e.high - e.value] for e in found]).T
       places = np.arange(len(levels)) + shift + 0.03 * number
-      label = f'{MODELS.get(model, model)}, {attack}'
+      label = f'{network_name(model)}, {attack}'
       axis.errorbar(places, values, errors, fmt=style, color=f'C{number}', label=label, capsize=2, markersize=4)
   labels = [f'{levels}/255' if levels else 'no attack' for levels in _levels(measured)]
   axis.set_xticks(range(len(labels)), labels)

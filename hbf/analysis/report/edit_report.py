@@ -11,9 +11,9 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
+from hbf.analysis.report.names import network_name
 
 AFTER = ('copies', 'others')  # scores after many edits in the picture
-MODELS = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
 
 
 def _methods(measured: Mapping[str, Any]) -> list[str]:
@@ -50,7 +50,7 @@ def table(measured: Mapping[str, Any]) -> str:
         many = ['', '', mean_of(before)]
       else:
         many = [mean_of([after[key] for after in ends]) for key in ('edited', 'copies', 'others')]
-      lines.append((MODELS.get(model, model), method, *alone, *many))
+      lines.append((network_name(model), method, *alone, *many))
   return markdown.table(header, lines)
 
 

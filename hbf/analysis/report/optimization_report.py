@@ -11,7 +11,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
-from hbf.analysis.report.edit_report import MODELS
+from hbf.analysis.report.names import network_name
 
 Network = Mapping[str, Any]
 MATRICES = {
@@ -27,7 +27,7 @@ PARTS = {'all': 'all entries', 'off_diagonal': 'off the diagonal', 'diagonal': '
 def name(network: Network) -> str:
   """Return the name of a network, with the metric of its stage 2 unless this is the identity."""
   metric = network['stage2'].get('metric', 'identity')
-  found = str(MODELS.get(network['model'], network['model']))
+  found = network_name(network['model'])
   return found if metric == 'identity' else f'{found}, metric {metric}'
 
 

@@ -11,10 +11,9 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
+from hbf.analysis.report.names import network_name
 from hbf.analysis.report.seeds import about_intervals, over_seeds, text
 from hbf.evaluation.outliers import Estimate
-
-MODELS = {'hyperbf': 'HyperBF', 'vit': 'ViT'}
 
 Measured = Mapping[str, Any]
 
@@ -48,7 +47,7 @@ def table(measured: Measured) -> str:
     for score in _scores(measured):
       found = [_estimate(measured, model, outside, score) for outside in _outside(measured)]
       if all(found):
-        lines.append((MODELS.get(model, model), score, *(text(estimate) for estimate in found if estimate)))
+        lines.append((network_name(model), score, *(text(estimate) for estimate in found if estimate)))
   seeds = min(sum(row['model'] == model for row in measured['rows']) for model in _models(measured))
   return markdown.table(header, lines) + '\n\n' + about_intervals(seeds)
 
@@ -65,7 +64,7 @@ def draw(measured: Measured, path: pathlib.Path) -> None:
       errors = np.array([(z.value - z.low, z.high - z.value) for z in kept.values()]).T
       places = np.array([*kept]) + 0.25 * number
       style = {'color': f'C{number}', 'marker': 'os^v'[number % 4], 'markersize': 5, 'capsize': 2, 'linestyle': ''}
-      axis.errorbar(values, places, xerr=errors, label=MODELS.get(model, model), **style)
+      axis.errorbar(values, places, xerr=errors, label=network_name(model), **style)
     axis.axvline(50, color='gray', linestyle=':')
     axis.set(xlim=(-2, 102), xlabel='AUROC, %', title=name)
     axis.grid(alpha=0.3)

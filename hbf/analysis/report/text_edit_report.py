@@ -11,7 +11,8 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
-from hbf.analysis.report.edit_report import MODELS, mean_of
+from hbf.analysis.report.edit_report import mean_of
+from hbf.analysis.report.names import network_name
 
 SCORES = ('prompt', 'copies', 'reworded', 'controls', 'changed')
 LINES = {'copies': 'facts written after a passage, %', 'bits': 'bits per character of other text'}
@@ -44,7 +45,7 @@ def table(measured: Mapping[str, Any]) -> str:
       bits = _bits([end['bits'] for end in ends])
     else:
       after, bits = [''] * 4, _bits([row['alone']['bits'] for row in rows])
-    lines.append((MODELS.get(model, model), method, *one, *after, bits))
+    lines.append((network_name(model), method, *one, *after, bits))
   return markdown.table(header, lines)
 
 
