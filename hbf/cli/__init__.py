@@ -116,7 +116,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
   has_config = 'config' in flags.FLAGS and is_config_flag(flags.FLAGS['config'])
   try:
     with _plain_errors():
-      rest = flags.FLAGS([*map(_resolve_argument, argv)] if has_config else argv)
+      rest = flags.FLAGS(_config_arguments(argv) if has_config else argv)
       if has_config:
         flags.FLAGS.config.to_dict()  # raises if the file could not be read
       return rest
@@ -141,12 +141,26 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
   """
   from hbf.config.resolve import resolve
 
-  argv, values = ['', *map(_resolve_argument, arguments)], flags.FlagValues()
+  argv, values = ['', *_config_arguments(arguments)], flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
   with _plain_errors():
     values(argv)
     values.config.to_dict()
   return resolve(values.config)
+
+
+def _config_arguments(arguments: Sequence[str]) -> list[str]:
+  """Return the arguments with a file in place of the name in --config=NAME, and the last value of each key.
+
+  If a key's value is a tuple, ml_collections would join all its values.
+  """
+  last: dict[str, str] = {}
+  for number, argument in enumerate(arguments):
+    key = re.match(r'--?(config\.[^=]+)=', argument)
+    name = key[1] if key else str(number)
+    last.pop(name, None)
+    last[name] = argument
+  return [_resolve_argument(argument) for argument in last.values()]
 
 
 def _resolve_argument(argument: str) -> str:

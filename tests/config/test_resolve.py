@@ -20,6 +20,12 @@ def test_a_value_that_is_given_stays():
   assert (config.optimizer.center_rate, config.model.stage2.centers) == (3.0, 12)
 
 
+def test_the_last_value_of_a_key_counts_even_if_it_is_a_tuple():
+  transforms = ["(('flip',),('shift',4))", "(('flip',),('erase',0.5))"]
+  config = read_config(['--config=cifar10', *(f'--config.data.transforms={value}' for value in transforms)])
+  assert config.data.transforms == (('flip',), ('erase', 0.5))
+
+
 @pytest.mark.parametrize(
   ('arguments', 'units'),
   [
