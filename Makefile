@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train docs test test-docs test-slow chaos compile scaling clean
+.PHONY: setup train docs test test-docs test-loggers test-slow chaos compile scaling clean
 
 setup: $(VENV)/installed
 
@@ -27,6 +27,10 @@ test-slow: setup
 
 # The home page, pictures, and code with tables.
 CHECKED_PAGES := site/index.html site/gallery.html site/reference/api.html
+
+# The tests of the loggers with their real packages, which `test` skips.
+test-loggers: .venv-loggers/installed
+	.venv-loggers/bin/python -m pytest tests/training/test_loggers.py
 
 # What `test` leaves out of the documentation: the site is built, notebooks run, and Chromium checks pages.
 test-docs: docs .venv-notebooks/installed
@@ -59,4 +63,4 @@ scaling: .venv-tpu/installed .venv-gpu/installed
 	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks site runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers site runs

@@ -192,7 +192,15 @@ COMMON = {
     FLAG,
     'True to log the percentages of dead, constant and doubled centers of stage 2, at the start and at evaluations.',
   ),
-  'log.tensorboard': Key(False, FLAG, 'True to write events for TensorBoard too.'),
+  'log.to': Key(
+    '',
+    TEXT,
+    'Programs that get the numbers of metrics.jsonl too, separated by commas: tensorboard, wandb and mlflow. The '
+    'first two also get histograms of all parameters and training images.',
+  ),
+  'log.profile': Key(
+    '', TEXT, "Steps FIRST..LAST whose trace is written for TensorBoard and Perfetto. '': no steps."
+  ),
 }
 IMAGES = {
   'model.patch': Key(4, _EMBEDDING['patch'], 'Side of the square of pixels that becomes a token.'),

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import Protocol
 
 from hbf.errors import UserError
 from hbf.options import DURATION_PATTERN
@@ -75,7 +76,7 @@ class Clock:
       raise UserError(f'{what}: a period must be longer than {duration}')
     return Every(period, self.batch_size)
 
-  def calls(self, start: int, most: int, events: Iterable['Every']) -> list[int]:
+  def calls(self, start: int, most: int, events: Iterable['Event']) -> list[int]:
     """Split the steps after `start` into calls; return the number of steps in each call.
 
     Args:
@@ -88,6 +89,13 @@ class Clock:
       counts.append(min(start + most, stop, *(event.after(start) for event in events)) - start)
       start += counts[-1]
     return counts
+
+
+class Event(Protocol):
+  """Something that is due at some steps."""
+
+  def after(self, step: int) -> int:
+    """Return the first step after `step` at which the event is due."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,9 @@ from hbf.training import processes
 from hbf.training.average import check_average
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
+from hbf.training.loggers import check_loggers
 from hbf.training.optimizer import make_optimizer, make_schedule
+from hbf.training.profiling import TracedSteps, traced_steps
 from hbf.training.rules import rules_of
 from hbf.training.sharding import (
   batch_sharding,
@@ -48,6 +50,7 @@ class Plan:
     parameters: the number of learned parameters.
     clock: the length of the run.
     due: the steps of each event, which is 'log', 'evaluate' or 'checkpoint'.
+    traced: the steps that the profiler traces. None: no steps.
     schedule: a function from the step to the learning rate.
     optimizer: the gradient transformation.
     initial: the parameters of a file (`init_from`). None: the run draws parameters, or is resumed.
@@ -60,6 +63,7 @@ class Plan:
   parameters: int
   clock: Clock
   due: Mapping[str, Every]
+  traced: TracedSteps | None
   schedule: optax.Schedule
   optimizer: optax.GradientTransformation
   initial: Initial | None
@@ -117,11 +121,13 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
     )
   clock = Clock(examples, config.train.batch_size, config.train.epochs)
   due = {name: clock.every(f'{name}.every', config[name].every) for name in ('log', 'evaluate', 'checkpoint')}
+  traced = traced_steps(config.log.profile, clock.steps)
+  check_loggers(config.log.to)
   check_average(config)
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
   initial = read_initial(config, model, task) if config.init_from and not resumed else None
-  return Plan(config, task, splits, model, parameters, clock, due, schedule, optimizer, initial)
+  return Plan(config, task, splits, model, parameters, clock, due, traced, schedule, optimizer, initial)
 
 
 def training_operations(flops: int, clock: Clock) -> float:

@@ -15,8 +15,12 @@ from hbf.evaluation.tables import say
 from hbf.training import processes, startup
 from hbf.training.callbacks import Callback, Callbacks, callback_metrics
 from hbf.training.checkpoints import Checkpoints
+from hbf.training.durations import Event
 from hbf.training.evaluate_state import evaluate_state
 from hbf.training.experiment import Experiment
+from hbf.training.loggers import Loggers
+from hbf.training.pictures import Histograms
+from hbf.training.profiling import Profiler
 from hbf.training.reporter import Reporter
 from hbf.training.result import make_result, write_result
 from hbf.training.signals import signals
@@ -41,6 +45,8 @@ class TrainingRun:
     stopped: a function that returns True once a signal or a callback has stopped the run.
     units: a function from parameters to percentages of faulty units (`hbf.training.units`). None if they are not
       logged.
+    histograms: a function from parameters to histograms (`hbf.training.pictures`). None if no logger takes them.
+    profiler: the trace of some steps.
   """
 
   experiment: Experiment
@@ -51,6 +57,8 @@ class TrainingRun:
   callbacks: Callbacks
   stopped: Callable[[], bool]
   units: UnitReport | None
+  histograms: Histograms | None
+  profiler: Profiler
 
 
 def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainState, int]:
@@ -63,12 +71,14 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       return state, step
 
   if not step:
-    _report_units(run, step, state)
+    _report_parameters(run, step, state)
 
   # The devices take several steps in one call. A call ends wherever something is due.
-  counts = experiment.clock.calls(step, experiment.steps_per_call, due.values())
+  events: list[Event] = [*due.values(), *([experiment.traced] if experiment.traced else [])]
+  counts = experiment.clock.calls(step, experiment.steps_per_call, events)
   stacks = train.stacks(experiment.order, step, counts, experiment.steps_per_call)
-  with contextlib.closing(stacks):
+  with contextlib.closing(stacks), contextlib.closing(run.profiler):
+    run.profiler(step, state)
     for count, batches in zip(counts, stacks, strict=True):
       # Step. At most one call waits behind the running one. So a signal acts soon, and memory holds few batches.
       stopwatch.begin()
@@ -77,15 +87,16 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       reporter.flush()
       stopwatch.add(count, done)
       step += count
+      run.profiler(step, state)
 
       # Report. This resets the totals.
       totals, scores, best = state.totals, None, False
       if due['log'](step) or step == last:
         state = reporter.report(step, state)
 
-      # Look at the units.
+      # Look at the units and the parameters.
       if due['evaluate'](step) or step == last:
-        _report_units(run, step, state)
+        _report_parameters(run, step, state)
 
       # Evaluate the validation split.
       if _evaluates(run, step):
@@ -114,11 +125,13 @@ def _evaluates(run: TrainingRun, step: int) -> bool:
   return is_due and 'validation' in run.experiment.inputs
 
 
-def _report_units(run: TrainingRun, step: int, state: TrainState) -> None:
-  """Report the percentages of faulty units of stage 2."""
-  if run.units:
-    with run.stopwatch.paused():
+def _report_parameters(run: TrainingRun, step: int, state: TrainState) -> None:
+  """Report the percentages of faulty units of stage 2, and the histograms of parameters."""
+  with run.stopwatch.paused():
+    if run.units:
       run.reporter.units(step, run.units(state.params))
+    if run.histograms:
+      run.reporter.histograms(step, run.histograms(state.params))
 
 
 def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str, Any] | None, bool]:
@@ -196,10 +209,21 @@ def _train(
       if begun is None:
         return None
       step, stopwatch = begun.step, begun.stopwatch
-      with MetricsWriter(workdir, step, config.log.tensorboard) if processes.is_first() else NoWriter() as writer:
+      with _open_log(experiment.config, workdir, step) as writer:
         with Reporter(experiment, writer, stopwatch, step, console) as reporter:
+          if begun.images is not None:
+            writer.images(step, 'train/images', begun.images)
           run = TrainingRun(
-            experiment, begun.take_steps, reporter, checkpoints, stopwatch, callbacks, stopped, begun.units
+            experiment,
+            begun.take_steps,
+            reporter,
+            checkpoints,
+            stopwatch,
+            callbacks,
+            stopped,
+            begun.units,
+            begun.histograms,
+            Profiler(experiment.traced if processes.is_first() else None, workdir),
           )
           state, step = run_steps(run, begun.state, step)
         test = None if stopped() else evaluate_state(experiment, state, 'test', stopped)
@@ -211,3 +235,9 @@ def _train(
         writer.write(step, experiment.clock.epoch(step), 'test', **scores)
     result = make_result(experiment, scores, stopwatch, begun.compile_seconds)
     return processes.on_first_process(lambda: write_result(workdir, result, test.params.per_example))
+
+
+def _open_log(config: ConfigDict, workdir: pathlib.Path, step: int) -> MetricsWriter:
+  """Open the log of a run that starts or continues after a step. Only the first process writes."""
+  with processes.raise_everywhere():
+    return MetricsWriter(workdir, step, Loggers(config, workdir, step)) if processes.is_first() else NoWriter()

@@ -11,6 +11,7 @@ from hbf.evaluation.tables import say
 from hbf.nn.parameters import mean_sigmas
 from hbf.training.evaluate_state import StateEvaluation
 from hbf.training.experiment import Experiment
+from hbf.training.loggers import Histogram
 from hbf.training.sharding import replicated
 from hbf.training.state import Totals, TrainState, check_finite
 from hbf.training.stopwatch import Stopwatch
@@ -103,6 +104,11 @@ class Reporter:
     self._writer.write(step, self._experiment.clock.epoch(step), 'units', **shares)
     for line in self._unit_warnings(shares):
       say(self._console, line)
+
+  def histograms(self, step: int, values: dict[str, Histogram]) -> None:
+    """Send the histograms of the parameters to the loggers."""
+    self.flush()
+    self._writer.histograms(step, values)
 
   def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
     shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMATS.items() if name in values)

@@ -78,6 +78,11 @@ def _name_implementation(stage2: dict[str, Any]) -> None:
   _state_norm(stage2, 'normalize_inputs')
 
 
+def _name_loggers(log: dict[str, Any]) -> None:
+  """Replace the flag `tensorboard` by the list `to`."""
+  log.setdefault('to', 'tensorboard' if log.pop('tensorboard', False) else '')
+
+
 _SIGMA = {'widths': 'sigma_per', 'width_scale': 'sigma_scale'}
 _POSITIONS = {'places': 'relative_positions'}
 
@@ -186,6 +191,8 @@ CHANGES = (
   Change(added={'log': {'units': False}}),
   # To version 15.
   Change(added_to_images={'data': {'validation_split': ''}}),
+  # To version 16.
+  Change(added={'log': {'profile': ''}}, rewritten={'log': _name_loggers}),
 )
 VERSION = len(CHANGES)
 

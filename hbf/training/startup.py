@@ -23,6 +23,7 @@ from hbf.training.checkpoints import Checkpoints, has_checkpoint
 from hbf.training.experiment import Experiment, Plan, prepare
 from hbf.training.lengthen import lengthen
 from hbf.training.machine import device_name
+from hbf.training.pictures import Histograms, make_histograms, training_images, wants_pictures
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.sharding import state_sharding, with_sharding
 from hbf.training.state import TrainState, former_state
@@ -116,6 +117,8 @@ class Begun:
     compile_seconds: the time that the compilation of the steps took, in seconds.
     units: a function from parameters to percentages of faulty units (`hbf.training.units`). None if they are not
       logged.
+    histograms: a function from parameters to histograms (`hbf.training.pictures`). None if no logger takes them.
+    images: training images for the loggers, uint8 [n, H, W, C]. None if no logger takes them or the run continues.
   """
 
   state: TrainState
@@ -124,6 +127,8 @@ class Begun:
   take_steps: Steps
   compile_seconds: float
   units: UnitReport | None
+  histograms: Histograms | None
+  images: np.ndarray | None
 
 
 def begin(
@@ -138,7 +143,10 @@ def begin(
     say(console, f'stopped before step {step + 1}; the same command goes on from there')
     return None
   units = make_unit_report(experiment, first) if experiment.config.log.units else None
-  return Begun(state, step, stopwatch, *compiled, units)
+  pictures = wants_pictures(experiment)
+  histograms = make_histograms(experiment) if pictures else None
+  images = training_images(experiment, first) if pictures and not step else None
+  return Begun(state, step, stopwatch, *compiled, units, histograms, images)
 
 
 def restore_or_init(

@@ -110,6 +110,17 @@ def init_state(
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros())
 
 
+def step_keys(seed: int, step: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+  """Return the two random keys of a step's batch (`Task.train_batch`), and the key of its dropout.
+
+  Args:
+    seed: the seed of the run.
+    step: the number of steps before this one.
+  """
+  example_key, dropout_key, batch_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step), 3)
+  return (example_key, batch_key), dropout_key
+
+
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
   """Return a pure function (state, resident, batch) → state.
 
@@ -121,9 +132,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
     return objective.task.loss(logits, batch.targets)
 
   def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
-    key = jax.random.fold_in(jax.random.key(objective.seed), state.step)
-    example_key, dropout_key, batch_key = jax.random.split(key, 3)
-    model_batch = objective.task.train_batch((example_key, batch_key), resident, batch | {'step': state.step})
+    batch_keys, dropout_key = step_keys(objective.seed, state.step)
+    model_batch = objective.task.train_batch(batch_keys, resident, batch | {'step': state.step})
     gradient = _accumulate(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
     (value, correct), grads = gradient(state.params, model_batch, dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -38,7 +38,8 @@ FREE = (
   'evaluate.batch_size',
   'checkpoint.every',
   'checkpoint.keep',
-  'log.tensorboard',
+  'log.to',
+  'log.profile',
 )
 _SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
 PATH_ROOM = 300  # bytes of the longest path inside a run folder, with a margin

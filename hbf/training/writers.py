@@ -1,11 +1,15 @@
-"""The log of a run: metrics.jsonl, and TensorBoard files if the config asks for them."""
+"""The log of a run: metrics.jsonl, and the loggers that the config names."""
 
 import json
 import pathlib
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from hbf.evaluation.scores import Score
+from hbf.training.loggers import Histogram, Loggers
 from hbf.training.workdir import flatten, parse_json, replace_text
 
 
@@ -15,32 +19,37 @@ class MetricsWriter:
   A resumed run drops the lines that it will write again.
   """
 
-  def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
-    """Open the log of a run that starts or continues after step `start`."""
+  def __init__(self, workdir: pathlib.Path, start: int, loggers: Loggers | None = None):
+    """Open the log of a run that starts or continues after step `start`. `loggers` get the same numbers."""
     self._path = workdir / 'metrics.jsonl'
     # The run writes the test split again at its end. A run that starts anew writes all lines again.
     kept = [line for line in read_metrics(workdir) if line['step'] <= start and line['split'] != 'test' and start]
     replace_text(self._path, ''.join(json.dumps(line) + '\n' for line in kept))
     self._file = open(self._path, 'a')  # noqa: SIM115 (closed in close)
-    self._board = None
-    if tensorboard:
-      from tensorboardX import SummaryWriter
-
-      self._board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=start + 1)
+    self._loggers = loggers
 
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
     """Write a line. The line survives a crash of the process, but maybe not a crash of the machine."""
     self._file.write(json.dumps({'step': step, 'epoch': round(epoch, 4), 'split': split, **values}) + '\n')
     self._file.flush()
-    if self._board is not None:
-      for name, value in flatten(values).items():
-        self._board.add_scalar(f'{split}/{name}', value, step)
+    if self._loggers:
+      self._loggers.numbers(step, {f'{split}/{name}': value for name, value in flatten(values).items()})
+
+  def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+    """Send histograms of the parameters to the loggers."""
+    if self._loggers:
+      self._loggers.histograms(step, values)
+
+  def images(self, step: int, name: str, images: np.ndarray) -> None:
+    """Send images to the loggers, uint8 [n, H, W, C]."""
+    if self._loggers:
+      self._loggers.images(step, name, images)
 
   def close(self) -> None:
-    """Close the files."""
+    """Close the file and the loggers."""
     self._file.close()
-    if self._board is not None:
-      self._board.close()
+    if self._loggers:
+      self._loggers.close()
 
   def __enter__(self) -> 'MetricsWriter':
     return self
@@ -57,6 +66,12 @@ class NoWriter(MetricsWriter):
 
   def write(self, step: int, epoch: float, split: str, **values: Any) -> None:
     """Write nothing."""
+
+  def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+    """Send nothing."""
+
+  def images(self, step: int, name: str, images: np.ndarray) -> None:
+    """Send nothing."""
 
   def close(self) -> None:
     """Close nothing."""

@@ -226,19 +226,12 @@ def test_a_folder_without_config_is_no_workdir(tmp_path):
 
 
 def test_a_resumed_log_drops_what_will_be_written_again_and_half_a_line(tmp_path):
-  with MetricsWriter(tmp_path, 0, tensorboard=False) as writer:
+  with MetricsWriter(tmp_path, 0) as writer:
     for step in (1, 2, 3):
       writer.write(step, step / 10, 'train', loss=1 / step)
     writer.write(2, 0.2, 'test', loss=0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write('{"step": 2, "ep')
-  with MetricsWriter(tmp_path, 2, tensorboard=False) as writer:
+  with MetricsWriter(tmp_path, 2) as writer:
     writer.write(3, 0.3, 'train', loss=0.5)
   assert [(line['step'], line['loss']) for line in read_metrics(tmp_path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
-
-
-def test_tensorboard_files_are_written_if_asked_for(tmp_path):
-  with MetricsWriter(tmp_path, 0, tensorboard=True) as writer:
-    writer.write(1, 0.1, 'validation', accuracy=1.0, average={'accuracy': 2.0})
-  (events,) = (tmp_path / 'tensorboard').glob('events.*')
-  assert all(name in events.read_bytes() for name in (b'validation/accuracy', b'validation/average.accuracy'))
