@@ -14,7 +14,7 @@ from hbf.options import OptionError
 
 
 class Projections(nn.Module):
-  """Several dense layers of one input. The parameters are stored like one `flax.linen.Dense` with all outputs.
+  """Several dense layers of one input. The parameters are stored like one `flax.linen.Dense` for all outputs.
 
   If a mesh splits units over devices, each device has a part of the outputs of every layer.
 
@@ -44,7 +44,7 @@ class Projections(nn.Module):
       # So σ² = 1/scale starts at 0.5/√D, like σ² of a HyperBF on points of norm 1.
       scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
       points, kernel = of_norm_1(points.astype(self.dtype)), scale * of_norm_1(kernel.mT).mT
-    # XLA's CPU backend multiplies matrices faster than the same numbers with more axes.
+    # XLA's CPU backend multiplies arrays with two axes faster than arrays with more axes.
     z = points.astype(self.dtype) @ interleave_shards(kernel.astype(self.dtype), self.parts)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros_init(), (outputs,))
@@ -68,7 +68,7 @@ def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
 
   Args:
     heads: number of heads, a divisor of the D columns of each part.
-    strength: factor of the noise Z and of the identity I. Trockman & Kolter 2023 take 0.7.
+    strength: α = β, the factor of the random Z and of the identity I. Trockman & Kolter 2023 take 0.7.
   """
   plain = nn.initializers.lecun_normal()
   if not strength:

@@ -30,7 +30,7 @@ STAGE1: dict[str, type[nn.Module]] = {
   'pooling': AveragePooling,
   'identity': Identity,
 }
-# None: stage 1 does the work of both stages.
+# Stage 2 'none' is None: stage 1 does the work of both stages.
 STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFCenters, 'mlp': MLP, 'none': None}
 
 # The stages of named models. Any other pair is named STAGE1+STAGE2, such as softmax+hyperbf.
