@@ -116,8 +116,8 @@ def from_arrays(data: ArrayData) -> Dataset:
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
   """Return a data set of black images, as a substitute for a data set that is not prepared.
 
-  The number and the size of the images are right. Return None if the data set is prepared, or if these facts are not
-  known before. See `load` for the arguments.
+  The number and the size of the images are those of the data set. Return None if the data set is prepared, or if
+  number and size are not known before the preparation. See `load` for the arguments.
 
   Raises:
     UserError: the images vary in size, and no `image_size` is given.
@@ -144,7 +144,7 @@ def _image_shape(
 
 
 def _open_prepared(name: str, path: epath.Path, used: Mapping[str, str], image_size: int | None) -> Dataset:
-  """Open a prepared data set. `used` has the data set's own name of each split."""
+  """Open a prepared data set. `used` maps `train`, `test` and `validation` to the data set's own names."""
   builder = prepared.open_images(path)
   features = builder.info.features
   shape = _image_shape(name, features['image'].shape, image_size)

@@ -12,7 +12,7 @@ from scipy import optimize, special, stats
 from hbf.errors import UserError
 
 LEVEL = 0.95  # probability that a confidence interval contains the true value
-KEPT = 0.95  # share of the images inside that reach the threshold of FPR95
+KEPT = 0.95  # share of the images inside with scores at or above the threshold of FPR95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Separation:
-  """Two measures, in percent, of the separation of examples inside from examples outside by a score.
+  """Two measures, in percent, of how well a score separates examples inside from examples outside.
 
   Attributes:
     auroc: probability that a random example inside has a greater score than a random example outside. Ties count
       half. Random scores give 50.
-    fpr95: false positive rate. Let 95% of the examples inside have scores at or above a threshold. This is the
-      percentage of the examples outside at or above the same threshold.
+    fpr95: false positive rate. A threshold is chosen so that 95% of the examples inside have scores at or above it.
+      The rate is the percentage of the examples outside at or above the same threshold.
   """
 
   auroc: Estimate

@@ -70,11 +70,11 @@ class EditedClassifier(nn.Module):
 
 
 class Corrections(nn.Module):
-  """A HyperBF beside the head. It maps the points of images [B, D] to changes of their logits [B, C].
+  """A HyperBF beside the head. It maps images' points [B, D] to changes of the images' logits [B, C].
 
   The point of an image is the mean of its tokens after the first half of the blocks.
 
-  Its centers and coefficients are computed by `hbf.editing`. They are not trained.
+  The centers and coefficients are not trained: `hbf.editing` computes them.
 
   Attributes:
     edits: E, number of centers.

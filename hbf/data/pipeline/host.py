@@ -11,7 +11,7 @@ from hbf.data.images.sources import Source
 from hbf.errors import UserError
 
 THREADS = 16  # more threads than cores, because threads wait for a disk or a bucket
-CHUNK = 64  # examples that a thread reads at a time
+CHUNK = 64  # number of examples that a thread reads in one call
 
 HostBatch = dict[str, np.ndarray]
 

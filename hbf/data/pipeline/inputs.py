@@ -1,9 +1,9 @@
 """Inputs of a jitted step: all examples in device memory, or a stream of batches. Both give bit-identical examples.
 
-A *batch* is a dict of device arrays, sharded over their first axis. A batch of the device-resident input is {'index':
-int32 [B]}. A batch of the stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit, `gather`
-makes the same complete batch from both. In rows of padding, the index is −1, and the image and the label are 0. A
-*stack* has several batches, stacked on a new first axis.
+A *batch* is a dict of device arrays, sharded over their first axis. If all examples are in device memory, a batch is
+{'index': int32 [B]}. A batch of a stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit,
+`gather` makes the same complete batch from both. In rows of padding, the index is −1, and the image and the label are
+0. A *stack* has several batches, stacked on a new first axis.
 """
 
 import abc
@@ -156,7 +156,7 @@ class DeviceInput(ResidentInput, ImageInput):
     self.resident = Examples(image, put(labels, (padded,)), shape, sharding)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the number of pixels and the sums over all pixels, see `ImageInput.sums`. The devices compute them."""
+    """Return the number of pixels and the sums over all pixels; see `ImageInput.sums`. Devices compute the sums."""
     replicated = NamedSharding(self._sharding.mesh, PartitionSpec())
     add = jax.jit(levels.column_sums, static_argnums=1, out_shardings=replicated)
     sums = np.asarray(add(self.resident.image, self._sharding))
@@ -190,7 +190,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return what `ImageInput.sums` returns, for evenly spaced examples. To read all takes as long as an epoch."""
+    """Return what `ImageInput.sums` returns, for evenly spaced examples. To read all would take an epoch."""
     images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
     return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
@@ -309,7 +309,7 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
 
 
 def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return images, uint8 [B, H·W·C], and labels, int32 [B], of the examples `rows`, int32 [B], sharded like these."""
+  """Return images, uint8 [B, H·W·C], and labels, int32 [B], of examples `rows`, int32 [B], sharded like `rows`."""
   if _shards(resident.sharding) == 1:
     return resident.image[rows], resident.label[rows]
   axes = _axes(resident.sharding)
@@ -330,7 +330,7 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """Return the row numbers of a global batch that are on this process's devices, sorted."""
+  """Return the sorted numbers of those rows of a global batch that lie on this process's devices."""
   shards = sharding.addressable_devices_indices_map((batch_size,)).values()
   rows = np.arange(batch_size)
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))
@@ -343,7 +343,7 @@ def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
 
 
 def _put(local: HostBatch, sharding: NamedSharding, shape: tuple[int, ...]) -> Batch:
-  """Start the transfer of this process's rows to its devices. `shape` is the shape of the global indices."""
+  """Start the transfer of this process's rows to its devices. `shape` is the shape of the global array 'index'."""
   return {
     key: jax.make_array_from_process_local_data(sharding, rows, (*shape, *rows.shape[len(shape) :]))
     for key, rows in local.items()

@@ -19,7 +19,7 @@ import numpy as np
 from hbf.data.pipeline.host import HostBatch, HostBatches
 from hbf.errors import UserError
 
-_AHEAD = 4  # batches that each reader prepares ahead. More would only take memory.
+_AHEAD = 4  # number of batches that each reader prepares in advance. More would only take memory.
 
 
 def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iterator[HostBatch]:
@@ -48,7 +48,7 @@ def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
     waiting = deque(pool.submit(reader.receive) for reader in readers)
     for number in range(len(batches)):
       batch = waiting.popleft().result()
-      # After the last batch of a reader this fails with an error that nobody reads.
+      # After the last batch of a reader this call fails, and nobody looks at the error.
       waiting.append(pool.submit(readers[number % count].receive))
       yield batch
   finally:
