@@ -51,7 +51,7 @@ def learned_sigma(params: Mapping[str, Any]) -> jax.Array | None:
 
 
 def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
-  """Return the mean of the learned σ of a network, by block and stage. {} for a network without σ."""
+  """Return the mean of each stage's learned σ, by block and stage. {} for a network without σ."""
   found: dict[str, dict[str, jax.Array]] = {}
   for block, stages in params.items():
     for stage, of_stage in stages.items() if block.startswith('block') else ():

@@ -37,7 +37,7 @@ class Projections(nn.Module):
 
   @nn.compact
   def __call__(self, points: Float[Array, 'T D']) -> list[Float[Array, 'T W']]:
-    """Map points [T, D] to [T, W] by each of the layers."""
+    """Return the outputs [T, W] of each layer for points [T, D]."""
     outputs = self.parts * self.width
     kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
     if self.normalize:
@@ -61,7 +61,7 @@ def of_norm_1(z: Float[Array, '... D']) -> Float[Array, '... D']:
 
 
 def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
-  """Return an initializer of a kernel [D, parts · D]. Its first two parts are queries and keys.
+  """Return an initializer of a kernel [D, parts · D]. The kernel's first two parts give queries and keys.
 
   If the strength is above 0, queries and keys start as in `mimetic` with α = β = strength. All other parts start with
   LeCun's initialization (variance 1/D).
@@ -86,9 +86,9 @@ def mimetic(
 ) -> tuple[Float[Array, 'D D'], Float[Array, 'D D']]:
   """Draw weights of queries and keys so that Wq Wkᵀ ≈ αZ + βI in every head (Trockman & Kolter 2023, section 4).
 
-  Every head has its own Z, with normal numbers of variance 1/D. The product of a head has rank d = D/heads. It is the
-  best approximation of αZ + βI of this rank, from the singular value decomposition. Wq and Wk each contain the square
-  roots of the singular values.
+  Every head has its own Z, with normal numbers of variance 1/D. The product Wq Wkᵀ of a head has rank d = D/heads. It
+  is the best approximation of αZ + βI of this rank, from the singular value decomposition. Wq and Wk each contain the
+  square roots of the singular values.
 
   Returns:
     Wq and Wk, [D, D] each, head by head along the columns.

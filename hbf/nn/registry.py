@@ -128,7 +128,7 @@ def stage_values(model: str) -> tuple[dict[str, Values], dict[str, Values]]:
 
 
 def size_option(model: str) -> tuple[str, str] | None:
-  """Return the option that counts a model's units, such as ('stage2', 'centers').
+  """Return the option that sets the number of a model's units, such as ('stage2', 'centers').
 
   The option belongs to stage 1 if there is no stage 2. None: the model has no units.
   """

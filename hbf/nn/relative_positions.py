@@ -31,8 +31,8 @@ def relative_coordinates(
   """Return coordinates of queries and keys whose product is −‖(p_q − p_k − o)/s‖²/2.
 
   p_q and p_k are the positions of a query and a key, with P dimensions. Every head learns an offset o and a scale s.
-  Their parameters are `position_offset` [H, 1, P], which is o, and `position_log_sigma` [H, 1, 1], which is log s. If
-  a token has no position, its coordinates are 0, and so are its products with all tokens.
+  The parameters are `position_offset` [H, 1, P], which is o, and `position_log_sigma` [H, 1, 1], which is log s. If a
+  token has no position, its coordinates are 0, and so are its products with all tokens.
 
   For images, each head starts with an offset of its own, to one of the nearest patches, and with a scale s of half a
   patch. So the heads start like the taps of a convolution (after ConViT, d'Ascoli et al. 2021). For texts, half of
@@ -84,8 +84,8 @@ def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N 
   """Rotate queries or keys [..., N, d] by their positions, so that dot products depend on relative positions.
 
   These are rotary positions (Su et al. 2021, eq. 34). A rotation keeps the norms. For positions in two dimensions,
-  one half of the pairs of coordinates is rotated by the row, and the other half by the column. A token without a
-  position is not rotated.
+  one half of the pairs of coordinates is rotated according to the row, and the other half according to the column. A
+  token without a position is not rotated.
 
   Args:
     z: queries or keys. The rotation is computed in float32.

@@ -26,8 +26,8 @@ def is_short(dtype: jnp.dtype) -> bool:
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  Both `points` and `centers` are already multiplied by the metric, so that points·centers is xᵀMt. No array of size
-  [N, A] is stored. In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
+  The metric is already applied to `points` and `centers`, so that points·centers is xᵀMt. No array of size [N, A] is
+  stored. In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
 
   Attributes:
     points: points after the metric, [..., N, D].
@@ -130,7 +130,7 @@ def squared_distances(
   scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Float[Array, '... N A']:
-  """Compute squared distances of all points to all centers, each times a factor of the center (CBMM Memo 143, eq. 4).
+  """Compute squared distances of all points to all centers, each times the center's `scale` (CBMM Memo 143, eq. 4).
 
   With a = Wx and b = Wt, a squared distance is ‖a‖² + ‖b‖² − 2 a·b. Norms and sums are float32 for every input type.
   So the error is the rounding error of ‖a‖² + ‖b‖² in float32, not in the input type.

@@ -161,12 +161,12 @@ def _exp(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | fl
 
 
 def _softmax(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """Compute exp(ω·x − ‖x‖²/2)/√m for x scaled to x/D^¼."""
+  """Compute exp(ω·z − ‖z‖²/2)/√m with z = x/D^¼."""
   return _random(points, projections, points.shape[-1] ** 0.25, 0.5)
 
 
 def _gaussian(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """Compute exp(ω·x − ‖x‖²)/√m for x scaled to x/σ. These are the features of exp(q·k), times exp(−‖x‖²/2)."""
+  """Compute exp(ω·z − ‖z‖²)/√m with z = x/σ. These are the features of exp(q·k), times exp(−‖z‖²/2)."""
   return _random(points, projections, sigma, 1.0)
 
 

@@ -190,7 +190,7 @@ class StreamInput(ImageInput):
     return len(self._source)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return what `ImageInput.sums` returns, for evenly spaced examples. To read all would take an epoch."""
+    """Return what `ImageInput.sums` returns, for evenly spaced examples. To read all takes as long as an epoch."""
     images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
     return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])

@@ -19,7 +19,7 @@ from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
 
 
 class SoftmaxAttention(CheckedModule):
-  """Multi-head softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1): 8D² + 4ND operations a token.
+  """Multi-head attention softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1). A token costs 8D² + 4ND operations.
 
   Attributes:
     heads: H, a divisor of the tokens' width D.

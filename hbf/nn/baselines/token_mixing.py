@@ -159,7 +159,7 @@ def zero_hidden(tokens: Float[Array, 'B N D'], context: Context) -> Float[Array,
 
 
 def check_length(module: nn.Module, layer: str, length: int) -> None:
-  """Check that a module's dense layer over tokens was made for this number of tokens.
+  """Check that the dense layer `layer` of a module was made for `length` tokens.
 
   Raises:
     UserError: the layer was made for another number of tokens. The message has both numbers.

@@ -44,8 +44,8 @@ def attention(
     keys: k [..., A, d].
     values: v [..., A, V].
     scale: a number, or an array broadcastable to [..., 1, 1]. The default is 1/√d.
-    centers: t [..., A, D] with D ≤ d: the centers of a HyperBF whose keys k are the centers times the metric, M t.
-      The product t·k is over the first D dimensions.
+    centers: t [..., A, D] with D ≤ d. They are the centers of a HyperBF, and the key of a center t is k = M t. The
+      product t·k is over the first D dimensions.
     mask: booleans broadcastable to [..., N, A], True where a query sees a key. With a mask, cuDNN is not used.
     causal: True if query i sees keys 0 to i only. A mask may hide some of these keys too.
 

@@ -69,7 +69,7 @@ class PivotedSums(NamedTuple):
 
 
 class MomentCotangents(NamedTuple):
-  """The part of k_a's cotangent that comes from the moments: constant + slope (k_a − mean). Each is [..., N, 1]."""
+  """The part of k_a's cotangent from the moments: constant + slope (k_a − mean). Each field is [..., N, 1]."""
 
   constant: jax.Array
   slope: jax.Array
@@ -77,7 +77,7 @@ class MomentCotangents(NamedTuple):
 
 
 class ResponseCotangents(NamedTuple):
-  """The inputs of the gradient. The cotangent of k_a is given·c_a, plus `of_moments`.
+  """The numbers from which the gradient is computed. The cotangent of k_a is given·c_a, plus `of_moments`.
 
   Attributes:
     given: the cotangent of the values, [..., N, V] in the type of the coefficients.
@@ -103,7 +103,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
-  """Compute the inputs of the gradient from the cotangents of the sums."""
+  """Compute the numbers that the gradient needs from the cotangents of the sums."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
