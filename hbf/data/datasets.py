@@ -50,8 +50,8 @@ def load(
   """Open a data set.
 
   Args:
-    name: one of `prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in `dir`, or
-      `image_folder`.
+    name: one of `hbf.data.images.prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in
+      `dir`, or `image_folder`.
     dir: the TFDS data directory, local or on a bucket. `~` is the home directory. `image_folder` does not use it.
     root: the folder of an `image_folder`, with the images train/CLASS/* and test/CLASS/*. Other data sets ignore it.
     image_size: height and width of the images in pixels. The shorter side of an image is resized to this length, and
@@ -63,8 +63,8 @@ def load(
     validation_split: the data set's own name of a labeled split to validate on. '': there is none.
 
   Raises:
-    UserError: the data set is unknown, not prepared or damaged, or is not labeled images of one size. The message
-      says what to do.
+    UserError: the data set is unknown, not prepared or damaged, or its examples are not labeled images of one size.
+      The message says what to do.
   """
   refuse_test_on_train(test_split)
   _refuse_shared_validation(validation_split, test_split)

@@ -39,7 +39,7 @@ class Counts(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls, classes: int) -> 'Counts':
-    """Return counts that are all 0, for a number of classes."""
+    """Return counts that are all 0, for `classes` classes."""
     # Every leaf is a separate array, because a step that gets the counts may reuse their memory.
     integers = ((classes, classes), (), (BINS,), (BINS,))
     confusion, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)

@@ -24,7 +24,7 @@ def ball(radius: jax.Array, metric: jax.Array) -> RadialBasis:
 
 
 class Observed(NamedTuple):
-  """Arrays that a network computes from B examples. An example is an image, or a context in a text.
+  """Arrays that a network computes from B examples. An example is an image, or the first tokens of a text.
 
   Attributes:
     logits: the logits, [B, classes].

@@ -178,7 +178,7 @@ def _write(
   """Return the tokens, int32 [B, count], that follow prompts [B, P] of given lengths, and −1 after a text's end."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
-    """Read the first `length` of a text's next tokens [T]. Return the logits [V] after them, and the new cache."""
+    """Run the model on the first `length` of the tokens [T]. Return the logits [V] after them, and the new cache."""
     mask = jnp.arange(len(tokens)) < length
     logits, cache = model.apply(
       {**variables, **cache}, tokens[None], train=False, mask=mask[None], start=start, mutable=['cache']

@@ -60,7 +60,7 @@ class LanguageModel(CheckedModule):
     mask: Bool[Array, 'B N'] | None = None,
     start: Int[Array, ''] | None = None,
   ) -> Float[Array, 'B N V']:
-    """Compute logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
+    """Compute logits [B, N, V] in float32 of texts [B, N], whose tokens are int32 from 0 to V − 1.
 
     Args:
       tokens: the texts. A text with a token outside the vocabulary has logits of NaN.

@@ -111,8 +111,8 @@ def beta(key: jax.Array, alpha: float) -> jax.Array:
   """Draw from Beta(alpha, alpha).
 
   The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
-  (1994) gives a formula for T. `jax.random.beta` would loop until all draws of the batch are accepted. It is slow to
-  compile, and devices would wait for one another.
+  (1994) gives a formula for T. `jax.random.beta` would loop until all draws of the batch are accepted. Such a loop is
+  slow to compile, and devices would wait for one another.
   """
   radius_key, angle_key = jax.random.split(key)
   log = jnp.log(jax.random.uniform(radius_key, minval=jnp.finfo(jnp.float32).tiny)) / alpha

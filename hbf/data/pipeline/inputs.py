@@ -64,7 +64,7 @@ class Input(abc.ABC):
 
   Attributes:
     resident: data in device memory that every step needs beside the batch, or None. Pass the data to the jitted step
-      as an argument, so that XLA does not make them a constant of the program.
+      as an argument, so that XLA does not make constants of them.
   """
 
   resident: Resident
@@ -93,7 +93,7 @@ class Input(abc.ABC):
       yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
 
   def stacks(self, order: host.Order, start: int, counts: Sequence[int], size: int) -> Generator[Batch, None, None]:
-    """Yield stacks of the batches start, start + 1, …, for calls that run several steps.
+    """Yield the batches start, start + 1, …, stacked along a new first axis, for calls that run several steps.
 
     Args:
       order: order of the examples.
@@ -137,7 +137,7 @@ class DeviceInput(ResidentInput, ImageInput):
   resident: Examples
 
   def __init__(self, source: Source, sharding: NamedSharding):
-    """Read the shards of this process's devices from `source`.
+    """Read the examples whose shards lie on this process's devices from `source`.
 
     Args:
       source: the examples.
@@ -249,7 +249,7 @@ def abstract_resident(
 
 
 def abstract_batch(resident: Resident, image_shape: tuple[int, ...], sharding: NamedSharding, *leading: int) -> Batch:
-  """Return a batch or a stack as `jax.ShapeDtypeStruct`s with shardings.
+  """Return a batch, or a stack of batches, as `jax.ShapeDtypeStruct`s with shardings.
 
   Args:
     resident: an input's `resident`, as arrays or shapes.
@@ -289,7 +289,7 @@ def _pad_count(count: int, sharding: NamedSharding) -> int:
 
 
 def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
-  """Complete a batch of either input with its images and labels. The function is pure and runs inside jit.
+  """Complete a batch of any input of images with its images and labels. The function is pure and runs inside jit.
 
   Args:
     resident: the `resident` of the input that yielded the batch.

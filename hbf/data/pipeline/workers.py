@@ -35,7 +35,7 @@ def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iter
 def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
   """Yield all batches in order. `count` processes read them in turn. Closing the generator ends the processes.
 
-  An exception that a source raises in a process is raised here too.
+  An exception that a source raises in one of these processes is raised in this process too.
 
   Raises:
     UserError: a process died before it had sent its batches.

@@ -29,7 +29,7 @@ class Tokenizer(abc.ABC):
     """Return a tokenizer of this kind that can encode the given texts.
 
     Args:
-      texts: all texts that the tokenizer has to read. The first is the training text.
+      texts: all texts that the tokenizer has to encode. The first is the training text.
       size: V, the number of tokens. Only `BytePairs` uses it. Other kinds of tokenizer ignore it.
 
     Raises:
@@ -226,7 +226,7 @@ def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
 
   Args:
     kind: 'bytes', 'characters' or 'bpe'.
-    texts: all texts that the tokenizer has to read. The first is the training text.
+    texts: all texts that the tokenizer has to encode. The first is the training text.
     size: number of tokens of 'bpe', including the 256 bytes. The other kinds ignore it.
 
   Raises:
