@@ -56,7 +56,7 @@ class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
-  # With 5/6 of a block's 4D units it has as many parameters as two stages.
+  # With 5/6 of the 4D units of a block, this stage has as many parameters as two stages.
   traits: ClassVar[StageTraits] = dataclasses.replace(HyperBFAttention.traits, units='hidden', unit_share=5 / 6)
 
 

@@ -41,7 +41,7 @@ class Projections(nn.Module):
     outputs = self.parts * self.width
     kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
     if self.normalize:
-      # So σ² = 1/scale starts at 0.5/√D, like σ² of a HyperBF on points of norm 1.
+      # With this initial scale, σ² = 1/scale is 0.5/√D, like the initial σ² of a HyperBF on points of norm 1.
       scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
       points, kernel = of_norm_1(points.astype(self.dtype)), scale * of_norm_1(kernel.mT).mT
     # XLA's CPU backend multiplies arrays with two axes faster than arrays with more axes.

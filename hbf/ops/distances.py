@@ -48,7 +48,8 @@ class Distances(NamedTuple):
     if is_short(self.points.dtype):
       squares = self.norms + self.center_norms.mT - 2 * products(self.points, self.centers)
       return self.scale.mT * squares
-    # One product of [x, ‖x‖², 1] and scale [−2t, 1, ‖t‖²]: no passes over [N, A] for the sums.
+    # A single product of [x, ‖x‖², 1] and scale [−2t, 1, ‖t‖²] adds the norms too. This saves passes over an array
+    # [N, A].
     left = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
     right = jnp.concatenate([-2 * self.centers, jnp.ones_like(self.center_norms), self.center_norms], axis=-1)
     return products(left, self.scale * right)

@@ -65,7 +65,7 @@ class _Reader:
     self._pipe, end = context.Pipe(duplex=False)
     self._process = context.Process(target=_serve, args=(end, batches, first, step), daemon=True)
     self._process.start()
-    end.close()  # Now only the process holds this end of the pipe. If the process dies, the pipe ends.
+    end.close()  # Now only the new process has this end of the pipe. If it dies, the pipe ends.
     self._is_killed = False
     atexit.register(self.kill)  # At its exit, Python would wait forever for a process that ignores SIGTERM.
 
