@@ -50,8 +50,8 @@ def load(
   """Open a data set.
 
   Args:
-    name: one of `prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in `dir`, or
-      `image_folder`.
+    name: one of `hbf.data.images.prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in
+      `dir`, or `image_folder`.
     dir: the TFDS data directory, local or on a bucket. `~` is the home directory. `image_folder` does not use it.
     root: the folder of an `image_folder`, with the images train/CLASS/* and test/CLASS/*. Other data sets ignore it.
     image_size: height and width of the images in pixels. The shorter side of an image is resized to this length, and
@@ -63,8 +63,8 @@ def load(
     validation_split: the data set's own name of a labeled split to validate on. '': there is none.
 
   Raises:
-    UserError: the data set is unknown, not prepared or damaged, or is not labeled images of one size. The message
-      says what to do.
+    UserError: the data set is unknown, not prepared or damaged, or its examples are not labeled images of one size.
+      The message says what to do.
   """
   refuse_test_on_train(test_split)
   _refuse_shared_validation(validation_split, test_split)
@@ -116,8 +116,8 @@ def from_arrays(data: ArrayData) -> Dataset:
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
   """Return a data set of black images, as a substitute for a data set that is not prepared.
 
-  The number and the size of the images are right. Return None if the data set is prepared, or if these facts are not
-  known before. See `load` for the arguments.
+  The number and the size of the images are those of the data set. Return None if the data set is prepared, or if
+  number and size are not known before the preparation. See `load` for the arguments.
 
   Raises:
     UserError: the images vary in size, and no `image_size` is given.
@@ -144,7 +144,7 @@ def _image_shape(
 
 
 def _open_prepared(name: str, path: epath.Path, used: Mapping[str, str], image_size: int | None) -> Dataset:
-  """Open a prepared data set. `used` has the data set's own name of each split."""
+  """Open a prepared data set. `used` maps `train`, `test` and `validation` to the data set's own names."""
   builder = prepared.open_images(path)
   features = builder.info.features
   shape = _image_shape(name, features['image'].shape, image_size)

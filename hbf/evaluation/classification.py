@@ -39,7 +39,7 @@ class Counts(flax.struct.PyTreeNode):
 
   @classmethod
   def zeros(cls, classes: int) -> 'Counts':
-    """Return counts that are all 0, for a number of classes."""
+    """Return counts that are all 0, for `classes` classes."""
     # Every leaf is a separate array, because a step that gets the counts may reuse their memory.
     integers = ((classes, classes), (), (BINS,), (BINS,))
     confusion, top5, bin_examples, bin_correct = (jnp.zeros(shape, jnp.int32) for shape in integers)
@@ -93,13 +93,13 @@ def summarize(counts: Counts) -> dict[str, Any]:
 
 
 def detail(counts: Counts) -> dict[str, Any]:
-  """Return details of a split that are no scores.
+  """Return the details of a split: accuracies of classes, confusion matrix and calibration.
 
   Returns:
     A dictionary. `per_class` is the accuracy of each class in percent, or None for a class without examples.
     `confusion` is the number of examples, indexed [label][prediction]. It is left out if there are more than
-    CONFUSION_CLASSES classes. `reliability` has an entry for each bin of confidence with examples. The entry has the
-    number of examples, and their accuracy and mean confidence in percent.
+    CONFUSION_CLASSES classes. `reliability` has an entry for each bin of confidence that contains examples. The entry
+    has the number of examples in the bin, and their accuracy and mean confidence in percent.
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   examples, bin_confidence = c.confusion.sum(axis=1), exact.value(c.bin_confidence)

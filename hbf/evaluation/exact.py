@@ -8,8 +8,8 @@ import numpy as np
 def add(total: jax.Array, value: jax.Array) -> jax.Array:
   """Add a value to a sum. The rounding error of the sum is stored beside the sum.
 
-  Together they have a precision of 48 bits. The value is added by Knuth's TwoSum, and then by the renormalization of
-  Dekker 1971, "A floating-point technique for extending the available precision".
+  The two numbers together have a precision of 48 bits. The value is added by Knuth's TwoSum, and then by the
+  renormalization of Dekker 1971, "A floating-point technique for extending the available precision".
 
   Args:
     total: float32 [2, …], the sum and its rounding error. Zeros stand for an empty sum.

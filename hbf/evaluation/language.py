@@ -12,7 +12,7 @@ from hbf.evaluation.scores import ACCURACY, BITS_PER_BYTE, PERPLEXITY, TOKEN_NLL
 
 
 class TextCounts(flax.struct.PyTreeNode):
-  """Sums over all windows of a text, separate for each of the T positions in a window.
+  """Sums over all windows of a text, with a separate sum for each of the T positions in a window.
 
   Attributes:
     nll: float32 [2, T], the sum of the negative log-likelihoods in nats of the tokens at each position, and the
@@ -75,8 +75,8 @@ def detail_text(counts: TextCounts) -> dict[str, Any]:
   """Return the scores for each position in a window.
 
   Returns:
-    A dictionary with the key `by_position`, a list. It has an entry for each position with tokens. The entry has the
-    position, from 0, the number `n` of tokens, `token_nll` in nats, and `accuracy` in percent.
+    A dictionary with the key `by_position`, a list. It has an entry for each position at which tokens were counted.
+    The entry has the position, from 0, the number `n` of tokens, `token_nll` in nats, and `accuracy` in percent.
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll = exact.value(c.nll)

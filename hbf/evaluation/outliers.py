@@ -12,7 +12,7 @@ from scipy import optimize, special, stats
 from hbf.errors import UserError
 
 LEVEL = 0.95  # probability that a confidence interval contains the true value
-KEPT = 0.95  # share of the images inside that reach the threshold of FPR95
+KEPT = 0.95  # share of the images inside with scores at or above the threshold of FPR95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Separation:
-  """Two measures, in percent, of the separation of examples inside from examples outside by a score.
+  """Two measures, in percent, of how well a score separates examples inside from examples outside.
 
   Attributes:
     auroc: probability that a random example inside has a greater score than a random example outside. Ties count
       half. Random scores give 50.
-    fpr95: false positive rate. Let 95% of the examples inside have scores at or above a threshold. This is the
-      percentage of the examples outside at or above the same threshold.
+    fpr95: false positive rate. A threshold is chosen so that 95% of the examples inside have scores at or above it.
+      The rate is the percentage of the examples outside at or above the same threshold.
   """
 
   auroc: Estimate
@@ -45,7 +45,7 @@ def softmax_score(logits: np.ndarray) -> np.ndarray:
 
 
 def energy_score(logits: np.ndarray) -> np.ndarray:
-  """Return the negative energy log Σ exp of each example (Liu et al. 2020): [n] from logits [n, classes]."""
+  """Return the negative energy log Σ exp(logit) of each example (Liu et al. 2020): [n] from logits [n, classes]."""
   return np.asarray(special.logsumexp(logits.astype(np.float64), axis=1))
 
 
@@ -125,13 +125,13 @@ def _delong(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
 
 
 def _logit_interval(area: float, deviation: float) -> Estimate:
-  """Return an area with its interval, which is symmetric in log(area / (1 − area))."""
+  """Return the AUROC `area` with its interval, which is symmetric in log(area / (1 − area))."""
   odds, half = math.log(area / (1 - area)), _quantile() * deviation / (area * (1 - area))
   return Estimate(100 * area, *(100 * float(special.expit(odds + side * half)) for side in (-1, 1)))
 
 
 def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
-  """Return an area of 0 or 1 with its interval (Newcombe 2006, method 5, Hanley & McNeil's variance)."""
+  """Return the AUROC `area`, 0 or 1, with its interval (Newcombe 2006, method 5, Hanley & McNeil's variance)."""
   extra = (n + m) / 2 - 1
 
   def excess(x: float) -> float:
@@ -144,9 +144,9 @@ def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
   """Return FPR95 with its interval, see `Separation`.
 
-  The number of examples inside below the true threshold has a binomial distribution, and so has the threshold's rank.
-  Given the rank, the true share of examples outside has Jeffreys' Beta distribution. The interval is a quantile
-  interval of the mixture of these Beta distributions over all ranks.
+  The threshold is exceeded by 95% of all possible images inside. The number of the given examples inside below it has
+  a binomial distribution. For each such number, the rate has Jeffreys' Beta distribution. The interval is between two
+  quantiles of the mixture of these Beta distributions.
   """
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)

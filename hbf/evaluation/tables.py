@@ -15,7 +15,7 @@ MOST_CLASSES = 20  # if there are more, only the hardest classes are shown
 
 
 def print_result(result: Mapping[str, Any], title: str, console: Console) -> None:
-  """Print the numbers of a result with their units, one in a row."""
+  """Print the numbers of a result with their units, one number in each row."""
   scalars = {key: value for key, value in result.items() if isinstance(value, str | int | float)}
   _print(
     title, table(('name', 'value'), [(key, _format_value(key, value)) for key, value in scalars.items()]), console
@@ -57,5 +57,5 @@ def _print(title: str, shown: str, console: Console) -> None:
 
 
 def say(console: Console, text: str) -> None:
-  """Print a text unchanged. By default, Rich would break long lines and read `[/` in a folder's name as markup."""
+  """Print a text unchanged. By default, Rich would break long lines, and take `[/` in a folder's name for markup."""
   console.print(text, highlight=False, markup=False, soft_wrap=True)

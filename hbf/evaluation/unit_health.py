@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-ROUNDING = float(np.finfo(np.float32).eps)  # a smaller number is 0 beside 1
+ROUNDING = float(np.finfo(np.float32).eps)  # a number counts as 0 if it is at most this number times the typical size
 # A unit is constant if its response's standard deviation, divided by the root mean square, is below this number. The
 # variance is then less than 1% of the mean square.
 CONSTANT = 0.1
@@ -48,8 +48,8 @@ def unit_health(responses: ArrayLike, gradient: ArrayLike | None = None) -> Heal
 def health(peak: ArrayLike, mean: ArrayLike, deviation: ArrayLike, gradient: ArrayLike | None = None) -> Health:
   """Find the dead and the constant units by statistics of their responses over the tokens.
 
-  A response counts as 0 if it is 0 beside 1, because typical responses are about 1. A gradient counts as 0 if it is 0
-  beside the largest gradient of the same stage.
+  A response counts as 0 if it is at most ROUNDING, because typical responses are about 1. A gradient counts as 0 if
+  it is at most ROUNDING times the largest gradient of the same stage.
 
   Args:
     peak: greatest |R| of each unit, [..., U].
@@ -82,8 +82,8 @@ def doubled(correlation: ArrayLike) -> jax.Array:
 def awake(log_kernels: jax.Array) -> jax.Array:
   """Return True where a unit is awake for a token.
 
-  A unit is awake if its share K / ΣK is at least twice the even share 1/U. The sum is over the units. If all K of a
-  token are near 0, some units still have a large share.
+  A unit is awake if its share K / ΣK is at least twice the even share 1/U. The sum is over the units. Shares are
+  relative, so units can be awake even for a token for which all K are near 0.
 
   Args:
     log_kernels: log K of each token and unit, [..., U].

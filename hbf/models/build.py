@@ -102,7 +102,7 @@ def _init(model: nn.Module, x: jax.Array) -> Any:
   return model.init(jax.random.key(0), x, train=False)
 
 
-_traced_init = jax.jit(_init, static_argnums=0)  # equal models are traced once: a run asks four times
+_traced_init = jax.jit(_init, static_argnums=0)  # equal models are traced once, though a run calls this four times
 
 
 def _is_hashable(model: nn.Module) -> bool:

@@ -24,7 +24,7 @@ def ball(radius: jax.Array, metric: jax.Array) -> RadialBasis:
 
 
 class Observed(NamedTuple):
-  """Arrays that a network computes from B examples. An example is an image, or a context in a text.
+  """Arrays that a network computes from B examples. An example is an image, or the first tokens of a text.
 
   Attributes:
     logits: the logits, [B, classes].
@@ -70,11 +70,11 @@ class EditedClassifier(nn.Module):
 
 
 class Corrections(nn.Module):
-  """A HyperBF beside the head. It maps the points of images [B, D] to changes of their logits [B, C].
+  """A HyperBF beside the head. It maps images' points [B, D] to changes of the images' logits [B, C].
 
   The point of an image is the mean of its tokens after the first half of the blocks.
 
-  Its centers and coefficients are computed by `hbf.editing`. They are not trained.
+  The centers and coefficients are not trained: `hbf.editing` computes them.
 
   Attributes:
     edits: E, number of centers.

@@ -12,9 +12,10 @@ from jaxtyping import Array, Float
 from hbf.nn.checked import CheckedModule
 from hbf.options import FLAG, RATE, OptionError, one_of, whole
 
-# The ways to pool tokens for the head: True if a class token is read, False if all tokens are.
+# The ways to pool tokens for the head: True if the head gets a class token, False if it gets all tokens.
 POOLS = {'cls': True, 'mean': False, 'sequence': False}
-# Last names of parameters that never change. No gradient reaches them, and they do not count as learned.
+# Names of parameters that never change, without the names of their modules. No gradient reaches them, and they do not
+# count as learned.
 FROZEN = ('whitening',)
 _LEAST_VARIANCE = 5e-4  # added to the variances that whitening divides by, as in airbench
 
@@ -33,7 +34,7 @@ class PatchEmbedding(CheckedModule):
     whiten: True to replace the first convolution of stem 'conv' by a frozen `Whitening`. GELU follows it, without
       LayerNorm.
     positions: 'learned', 'sincos2d' (fixed 2-D sines and cosines; D divisible by 4) or 'none'.
-    dropout: dropout rate.
+    dropout: dropout rate of the tokens.
     dtype: type of the matrix products. Parameters are float32.
   """
 
@@ -82,7 +83,7 @@ class PatchEmbedding(CheckedModule):
     return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
   def _convolved(self, images: jax.Array) -> jax.Array:
-    """Return the inputs of the last convolution of the stem for each patch: [B, rows, columns, 9 · channels]."""
+    """Return each patch's inputs of the stem's last convolution, [B, rows, columns, 9 · channels]."""
     _check_patch(images, self.patch)
     halvings = self.patch.bit_length() - 1
     if self.patch != 2**halvings or not halvings or self.width % self.patch:
@@ -169,7 +170,7 @@ def to_patches(images: Float[Array, 'B H W C'], patch: int) -> Float[Array, 'B r
 
 
 def neighborhoods(z: Float[Array, 'B H W C']) -> Float[Array, 'B _ _ _']:
-  """Map [B, H, W, C] to the inputs of a padded convolution of 3×3 with a stride of 2, [B, H/2, W/2, 9 C].
+  """Return the windows [B, H/2, W/2, 9 C] of a padded 3×3 convolution of z [B, H, W, C] with a stride of 2.
 
   Output (i, j) has the window of rows 2i − 1 to 2i + 1 and columns 2j − 1 to 2j + 1. The convolution is then a
   product with a kernel [9 C, D], which is a kernel [3, 3, C, D] reshaped. This product trains faster on a CPU than
@@ -188,7 +189,7 @@ def _check_patch(images: jax.Array, patch: int) -> None:
 
 
 def sincos(coordinates: np.ndarray, width: int) -> np.ndarray:
-  """Return sines and cosines [N, width] of coordinates [N, P]. The numbers of the last coordinate come first.
+  """Return sines and cosines [N, width] of coordinates [N, P]. The columns of the last coordinate come first.
 
   With one coordinate (texts), these are the positions of Vaswani et al. 2017, section 3.5. With row and column
   (images), they are those of Beyer et al. 2022. Frequencies are 1 to 1/10,000.

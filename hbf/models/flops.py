@@ -103,7 +103,7 @@ def _kind(equation: Any) -> str:
   floats = [var.aval.dtype for var in equation.invars if jnp.issubdtype(var.aval.dtype, jnp.floating)]
   if not floats or min(dtype.itemsize for dtype in floats) < 4:
     return 'bfloat16'
-  if equation.primitive.name == 'pallas_call':  # ours multiply at full float32 precision
+  if equation.primitive.name == 'pallas_call':  # this library's kernels multiply at full float32 precision
     return 'highest'
   precision = equation.params['precision']
   first = precision[0] if isinstance(precision, tuple) else precision

@@ -16,7 +16,7 @@ from hbf.models.language import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """The way to draw a token from its logits.
+  """The way to draw the next token from logits.
 
   Attributes:
     temperature: divisor of the logits. 0: always the likeliest token.
@@ -83,7 +83,7 @@ def generate(
     The tokens that follow each prompt, int32.
 
   Raises:
-    UserError: the model is not causal, a prompt with `count` tokens is longer than the model's length, or a prompt is
+    UserError: the model is not causal, a prompt plus `count` tokens is longer than the model's length, or a prompt is
       empty or has tokens outside the vocabulary.
   """
   _check(model, prompts, count)
@@ -101,16 +101,17 @@ def generate_on(
 ) -> list[np.ndarray]:
   """Continue texts like `generate`, but also beyond the model's length.
 
-  When a text has reached the model's length, all but its last `length // 2` tokens are dropped. The model reads these
-  tokens again as the beginning of a text, and continues it.
+  When a text has reached the model's length, the model reads the last `length // 2` tokens of it again, as the
+  beginning of a text, and continues this text. It forgets all tokens before them.
 
   Raises:
-    UserError: as in `generate`, but a prompt needs room for one more token only, not for `count` tokens.
+    UserError: as in `generate`, but a prompt may be longer: the model needs room for one more token only, not for
+      `count` tokens.
   """
   _check(model, prompts, 1)
   texts, ended, part = [list(prompt) for prompt in prompts], [False] * len(prompts), 0
   while not all(ended):
-    # The first part reads the prompts. After it, every text that goes on has filled the model.
+    # In the first part, the model reads the prompts. After it, every text that has not ended has the model's length.
     read = [text[-(model.length // 2) :] if part else text for text in texts]
     rooms = [model.length - len(text) for text in read]
     key = jax.random.fold_in(jax.random.key(seed), part)
@@ -157,7 +158,7 @@ def _generate(
   filled = np.zeros((len(prompts), lengths.max()), np.int32)
   for row, prompt in zip(filled, prompts, strict=True):
     row[: len(prompt)] = prompt
-  # Scanned blocks have no cache. Both options leave the parameters as they are.
+  # Blocks in a loop (`scan_layers`) have no cache. Both options leave the parameters as they are.
   model = model.clone(trunk=model.trunk.clone(scan_layers=False, remat=False))
   written = np.asarray(_write(model, count, sampling, stop, variables, filled, lengths, key))
   return [row[: np.argmax(row < 0)] if np.any(row < 0) else row for row in written]
@@ -177,7 +178,7 @@ def _write(
   """Return the tokens, int32 [B, count], that follow prompts [B, P] of given lengths, and −1 after a text's end."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
-    """Read the first `length` of a text's next tokens [T]. Return the logits [V] after them, and the new cache."""
+    """Run the model on the first `length` of the tokens [T]. Return the logits [V] after them, and the new cache."""
     mask = jnp.arange(len(tokens)) < length
     logits, cache = model.apply(
       {**variables, **cache}, tokens[None], train=False, mask=mask[None], start=start, mutable=['cache']

@@ -60,15 +60,16 @@ class LanguageModel(CheckedModule):
     mask: Bool[Array, 'B N'] | None = None,
     start: Int[Array, ''] | None = None,
   ) -> Float[Array, 'B N V']:
-    """Compute logits [B, N, V] in float32 of texts, int32 [B, N] from 0 to V − 1.
+    """Compute logits [B, N, V] in float32 of texts [B, N], whose tokens are int32 from 0 to V − 1.
 
     Args:
       tokens: the texts. A text with a token outside the vocabulary has logits of NaN.
       train: True in training, with dropout. Dropout needs a random key named 'dropout'.
       mask: booleans [B, N], False for padding. No token attends to padding. None: there is no padding.
-      start: int32 [], number of tokens in the cache (`hbf.nn.cache`). 0 for the first call. Padding must then follow
-        all other tokens. The next call has the position of the first padding as `start`, and overwrites the padding.
-        Logits are NaN for tokens beyond the model's length. None: the texts are complete, and there is no cache.
+      start: int32 [], number of tokens in the cache (`hbf.nn.cache`). 0 for the first call. With `start`, padding
+        must follow all other tokens. The next call has the position of the first padding as `start`, and overwrites
+        the padding in the cache. Logits are NaN for tokens beyond the model's length. None: the texts are complete,
+        and there is no cache.
 
     Raises:
       UserError: the texts are longer than `length`, or an option's value is unknown.
@@ -88,7 +89,7 @@ class LanguageModel(CheckedModule):
       continued=None if start is None else Continued(start, self.length),
     )
     positions = new_tokens(self._positions(coordinates)[:known], context, length, 0)
-    known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would read the last token's vector
+    known_tokens = ((tokens >= 0) & (tokens < self.vocabulary))[..., None]  # -1 would give the last token's vector
     embedded = (jnp.where(known_tokens, vectors(tokens), jnp.nan) + positions).astype(self.dtype)
     embedded = nn.Dropout(self.dropout, deterministic=not train)(embedded)
     flat = self.trunk(embedded, context).reshape(-1, self.width).astype(jnp.float32)

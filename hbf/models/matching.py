@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 from hbf.errors import UserError
 from hbf.nn.registry import size_option
 
-TOLERANCE = 0.01  # largest relative difference from a budget of parameters
-OPERATIONS_TOLERANCE = 0.005  # largest relative difference from a budget of training operations
+TOLERANCE = 0.01  # largest difference from a budget of parameters, divided by the budget
+OPERATIONS_TOLERANCE = 0.005  # the same for a budget of training operations
 
 
 def match_parameters(

@@ -8,7 +8,7 @@ from hbf.errors import UserError
 
 
 def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDict, Any]:
-  """Return the network that keeps only the first `count` centers of every stage 2.
+  """Return config and parameters of the network that keeps only the first `count` centers of every stage 2.
 
   Networks trained with the option `nested` stay accurate after this (`hbf.nn.hyperbf.HyperBFCenters`). Other networks
   can also be cut.
@@ -31,7 +31,7 @@ def first_centers(config: ConfigDict, params: Any, count: int) -> tuple[ConfigDi
 
 
 def _cut_block(block: Any, count: int) -> Any:
-  """Keep the first `count` entries along the axis A of arrays [H, A, …] and [H, 1, A]."""
+  """Return a block's parameters with the first `count` of the A centers. Arrays are [H, A, …] or [H, 1, A]."""
   unit = dict(block['stage2'])
   unit |= {name: unit[name][:, :count] for name in ('centers', 'coefficients', 'slopes') if name in unit}
   unit |= {

@@ -15,12 +15,13 @@ from hbf.nn.context import Context, Continued
 
 
 def update_cache(module: nn.Module, name: str, z: jax.Array, context: Context, axis: int) -> jax.Array:
-  """Write an array of the new tokens into the cache. Return the whole cached array, with `room` entries along `axis`.
+  """Write an array of the new tokens into the cache. Return the whole array in the cache.
 
   Args:
     module: the module that has the cache.
     name: name of the array in the cache.
-    z: array with an entry for each new token along `axis`.
+    z: array with an entry for each new token along `axis`. The array in the cache has `context.continued.room`
+      entries along this axis.
     context: the context of the call. If `context.continued` is None, there is no cache, and z is returned.
     axis: the axis of z along which the tokens lie.
   """
@@ -37,7 +38,7 @@ def new_tokens(z: jax.Array, context: Context, count: int, axis: int) -> jax.Arr
   """Return the part of an array that belongs to the new tokens.
 
   Args:
-    z: array with an entry along `axis` for every place in the text, used or not.
+    z: array with an entry along `axis` for every token that the text can have (`context.continued.room`).
     context: the context of the call. If `context.continued` is None, all tokens are new, and z is returned.
     count: number of new tokens.
     axis: the axis of z along which the tokens lie.

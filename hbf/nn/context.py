@@ -11,7 +11,7 @@ from hbf.nn.traits import traits_of
 
 @flax.struct.dataclass
 class Continued:
-  """The place of new tokens in a text. The earlier tokens are in the cache (`hbf.nn.cache`).
+  """The position of new tokens in a text. The earlier tokens are in the cache (`hbf.nn.cache`).
 
   Attributes:
     start: number of earlier tokens, int32 [].
@@ -35,8 +35,8 @@ class Context:
       every mask (`hbf.nn.traits`).
     positions: the position of each token, float32 [N, P], in patches or tokens. NaN for a token without a position,
       such as a class token. None if positions are unknown. If `continued` is set, the array has the positions of all
-      places in the text, [room, P].
-    continued: the place of the new tokens in a causal text, if earlier tokens are in the cache. The mask may then
+      tokens that the text can have, [room, P].
+    continued: the position of the new tokens in a causal text, if earlier tokens are in the cache. The mask may then
       hide only the last tokens. None: there are no earlier tokens. Not every stage 1 supports this (`hbf.nn.traits`).
   """
 

@@ -17,7 +17,7 @@ from hbf.options import one_of, whole
 
 
 class _Gated(nn.Module):
-  """A gated attention: out(act(gate(x)) ⊙ f(act(values(x)))), where f is attention with given values.
+  """A gated attention: out(act(gate(x)) ⊙ f(act(values(x)))), where f(v) is attention with values v.
 
   Gate and values have the same number of channels. This is the Gated Attention Unit (Hua et al. 2022, section 3.1)
   with several heads. A token costs 4·D² + 6·hidden·D + 2·(D + hidden)·N operations.
@@ -56,7 +56,7 @@ class GatedHyperBF(_Gated, HyperBFAttention, kw_only=True):
 
   hidden: Annotated[int, whole(1)]
   activation: Annotated[str, one_of(ACTIVATIONS)] = 'gelu'
-  # With 5/6 of a block's 4D units it has as many parameters as two stages.
+  # With 5/6 of the 4D units of a block, this stage has as many parameters as two stages.
   traits: ClassVar[StageTraits] = dataclasses.replace(HyperBFAttention.traits, units='hidden', unit_share=5 / 6)
 
 

@@ -32,7 +32,7 @@ class HyperBFAttention(CheckedModule):
 
   Queries q, keys k and values v are computed from the tokens. With many learned centers (`memory`), this stage does
   the work of both stages: it is one HyperBF over the tokens and the learned centers (model `unified`). With metric
-  identity a token costs 8D² + 4(N + m)D operations.
+  identity, N tokens and m learned centers, a token costs 8D² + 4(N + m)D operations.
 
   Attributes:
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
@@ -40,19 +40,21 @@ class HyperBFAttention(CheckedModule):
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer' or 'head': each layer or each head learns one σ. 'fixed': σ keeps its initial value.
-    sigma_scale: the initial σ², divided by √d (by √rank for low_rank). Then q·k/σ² has order 1.
+    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, q·k/σ²
+      has order 1.
     qk_norm: True to scale queries and keys to norm 1. The initial σ² is then divided by d.
     memory: m, the number of learned centers of a head. The centers are additional keys, and their learned
       coefficients c are additional values: y = (Σ_keys K v + Σ_centers K c) / (Σ_keys K + Σ_centers K). 0: there are
       no learned centers.
     relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). With 'gaussian' a
       head adds the distance of positions p to the distance of contents: ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2. The
-      offset o and the width s are learned. For a token without a position and for a learned center, the added
-      distance is 0. This adds 2 C (N + m) H operations for each token. C is 4 for images and 3 for texts, and three
-      times this number in short types. With 'adaptive' o and s also depend on the query. This adds another 2 D (P +
-      1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their positions. This
-      needs metric identity, because its distances do not change if both vectors are rotated in the same way.
-    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I), see
+      offset o and the scale s are learned. For a token without a position and for a learned center, the added
+      distance is 0. This adds 2 C (N + m) H operations for each token. C is 4 for images and 3 for texts, or three
+      times this number if `dtype` is bfloat16. With 'adaptive' o and s also depend on the query. This adds another 2
+      D (P + 1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their
+      positions. This needs metric identity, because its distances do not change if both vectors are rotated in the
+      same way.
+    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for random Z, see
       `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: they
       start like other projections.
     dtype: type of the matrix products. Parameters are float32.
@@ -78,7 +80,7 @@ class HyperBFAttention(CheckedModule):
     return project_out(self._over_tokens(q, k, v, context), self.dtype)
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-    """Evaluate the HyperBF of queries and keys [B, N, H, d] and values [B, N, H, e]: [B, N, H, e]."""
+    """Return the outputs [B, N, H, e] of the heads for queries and keys [B, N, H, d] and values [B, N, H, e]."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
     raw, d = q, q.shape[-1]
     if self.relative_positions == 'rotary':
@@ -93,7 +95,8 @@ class HyperBFAttention(CheckedModule):
     sigma: Any = sigma_parameter(self, self.sigma_per, variance, self.heads)
     weights, dot_only_dims = metric_parameter(self, self.metric, self.heads, d, self.rank), 0
     if self.relative_positions in GAUSSIAN:
-      # Content over its σ, as positions are over theirs: σ = 1 then rounds no coordinate of a position.
+      # The contents are divided by σ here, as the positions are by s. The operator's σ is then 1, and does not round
+      # the coordinates of positions.
       q, k, sigma = (q / sigma).astype(q.dtype), (k / sigma).astype(k.dtype), 1.0
       x, t = relative_coordinates(self, self.relative_positions, raw, context)
       q = append_coordinates(q, x)
@@ -113,7 +116,7 @@ class HyperBFAttention(CheckedModule):
       )
 
   def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Extend a mask, or causality over `length` tokens, by the learned centers. Every token sees every center."""
+    """Extend a mask, or causality over `length` tokens, to the learned centers. Every token sees every center."""
     if not self.memory or (mask is None and not causal):
       return mask, causal
     mask = jnp.ones((1, length), bool) if mask is None else mask
@@ -123,7 +126,7 @@ class HyperBFAttention(CheckedModule):
     return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1), False
 
   def _with_memory(self, name: str, z: jax.Array) -> jax.Array:
-    """Append learned centers or coefficients to keys or values, [B, H, N, d]: [B, H, N + memory, d]."""
+    """Append learned centers or coefficients to keys or values [B, H, N, d]. Return [B, H, N + memory, d]."""
     if not self.memory:
       return z
     shape = (z.shape[1], self.memory, z.shape[3])
@@ -139,7 +142,8 @@ class HyperBFCenters(CheckedModule):
 
   The initial output has the same size for every kernel, metric and sigma: coefficients are drawn so that its root
   mean square is `coefficients_scale`. With normalization 'none', the responses of a kernel in `KERNELS` are also
-  multiplied by a learned gain. At first their mean is 1 over the tokens seen at initialization.
+  multiplied by a learned gain. At first, the mean of the multiplied responses to the tokens seen at initialization is
+  1.
 
   If Flax's collection 'responses' is mutable, the stage stores R and log K there, [H, B N, A] each. With linear
   coefficients, the stored R is already multiplied by u_a·x + w_a. For kernels in `BALLS` and `VALUES`, the stage
@@ -155,15 +159,16 @@ class HyperBFCenters(CheckedModule):
     rank: rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
       `SIGNED`). 'fixed': σ or β keeps its initial value.
-    sigma_scale: the initial σ², divided by √d (by √rank for low_rank). Then x·t/σ² has order 1.
+    sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, x·t/σ²
+      has order 1.
     normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
       cannot move away from all tokens at once.
     norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. Without them, the centers can
       learn the same effect.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs at least two different centers. The
       response of a single center would be 0.
-    radius: the parameter for the ball of each center. 'relative': β_a, which starts at 0, with b_a = β_a + (‖t_a‖² +
-      d)/2σ². It is the depth of a token of norm √d that is orthogonal to the center. With `normalize_inputs` d is
+    radius: the parameter for the ball of each center. 'relative': the depth β_a of a token that has norm √d and is
+      orthogonal to the center. So b_a = β_a + (‖t_a‖² + d)/2σ², and β_a starts at 0. With `normalize_inputs` d is
       replaced by 1. 'absolute': b_a itself, which starts as the mean of r²/2σ² over the tokens seen at
       initialization. In both cases, about half of the tokens lie in a ball at first. With 'absolute', a change of a
       center's length moves all tokens into its ball or out of it. Such changes then dominate training.
@@ -208,7 +213,7 @@ class HyperBFCenters(CheckedModule):
     given, centers = points, self._centers(points)
     if self.normalize_inputs:
       points, centers = of_norm_1(points), of_norm_1(centers)
-    centers = replicate(centers, None, TENSOR, None)  # once: the sums read them several times
+    centers = replicate(centers, None, TENSOR, None)  # once, because the sums use them several times
     basis = self._basis(points, centers)
     factors = self._factors(given)
     mask = self._first_centers(*tokens.shape[:2]) if self.nested and context.train else None
@@ -248,7 +253,7 @@ class HyperBFCenters(CheckedModule):
     return basis
 
   def _squared_radius(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return b = ρ²/2σ² of each center's ball, [H, 1, A], see `radius`."""
+    """Return b = ρ²/2σ² of each center's ball, [H, 1, A], as option `radius` says."""
     if self.radius == 'relative':
       depth = self.param('depth', nn.initializers.zeros_init(), (self.heads, 1, self.centers))
       norm = 1 if self.normalize_inputs else points.shape[-1]
@@ -257,7 +262,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('squared_radius', lambda _: -nearness(points, centers, basis).mean(-2, keepdims=True))
 
   def _factors(self, points: jax.Array) -> jax.Array | None:
-    """Return u_a·x + w_a, [H, B N, A], for points [H, B N, d]. None if coefficients are constant."""
+    """Return the factors u_a·x + w_a, [H, B N, A], of points x [H, B N, d]. None if coefficients are constant."""
     if self.coefficients == 'constant':
       return None
     shape = (self.heads, self.centers, points.shape[-1])
@@ -301,7 +306,7 @@ class HyperBFCenters(CheckedModule):
     check_heads(dimensions, self.heads)
 
   def _first_centers(self, images: int, length: int) -> jax.Array:
-    """Draw a mask of the first centers for every image, booleans [B N, A]."""
+    """Draw a number n for every image. Return a mask of its first n centers, booleans [B N, A]."""
     # Half of the exponents are clipped to 1, which keeps all centers.
     exponent = jnp.minimum(2 * jax.random.uniform(self.make_rng('dropout'), (images, 1)), 1.0)
     return jnp.repeat(jnp.arange(self.centers) < self.centers**exponent, length, axis=0)
@@ -322,5 +327,5 @@ def _per_head(start: Any) -> Any:
   return init
 
 
-# Starts of centers [H, count, d] from points [H, N, d] seen at initialization.
+# Functions that return initial centers [H, count, d] for points [H, N, d] seen at initialization.
 CENTERS_INITS = {'normal': _normal, 'tokens': _per_head(sample), 'kmeans': _per_head(kmeans)}

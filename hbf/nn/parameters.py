@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from hbf.errors import choose
 from hbf.options import OptionError
 
-# By scope, the axes of [heads, points, centers] along which σ differs.
+# For each value of the option `sigma_per`, the axes of [heads, points, centers] along which σ differs.
 SIGMA_PER = {'fixed': (), 'layer': (), 'head': (0,), 'center': (0, 2)}
 
 METRICS = ('identity', 'diagonal', 'low_rank', 'full', 'bilinear')
@@ -51,7 +51,7 @@ def learned_sigma(params: Mapping[str, Any]) -> jax.Array | None:
 
 
 def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
-  """Return the mean of the learned σ of a network, by block and stage. {} for a network without σ."""
+  """Return the mean of each stage's learned σ, by block and stage. {} for a network without σ."""
   found: dict[str, dict[str, jax.Array]] = {}
   for block, stages in params.items():
     for stage, of_stage in stages.items() if block.startswith('block') else ():
@@ -66,7 +66,7 @@ def distance_scale(metric: str, d: int, rank: int) -> float:
 
 
 def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: int) -> Float[Array, 'H ...'] | None:
-  """Return the weights of every head's metric for `squared_distances`.
+  """Return the weights of every head's metric, as `hbf.ops.distances.squared_distances` takes them.
 
   All metrics but low_rank start as the identity.
 
@@ -75,8 +75,8 @@ def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: i
     metric: name of the metric, see `squared_distances`.
     heads: number of heads.
     d: dimensions of a head.
-    rank: rows of W for metric low_rank. This W starts random. At first, the coordinates of W x have the same variance
-      as the coordinates of x.
+    rank: rows of W for metric low_rank. This W starts with random numbers. At first, the coordinates of W x have the
+      same variance as the coordinates of x.
 
   Returns:
     None for identity, [heads, d] for diagonal, [heads, rank, d] for low_rank, else [heads, d, d].

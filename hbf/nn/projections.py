@@ -14,7 +14,7 @@ from hbf.options import OptionError
 
 
 class Projections(nn.Module):
-  """Several dense layers of one input. The parameters are stored like one `flax.linen.Dense` with all outputs.
+  """Several dense layers of one input. The parameters are stored like one `flax.linen.Dense` for all outputs.
 
   If a mesh splits units over devices, each device has a part of the outputs of every layer.
 
@@ -37,14 +37,14 @@ class Projections(nn.Module):
 
   @nn.compact
   def __call__(self, points: Float[Array, 'T D']) -> list[Float[Array, 'T W']]:
-    """Map points [T, D] to [T, W] by each of the layers."""
+    """Return the outputs [T, W] of each layer for points [T, D]."""
     outputs = self.parts * self.width
     kernel = self.param('kernel', self.kernel_init, (points.shape[-1], outputs))
     if self.normalize:
-      # So σ² = 1/scale starts at 0.5/√D, like σ² of a HyperBF on points of norm 1.
+      # With this initial scale, σ² = 1/scale is 0.5/√D, like the initial σ² of a HyperBF on points of norm 1.
       scale = self.param('scale', nn.initializers.constant(2 * points.shape[-1] ** 0.5), ())
       points, kernel = of_norm_1(points.astype(self.dtype)), scale * of_norm_1(kernel.mT).mT
-    # XLA's CPU backend multiplies matrices faster than the same numbers with more axes.
+    # XLA's CPU backend multiplies arrays with two axes faster than arrays with more axes.
     z = points.astype(self.dtype) @ interleave_shards(kernel.astype(self.dtype), self.parts)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros_init(), (outputs,))
@@ -61,14 +61,14 @@ def of_norm_1(z: Float[Array, '... D']) -> Float[Array, '... D']:
 
 
 def mimetic_init(heads: int, strength: float) -> nn.initializers.Initializer:
-  """Return an initializer of a kernel [D, parts · D]. Its first two parts are queries and keys.
+  """Return an initializer of a kernel [D, parts · D]. The kernel's first two parts give queries and keys.
 
   If the strength is above 0, queries and keys start as in `mimetic` with α = β = strength. All other parts start with
   LeCun's initialization (variance 1/D).
 
   Args:
     heads: number of heads, a divisor of the D columns of each part.
-    strength: factor of the noise Z and of the identity I. Trockman & Kolter 2023 take 0.7.
+    strength: α = β, the factor of the random Z and of the identity I. Trockman & Kolter 2023 take 0.7.
   """
   plain = nn.initializers.lecun_normal()
   if not strength:
@@ -86,9 +86,9 @@ def mimetic(
 ) -> tuple[Float[Array, 'D D'], Float[Array, 'D D']]:
   """Draw weights of queries and keys so that Wq Wkᵀ ≈ αZ + βI in every head (Trockman & Kolter 2023, section 4).
 
-  Every head has its own Z, with normal numbers of variance 1/D. The product of a head has rank d = D/heads. It is the
-  best approximation of αZ + βI of this rank, from the singular value decomposition. Wq and Wk each contain the square
-  roots of the singular values.
+  Every head has its own Z, with normal numbers of variance 1/D. The product Wq Wkᵀ of a head has rank d = D/heads. It
+  is the best approximation of αZ + βI of this rank, from the singular value decomposition. Wq and Wk each contain the
+  square roots of the singular values.
 
   Returns:
     Wq and Wk, [D, D] each, head by head along the columns.

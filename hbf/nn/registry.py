@@ -30,7 +30,7 @@ STAGE1: dict[str, type[nn.Module]] = {
   'pooling': AveragePooling,
   'identity': Identity,
 }
-# None: stage 1 does the work of both stages.
+# Stage 2 'none' is None: stage 1 does the work of both stages.
 STAGE2: dict[str, type[nn.Module] | None] = {'hyperbf': HyperBFCenters, 'mlp': MLP, 'none': None}
 
 # The stages of named models. Any other pair is named STAGE1+STAGE2, such as softmax+hyperbf.
@@ -128,7 +128,7 @@ def stage_values(model: str) -> tuple[dict[str, Values], dict[str, Values]]:
 
 
 def size_option(model: str) -> tuple[str, str] | None:
-  """Return the option that counts a model's units, such as ('stage2', 'centers').
+  """Return the option that sets the number of a model's units, such as ('stage2', 'centers').
 
   The option belongs to stage 1 if there is no stage 2. None: the model has no units.
   """

@@ -19,9 +19,9 @@ RELATIVE_POSITIONS = {name: name for name in ('none', 'gaussian', 'adaptive', 'r
 GAUSSIAN = ('gaussian', 'adaptive')  # kinds that use `relative_coordinates`
 
 _SIGMA = 0.5  # s at init, in patches: a patch beside the one that a head looks at has e⁻² of its weight
-# By the number of dimensions of a position: a number, in tokens or patches. The slowest rotation takes about 2π times
-# this number. For texts it is the published number. For images, which are a few patches wide, it is as in Heo et al.
-# 2024.
+# For positions of 1 and of 2 dimensions, a number in tokens or patches. A full turn of the slowest rotation takes
+# about 2π times this number. For texts it is the published number. For images, which are a few patches wide, it is as
+# in Heo et al. 2024.
 _SLOWEST = {1: 10_000.0, 2: 100.0}
 
 
@@ -30,22 +30,22 @@ def relative_coordinates(
 ) -> tuple[Float[Array, '... H n C'], Float[Array, 'H N C']]:
   """Return coordinates of queries and keys whose product is −‖(p_q − p_k − o)/s‖²/2.
 
-  p_q and p_k are the positions of a query and a key, with P dimensions. Every head learns an offset o and a width s.
-  Their parameters are `position_offset` [H, 1, P], which is o, and `position_log_sigma` [H, 1, 1], which is log s. If
-  a token has no position, its coordinates are 0, and so are its products with all tokens.
+  p_q and p_k are the positions of a query and a key, with P dimensions. Every head learns an offset o and a scale s.
+  The parameters are `position_offset` [H, 1, P], which is o, and `position_log_sigma` [H, 1, 1], which is log s. If a
+  token has no position, its coordinates are 0, and so are its products with all tokens.
 
-  For images, each head starts with the offset of another neighboring patch, and with s of half a patch. So the heads
-  start like the taps of a convolution (after ConViT, d'Ascoli et al. 2021). For texts, half of the heads start like
-  this. The other heads start without an offset and with s of 4, 16, 64, … tokens, so that they see far (after ALiBi's
-  slopes, Press et al. 2022).
+  For images, each head starts with an offset of its own, to one of the nearest patches, and with a scale s of half a
+  patch. So the heads start like the taps of a convolution (after ConViT, d'Ascoli et al. 2021). For texts, half of
+  the heads start like this. The other heads start without an offset and with s of 4, 16, 64, … tokens, so that they
+  see far (after ALiBi's slopes, Press et al. 2022).
 
-  With kind 'adaptive' the offset and the width also depend on the query q: U q/√d is added to o, and 2 tanh(u·q/2√d)
+  With kind 'adaptive' the offset and the scale also depend on the query q: U q/√d is added to o, and 2 tanh(u·q/2√d)
   is added to log s. U and u are the parameter `position_slopes` [H, d, P + 1], which starts at 0. Each token costs 2
   D (P + 1) more operations.
 
   With a = p_q − o, the coordinates of a query are a/s², −‖a‖²/2s² and −1/s². Those of a key are p_k, 1 and ‖p_k‖²/2.
-  So the coordinates of keys do not depend on parameters. There are C = P + 2 coordinates, or three times as many in a
-  short type (see `_in_short`).
+  So the coordinates of keys do not depend on parameters. There are C = P + 2 coordinates. If queries have a short
+  type, such as bfloat16, there are three times as many (see `_in_short`).
 
   Args:
     module: the module in whose scope the parameters are made.
@@ -84,8 +84,8 @@ def rotate(z: Float[Array, '... N d'], context: Context) -> Float[Array, '... N 
   """Rotate queries or keys [..., N, d] by their positions, so that dot products depend on relative positions.
 
   These are rotary positions (Su et al. 2021, eq. 34). A rotation keeps the norms. For positions in two dimensions,
-  one half of the pairs of coordinates is rotated by the row, and the other half by the column. A token without a
-  position is not rotated.
+  one half of the pairs of coordinates is rotated according to the row, and the other half according to the column. A
+  token without a position is not rotated.
 
   Args:
     z: queries or keys. The rotation is computed in float32.
@@ -131,7 +131,7 @@ def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '..
 
 
 def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return two arrays: 1 for tokens with a position, else 0 [N, 1], and positions relative to their mean [N, P]."""
+  """Return a float array [N, 1], 1 for tokens with a position, else 0, and the positions minus their mean, [N, P]."""
   placed = ~jnp.isnan(positions).any(axis=-1, keepdims=True)
   middle = jnp.where(placed, positions, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
   return placed.astype(jnp.float32), jnp.where(placed, positions - middle, 0)
@@ -140,15 +140,16 @@ def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
   """Return coordinates of a short type whose product is x·t with a precision of 16 bits or more.
 
-  Each number is split into two numbers, x + x' and t + t', and the product is xt + x't + xt'. A single number would
-  be too coarse: ‖a‖²/2s² is in the hundreds in the corners of an image, and small differences of such numbers matter.
+  Each number is split into a sum of two numbers, x + x' and t + t', and the product is xt + x't + xt'. So there are
+  three times as many coordinates. A single number would be too coarse: ‖a‖²/2s² is in the hundreds in the corners of
+  an image, and small differences of such numbers matter.
   """
   (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)
 
 
 def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-  """Return the initial offsets [H, 1, P] and widths s [H, 1, 1], see `relative_coordinates`."""
+  """Return the initial offsets o [H, 1, P] and scales s [H, 1, 1], see `relative_coordinates`."""
   near = heads if axes > 1 else -(-heads // 2)
   offsets, sigmas = np.zeros((heads, 1, axes), np.float32), np.full((heads, 1, 1), _SIGMA, np.float32)
   offsets[:near, 0] = _nearest(near, axes, causal)
@@ -157,7 +158,7 @@ def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
-  """Return offsets to the nearest other positions, int [count, axes], nearest first. If causal, to earlier ones."""
+  """Return offsets to the nearest other positions, nearest first, [count, axes]. If causal, only to earlier ones."""
   reach = count if axes == 1 else math.isqrt(count) + 1
   offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
   if causal:

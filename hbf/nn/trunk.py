@@ -29,14 +29,14 @@ class Trunk(CheckedModule):
     dtype: type of the matrix products. Parameters are float32.
     norm_epsilon: number added to the variance in each LayerNorm.
     scan_layers: True to compile one block and loop over it. The parameters are the same, but dropout draws other
-      numbers, and intermediates can't be captured.
+      numbers, and arrays inside the blocks can't be captured.
     remat: True to compute the activations of a block again in the backward pass instead of keeping them.
-    parallel: True if both stages of a block read the block's input, see `hbf.nn.block.Block`.
+    parallel: True if both stages of a block get the block's input, see `hbf.nn.block.Block`.
     layer_scale: initial value of learned factors that multiply the stages' outputs. 0: there are no such factors.
     drop_path: rate of stochastic depth in the last block. The rate grows linearly from 0 in the first block.
     merge: the block before which tokens are merged, counted from 0. A LayerNorm and a dense layer then make every 2×2
-      tokens one token of twice the width (patch merging, Liu et al. 2021, "Swin Transformer"). From this block on,
-      the number of units doubles, and the number of heads stays the same. 0: tokens are never merged.
+      tokens one token of twice the width (patch merging, Liu et al. 2021, "Swin Transformer"). This block and all
+      later ones have twice as many units, and the same number of heads. 0: tokens are never merged.
   """
 
   depth: Annotated[int, whole(1)]
@@ -110,7 +110,7 @@ class Trunk(CheckedModule):
     make: Any = functools.partial(kind, self.stage1, self.stage2, *options)
     larger = functools.partial(kind, with_units(self.stage1, 2), with_units(self.stage2, 2), *options)
     rates = jnp.linspace(0, self.drop_path, self.depth) if self.drop_path else None
-    # At init, parameters depend on the tokens that reach their block.
+    # At initialization there is no loop: the parameters of a block depend on the tokens that reach it.
     if self.scan_layers and not self.is_initializing():
       return self._scan(make, tokens, context, rates)
     for i in range(self.depth):

@@ -64,7 +64,7 @@ def hyperbf(
     centers: t, floats [..., A, D]. Leading axes of all arrays broadcast.
     coefficients: c, floats [..., A, V].
     kernel: a name in `hbf.KERNELS` or `hbf.BALL_KERNELS`.
-    sigma: σ > 0. A number, one for each center [A], or an array that broadcasts to [..., 1, A].
+    sigma: σ > 0. A number, an array [A] with a number for each center, or an array that broadcasts to [..., 1, A].
     metric: W. None for the identity, [D] for a diagonal matrix, or [..., R, D] for a matrix of any number R of rows.
     normalization: a name in `hbf.NORMALIZATIONS`.
     radius: ρ ≥ 0 of a ball kernel, in one of the shapes that sigma may have. Other kernels have no radius.
@@ -122,7 +122,7 @@ def hyperbf(
 
 
 def _floats(name: str, value: Any) -> jax.Array:
-  """Return an argument as an array of floats with two axes or more."""
+  """Return an argument as an array. Raise UserError unless it is an array of floats with two axes or more."""
   array = jnp.asarray(value)
   if not jnp.issubdtype(array.dtype, jnp.floating):
     raise UserError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
@@ -133,7 +133,7 @@ def _floats(name: str, value: Any) -> jax.Array:
 
 
 def _leading(**arrays: jax.Array) -> tuple[int, ...]:
-  """Return the common leading axes of the arrays: all axes but the last two, broadcast."""
+  """Return the lengths of the leading axes, all but the last two, after broadcasting the arrays to each other."""
   try:
     return jnp.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
   except ValueError:
@@ -142,7 +142,7 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
 
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Check an argument with one number per center. Return it as an array [..., 1, A] or [..., 1, 1]."""
+  """Check sigma or radius, one number for all centers or for each. Return an array broadcastable to `shape`."""
   if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
@@ -154,7 +154,7 @@ def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype)
 
 
 def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> tuple[str, jax.Array | None]:
-  """Return the name and the weights of a metric W."""
+  """Check a metric W. Return its name and its weights, as `RadialBasis` takes them."""
   if metric is None:
     return 'identity', None
   array = jnp.asarray(metric)

@@ -43,10 +43,10 @@ class RadialBasis:
   dot_only_dims: int = flax.struct.field(pytree_node=False, default=0)
 
   def __post_init__(self) -> None:
-    """Check the names. JAX may put objects in place of sigma and beta, so `scale` checks these when they are used.
+    """Check the names. JAX may put placeholders in place of sigma and beta, so only `scale` checks these two.
 
     Raises:
-      UserError: a name is unknown, or two names do not fit together.
+      UserError: a name is unknown, or the kernel does not work with the metric or the normalization.
     """
     choose('kernel', self.kernel, KERNELS | DIRECT | {SIGNED: None})
     choose('metric', self.metric, METRICS | {'bilinear': None})

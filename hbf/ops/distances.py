@@ -26,8 +26,8 @@ def is_short(dtype: jnp.dtype) -> bool:
 class Distances(NamedTuple):
   """The parts of scaled squared distances: scale (norms + center_norms − 2 points·centers).
 
-  The points and centers here are already multiplied by the metric, so that points·centers is xᵀMt. No array of size
-  [N, A] is stored. In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
+  The metric is already applied to `points` and `centers`, so that points·centers is xᵀMt. No array of size [N, A] is
+  stored. In this module, "float32" means float64 if the points are float64 (`sum_dtype`).
 
   Attributes:
     points: points after the metric, [..., N, D].
@@ -48,13 +48,14 @@ class Distances(NamedTuple):
     if is_short(self.points.dtype):
       squares = self.norms + self.center_norms.mT - 2 * products(self.points, self.centers)
       return self.scale.mT * squares
-    # One product of [x, ‖x‖², 1] and scale [−2t, 1, ‖t‖²]: no passes over [N, A] for the sums.
+    # A single product of [x, ‖x‖², 1] and scale [−2t, 1, ‖t‖²] adds the norms too. This saves passes over an array
+    # [N, A].
     left = jnp.concatenate([self.points, self.norms, jnp.ones_like(self.norms)], axis=-1)
     right = jnp.concatenate([-2 * self.centers, jnp.ones_like(self.center_norms), self.center_norms], axis=-1)
     return products(left, self.scale * right)
 
   def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
-    """Compute the cotangents of all parts, float32, from the cotangent of the distances, float32 [..., N, A].
+    """Compute the float32 cotangents of all parts from the cotangent [..., N, A] of the distances.
 
     The gradient is written by hand. It computes sums over the points as parts of matrix products. Separate sums would
     cost more than the products.
@@ -65,7 +66,7 @@ class Distances(NamedTuple):
       sums = _product('...na,...nk->...ak', g, along_points)
       by_point, by_norm, by_one = sums[..., :-2], sums[..., -2:-1], sums[..., -1:]
       of_norms = jnp.einsum('...na,...ak->...nk', g, self.scale)
-    else:  # norms are too large for a short type. Without the barrier XLA would keep the float32 array as well.
+    else:  # norms are too large for a short type. Without the barrier XLA would keep g in float32 too.
       g = jax.lax.optimization_barrier(cotangent.astype(self.points.dtype))
       by_point = _product('...na,...nd->...ad', g, self.points)
       by_norm = jnp.sum(g * self.norms, axis=-2)[..., None]
@@ -98,9 +99,9 @@ def distances(
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full, and
       M [..., D, D] for bilinear.
     scale: the factor of each center, broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.
-    dot_only_dims: number of last coordinates that the metric ignores. They are x' of a point and t' of a center. They
-      add −2 x'·t' to r², without the norms ‖x'‖² and ‖t'‖². `hbf.nn.relative_positions` chooses x' and t' so that −2
-      x'·t' is itself a squared distance.
+    dot_only_dims: number of last coordinates that the metric ignores. These coordinates are called x' for a point and
+      t' for a center. They add −2 x'·t' to r², without the norms ‖x'‖² and ‖t'‖². `hbf.nn.relative_positions` chooses
+      x' and t' so that −2 x'·t' is itself a squared distance.
 
   Raises:
     UserError: the metric is unknown.
@@ -130,7 +131,7 @@ def squared_distances(
   scale: Float[Array, '...'] | float = 1.0,
   dot_only_dims: int = 0,
 ) -> Float[Array, '... N A']:
-  """Compute squared distances of all points to all centers, each times a factor of the center (CBMM Memo 143, eq. 4).
+  """Compute squared distances of all points to all centers, each times the center's `scale` (CBMM Memo 143, eq. 4).
 
   With a = Wx and b = Wt, a squared distance is ‖a‖² + ‖b‖² − 2 a·b. Norms and sums are float32 for every input type.
   So the error is the rounding error of ‖a‖² + ‖b‖² in float32, not in the input type.
@@ -153,7 +154,7 @@ def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Arr
 
 
 def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Array, '... N 1']:
-  """Compute a·b row by row in float32: [..., N, 1]."""
+  """Compute the dot product of each row of a with the same row of b, float32 [..., N, 1]."""
 
   def dots(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.sum(a.astype(sum_dtype(a.dtype)) * b.astype(sum_dtype(b.dtype)), axis=-1, keepdims=True)
@@ -162,15 +163,17 @@ def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Ar
 
 
 def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
-  """Return a function that computes in float32. For its gradient, it stores the arguments in their short type.
+  """Wrap a function so that, for its gradient, it stores its arguments instead of float32 copies of them.
 
-  For types that are not short, the function is returned unchanged.
+  Args:
+    function: a function that converts arguments of a short type to float32.
+    dtype: type of the arguments. If it is not short, the function is returned unchanged.
   """
   return jax.checkpoint(function) if is_short(dtype) else function
 
 
 def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Array, '... N A']:
-  """Compute a bᵀ, [..., N, A], with sums in float32.
+  """Compute the products a bᵀ [..., N, A] with sums in float32.
 
   If a and b have the same short type, the products of the gradient also multiply numbers of this type.
   """
@@ -196,7 +199,7 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Compute an einsum with sums in float32.
 
   float32 inputs are multiplied at full precision. Accelerators use TF32 or bfloat16 passes by default, and the
-  difference of large terms would magnify their rounding.
+  difference of large terms would magnify the rounding errors.
   """
   sums = sum_dtype(a.dtype, b.dtype)
   return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)

@@ -44,7 +44,7 @@ def responses(
   mask: Bool[Array, '... #N #A'] | None = None,
   factors: Float[Array, '... #N #A'] | None = None,
 ) -> Float[Array, '... N A']:
-  """Compute the responses R_a(x), or g_a(x) R_a(x) with factors g, float32 [..., N, A]."""
+  """Compute the responses R_a(x), float32 [..., N, A]. With factors g, compute g_a(x) R_a(x) instead."""
   if basis.kernel in DIRECT:
     r = DIRECT[basis.kernel](nearness(points, centers, basis))  # R = φ((ρ² − r²) / 2σ²)
     r = r if mask is None else jnp.where(mask, r, 0)
@@ -57,13 +57,16 @@ def responses(
 def nearness(
   points: Float[Array, '... N D'], centers: Float[Array, '... A D'], basis: RadialBasis
 ) -> Float[Array, '... N A']:
-  """Compute log K(s), float32 [..., N, A]. For a kernel in `DIRECT`, compute the depth b − s = (ρ² − r²) / 2σ²."""
+  """Compute log K(s), float32 [..., N, A].
+
+  For a kernel in `hbf.ops.kernels.DIRECT`, compute the depth b − s = (ρ² − r²) / 2σ² instead.
+  """
   scale, metric = basis.scale(points.dtype), (basis.metric, basis.weights)
   if basis.kernel not in DIRECT:
     s = squared_distances(points, centers, *metric, scale, basis.dot_only_dims)  # s = ‖W(x − t_a)‖² / 2σ²
     return KERNELS[basis.log_kernel](s)
   terms = distances(points, centers, *metric, scale, basis.dot_only_dims)
-  # b is a part of the centers' norms, so it costs no pass over [N, A].
+  # b is subtracted from the centers' norms. This needs no pass over an array [N, A].
   shape = (*centers.shape[:-2], 1, centers.shape[-2])
   b = jnp.broadcast_to(jnp.asarray(basis.squared_radius, terms.scale.dtype), shape).mT
   return -terms._replace(center_norms=terms.center_norms - b / terms.scale)()
@@ -88,13 +91,13 @@ def hyperbf(
     points: x [..., N, D], the tokens or queries.
     centers: t [..., A, D].
     coefficients: c [..., A, V].
-    basis: kernel, sigma, metric and normalization of the responses R.
+    basis: the kernel, sigma, metric and normalization, which determine the responses R.
     mask: booleans broadcastable to [..., N, A], True where a point sees a center. Other centers are left out of all
       sums for this point, those of the normalization included. Every point must see at least one center.
     causal: True if point i sees centers 0 to i only. A mask may hide some of these centers too.
     factors: g_a(x), broadcastable to [..., N, A]. The coefficient c_a becomes g_a(x) c_a. None: all factors are 1.
     implementation: 'xla', 'pallas' (fused kernels) or 'plain' (the definition). Forward mode (`jax.jvp`) needs
-      'plain'. With a mask or with causal=True, all three names compute sums by the definition.
+      'plain'. With a mask or with causal=True, all three names compute f in the same way.
 
   Returns:
     f(x), [..., N, V] in the type of the coefficients. Sums are computed in float32, or in float64 if points, centers

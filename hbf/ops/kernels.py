@@ -69,7 +69,7 @@ def thin_plate(s: Float[Array, '...']) -> Float[Array, '...']:
 
 
 def wendland(s: Float[Array, '...']) -> Float[Array, '...']:
-  """Compute K = (1 − u)₊⁴ (1 + 4u), with u = r / (√20 σ): the kernel C² of Wendland (1995) with compact support.
+  """Compute K = (1 − u)₊⁴ (1 + 4u), with u = r / (√20 σ): Wendland's C² kernel (1995), which has compact support.
 
   It is positive definite in up to three dimensions. With this support, it has the same curvature at the center as the
   Gaussian of the same σ.

@@ -1,7 +1,7 @@
 """The layout of arrays on JAX's mesh of devices (`jax.set_mesh`), described by the names of the mesh axes.
 
-Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over the axis `TENSOR`. If
-there is no mesh, or a mesh axis has one device, these functions do nothing.
+Batches are split over the mesh axes `BATCH`. Heads, hidden units and centers are split over the axis `TENSOR`.
+Without a mesh, or on a mesh of one device, these functions do nothing.
 """
 
 import math
@@ -38,9 +38,10 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. Its gradient keeps the parameter's own layout.
 
-  If the gradient had the constrained layout, the whole gradient would be summed over all devices and hosts. There is
-  one exception. If a mesh has one shard along `data`, the gradient has the constrained layout. Otherwise a TPU's
-  compiler would sum in a loop over shards, with more traffic.
+  The arguments are those of `constrain`. If the gradient had the constrained layout, the whole gradient would be
+  summed over all devices and hosts. There is one exception: on a mesh with one shard along `data`, the gradient has
+  the constrained layout. With the parameter's layout, a TPU's compiler would sum in a loop over shards, with more
+  traffic.
   """
   if constrain(parameter, *axes) is parameter or shares(('data',)) == 1:
     return constrain(parameter, *axes)

@@ -16,11 +16,11 @@ from jaxtyping import Array, Bool, Float
 from hbf.errors import UserError, choose
 from hbf.ops.distances import products, row_dots
 
-CHUNK = 128  # tokens whose weights lie in memory at once under a causal mask
+CHUNK = 128  # tokens in a chunk, see `_causal_sums`
 # Added to each sum of weights, because a query may be similar to no key. The gradient contains the inverse square of
 # this number, so the number must not be below 1e-18.
 _EPSILON = 1e-12
-_UNSEEN = -1e30  # a log-scale that is never the largest; −∞ − (−∞) would be NaN
+_UNSEEN = -1e30  # log-scale of a hidden key, never the largest. It is not −∞, because −∞ − (−∞) is NaN.
 
 
 class Features(NamedTuple):
@@ -30,8 +30,8 @@ class Features(NamedTuple):
 
   Attributes:
     values: numbers of 0 or more, [..., N, m] in the type of the points.
-    log_scale: float32 [..., N, 1]. It is subtracted from the exponents of the values, so φ does not depend on it. So
-      its gradient is set to 0.
+    log_scale: float32 [..., N, 1], the largest exponent of each token, or 0 if features are not exponentials. It is
+      subtracted from the exponents of the values. So φ does not depend on it, and its gradient is set to 0.
   """
 
   values: jax.Array
@@ -86,7 +86,7 @@ def orthogonal_projections(rng: np.random.Generator, count: int, d: int) -> np.n
     float32 [count, d].
   """
   directions, upper = np.linalg.qr(rng.normal(size=(-(-count // d), d, d)))
-  # Without the signs the directions aren't uniform: the factorization prefers some.
+  # Without these signs the directions aren't uniform: the QR factorization prefers some directions.
   directions *= np.sign(np.diagonal(upper, axis1=-2, axis2=-1))[:, None, :]
   norms = np.sqrt(rng.chisquare(d, size=(count, 1)))
   return (norms * directions.reshape(-1, d)[:count]).astype(np.float32)
@@ -109,9 +109,9 @@ def linear_attention(
     queries: φ(q), [..., N, m].
     keys: φ(k), [..., M, m].
     values: v [..., M, V], with the leading axes of the features.
-    normalizer: 'sum' divides y_i by Σ_j φ(q_i)·φ(k_j) (CBMM Memo 143, eq. 2). 'none' does not divide. Except for
-      'elu' and 'relu', each y_i is then known only up to a positive factor, so normalize the rows of the result
-      (TransNormer, Qin et al. 2022).
+    normalizer: 'sum' divides y_i by Σ_j φ(q_i)·φ(k_j) (CBMM Memo 143, eq. 2). 'none' does not divide. Except with the
+      feature maps 'elu' and 'relu', each y_i is then known only up to a positive factor. So the caller should
+      normalize the rows of the result (TransNormer, Qin et al. 2022).
     causal: True to sum over j ≤ i only.
 
   Returns:
@@ -124,8 +124,8 @@ def linear_attention(
     start = no_state(keys.values, values)
     return continued_linear_attention(queries, keys, values, start, normalizer=normalizer)[0]
   finish = choose('normalizer', normalizer, NORMALIZERS)
-  # A factor of all weights of a query cancels from the quotient, and from normalized rows. So the scale of the query
-  # is dropped, and the scales of the keys are relative to the largest in the sum.
+  # A common factor of all weights of a query cancels in the quotient, and in normalized rows. So the scale of the
+  # query is dropped, and the scales of the keys are relative to the largest in the sum.
   return finish(_all_sums(queries.values, keys, _with_ones(values))).astype(values.dtype)
 
 
@@ -161,12 +161,12 @@ def _exp(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | fl
 
 
 def _softmax(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """Compute exp(ω·x − ‖x‖²/2)/√m for x scaled to x/D^¼."""
+  """Compute exp(ω·z − ‖z‖²/2)/√m with z = x/D^¼."""
   return _random(points, projections, points.shape[-1] ** 0.25, 0.5)
 
 
 def _gaussian(points: jax.Array, projections: jax.Array | None, sigma: jax.Array | float) -> Features:
-  """Compute exp(ω·x − ‖x‖²)/√m for x scaled to x/σ. These are the features of exp(q·k), times exp(−‖x‖²/2)."""
+  """Compute exp(ω·z − ‖z‖²)/√m with z = x/σ. These are the features of exp(q·k), times exp(−‖z‖²/2)."""
   return _random(points, projections, sigma, 1.0)
 
 
@@ -194,18 +194,18 @@ MAPS: dict[str, Map] = {'elu': _elu, 'relu': _relu, 'exp': _exp, **RANDOM_MAPS}
 
 
 def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Array:
-  """Compute Σ_j φ(q_i)·φ(k_j) v_j over all keys, up to a factor: float32 [..., N, V]."""
+  """Compute Σ_j φ(q_i)·φ(k_j) v_j over all keys j, float32 [..., N, V], up to a positive factor for each i."""
   weights = jnp.exp(keys.log_scale - jnp.max(keys.log_scale, axis=-2, keepdims=True))
   return _product('...nm,...mv->...nv', queries, _state(keys.values, weights, values))
 
 
 def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
-  """Compute Σ_j≤i φ(q_i)·φ(k_j) v_j, up to a positive factor for each i: float32 [..., N, V].
+  """Compute Σ_j≤i φ(q_i)·φ(k_j) v_j, float32 [..., N, V], up to a positive factor for each i.
 
   The sum includes the earlier keys, which are in `state`. It is computed in chunks of tokens. The keys of earlier
   chunks are summed in one matrix, the state. Within a chunk, weights are computed for each pair of tokens. The sum
   for i is divided by the largest scale of the keys up to i. With the largest scale of all keys, a later key could
-  make the sum for i underflow.
+  make the sum for i underflow. The state after the last token is returned too.
   """
   if queries.shape[-2] != values.shape[-2]:
     raise UserError(f'causal attention needs a key a query: {queries.shape[-2]} queries have {values.shape[-2]} keys')
@@ -230,14 +230,14 @@ def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: S
 
 
 def _chunks(z: jax.Array, size: int, fill: float = 0.0) -> jax.Array:
-  """Split [..., N, C] into chunks of neighboring rows [chunks, ..., size, C], the last one padded."""
+  """Split rows [..., N, C] into chunks [chunks, ..., size, C] of neighboring rows, padding the last with `fill`."""
   *leading, length, columns = z.shape
   padded = jnp.pad(z, [(0, 0)] * len(leading) + [(0, -length % size), (0, 0)], constant_values=fill)
   return jnp.moveaxis(padded.reshape(*leading, -1, size, columns), -3, 0)
 
 
 def _state(features: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
-  """Compute Σ_j w_j φ_j v_jᵀ: float32 [..., m, V]."""
+  """Compute the sum Σ_j w_j φ_j v_jᵀ over the keys j, float32 [..., m, V]."""
   return _product('...nm,...nv->...mv', features, (weights * values).astype(values.dtype))
 
 

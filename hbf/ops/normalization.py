@@ -52,14 +52,15 @@ def normalize(
   log_gain: Float[Array, '...'] | float = 0.0,
   mask: Bool[Array, '... #N #A'] | None = None,
 ) -> Float[Array, '... N A']:
-  """Compute responses from their logarithms.
+  """Compute responses from the logarithms of the kernel's values.
 
   Args:
     log_k: log K, float32 [..., N, A].
     normalization: 'none' for R = exp(log K + log-gain), 'sum' for R = K / ΣK, 'rms' for R = K / √mean(K²), or 'layer'
       for R = (K − mean K) / √(var K + ε mean(K)²) with ε = 10⁻⁶.
     log_gain: logarithm of a factor of K. Only 'none' uses it: in the other normalizations a common factor cancels.
-    mask: booleans broadcastable to [..., N, A]. Responses of masked-out centers are 0.
+    mask: booleans broadcastable to [..., N, A], True where a point sees a center. Other centers have the response 0
+      and are left out of all means and sums.
 
   Returns:
     The responses R, float32 [..., N, A].

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 
 def split(z: jax.Array, count: int, axis: int = -2, fill: float = 0.0) -> jax.Array:
-  """Split an array along an axis into parts [count, ...], padded to equal length with `fill`.
+  """Split an array along an axis into `count` parts, stacked along a new first axis.
 
-  Row i goes to part i mod count. So the rows of a sharded array stay on their devices, and each part has rows on
-  every device.
+  The parts are padded to equal length with `fill`. Row i goes to part i mod count. So the rows of a sharded array
+  stay on their devices, and each part has rows on every device.
   """
   axis %= z.ndim
   padding = [(0, 0)] * z.ndim

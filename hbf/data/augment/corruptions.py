@@ -113,7 +113,7 @@ def _zoom_blur(x: np.ndarray, most: float, draws: Draws) -> np.ndarray:
 
 
 def _snow(x: np.ndarray, parameters: tuple[float, ...], draws: Draws) -> np.ndarray:
-  """Make the image paler, and add falling flakes and their mirror image."""
+  """Make the image paler. Add falling flakes, and the same flakes turned by 180 degrees."""
   mean, deviation, zoom, threshold, radius, sigma, kept = parameters
   flakes = mean + deviation * _drawn(draws, lambda random: random.standard_normal((*x.shape[1:3], 1), np.float32))
   flakes = _zoomed(flakes, max(1, zoom * _scale(x)))
@@ -144,7 +144,7 @@ def _fog(x: np.ndarray, parameters: tuple[float, float], draws: Draws) -> np.nda
 
 
 def _brightness(x: np.ndarray, added: float, draws: Draws) -> np.ndarray:
-  """Increase HSV's value. Keep hue and saturation."""
+  """Increase the value V of each color in HSV. Keep hue and saturation."""
   value = x.max(axis=-1, keepdims=True)
   more = np.minimum(value + added, 1)
   return np.where(value > 0, x * more / np.where(value > 0, value, 1), more)

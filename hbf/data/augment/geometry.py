@@ -71,7 +71,7 @@ def shift_exactly(key: jax.Array, image: jax.Array, most: int) -> jax.Array:
   """Return the image that `warp` would give for the map of `shift`. It is a slice of the padded image."""
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
   dynamic_slice = functools.partial(_slice_dynamically, shape=image.shape)
-  # A slice begins at another place in every image. For dynamic slices a TPU's compiler makes a loop over the images.
+  # Every image has its own corner of the slice. For dynamic slices a TPU's compiler makes a loop over the images.
   select = functools.partial(_slice_by_selection, most=most)
   return jax.lax.platform_dependent(padded, _corner(key, most), tpu=select, default=dynamic_slice)
 
@@ -85,7 +85,7 @@ def _slice_dynamically(padded: jax.Array, corner: jax.Array, shape: tuple[int, .
 
 
 def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
-  """Select the slice among all possible slices, one axis after the other; see `_slice_dynamically`."""
+  """Return the slice of `_slice_dynamically`. Select it among all possible slices, one axis after the other."""
   for axis in range(2):
     length = padded.shape[axis] - 2 * most
     cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))
@@ -133,7 +133,7 @@ def draw_box(
 
 
 def inside(places: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array:
-  """Return True for places [..., 2] in a box."""
+  """Return True for places [..., 2] in the box of size `box` with the top left corner `corner`."""
   return jnp.all((places >= corner) & (places < corner + box), axis=-1)
 
 

@@ -14,13 +14,13 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return the weight `share` for every pixel, float32 [H, W] (Zhang et al. 2018)."""
+  """Return the weight `share` for each of an image's own pixels, float32 [H, W] (Zhang et al. 2018)."""
   del key
   return jnp.full(size, share)
 
 
 def cutmix(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return weights of 0 in a box and 1 around it, float32 [H, W] (Yun et al. 2019).
+  """Return the weights of an image's own pixels, float32 [H, W]: 0 in a box and 1 around it (Yun et al. 2019).
 
   The box has the aspect of the image, and its area is 1 − `share` of the image's area. Its center is a random pixel.
   The image's border clips it.
@@ -111,8 +111,8 @@ def beta(key: jax.Array, alpha: float) -> jax.Array:
   """Draw from Beta(alpha, alpha).
 
   The number is (1 + T/√(ν + T²))/2, where T has Student's distribution with ν = 2 alpha degrees of freedom. Bailey
-  (1994) gives a formula for T. `jax.random.beta` would loop until all draws of the batch are accepted. It is slow to
-  compile, and devices would wait for one another.
+  (1994) gives a formula for T. `jax.random.beta` would loop until all draws of the batch are accepted. Such a loop is
+  slow to compile, and devices would wait for one another.
   """
   radius_key, angle_key = jax.random.split(key)
   log = jnp.log(jax.random.uniform(radius_key, minval=jnp.finfo(jnp.float32).tiny)) / alpha

@@ -41,7 +41,7 @@ WIDE = Space(shear=0.99, translate=32.0, rotate=135.0, factor=0.99, posterize=6)
 
 
 class Drawn(NamedTuple):
-  """Random operations that are applied one after another, int32 [n] each.
+  """Random operations that are applied one after another. Each field is int32 [n] for n operations.
 
   Attributes:
     number: number of the operation in `OPERATIONS`.

@@ -93,7 +93,7 @@ def cutout(key: jax.Array, image: jax.Array, mean: jax.Array, side: int) -> jax.
 
 _AREAS = (Argument('least area', 0.01), Argument('most area', 0.01, default=1.0))
 _STRENGTHS = tuple(Argument(name) for name in ('brightness', 'contrast', 'saturation'))
-# The place in this dict selects a transform's random key, so its draws do not depend on other transforms of a run.
+# A transform's position in this dict selects its random key, so its draws do not depend on other transforms of a run.
 # Append new transforms at the end.
 TRANSFORMS = {
   'flip': Transform((Argument('rate', default=0.5),), geometry.flip, geometry.flip_exactly),

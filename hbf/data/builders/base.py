@@ -8,7 +8,7 @@ from hbf.data.images import archives
 class Local:
   """A mixin for a builder that downloads nothing. Put it before TFDS's class in the list of base classes."""
 
-  # TFDS would look for checksums beside this path. That search needs a package that TFDS does not install.
+  # With a path, TFDS would look for checksums beside it. That search needs a package that TFDS does not install.
   code_path = None
 
 

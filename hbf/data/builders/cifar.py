@@ -17,7 +17,7 @@ _SHAPE = (3, 32, 32)  # The archive stores channels first.
 
 
 class _Cifar(base.FromArchive):
-  """The methods of both CIFAR builders that override methods of TFDS's builders."""
+  """A mixin for both CIFAR builders, with the methods that override TFDS's own."""
 
   records: ClassVar[Mapping[str, int]] = {'train': 50_000, 'test': 10_000}
 

@@ -81,7 +81,7 @@ def read_tar(archive: Archive, names: Collection[str]) -> dict[str, bytes]:
     The content of every member of `names`.
 
   Raises:
-    UserError: the file is missing, damaged or no .tar.gz archive, or it lacks a member.
+    UserError: the file is missing, damaged or not a .tar.gz archive, or it lacks a member.
   """
   contents = {}
   with archive.reading(), gzip.open(archive.path) as unpacked:

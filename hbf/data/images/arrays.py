@@ -77,7 +77,7 @@ class ArraySource:
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
-    """Return all labels and the images in `sample`; see `hbf.data.images.sources.Stored`."""
+    """Return all labels and the images of the examples `sample` as bytes; see `hbf.data.images.sources.Stored`."""
     return (self.labels.tobytes(), self.images[sample].tobytes())
 
 

@@ -22,8 +22,8 @@ MOST_PIXELS = 89_478_485  # Pillow's limit: 256 MiB as RGB, in each thread that 
 
 _MODES = {1: 'L', 3: 'RGB'}
 _TILE = 1024  # Side of a tile in pixels. Tiles save memory, because a conversion makes several copies.
-# An image with a larger aspect is cropped before it is resized, to save memory. Other images are resized whole: a
-# crop's position is rounded, which changes some pixels by a level.
+# An image whose long side is more than this many times its short side is cropped before it is resized, to save
+# memory. Other images are resized whole: a crop's position is rounded, which changes some pixels by a level.
 _MOST_ASPECT = 16
 _ENDS = {'JPEG': b'\xff\xd9', 'MPO': b'\xff\xd9', 'PNG': b'IEND\xae\x42\x60\x82'}  # last bytes of a whole file
 
@@ -36,7 +36,7 @@ def decode(
 ) -> np.ndarray:
   """Decode an image. Ignore EXIF's orientation, as TFDS does.
 
-  It needs memory for the stored pixels, for one converted copy, and for an image of `size`.
+  The function needs memory for the stored pixels, for one converted copy, and for an image of `size`.
 
   Args:
     file: a path, or a file open for reading.
@@ -128,7 +128,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the interval for pixels `offset` to `offset + size` of the result if `side` pixels become `resized`."""
+    """Return the interval that becomes pixels `offset` to `offset + size` if a side is resized to `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval
@@ -140,7 +140,7 @@ def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
   """Decode a user's own image file and rotate the image as EXIF says; see `decode` for the arguments.
 
   Raises:
-    UserError: `path` is no image of `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
+    UserError: the file is not an image in one of the `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
   """
   with _open(path) as image:
     ImageOps.exif_transpose(image, in_place=True)
@@ -148,7 +148,7 @@ def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
 
 
 def check_file(path: str) -> None:
-  """Raise UserError if a file is no image, is too large or is cut off.
+  """Raise UserError if a file is not an image, is too large or is cut off.
 
   A JPEG or PNG counts as complete if it ends with the end mark of its format. All other files are decoded. Damage
   before an end mark is not found, because decoding every file would take as long as an epoch.
@@ -170,7 +170,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Image.Image]:
-  """Open a user's own image for a `with` statement. Errors are those of `decode_file`, also while pixels are read."""
+  """Open a user's own image for a `with` statement. Errors in the statement become those of `decode_file`."""
   with _explain_errors(path), Image.open(path, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')

@@ -14,7 +14,7 @@ from hbf.data.images.files import list_folder
 from hbf.errors import UserError, warn
 
 _THREADS = 16
-_PART = 1024  # files whose sizes a thread reads in one task. A task for each file would take much memory.
+_PART = 1024  # number of files whose sizes a thread reads in one task. A task for each file would take much memory.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,21 +38,21 @@ class FolderSource:
     return codec.decode_file(self.paths[index], channels=3, size=self.size), self.labels[index]
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every file, int [n]; see `Labeled`."""
+    """Return the class of every file, int [n]."""
     return np.array(self.labels, np.int64)
 
   def check(self, indices: np.ndarray) -> None:
     """Check the files of the examples `indices`, int [n]; see `codec.check_file`.
 
     Raises:
-      UserError: a file is no image or is damaged. The message names it.
+      UserError: a file is not an image or is damaged. The message names the file.
     """
     with futures.ThreadPoolExecutor(_THREADS) as pool:
       for _ in pool.map(codec.check_file, (self.paths[index] for index in indices)):
         pass
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield class, name and size of every file, then the content of the files `sample`, int [n]; see `Stored`."""
+    """Yield class, name and size of every file as bytes, then the content of each file in `sample`, int [n]."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(_THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-BLOCK = 2**16  # images in a block. Their squared levels at one pixel sum to less than 2³².
+BLOCK = 2**16  # number of images in a block. Their squared levels at one pixel sum to less than 2³².
 
 
 def column_sums(image: jax.Array, sharding: NamedSharding) -> jax.Array:

@@ -72,7 +72,7 @@ MANUAL: Mapping[str, Manual] = {
 }
 
 # TFDS states the checksums of both CIFARs (`url_checksums` in its package). The publisher of Tiny ImageNet states
-# none. Several public projects give this one, for the file of 248,100,043 bytes.
+# none. Several public projects give this checksum, for the file of 248,100,043 bytes.
 PREPARATIONS: Mapping[str, Preparation] = {
   'digits': Preparation(digits.Digits),
   'cifar10': Preparation(

@@ -13,7 +13,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from hbf.data.images import codec
 from hbf.errors import UserError
 
-_PART = 1024  # number of records in memory at a time while labels are read
+_PART = 1024  # largest number of records in memory while labels are read
 
 
 class TfdsSource:
@@ -42,13 +42,13 @@ class TfdsSource:
     yield from map(self._parse, self._records.__getitems__(indices.tolist()))
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every example, int [n]. This reads all records but decodes no image; see `Labeled`."""
+    """Return the class of every example, int [n]. This method reads all records but decodes no image."""
     parts = (range(i, min(i + _PART, len(self))) for i in range(0, len(self), _PART))
     records = itertools.chain.from_iterable(self._records.__getitems__([*part]) for part in parts)
     return np.fromiter((_fields(record)[1] for record in records), np.int64, len(self))
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield the labels and stored images of the examples `sample`, int [n]; see `Stored`."""
+    """Yield label and stored image of each example in `sample`, int [n]; see `hbf.data.images.sources.Stored`."""
     for record in self._records.__getitems__(sample.tolist()):
       encoded, label = _fields(record)
       yield str(label).encode()
@@ -70,7 +70,7 @@ def _fields(record: bytes) -> tuple[bytes, int]:
 def find(name: str, directory: str) -> epath.Path | None:
   """Return the folder of the newest prepared version of a data set, or None.
 
-  It looks at files only. Unlike `tfds.builder`, it does not import the data set's code or ask a server.
+  This function looks at files only. Unlike `tfds.builder`, it does not import the data set's code or ask a server.
 
   Args:
     name: TFDS's name of the data set, with `/config` if the data set has configs.

@@ -112,7 +112,7 @@ def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]
 
 
 def check(source: Source, indices: np.ndarray) -> None:
-  """Check the examples `indices`, int [n], for damage if the source is `Checkable`.
+  """Check the examples `indices`, int [n], for damage if the source can be checked (`Checkable`).
 
   Raises:
     UserError: an example can't be read. The message names its file.

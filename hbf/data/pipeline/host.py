@@ -11,7 +11,7 @@ from hbf.data.images.sources import Source
 from hbf.errors import UserError
 
 THREADS = 16  # more threads than cores, because threads wait for a disk or a bucket
-CHUNK = 64  # examples that a thread reads at a time
+CHUNK = 64  # number of examples that a thread reads in one call
 
 HostBatch = dict[str, np.ndarray]
 
@@ -55,7 +55,7 @@ class HostBatches:
 
 
 def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> HostBatch:
-  """Read the examples `indices`, int [n], as a host batch. The image and the label of index −1 are 0."""
+  """Read the examples `indices`, int [n], as a batch on the host. The image and the label of index −1 are 0."""
   images = np.zeros((len(indices), *image_shape), np.uint8)
   labels = np.zeros(len(indices), np.int32)
   rows = np.flatnonzero(indices >= 0)

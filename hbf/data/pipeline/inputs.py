@@ -1,9 +1,9 @@
 """Inputs of a jitted step: all examples in device memory, or a stream of batches. Both give bit-identical examples.
 
-A *batch* is a dict of device arrays, sharded over their first axis. A batch of the device-resident input is {'index':
-int32 [B]}. A batch of the stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit, `gather`
-makes the same complete batch from both. In rows of padding, the index is −1, and the image and the label are 0. A
-*stack* has several batches, stacked on a new first axis.
+A *batch* is a dict of device arrays, sharded over their first axis. If all examples are in device memory, a batch is
+{'index': int32 [B]}. A batch of a stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit,
+`gather` makes the same complete batch from both. In rows of padding, the index is −1, and the image and the label are
+0. A *stack* has several batches, stacked on a new first axis.
 """
 
 import abc
@@ -64,7 +64,7 @@ class Input(abc.ABC):
 
   Attributes:
     resident: data in device memory that every step needs beside the batch, or None. Pass the data to the jitted step
-      as an argument, so that XLA does not make them a constant of the program.
+      as an argument, so that XLA does not make constants of them.
   """
 
   resident: Resident
@@ -93,7 +93,7 @@ class Input(abc.ABC):
       yield from _look_ahead(_put(batch, self._sharding, (order.batch_size,)) for batch in batches)
 
   def stacks(self, order: host.Order, start: int, counts: Sequence[int], size: int) -> Generator[Batch, None, None]:
-    """Yield stacks of the batches start, start + 1, …, for calls that run several steps.
+    """Yield the batches start, start + 1, …, stacked along a new first axis, for calls that run several steps.
 
     Args:
       order: order of the examples.
@@ -137,7 +137,7 @@ class DeviceInput(ResidentInput, ImageInput):
   resident: Examples
 
   def __init__(self, source: Source, sharding: NamedSharding):
-    """Read the shards of this process's devices from `source`.
+    """Read the examples whose shards lie on this process's devices from `source`.
 
     Args:
       source: the examples.
@@ -156,7 +156,7 @@ class DeviceInput(ResidentInput, ImageInput):
     self.resident = Examples(image, put(labels, (padded,)), shape, sharding)
 
   def sums(self) -> tuple[int, np.ndarray]:
-    """Return the number of pixels and the sums over all pixels, see `ImageInput.sums`. The devices compute them."""
+    """Return the number of pixels and the sums over all pixels; see `ImageInput.sums`. Devices compute the sums."""
     replicated = NamedSharding(self._sharding.mesh, PartitionSpec())
     add = jax.jit(levels.column_sums, static_argnums=1, out_shardings=replicated)
     sums = np.asarray(add(self.resident.image, self._sharding))
@@ -249,7 +249,7 @@ def abstract_resident(
 
 
 def abstract_batch(resident: Resident, image_shape: tuple[int, ...], sharding: NamedSharding, *leading: int) -> Batch:
-  """Return a batch or a stack as `jax.ShapeDtypeStruct`s with shardings.
+  """Return a batch, or a stack of batches, as `jax.ShapeDtypeStruct`s with shardings.
 
   Args:
     resident: an input's `resident`, as arrays or shapes.
@@ -289,7 +289,7 @@ def _pad_count(count: int, sharding: NamedSharding) -> int:
 
 
 def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
-  """Complete a batch of either input with its images and labels. The function is pure and runs inside jit.
+  """Complete a batch of any input of images with its images and labels. The function is pure and runs inside jit.
 
   Args:
     resident: the `resident` of the input that yielded the batch.
@@ -309,7 +309,7 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
 
 
 def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return images, uint8 [B, H·W·C], and labels, int32 [B], of the examples `rows`, int32 [B], sharded like these."""
+  """Return images, uint8 [B, H·W·C], and labels, int32 [B], of examples `rows`, int32 [B], sharded like `rows`."""
   if _shards(resident.sharding) == 1:
     return resident.image[rows], resident.label[rows]
   axes = _axes(resident.sharding)
@@ -330,7 +330,7 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """Return the row numbers of a global batch that are on this process's devices, sorted."""
+  """Return the sorted numbers of those rows of a global batch that lie on this process's devices."""
   shards = sharding.addressable_devices_indices_map((batch_size,)).values()
   rows = np.arange(batch_size)
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))
@@ -343,7 +343,7 @@ def _stack(batches: Sequence[HostBatch], size: int) -> HostBatch:
 
 
 def _put(local: HostBatch, sharding: NamedSharding, shape: tuple[int, ...]) -> Batch:
-  """Start the transfer of this process's rows to its devices. `shape` is the shape of the global indices."""
+  """Start the transfer of this process's rows to its devices. `shape` is the shape of the global array 'index'."""
   return {
     key: jax.make_array_from_process_local_data(sharding, rows, (*shape, *rows.shape[len(shape) :]))
     for key, rows in local.items()

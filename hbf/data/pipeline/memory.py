@@ -1,4 +1,4 @@
-"""A barrier against XLA's fusion on CPU."""
+"""A function that keeps XLA from fusing operations on CPU."""
 
 import jax
 import jax.numpy as jnp

@@ -63,7 +63,7 @@ class TrainOrder:
     Args:
       step: number of the step, from 0. A traced int32 is allowed.
     """
-    # The product step · batch_size may exceed 32 bits. This computes its quotient and remainder bit by bit.
+    # The product step · batch_size may exceed 32 bits. The loop computes its quotient and remainder bit by bit.
     whole, rest = step // self.examples, step % self.examples
     epoch, offset = 0, 0
     for bit in map(int, f'{self.batch_size:b}'):

@@ -19,7 +19,7 @@ import numpy as np
 from hbf.data.pipeline.host import HostBatch, HostBatches
 from hbf.errors import UserError
 
-_AHEAD = 4  # batches that each reader prepares ahead. More would only take memory.
+_AHEAD = 4  # number of batches that each reader prepares in advance. More would only take memory.
 
 
 def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iterator[HostBatch]:
@@ -35,7 +35,7 @@ def read_in_threads(batches: HostBatches, first: int = 0, step: int = 1) -> Iter
 def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
   """Yield all batches in order. `count` processes read them in turn. Closing the generator ends the processes.
 
-  An exception that a source raises in a process is raised here too.
+  An exception that a source raises in one of these processes is raised in this process too.
 
   Raises:
     UserError: a process died before it had sent its batches.
@@ -48,7 +48,7 @@ def read_in_processes(batches: HostBatches, count: int) -> Iterator[HostBatch]:
     waiting = deque(pool.submit(reader.receive) for reader in readers)
     for number in range(len(batches)):
       batch = waiting.popleft().result()
-      # After the last batch of a reader this fails with an error that nobody reads.
+      # After the last batch of a reader this call fails, and nobody looks at the error.
       waiting.append(pool.submit(readers[number % count].receive))
       yield batch
   finally:
@@ -65,7 +65,7 @@ class _Reader:
     self._pipe, end = context.Pipe(duplex=False)
     self._process = context.Process(target=_serve, args=(end, batches, first, step), daemon=True)
     self._process.start()
-    end.close()  # Now only the process holds this end of the pipe. If the process dies, the pipe ends.
+    end.close()  # Now only the new process has this end of the pipe. If it dies, the pipe ends.
     self._is_killed = False
     atexit.register(self.kill)  # At its exit, Python would wait forever for a process that ignores SIGTERM.
 

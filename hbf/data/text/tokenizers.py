@@ -11,7 +11,7 @@ import numpy as np
 
 from hbf.errors import UserError, choose
 
-_MOST_SHOWN = 5  # most unknown characters that a message lists
+_MOST_SHOWN = 5  # largest number of unknown characters that a message lists
 
 
 class Tokenizer(abc.ABC):
@@ -26,10 +26,10 @@ class Tokenizer(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def learned(cls, texts: Sequence[bytes], size: int) -> Self:
-    """Return a tokenizer of this kind for texts.
+    """Return a tokenizer of this kind that can encode the given texts.
 
     Args:
-      texts: all texts that the tokenizer has to read. The first is the training text.
+      texts: all texts that the tokenizer has to encode. The first is the training text.
       size: V, the number of tokens. Only `BytePairs` uses it. Other kinds of tokenizer ignore it.
 
     Raises:
@@ -65,7 +65,7 @@ class Tokenizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Bytes(Tokenizer):
-  """A tokenizer with a token for every byte. It reads any file."""
+  """A tokenizer with a token for every byte. It can encode any file."""
 
   kind: ClassVar[str] = 'bytes'
 
@@ -207,7 +207,11 @@ def _import_library() -> types.ModuleType:
 
 
 def _byte_of() -> dict[str, int]:
-  """Return the byte for each character of a piece. GPT-2 writes invisible bytes as characters from 256 on."""
+  """Return the byte that each character in a learned piece stands for.
+
+  The library `tokenizers` writes pieces as GPT-2 does. A visible byte is the character with the byte's number. Other
+  bytes are characters with numbers from 256 on.
+  """
   visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
   invisible = [byte for byte in range(256) if byte not in visible]
   return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(invisible)}
@@ -218,11 +222,11 @@ TOKENIZERS: Mapping[str, type[Tokenizer]] = {cls.kind: cls for cls in (Bytes, Ch
 
 
 def learn_tokenizer(kind: str, texts: Sequence[bytes], size: int) -> Tokenizer:
-  """Return a tokenizer of a kind for texts.
+  """Return a tokenizer of the given kind that can encode the given texts.
 
   Args:
     kind: 'bytes', 'characters' or 'bpe'.
-    texts: all texts that the tokenizer has to read. The first is the training text.
+    texts: all texts that the tokenizer has to encode. The first is the training text.
     size: number of tokens of 'bpe', including the 256 bytes. The other kinds ignore it.
 
   Raises:

@@ -29,7 +29,7 @@ class Text:
   length: int
 
   def __post_init__(self) -> None:
-    """Raise UserError if the text is so long that a position up to one window beyond its end is no int32."""
+    """Raise UserError if the text is too long: int32 must hold the positions up to one window beyond its end."""
     most = 2**31 - 1 - self.length
     if len(self.tokens) > most:
       raise UserError(
@@ -100,11 +100,12 @@ def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array:
-  """Return windows that begin at random places of the text, each followed by the next token.
+  """Return windows that begin at random positions in the text, each followed by the next token.
 
-  So the text is cut at other places in every epoch. Window w begins at a random place among w·T, …, w·T + T − 1. If
-  it would exceed the text of L tokens, it begins at a random place among all L − T possible ones. Over an epoch,
-  every place is equally likely. The random numbers of window w depend only on `key` and w.
+  So the text is cut at other positions in every epoch. Window w begins at a random position among w·T, …, w·T + T −
+  1. If it would then exceed the text of L tokens, it begins at a random one of all L − T possible positions instead.
+  Over an epoch, windows begin at every possible position with equal probability. The random numbers of window w
+  depend only on `key` and w.
 
   Args:
     key: random key of this step.

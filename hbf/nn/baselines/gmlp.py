@@ -18,31 +18,32 @@ from hbf.nn.traits import StageTraits
 from hbf.ops.fast.attention import attention
 from hbf.options import POSITIVE, one_of, whole
 
-# Uses of f(Z) = W Z + b over the tokens (Table 3 of the paper), each with the ratio of its input's width to its
-# output's.
+# The names of the gates (Table 3 of the paper), each with the ratio of the number of channels of its input to that of
+# its output.
 GATES = {'linear': 1, 'additive': 1, 'multiplicative': 1, 'split': 2}
 
 
 class GatedMLP(CheckedModule):
-  """The gated MLP out(s(GELU(in(x)))) with the Spatial Gating Unit s.
+  """The gated MLP out(s(act(in(x)))): dense layers in and out, an activation, and the Spatial Gating Unit s.
 
   See Liu et al. 2021, eq. 1 to 3, and section 4.4 for aMLP.
 
-  s is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), with f(Z) = W LayerNorm(Z) + b over the tokens, W [N, N]. The unit
-  starts as a plain feed-forward network: W is near 0 and b is 1, or 0 in the additive form. With attention the unit
-  is aMLP: its gate is Z₁ ⊙ (f(Z₂) + tiny attention of x). In a causal context W is triangular. The number N of tokens
-  is fixed.
+  s(Z) is f(Z), Z + f(Z), Z ⊙ f(Z) or Z₁ ⊙ f(Z₂), where Z₁ and Z₂ are halves of the channels of Z. The function f(Z) =
+  W LayerNorm(Z) + b works over the tokens, with a matrix W [N, N]. Except in the form f(Z), the unit starts as a
+  plain feed-forward network: W is near 0 and b is 1, or 0 in the form Z + f(Z). With attention the unit is aMLP:
+  f(Z₂) becomes f(Z₂) + a tiny attention over x. In a causal context W is triangular. The number N of tokens is fixed.
 
-  With the split gate a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d +
-  2 d hidden operations.
+  With gate 'split' a token costs 6 hidden D + 2 hidden N operations. Attention of d dimensions adds 6 D d + 4 N d + 2
+  d hidden operations.
 
   Attributes:
-    hidden: number of channels that the gate returns. The input of the split gate has twice as many channels, which is
+    hidden: number of channels that s returns. With gate 'split', the input of s has twice as many channels, which is
       d_ffn in the paper.
-    gate: 'linear', 'additive', 'multiplicative' or 'split'.
+    gate: the form of s: 'linear' for f(Z), 'additive' for Z + f(Z), 'multiplicative' for Z ⊙ f(Z), or 'split' for Z₁
+      ⊙ f(Z₂).
     attention: number of dimensions of the tiny attention, 64 in the paper. 0: there is no attention.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    norm_epsilon: number added to the variance in the gate's LayerNorm.
+    norm_epsilon: number added to the variance in the LayerNorm of f.
     dtype: type of the matrix products. Parameters are float32.
   """
 
@@ -76,7 +77,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f of the gating channels [B, N, hidden]. In the linear form (s = f), W does not start near 0."""
+    """Compute f of the channels `gating`, [B, N, hidden]. With gate 'linear', W does not start near 0."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(
@@ -92,7 +93,7 @@ class GatedMLP(CheckedModule):
     return (gating.mT @ kernel + new_tokens(spatial.bias(), context, count, 0)).mT
 
   def _tiny_attention(self, tokens: jax.Array, context: Context) -> jax.Array:
-    """Compute attention with a single head: [B, N, hidden]."""
+    """Compute the tiny attention, which has a single head, [B, N, hidden]."""
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
     q, k, v = (z[:, None] for z in jnp.split(qkv, 3, axis=-1))
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)

@@ -37,9 +37,9 @@ class LinearAttention(CheckedModule):
 
   y is divided by Σ_j w_j or by the root mean square of y, see `normalizer`.
 
-  The list has the operations for each token in the forward pass, by the name of `features`. There are N tokens of D
-  channels, H heads, and m features in each head. A multiplication with an addition counts as two operations. For
-  comparison, softmax attention needs 8 D² + 4 N D.
+  The following list has the number of operations for each token in the forward pass, by the value of `features`.
+  There are N tokens of D channels, H heads, and m features in each head. A multiplication with an addition counts as
+  two operations. For comparison, softmax attention needs 8 D² + 4 N D.
 
   - 'elu', 'relu', 'exp': 8 D² + 4 m (D + H), with m = D/H.
   - 'softmax', 'gaussian': 8 D² + 4 m (D + H) + 4 m D, with m = random_features. The last term is for the features.
@@ -48,7 +48,7 @@ class LinearAttention(CheckedModule):
   Attributes:
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
     features: φ, a name in `hbf.ops.linear_attention.MAPS`. With normalizer 'sum', 'softmax' approximates
-      `SoftmaxAttention`, and 'gaussian' approximates `HyperBFAttention` with metric identity and one σ a head.
+      `SoftmaxAttention`, and 'gaussian' approximates `HyperBFAttention` with metric identity and one σ for each head.
     random_features: m, the number of random features of a head. The relative variance of a weight is of order
       exp(‖q + k‖²/√d)/m. So wide heads, and queries and keys with large norms, need many features.
     normalizer: 'sum', or 'none'. With 'none' each head's output is divided by its root mean square (TransNormer, Qin

@@ -32,11 +32,10 @@ class MLP(CheckedModule):
   A token costs 4 · hidden · D operations, or 6 · hidden · D operations if the MLP is gated.
 
   Attributes:
-    hidden: number of units between the layers. A gated MLP has two rows of weights for each unit.
+    hidden: number of units between the layers. The first layer of a gated MLP has two rows of weights for each unit.
     activation: 'relu' (as in CBMM Memo 143), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu',
       'geglu', 'swiglu'.
-    output_scale: factor of the standard deviation of the second layer's initial weights, which is 1/√hidden for a
-      factor of 1.
+    output_scale: the standard deviation of the second layer's initial weights, times √hidden.
     normalize: True to scale tokens x, and the weights w of each unit, to norm 1. A unit is then act(s x·w + b). The
       scale s is learned, is the same for all units, and starts at 2√D. Since ‖x − w‖² = 2 − 2 x·w, this MLP is a
       HyperBF with kernel φ(b' − r²/2σ²), where r = ‖x − w‖, φ = act, σ² = 1/s and b' = b + s. So this MLP is the

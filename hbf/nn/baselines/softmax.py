@@ -19,7 +19,7 @@ from hbf.options import FLAG, NOT_NEGATIVE, one_of, whole
 
 
 class SoftmaxAttention(CheckedModule):
-  """Multi-head softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1): 8D² + 4ND operations a token.
+  """Multi-head attention softmax(q·k/√d) v (Vaswani et al. 2017, eq. 1). A token costs 8D² + 4ND operations.
 
   Attributes:
     heads: H, a divisor of the tokens' width D.
@@ -29,10 +29,10 @@ class SoftmaxAttention(CheckedModule):
     qkv_bias: True if queries, keys and values have a bias.
     relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). 'gaussian' adds
       −‖(p_q − p_k − o)/s‖²/2 to a head's logits, as in HyperBF attention, for the positions p of the query and the
-      key. The offset o and the width s are learned. With 'adaptive' o and s also depend on the query. Both add 2 C N
-      H operations for each token, with C coordinates as in `relative_coordinates`. 'adaptive' adds another 2 D (P +
+      key. The offset o and the scale s are learned. With 'adaptive' o and s also depend on the query. Both add 2 C N
+      H operations for each token, with the C coordinates of `relative_coordinates`. 'adaptive' adds another 2 D (P +
       1) for positions of P dimensions. 'rotary' rotates queries and keys by their positions.
-    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I), see
+    mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for random Z, see
       `hbf.nn.projections.mimetic_init`. 0: they start like other projections.
     dtype: type of the matrix products. Parameters are float32.
   """
@@ -52,7 +52,7 @@ class SoftmaxAttention(CheckedModule):
     return project_out(self._over_tokens(q, k, v, context), self.dtype)
 
   def _over_tokens(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-    """Compute attention of queries and keys [B, N, H, d] and values [B, N, H, e]: [B, N, H, e]."""
+    """Return the outputs [B, N, H, e] of the heads for queries and keys [B, N, H, d] and values [B, N, H, e]."""
     q, k, v = (z.swapaxes(1, 2) for z in (q, k, v))
     raw, scale = q, q.shape[-1] ** -0.5
     if self.relative_positions == 'rotary':
@@ -66,5 +66,5 @@ class SoftmaxAttention(CheckedModule):
       return attention(q, k, v, scale, mask=mask, causal=causal).swapaxes(1, 2)
     x, t = relative_coordinates(self, self.relative_positions, raw, context)
     q = append_coordinates((q * scale).astype(q.dtype), x)
-    with jax.default_matmul_precision('highest'):  # a distance is a difference of larger numbers
+    with jax.default_matmul_precision('highest'):  # distances are differences of larger numbers
       return attention(q, append_coordinates(k, t), v, 1.0, mask=mask, causal=causal).swapaxes(1, 2)

@@ -60,7 +60,7 @@ class TokenMLP(CheckedModule):
     return out.reshape(batch, width, count).mT
 
   def _order(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return two causal masks: the inputs of each unit, [N, hidden], and its outputs, [hidden, N]."""
+    """Return two causal masks: one of each unit's inputs, [N, hidden], and one of its outputs, [hidden, N]."""
     tokens, owners = np.arange(length), np.arange(self.hidden) * length // self.hidden
     return tokens[:, None] <= owners, owners[:, None] <= tokens
 
@@ -148,7 +148,7 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number N of tokens. If they continue a text, return the largest length of the text in tokens."""
+  """Return the number N of tokens. If they continue a text, return the largest number of tokens of the text."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 
@@ -159,7 +159,7 @@ def zero_hidden(tokens: Float[Array, 'B N D'], context: Context) -> Float[Array,
 
 
 def check_length(module: nn.Module, layer: str, length: int) -> None:
-  """Check that a module's dense layer over tokens was made for this number of tokens.
+  """Check that the dense layer `layer` of a module was made for `length` tokens.
 
   Raises:
     UserError: the layer was made for another number of tokens. The message has both numbers.

@@ -21,7 +21,7 @@ from hbf.ops.distances import is_short, keep_short, metric_product, products, ro
 _MOST_PAIRS = 2**20
 _TILE = 8  # cuDNN takes heads of a multiple of 8 dimensions
 _EVEN = 2  # for the gradient, cuDNN takes even numbers of queries and keys
-_PARTS = 3  # bfloat16 numbers that hold a float32
+_PARTS = 3  # a float32 number is the sum of this many bfloat16 numbers
 _CAPABILITY = 8  # Ampere, the first NVIDIA GPUs on which cuDNN fuses attention
 
 
@@ -44,7 +44,8 @@ def attention(
     keys: k [..., A, d].
     values: v [..., A, V].
     scale: a number, or an array broadcastable to [..., 1, 1]. The default is 1/√d.
-    centers: t [..., A, D] with D ≤ d. Products t·k are over the first D dimensions.
+    centers: t [..., A, D] with D ≤ d. They are the centers of a HyperBF, and the key of a center t is k = M t. The
+      product t·k is over the first D dimensions.
     mask: booleans broadcastable to [..., N, A], True where a query sees a key. With a mask, cuDNN is not used.
     causal: True if query i sees keys 0 to i only. A mask may hide some of these keys too.
 
@@ -73,12 +74,13 @@ def _xla_attention(
   """Compute `attention` with all logits in memory."""
   dtype = values.dtype
   if is_short(queries.dtype) and isinstance(scale, jax.Array):
-    # A factor of 1 on the keys carries the scale's gradient. The gradient of a factor on the logits would keep them.
+    # A factor of 1 on the keys carries the scale's gradient. The gradient of a factor on the logits would keep all
+    # logits in memory.
     fixed = jax.lax.stop_gradient(scale)
     scale, factor = fixed, scale / jnp.where(fixed == 0, 1, fixed)
     keys = (factor * keys).astype(keys.dtype)
   norms = None if centers is None else 0.5 * row_dots(centers, keys[..., : centers.shape[-1]])
-  multiply = _logits if centers is None else products  # a distance is a difference of larger numbers
+  multiply = _logits if centers is None else products  # `products` is more precise, as a distance needs
   if not is_short(queries.dtype):  # one pass over the keys is cheaper than one over all logits
     logits = multiply(queries, scale * keys)
     logits = logits if norms is None else logits - (scale * norms).mT
@@ -111,10 +113,10 @@ def fused_attention(
 ) -> Float[Array, 'B H N V']:
   """Compute `attention` of arrays [B, H, N, d] by one call of cuDNN's kernel.
 
-  cuDNN's kernel takes one scale for all heads, and no bias for each key. So scale and bias become part of the
-  coordinates: a key becomes [scale k, bias] and a query becomes [q, 1]. The bias is of order √D, and a single
-  bfloat16 number would be too coarse for it. So the bias is split over three coordinates (`short_parts`). The padding
-  of dimensions to a multiple of 8 leaves room for these coordinates.
+  cuDNN's kernel takes one scale for all heads, and no bias for each key. The term −scale t·k/2 of `attention` is such
+  a bias. So scale and bias become part of the coordinates: a key becomes [scale k, bias] and a query becomes [q, 1].
+  The bias is of order √D, and a single bfloat16 number would be too coarse for it. So the bias is split over three
+  coordinates (`short_parts`). The padding of dimensions to a multiple of 8 leaves room for these coordinates.
   """
   dtype = queries.dtype
   if centers is None and isinstance(scale, float):
@@ -129,10 +131,11 @@ def fused_attention(
 
 
 def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.Array:
-  """Compute the bias −scale t·k/2 and add a correction for the rounding of scale k: float32 [..., A, 1].
+  """Compute the bias −scale t·k/2 + t·e of each key k with its center t, float32 [..., A, 1].
 
-  The correction is t·e, with the rounding error e = scale k − round(scale k) in the type of k. A query q near the
-  center t has q·e ≈ t·e. So for such a query the correction replaces the product q·e that rounding lost.
+  The term t·e corrects a rounding error: `fused_attention` rounds scale k to the type of k, and e = scale k −
+  round(scale k). A query q near the center t has q·e ≈ t·e. So for such a query the correction replaces the product
+  q·e that rounding lost.
   """
   kind, scaled = jnp.finfo(keys.dtype), scale * keys[..., : centers.shape[-1]].astype(jnp.float32)
   error = jax.lax.stop_gradient(scaled - jax.lax.reduce_precision(scaled, kind.nexp, kind.nmant))
@@ -147,7 +150,7 @@ def padded_attention(
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> Float[Array, 'B H N V']:
-  """Compute attention of arrays that are padded with zeros to sizes that cuDNN takes. Padded keys are masked."""
+  """Compute softmax(scale q·k) v of arrays padded with zeros to sizes that cuDNN supports. Padded keys are masked."""
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   size = max(d, v)
   queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
@@ -169,9 +172,10 @@ def padded_attention(
 def cudnn_applies(dtype: jnp.dtype, d: int) -> bool:
   """Return True if cuDNN's fused kernel can compute attention of heads of d dimensions on an NVIDIA GPU.
 
-  The platform is chosen later, when the program is lowered. But JAX checks cuDNN's limits when the program is traced:
-  the checks need cuDNN's library, and the limit on d depends on this process's GPU. If this process has no GPU, the
-  program is assumed to be for a recent one, with heads of at most 128 dimensions.
+  The platform is chosen later, when the program is lowered. But JAX checks cuDNN's limits when the program is traced.
+  These checks need cuDNN's library, so without it the result is False. The limit on d depends on the GPU of this
+  process. In a process without a GPU, the limit is 128, and the program is assumed to run on an Ampere GPU or a newer
+  one.
   """
   if dtype not in (jnp.bfloat16, jnp.float16) or any(c < _CAPABILITY for c in _capabilities()):
     return False
@@ -246,7 +250,7 @@ def gaussian_attention(
     points: x [..., N, D].
     centers: t [..., A, D].
     coefficients: c [..., A, V].
-    basis: a basis of kernel 'gaussian' and normalization 'sum', with sigma broadcastable to [..., 1, 1].
+    basis: a basis with kernel 'gaussian', normalization 'sum', and sigma broadcastable to [..., 1, 1].
     mask: booleans as in `attention`.
     causal: as in `attention`.
 
@@ -255,7 +259,8 @@ def gaussian_attention(
   """
   scale = 2 * basis.scale(points.dtype)
   if is_short(centers.dtype):
-    # The gradient needs the centers. Without the barrier XLA would keep queries and values with them.
+    # The gradient needs the centers. Without the optimization barrier XLA would keep queries and values in memory
+    # with them.
     centers = jax.lax.optimization_barrier(centers)
   centers, beside = split_dot_only(centers, basis.dot_only_dims)
   keys = metric_product(centers, basis.metric, basis.weights)
@@ -272,7 +277,7 @@ def short_parts(z: jax.Array, dtype: jnp.dtype, count: int) -> list[jax.Array]:
   """
   kind, parts = jnp.finfo(dtype), []
   for _ in range(count):
-    # On a GPU, XLA would remove a conversion to the short type and back, and the rest with it.
+    # On a GPU, XLA would remove a conversion to the short type and back. The rest z − rounded would then be 0.
     rounded = jax.lax.reduce_precision(z, kind.nexp, kind.nmant)
     parts.append(rounded.astype(dtype))
     z = z - rounded

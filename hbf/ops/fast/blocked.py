@@ -19,9 +19,10 @@ class Summation(NamedTuple):
   """A way to sum over the centers.
 
   Attributes:
-    sums: a function like `hbf.ops.fast.sums.kernel_sums`. Its result is enough to compute every normalization.
-    unnormalized: a function like `hbf.ops.fast.sums.unnormalized_sums`, which is faster for normalization 'none'.
-      None: `sums` is used for normalization 'none' too.
+    sums: a function with the signature of `hbf.ops.fast.sums.kernel_sums`. Its result is enough to compute every
+      normalization.
+    unnormalized: a function with the signature of `hbf.ops.fast.sums.unnormalized_sums`, which is faster for
+      normalization 'none'. None: `sums` is used for normalization 'none' too.
   """
 
   sums: Callable[..., Sums]
@@ -37,7 +38,7 @@ def hyperbf_from_sums(
   mask: None = None,
   causal: bool = False,
 ) -> Float[Array, '... N V']:
-  """Compute the operator from sums over the centers. There is no mask: every point sees every center."""
+  """Compute the operator from the sums that `summation` returns. Every point must see every center."""
   assert mask is None and not causal
   scale, weights = basis.scale(points.dtype), basis.weights
   log_gain = jnp.asarray(basis.log_gain, scale.dtype)
@@ -62,7 +63,7 @@ def hyperbf_from_sums(
 
 
 def _finish(sums: Sums, coefficients: jax.Array, normalization: Normalization, log_gain: jax.Array) -> jax.Array:
-  """Compute Σ_a R_a c_a from the sums, float32 [..., N, V]."""
+  """Compute f = Σ_a R_a c_a, [..., N, V] in float32, from the sums."""
   values, moments = sums
   if not normalization.centered:
     # A product, not a broadcast: its gradient sums over the points, which is fastest as a product on a CPU.
@@ -83,7 +84,7 @@ def causal_blocks(
 ) -> Float[Array, '... N V']:
   """Compute the operator by `definition`, one block of points after another. Point i sees centers 0 to i.
 
-  The gradient computes the responses of each block again. So only the responses of one block are in memory.
+  The gradient computes the responses of each block again. So only the responses of one block are in memory at a time.
   """
   assert mask is None and causal
   length, count = points.shape[-2], centers.shape[-2]

@@ -43,22 +43,22 @@ def fastest(
   implementation: str,
   factors: Float[Array, '... #N #A'] | None = None,
 ) -> Callable[..., jax.Array]:
-  """Return the fastest implementation that equals a definition of the operator for these arguments.
+  """Return the fastest function that computes the operator for these arguments.
 
   Args:
-    definition: `hbf.ops.hyperbf.hyperbf_plain`.
+    definition: the function `hbf.ops.hyperbf.hyperbf_plain`, for arguments without a faster function.
     points: x [..., N, D].
     centers: t [..., A, D].
     coefficients: c [..., A, V].
     basis: kernel, sigma, metric and normalization.
     mask: booleans broadcastable to [..., N, A], or None.
     causal: True if point i sees centers 0 to i only.
-    implementation: a name in `IMPLEMENTATIONS`. It has an effect only if `hyperbf_from_sums` can compute the
-      operator.
+    implementation: a name in `IMPLEMENTATIONS`. It has an effect only if the operator can be computed from sums over
+      the centers (`hbf.ops.fast.blocked.hyperbf_from_sums`).
     factors: numbers that multiply the responses, broadcastable to [..., N, A], or None.
 
   Returns:
-    A function of (points, centers, coefficients, basis, mask, causal), like the definition.
+    A function of (points, centers, coefficients, basis, mask, causal). It returns f(x), like the definition.
 
   Raises:
     UserError: the implementation is unknown, sigma or beta is missing, or 'pallas' has float64 arrays.

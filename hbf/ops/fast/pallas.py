@@ -29,7 +29,7 @@ from hbf.ops.kernels import KERNELS
 
 
 class _Tiling(NamedTuple):
-  """The division of the work on a platform.
+  """The sizes of the blocks into which the work is divided on a platform.
 
   Attributes:
     points: number of points in a block, a power of two.
@@ -63,13 +63,13 @@ _LANES, _LEAST = 128, 16  # the lanes of a TPU, and the smallest product of Trit
 
 
 def pallas_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
-  """Compute the sums for every point, like `hbf.ops.fast.sums.kernel_sums`. On a CPU this is slow.
+  """Compute the sums of `hbf.ops.fast.sums.kernel_sums` for every point. On a CPU this is slow.
 
   If a mesh is set (`jax.set_mesh`) and its number of devices divides the number of points, the points are split over
   all its devices.
 
   Args:
-    distances: s for points [..., N, D] and centers [..., A, D].
+    distances: the parts of the scaled squared distances s, for points [..., N, D] and centers [..., A, D].
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
   """
@@ -191,7 +191,7 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Compute the cotangents of a block's r², and of its scale for each point. Also return k minus its mean."""
+  """Compute a block's cotangents of r² and of the scale, for each point and center. Also return k minus its mean."""
   log_k, squares, pull = _log_responses(kernel, block)
   given, constant, slope, mean, log_peak = block.given
   k = jnp.exp(log_k - log_peak[block.points, :])
@@ -225,7 +225,7 @@ def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:
 
 
 class _Job(NamedTuple):
-  """The sums that a kernel computes.
+  """The sums that a Pallas kernel computes.
 
   Attributes:
     add: function of (kernel, block, sums) that returns new sums.
@@ -252,9 +252,10 @@ _AXES = ('nd', 'n1', 'ad', '1a', '1a', 'av'), ('nv', 'n1', 'n1', 'n1', 'n1')
 
 
 def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, given: tuple) -> Any:
-  """Compute the sums, float32, by the kernel of this name for the program's platform.
+  """Compute the sums of a job in float32, by the Pallas kernel for the program's platform.
 
-  All arrays have a leading axis of length L, over which the kernel is repeated.
+  All arrays have a leading axis of length L, over which the Pallas kernel is repeated. `kernel` is the name of the
+  radial kernel.
   """
   distances = distances._replace(center_norms=distances.center_norms.mT, scale=distances.scale.mT)
   forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
@@ -264,7 +265,7 @@ def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, 
 
 
 def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) -> Any:
-  """Compute the sums by the kernel of one platform."""
+  """Compute the sums of a job by the Pallas kernel for one platform."""
   size = {'n': inputs[0].shape[1], 'a': inputs[2].shape[1], 'd': inputs[0].shape[2], 'v': inputs[5].shape[2], '1': 1}
   unit = {'n': tiling.points, 'a': tiling.centers, '1': 1} | {x: _features(tiling, size[x]) for x in 'dv'}
   count = {x: pl.cdiv(size[x], unit[x]) for x in size}
@@ -286,7 +287,7 @@ def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) 
 
   seen = padded | {held: unit[held]} | ({job.over: unit[job.over]} if tiling.ordered else {})
   axes = _AXES[0] + (_AXES[1] if given else ())
-  # log_peak, the last array, is infinite for padding. So its responses are 0, even under a free metric.
+  # log_peak, the last array, is infinite for padding. So the responses of padding are 0, also with metric bilinear.
   fills = [0.0] * (len(axes) - 1) + [math.inf if given else 0.0]
   shapes = [[padded[x] for x in ax] for ax in axes]
   arrays = [_pad(*parts) for parts in zip((*inputs, *given), shapes, fills, strict=True)]
@@ -305,7 +306,7 @@ def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) 
 def _kernel(
   job: _Job, kernel: str, tiling: _Tiling, centers: int, count: dict[str, int], unit: dict[str, int], *refs: Any
 ) -> None:
-  """Sum over blocks: along the grid's last axis, or all blocks in a loop."""
+  """Add one block for each step of the grid's last axis, or all blocks in a loop, see `_Tiling.ordered`."""
   inputs, outputs = refs[: -len(job.axes)], refs[-len(job.axes) :]
   program, features, step = (pl.program_id(i) for i in (1, 2, 3))
   whole = slice(None)
@@ -354,12 +355,12 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """Return the number of the `size` features that one program holds."""
+  """Return the number of features in one block, for arrays with `size` features."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))
 
 
 def _pad(z: jax.Array, shape: list[int], fill: float) -> jax.Array:
-  """Pad z [L, ...] to [L, *shape]."""
+  """Pad z [L, ...] to [L, *shape] with `fill`."""
   return jnp.pad(z, [(0, 0), *((0, b - a) for a, b in zip(z.shape[1:], shape, strict=True))], constant_values=fill)

@@ -10,9 +10,9 @@ In this module, "float32" means float64 if an input is float64 (`hbf.ops.distanc
 Without normalization, kernel values are not divided by their maximum, and no moments are needed. See
 `unnormalized_sums`.
 
-The gradient is written by hand, because automatic differentiation would store several arrays [points, centers]. It
-stores one. If this array is too large, the points are processed in blocks, and only the array of one block is in
-memory.
+The gradient is written by hand, because automatic differentiation would store several arrays [points, centers]. The
+gradient by hand stores one such array. If this array is too large, the points are processed in blocks, and only the
+array of one block is in memory.
 """
 
 import functools
@@ -69,7 +69,7 @@ class PivotedSums(NamedTuple):
 
 
 class MomentCotangents(NamedTuple):
-  """The part of k_a's cotangent that comes from the moments: constant + slope (k_a − mean). All are [..., N, 1]."""
+  """The part of k_a's cotangent from the moments: constant + slope (k_a − mean). Each field is [..., N, 1]."""
 
   constant: jax.Array
   slope: jax.Array
@@ -77,7 +77,7 @@ class MomentCotangents(NamedTuple):
 
 
 class ResponseCotangents(NamedTuple):
-  """The inputs of the gradient. The cotangent of k_a is given·c_a, plus `of_moments`.
+  """The numbers from which the gradient is computed. The cotangent of k_a is given·c_a, plus `of_moments`.
 
   Attributes:
     given: the cotangent of the values, [..., N, V] in the type of the coefficients.
@@ -103,7 +103,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
-  """Compute the inputs of the gradient from the cotangents of the sums."""
+  """Compute the numbers that the gradient needs from the cotangents of the sums."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
@@ -120,7 +120,7 @@ def kernel_sums(distances: Distances, coefficients: Float[Array, '... A V'], ker
   """Compute the sums for every point.
 
   Args:
-    distances: s for points [..., N, D] and centers [..., A, D].
+    distances: the parts of the scaled squared distances s, for points [..., N, D] and centers [..., A, D].
     coefficients: c [..., A, V].
     kernel: a name in `hbf.ops.kernels.KERNELS`.
   """
@@ -195,7 +195,7 @@ def _unnormalized_forward(
   kernel: str, count: int, distances: Distances, coefficients: jax.Array, log_peak: jax.Array
 ) -> Any:
   def of_block(scaled: jax.Array) -> jax.Array:
-    # It is written like the gradient, so that XLA computes it once.
+    # The exponential is written as in the gradient, so that XLA computes it only once.
     return _values(jnp.exp(KERNELS[kernel](scaled) - log_peak), coefficients)
 
   values, kept = _forward(of_block, count, distances, coefficients.dtype)
@@ -214,7 +214,7 @@ _unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
 
 
 def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
-  """Apply `of_block` to the distances of each block. Return all results, and the distances for the gradient."""
+  """Apply `of_block` to the distances of each block. Return all results, and the distances kept for the gradient."""
 
   def block(points: tuple[jax.Array, jax.Array]) -> Any:
     scaled = _of(distances, *points)()
@@ -241,7 +241,7 @@ def _backward(
   zeros = tuple(jnp.zeros(z.shape, sums) for z in (*distances[2:], coefficients))
   points = tuple(split(z, count) for z in (distances.points, distances.norms))
   pulls = jax.tree.map(lambda z: split(z, count), pull)
-  # Rows of padding have no responses, even if a free metric would give them some.
+  # In rows of padding, an infinite log_peak makes k 0. Otherwise k could be infinite with metric bilinear.
   pulls = pulls._replace(log_peak=split(pull.log_peak, count, fill=math.inf))
   (*of_centers, of_coefficients), of_points = jax.lax.scan(block, zeros, (points, pulls, kept))
   of_points = (join(z, distances.points.shape[-2]) for z in of_points)
@@ -258,13 +258,14 @@ def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
   if not is_short(dtype):
     return (scaled,)
   least = scaled.min(axis=-1, keepdims=True)
-  # Without the barrier XLA would keep the float32 distances, and round them in the gradient.
+  # Without the optimization barrier XLA would keep the float32 distances, and round them in the gradient.
   return jax.lax.optimization_barrier((least, (scaled - least).astype(dtype)))
 
 
 def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
-  """Compute the sums from all log K at once, [..., N, A]."""
-  # The peak cancels. In some compilations no recomputed number equals it, and its gradient would divide by 0.
+  """Compute the sums of one block of points from its array of log K, [..., N, A]."""
+  # The peak cancels, so its gradient is set to 0. JAX's gradient would divide by the number of entries that equal the
+  # peak. In some compilations no recomputed entry equals it.
   log_peak = jax.lax.stop_gradient(jnp.max(log_k, axis=-1, keepdims=True))
   pivot = jnp.mean(jnp.exp(log_k[..., :_FIRST] - log_peak), axis=-1, keepdims=True)
   u = jnp.exp(log_k - log_peak) - pivot
@@ -275,7 +276,7 @@ def _block_sums(log_k: jax.Array, coefficients: jax.Array) -> PivotedSums:
 def _block_gradient(
   kernel: str, distances: Distances, scaled: jax.Array, coefficients: jax.Array, pull: ResponseCotangents
 ) -> tuple[Distances, jax.Array]:
-  """Compute the cotangents, float32, of the distances' parts and of the coefficients."""
+  """Compute the float32 cotangents of the distances' parts and of the coefficients, for one block of points."""
   log_k, pull_kernel = jax.vjp(KERNELS[kernel], scaled)
   k = jnp.exp(log_k - pull.log_peak)
   of_k, deviations, of_mean = products(pull.given, coefficients), k, jnp.zeros((), k.dtype)
