@@ -81,7 +81,7 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Return the matrices [D, D] of a stage 2 that G should resemble, by name.
 
   Args:
-    stage: the parameters of HyperBF centers or of an MLP. Of several heads, each has its block of a matrix.
+    stage: the parameters of HyperBF centers or of an MLP. With several heads, a matrix has a diagonal block for each.
 
   Returns:
     'metric': WᵀW. It is missing for metric identity. 'centers': TᵀT for the centers T. 'slopes': UᵀU for the slopes U
@@ -134,7 +134,10 @@ def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
 
 
 def random_correlations(matrix: np.ndarray, units: int, draws: int, seed: int) -> dict[str, np.ndarray]:
-  """Return the correlations of a matrix [D, D] with WᵀW for random normal W [units, D], [draws] each."""
+  """Return the correlations of a matrix [D, D] with random matrices WᵀW, where W [units, D] has normal entries.
+
+  The result has the keys of `correlations`. Each value is an array [draws].
+  """
   random = np.random.default_rng(seed)
   found = []
   for _ in range(draws):

@@ -90,7 +90,7 @@ class LastUnits(NamedTuple):
   Attributes:
     tokens: tokens after the block, float32 [n, N, D].
     responses: responses R of the units in stage 2, as in the sum Σ R c, float32 [n, N, U].
-    coefficients: the vector that each unit adds to a token for a response of 1, [U, D], with the scale of stage 2.
+    coefficients: vectors [U, D] that the units add to a token for a response of 1. They include a layer scale.
   """
 
   tokens: np.ndarray
@@ -110,7 +110,7 @@ class LastUnits(NamedTuple):
 def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
   """Return tokens, responses and coefficients of the last block for uint8 images [n, height, width, channels].
 
-  Errors are as for `count_units`.
+  Errors are as for `hbf.analysis.unit_params.count_units`.
   """
   block = f'block{run.model.trunk.depth - 1}'
   written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))
@@ -270,7 +270,7 @@ def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
 
 
 def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the input of stage 2 of every block with centers, [n · N, D] by block, for uint8 images [n, …]."""
+  """Return the inputs [n · N, D] of stage 2, by the name of each block with centers, for uint8 images [n, …]."""
   found: dict[str, list[np.ndarray]] = {}
   for number, activations in run.capture_batches(images):
     for block, points in activations.points.items():

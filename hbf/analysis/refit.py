@@ -136,7 +136,7 @@ def last_block(model: ImageClassifier) -> str:
   """Return the name of the last block.
 
   Raises:
-    UserError: the output of the block's stage 2 is not added to the tokens as it is, or the block has no stage 2.
+    UserError: the network has no stage 2, or multiplies the output of stage 2 by a layer scale.
   """
   if model.trunk.stage2 is None or model.trunk.layer_scale:
     raise UserError('the network has no stage 2 or has model.layer_scale: give a run with a stage 2 and without it')
@@ -155,7 +155,7 @@ def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:
 
 
 def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) -> Any:
-  """Return the parameters with another W in the last stage 2."""
+  """Return the parameters with `weights` [A + 1, D] as W of the last stage 2."""
   block = last_block(model)
   stage = unit_params.with_coefficients(params, block, jnp.asarray(weights[:-1], jnp.float32))[block]['stage2']
   layer = {**_beside(stage), 'bias': jnp.asarray(weights[-1], jnp.float32)}
@@ -164,7 +164,7 @@ def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) 
 
 
 def _beside(stage: Any) -> Any:
-  """Return the parameters among which the bias of W is."""
+  """Return the part of a stage 2's parameters that has the bias of W."""
   return stage.get('out', stage)
 
 
@@ -180,7 +180,7 @@ def tail_of(model: ImageClassifier, params: Any) -> Tail:
 
 
 def no_tail(tokens: jax.Array) -> jax.Array:
-  """Return the only token [B, D] of tokens [B, 1, D]. It is f for the head, whose outputs are the logits."""
+  """Return the only token [B, D] of tokens [B, 1, D]. If the layer is the head, this function is f."""
   return tokens[:, 0]
 
 
@@ -259,7 +259,7 @@ class Problem:
     return self._mean(_gradient, weights)
 
   def product(self, weights: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return the Gauss–Newton matrix times a direction [A + 1, D], float64 [A + 1, D]. λ is 0."""
+    """Return the Gauss–Newton matrix for λ = 0 times a direction. Direction and result are [A + 1, D], float64."""
     return self._mean(_product, weights, direction)
 
   def factors(self, weights: np.ndarray, most: int = FACTORED) -> tuple[np.ndarray, np.ndarray]:
@@ -269,12 +269,12 @@ class Problem:
     return (rows.T @ rows / len(rows)).astype(np.float64), part._mean(_factor, weights)
 
   def every(self, step: int) -> 'Problem':
-    """Return the loss on every `step`-th image."""
+    """Return the same problem with every `step`-th image only."""
     rows = slice(None, None, step)
     return dataclasses.replace(self, inputs=self.inputs[rows], rest=self.rest[rows], targets=self.targets[rows])
 
   def operations(self, iterations: int) -> float:
-    """Return the floating-point operations of `solve`, without matrix functions of the factors."""
+    """Return the number of floating-point operations of `solve`, without the inverse roots of the factors."""
     rows, columns = self.inputs.shape[1:]
     factors = 2 * rows * columns**2 + self._count(_factor, 1)
     products = iterations * len(self.inputs) * self._count(_product, 2)
@@ -285,7 +285,7 @@ class Problem:
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the floating-point operations of a function of the module on one image."""
+    """Return the floating-point operations of a function on one image. It takes `directions` matrices like W."""
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
@@ -310,7 +310,7 @@ class Path(NamedTuple):
     basis: an orthonormal basis in K-FAC's coordinates, [m, A + 1, D].
     matrix: q's matrix in this basis, without λ, [m, m].
     slope: the norm of the gradient in K-FAC's coordinates.
-    roots: the matrices that map K-FAC's coordinates X to Δ = L X R, [A + 1, A + 1] and [D, D].
+    roots: matrices L [A + 1, A + 1] and R [D, D], which map K-FAC's coordinates X to Δ = L X R.
   """
 
   basis: np.ndarray
@@ -319,7 +319,7 @@ class Path(NamedTuple):
   roots: tuple[np.ndarray, np.ndarray]
 
   def step(self, damping: float) -> np.ndarray:
-    """Return Δ [A + 1, D] for λ = `damping` · the greatest eigenvalue."""
+    """Return Δ [A + 1, D] for a λ of `damping` times the greatest eigenvalue of `matrix`."""
     ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
     start = self.slope * np.eye(len(self.matrix))[0]
     return self._back(np.linalg.solve(self.matrix + ridge * np.eye(len(self.matrix)), start))
@@ -369,7 +369,7 @@ def _inverse_root(factor: np.ndarray) -> np.ndarray:
 
 
 class Round(NamedTuple):
-  """A step of `refit`, or the trial of a step.
+  """A step of `refit`, or its last attempt at a step, which lowered no held-out loss.
 
   Attributes:
     damping: the chosen damping. None if no step lowered the held-out loss.
@@ -388,7 +388,7 @@ class Refit(NamedTuple):
   Attributes:
     weights: W after each step, the first before any step.
     rounds: the steps.
-    paths: the solutions of each step.
+    paths: for each step, the minima of q for all λ.
   """
 
   weights: list[np.ndarray]
@@ -404,7 +404,7 @@ def refit(
   iterations: int,
   dampings: Sequence[float] = DAMPINGS,
 ) -> Refit:
-  """Take Gauss–Newton steps. Each damping is the one with the least held-out loss. Stop if no step lowers this loss.
+  """Take Gauss–Newton steps, each with the damping that gives the least held-out loss. Stop if none lowers this loss.
 
   Args:
     problem: the loss on training images.

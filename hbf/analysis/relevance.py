@@ -182,7 +182,7 @@ def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, 
 
 
 def readout(run: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Return the derivative of a class's excess logit with respect to the last tokens, [n, N, D].
+  """Return the derivative [n, N, D] of a class's excess logit with respect to the tokens after the last block.
 
   The excess logit is the logit minus the mean of all logits. The divisor of the final LayerNorm and the weights of
   the pooling are treated as constants.

@@ -1,4 +1,4 @@
-"""A trained run on images, with its network and its data, for analysis."""
+"""A trained run on images whose network has one token for each patch, with the data of the run."""
 
 import dataclasses
 import functools
