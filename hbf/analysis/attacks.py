@@ -33,7 +33,7 @@ class Attacked(NamedTuple):
     images: the changed images, float32 [n, H, W, C]. For a fooled image, it is the first one with a wrong answer.
       Otherwise it is the one with the greatest loss.
     fooled: True if the answer to the changed image is wrong, bool [n].
-    queries: number of changed images that the classifier got for each image, int [n]. The count ends when the image is
+    queries: number of changed images that were tried for each image, int [n]. The count ends when the image is
       fooled. The given image itself is not counted.
   """
 

@@ -34,7 +34,7 @@ def _scores(measured: Measured) -> list[str]:
 
 
 def _estimate(measured: Measured, model: str, outside: str, score: str, measure: str = 'auroc') -> Estimate | None:
-  """Return a measure of a score for a model, joined over its seeds. None if the model has no such score."""
+  """Return a measure of a score, such as its AUROC, over a model's seeds. None if the model has no such score."""
   found = [row['scores'][outside].get(score) for row in measured['rows'] if row['model'] == model]
   return over_seeds([Estimate(**values[measure]) for values in found]) if all(found) else None
 

@@ -61,8 +61,8 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
     ),
     Choices([_image(run, *of_image, opened) for of_image in zip(images, labels, cast, strict=True)]),
     Paragraph(
-      f'The {len(which)} centers that vote for these images. Loss, accuracy and answers are the changes on '
-      f'{len(units.tokens)} test images if only this center is silenced: mean and half of the 95% interval.'
+      f'The {len(which)} centers with the strongest votes for these answers. Loss, accuracy and other answers are '
+      f'the changes on {len(units.tokens)} test images if one center is silenced: mean and half of the 95% interval.'
     ),
     *opened.values(),
   ]
