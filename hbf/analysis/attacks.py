@@ -50,7 +50,7 @@ def apgd(
   A step follows the sign of the loss's gradient and has momentum 0.75. The step size starts at 2ε. At some steps
   (`checkpoints`) it is halved if the loss rose in fewer than 75% of the last steps, or if neither the step size nor
   the greatest loss changed since the last checkpoint. Then the attack also returns to the image with the greatest
-  loss. The start is a random image in the ball. An attacked image is left alone once it is fooled.
+  loss. The start is a random image within ε of the given one. An attacked image is left alone once it is fooled.
 
   Args:
     logits: the classifier. JAX compiles the attack once for each function object.
@@ -167,7 +167,7 @@ def _with_rows(rows: np.ndarray, whole: np.ndarray, new: np.ndarray) -> np.ndarr
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _begin(start: Any, logits: Logits, images: Any, labels: Any, keys: Any, epsilon: Any) -> _State:
-  """Return the state at the start. `start` makes the first images in the balls and the attack's own state."""
+  """Return the state at the start. `start` makes the first changed images and the arrays `_State.own`."""
   wrong = logits(images).argmax(axis=-1) != labels
   x, own, outputs = start(logits, images, labels, keys, epsilon)
   fooled = outputs.argmax(axis=-1) != labels
@@ -181,7 +181,7 @@ def _each(values: jax.Array, images: jax.Array) -> jax.Array:
 
 
 def _within(x: jax.Array, images: jax.Array, epsilon: Any) -> jax.Array:
-  """Return, for each image in x, the nearest image in the ball of the given image."""
+  """Return, for each image in x, the nearest image within ε of the given image."""
   return jnp.clip(jnp.clip(x, images - epsilon, images + epsilon), 0, 1)
 
 
@@ -193,7 +193,7 @@ def _found(state: _State, x: jax.Array, outputs: jax.Array, best: jax.Array, own
     x: the images of this query.
     outputs: their logits.
     best: the images with the greatest loss so far.
-    own: the new own state of the attack.
+    own: the new arrays `_State.own`.
   """
   wrong = outputs.argmax(axis=-1) != state.label
   now = jnp.where(_each(wrong, x), x, best)

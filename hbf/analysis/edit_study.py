@@ -96,11 +96,11 @@ def open_base(restored: Restored) -> Base:
 
 
 def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, np.ndarray]:
-  """Edit each of the m wrong images alone, and return the results in percent, [m] each.
+  """Edit each of the split's m images with a wrong answer alone. Return the results in percent, [m] each.
 
   Returns:
-    'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share of its copies with a
-    right answer. 'changed': share of all other images whose answers change.
+    'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share of its transformed
+    copies with a right answer. 'changed': share of all other images of the split whose answers change.
   """
   edited, labels = split.seen.at(split.wrong), split.labels[split.wrong]
   changes = method.changes(edited, labels, trial.margin)
@@ -165,7 +165,7 @@ LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 
 
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
-  """Edit the first wrong images of a split one after the other.
+  """Edit the first images with a wrong answer one after the other, and keep all edits.
 
   Return a dict of scores (`_after`) for each number of edits that the function `counts` returns.
   """
@@ -251,7 +251,7 @@ class FineTuning:
     return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
 
   def alone(self, rate: float, split: Split, count: int) -> dict[str, np.ndarray]:
-    """Fine-tune the trained network on one image at a time, for the first `count` wrong images.
+    """Fine-tune the trained network on one image at a time, for the first `count` images with a wrong answer.
 
     Return the results in percent, [count] each, under the same keys as the function `alone` of this module. 'changed'
     is measured on at most `OTHERS` other images.
@@ -275,7 +275,7 @@ class FineTuning:
     ]
 
   def many(self, rate: float, split: Split) -> list[dict[str, float]]:
-    """Fine-tune on the first wrong images one after the other.
+    """Fine-tune on the first images with a wrong answer one after the other, and keep all changes.
 
     Return a dict of scores (`_after`) for each number of images that the function `counts` returns.
     """

@@ -90,7 +90,7 @@ class LastUnits(NamedTuple):
   Attributes:
     tokens: tokens after the block, float32 [n, N, D].
     responses: responses R of the units in stage 2, as in the sum Σ R c, float32 [n, N, U].
-    coefficients: vectors [U, D] that the units add to a token for a response of 1. They include a layer scale.
+    coefficients: vectors [U, D] that the units add to a token for a response of 1, with a layer scale multiplied in.
   """
 
   tokens: np.ndarray
@@ -124,7 +124,7 @@ def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _last(model: ImageClassifier, params: Params, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return the tokens after the last block [B, N, D], and the responses of its units [B, N, U]."""
+  """Return the tokens [B, N, D] after the last block, and the responses [B, N, U] of its units."""
   last = f'block{model.trunk.depth - 1}'
   tokens, hidden = [], []
 
@@ -167,7 +167,7 @@ def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Par
 
 
 def _answer(run: TrainedRun, tokens: np.ndarray) -> np.ndarray:
-  """Return the logits of tokens [n, N, D], in batches of up to 500 images."""
+  """Return the logits of n images from their tokens [n, N, D] after the last block, in batches of up to 500."""
   parts = np.array_split(tokens, -(-len(tokens) // 500))
   return np.concatenate([logits_of_tokens(run.model, run.task.shape, run.params, jnp.asarray(z)) for z in parts])
 
@@ -226,7 +226,7 @@ def importance(run: TrainedRun, units: LastUnits) -> dict[str, np.ndarray]:
 def _gradient(
   model: ImageClassifier, shape: tuple[int, ...], params: Params, tokens: jax.Array, classes: jax.Array
 ) -> jax.Array:
-  """Return the derivative of each image's excess logit with respect to the last tokens, [n, N, D]."""
+  """Return the derivative [n, N, D] of each image's excess logit with respect to the tokens after the last block."""
 
   def excess(tokens: jax.Array) -> jax.Array:
     logits = logits_of_tokens(model, shape, params, tokens)

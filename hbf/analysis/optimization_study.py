@@ -114,7 +114,7 @@ def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) 
 
 
 def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarray, inputs: int = 0) -> refit.Problem:
-  """Return the loss on the images of a split, as a function of the last stage 2's W.
+  """Return the loss on the images of a split, as a function of W: coefficients and bias of the last stage 2.
 
   Args:
     split: the images.
@@ -152,7 +152,7 @@ def coded(problem: refit.Problem, split: Split, code: tuple[float, float]) -> re
 
 
 def scores(test: refit.Problem, split: Split, weights: np.ndarray) -> dict[str, float]:
-  """Return W's scores on test images: accuracy in percent, 'nll' of the true classes, and 'loss' as in training."""
+  """Return scores of weights on test images: accuracy in percent, 'nll' of the classes, 'loss' as in training."""
   logits = test.logits(weights)
   nll = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), jnp.asarray(split.labels))
   right = logits.argmax(axis=-1) == split.labels
@@ -171,14 +171,14 @@ class Splits(NamedTuple):
 def run_refit(
   label: dict[str, str], given: Splits, test: refit.Problem, split: Split, start: np.ndarray, steps: tuple[int, int]
 ) -> tuple[dict[str, Any], refit.Refit]:
-  """Refit W. Return a row of the result, and the refit.
+  """Refit a linear layer. Return a row of the result, and the refit.
 
   Args:
     label: the entries of the row that name the refit.
     given: the loss to minimize on each split. Its test part is not used.
     test: the cross-entropy on the test images.
     split: the test images.
-    start: W at the start.
+    start: the weights and the bias of the layer at the start.
     steps: greatest number of steps, and products in a step.
   """
   begin = time.process_time()
@@ -282,7 +282,7 @@ def _of_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
 
 
 def measure_agop(restored: Restored) -> list[dict[str, Any]]:
-  """Compare the AGOP of each block with the matrices of its stage 2, trained and untrained, and with random ones."""
+  """Compare the AGOP of each block, trained and untrained, with the matrices of its stage 2 and random matrices."""
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)['train']
   shown, _ = read_many(source, evenly_spaced(len(source), SEEN), task.shape)
@@ -303,7 +303,7 @@ def measure_agop(restored: Restored) -> list[dict[str, Any]]:
 
 
 def _units(stage: Any) -> int:
-  """Return the number of centers of all heads, or of rows of an MLP's first layer."""
+  """Return the number of centers of all heads, or the number of outputs of an MLP's first layer."""
   if 'hidden' in stage:
     return int(stage['hidden']['kernel'].shape[-1])
   return int(np.prod(stage['centers'].shape[:2]))

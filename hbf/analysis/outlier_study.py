@@ -108,7 +108,7 @@ class Known(NamedTuple):
 
 
 def learn(run: ImageRun) -> Known:
-  """Return what the scores of a run need.
+  """Return the tokens, features, Gaussians and values of k that the scores of a run need.
 
   Both values of k (nearest features, nearest tokens) are those that best separate held-out images from made-up
   outliers, by AUROC.
@@ -137,7 +137,7 @@ def _separated_by_tokens(inside: Scores, outside: Scores, column: int) -> float:
 
 
 def all_scores(run: ImageRun, known: Known, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the scores of uint8 images by name, [n] each.
+  """Return the scores [n] of uint8 images by name. `known` is the result of `learn` for the run.
 
   A score that comes from tokens is calibrated in each block on held-out images, and then summed over the blocks. The
   score of one block, without calibration, has the name `NAME, BLOCK`.
@@ -198,7 +198,7 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _measure_all(folders: Sequence[str], outside: Sequence[str], record: Record) -> None:
-  """Measure the runs that are not stored."""
+  """Measure the runs whose numbers are not stored."""
   runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:

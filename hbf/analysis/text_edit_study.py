@@ -63,7 +63,7 @@ class Split(NamedTuple):
 
   Attributes:
     places: places by name. 'prompt': a fact's answer after its prompt. 'copies': the answer after a passage and the
-      prompt, for `COPIES` passages. 'reworded': the answer after the other prompt. 'controls': the model's own
+      prompt, for `COPIES` passages. 'reworded': the answer after the reworded prompt. 'controls': the model's own
       continuations of the control prompts. 'text': all places of windows of text. Facts are in order.
     seen: the model's arrays at these places, by name and layer.
     losses: the model's loss at each place of the text, in bits.
@@ -193,7 +193,7 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
 
   Returns:
     In percent, 'prompt': share of the facts that the model writes after the prompt. 'copies': the same after a
-    passage and the prompt. 'reworded': the same after the other prompt. 'controls': share of the control prompts
+    passage and the prompt. 'reworded': the same after the reworded prompt. 'controls': share of the control prompts
     whose continuation changes. 'changed': share of the places of the text whose answer changes. And 'bits': bits for
     each token of the text.
   """
@@ -294,7 +294,7 @@ def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float
 
 
 class TextFineTuning:
-  """Fine-tuning of all parameters on the tokens of a fact, until they are right or for `STEPS` steps."""
+  """Fine-tuning of all parameters on a fact, until all tokens of its answer are right or for `STEPS` steps."""
 
   def __init__(self, run: TextRun, split: Split) -> None:
     """Make the functions of the run's network. JAX compiles them at their first call."""

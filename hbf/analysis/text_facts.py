@@ -186,7 +186,7 @@ class Passages:
 
 
 def points_of_copies(run: TextRun, passages: Passages) -> dict[str, np.ndarray]:
-  """Return the points of n tokens, each after several passages, float32 [n, PASSAGES, D] by layer.
+  """Return the vectors of n tokens, each after several passages, float32 [n, PASSAGES, D] by layer.
 
   The tokens are in the beginnings of `BEGINNINGS` lines. Each beginning is appended to `PASSAGES` random passages.
   """

@@ -24,7 +24,7 @@ class TrainedRun(ImageRun):
 
   @classmethod
   def check(cls, workdir: pathlib.Path) -> None:
-    """Raise `UserError` unless the run is of task classification and its network has one resolution (model.merge)."""
+    """Raise `UserError` unless the run is of task classification and its network has one resolution."""
     super().check(workdir)
     if merge := load_config(workdir).model.get('merge', 0):
       raise UserError(

@@ -1,4 +1,4 @@
-"""Section on interventions: units that are silenced, and centers at random places."""
+"""Section on interventions: units that are silenced, and centers that are moved to random tokens."""
 
 from collections.abc import Mapping
 from typing import Any

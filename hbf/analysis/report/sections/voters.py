@@ -22,7 +22,7 @@ TESTED = 500  # test images on which a center is silenced
 
 
 def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
-  """Return the section: images that open to their strongest voters, and centers that open to their patches.
+  """Return the section: images that show their strongest voters after a click, and centers that show their patches.
 
   Args:
     run: the run.
@@ -71,7 +71,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
 
 
 def half_wrong(right: np.ndarray, count: int) -> np.ndarray:
-  """Return the numbers of `count` images, half of them wrong and half right as far as there are so many of each.
+  """Return the numbers of at most `count` images, half of them with wrong answers if there are enough.
 
   Args:
     right: True for each image with a right answer, bool [n].
