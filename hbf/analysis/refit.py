@@ -6,7 +6,7 @@ the hidden units. The last block then returns the tokens
 
     z_n = y_n + Wᵀ r_n,        W [A + 1, D]: the coefficients and the bias,
 
-where y_n is the rest of the residual stream. The rest of the network f is the final LayerNorm, the pooling and the
+where y_n is the rest of the residual stream. Let f be the rest of the network: the final LayerNorm, pooling and
 head. It maps the N tokens of an image to logits f(z), and is not linear. So the loss is expanded around the present
 W. Let J_n = ∂f/∂z_n. The change Δ of W moves the logits by u(Δ) = Σ_n J_n Δᵀ r_n in first order. Let g and H be the
 gradient and the Hessian of the loss ℓ with respect to the logits. The Gauss–Newton model of the mean loss is
