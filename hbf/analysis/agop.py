@@ -46,7 +46,10 @@ def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 5
 
 @functools.partial(jax.jit, static_argnums=0)
 def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, tuple[jax.Array, int]]:
-  """Return for each block the sum of outer products over images, tokens and logits, and the number of tokens."""
+  """Return for each block the sum of the gradients' outer products, and the number of tokens.
+
+  The sum is over images, tokens and logits.
+  """
   shapes: dict[str, tuple[int, ...]] = {}
 
   def logits(shifts: Mapping[str, jax.Array]) -> jax.Array:
@@ -78,10 +81,10 @@ def root(matrix: np.ndarray) -> np.ndarray:
 
 
 def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Return the matrices [D, D] of a stage 2 that G should resemble, by name.
+  """Return the matrices [D, D] of a stage 2 that its AGOP should resemble, by name.
 
   Args:
-    stage: the parameters of HyperBF centers or of an MLP. Of several heads, each has its block of a matrix.
+    stage: the parameters of HyperBF centers or of an MLP. With several heads, a matrix has a diagonal block for each.
 
   Returns:
     'metric': WᵀW. It is missing for metric identity. 'centers': TᵀT for the centers T. 'slopes': UᵀU for the slopes U
@@ -120,8 +123,8 @@ def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
   """Return Pearson's correlation of the entries of two symmetric matrices.
 
   Returns:
-    'all': over all entries, as in the paper. 'diagonal' and 'off_diagonal': over these entries alone. If a part is
-    constant in a matrix, its correlation is missing.
+    'all': over all entries, as in Radhakrishnan et al. 2024. 'diagonal' and 'off_diagonal': over these entries alone.
+    If a part is constant in a matrix, its correlation is missing.
   """
   diagonal = np.eye(len(left), dtype=bool)
   parts = {'all': np.ones_like(diagonal), 'diagonal': diagonal, 'off_diagonal': ~diagonal}
@@ -134,7 +137,10 @@ def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
 
 
 def random_correlations(matrix: np.ndarray, units: int, draws: int, seed: int) -> dict[str, np.ndarray]:
-  """Return the correlations of a matrix [D, D] with WᵀW for random normal W [units, D], [draws] each."""
+  """Return the correlations of a matrix [D, D] with random matrices WᵀW, where W [units, D] has normal entries.
+
+  The result has the keys of `correlations`. Each value is an array [draws].
+  """
   random = np.random.default_rng(seed)
   found = []
   for _ in range(draws):

@@ -1,9 +1,9 @@
-"""Measurement of attacks: the accuracy after APGD and the Square Attack, by the greatest change of a pixel.
+"""Measurement of attacks: the accuracy after APGD and the Square Attack, for several bounds on a pixel's change.
 
 python -m hbf.analysis.attack_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.attack_study --report       # draws the table and the picture again, from stored numbers
 
-Each attack is stored when it ends. A second call goes on after the last stored attack.
+The numbers of an attack are stored when it ends. A second call makes only the attacks that are not stored.
 
 docs/research/outliers.md explains the results.
 """
@@ -58,7 +58,7 @@ def measure(
   save: Callable[[dict[str, Any]], None],
   efforts: Mapping[str, Effort],
 ) -> None:
-  """Apply all attacks to a run that are not stored.
+  """Apply to a run all attacks whose numbers are not stored.
 
   Args:
     run: the run.
@@ -106,7 +106,7 @@ def images_and_steps(text: str) -> Effort:
 
 
 def _measure_all(folders: Sequence[str], efforts: Mapping[str, Effort], record: Record) -> None:
-  """Apply the attacks that are not stored."""
+  """Apply to all runs the attacks whose numbers are not stored."""
   runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:

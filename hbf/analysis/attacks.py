@@ -1,7 +1,7 @@
 """Attacks on a classifier: small changes of an image's pixels that change the answer.
 
 Pixels are on a scale from 0 (black) to 1 (white). A changed pixel differs from the given one by at most ε, and stays
-from 0 to 1. These images are called the *ball* of an image.
+from 0 to 1. All images that differ so little from an image are called its *ball*.
 """
 
 import functools
@@ -30,10 +30,10 @@ class Attacked(NamedTuple):
   """Result of an attack on n images.
 
   Attributes:
-    images: the changed images, float32 [n, H, W, C]. If an image is fooled, it is the first one with a wrong answer.
+    images: the changed images, float32 [n, H, W, C]. For a fooled image, it is the first one with a wrong answer.
       Otherwise it is the one with the greatest loss.
     fooled: True if the answer to the changed image is wrong, bool [n].
-    queries: number of images that the classifier answered for each image, int [n]. The count ends when the image is
+    queries: number of changed images that were tried for each image, int [n]. The count ends when the image is
       fooled. The given image itself is not counted.
   """
 
@@ -50,7 +50,7 @@ def apgd(
   A step follows the sign of the loss's gradient and has momentum 0.75. The step size starts at 2ε. At some steps
   (`checkpoints`) it is halved if the loss rose in fewer than 75% of the last steps, or if neither the step size nor
   the greatest loss changed since the last checkpoint. Then the attack also returns to the image with the greatest
-  loss. The start is a random image in the ball. An attacked image is left alone once it is fooled.
+  loss. The start is a random image within ε of the given one. An attacked image is left alone once it is fooled.
 
   Args:
     logits: the classifier. JAX compiles the attack once for each function object.
@@ -81,7 +81,7 @@ def square(
 
 
 def checkpoints(steps: int) -> np.ndarray:
-  """Return the steps after which APGD may halve its step size, int [m], all from 1 to `steps`.
+  """Return the numbers of the steps after which APGD may halve its step size, int [m]. They are from 1 to `steps`.
 
   They are w_j = ⌈p_j · steps⌉ with p_0 = 0, p_1 = 0.22 and p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
   """
@@ -93,13 +93,13 @@ def checkpoints(steps: int) -> np.ndarray:
 
 
 def side_of_square(step: int | jax.Array, steps: int | jax.Array, pixels: int) -> jax.Array:
-  """Return the side of the Square Attack's square at a step from 0, in pixels. The image has `pixels` pixels."""
+  """Return the side of the square at a step, in pixels. The first step is 0, and the image has `pixels` pixels."""
   halvings = jnp.sum(step * 10_000 / steps >= jnp.asarray(HALVED))
   return jnp.maximum(1, jnp.round(jnp.sqrt(FIRST_SHARE * 0.5**halvings * pixels))).astype(int)
 
 
 class _State(NamedTuple):
-  """State of an attack on B images. `own` is what one kind of attack keeps, [B, …] each."""
+  """State of an attack on B images. `own` has more arrays [B, …], which depend on the kind of attack."""
 
   image: Any
   label: Any
@@ -136,7 +136,7 @@ def _attack(
   steps: int,
   seed: int,
 ) -> Attacked:
-  """Attack all images in parts of `PART` steps. Images that are fooled are left out of the next part."""
+  """Attack all images for `PART` steps at a time. Then leave out the images that are fooled, and go on."""
   keys = np.asarray(jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(len(images))))
   images, labels = images.astype(np.float32), labels.astype(np.int32)
 
@@ -155,7 +155,7 @@ def _attack(
 
 
 def _go_on(advance: Any, state: _State, epsilon: float, steps: tuple[int, int, int], rows: np.ndarray) -> _State:
-  """Return the state of some of the images after more steps: first, last and the number of all steps."""
+  """Return the state of the images `rows` after more steps. `steps` is the first, the end, and the total number."""
   return advance(jax.tree.map(lambda z: z[rows], state), epsilon, *steps)
 
 
@@ -167,7 +167,7 @@ def _with_rows(rows: np.ndarray, whole: np.ndarray, new: np.ndarray) -> np.ndarr
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _begin(start: Any, logits: Logits, images: Any, labels: Any, keys: Any, epsilon: Any) -> _State:
-  """Return the state at the start. `start` makes the first images in the balls and the attack's own state."""
+  """Return the state at the start. `start` makes the first changed images and the arrays `_State.own`."""
   wrong = logits(images).argmax(axis=-1) != labels
   x, own, outputs = start(logits, images, labels, keys, epsilon)
   fooled = outputs.argmax(axis=-1) != labels
@@ -181,19 +181,19 @@ def _each(values: jax.Array, images: jax.Array) -> jax.Array:
 
 
 def _within(x: jax.Array, images: jax.Array, epsilon: Any) -> jax.Array:
-  """Return the nearest images in the balls of the given images."""
+  """Return, for each image in x, the nearest image within ε of the given image."""
   return jnp.clip(jnp.clip(x, images - epsilon, images + epsilon), 0, 1)
 
 
 def _found(state: _State, x: jax.Array, outputs: jax.Array, best: jax.Array, own: Any) -> _State:
-  """Return the state after one query for each image that was not fooled before: images x with their logits.
+  """Return the state after one query with the images x. Images that were fooled before keep their state.
 
   Args:
     state: the state before.
     x: the images of this query.
     outputs: their logits.
     best: the images with the greatest loss so far.
-    own: the new own state of the attack.
+    own: the new arrays `_State.own`.
   """
   wrong = outputs.argmax(axis=-1) != state.label
   now = jnp.where(_each(wrong, x), x, best)
@@ -251,7 +251,7 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
 
 
 def _checked(own: _Climb, length: jax.Array) -> _Climb:
-  """Return the state of APGD after a possible checkpoint, `length` steps after the last one. 0: no checkpoint."""
+  """Return the state after a checkpoint, `length` steps after the last one. If `length` is 0, there is none."""
   few = own.rises < RISES * length
   stuck = ~own.halved & (own.at_check == own.best_loss)
   halve = (few | stuck) & (length > 0)

@@ -22,7 +22,7 @@ class Activations(NamedTuple):
     responses: responses R of the centers of these blocks, float32 [B, N, heads · A]. Stage 2 computes Σ R c. The A
       centers of all heads are concatenated.
     log_kernels: log K for the same centers, float32 [B, N, heads · A]. The greater the value, the nearer the token to
-      the center. For kernels in `BALLS` and `VALUES`, the depth in the ball replaces log K (`hbf.ops.kernels`).
+      the center. For kernels in `BALLS` and `VALUES`, the depth b − s replaces log K (`hbf.ops.kernels`).
     features: input of the classifier's head, float32 [B, D].
     logits: logits of the classifier, float32 [B, classes].
   """

@@ -25,7 +25,7 @@ class Census:
 
   U counts the centers of all heads. The share of center a for a token is K_a / ΣK, for every normalization. On
   average it is 1 / U. A center is awake for a token if its share is at least 2 / U. For kernels in `BALLS` and
-  `VALUES`, the depth in the ball replaces log K (`hbf.ops.kernels`).
+  `VALUES`, the depth b − s replaces log K (`hbf.ops.kernels`).
 
   Attributes:
     health: the dead and the constant centers.
@@ -120,9 +120,10 @@ def _gradients(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, nearest: int) -> dict[str, jax.Array]:
-  """Compute sums over the images of one batch [B, N, U], and find the k images nearest to each center, [U, k].
+  """Compute sums over one batch of responses and of log K, both [B, N, U]. Also find the nearest images.
 
-  Images with `real` False are padding.
+  The result has the k = `nearest` images that are nearest to each center, [U, k]. Images with `real` False are
+  padding.
   """
   units = log_kernels.shape[-1]
   share = jax.nn.softmax(log_kernels, axis=-1)
@@ -180,7 +181,7 @@ def random_tokens(
     run: the run.
     images: the images of the census `found`.
     found: the census of every block.
-    nearest: number of images to find for each token.
+    nearest: number of nearest images to find for each random token.
   """
   random = np.random.default_rng(0)
   rows, columns = run.grid
@@ -205,7 +206,7 @@ def overlap(one: Census, other: Census) -> np.ndarray:
 
 
 def project_centers(run: TrainedRun, images: np.ndarray, found: Mapping[str, Census]) -> Any:
-  """Move every center onto its nearest training token (after Chen et al. 2019, ProtoPNet).
+  """Move every center onto its nearest training token, as prototypes in ProtoPNet (Chen et al. 2019).
 
   Args:
     run: the run.
@@ -242,7 +243,7 @@ def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Return the effect of each center's coefficients on the class scores of the head, [U, classes].
 
   Later blocks are skipped. The final LayerNorm multiplies by its scale here, but does not divide. So the scores of a
-  center rank the classes, but are no logits. Their mean over the classes is 0.
+  center rank the classes, but are not logits. Their mean over the classes is 0.
   """
   params = run.params
   coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)
@@ -253,16 +254,16 @@ def class_scores(run: TrainedRun, block: str) -> np.ndarray:
 
 
 def crops(run: TrainedRun, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
-  """Return the patch of a token in each image with its neighbors, uint8 [..., side, side, channels].
+  """Return the patch of one token of each image with the patches around it, uint8 [..., side, side, channels].
 
   Pixels outside of the image are gray.
 
   Args:
     run: the run.
     images: uint8 [..., height, width, channels].
-    tokens: number of a token for each image, int [...]. The class token has no patch, and gives the middle of the
-      image.
-    around: number of neighbors on each side of the patch.
+    tokens: number of a token for each image, int [...]. The class token has no patch, so the patch in the middle of
+      the image is returned for it.
+    around: number of patches to show on each side of the patch.
   """
   rows, columns = run.grid
   patch, positions = run.patch, np.asarray(tokens) - run.first_patch

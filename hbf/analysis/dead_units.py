@@ -1,4 +1,4 @@
-"""Measurement of dead centers in stage 2: the published code of CBMM Memo 143 and this library's default.
+"""Measurement of dead centers in stage 2, with settings of CBMM Memo 143's code and with this library's default.
 
 python -m hbf.analysis.dead_units                  # trains five models of width 768 on the digits: minutes on a CPU
 python -m hbf.analysis.dead_units --report         # draws the table and the picture again, from stored numbers
@@ -39,7 +39,7 @@ WIDTH = 768  # as in the memo
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
 TRAINING = {'train.epochs': 2.0, 'train.batch_size': 32, 'evaluate.every': '2epochs', 'checkpoint.every': '2epochs'}
 IMAGES = 64  # test images for the measurement
-ROUNDING = 1e-6  # a mean below this fraction of the spread is reported as 0
+ROUNDING = 1e-6  # a mean response below this fraction of the responses' spread is reported as 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ def settings() -> list[Setting]:
 
 
 def measure(setting: Setting, data_dir: str) -> dict[str, Any]:
-  """Train a model, and measure its centers at initialization and after training."""
+  """Train a model, and measure its centers at initialization and after training. Return a row of numbers."""
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / 'run'
     experiment = prepare(_config(setting, data_dir))
@@ -118,7 +118,7 @@ def _start(experiment: Experiment, setting: Setting) -> Any:
 def _observe(experiment: Experiment, params: Any) -> Units:
   source, data = experiment.splits['test'], experiment.config.data
   images, labels = zip(*(source[i] for i in range(IMAGES)), strict=True)
-  assert isinstance(experiment.model, ImageClassifier)  # as _config asks for
+  assert isinstance(experiment.model, ImageClassifier)  # `_config` asks for images
   return observe(
     experiment.model, params, normalize(jnp.asarray(np.stack(images)), data.mean, data.std), jnp.asarray(labels)
   )

@@ -5,7 +5,7 @@ example. With E edits, the logits of an example x become z(x) + Σ_a R_a(x) c_a.
 change of the logits. The response R_a(x) is 1 if x is the example of edit a. Methods differ in R:
 
     HyperBF      a ball with a soft edge, max(0, 1 − r²/ρ²), or a Gaussian, around the example's point
-    ReLU neuron  a hidden unit of an MLP, relu(w·p − b), scaled to 1 at the example
+    ReLU neuron  a hidden unit of an MLP, relu(w·p − b) for a point p, scaled to 1 at the example
     GRACE        1 in a ball around the point, 0 outside; replaces the answer in the ball (Hartvigsen et al. 2023)
     rank-one     the least-squares update of the head's matrix (Meng et al. 2022, "ROME", eq. 2)
     lookup       1 for exactly this example, 0 for all others
@@ -40,7 +40,7 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """The arrays of a network for its training examples that the methods use.
+  """The guarded examples and the metric that the methods use.
 
   Attributes:
     guard: the network's outputs for guarded examples. These are training examples whose answers should not change.
@@ -51,17 +51,18 @@ class Base:
   metric: np.ndarray
 
 
-# Arguments: the base, the m edited examples, their labels [m], n other examples, and `Trial.reach`. Result: R [m, n].
+# Arguments: the base, the m edited examples, their labels [m], n other examples, and `Trial.reach`.
+# Result: the responses R, [m, n].
 Respond = Callable[[Base, Observed, np.ndarray, Observed, float], np.ndarray]
 
 
 def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """Return the squared distance of each row of a [m, D] to each row of b [n, D], [m, n]."""
+  """Return the squared distances [m, n] between the rows of a [m, D] and the rows of b [n, D]."""
   return np.maximum((a * a).sum(-1)[:, None] + (b * b).sum(-1) - 2 * a @ b.T, 0)
 
 
 def nearest_other(base: Base, edited: Observed, labels: np.ndarray, metric: np.ndarray) -> np.ndarray:
-  """Return the distance of each edited example to the nearest guarded example with another answer, [m].
+  """Return the distance [m] of each edited example to the nearest guarded example with another answer.
 
   A guarded example counts only if its answer differs from the edited example's label. The distance is ‖W(x − x')‖ for
   points x and x'.
@@ -82,9 +83,9 @@ def _identity(base: Base) -> np.ndarray:
 
 
 def _radial(kernel: Callable[[np.ndarray], np.ndarray], metric: Callable[[Base], np.ndarray]) -> Respond:
-  """Return a function that computes the responses K(r²/ρ²). Here r is the distance from the point of an edit.
+  """Return a function that computes the responses K(r²/ρ²), where r is the distance from the point of an edit.
 
-  The radius ρ of an edit is `reach` times its distance in `nearest_other`.
+  The radius ρ of an edit is `reach` times the distance that `nearest_other` returns for it.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
@@ -110,7 +111,7 @@ def _of_copies(base: Base) -> np.ndarray:
 def _ball(metric: Callable[[Base], np.ndarray]) -> Respond:
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
     w = metric(base)
-    # One radius for all edits, as in GRACE: `reach` times the median distance of `nearest_other`.
+    # One radius for all edits, as in GRACE: `reach` times the median of the distances from `nearest_other`.
     radius = reach * np.median(nearest_other(base, edited, labels, w))
     away = squared(edited.points @ w.T, others.points @ w.T)
     return np.where(away < radius**2, 1 - 1e-3 * away / radius**2, 0)  # the nearest key has the greatest response
@@ -136,7 +137,8 @@ def _neuron(norm_1: bool) -> Respond:
       own, other, guard = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (own, other, guard))
     own_products, guard_products = (own * own).sum(-1), own @ guard.T
     guard_products[base.guard.logits.argmax(-1) == labels[:, None]] = -np.inf
-    # If a guarded example has the greater product, no bias separates it from the edited one: the gap is then small.
+    # If a guarded example has the greater product, no bias separates it from the edited example. Then the gap is set
+    # to a small value.
     gap = np.maximum(own_products - guard_products.max(axis=1), 0.02 * own_products)
     return np.maximum(1 - (own_products[:, None] - own @ other.T) / (reach * gap)[:, None], 0)
 
@@ -178,7 +180,7 @@ class Method:
   interpolates: bool = False
 
   def changes(self, edited: Observed, labels: np.ndarray, margin: float) -> np.ndarray:
-    """Return the coefficients c_a for each example as the only edit, [m, C]. All entries but the label's are 0."""
+    """Return the coefficients [m, C] of each edit if it were the only one. All entries but the label's are 0."""
     wanted, rows = np.zeros_like(edited.logits), np.arange(len(labels))
     others = edited.logits.copy()
     others[rows, labels] = -np.inf
@@ -195,7 +197,7 @@ _MARGINS = (4.0, 16.0, 64.0)
 _BALLS = _grid((0.8, 1.0, 1.2, 1.4), _MARGINS)
 _WIDTHS = _grid((0.3, 0.4, 0.5, 0.6), _MARGINS)
 _GAPS = _grid((0.5, 1.0, 2.0, 4.0), _MARGINS)
-_CAPS = _grid((0.64, 1.0, 1.44, 1.96), _MARGINS)  # on the unit sphere, these are balls with the radii of `_BALLS`
+_CAPS = _grid((0.64, 1.0, 1.44, 1.96), _MARGINS)  # for points of norm 1, they give balls with the radii of `_BALLS`
 _RADII = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6)
 METHODS = {
   'HyperBF ball, metric of copies': Method(_radial(_soft_ball, _of_copies), _BALLS, interpolates=True),
@@ -210,13 +212,13 @@ METHODS = {
 }
 
 
-RIDGE = 1e-6  # added to the diagonal of the responses, so that edits of two nearly equal examples have coefficients
+RIDGE = 1e-6  # added to the diagonal of the responses, so that two nearly equal examples give no singular system
 
 
 def in_order(
   method: Method, base: Base, edited: Observed, labels: np.ndarray, trial: Trial
 ) -> Callable[[Observed], np.ndarray]:
-  """Edit examples one after the other, and return a function from examples to the edited logits [n, C].
+  """Edit examples one after the other. Return a function from n examples to their edited logits [n, C].
 
   An example gets no edit if earlier edits already corrected its answer. If the method interpolates, the coefficients
   solve a linear system, so that every edited example x gets the logits z(x) plus `Method.changes`. Otherwise each
@@ -247,7 +249,7 @@ def coefficients_of(
 
   Args:
     method: the method.
-    responses: the response of each edit to each edited example, [edit, example].
+    responses: the response of the edit in each row to the edited example in each column, [m, m].
     edited: as in `in_order`.
     labels: as in `in_order`.
     margin: `Trial.margin`.
@@ -273,10 +275,10 @@ def coefficients_of(
 
 
 def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Return the inverse of a matrix after one more column and row are added to it.
+  """Return the inverse of a matrix to which a column and a row are added.
 
   Args:
-    inverse: the inverse of the matrix before, [E, E].
+    inverse: the inverse of the matrix without them, [E, E].
     column: the new column, [E].
     row: the new row, [E]. The new entry on the diagonal is 1 + `RIDGE`.
   """
@@ -287,7 +289,7 @@ def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.nd
 
 
 def sum_of(method: Method, responses: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-  """Return the changes of the logits [n, C] from responses [E, n]."""
+  """Return the changes [n, C] that E edits make to the logits of n examples, from the edits' responses [E, n]."""
   if not len(responses):
     return np.zeros((1, coefficients.shape[1]))
   if method.replaces:

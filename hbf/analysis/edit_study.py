@@ -39,7 +39,7 @@ COPIES = 20  # copies of each edited image, which the methods do not see
 CHANGED = 0.2  # greatest share of the other images whose answers one edit may change, in percent
 KEPT = 99.0  # least accuracy that many edits must leave on images that are never edited, in percent
 EDITS = (1, 10, 100, 1_000)
-# Fine-tuning on single images: images in the result, images in a trial, and other images that measure the damage.
+# Numbers of images for fine-tuning on single images: in the result, in a trial, and other images to measure damage.
 TUNED, TUNED_IN_TRIALS, OTHERS = 200, 20, 1_000
 STEPS = 100  # most steps of fine-tuning on an image
 RATES = tuple(float(rate) for rate in np.logspace(-4.5, 1, 12))
@@ -96,11 +96,11 @@ def open_base(restored: Restored) -> Base:
 
 
 def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, np.ndarray]:
-  """Edit each of the m wrong images alone, and return the results in percent, [m] each.
+  """Edit each of the split's m images with a wrong answer alone. Return the results in percent, [m] each.
 
   Returns:
-    'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share of its copies with a
-    right answer. 'changed': share of all other images whose answers change.
+    'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share of its transformed
+    copies with a right answer. 'changed': share of all other images of the split whose answers change.
   """
   edited, labels = split.seen.at(split.wrong), split.labels[split.wrong]
   changes = method.changes(edited, labels, trial.margin)
@@ -165,9 +165,9 @@ LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 
 
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
-  """Edit the first wrong images of a split one after the other. Return scores after each number of edits in `counts`.
+  """Edit the first images with a wrong answer one after the other, and keep all edits.
 
-  The scores are those of `_after`.
+  Return a dict of scores (`_after`) for each number of edits that the function `counts` returns.
   """
   found = []
   for count in counts(split):
@@ -230,7 +230,7 @@ class FineTuning:
   """Fine-tuning of all parameters on one image, until the answer to this image is right or for `STEPS` steps."""
 
   def __init__(self, restored: Restored) -> None:
-    """Make the functions that JAX compiles at their first call."""
+    """Make the functions of the run's network. JAX compiles them at their first call."""
     reader = Reader.of(restored.model, restored.params, restored.task)
     self._params, mean, std = reader.params, reader.mean, reader.std
 
@@ -251,9 +251,10 @@ class FineTuning:
     return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
 
   def alone(self, rate: float, split: Split, count: int) -> dict[str, np.ndarray]:
-    """Fine-tune on each of the first `count` wrong images alone. Return results like the function `alone`.
+    """Fine-tune the trained network on one image at a time, for the first `count` images with a wrong answer.
 
-    'changed' is measured on at most `OTHERS` of the other images.
+    Return the results in percent, [count] each, under the same keys as the function `alone` of this module. 'changed'
+    is measured on at most `OTHERS` other images.
     """
     others = evenly_spaced(len(split.images), OTHERS)
     before, found = split.seen.logits[others].argmax(axis=-1), []
@@ -267,14 +268,17 @@ class FineTuning:
     return dict(zip(('edited', 'copies', 'changed'), 100 * np.array(found).T, strict=True))
 
   def tried(self, split: Split) -> list[dict[str, float]]:
-    """Return a dict for each learning rate: 'rate', and the means of `alone` in percent."""
+    """Return a dict for each learning rate: 'rate', and the means of `FineTuning.alone` in percent."""
     return [
       {'rate': rate} | {name: float(z.mean()) for name, z in self.alone(rate, split, TUNED_IN_TRIALS).items()}
       for rate in RATES
     ]
 
   def many(self, rate: float, split: Split) -> list[dict[str, float]]:
-    """Fine-tune on the first wrong images one after the other. Return results like the function `many`."""
+    """Fine-tune on the first images with a wrong answer one after the other, and keep all changes.
+
+    Return a dict of scores (`_after`) for each number of images that the function `counts` returns.
+    """
     params, rows = self._params, []
     for number, row in enumerate(split.wrong[: EDITS[-1]], 1):
       params = self._tuned(params, split.images[row], split.labels[row], rate)
@@ -298,7 +302,7 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
       are added to `options`.
 
   Raises:
-    UserError: the run holds out no images, or an error of `hbf.training.evaluate.restore`.
+    UserError: the run holds out no images, or an error of `hbf.training.restore.restore`.
   """
   restored = restore(workdir, 'latest', jax.devices()[:1])
   if not restored.config.data.validation:

@@ -47,7 +47,7 @@ def heads(run: TrainedRun, images: np.ndarray) -> dict[str, Heads]:
 
 
 def patch_distances(run: TrainedRun) -> np.ndarray:
-  """Return the distance between the centers of every two patches of an image, in patches, [N, N]."""
+  """Return the distances [N, N] between the midpoints of all patches of an image. A patch has the side 1."""
   rows, columns = run.grid
   positions = np.mgrid[:rows, :columns].reshape(2, -1).T
   return np.sqrt(np.square(positions[:, None] - positions[None]).sum(-1))
@@ -78,7 +78,7 @@ def _weights(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def token_differences(run: TrainedRun, images: np.ndarray) -> np.ndarray:
-  """Measure how much the tokens of an image differ, before the first block and after each block: [depth + 1].
+  """Return how much the tokens of an image differ before the first block and after each block, [depth + 1].
 
   The measure for an image is ‖X − 1x̄ᵀ‖/‖X‖, where X [N, D] are the tokens and x̄ is their mean. The result
   is the mean of this measure over the images. It falls to 0 with depth if attention makes all tokens alike (Dong et

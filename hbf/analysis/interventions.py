@@ -90,7 +90,7 @@ class LastUnits(NamedTuple):
   Attributes:
     tokens: tokens after the block, float32 [n, N, D].
     responses: responses R of the units in stage 2, as in the sum Σ R c, float32 [n, N, U].
-    coefficients: the vector that each unit adds to a token for a response of 1, [U, D], with the scale of stage 2.
+    coefficients: vectors [U, D] that the units add to a token for a response of 1, with a layer scale multiplied in.
   """
 
   tokens: np.ndarray
@@ -110,7 +110,7 @@ class LastUnits(NamedTuple):
 def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
   """Return tokens, responses and coefficients of the last block for uint8 images [n, height, width, channels].
 
-  Errors are as for `count_units`.
+  Errors are as for `hbf.analysis.unit_params.count_units`.
   """
   block = f'block{run.model.trunk.depth - 1}'
   written = coefficients(run.params, block) * jnp.asarray(run.params[block].get('scale_stage2', 1.0))
@@ -124,7 +124,7 @@ def last_units(run: TrainedRun, images: np.ndarray) -> LastUnits:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _last(model: ImageClassifier, params: Params, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return the tokens after the last block [B, N, D], and the responses of its units [B, N, U]."""
+  """Return the tokens [B, N, D] after the last block, and the responses [B, N, U] of its units."""
   last = f'block{model.trunk.depth - 1}'
   tokens, hidden = [], []
 
@@ -167,7 +167,7 @@ def logits_of_tokens(model: ImageClassifier, shape: tuple[int, ...], params: Par
 
 
 def _answer(run: TrainedRun, tokens: np.ndarray) -> np.ndarray:
-  """Return the logits of tokens [n, N, D], in batches of up to 500 images."""
+  """Return the logits of n images from their tokens [n, N, D] after the last block, in batches of up to 500."""
   parts = np.array_split(tokens, -(-len(tokens) // 500))
   return np.concatenate([logits_of_tokens(run.model, run.task.shape, run.params, jnp.asarray(z)) for z in parts])
 
@@ -226,7 +226,7 @@ def importance(run: TrainedRun, units: LastUnits) -> dict[str, np.ndarray]:
 def _gradient(
   model: ImageClassifier, shape: tuple[int, ...], params: Params, tokens: jax.Array, classes: jax.Array
 ) -> jax.Array:
-  """Return the derivative of each image's excess logit with respect to the last tokens, [n, N, D]."""
+  """Return the derivative [n, N, D] of each image's excess logit with respect to the tokens after the last block."""
 
   def excess(tokens: jax.Array) -> jax.Array:
     logits = logits_of_tokens(model, shape, params, tokens)
@@ -270,7 +270,7 @@ def removals(run: TrainedRun, units: LastUnits) -> dict[str, Curve]:
 
 
 def points_of(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the input of stage 2 of every block with centers, [n · N, D] by block, for uint8 images [n, …]."""
+  """Return the inputs [n · N, D] of stage 2, by the name of each block with centers, for uint8 images [n, …]."""
   found: dict[str, list[np.ndarray]] = {}
   for number, activations in run.capture_batches(images):
     for block, points in activations.points.items():

@@ -64,7 +64,7 @@ def energy(
 def retrieve(
   points: Float[Array, '... N D'], stored: Float[Array, '... A D'], basis: RadialBasis, steps: int = 1
 ) -> Float[Array, '... N D']:
-  """Return points after some updates.
+  """Return points after `steps` updates.
 
   An update is stage 1 with the points as queries, and the patterns as keys and values.
 

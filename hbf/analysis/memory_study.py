@@ -145,7 +145,10 @@ class Autoencoder(nn.Module):
 
 
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
-  """Train an autoencoder on damaged copies of the stored images. The kind of damage is random."""
+  """Train an autoencoder on damaged copies of the stored images. Return it as a memory.
+
+  Each copy has a random kind of damage from `kinds`.
+  """
   model, optimizer = Autoencoder(), optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
   params = model.init(jax.random.key(seed), stored[:1], stored[:1])
   known, noise = jnp.stack([kind.known for kind in kinds]), jnp.asarray([kind.noise for kind in kinds])
@@ -182,7 +185,7 @@ def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, 
   tested = random.permutation(count)
   half = min(QUERIES, count // 2)
   others = random.permutation(len(images['test']))[: 2 * QUERIES]
-  # The first pair has stored images, the second has other images. A pair: for the choice of sigma, for the result.
+  # Each pair has images for the choice of sigma, and images for the result. The images of the first pair are stored.
   parts = [
     (stored[tested[:half]], stored[tested[half:][:QUERIES]]),
     tuple(jnp.asarray(images['test'][rows]) for rows in np.split(others, 2)),
@@ -232,10 +235,10 @@ PATTERNS = ('norm 1', 'normal')
 
 
 def capacity(dimensions: int, patterns: str, memory: Memory, seed: int) -> int:
-  """Return the greatest number of random patterns for which a memory retrieves 99% of them.
+  """Return the greatest number of random patterns of which a memory retrieves 99%.
 
-  Powers of 2 up to `MOST` are tried. Noise is added to a pattern. The pattern is retrieved if the memory's output is
-  nearer to it than to any other stored pattern.
+  Powers of 2 up to `MOST` are tried. Noise is added to a pattern. The pattern counts as retrieved if the memory's
+  output is nearer to it than to any other stored pattern.
 
   Args:
     dimensions: D, the length of a pattern.

@@ -11,7 +11,7 @@ def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """Measure how near the tokens of each image are to the centers.
 
   The nearness is the mean, over the tokens of an image, of the greatest log K over the centers. For kernels in
-  `BALLS` and `VALUES`, the depth in the ball replaces log K (`hbf.ops.kernels`).
+  `BALLS` and `VALUES`, the depth b − s replaces log K (`hbf.ops.kernels`).
 
   Args:
     run: the run.

@@ -1,6 +1,6 @@
 """Accuracy for growing numbers of centers, from one run: python -m hbf.analysis.nested --workdir runs/nested.
 
-Each network keeps only the first centers of every block. The run should be trained with stage2.nested.
+Each network keeps only the first centers of every block. The run should be trained with model.stage2.nested.
 """
 
 import pathlib
@@ -64,9 +64,9 @@ def curve(
 
 
 def _powers(model: Any) -> list[int]:
-  """Return 1, 2, 4, … and the number of all centers. For a model without centers, return [1].
+  """Return 1, 2, 4, … and the number of all centers.
 
-  For such a model, `first_centers` raises the error.
+  For a model without centers return [1], so that `first_centers` raises its error.
   """
   centers = model.stage2.get('centers', 1)
   return sorted({2**i for i in range(centers.bit_length())} | {centers})

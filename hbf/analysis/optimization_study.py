@@ -114,21 +114,21 @@ def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) 
 
 
 def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarray, inputs: int = 0) -> refit.Problem:
-  """Return the loss as a function of the last stage 2's W on the images of a split.
+  """Return the loss on the images of a split, as a function of W: coefficients and bias of the last stage 2.
 
   Args:
     split: the images.
     tail: the part of the network behind stage 2.
-    loss: the loss. For the squared loss, `codes` replaces the class probabilities.
+    loss: the loss of logits against class probabilities. `coded` replaces it by the squared loss.
     weights: the trained W, [A + 1, D].
-    inputs: the number of the array in `refit.Seen.inputs`.
+    inputs: index in `refit.Seen.inputs`: 0 for the trained stage 2, 1 for the untrained one.
   """
   rest = split.seen.tokens - split.seen.inputs[0] @ weights.astype(np.float32)
   return refit.Problem(tail, loss, split.seen.inputs[inputs], rest, split.targets)
 
 
 def of_head(split: Split, loss: refit.Loss, targets: np.ndarray) -> refit.Problem:
-  """Return the loss as a function of the head's weights and bias on the images of a split."""
+  """Return the loss on the images of a split, as a function of the head's weights and bias."""
   rest = np.zeros((len(targets), 1, targets.shape[-1]), np.float32)
   return refit.Problem(refit.no_tail, loss, split.seen.features, rest, targets)
 
@@ -152,7 +152,7 @@ def coded(problem: refit.Problem, split: Split, code: tuple[float, float]) -> re
 
 
 def scores(test: refit.Problem, split: Split, weights: np.ndarray) -> dict[str, float]:
-  """Return the scores of W on the test images: accuracy in percent, cross-entropy of the true classes, and `loss`."""
+  """Return scores of weights on test images: accuracy in percent, 'nll' of the classes, 'loss' as in training."""
   logits = test.logits(weights)
   nll = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), jnp.asarray(split.labels))
   right = logits.argmax(axis=-1) == split.labels
@@ -171,14 +171,14 @@ class Splits(NamedTuple):
 def run_refit(
   label: dict[str, str], given: Splits, test: refit.Problem, split: Split, start: np.ndarray, steps: tuple[int, int]
 ) -> tuple[dict[str, Any], refit.Refit]:
-  """Refit W. Return a row of the result, and the refit.
+  """Refit a linear layer. Return a row of the result, and the refit.
 
   Args:
     label: the entries of the row that name the refit.
     given: the loss to minimize on each split. Its test part is not used.
     test: the cross-entropy on the test images.
     split: the test images.
-    start: W at the start.
+    start: the weights and the bias of the layer at the start.
     steps: greatest number of steps, and products in a step.
   """
   begin = time.process_time()
@@ -196,7 +196,7 @@ def run_refit(
 
 
 def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -> dict[str, Any]:
-  """Minimize the loss by Adam with at most this many operations. Return a row, as `run_refit` does.
+  """Minimize the loss by Adam with at most `operations` operations. Return a row like the rows of `run_refit`.
 
   The learning rate is the one of `RATES` with the least held-out loss. The operations are those of one rate.
   """
@@ -282,7 +282,7 @@ def _of_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
 
 
 def measure_agop(restored: Restored) -> list[dict[str, Any]]:
-  """Compare the AGOP of each block with the matrices of its stage 2, trained and untrained, and with random ones."""
+  """Compare the AGOP of each block, trained and untrained, with the matrices of its stage 2 and random matrices."""
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)['train']
   shown, _ = read_many(source, evenly_spaced(len(source), SEEN), task.shape)
@@ -303,7 +303,7 @@ def measure_agop(restored: Restored) -> list[dict[str, Any]]:
 
 
 def _units(stage: Any) -> int:
-  """Return the number of centers of all heads, or of rows of an MLP's first layer."""
+  """Return the number of centers of all heads, or the number of outputs of an MLP's first layer."""
   if 'hidden' in stage:
     return int(stage['hidden']['kernel'].shape[-1])
   return int(np.prod(stage['centers'].shape[:2]))
@@ -317,10 +317,10 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
     most: greatest number of training images of the refits. 0: no refits.
 
   Returns:
-    The entries model, seed, refits and agop. The last two are lists of rows.
+    A dict with run, model, seed, stage2, agop and refits. The last two are lists of rows.
 
   Raises:
-    UserError: the run holds out no images, or an error of `hbf.training.evaluate.restore`.
+    UserError: the run holds out no images, or an error of `hbf.training.restore.restore`.
   """
   restored = restore(workdir, 'latest', jax.devices()[:1])
   classifier(restored, workdir)
@@ -335,7 +335,7 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
 
 
 def _measure_all(runs: Sequence[str], most: int, record: Record) -> None:
-  """Measure the runs. Runs that are stored and not given stay as they are."""
+  """Measure the runs. The stored numbers of other runs stay as they are."""
   networks = {network['run']: network for network in (record.stored or {'networks': []})['networks']}
   for run in runs:
     found = measure(pathlib.Path(run).expanduser(), most)

@@ -21,12 +21,12 @@ PART = 500  # images whose distances are in memory at once
 
 
 def greatest(log_kernels: Float[Array, 'B N U']) -> Float[Array, ' B']:
-  """Return the greatest log K over the centers, its mean over the tokens of an image."""
+  """Return the greatest log K over the centers, averaged over the tokens of each image."""
   return jnp.max(log_kernels, axis=-1).mean(axis=-1)
 
 
 def log_density(log_kernels: Float[Array, 'B N U']) -> Float[Array, ' B']:
-  """Return log mean_a K_a over the centers a, its mean over the tokens of an image.
+  """Return log mean_a K_a over the centers a, averaged over the tokens of each image.
 
   If K is a Gaussian, this is the log-density of a mixture of Gaussians around the centers (Parzen 1962), up to a
   constant.
@@ -37,10 +37,10 @@ def log_density(log_kernels: Float[Array, 'B N U']) -> Float[Array, ' B']:
 def nearest_tokens(
   tokens: Float[Array, 'B N D'], bank: Float[Array, 'M D'], ranks: Sequence[int]
 ) -> Float[Array, 'B ranks']:
-  """Return minus the distance of a token to its k-th nearest token of a bank, its mean over the tokens of an image.
+  """Return minus the distance from a token to the k-th nearest of the tokens `bank`, averaged over each image.
 
-  The result has a column for each k in `ranks`. This is the score of `nearest_features` for tokens that are not
-  normalized (see also Roth et al. 2022, "PatchCore", for tokens of images).
+  The result has a column for each k in `ranks`. The score is like that of `nearest_features`, but tokens are not
+  scaled to norm 1 (see also Roth et al. 2022, "PatchCore", for tokens of images).
   """
   squares = squared_distances(tokens.reshape(-1, tokens.shape[-1]), bank)
   found = -jax.lax.top_k(-squares, max(ranks))[0][:, jnp.array(ranks) - 1]
@@ -48,7 +48,7 @@ def nearest_tokens(
 
 
 def nearest_features(features: np.ndarray, bank: np.ndarray, ranks: Sequence[int]) -> dict[int, np.ndarray]:
-  """Return minus the distance of each image's features to the k-th nearest features of a bank (Sun et al. 2022).
+  """Return minus the distance from each image's features to the k-th nearest training features (Sun et al. 2022).
 
   All features are scaled to norm 1.
 
@@ -89,7 +89,7 @@ class ClassGaussians(NamedTuple):
     Args:
       features: [n, F].
       labels: the classes, int [n], from 0. Each class has at least two examples.
-      shared: True for one covariance around the means of the classes, which all classes share.
+      shared: True for one covariance that all classes share. It is measured around the means of the classes.
     """
     features = features.astype(np.float64)
     counts = np.bincount(labels)
@@ -106,13 +106,13 @@ class ClassGaussians(NamedTuple):
     return cls(means, factors, np.log(counts / counts.sum()) - log_dets)
 
   def squares(self, features: np.ndarray) -> np.ndarray:
-    """Return the squared Mahalanobis distances of features [n, F] to the mean of each class, [n, C]."""
+    """Return the squared Mahalanobis distances [n, C] of features [n, F] to the means of the classes."""
     pairs = zip(self.means, self.factors, strict=True)
     return np.array([np.square((features - mean) @ factor.T).sum(axis=1) for mean, factor in pairs]).T
 
 
 def mahalanobis(gaussians: ClassGaussians, features: np.ndarray) -> np.ndarray:
-  """Return minus the least squared Mahalanobis distance to the mean of a class, [n] (Lee et al. 2018).
+  """Return minus the squared Mahalanobis distance to the nearest mean of a class, [n] (Lee et al. 2018).
 
   The Gaussians share one covariance. This is the score of one layer, without Lee et al.'s change of the input.
   """
@@ -120,7 +120,7 @@ def mahalanobis(gaussians: ClassGaussians, features: np.ndarray) -> np.ndarray:
 
 
 def class_density(gaussians: ClassGaussians, features: np.ndarray) -> np.ndarray:
-  """Return the log-density of features [n, F] under a mixture of one Gaussian for each class, [n].
+  """Return the log-density [n] of features [n, F] under a mixture of one Gaussian for each class.
 
   Each class has its own covariance. This is Gaussian discriminant analysis, the score of DDU (Mukhoti et al. 2023).
   DDU also trains the network with spectral normalization, which is not done here.
@@ -133,8 +133,8 @@ def calibrated(scores: Mapping[str, np.ndarray], reference: Mapping[str, np.ndar
   """Return the sum over the blocks of (score − mean) / standard deviation, [n].
 
   Args:
-    scores: the scores of images in each block, [n].
-    reference: the scores of other images like the training images, [m]. They give the mean and the standard
-      deviation of each block.
+    scores: the scores [n] of images, by block.
+    reference: the scores [m] of held-out images, by block. They give the mean and the standard deviation of each
+      block.
   """
   return np.sum([(values - reference[b].mean()) / reference[b].std() for b, values in scores.items()], axis=0)

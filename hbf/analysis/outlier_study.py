@@ -3,8 +3,8 @@
 python -m hbf.analysis.outlier_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.outlier_study --report      # draws the table and the picture again, from stored numbers
 
-The runs of one model are its seeds. Each run is stored when it is measured. A second call goes on after the last
-stored run.
+Several runs of one model count as its seeds. The numbers of a run are stored as soon as it is measured. A second call
+measures only the runs that are not stored.
 
 docs/research/outliers.md explains the results.
 """
@@ -28,14 +28,14 @@ from hbf.analysis.study import Record, Study
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.outliers import energy_score, separation, softmax_score
 
-TRAINING = 20_000  # training images whose features are known
-HELD_OUT = 2_000  # held-out images that choose k and calibrate the blocks
+TRAINING = 20_000  # training images that the scores are fitted to
+HELD_OUT = 2_000  # held-out images for the choice of k and the calibration of the blocks' scores
 FEATURE_RANKS = (1, 5, 10, 20, 50, 100, 200, 500)  # values of k for the nearest features
 OUTSIDE = ('cifar100', 'tiny_imagenet', 'digits')
 SCRAMBLED = 'phase-scrambled'
 # Classes of Tiny ImageNet that OpenOOD 1.5 (Zhang et al. 2023) leaves out for CIFAR-10, because CIFAR-10 has images
-# of them. Its list `test_tin.txt` lacks nearly all images of these classes. It also lacks a few other images, which
-# stay here.
+# of such things. OpenOOD's list `test_tin.txt` lacks nearly all images of these classes. It also lacks a few images
+# of other classes, but this study uses them.
 LIKE_CIFAR10 = (
   'Chihuahua', 'Egyptian cat', 'German shepherd', 'Labrador retriever', 'Persian cat', 'Yorkshire terrier',
   'albatross', 'beach wagon', 'black stork', 'bullfrog', 'convertible', 'golden retriever', 'gondola', 'goose',
@@ -47,10 +47,10 @@ MAHALANOBIS, GAUSSIANS = 'Mahalanobis', 'class Gaussians'
 
 
 def scrambled(images: np.ndarray, seed: int) -> np.ndarray:
-  """Return textures: images whose Fourier phases are random, uint8 (Galerne et al. 2011, random phase noise).
+  """Return images with random Fourier phases, uint8. They look like textures.
 
-  An image keeps the amplitudes of its frequencies and the mean of each channel. Its channels get the same phases, so
-  its colors stay alike.
+  This is the random phase noise of Galerne et al. 2011. An image keeps the amplitudes of its frequencies and the mean
+  of each channel. The same random phases are added in all channels of an image, so its colors stay alike.
 
   Args:
     images: uint8 [n, height, width, channels].
@@ -64,13 +64,14 @@ def scrambled(images: np.ndarray, seed: int) -> np.ndarray:
 
 
 def made_up(images: np.ndarray, seed: int) -> np.ndarray:
-  """Return made-up outliers, uint8: means of two images, and images whose 16 parts are shuffled, half of each.
+  """Return made-up outliers, uint8, as many as there are images.
 
+  Half of them are means of two images. The others are images that are cut into 4 × 4 parts, which are then shuffled.
   Hendrycks et al. (2019, "Outlier Exposure") choose options on such images, so that no real outliers are needed.
 
   Args:
     images: uint8 [n, height, width, channels]. The sides are at least 4 pixels.
-    seed: seed of the pairs and the orders.
+    seed: seed of the pairs of images and of the orders of the parts.
   """
   random, half = np.random.default_rng(seed), len(images) // 2
   first, second = images[:half], images[half:]
@@ -91,11 +92,11 @@ class Known(NamedTuple):
 
   Attributes:
     tokens: training tokens of each block.
-    features: features of training images, [n, F].
-    shared: a Gaussian for each class, with one covariance.
-    own: a Gaussian for each class, with its own covariance.
+    features: inputs of the head for training images, [n, F].
+    shared: Gaussians of the features of each class. All classes share one covariance.
+    own: Gaussians of the features of each class. Each class has its own covariance.
     held_out: scores of held-out images.
-    rank: k for the nearest features, and the column of `RANKS` for the nearest tokens.
+    rank: k for the nearest features, and the index in `RANKS` of k for the nearest tokens.
   """
 
   tokens: dict[str, Fitted]
@@ -107,9 +108,10 @@ class Known(NamedTuple):
 
 
 def learn(run: ImageRun) -> Known:
-  """Return what the scores of a run need.
+  """Return the tokens, features, Gaussians and values of k that the scores of a run need.
 
-  The two values of k are those that best tell held-out images from made-up outliers, by AUROC.
+  Both values of k (nearest features, nearest tokens) are those that best separate held-out images from made-up
+  outliers, by AUROC.
 
   Raises:
     UserError: the run holds out no images.
@@ -135,9 +137,10 @@ def _separated_by_tokens(inside: Scores, outside: Scores, column: int) -> float:
 
 
 def all_scores(run: ImageRun, known: Known, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the scores of uint8 images by name, [n] each.
+  """Return the scores [n] of uint8 images by name. `known` is the result of `learn` for the run.
 
-  A score of tokens is the sum over the blocks, calibrated on held-out images. `NAME, BLOCK` is the score of a block.
+  A score that comes from tokens is calibrated in each block on held-out images, and then summed over the blocks. The
+  score of one block, without calibration, has the name `NAME, BLOCK`.
   """
   seen, (rank, column) = outlier_tokens.scores(run, known.tokens, images), known.rank
   found = {
@@ -182,9 +185,10 @@ def measure(run: ImageRun, outside: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-  """Return the images of other data sets by name, and textures and noise.
+  """Return images of other data sets, textures and noise, by name.
 
-  The textures are made of test images that are not scored themselves.
+  `wanted` has names of data sets, or folders of images. The textures are made from test images that are not scored
+  themselves.
   """
   near = {'tiny_imagenet': LIKE_CIFAR10} if run.restored.config.data.name == 'cifar10' else {}
   found = load_ood_images(run, wanted, near)
@@ -194,7 +198,7 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _measure_all(folders: Sequence[str], outside: Sequence[str], record: Record) -> None:
-  """Measure the runs that are not stored."""
+  """Measure the runs whose numbers are not stored."""
   runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:

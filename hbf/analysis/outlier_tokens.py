@@ -1,4 +1,4 @@
-"""Scores of images from the tokens that stage 2 reads, in each block of any image classifier."""
+"""Scores of images, computed from the inputs of stage 2 in each block of any image classifier."""
 
 import functools
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from hbf.ops.kmeans import kmeans, sample
 
 GREATEST, CENTERS = 'greatest response', 'density over centers'
 MEANS, TOKENS = 'density over k-means centers', 'k nearest tokens'
-IMAGES, PER_IMAGE = 2_500, 8  # training images and tokens of each that k-means sees
+IMAGES, PER_IMAGE = 2_500, 8  # training images for k-means, and tokens of each
 BANK = 2_000  # training tokens of a block that are searched for neighbors
 RANKS = (1, 5, 20)  # values of k for the nearest tokens
 
@@ -32,8 +32,8 @@ class Stage2(NamedTuple):
   """Arrays of stage 2 in a block for B images.
 
   Attributes:
-    tokens: tokens that the stage reads, after the LayerNorm, float32 [B, N, D].
-    responses: log K of the centers, or the depth in the ball for kernels without a logarithm, [B, N, U]. In an MLP,
+    tokens: input of the stage, after the LayerNorm, float32 [B, N, D].
+    responses: log K of the centers, or the depth b − s for kernels without a logarithm, [B, N, U]. In an MLP,
       it is the number w·x + b of each unit before the activation. In a gated MLP it is that of the gates.
     log_kernels: log K of the centers, [B, N, U]. For kernels without a logarithm, K is the Gaussian with the stage's
       sigma. None in an MLP.
@@ -59,11 +59,11 @@ class Seen(NamedTuple):
 
 
 class Fitted(NamedTuple):
-  """Training tokens of a block.
+  """Training tokens of a block, and centers that k-means finds among them.
 
   Attributes:
-    means: k-means centers, as many as stage 2 has units, [U, D].
-    variance: mean squared distance of a token to its nearest of these centers, divided by D.
+    means: the centers of k-means, as many as stage 2 has units, [U, D].
+    variance: mean squared distance of a token to the nearest center of k-means, divided by D.
     bank: random tokens, [M, D].
   """
 
@@ -124,7 +124,7 @@ def _tokens(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str,
 
 
 def fit(run: ImageRun, images: np.ndarray, seed: int = 0) -> dict[str, Fitted]:
-  """Return training tokens of every block. {} if no block has centers or an MLP.
+  """Return k-means centers and training tokens of every block. Return {} if no block has centers or an MLP.
 
   Args:
     run: the run.
@@ -153,8 +153,8 @@ class Scores(NamedTuple):
   Attributes:
     logits: [n, classes].
     features: input of the head, [n, F].
-    tokens: for each score of tokens and each block, the scores [n]. The nearest tokens have a column for each of
-      `RANKS`, [n, ranks].
+    tokens: scores [n] that come from tokens, by the name of the score and by block. The scores `TOKENS` are
+      [n, ranks], with a column for each k in `RANKS`.
   """
 
   logits: np.ndarray

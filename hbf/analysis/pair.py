@@ -20,7 +20,7 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-  """Compute the CKA of every layer of one run with every layer of another, [K, L].
+  """Compute the CKA [K, L] of the K layers of one run with the L layers of another.
 
   Args:
     one: features of the layers, [K, n, p], as returned by `layers`.
@@ -32,7 +32,7 @@ def alignment(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _u_centered(features: np.ndarray) -> np.ndarray:
-  """Return the U-centered Gram matrix of features [n, p], [n, n] (Székely & Rizzo 2014).
+  """Return the U-centered Gram matrix [n, n] of features [n, p] (Székely & Rizzo 2014).
 
   For two such matrices K and L, Σ K_ij L_ij is n(n − 3) times the unbiased HSIC. The diagonal is 0, because a Gram
   matrix's diagonal biases HSIC.
@@ -62,7 +62,7 @@ def layers(run: TrainedRun, images: np.ndarray) -> np.ndarray:
 
 
 def matched(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-  """Match the centers of two runs one to one and return the correlation of each pair.
+  """Match the centers of two runs one to one, and return the correlation of the responses of each pair.
 
   The matching maximizes the sum of the correlations (Li et al. 2016, "Convergent learning").
 

@@ -6,7 +6,7 @@ the hidden units. The last block then returns the tokens
 
     z_n = y_n + Wᵀ r_n,        W [A + 1, D]: the coefficients and the bias,
 
-where y_n is the rest of the residual stream. The rest of the network f is the final LayerNorm, the pooling and the
+where y_n is the rest of the residual stream. Let f be the rest of the network: the final LayerNorm, pooling and
 head. It maps the N tokens of an image to logits f(z), and is not linear. So the loss is expanded around the present
 W. Let J_n = ∂f/∂z_n. The change Δ of W moves the logits by u(Δ) = Σ_n J_n Δᵀ r_n in first order. Let g and H be the
 gradient and the Hessian of the loss ℓ with respect to the logits. The Gauss–Newton model of the mean loss is
@@ -65,8 +65,8 @@ class Seen(NamedTuple):
   """Arrays around the two linear layers at the end of a classifier, for B images.
 
   Attributes:
-    inputs: r of the last stage 2 with a 1 at the end, [B, N, A + 1]. One array for each set of parameters of stage 2.
-    tokens: z, the tokens of the last block, [B, N, D].
+    inputs: an array for each set of parameters: responses of the last stage 2 and a 1 at the end, [B, N, A + 1].
+    tokens: the output of the last block, [B, N, D].
     features: the inputs of the head with a 1 at the end, [B, 1, F + 1].
   """
 
@@ -82,7 +82,7 @@ def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence
     model: the network.
     params: its parameters.
     images: normalized images.
-    stages: further parameters of the last stage 2. `Seen.inputs` also has the inputs r that they give.
+    stages: other parameters for the last stage 2. `Seen.inputs` has an array for each of them too.
   """
   last = last_block(model)
   found: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence
 
 
 def layer_inputs(unit: nn.Module, params: Any, points: jax.Array) -> jax.Array:
-  """Return the inputs r of the linear layer of a stage 2 with a 1 at the end, [B, N, A + 1].
+  """Return the inputs of a stage 2's linear output layer with a 1 at the end, [B, N, A + 1].
 
   Args:
     unit: HyperBF centers or an MLP.
@@ -136,7 +136,7 @@ def last_block(model: ImageClassifier) -> str:
   """Return the name of the last block.
 
   Raises:
-    UserError: the output of the block's stage 2 is not added to the tokens as it is, or the block has no stage 2.
+    UserError: the network has no stage 2, or multiplies the output of stage 2 by a layer scale.
   """
   if model.trunk.stage2 is None or model.trunk.layer_scale:
     raise UserError('the network has no stage 2 or has model.layer_scale: give a run with a stage 2 and without it')
@@ -144,7 +144,7 @@ def last_block(model: ImageClassifier) -> str:
 
 
 def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:
-  """Return W of the last stage 2, [A + 1, D]. The centers of all heads are concatenated, and the bias is last.
+  """Return W [A + 1, D] of the last stage 2: the coefficients of all heads' centers, and the bias as the last row.
 
   Raises:
     UserError: stage 2 has no linear output layer.
@@ -155,7 +155,7 @@ def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:
 
 
 def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) -> Any:
-  """Return the parameters with another W in the last stage 2."""
+  """Return the parameters with `weights` [A + 1, D] as coefficients and bias of the last stage 2."""
   block = last_block(model)
   stage = unit_params.with_coefficients(params, block, jnp.asarray(weights[:-1], jnp.float32))[block]['stage2']
   layer = {**_beside(stage), 'bias': jnp.asarray(weights[-1], jnp.float32)}
@@ -164,7 +164,7 @@ def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) 
 
 
 def _beside(stage: Any) -> Any:
-  """Return the parameters among which the bias of W is."""
+  """Return the part of a stage 2's parameters that has the bias."""
   return stage.get('out', stage)
 
 
@@ -173,24 +173,24 @@ Loss = Callable[[jax.Array, jax.Array], jax.Array]  # from logits [B, classes] a
 
 
 def tail_of(model: ImageClassifier, params: Any) -> Tail:
-  """Return the function f from the tokens of the last block to the logits."""
+  """Return the function from the last block's tokens to the logits: final LayerNorm, pooling and head."""
   rest = Rest(model.embed, model.trunk, model.classes)
   kept = {name: params[name] for name in ('norm', 'pool', 'head') if name in params}
   return lambda tokens: jnp.asarray(rest.apply({'params': kept}, tokens))
 
 
 def no_tail(tokens: jax.Array) -> jax.Array:
-  """Return the only token [B, D] of tokens [B, 1, D]. It is f for the head, whose outputs are the logits."""
+  """Return the only token [B, D] of tokens [B, 1, D]. For a refit of the head, it is used in place of `tail_of`."""
   return tokens[:, 0]
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-  """Return the cross-entropy of class probabilities `targets`, [B]."""
+  """Return the cross-entropy [B] of the logits against the class probabilities `targets`."""
   return optax.softmax_cross_entropy(logits, targets)
 
 
 def squared(logits: jax.Array, targets: jax.Array) -> jax.Array:
-  """Return half the squared distance of the logits to class codes `targets`, [B]."""
+  """Return half the squared distance [B] of the logits to the class codes `targets`."""
   return jnp.sum(jnp.square(logits - targets), axis=-1) / 2
 
 
@@ -259,22 +259,22 @@ class Problem:
     return self._mean(_gradient, weights)
 
   def product(self, weights: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return the Gauss–Newton matrix times a direction [A + 1, D], float64 [A + 1, D]. λ is 0."""
+    """Return the Gauss–Newton matrix for λ = 0 times a direction. Direction and result are [A + 1, D], float64."""
     return self._mean(_product, weights, direction)
 
   def factors(self, weights: np.ndarray, most: int = FACTORED) -> tuple[np.ndarray, np.ndarray]:
-    """Return E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], float64, over the tokens of at most `most` images."""
+    """Return K-FAC's factors E[r rᵀ] [A + 1, A + 1] and E[Jᵀ H J] [D, D], over tokens of at most `most` images."""
     part = self.every(-(-len(self.inputs) // most))
     rows = part.inputs.reshape(-1, part.inputs.shape[-1])
     return (rows.T @ rows / len(rows)).astype(np.float64), part._mean(_factor, weights)
 
   def every(self, step: int) -> 'Problem':
-    """Return the loss on every `step`-th image."""
+    """Return the same problem with every `step`-th image only."""
     rows = slice(None, None, step)
     return dataclasses.replace(self, inputs=self.inputs[rows], rest=self.rest[rows], targets=self.targets[rows])
 
   def operations(self, iterations: int) -> float:
-    """Return the floating-point operations of `solve`, without matrix functions of the factors."""
+    """Return the number of floating-point operations of `solve`, without the inverse roots of the factors."""
     rows, columns = self.inputs.shape[1:]
     factors = 2 * rows * columns**2 + self._count(_factor, 1)
     products = iterations * len(self.inputs) * self._count(_product, 2)
@@ -285,7 +285,7 @@ class Problem:
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the floating-point operations of a function of the module on one image."""
+    """Return the floating-point operations of a function on one image. It takes `directions` matrices like W."""
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
@@ -304,13 +304,13 @@ class Problem:
 
 
 class Path(NamedTuple):
-  """The minima of q in a Krylov space, for all λ.
+  """The minima of q, the quadratic model of the loss, in a Krylov space, for every damping λ.
 
   Attributes:
     basis: an orthonormal basis in K-FAC's coordinates, [m, A + 1, D].
     matrix: q's matrix in this basis, without λ, [m, m].
     slope: the norm of the gradient in K-FAC's coordinates.
-    roots: the matrices that map K-FAC's coordinates X to Δ = L X R, [A + 1, A + 1] and [D, D].
+    roots: matrices L [A + 1, A + 1] and R [D, D], which map K-FAC's coordinates X to Δ = L X R.
   """
 
   basis: np.ndarray
@@ -319,13 +319,13 @@ class Path(NamedTuple):
   roots: tuple[np.ndarray, np.ndarray]
 
   def step(self, damping: float) -> np.ndarray:
-    """Return Δ [A + 1, D] for λ = `damping` · the greatest eigenvalue."""
+    """Return the change [A + 1, D] of W for a λ of `damping` times the greatest eigenvalue of `matrix`."""
     ridge = damping * np.linalg.eigvalsh(self.matrix)[-1]
     start = self.slope * np.eye(len(self.matrix))[0]
     return self._back(np.linalg.solve(self.matrix + ridge * np.eye(len(self.matrix)), start))
 
   def random(self, step: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random Δ that has the norm of the given Δ in K-FAC's coordinates."""
+    """Return a random change of W that has the same norm as the change `step` in K-FAC's coordinates."""
     left, right = self.roots
     norm = np.linalg.norm(np.linalg.solve(left, step) @ np.linalg.inv(right))
     direction = np.random.default_rng(seed).normal(size=step.shape)
@@ -337,7 +337,7 @@ class Path(NamedTuple):
 
 
 def solve(problem: Problem, weights: np.ndarray, iterations: int) -> Path:
-  """Run a Lanczos iteration on q at W = `weights`, and return the minima for all λ.
+  """Run a Lanczos iteration on q, the quadratic model of the loss at `weights`. Return its minima for every damping.
 
   Args:
     problem: the loss.
@@ -369,7 +369,7 @@ def _inverse_root(factor: np.ndarray) -> np.ndarray:
 
 
 class Round(NamedTuple):
-  """A step of `refit`, or the trial of a step.
+  """A step of `refit`, or its last attempt at a step, which lowered no held-out loss.
 
   Attributes:
     damping: the chosen damping. None if no step lowered the held-out loss.
@@ -386,9 +386,9 @@ class Refit(NamedTuple):
   """The result of `refit`.
 
   Attributes:
-    weights: W after each step, the first before any step.
+    weights: W [A + 1, D] before the first step and after each step.
     rounds: the steps.
-    paths: the solutions of each step.
+    paths: for each step, the minima for every damping.
   """
 
   weights: list[np.ndarray]
@@ -404,14 +404,14 @@ def refit(
   iterations: int,
   dampings: Sequence[float] = DAMPINGS,
 ) -> Refit:
-  """Take Gauss–Newton steps. Each damping is the one with the least held-out loss. Stop if no step lowers this loss.
+  """Take Gauss–Newton steps, each with the damping that gives the least held-out loss. Stop if none lowers this loss.
 
   Args:
     problem: the loss on training images.
     held_out: the loss on held-out images.
     weights: W at the start, [A + 1, D].
     rounds: greatest number of steps.
-    iterations: products in a step.
+    iterations: products with the Gauss–Newton matrix in a step.
     dampings: the dampings to choose from.
   """
   done = Refit([np.asarray(weights, np.float64)], [], [])

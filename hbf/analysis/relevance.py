@@ -38,7 +38,7 @@ def paint_over(images: np.ndarray, patch: int, gone: np.ndarray, fill: Sequence[
 
 
 def relevance(answers: Answers, images: np.ndarray, patch: int, fill: Sequence[int]) -> np.ndarray:
-  """Return the decrease of the answer's probability if one patch is painted over, [n, rows · columns].
+  """Return the decrease [n, rows · columns] of the answer's probability if one patch is painted over.
 
   The answer is the likeliest class for the whole image.
 
@@ -105,7 +105,7 @@ def color(run: TrainedRun) -> list[int]:
 
 
 def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Compute the vote of every center of the last block for a class, through each token: [n, N, U].
+  """Compute the votes [n, N, U] of the last block's U centers for a class, through each token.
 
   A vote is a contribution to the excess logit of the class, which is its logit minus the mean of all logits. After
   the last block, the divisor of the final LayerNorm and the weights of the pooling are kept constant. Then the excess
@@ -137,7 +137,7 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
 
 
 def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: np.ndarray) -> np.ndarray:
-  """Compute the decrease of a class's excess logit if one center of the last block is removed, [n, k].
+  """Compute the decrease [n, k] of a class's excess logit if one center of the last block is removed.
 
   The center's coefficients are set to 0, and the other centers respond as before. The excess logit is as in `votes`.
 
@@ -168,7 +168,7 @@ def _last_block(run: TrainedRun) -> str:
 
 
 def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, np.ndarray]:
-  """Return the tokens after the last block and the responses of its centers, float64 [n, N, D] and [n, N, U]."""
+  """Return the tokens [n, N, D] after the last block and the responses [n, N, U] of its centers, float64."""
   parts = []
   for number, activations in run.capture_batches(images):
     if block not in activations.responses:
@@ -182,7 +182,7 @@ def _last(run: TrainedRun, images: np.ndarray, block: str) -> tuple[np.ndarray, 
 
 
 def readout(run: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Return the derivative of a class's excess logit with respect to the last tokens, [n, N, D].
+  """Return the derivative [n, N, D] of a class's excess logit with respect to the tokens after the last block.
 
   The excess logit is the logit minus the mean of all logits. The divisor of the final LayerNorm and the weights of
   the pooling are treated as constants.

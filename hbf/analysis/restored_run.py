@@ -38,7 +38,7 @@ class RestoredRun:
       average: True to take the moving average of the parameters.
 
     Raises:
-      UserError: as for `check` and `hbf.training.evaluate.restore`.
+      UserError: as for `check` and `hbf.training.restore.restore`.
     """
     cls.check(workdir)
     with quiet():

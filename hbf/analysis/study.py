@@ -18,7 +18,7 @@ Numbers = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """A study.
+  """A measurement that has a command of its own.
 
   Attributes:
     name: the name of the study. Its numbers are in NAME.json, and its picture is NAME.png.
@@ -37,12 +37,12 @@ class Study:
   verbosity: int = logging.INFO
 
   def parser(self, module: str, doc: str | None, runs: str = '') -> Parser:
-    """Return a parser with the flags of every study: --out, --report, and --run if the study is of runs.
+    """Return a parser with the flags of every study: --out, --report, and --run if the study measures runs.
 
     Args:
       module: the name of the study's module.
       doc: the docstring of the module. The help shows its first line.
-      runs: the help of --run. '': the study is not of runs.
+      runs: the help of --run. '': the study measures no runs, so it has no --run.
     """
     parser = Parser(module, (doc or '').split('\n')[0])
     parser.add_path('--out', default=self.folder or f'runs/{self.name}', help='output folder; default: %(default)s')

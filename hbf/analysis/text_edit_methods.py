@@ -29,7 +29,7 @@ class TextMethod:
   Attributes:
     method: the method.
     trials: the options to choose from.
-    names: True if prompts with other names are guarded too. They are other prompts than those of the scores.
+    names: True if prompts with other names are guarded too. The scores use other prompts than these.
   """
 
   method: Method
@@ -46,7 +46,8 @@ def _lookup(of_prompt: bool) -> Respond:
   """Return a function that computes the responses of a lookup of contexts (`hbf.analysis.text_facts.contexts`).
 
   Args:
-    of_prompt: True if the response is 1 for every context that ends with the edited one.
+    of_prompt: True if the response is 1 for every context that ends with the edited one. False: only for this context
+      itself.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:

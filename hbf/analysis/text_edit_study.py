@@ -45,14 +45,14 @@ from hbf.models.edited import Observed
 from hbf.models.generation import Sampling, generate
 from hbf.training.experiment import make_splits
 
-COPIES = 20  # passages before the prompt of a fact, which the methods do not see
+COPIES = 20  # copies of a fact, each after another passage. The methods do not see them
 CONTROLS, CONTINUED = 5, 8  # prompts with other names for each fact, and tokens of their continuations
 FACTS, IN_TRIALS = 50, 16  # facts in the result and in a trial
 WINDOWS, WINDOWS_IN_TRIALS = 150, 60  # windows of text that measure the damage
 TUNED, TUNED_IN_TRIALS = 16, 4  # facts for fine-tuning
 NAMED = 400  # guarded prompts with other names
 COUNTS = (1, 10, 50)
-SETS = {'prompt': 1, 'copies': COPIES, 'reworded': 1, 'controls': CONTROLS}  # texts of a fact
+SETS = {'prompt': 1, 'copies': COPIES, 'reworded': 1, 'controls': CONTROLS}  # number of texts for each fact
 # Largest share of other answers, in percent, that a trial may change by one fact and by `IN_TRIALS` facts.
 CHANGED, CHANGED_BY_MANY = 0.1, 1.0
 RATES = tuple(float(rate) for rate in np.logspace(-3.5, -0.5, 8))
@@ -62,9 +62,9 @@ class Split(NamedTuple):
   """Facts, and a text whose answers should not change.
 
   Attributes:
-    places: places by name. 'prompt': the fact after its prompt. 'copies': the same after `COPIES` passages.
-      'reworded': after the other prompt. 'controls': continuations of the control prompts. 'text': all places of
-      windows of text. The texts of the first fact come first.
+    places: places by name. 'prompt': a fact's answer after its prompt. 'copies': the answer after a passage and the
+      prompt, for `COPIES` passages. 'reworded': the answer after the reworded prompt. 'controls': the model's own
+      continuations of the control prompts. 'text': all places of windows of text. Facts are in order.
     seen: the model's arrays at these places, by name and layer.
     losses: the model's loss at each place of the text, in bits.
   """
@@ -74,7 +74,7 @@ class Split(NamedTuple):
   losses: np.ndarray
 
   def rows(self, name: str, facts: range) -> np.ndarray:
-    """Return the numbers of the places of some facts. For 'text', return the numbers of all places."""
+    """Return the numbers of the places `name` that belong to some facts. For 'text', return all numbers."""
     rows = self.places[name].rows
     if name == 'text':
       return np.arange(len(rows))
@@ -127,13 +127,18 @@ def passages_of(run: TextRun, split: str, seed: int) -> Passages:
 
 
 class Bases(NamedTuple):
-  """The guarded places by layer: places of the training text, and the same with prompts that have invented names."""
+  """The guarded places by layer.
+
+  Attributes:
+    text: places of the training text.
+    names: the same places, and the ends of prompts with invented names.
+  """
 
   text: dict[str, Base]
   names: dict[str, Base]
 
   def of(self, wanted: TextMethod, layer: str) -> Base:
-    """Return the base of a method."""
+    """Return the base that a method uses in a layer."""
     return (self.names if wanted.names else self.text)[layer]
 
 
@@ -167,7 +172,7 @@ class Edits:
     self.responses = dict(zip(self.seen, np.split(responses, ends, axis=1), strict=True))
 
   def logits(self, facts: range) -> dict[str, np.ndarray]:
-    """Edit the answers of some facts in order. Return the edited logits at `Split.rows`, by name."""
+    """Make the edits of some facts in order. Return the edited logits by name, at the places of `Split.rows`."""
     own = self.split.rows('prompt', facts)
     responses, edited = self.responses['prompt'][np.ix_(own, own)], self.seen['prompt'].at(own)
     _, coefficients = coefficients_of(self.method, responses, edited, self.labels[own], self.margin, skip=False)
@@ -188,7 +193,7 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
 
   Returns:
     In percent, 'prompt': share of the facts that the model writes after the prompt. 'copies': the same after a
-    passage and the prompt. 'reworded': the same after the other prompt. 'controls': share of the control prompts
+    passage and the prompt. 'reworded': the same after the reworded prompt. 'controls': share of the control prompts
     whose continuation changes. 'changed': share of the places of the text whose answer changes. And 'bits': bits for
     each token of the text.
   """
@@ -217,7 +222,7 @@ def bits(logits: np.ndarray, following: np.ndarray) -> np.ndarray:
 
 
 def alone(edits: Edits, count: int) -> dict[str, float]:
-  """Teach each of the first facts alone. Return the means of `scores`."""
+  """Teach one fact at a time to the unedited model. Return the means of `scores` over the first `count` facts."""
   each = [range(i, i + 1) for i in range(count)]
   return _means([scores(edits.logits(fact), edits.split, fact) for fact in each])
 
@@ -227,12 +232,15 @@ def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def many(edits: Edits, counts: Sequence[int]) -> list[dict[str, float]]:
-  """Teach the first facts together. Return `scores` of these facts for each number of facts."""
+  """Teach the first facts together, for each number of facts in `counts`. Return their `scores` for each number."""
   return [{'facts': count} | scores(edits.logits(range(count)), edits.split, range(count)) for count in counts]
 
 
 def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[dict[str, Any]]:
-  """Return a dict for each trial of a method: its options, the means of `alone`, and `many` as 'many'."""
+  """Return a dict for each trial of a method: its options, the scores of `alone`, and under 'many' those of `many`.
+
+  Both functions teach `count` facts.
+  """
   found = []
   for trial in wanted.trials:
     edits = Edits(wanted, trial, bases, split)
@@ -262,8 +270,8 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
 def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float]:
   """Return the share of pairs in which a copy is nearer to a fact than another name is, in percent, by template.
 
-  A pair is a copy of the fact's prompt after a passage, and a control prompt. The distance is from the point of the
-  fact's prompt in the metric of copies.
+  A pair is a copy of the fact's prompt after a passage, and a control prompt. Their distances to the fact's prompt
+  are compared, in the metric of copies.
 
   Args:
     bases: the metric.
@@ -286,10 +294,10 @@ def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float
 
 
 class TextFineTuning:
-  """Fine-tuning of all parameters on the tokens of a fact, until they are right or for `STEPS` steps."""
+  """Fine-tuning of all parameters on a fact, until all tokens of its answer are right or for `STEPS` steps."""
 
   def __init__(self, run: TextRun, split: Split) -> None:
-    """Make the functions that JAX compiles at their first call."""
+    """Make the functions of the run's network. JAX compiles them at their first call."""
     self.split, self._params, model = split, run.params, run.model
 
     def loss(params: Any, window: jax.Array, columns: jax.Array, following: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -325,7 +333,7 @@ class TextFineTuning:
     return found
 
   def alone(self, rate: float, count: int) -> dict[str, float]:
-    """Fine-tune on each of the first facts alone. Return the means of `scores`."""
+    """Fine-tune the trained model on one fact at a time. Return the means of `scores` over the first facts."""
     found = []
     for fact in (range(i, i + 1) for i in range(count)):
       params = self.taught(self._params, fact.start, rate)
@@ -333,7 +341,10 @@ class TextFineTuning:
     return _means(found)
 
   def many(self, rate: float, counts: Sequence[int]) -> list[dict[str, float]]:
-    """Fine-tune on the first facts one after the other. Return results like the function `many`."""
+    """Fine-tune on the first facts one after the other.
+
+    Return the `scores` of all facts so far, for each number of facts in `counts`.
+    """
     params, found = self._params, []
     for fact in range(counts[-1]):
       params = self.taught(params, fact, rate)
@@ -353,7 +364,7 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
     count: number of facts.
 
   Raises:
-    UserError: the run holds out no text, or has another task. Or its tokenizer lacks a character.
+    UserError: the run holds out no text, or is of another task. Or its tokenizer lacks a character of a fact.
   """
   run = TextRun.of(workdir)
   config = run.restored.config

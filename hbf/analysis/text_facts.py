@@ -36,7 +36,8 @@ MIDDLE, LAST = 'tokens after half of the blocks', 'input of the last stage 2'
 LAYERS = (MIDDLE, LAST)  # the layers whose points the study compares
 CONTEXT = 'context'  # the tokens of the context itself (`contexts`)
 
-# The metric of copies: number of beginnings of lines, passages before each, and the tokens of a beginning to read.
+# For the metric of copies: the number of line beginnings, the number of passages before each, and the numbers of the
+# tokens in a beginning whose points are used.
 BEGINNINGS, PASSAGES, READ = 300, 10, (15, 21, 27, 33)
 
 
@@ -83,11 +84,11 @@ def _name(rng: np.random.Generator) -> str:
 
 
 class Places(NamedTuple):
-  """Places in texts at which a language model predicts the next token.
+  """Places in texts: tokens at which a language model predicts the next token.
 
   Attributes:
-    windows: the texts, int32 [n, T]. Zeros fill a window after its text. A causal model's answers do not depend on
-      them.
+    windows: the texts, int32 [n, T]. Zeros fill a window after its text. The answers of a causal model do not depend
+      on these zeros.
     rows: the window of each place, int [m].
     columns: the number of the place's token in its window, int [m].
     following: the token that follows, int [m].
@@ -100,7 +101,7 @@ class Places(NamedTuple):
 
   @classmethod
   def of(cls, texts: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> 'Places':
-    """Return the places at which continuations are predicted.
+    """Return the places at which the tokens of some continuations are predicted.
 
     Args:
       texts: pairs of a text and its continuation, int [a] and [b], with a + b ≤ `length` + 1.
@@ -125,15 +126,18 @@ class Places(NamedTuple):
 
 
 def contexts(places: Places) -> np.ndarray:
-  """Return the tokens at each place and before it, the last one first, int32 [m, T]. After the first token: −1."""
+  """Return the token at each place and all tokens before it, in reverse order, int32 [m, T].
+
+  Each row is filled up with −1.
+  """
   back = places.columns[:, None] - np.arange(places.windows.shape[1])
   return np.where(back >= 0, places.windows[places.rows[:, None], np.maximum(back, 0)], -1)
 
 
 def read(run: TextRun, places: Places) -> dict[str, Observed]:
-  """Return the model's arrays at m places, by the layer that gives the points.
+  """Return the model's arrays at m places, for each layer in `LAYERS`.
 
-  A point is one token of the layer, [m, D]. The features are the input of the head.
+  The points [m, D] are the layer's tokens at these places. The features are the inputs of the head.
   """
   call = functools.partial(_read, unrolled(run.model), run.params)
   logits, points, features = in_batches(call, places.windows, BATCH)
@@ -165,7 +169,7 @@ class Passages:
   """Random passages of a text. Every passage ends with a line break."""
 
   def __init__(self, text: np.ndarray, line_break: int, seed: int) -> None:
-    """Find the line breaks of a text, int [L]."""
+    """Find the line breaks in a text, int [L]. `line_break` is the number of their token."""
     self.text, self.rng = np.asarray(text, np.int32), np.random.default_rng(seed)
     self.ends = np.flatnonzero(self.text == line_break) + 1
 
@@ -176,15 +180,15 @@ class Passages:
     return self.text[end - length : end]
 
   def beginning(self, length: int) -> np.ndarray:
-    """Return the first tokens after a line break, int32 [length]."""
+    """Return the first tokens after a random line break, int32 [length]."""
     start = self.rng.choice(self.ends[self.ends <= len(self.text) - length])
     return self.text[start : start + length]
 
 
 def points_of_copies(run: TextRun, passages: Passages) -> dict[str, np.ndarray]:
-  """Return the points of tokens after different passages, float32 [n, PASSAGES, D] by layer.
+  """Return the vectors of n tokens, each after several passages, float32 [n, PASSAGES, D] by layer.
 
-  The tokens belong to the beginnings of `BEGINNINGS` lines. A beginning follows each of its passages directly.
+  The tokens are in the beginnings of `BEGINNINGS` lines. Each beginning is appended to `PASSAGES` random passages.
   """
   length, longest = run.task.length, READ[-1] + 1
   texts = []

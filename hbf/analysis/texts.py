@@ -158,7 +158,7 @@ def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
 
   Args:
     responses: responses of U centers, [n, T, U].
-    count: the length of a list. It is n if there are fewer windows.
+    count: the length of a list. If there are fewer windows, it is their number n.
   """
   best = responses.argmax(axis=1)  # [n, U]
   order = np.argsort(-responses.max(axis=1), axis=0, kind='stable')[:count]
@@ -176,15 +176,15 @@ def context(run: TextRun, windows: np.ndarray, place: Place, before: int = 24) -
 
 
 def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Return the derivative of a next token's excess logit with respect to the last tokens, [n, T, D].
+  """Return the derivative [n, T, D] of a next token's excess logit with respect to the last block's output.
 
   The excess logit is the logit minus the mean over the vocabulary. The divisor of the final LayerNorm is treated as a
   constant.
 
   Args:
     run: the run.
-    tokens: tokens after the last block, [n, T, D].
-    classes: the next token, int [n, T].
+    tokens: output of the last block, [n, T, D].
+    classes: number of a next token at each position, int [n, T]. The derivative is of its logit.
   """
   params = run.params
   size = np.sqrt(tokens.astype(np.float64).var(axis=-1, keepdims=True) + run.model.trunk.norm_epsilon)
@@ -193,24 +193,24 @@ def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray
 
 
 def writing(run: TextRun) -> np.ndarray:
-  """Return the derivative of each excess logit (`readout`) with respect to the final LayerNorm's output, [V, D]."""
+  """Return the derivative [V, D] of each excess logit (`readout`) with respect to the final LayerNorm's output."""
   head = run.params['embedding']['embedding'] if run.model.tied else run.params['head']['kernel'].T
   directions = np.asarray(head, np.float64)
   return np.asarray(directions - directions.mean(axis=0))
 
 
 def written(run: TextRun, block: str) -> np.ndarray:
-  """Return the contributions of a block's units to the excess logits (`readout`), without later blocks, [U, V].
+  """Return the contributions [U, V] of a block's units to the excess logits (`readout`).
 
-  The final LayerNorm multiplies by its scale here, but does not divide. So the values of a unit rank the tokens, but
-  their size has no meaning.
+  Later blocks are left out. The final LayerNorm multiplies by its scale here, but does not divide. So the values of a
+  unit rank the tokens, but their size has no meaning.
   """
   scale = np.asarray(run.params['norm']['scale'], np.float64)
   return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
 
 
 def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
-  """Return the votes: contributions of every center of the last block to a next token's excess logit, [n, T, U].
+  """Return the votes [n, T, U]: contributions of the last block's centers to a next token's excess logit.
 
   The excess logit is as in `readout`. The divisor of the final LayerNorm is treated as a constant, as in
   `hbf.analysis.relevance.votes`.
@@ -218,7 +218,7 @@ def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
   Args:
     run: the run.
     seen: the network's arrays for n windows.
-    classes: the next token, int [n, T].
+    classes: number of a next token at each position, int [n, T]. The votes are for this token.
 
   Raises:
     UserError: stage 2 of the last block is not a HyperBF.

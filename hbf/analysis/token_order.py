@@ -1,9 +1,9 @@
-"""Use of token order by the stages 1 of a language model: python -m hbf.analysis.token_order --workdir runs/text.
+"""Use of token order by stage 1 of a language model: python -m hbf.analysis.token_order --workdir runs/text.
 
 For attention, the script measures the mean distance over which each head attends, and its sigmas. For gMLP, it
 measures how near the spatial weights are to a Toeplitz matrix, whose entries depend only on the offset i − j of two
-tokens. Training does not require such a matrix (Liu et al. 2021, Figure 3). The script writes mixing.json, and for
-gMLP also mixing.png.
+tokens. gMLP may learn any matrix, but comes near to this form (Liu et al. 2021, Figure 3). The script writes
+mixing.json, and for gMLP also mixing.png.
 """
 
 import pathlib
@@ -30,7 +30,8 @@ from hbf.training.restore import restore
 from hbf.training.workdir import write_json
 
 WINDOWS = 32  # windows of the test text for the mean distances
-OLD_KEYS = {'width': 'sigma', 'place_width': 'position_sigma', 'place_offset': 'position_offset'}  # in stored files
+# Names in files of earlier versions, and the names that replaced them.
+OLD_KEYS = {'width': 'sigma', 'place_width': 'position_sigma', 'place_offset': 'position_offset'}
 
 
 def distances(model: LanguageModel, params: Any, tokens: jax.Array) -> dict[str, np.ndarray]:
@@ -99,7 +100,7 @@ def measure(
     root: file or folder of the text. If empty, the one used in training.
 
   Raises:
-    UserError: the run is not on texts, or as for `hbf.training.evaluate.restore`.
+    UserError: the run is not on texts, or an error of `hbf.training.restore.restore`.
   """
   restored = restore(workdir, checkpoint, jax.devices()[:1], dir=dir, root=root)
   model, params = restored.model, restored.params
@@ -126,7 +127,7 @@ def measure(
 
 
 def table(found: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each block."""
+  """Return a Markdown table of the statistics that `measure` returns, with a row for each block."""
   names = list(dict.fromkeys(name for block in found['blocks'].values() for name in block))
   rows = [(block, *(_shown(about.get(name)) for name in names)) for block, about in found['blocks'].items()]
   labels = (OLD_KEYS.get(name, name).replace('_', ' ') for name in names)

@@ -1,4 +1,4 @@
-"""A trained run on images, with its network and its data, for analysis."""
+"""A trained run on images whose network has one token for each patch, with the data of the run."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ class TrainedRun(ImageRun):
 
   @classmethod
   def check(cls, workdir: pathlib.Path) -> None:
-    """Raise `UserError` unless the run is of task classification and its network has one resolution (model.merge)."""
+    """Raise `UserError` unless the run is of task classification and its network has one resolution."""
     super().check(workdir)
     if merge := load_config(workdir).model.get('merge', 0):
       raise UserError(

@@ -40,7 +40,7 @@ def coefficients(params: Params, block: str) -> jax.Array:
 
 
 def with_coefficients(params: Params, block: str, values: jax.Array) -> Params:
-  """Return parameters with other coefficients [U, D] of a block's units."""
+  """Return parameters in which the units of a block have the coefficients `values` [U, D]."""
   unit = params[block]['stage2']
   if 'coefficients' in unit:
     changed = unit | {'coefficients': values.reshape(unit['coefficients'].shape)}
@@ -81,7 +81,7 @@ def swap(params: Params, block: str, one: int, other: int) -> Params:
 
 
 def move(params: Params, block: str, center: int, place: jax.Array) -> Params:
-  """Return parameters with a center at another place.
+  """Return parameters in which a center has other coordinates.
 
   Args:
     params: the parameters of a network with HyperBF in stage 2.

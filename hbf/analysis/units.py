@@ -14,12 +14,16 @@ from hbf.models.classifier import ImageClassifier
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-  """Responses and gradients of stage 2 in every block, on some labeled images.
+  """Responses and gradients of the centers of stage 2 in every block, for B labeled images of N tokens.
+
+  A is the number of centers in each head of stage 2.
 
   Attributes:
     responses: response R of every center to every token, float32 [depth, B · N, heads · A]. Stage 2 computes Σ R c.
-    gradients: root mean square, over a center's coordinates, of the loss's gradient, float32 [depth, heads · A].
-    coefficient_gradients: greatest |gradient| of the loss among a center's coefficients, float32 [depth, heads · A].
+    gradients: size of the loss's gradient with respect to a center, float32 [depth, heads · A]. The size is the root
+      mean square over the center's coordinates.
+    coefficient_gradients: greatest |gradient| of the loss with respect to a coefficient of a center, float32 [depth,
+      heads · A].
   """
 
   responses: np.ndarray
@@ -27,22 +31,22 @@ class Units:
   coefficient_gradients: np.ndarray
 
   def health(self) -> Health:
-    """Return the dead and the constant centers, bool [depth, heads · A]."""
+    """Find the dead and the constant centers. Both arrays of the result are bool [depth, heads · A]."""
     return Health(*jax.device_get(unit_health(self.responses, self.coefficient_gradients)))
 
   def mean(self) -> np.ndarray:
-    """Return the mean response of each block, [depth]."""
+    """Return the mean response [depth] in each block, over all tokens and centers."""
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """Measure how much the responses of each block vary over the tokens: [depth].
+    """Return a measure [depth] of how much the responses in each block vary over the tokens.
 
-    The value is the root mean square, over the centers, of a response's standard deviation over the tokens.
+    The measure is the root mean square, over the centers, of a response's standard deviation over the tokens.
     """
     return np.sqrt(self.responses.var(axis=1, dtype=np.float64).mean(axis=1))
 
   def learning(self) -> np.ndarray:
-    """Return the size of the loss's gradient with respect to the centers of each block, [depth].
+    """Return the size [depth] of the loss's gradient with respect to the centers of each block.
 
     The size is the root mean square over all coordinates of all centers of the block. It is 0 if the centers cannot
     learn.
@@ -57,7 +61,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
     model: the network.
     params: its parameters.
     images: normalized images, [B, height, width, channels].
-    labels: int [B].
+    labels: the true classes, int [B].
   """
 
   @jax.jit

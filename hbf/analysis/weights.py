@@ -50,7 +50,7 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 
 
 def _probes(values: jax.Array) -> jax.Array:
-  """Return P arrays of values in the shape of `values`, [B, N, H, e], stacked: [P, B, N, H, e].
+  """Return P stacked arrays [P, B, N, H, e] that take the place of the values [B, N, H, e].
 
   The first array is 0. Each later array has one-hot vectors for e of the N tokens and 0 for the other tokens.
   """

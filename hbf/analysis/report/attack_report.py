@@ -23,7 +23,8 @@ Measured = Mapping[str, Any]
 def table(measured: Measured) -> str:
   """Return a Markdown table with a row for each model and each greatest change of a pixel, and notes below it.
 
-  Square may attack fewer images than APGD. Columns with a number of images are of these images alone.
+  Square may attack fewer images than APGD. Only the third column has all images of APGD. The columns to its right are
+  about the images that both attacked.
   """
   few = min(row['images'] for row in measured['rows'])
   header = (
@@ -80,10 +81,10 @@ def _right(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
-  """Return for each seed if an image is right after all of the attacks, bool [images]. [] if one was not measured.
+  """Return an array bool [images] for each seed: True for an image with a right answer after all of the attacks.
 
-  The images are those that all of the attacks share. With `levels` 0, the images that are right before the attack
-  come first.
+  The images are those that all of the attacks share. If one of the attacks was not measured, return []. With `levels`
+  0 there is no attack. Then the array has as many True as answers are right, and they come first.
   """
   if not levels:
     rows = _rows(measured, model, attacks[0], _levels(measured)[1])
@@ -95,7 +96,13 @@ def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str])
 
 
 def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
-  """Return the accuracy in percent with Wilson's interval over images, joined over seeds."""
+  """Return the accuracy in percent, with a 95% interval.
+
+  For each seed, the interval over images is Wilson's. `over_seeds` joins the accuracies and intervals of the seeds.
+
+  Args:
+    rights: an array for each seed, with True for an image with a right answer, bool [images].
+  """
   estimates = []
   for right in rights:
     interval = stats.binomtest(int(right.sum()), len(right)).proportion_ci(method='wilson')
@@ -104,7 +111,10 @@ def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
 
 
 def _differences(measured: Measured) -> list[str]:
-  """Return a sentence for each greatest change of a pixel: each model minus the first model, after APGD."""
+  """Return sentences on the accuracy after APGD of each other model, minus that of the first model.
+
+  There is a sentence for each other model and each greatest change of a pixel.
+  """
   first, *others = _models(measured)
   lines = []
   for levels in _levels(measured)[1:]:

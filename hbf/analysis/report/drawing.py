@@ -86,7 +86,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def _described(figure: Figure) -> str:
-  """Return the titles and labels of a figure's axes as one text."""
+  """Return the titles and labels of a figure's axes as one text, for screen readers."""
   lines = []
   for axis in figure.axes:
     labels = [label for label in (axis.get_ylabel(), axis.get_xlabel()) if label]
@@ -101,7 +101,7 @@ def png(image: np.ndarray) -> str:
 
 
 def enlarged(image: np.ndarray, times: int) -> np.ndarray:
-  """Repeat every pixel `times` times in each direction, [height, width, channels]."""
+  """Repeat every pixel of an image [height, width, channels] `times` times in each direction."""
   return image.repeat(times, axis=0).repeat(times, axis=1)
 
 

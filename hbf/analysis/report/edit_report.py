@@ -77,7 +77,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
     counts = [after['edits'] for after in rows[0]['many']]
     copies, others = (np.mean([[after[key] for after in row['many']] for row in rows], axis=0) for key in AFTER)
     middle.plot(counts, copies, **style)
-    right.plot(counts, 100 - others, **style)  # its logarithm keeps methods apart that do little damage
+    right.plot(counts, 100 - others, **style)  # a logarithmic axis keeps methods with little damage apart
   left.axvline(0.2, color='gray', linestyle=':')
   left.set(
     xscale='log', xlabel='other answers changed, % (held-out images)', ylabel='copies of the edited image right, %'

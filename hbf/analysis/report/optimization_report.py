@@ -71,7 +71,7 @@ def _scores(found: Mapping[str, float]) -> tuple[str, str]:
 def agop_table(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table with a row for each network, matrix and block.
 
-  A correlation with random matrices is the 97.5% quantile over the drawn matrices.
+  In the columns for random matrices, a cell is the 97.5% quantile of the correlations with the drawn matrices.
   """
   header = (
     'network',
@@ -97,7 +97,7 @@ def _trained(network: Network) -> list[Mapping[str, Any]]:
 
 
 def _untrained(network: Network, row: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Return the row of the untrained network for the block and the matrix of a row."""
+  """Return the row of the untrained network that has the block and the matrix of the given row."""
   key = (row['block'], row['matrix'])
   return next(z for z in network['agop'] if z['state'] == 'untrained' and (z['block'], z['matrix']) == key)
 
@@ -109,8 +109,8 @@ def _correlation(row: Mapping[str, Any], part: str) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with two panels.
 
-  The left panel has the test accuracy by operations, from coefficients of 0. The right panel has the correlation of
-  each block's AGOP with the matrices of its stage 2.
+  The left panel shows the test accuracy against the operations, for refits that start from coefficients of 0. The
+  right panel shows the correlation of each block's AGOP with the matrices of its stage 2.
   """
   figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6), layout='constrained')
   for number, network in enumerate(measured['networks']):
@@ -132,7 +132,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _draw_refits(axis: Any, network: Network, color: str) -> None:
-  """Draw the accuracy by operations of the refits from 0, and the trained network's accuracy."""
+  """Draw the accuracy of the refits from 0 against their operations, and a line at the trained network's accuracy."""
   for row in network['refits']:
     if row['layer'] != 'stage 2' or not row['start'].startswith('zero'):
       continue
@@ -150,7 +150,8 @@ def _draw_refits(axis: Any, network: Network, color: str) -> None:
 def _draw_agop(axis: Any, network: Network, matrix: str, series: int) -> int:
   """Draw the correlations of one matrix, by block. Return 1, the number of colors used.
 
-  Entries off the diagonal are drawn. A diagonal matrix has none, so the entries on its diagonal are drawn.
+  The correlations are over the entries off the diagonal. In a diagonal matrix these are all 0, so there the
+  correlations are over the diagonal.
   """
   rows = [row for row in _trained(network) if row['matrix'] == matrix]
   part = 'off_diagonal' if 'off_diagonal' in rows[0]['agop'] else 'diagonal'

@@ -34,7 +34,7 @@ def _scores(measured: Measured) -> list[str]:
 
 
 def _estimate(measured: Measured, model: str, outside: str, score: str, measure: str = 'auroc') -> Estimate | None:
-  """Return a measure of a score for a model, joined over its seeds. None if the model has no such score."""
+  """Return a measure of a score, such as its AUROC, over a model's seeds. None if the model has no such score."""
   found = [row['scores'][outside].get(score) for row in measured['rows'] if row['model'] == model]
   return over_seeds([Estimate(**values[measure]) for values in found]) if all(found) else None
 
@@ -53,7 +53,7 @@ def table(measured: Measured) -> str:
 
 
 def draw(measured: Measured, path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each other data set. A panel shows the AUROC of each score, for each model."""
+  """Write a PNG with a panel for each data set of other images. It shows the AUROC of each score and model."""
   outside, scores = _outside(measured), _scores(measured)
   figure, axes = plt.subplots(1, len(outside), figsize=(3 + 2.4 * len(outside), 4), sharey=True, layout='constrained')
   for axis, name in zip(np.atleast_1d(axes), outside, strict=True):

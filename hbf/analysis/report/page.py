@@ -16,7 +16,7 @@ ROWS_TO_SORT = 5  # tables of at least so many rows can be sorted and filtered
 
 
 class MissingPart(Exception):
-  """An error: a model or its data do not have the parts that a section describes. The section shows the message."""
+  """An error: a model or its data lack a part that a section describes. The section then shows the message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Link(str):
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-  """Details with pictures, side by side. The parts of an open one fill the width of the page."""
+  """Details with pictures, side by side. If one of them is opened, its parts fill the width of the page."""
 
   choices: Sequence[Details]
 
@@ -154,7 +154,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
 
 
 def _first_text(row: Sequence[str]) -> str:
-  """Return the first cell of a row that is not an image. It is used as the row's name."""
+  """Return the text of a row's first cell without an image. It is used as the row's name."""
   return next((cell for cell in row if not cell.startswith('data:')), '')
 
 

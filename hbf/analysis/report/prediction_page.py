@@ -16,7 +16,7 @@ from hbf.training.workdir import replace_text
 def write_page(
   workdir: pathlib.Path, checkpoint: str, average: bool, paths: Sequence[str], page: str, **moved: str
 ) -> None:
-  """Write a page that explains a run's answers to a user's images. It needs the training data of the run.
+  """Write a page that explains a run's answers to a user's images. The training data of the run are needed.
 
   Args:
     workdir: folder of a run on images.

@@ -1,4 +1,4 @@
-"""Estimates of several seeds of one model, joined to one estimate."""
+"""Combination of the estimates from several seeds of one model into one estimate."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,9 @@ def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
   """Return the mean of the estimates of a model's seeds, in percent, with its 95% confidence interval.
 
   All seeds are measured on the same images, so the images' part of the interval does not shrink with more seeds. If
-  there are fewer than three seeds, the interval is over images alone. Otherwise it is over seeds and images. Its half
-  length is then the root of the sum of two squares. One is the half length over images, the mean of all seeds. The
-  other is the half length of Student's interval over seeds. Seeds also vary because of the images, so this
-  interval is a little long.
+  there are fewer than three seeds, the interval is over images alone. Otherwise it is over seeds and images, and its
+  half length is √(a² + b²). Here a is the half length over images, as a mean over the seeds, and b is the half length
+  of Student's interval over seeds. The images add to the variation between seeds, so the interval is a bit too long.
 
   Args:
     estimates: an estimate for each seed, with an interval over images.
@@ -33,7 +32,7 @@ def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def about_intervals(count: int) -> str:
-  """Return a sentence on the intervals of tables and pictures, for the number of seeds of each model."""
+  """Return a note on the intervals in tables and pictures. `count` is the number of seeds of each model."""
   if count == 1:
     return 'One seed of each network. Intervals are over images and say nothing about other seeds.'
   if count < SEEDS:

@@ -144,8 +144,8 @@ def _votes(
       numbers.append({'window': window, 'answer': answer, 'center': center, 'lost': lost})
   caption = (
     f'The centers of {block} with the strongest votes for the answer, in windows of the test text. Vote: the '
-    'contribution to the answer’s logit, relative to the mean of all tokens, with the last norm frozen. Lost: the '
-    'drop of this logit if the network runs again without the center.'
+    'contribution to the answer’s logit, relative to the mean logit of all tokens. Here the divisor of the last norm '
+    'counts as a constant. Lost: the drop of the same logit if the network runs again without the center.'
   )
   header = ('text → answer', 'center', 'vote', 'lost', 'the center responds most to')
   return Section(
@@ -171,9 +171,9 @@ def _interventions(run: TextRun, test: np.ndarray, losses: np.ndarray, cast: np.
   controls = {'all centers silenced': without(range(count)), 'a random half silenced': without(half)}
   strongest = sorted(effects, key=lambda unit: -effects[unit].mean)[:EFFECTS]
   caption = (
-    f'Change of the loss in nats a token on {len(test)} windows of the test text, if a center of {block} writes '
-    'nothing: mean and half of the 95% interval over the windows. Shown are the '
-    f'{len(strongest)} greatest of the {len(which)} centers with the strongest votes, and controls.'
+    f'Change of the loss in nats per token on {len(test)} windows of the test text, if a center of {block} is '
+    f'silenced: mean and half of the 95% interval over the windows. Among the {len(which)} centers with the '
+    f'strongest votes, the {len(strongest)} with the greatest change are shown. The last rows are controls.'
   )
   rows = [(f'center {unit}', effects[unit].text(4)) for unit in strongest]
   rows += [(name, mean.text(4)) for name, mean in controls.items()]

@@ -42,7 +42,7 @@ def section(run: TrainedRun) -> Section:
     PageTable(
       header,
       rows,
-      'Each cell is sorted from low to high. Distances are in patches. '
+      'The numbers in each cell are sorted from low to high. Distances are in patches. '
       f'Uniform weights would give {even:.1f} patches and {count} tokens.',
     ),
     _depth_drawing(depth),
@@ -64,7 +64,8 @@ def _depth_drawing(depth: np.ndarray) -> Drawing:
   axis.set_xticklabels(['tokens', *(str(i) for i in range(len(depth) - 1))])
   return Drawing(
     [figure],
-    'Difference of the tokens of an image, X: 0 if all tokens are the same. Attention alone would bring it to 0.',
+    'Difference of the tokens X of an image, where x̄ is their mean. It is 0 if all tokens are the same. Attention '
+    'alone, without residual connections, would bring it to 0 with depth.',
   )
 
 

@@ -28,7 +28,7 @@ RANDOM_DRAWS = 1_000  # number of sets of random images that measure the purity 
 
 
 def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str, Census]]:
-  """Return the section, and what was found about the centers of each block, by the block's name.
+  """Return the section, and the census of each block's centers, by the block's name.
 
   Args:
     run: the run.
@@ -59,10 +59,11 @@ def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str
     Paragraph(
       f'The nearest patches come from {len(training.labels):,} training images. A center is awake for a token if its '
       'share of ΣK is at least twice the even share. Purity has a meaning only if it exceeds three controls: random '
-      'training tokens in place of the centers (without their own images), the network at initialization, and '
-      f'{NEAREST} random images, whose purity is {100 * numbers["purity_of_random_images"]:.0f}%. The noise has a '
-      f'standard deviation of {NOISE} (pixels are 0 to 255). If every center is moved onto its nearest training '
-      f'token, the accuracy changes from {accuracy:.2f}% to {projected:.2f}%.'
+      'training tokens in place of the centers (the image of such a token does not count), the network at '
+      f'initialization, and {NEAREST} random images, whose purity is '
+      f'{100 * numbers["purity_of_random_images"]:.0f}%. The noise has a standard deviation of {NOISE} (pixels are 0 '
+      'to 255). If every center is moved onto its nearest training token, the accuracy changes from '
+      f'{accuracy:.2f}% to {projected:.2f}%.'
     ),
     _rates(found),
   ]
@@ -109,12 +110,12 @@ def _table(found: Mapping[str, Census], numbers: Mapping[str, Any]) -> PageTable
     rows.append((block, f'{n["centers"]:,}', f'{n["awake"]:.1f}', *counts, *shares))
   caption = (
     'Awake for a token: the effective number of centers that respond to one token. Dead: the greatest |response| is '
-    '0 up to rounding, or the coefficients get no gradient. Such a center adds nothing. Constant: the standard '
-    f'deviation of the response over the tokens is below {100 * CONSTANT:.0f}% of its root mean square. Such a '
-    f'center adds a bias. Low share: the center is awake for fewer than {100 * LOW_SHARE:.1f}% of the tokens. It may '
-    f'still be alive. Doubled: the center responds like another center (correlation above {DOUBLED}). Purity: the '
-    f'share of the most common class among the {NEAREST} nearest images. Kept under noise: the part of the nearest '
-    'images that are still nearest if noise is added.'
+    '0 up to rounding, or the coefficients get no gradient. Such a center adds or learns nothing. Constant: the '
+    f'standard deviation of the response over the tokens is below {100 * CONSTANT:.0f}% of its root mean square. '
+    f'Such a center adds a bias. Low share: the center is awake for fewer than {100 * LOW_SHARE:.1f}% of the tokens. '
+    f'It may still be alive. Doubled: the center responds like another center (correlation above {DOUBLED}). Purity: '
+    f'the share of the most common class among the {NEAREST} nearest images. Kept under noise: the share of the '
+    'nearest images that are still among the nearest if noise is added to all images.'
   )
   return PageTable(header, rows, caption)
 
@@ -147,8 +148,9 @@ def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -
     )
   header = ('center', 'nearest patch', f'the {NEAREST} nearest patches', 'awake, %', 'purity, %', 'class scores')
   caption = (
-    f'{block}: the {len(rows)} centers that are awake most. Each patch is shown with its neighbors. Class scores: '
-    'the class that the coefficients of the center raise most (+), and the class that they lower most (−).'
+    f'{block}: the {len(rows)} centers that are awake for the most tokens. Each patch is shown with its neighbors. '
+    'Class scores: the class that the coefficients of the center raise most (+), and the class that they lower most '
+    '(−).'
   )
   return PageTable(header, rows, caption)
 
@@ -191,7 +193,7 @@ def patches(run: TrainedRun, training: LabeledImages, found: Census, a: int) -> 
 
 
 def _all(run: TrainedRun, training: LabeledImages, block: str, found: Census) -> Details:
-  """Return an image with a square for each center of a block. The square shows the patches nearest to the center.
+  """Return details with a square for each center of a block. The square shows the patches nearest to the center.
 
   The centers that are awake for the most tokens come first.
   """
@@ -201,7 +203,7 @@ def _all(run: TrainedRun, training: LabeledImages, block: str, found: Census) ->
   squares = np.stack([in_rows(nearest[: side * side], side, gap=0) for nearest in cut])
   sheet = in_rows(squares, int(np.ceil(np.sqrt(len(squares)))), gap=4)
   caption = (
-    f'Each square has the {side * side} patches nearest to a center, without neighbors. Centers that are awake most '
-    'come first.'
+    f'Each square has the {side * side} patches nearest to a center, without neighbors. Centers that are awake for '
+    'the most tokens come first.'
   )
   return Details(f'All {len(order):,} centers of {block}', [Gallery([(png(sheet), '')], caption, 2 * sheet.shape[1])])

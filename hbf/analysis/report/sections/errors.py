@@ -29,7 +29,8 @@ def section(run: TrainedRun) -> Section:
     _images(run, most_ambiguous(p, SHOWN), p, 'The images with the smallest gap between the two likeliest classes.'),
   ]
   if len(run.classes) <= MOST_CLASSES:
-    parts.insert(1, Drawing([_matrix(run, confusion)], 'Test images by class and answer. Color: share of the class.'))
+    caption = 'Test images by class and answer. Color: share of the images of a class.'
+    parts.insert(1, Drawing([_matrix(run, confusion)], caption))
   keys = ('n', 'accuracy', 'ece', 'nll', 'per_class', 'confusion', 'reliability')
   numbers = {key: found[key] for key in keys if key in found}  # with very many classes there is no confusion matrix
   numbers |= {'area_under_risk_coverage': float(risk.mean())}

@@ -1,4 +1,4 @@
-"""Section on interventions: units that are silenced, and centers at random places."""
+"""Section on interventions: units that are silenced, and centers that are moved to random tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -119,9 +119,9 @@ def _units(
     rows.append(cells + ([png(patches(run, training, census, unit))] if census else []))
   header = ['unit', 'loss', 'accuracy, points', 'other answers, %'] + (['nearest training patches'] if census else [])
   caption = (
-    f'The {len(rows)} {kind} of {block} whose silence raises the loss most, of the {len(effects)} with the strongest '
-    f'votes. Each row shows what changes on {images:,} test images if this unit alone writes nothing: mean and half '
-    'of the 95% interval over the images.'
+    f'Among the {len(effects)} {kind} of {block} with the strongest votes, the {len(rows)} whose silence raises the '
+    f'loss most. Each row shows what changes on {images:,} test images if this unit alone is silenced: mean and half '
+    'of the 95% interval over the images. To silence a unit means to set its coefficients to 0.'
   )
   return PageTable(header, rows, caption)
 

@@ -34,7 +34,7 @@ def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
       numbers[name][score] = {'auroc': vars(found.auroc), 'fpr95': vars(found.fpr95), 'over_softmax': vars(better)}
       over = '' if score == SOFTMAX else _format(better, '+.2f')
       rows.append((name, score, _format(found.auroc), _format(found.fpr95), over))
-  header = ('other images', 'score', 'AUROC, %', 'FPR95, %', 'AUROC over softmax')
+  header = ('other images', 'score', 'AUROC, %', 'FPR95, %', 'AUROC minus that of softmax')
   parts: list[Any] = [
     PageTable(
       header,

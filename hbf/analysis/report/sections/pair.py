@@ -104,13 +104,14 @@ def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[
 
 
 def _diagonals(numbers: Mapping[str, Any]) -> PageTable:
-  """Return a table of the CKA of layers at the same depth. More columns have the controls."""
+  """Return a table of the CKA of layers at the same depth, with a column for each control."""
   columns = [np.diag(numbers[name]) for name in CONTROLS]
   rows = [(_layer(i), *(f'{z:.2f}' for z in of_layer)) for i, of_layer in enumerate(zip(*columns, strict=True))]
   kind = {'seeds': 'Two runs of one network', 'networks': 'Two networks'}[numbers['kind']]
   caption = (
-    f'{kind}: CKA of equal layers, and the same with one or both networks untrained. Compare it also with the other '
-    'kind of pair (two seeds of one network, or two networks). The controls alone do not say much.'
+    f'{kind}: CKA of layers at the same depth. The other columns are controls, with one or both networks untrained. '
+    'The controls alone do not say much. Also compare with the other kind of pair: two seeds of one network, or two '
+    'networks.'
   )
   return PageTable(('layer', *CONTROLS.values()), rows, caption)
 
@@ -153,7 +154,8 @@ def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: di
     numbers['matched'][block] = found
     rows.append((block, *(f'{z:.2f}' for z in found.values())))
   caption = (
-    'Each center is matched with a center of the other run. Correlation: the mean correlation of their responses. '
+    'Each center is matched with a center of the other run. Correlation: the correlation of the responses of matched '
+    'centers, as a mean over the pairs. '
     'By chance: the same with shuffled tokens.'
   )
   return PageTable(('block', 'correlation', 'by chance'), rows, caption) if rows else None

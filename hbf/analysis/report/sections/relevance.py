@@ -145,7 +145,7 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
 
 
 def median_share(cast: Sequence[Sequence[Vote]]) -> float:
-  """Return `lost` / `adds` of each image's strongest vote, as the median over the images."""
+  """Return the median over the images of `lost` / `adds`, for the strongest vote of each image."""
   return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
 
 
@@ -174,10 +174,10 @@ def voters(
   caption = (
     'The centers of the last block with the strongest votes for the answer. Framed: the patch through which a center '
     'votes most. Right: the training patches nearest to the center. Vote: the contribution of the center to the '
-    'logit of the answer, relative to the mean of all classes. The division of the last norm and the weights of the '
-    'pooling are frozen. Logit lost: the drop of the same logit if the network runs again with the coefficients of '
-    'this center at 0. Here nothing is frozen. Without its strongest voter, an answer loses '
-    f'{100 * median_share(cast):.0f}% of the voter’s vote (median over the images).'
+    'logit of the answer, relative to the mean of all classes. Here the divisor of the last norm and the weights '
+    'of the pooling count as constants. Logit lost: the drop of the same logit if the network runs again with the '
+    'coefficients of this center at 0. Then the divisor and the weights change too. Without its strongest voter, the '
+    f'logit of an answer falls by {100 * median_share(cast):.0f}% of the voter’s vote (median over the images).'
   )
   return PageTable(header, rows, caption)
 

@@ -89,7 +89,9 @@ def _kernels(found: dict[str, dict[str, SigmaSummary]]) -> list[Drawing]:
     block: {stage: kernel(w) for stage, w in stages.items() if w.kernel in KERNELS and np.isfinite(w.relative)}
     for block, stages in found.items()
   }
-  caption = 'Kernels with the mean of their learned σ (memo, Figure 2). 1 is the root mean square distance.'
+  caption = (
+    'Kernels with the mean of their learned σ (memo, Figure 2). A distance of 1 is the root mean square distance.'
+  )
   about = {'xlabel': 'distance / its root mean square', 'ylabel': 'K', 'ylim': (0, 1.05)}
   return _drawings(distance, curves, caption, **about)
 
@@ -135,14 +137,14 @@ def _claims(found: dict[str, dict[str, SigmaSummary]]) -> list[str]:
     )
     relative = sum(one.relative < other.relative for one, other in pairs)
     claims.append(
-      f'“σ of stage 1 is smaller than of stage 2” (memo): true in {smaller} of {len(both)} blocks. Relative to the '
-      f'distances, which differ between the stages, it is true in {relative}.'
+      f'“σ of stage 1 is smaller than of stage 2” (memo): true in {smaller} of {len(both)} blocks. The '
+      f'distances also differ between the stages. If each σ is divided by the distance, it is true in {relative}.'
     )
   metrics = [w.metric for stages in found.values() for w in stages.values() if w.metric is not None]
   if metrics:
     claims.append(
-      f'“WᵀW is near the identity” (memo): its distance from the identity is {min(metrics):.2f} to '
-      f'{max(metrics):.2f} of the identity’s norm. 0 is the identity.'
+      f'“WᵀW is near the identity” (memo): the norm of WᵀW − 1 is {min(metrics):.2f} to '
+      f'{max(metrics):.2f} of the norm of the identity.'
     )
   return claims
 

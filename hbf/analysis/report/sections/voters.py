@@ -22,7 +22,7 @@ TESTED = 500  # test images on which a center is silenced
 
 
 def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census]) -> Section:
-  """Return the section: images that open to their strongest voters, and centers that open to their patches.
+  """Return the section: images that show their strongest voters after a click, and centers that show their patches.
 
   Args:
     run: the run.
@@ -61,8 +61,8 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
     ),
     Choices([_image(run, *of_image, opened) for of_image in zip(images, labels, cast, strict=True)]),
     Paragraph(
-      f'The {len(which)} centers that vote for these images. Loss, accuracy and answers are the changes on '
-      f'{len(units.tokens)} test images if only this center is silenced: mean and half of the 95% interval.'
+      f'The {len(which)} centers with the strongest votes for these answers. Loss, accuracy and other answers are '
+      f'the changes on {len(units.tokens)} test images if one center is silenced: mean and half of the 95% interval.'
     ),
     *opened.values(),
   ]
@@ -71,7 +71,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
 
 
 def half_wrong(right: np.ndarray, count: int) -> np.ndarray:
-  """Return the numbers of `count` images, half of them wrong and half right as far as there are so many of each.
+  """Return the numbers of at most `count` images, half of them with wrong answers if there are enough.
 
   Args:
     right: True for each image with a right answer, bool [n].
