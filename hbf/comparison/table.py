@@ -177,7 +177,7 @@ def _note(rows: list[Row]) -> str:
     f'They are simultaneous: in {LEVEL:.0%} of comparisons, all {len(found)} contain their true difference.'
     if len(found) > 1
     else '',
-    'Windows of a text are resampled in blocks of a tenth of the text.' if rows[0].kind.consecutive else '',
+    'The windows of a text are grouped into blocks of a tenth of the text.' if rows[0].kind.consecutive else '',
     f'Where a model has fewer than {SEEDS} seeds, its interval is over the {example}s alone and says nothing about '
     'other seeds.'
     if 0 < alone < len(found)
