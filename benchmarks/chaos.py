@@ -388,7 +388,7 @@ def measure(folder: pathlib.Path, kills: int, seed: int) -> dict[str, Any]:
     columns = ('times', 'while a checkpoint was written', 'runs', 'ended as if undisturbed')
     rows += [{'of': name, 'what': what} | dict(zip(columns, n, strict=True)) for what, n in counts.items() if n[0]]
     events[name] = {'kills': killed, 'damages': damaged, 'disks': full}
-  title = 'Runs that write a checkpoint every 4 steps, disturbed and gone on with'
+  title = 'Disturbed and continued runs, which write a checkpoint every 4 steps'
   return {'title': title, **measured_on(), 'device': device, 'seed': seed, 'rows': rows, 'events': events}
 
 

@@ -123,7 +123,7 @@ def main() -> None:
   flags.add_argument('--times', type=int, default=2000, help='number of comparisons in every case')
   flags.add_argument('--out', type=pathlib.Path, help='JSON file; default runs/benchmarks/coverage.json')
   options = flags.parse_args()
-  title = f'95% intervals that hold the true differences, of {options.times:,} simulated comparisons'
+  title = f'Share of 95% intervals that contain the true difference, in {options.times:,} simulated comparisons'
   report('coverage', title, list(rows(options.times)), options.out)
 
 

@@ -156,7 +156,10 @@ def _title(group: str, rows: list[Row]) -> str:
   results = [result for row in rows for result in row.results.values()]
   if not results:
     return f'{group}: no results yet'
-  how = sorted({f'recipe {result["recipe"]}, {result["epochs"]:g} epochs' for result in results})
+  epochs: dict[str, set[float]] = {}
+  for result in results:
+    epochs.setdefault(result['recipe'], set()).add(result['epochs'])
+  how = [f'recipe {name}, {" or ".join(f"{n:g}" for n in sorted(epochs[name]))} epochs' for name in sorted(epochs)]
   where = sorted({result['device'] for result in results})
   seeds = sorted({seed for row in rows for seed in row.results})
   return f'{group}, {" or ".join(how)}, seeds {", ".join(map(str, seeds))}; on {" or ".join(where)}:'
@@ -169,10 +172,12 @@ def _note(rows: list[Row]) -> str:
     return ''
   example, alone = rows[0].kind.example, sum(not difference.seeds for difference in found)
   over = f'over test {example}s alone' if alone == len(found) else f'over test {example}s and seeds'
-  several = f', wide enough for all {len(found)} to hold together' if len(found) > 1 else ''
   sentences = [
-    f'Differences are from {rows[0].label}. Intervals are {LEVEL:.0%} confidence intervals {over}{several}.',
-    'Windows of a text are resampled in blocks of a tenth of it.' if rows[0].kind.consecutive else '',
+    f'Differences are from {rows[0].label}. Intervals are {LEVEL:.0%} confidence intervals {over}.',
+    f'They are simultaneous: in {LEVEL:.0%} of comparisons, all {len(found)} contain their true difference.'
+    if len(found) > 1
+    else '',
+    'The windows of a text are grouped into blocks of a tenth of the text.' if rows[0].kind.consecutive else '',
     f'Where a model has fewer than {SEEDS} seeds, its interval is over the {example}s alone and says nothing about '
     'other seeds.'
     if 0 < alone < len(found)
