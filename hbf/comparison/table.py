@@ -172,9 +172,10 @@ def _note(rows: list[Row]) -> str:
     return ''
   example, alone = rows[0].kind.example, sum(not difference.seeds for difference in found)
   over = f'over test {example}s alone' if alone == len(found) else f'over test {example}s and seeds'
+  every = 'both' if len(found) == 2 else f'all {len(found)}'
   sentences = [
     f'Differences are from {rows[0].label}. Intervals are {LEVEL:.0%} confidence intervals {over}.',
-    f'They are simultaneous: in {LEVEL:.0%} of comparisons, all {len(found)} contain their true difference.'
+    f'They are simultaneous: in {LEVEL:.0%} of comparisons, {every} contain their true difference.'
     if len(found) > 1
     else '',
     'The windows of a text are grouped into blocks of a tenth of the text.' if rows[0].kind.consecutive else '',

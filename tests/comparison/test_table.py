@@ -56,7 +56,7 @@ def test_a_table_says_what_its_intervals_cover(finish, tmp_path):
   for arm, seed in grid.runs()[:6]:
     finish(arm, seed)
   text, cells = shown_by(grid, tmp_path)
-  assert 'over test images alone. They are simultaneous: in 95% of comparisons, all 2 contain' in text
+  assert 'over test images alone. They are simultaneous: in 95% of comparisons, both contain' in text
   assert 'nothing is said about other seeds' in text
   assert re.fullmatch(r'[+-].* … [+-][\d.]+', cells['three']['95% interval'])
   for arm in grid.arms[:2]:
