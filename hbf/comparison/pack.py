@@ -1,13 +1,17 @@
 """Packing of a comparison: all runs are stored in two files, runs.jsonl and predictions.npz.
 
 python -m hbf.comparison.pack runs/small results/small
+python -m hbf.comparison.pack --unpack results/small runs/small
 
 The packed folder has runs.jsonl, predictions.npz, and the other files of the comparison. A line of runs.jsonl has the
 config, the data, the result and the metrics of a run. predictions.npz has the arrays of all runs. Any other file FILE
 of a run RUN gets the name RUN-FILE. `hbf compare --report` reads packed and unpacked folders, and writes the same
 tables and curves for both. Checkpoints and printed output are left out.
+
+Unpacking makes the run folders of the finished runs again, so that other arms, seeds and trials can join them.
 """
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -19,10 +23,19 @@ import numpy as np
 
 from hbf.arguments import Parser
 from hbf.comparison.grid import Grid
-from hbf.comparison.stored import PACKED, RunFolders
+from hbf.comparison.stored import PACKED, PackedRuns, RunFolders
 from hbf.comparison.tune import TUNING, load_trials
 from hbf.errors import UserError, in_one_line
-from hbf.training.workdir import in_use, read_data, read_json, read_result, replace_text, write_predictions
+from hbf.training.schema import stamp
+from hbf.training.workdir import (
+  in_use,
+  read_data,
+  read_json,
+  read_result,
+  replace_text,
+  write_json,
+  write_predictions,
+)
 from hbf.training.writers import read_metrics
 
 LINES = {'config.json', 'data.json', 'metrics.jsonl', 'predictions.npz', 'result.json'}  # packed files of a run
@@ -50,8 +63,6 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
     raise UserError(f'{folder} has no runs: give the --workdir of a comparison')
   if busy := next((path for path in (folder, *map(folder.joinpath, names)) if in_use(path)), None):
     raise UserError(f'{busy} is in use by another process: wait for it')
-  if target.exists() and (not target.is_dir() or any(target.iterdir())):
-    raise UserError(f'{target} exists: choose another folder, or remove it')
   lines, arrays, left = [], _Arrays(), []
   for name in names:
     runs.config(name)  # finds a damaged config now, not when the packed form is read
@@ -60,10 +71,7 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
       line['failed'] = runs.failure(name)
       left.append(name)
     lines.append(json.dumps(line, separators=(',', ':')) + '\n')
-  draft = target.with_name(target.name + '.tmp')
-  try:
-    shutil.rmtree(draft, ignore_errors=True)  # left by a killed call
-    draft.mkdir(parents=True)
+  with _made(target) as draft:
     for path, name in _copies(folder, names):
       if (draft / name).exists():
         raise UserError(f'{path} and another file would both be {name}: rename one of them')
@@ -71,12 +79,72 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
     if arrays.by_key:
       write_predictions(draft, arrays.by_key)
     replace_text(draft / PACKED, ''.join(lines))
+  return left, _left_out(folder, names)
+
+
+def unpack(folder: pathlib.Path, target: pathlib.Path) -> list[str]:
+  """Write a packed comparison as run folders, without checkpoints.
+
+  Args:
+    folder: folder of the packed comparison.
+    target: folder to make. After an error it does not exist.
+
+  Returns:
+    The names of the runs without a result. They have no folders, because they cannot continue without checkpoints.
+
+  Raises:
+    UserError: the folder is not a packed comparison, or is damaged. Or the target exists, or it cannot be written.
+  """
+  if not (folder / PACKED).exists():
+    raise UserError(f'{folder} is not packed: it has no {PACKED}')
+  runs = PackedRuns(folder)
+  finished = [name for name in runs.names() if runs.result(name)]
+  with _made(target) as draft:
+    for name in finished:
+      _write_run(draft / name, runs, name)
+    for path in sorted(folder.iterdir()):
+      if path.is_file() and path.name not in {PACKED, 'predictions.npz'} and not _temporary(path):
+        # The longest name that fits: a name of a run may begin with the name of another.
+        run = max((name for name in runs.names() if path.name.startswith(f'{name}-')), key=len, default=None)
+        if run is None:
+          shutil.copyfile(path, draft / path.name)
+        elif run in finished:
+          shutil.copyfile(path, draft / run / path.name.removeprefix(f'{run}-'))
+  return [name for name in runs.names() if name not in finished]
+
+
+def _write_run(run: pathlib.Path, runs: PackedRuns, name: str) -> None:
+  """Write the folder of a packed run, with a config in current keys."""
+  run.mkdir()
+  if (config := runs.config(name)) is not None:
+    write_json(run / 'config.json', stamp(json.loads(config.to_json())))
+  if (data := runs.data(name)) is not None:
+    write_json(run / 'data.json', data)
+  replace_text(run / 'metrics.jsonl', ''.join(json.dumps(line) + '\n' for line in runs.metrics(name)))
+  if arrays := runs.predictions(name):
+    write_predictions(run, arrays)
+  write_json(run / 'result.json', runs.result(name) or {})
+
+
+@contextlib.contextmanager
+def _made(target: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Make a folder whole or not at all: the context writes into a draft, which becomes the target at its end.
+
+  Raises:
+    UserError: the target exists, or cannot be written.
+  """
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise UserError(f'{target} exists: choose another folder, or remove it')
+  draft = target.with_name(target.name + '.tmp')
+  try:
+    shutil.rmtree(draft, ignore_errors=True)  # left by a killed call
+    draft.mkdir(parents=True)
+    yield draft
     draft.replace(target)
   except OSError as error:
     raise UserError(f'{target} could not be written ({error}): check free space and permissions') from error
   finally:
     shutil.rmtree(draft, ignore_errors=True)
-  return left, _left_out(folder, names)
 
 
 class _Arrays:
@@ -157,7 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = Parser('hbf.comparison.pack', 'Pack the runs of a comparison into a few files.')
   parser.add_path('runs', help='the --workdir of the comparison')
   parser.add_path('target', help='folder to make, such as results/NAME')
+  parser.add_argument('--unpack', action='store_true', help='make run folders of a packed comparison')
   flags = parser.parse_args(arguments)
+  if flags.unpack:
+    if without := unpack(flags.runs, flags.target):
+      print(f'left out, because without a result: {", ".join(without)}', file=sys.stderr)
+    print(f'{flags.runs} is unpacked into {flags.target}')
+    return 0
   without, left_out = pack(flags.runs, flags.target)
   if without:
     print(f'without a result: {", ".join(without)}', file=sys.stderr)

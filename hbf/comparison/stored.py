@@ -80,14 +80,15 @@ def open_runs(folder: pathlib.Path) -> StoredRuns:
 
 
 def refuse_packed(folder: pathlib.Path) -> None:
-  """Check that a comparison is not packed, because no runs can be added to a packed one.
+  """Check that a comparison is not packed: no runs can be added to a packed one.
 
   Raises:
     UserError: the comparison is packed.
   """
   if (folder / PACKED).exists():
     raise UserError(
-      f'{folder} is packed, and packed runs cannot continue: choose another --workdir, or give --report for tables'
+      f'{folder} is packed, and no runs can be added: unpack it by python -m hbf.comparison.pack --unpack {folder} '
+      'FOLDER, choose another --workdir, or give --report for tables'
     )
 
 

@@ -12,13 +12,13 @@ from hbf.comparison.compare import compare
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid
 from hbf.comparison.held_out import held_out_table
-from hbf.comparison.pack import main, pack
+from hbf.comparison.pack import main, pack, unpack
 from hbf.comparison.stored import PackedRuns, RunFolders, open_runs
 from hbf.comparison.table import as_json, markdown, read_rows
 from hbf.config.resolve import resolve
 from hbf.errors import UserError
 from hbf.training.schema import stamp
-from hbf.training.workdir import held, write_json, write_predictions
+from hbf.training.workdir import held, read_predictions, write_json, write_predictions
 
 GRID = Grid(tuple(Arm('cifar10', label, ()) for label in ('vit', 'a.b+c', 'bad')), (0, 1))
 FINISHED = [arm.run_name(seed) for arm, seed in GRID.runs() if arm.label != 'bad']
@@ -149,7 +149,7 @@ def test_what_cannot_be_packed_is_refused_and_leaves_nothing(folder, packed, tmp
 def test_runs_are_not_added_to_packed_ones(packed):
   before = sorted(packed.iterdir())
   for ask in (lambda: compare(Comparison(), packed, [Device()]), lambda: tune.tune(Comparison(), 1, packed, [])):
-    with pytest.raises(UserError, match='packed is packed, and packed runs cannot continue: choose another'):
+    with pytest.raises(UserError, match='packed is packed, and no runs can be added: unpack it by python -m'):
       ask()
   assert sorted(packed.iterdir()) == before
 
@@ -188,3 +188,27 @@ def test_without_predictions_intervals_are_left_out(packed):
   (packed / 'predictions.npz').unlink()
   rows = read_rows(GRID, packed)
   assert [row.difference for row in rows] == [None] * 3 and rows[1].mean
+
+
+def test_unpacked_runs_are_the_finished_ones_as_they_were(folder, packed, tmp_path):
+  assert unpack(packed, tmp_path / 'again') == [arm.run_name(seed) for arm, seed in GRID.runs() if arm.label == 'bad']
+  again = tmp_path / 'again'
+  assert RunFolders(again).names() == sorted(FINISHED)
+  assert (again / 'cifar10-vit-1' / 'nested.json').read_text() == '{"rows": [1]}\n'
+  assert Grid.load(again) == GRID
+  for run in FINISHED:
+    for name in ('config.json', 'data.json', 'result.json', 'metrics.jsonl'):
+      assert (again / run / name).read_text() == (folder / run / name).read_text()
+    before, after = (read_predictions(root / run) for root in (folder, again))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+  pack(again, tmp_path / 'twice')
+  finished = Grid(GRID.arms[:2], GRID.seeds)
+  assert as_json(read_rows(finished, tmp_path / 'twice')) == as_json(read_rows(finished, packed))
+
+
+def test_what_cannot_be_unpacked_is_a_line(folder, packed, tmp_path):
+  with pytest.raises(UserError, match=r'runs is not packed: it has no runs.jsonl'):
+    unpack(folder, tmp_path / 'again')
+  with pytest.raises(UserError, match='exists: choose another folder'):
+    unpack(packed, folder)
