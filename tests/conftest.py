@@ -42,8 +42,30 @@ from hbf.config.resolve import resolve
 from hbf.data.images.prepare import prepare
 from hbf.models.matching import units_of
 
+# The files that take longest, in this order. They begin first, so that no worker ends long after the other.
+LONGEST = (
+  'test_explain',
+  'test_processes',
+  'test_trained_run',
+  'test_meshes',
+  'test_compiled',
+  'test_comparison',
+  'test_refit',
+  'test_resume',
+  'test_text_runs',
+  'test_loop',
+  'test_interventions',
+  'test_shipped_models',
+)
+
 # Tracing makes objects by the million, few of them garbage; a file's tests end with the only search for it.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items):
+  """Put the files that take longest first."""
+  ranks = {name: rank for rank, name in enumerate(LONGEST)}
+  items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -26,7 +26,10 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(scope='module', params=NETWORKS)
+@pytest.fixture(
+  scope='module',
+  params=[pytest.param(name, marks=pytest.mark.slow if name == 'two heads' else ()) for name in NETWORKS],
+)
 def network(request, made):
   arguments, changes = NETWORKS[request.param]
   run = made(arguments, **{'model.width': 8, 'model.heads': 2, **changes})
@@ -163,7 +166,7 @@ def test_stages_without_a_linear_layer_are_refused(made):
     refit.coefficients(run.model, run.params)
 
 
-@pytest.mark.parametrize('network', ['hyperbf', 'vit'], indirect=True)
+@pytest.mark.parametrize('network', [pytest.param('hyperbf', marks=pytest.mark.slow), 'vit'], indirect=True)
 def test_agop_is_the_mean_of_outer_products(network):
   """One token's gradients by jax.jacobian through the last stage 2 alone."""
   model, params, images = network

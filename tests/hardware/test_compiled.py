@@ -51,7 +51,7 @@ def made(config, here):
   return describe_programs(config, TOPOLOGY)
 
 
-@pytest.mark.parametrize('kind', ['device', 'stream'])
+@pytest.mark.parametrize('kind', ['device', pytest.param('stream', marks=pytest.mark.slow)])
 def test_the_programs_are_those_of_a_run(kind, toy):
   config = toy('model=hyperbf', **STATISTICS, **{'data.input': kind, 'train.batch_size': 16})
   devices = jax.devices()[:2]

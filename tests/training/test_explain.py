@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -161,8 +162,8 @@ def test_a_model_that_lacks_a_part_says_so(toy, tmp_path, few):
 def test_two_runs_stand_beside_each_other(finished, page):
   run = TrainedRun.of(finished[0])
   count, sections = explain(run, run, [])
-  made = list(sections)
-  assert len(made) == count == len(TITLES) + 1
+  assert count == len(TITLES) + 1
+  made = list(itertools.islice(sections, 3))
   assert made[0].numbers['agree'] == 100 and made[0].numbers['cka'][1][1] == pytest.approx(1)
   assert made[0].numbers['matched']['block0']['correlation'] == pytest.approx(1)
   assert made[2].numbers['first'] == made[2].numbers['other'] == page[1][1].numbers

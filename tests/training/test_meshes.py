@@ -66,7 +66,7 @@ def hyperbf(run):
 
 MESHES = [
   pytest.param({'data': 8}, id='data', marks=pytest.mark.slow),
-  pytest.param({'data': 1, 'fsdp': 8}, id='fsdp'),
+  pytest.param({'data': 1, 'fsdp': 8}, id='fsdp', marks=pytest.mark.slow),
   pytest.param({'data': 2, 'tensor': 4}, id='tensor', marks=pytest.mark.slow),
   pytest.param({'data': 2, 'fsdp': 2, 'tensor': 2}, id='mixed'),
 ]
