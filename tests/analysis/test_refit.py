@@ -24,11 +24,11 @@ NETWORKS = {
   'two heads': ('model=hyperbf', {'model.stage2.heads': 2, 'model.pool': 'mean'}),
   'vit': ('model=vit', {'model.stage2.activation': 'swiglu', 'model.pool': 'mean'}),
 }
+SLOW = {'hyperbf', 'two heads'}
 
 
 @pytest.fixture(
-  scope='module',
-  params=[pytest.param(name, marks=pytest.mark.slow if name == 'two heads' else ()) for name in NETWORKS],
+  scope='module', params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in NETWORKS]
 )
 def network(request, made):
   arguments, changes = NETWORKS[request.param]

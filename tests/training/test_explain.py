@@ -214,7 +214,11 @@ def test_parts_are_written_as_text():
 
 
 @pytest.mark.parametrize(
-  ('flags', 'said'), [(['--workdir=nowhere'], 'nowhere'), (['--workdir={run}', '--average', '--ood=birds'], 'birds')]
+  ('flags', 'said'),
+  [
+    pytest.param(['--workdir=nowhere'], 'nowhere', marks=pytest.mark.slow),
+    (['--workdir={run}', '--average', '--ood=birds'], 'birds'),
+  ],
 )
 def test_what_cannot_be_is_a_line(finished, tmp_path, flags, said):
   run = tmp_path / 'run'
