@@ -62,7 +62,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
   average over the steps.
 
   Raises:
-    UserError: the optimizer is unknown, or schedule_free has a falling learning rate or no momentum.
+    UserError: the optimizer is unknown. Or it is schedule_free, and the schedule is not constant or the momentum is
+      0.
   """
   scale = choose(
     'optimizer.name',
