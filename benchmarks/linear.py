@@ -1,4 +1,4 @@
-"""Linear attention: convergence of random features to the exact operator, and number of tokens from which it is faster.
+"""Linear attention: convergence of random features, and the number of tokens from which it is the faster way.
 
 python -m benchmarks.linear
 python -m benchmarks.linear --parts time --lengths 64,1024 --width 64 --heads 2 --rounds 1
