@@ -35,12 +35,12 @@ def averaging(step: Step, config: ConfigDict) -> Step:
   """Return a step that also updates the average. If the run keeps no average, return the step itself.
 
   After step t the update is average ← d_t · average + (1 − d_t) · parameters. The decay is d_t = min(d, (1 + t) / (10
-  + t)), with d = `train.average`. It is small at the beginning, so that even in a short run the average forgets the
-  initial parameters. This is TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t. With optimizer
-  schedule_free, the average is the one that this optimizer computes.
+  + t)), with d = `train.average`. The decay is small at the beginning, so that even in a short run the average
+  forgets the initial parameters. This is TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t. With
+  optimizer schedule_free, the average is the one that this optimizer computes.
 
   Args:
-    step: a step of `hbf.training.state.make_train_step`.
+    step: a step that `hbf.training.state.make_train_step` made.
     config: the config of the run.
   """
   if not _is_averaged(config):

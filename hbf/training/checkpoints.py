@@ -37,7 +37,7 @@ class RestoredState(NamedTuple):
     step: the step of the checkpoint.
     state: the state at that step.
     about: the metadata that were saved with the state.
-    damaged: the newer checkpoints that could not be read. The key is the step, the value the path after renaming.
+    damaged: the newer checkpoints that could not be read: the path of each after its renaming, by step.
   """
 
   step: int

@@ -92,7 +92,7 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-  """The steps at which a repeated event is due: those in which a period ends. A period may be a fraction of a step.
+  """The steps at which a repeated event is due: those in which a period ends. A period may be 2.5 steps.
 
   Attributes:
     period: the length of a period in examples.

@@ -59,7 +59,7 @@ def _find(workdir: pathlib.Path, checkpoint: str) -> int:
 
 
 def _with_copies(task: Task, copies: str) -> Task:
-  """Return the task with this kind of copies of images (`evaluate.copies`), or the task itself if it is ''."""
+  """Return the task with this kind of copies of the images, or the task itself if `copies` is ''."""
   if not copies:
     return task
   if not isinstance(task, Classification):

@@ -47,7 +47,7 @@ class Plan:
     model: the network.
     parameters: the number of learned parameters.
     clock: the length of the run.
-    due: the steps at which an event is due, by the event: 'log', 'evaluate' or 'checkpoint'.
+    due: the steps at which each of the events 'log', 'evaluate' and 'checkpoint' is due.
     schedule: a function from the step to the learning rate.
     optimizer: the gradient transformation.
     initial: the parameters that `init_from` names. None: the run draws random ones, or is resumed.
@@ -197,8 +197,8 @@ def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
   """Return the largest number of steps in one call of the compiled program.
 
-  This is `asked` (the key `train.steps_per_call`) unless it is 0. For 0 it is 1 on CPUs. On other devices it is then
-  10 if all examples are in device memory (`resident`), and 1 if they are not.
+  This is `asked`, the key `train.steps_per_call`, if it is not 0. Else it is 10 on GPUs and TPUs that hold all
+  examples in memory (`resident`), and 1 in all other cases.
   """
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
@@ -211,7 +211,7 @@ def make_objective(config: ConfigDict, task: Task) -> Objective:
 def make_evaluator(
   config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
 ) -> Evaluator:
-  """Return the evaluator of a network. If `copies` is given, it averages the outputs for the copies of each example.
+  """Return the evaluator of a network. It averages the outputs for the copies of an example, if `copies` is given.
 
   Its batch size is `evaluate.batch_size`, rounded up to a multiple of the number of shards of a batch.
   """

@@ -117,7 +117,7 @@ def exchange(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def raise_everywhere() -> Iterator[None]:
-  """If the code inside the context raises a UserError in any process, raise it in all processes.
+  """Raise a UserError in all processes if the code inside the context raises it in any process.
 
   No process leaves the context before all processes have reached its end.
   """

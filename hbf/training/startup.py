@@ -132,7 +132,7 @@ class Begun:
 def begin(
   experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
 ) -> Begun | None:
-  """Restore or initialize the state, and compile the steps. Return None if a signal stops the run before that."""
+  """Restore or initialize the state, and compile the steps. Return None if a signal has come meanwhile."""
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
     state, step, stopwatch = restore_or_init(experiment, first, checkpoints, console)
