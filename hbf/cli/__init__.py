@@ -45,7 +45,7 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
 
 
 def define_processes() -> Callable[[], dict[str, Any]]:
-  """Define the flags of a run on several processes. Return a function that reads them as a dict of their values."""
+  """Define the flags of a run on several processes. Return a function that returns their values by name."""
   holders = {
     'coordinator': flags.DEFINE_string(
       'coordinator', '', 'HOST:PORT of process 0, to which the processes of a run connect.'

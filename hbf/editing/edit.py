@@ -42,7 +42,7 @@ class Editor:
   """
 
   def __init__(self, reader: Reader, classes: Sequence[str], among: np.ndarray, edits: Edits) -> None:
-    """Compute the logits and the points of the guarded images, `among`, uint8 [n, H, W, C]."""
+    """Compute the logits and the points of the guarded images: `among`, uint8 [n, H, W, C]."""
     self.reader, self.classes, self.edits = reader, tuple(classes), edits
     self.guard = reader(among)
 
@@ -85,7 +85,7 @@ class Editor:
     self.edits = edits
 
   def _answers(self, logits: np.ndarray, points: np.ndarray, edits: Edits) -> np.ndarray:
-    """Return the answers of the edited classifier, int [n]."""
+    """Return the numbers [n] of the classes that the edited classifier answers."""
     return np.asarray((logits + edits.changes(points)).argmax(axis=-1))
 
   def _number(self, label: str | int) -> int:

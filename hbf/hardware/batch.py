@@ -13,8 +13,8 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
   two earlier tries reaches `memory`. The returned size is one that was tried.
 
   Args:
-    needs: function that takes a batch size and returns the bytes that it needs on a device. A call compiles a
-      program, which takes minutes.
+    needs: function from a batch size to the bytes that a step with this batch needs on a device. A call compiles the
+      step, which takes minutes.
     memory: bytes of memory of a device.
     unit: number that must divide the batch size.
     start: first batch size to try.

@@ -38,7 +38,7 @@ class TaskData(abc.ABC):
   Attributes:
     dataset: the data set, which has a `name`.
     example: the word for an example: 'image' or 'text'.
-    unit: 'image' or 'token': that for which speed and cost are reported.
+    unit: the unit for which speed and cost are reported, 'image' or 'token'.
     consecutive: True if neighboring test examples are alike, because they follow one another in a text.
   """
 
