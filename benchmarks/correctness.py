@@ -95,7 +95,7 @@ def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Arra
 
 
 def rounded(arrays: Arrays, dtype: str) -> Arrays:
-  """Return the arrays, those named in `ROUNDED` in the checked type."""
+  """Return the arrays. Those that `ROUNDED` names get the checked type."""
   return {name: z.astype(DTYPES[dtype]) if name in ROUNDED else z for name, z in arrays.items()}
 
 
@@ -251,7 +251,7 @@ def naive_hyperbf(z: Arrays, kernel: str, normalization: str) -> jax.Array:
 
 
 def naive_linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
-  """Compute Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) for one head [N, d]."""
+  """Compute Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) for one head, with q, k and v [N, d]."""
 
   def phi(x: jax.Array) -> jax.Array:
     if features == 'elu':

@@ -58,7 +58,7 @@ Part = tuple[str, list[dict[str, Any]]]  # title and rows
 
 
 def convergence(options: argparse.Namespace) -> Part:
-  """Return the mean relative error by feature map, head and number of features, and the exponent of its decrease."""
+  """Return mean relative errors by feature map, head size, deviation and number of features, with their exponents."""
   rows = []
   for name, d, deviation in itertools.product(EXACT, DIMENSIONS, DEVIATIONS):
     errors = [mean_error(name, d, deviation, count) for count in options.features]
@@ -114,7 +114,7 @@ def times(options: argparse.Namespace) -> Part:
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield every stage 1 at every number of tokens. Random features have m = d, as many as elu, and m = 4 d."""
+  """Yield a case for every stage 1 and number of tokens. The number m of random features is d, as for elu, or 4 d."""
   d = options.width // options.heads
   stages = {name: (make_stage1(name, options.heads, options.width), EVALUATION) for name in EXACT_STAGES}
   for context in (EVALUATION, Context(causal=True)):
@@ -135,7 +135,7 @@ def forward(module: nn.Module, context: Context, shape: tuple[int, int, int]) ->
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
-  """Return p of values ~ size^p by least squares of the logarithms, over the three greatest sizes."""
+  """Return the exponent p in values ~ size^p, by least squares of the logarithms at the three greatest sizes."""
   return round(float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0]), 2)
 
 

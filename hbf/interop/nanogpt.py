@@ -54,7 +54,9 @@ def _read(tensors: Tensors, heads: int) -> tuple[LanguageModel, Params]:
 
 
 def _without_copies(tensors: Tensors) -> Tensors:
-  """Drop the head, which equals the token embedding, and causal masks, which nanoGPT stores with old versions of PyTorch.
+  """Drop the head, which equals the token embedding, and the causal masks.
+
+  nanoGPT stores causal masks only with older versions of PyTorch.
 
   Raises:
     UserError: the head differs from the token embedding.
