@@ -83,7 +83,7 @@ def test_interpolated_positions_are_those_of_pytorch():
 
 @pytest.mark.parametrize(('model', 'optional'), NEWEST, ids=['hyperbf', 'vit'])
 def test_the_model_is_one_that_a_config_can_say(model, optional):
-  """The `model` part also has the keys that every config has."""
+  """The `model` part of the loaded network has the same keys as that of a shipped config."""
   config = authors.read(published.random_state_dict(model, optional)).config
   shipped = resolve(cifar10.get_config(f'model={model}')).model
   assert set(config) == set(shipped)

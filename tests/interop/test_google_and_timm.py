@@ -89,7 +89,7 @@ def test_networks_with_weights_for_each_token_take_images_of_one_size(tmp_path, 
 
 @pytest.mark.parametrize('network', NETWORKS.values(), ids=NETWORKS)
 def test_the_model_is_one_that_a_config_can_say(network):
-  """The `model` part also has the keys that every config has."""
+  """The `model` part of the loaded network has the same keys as that of a shipped config."""
   read = google.read if network.__name__.startswith('google') else timm.read
   config = read(others.random_tensors(network)).config
   shipped = resolve(cifar10.get_config(f'model={config["name"]}')).model

@@ -30,7 +30,7 @@ QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as th
 
 
 def write(path, network, **sizes):
-  """Write a network of one block for the digits, 8×8 and gray. `sizes` change that."""
+  """Write a network of one block for the digits (8×8 pixels, gray), or one of other sizes."""
   if network in ('hyperbf', 'vit'):
     theirs = published.random_state_dict(network, ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias'), depth=1, classes=10)
     theirs['patch_embed.proj.weight'] = theirs['patch_embed.proj.weight'][:, :1]
