@@ -189,7 +189,7 @@ WRONG = {
 
 @pytest.fixture(scope='module')
 def ended():
-  """Run wrong commands. Return status, stdout and stderr by flag. '': a command without the flag that it needs."""
+  """Run wrong commands. Return status, stdout and stderr by the wrong flag. '': a flag is missing."""
   commands = [*(['train.py', flag] for flag in WRONG), ['eval.py']]
   return dict(zip([*WRONG, ''], run_each(commands), strict=True))
 

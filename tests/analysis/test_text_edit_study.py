@@ -95,7 +95,7 @@ def test_passages_are_parts_of_the_text_and_end_with_a_line_break():
 
 
 def test_the_arrays_at_a_place_are_the_networks(run):
-  """A place's point is its token in a layer. The head maps its features to its logits. Later tokens have no effect."""
+  """A place's point is its token in a layer. The head maps features to logits. Later tokens have no effect."""
   text = run.windows('test', 2)
   whole = Places.everywhere(text)
   seen = text_facts.read(run, whole)
