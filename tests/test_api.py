@@ -1,4 +1,4 @@
-"""The public API: imports, the operator's arguments, modules in models of others, runs on arrays."""
+"""Tests of the public API: imports, the operator's arguments, modules in users' models, and runs on arrays."""
 
 import ast
 import functools

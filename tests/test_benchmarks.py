@@ -1,4 +1,4 @@
-"""The accelerator benchmark in toy size on a CPU, with its messages about failures."""
+"""Tests of the accelerator benchmark in toy size on a CPU, and of its messages about failures."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Shipped configs: every key is read, and every config takes a step."""
+"""Tests of shipped configs: every key is read, and every config takes a step."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: layers, and no TensorFlow or network at run time."""
+"""Tests of the whole project: its layers, and no TensorFlow or network at run time."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""README.md, docs/ and the notebooks: links lead somewhere, commands exist, and the worked example works."""
+"""Tests of README.md, docs/ and the notebooks: links have targets, commands exist, and the worked example works."""
 
 import importlib.util
 import json

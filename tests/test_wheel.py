@@ -1,4 +1,4 @@
-"""The wheel by itself: built, installed beside no checkout, and used in an empty folder."""
+"""Tests of the wheel by itself: built, installed outside a checkout, and used in an empty folder."""
 
 import email
 import os

@@ -1,4 +1,4 @@
-"""Attacks: they stay in the ball, find the worst case of a linear model, and keep the schedules of the papers."""
+"""Tests of attacks: they stay in the ball, find a linear model's worst case, and follow the papers' schedules."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pictures for a page."""
+"""Tests of pictures for a page."""
 
 import base64
 import io

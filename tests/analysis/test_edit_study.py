@@ -1,4 +1,4 @@
-"""The rivals of an edit: their responses by their definitions, edits in order, and the choice of trials."""
+"""Tests of the rivals of an edit: their responses, edits one after another, and the choice of trials."""
 
 import numpy as np
 import pytest

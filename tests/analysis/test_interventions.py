@@ -1,4 +1,4 @@
-"""Interventions on units: against the network that runs again, and against what must not change."""
+"""Tests of interventions on units, against runs of the whole network."""
 
 import jax
 import jax.numpy as jnp

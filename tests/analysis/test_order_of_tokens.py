@@ -1,4 +1,4 @@
-"""Distances of the heads against weights computed in float64, and the Toeplitz share."""
+"""Tests of the heads' distances against weights computed in float64, and of the Toeplitz share."""
 
 import jax
 import jax.numpy as jnp

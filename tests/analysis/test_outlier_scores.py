@@ -1,4 +1,4 @@
-"""Scores of outliers against their definitions in float64."""
+"""Tests of outlier scores against their definitions in float64."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""The studies of outliers and attacks on a small network, their images, and their tables and pictures."""
+"""Tests of the studies of outliers and attacks on a small network, with their images, tables and pictures."""
 
 import functools
 

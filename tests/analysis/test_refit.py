@@ -1,4 +1,4 @@
-"""Closed-form refits: the arrays around the layers, Gauss–Newton against dense solves in float64, the AGOP."""
+"""Tests of closed-form refits: arrays around the layers, Gauss–Newton steps against dense solves, and the AGOP."""
 
 import itertools
 

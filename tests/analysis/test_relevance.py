@@ -1,4 +1,4 @@
-"""Relevance of patches against a model whose answer is known, and votes that sum up to the logits."""
+"""Tests of the relevance of patches for a model with a known answer, and of votes that sum to the logits."""
 
 import numpy as np
 import pytest

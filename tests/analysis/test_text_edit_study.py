@@ -1,4 +1,4 @@
-"""Edits of a language model: the facts, the model's arrays at their places, and the scores."""
+"""Tests of edits of a language model: the facts, the model's arrays at places in texts, and the scores."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The meaning of centers of a model of texts: against the network itself."""
+"""Tests of the meaning of centers in a model of texts, against the network itself."""
 
 import functools
 import pathlib

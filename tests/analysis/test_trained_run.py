@@ -1,4 +1,4 @@
-"""Captured activations, centers, heads and sigmas against direct computations."""
+"""Tests of captured activations, centers, heads and sigmas against direct computations."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Observed responses and gradients against direct computations."""
+"""Tests of observed responses and gradients against direct computations."""
 
 import functools
 

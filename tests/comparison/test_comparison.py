@@ -1,4 +1,4 @@
-"""The command `hbf compare` as a user runs it: killed and restarted, extended, and reported from the logs."""
+"""Tests of `hbf compare` as a user runs it: killed and restarted, extended, and reported from the logs."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Pictures of learning curves: every line has a label, and nothing overlaps or leaves the picture."""
+"""Tests of pictures of learning curves: every line has a label, and nothing overlaps or leaves the picture."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Grids: the commands that they run, and the requests that they refuse."""
+"""Tests of grids: the commands that they run, and the requests that they refuse."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A packed comparison: nothing is lost, and it reads like the run folders."""
+"""Tests of packed comparisons: nothing is lost, and they are read like run folders."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Intervals against scipy's where they are known, and their coverage."""
+"""Tests of intervals: against scipy's where those are known, and of their coverage."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tables of runs with known scores."""
+"""Tests of the tables of runs with known scores."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Searches: all arms have the same draws and as many trials, and their best options continue with new seeds."""
+"""Tests of searches: arms have the same draws and numbers of trials, and best options are trained with new seeds."""
 
 import dataclasses
 import json

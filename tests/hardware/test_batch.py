@@ -1,4 +1,4 @@
-"""The largest batch that fits, for programs with known memory."""
+"""Tests of the largest batch that fits, for programs with known memory."""
 
 import pytest
 

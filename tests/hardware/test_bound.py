@@ -1,4 +1,4 @@
-"""The time estimate of a program against a computation by hand."""
+"""Tests of the estimate of a program's time against a computation by hand."""
 
 import pytest
 

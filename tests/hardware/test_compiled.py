@@ -1,4 +1,4 @@
-"""Programs of a config, compiled like for absent hardware, on this CPU's devices."""
+"""Tests of programs that are compiled as for absent hardware, but for this CPU's devices."""
 
 import base64
 import dataclasses

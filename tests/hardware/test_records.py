@@ -1,4 +1,4 @@
-"""Records of programs compiled for absent hardware: every case is there, and the counts equal the compiler's."""
+"""Tests of records of compiled programs: every case is there, and the counts equal the compiler's."""
 
 import json
 import math

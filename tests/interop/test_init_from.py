@@ -1,4 +1,4 @@
-"""Runs that start from weights of another project: --config.init_from=FILE."""
+"""Tests of runs that start from weights of another project: --config.init_from=FILE."""
 
 import io
 import os
@@ -41,7 +41,7 @@ def write(path, network, **sizes):
 
 
 def described(path):
-  """Return changes of a config that describe the network of a file, with a learning rate of 0."""
+  """Return config keys that describe the network of a file, with a learning rate of 0."""
   config = origins.read(path).config
   keys = {f'model.{key}': value for key, value in flatten(config).items() if key not in ('name', *FREE)}
   return keys | {'init_from': str(path), 'optimizer.learning_rate': 0.0, 'data.validation': 0.0}

@@ -1,4 +1,4 @@
-"""nanoGPT's GPT: its logits, float64 and one text at a time, from our language model."""
+"""Tests of nanoGPT's weights: our language model gives the logits of its GPT, computed in float64 text by text."""
 
 import functools
 import math

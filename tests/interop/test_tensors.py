@@ -1,4 +1,4 @@
-"""Files of tensors: all tensors are read, and no code in a file is run."""
+"""Tests of files of tensors: all tensors are read, and no code in a file is run."""
 
 import collections
 import io

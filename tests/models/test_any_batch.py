@@ -1,4 +1,4 @@
-"""Programs of any number of images, as `jax.export` makes them: every model and stage has one, for every platform."""
+"""Tests that every model and stage has an exported program for any number of images, on every platform."""
 
 import jax
 import jax.export

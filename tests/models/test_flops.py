@@ -1,4 +1,4 @@
-"""Operations counted from what JAX traces, against counts by hand and XLA's own."""
+"""Tests of the operations counted in traced programs, against counts by hand and XLA's own."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Texts that are written a token at a time are those of the whole network, read anew for every token."""
+"""Tests that texts written token by token equal those of a network that reads the whole text for every token."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The language model: what it shows of a text to whom, whichever stages it has."""
+"""Tests of the language model with every stage: the tokens that an output depends on."""
 
 import functools
 

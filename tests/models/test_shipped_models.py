@@ -1,4 +1,4 @@
-"""Every shipped config: what it builds, what that costs, and whether its HyperBF units are alive at init."""
+"""Tests of every shipped config: its network, its costs, and the health of its HyperBF units at initialization."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""A trunk of two resolutions: 2×2 tokens become one of twice the width."""
+"""Tests of a trunk with two resolutions, in which 2×2 tokens become one token of twice the width."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The gated HyperBF, by its formula in float64."""
+"""Tests of the gated HyperBF against its formula in float64."""
 
 import itertools
 

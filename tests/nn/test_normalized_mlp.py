@@ -1,4 +1,4 @@
-"""On tokens of norm 1 a HyperBF of soft-edged balls is an MLP with normalized weights, so that MLP is its control."""
+"""Tests that, on tokens of norm 1, a HyperBF of soft balls equals an MLP with normalized weights, its control."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Distances over content and place, by the formula: in float64, pair by pair, from the places themselves."""
+"""Tests of relative positions against the formulas in float64, pair by pair of tokens."""
 
 import itertools
 
@@ -401,7 +401,7 @@ def test_rotary_attention_depends_on_where_tokens_are_from_each_other(name):
 
 
 def test_tokens_that_are_nowhere_and_learned_centers_are_not_turned():
-  """So tokens without positions have attention without relative positions."""
+  """If no token has a position, attention is the same as without relative positions."""
   module, nowhere = ROTARY['hyperbf'], np.full((5, 2), np.nan, 'f')
   tokens, params = make(module, nowhere)
   plain = module.clone(relative_positions='none').apply({'params': params}, tokens)

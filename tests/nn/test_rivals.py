@@ -1,4 +1,4 @@
-"""gMLP, aMLP, MLP-Mixer, pooling and identity against float64 written from the papers."""
+"""Tests of gMLP, aMLP, MLP-Mixer, pooling and identity against the equations of the papers in float64."""
 
 import importlib
 import math

@@ -1,4 +1,4 @@
-"""Softmax attention: the shapes that cuDNN takes, who asks for it, and the normalized Gaussian as attention."""
+"""Tests of attention: the shapes that cuDNN takes, the choice of cuDNN, and the normalized Gaussian as attention."""
 
 import functools
 import types

@@ -1,4 +1,4 @@
-"""Kernels stated by K itself: soft-edged balls φ(b − r²/2σ²), and functions of s = r²/2σ² that grow or end."""
+"""Tests of kernels that are given by K itself: soft balls φ(b − r²/2σ²), and functions of s that grow or end."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The four facts of docs/explanation/attention.md."""
+"""Tests of the four facts in docs/explanation/attention.md."""
 
 import jax
 import jax.numpy as jnp

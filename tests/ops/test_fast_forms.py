@@ -1,4 +1,4 @@
-"""The fast forms equal the plain one, in value and in every gradient, and need the memory they promise."""
+"""Tests that the fast implementations equal the plain one in value and gradients, and need little memory."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Each normalization's precision and gradient where responses hardly differ, against float64."""
+"""Tests of normalizations against float64 where responses hardly differ: precision and gradients."""
 
 import functools
 

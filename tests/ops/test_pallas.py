@@ -1,4 +1,4 @@
-"""The fused kernels equal the plain form, interpreted on a CPU, and lower for GPU and TPU."""
+"""Tests that the fused kernels equal the plain implementation, interpreted on a CPU, and lower for GPU and TPU."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Edits of a trained classifier: they do what they say, leave the rest alone, and can be taken back."""
+"""Tests of edits of a trained classifier: they do what they say, leave the rest alone, and can be undone."""
 
 import dataclasses
 import shutil

@@ -1,4 +1,4 @@
-"""More epochs for a run that has begun or is finished."""
+"""Tests of more epochs for a run that has begun or is finished."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Real runs of a toy model on the digits."""
+"""Tests of real runs of a toy model on the digits."""
 
 import io
 import itertools

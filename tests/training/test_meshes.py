@@ -1,4 +1,4 @@
-"""However devices share batches, parameters and units, a run computes what one device does."""
+"""Tests that a run computes the same on all meshes as on one device."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Answers for one's own images, from a run and from its export, which JAX alone can read."""
+"""Tests of answers for a user's own images, from a run and from its export, which JAX alone can read."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Models that come with the package."""
+"""Tests of the models that come with the package."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Several processes that make one run."""
+"""Tests of several processes that make one run."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Runs that end before their end: the same call goes on, and nothing of the result shows that it did."""
+"""Tests of interrupted runs: the same call continues them, and the result is that of an uninterrupted run."""
 
 import errno
 import io

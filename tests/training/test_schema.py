@@ -1,4 +1,4 @@
-"""Configs of older runs, those in results/ first of all."""
+"""Tests of configs of older runs, above all those in results/."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""The stopwatch on a device and a clock that are made up."""
+"""Tests of the stopwatch with a simulated device and clock."""
 
 import threading
 

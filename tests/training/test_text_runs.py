@@ -1,4 +1,4 @@
-"""Runs on texts: the same loop, checkpoints and commands as for images."""
+"""Tests of runs on texts, which have the same loop, checkpoints and commands as runs on images."""
 
 import json
 
