@@ -6,9 +6,9 @@ python -m benchmarks.accelerator --parts resume --recipes small
 
 The parts, in order: errors of every fast implementation against float64 on the host, forward and backward, in float32
 and bfloat16; train steps of HyperBF, with two implementations of stage 2, and ViT; images/s of the recipes in
-training; the part of that time that is spent on waiting for input; and the difference between an interrupted run and
-an uninterrupted one. The JSON file is written after every part. A part is skipped if too little time is left. A part
-that fails reports its error.
+training; the share of the training time that is spent on waiting for input; and the difference between an interrupted
+run and an uninterrupted one. The JSON file is written after every part. A part is skipped if too little time is left.
+A part that fails reports its error.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def text(part: dict[str, Any]) -> str:
 
 
 def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Yield the errors of every fast implementation.
+  """Yield a part for each operator: the errors of its fast implementations.
 
   Pallas comes last, because a crash may leave the device unusable.
   """
@@ -159,7 +159,7 @@ def correctness_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def step_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Yield the times of train steps and their share of the matrix rate, width by width."""
+  """Yield a part for each width: the times of train steps, and their speed relative to a matrix product."""
   for width, batch in options.cases:
     choose('width', str(width), {str(known): known for known in step.HEADS})
     title = f'Train step, width {width}, {STEP_DTYPE}'
@@ -181,14 +181,14 @@ def steps(width: int, batch: int, rounds: int) -> Rows:
 
 
 def recipe_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Yield HyperBF's images/s in training, and the hours of a whole training."""
+  """Yield a part for each recipe: HyperBF's images/s in training, and the hours of a whole training."""
   for name in options.recipes.split(','):
     configs = [training(name, dtype) for dtype in DTYPES]
     yield Part(f'Recipe {name} of HyperBF', len(configs), functools.partial(recipe, configs, options.seconds))
 
 
 def recipe(configs: Sequence[ConfigDict], seconds: float) -> Rows:
-  """Return a row for each type."""
+  """Return a row for each config. The configs differ in `model.dtype`."""
   source = input_benchmark.open_source('cifar10', '')
 
   def measure(config: ConfigDict) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def training(recipe: str, dtype: str) -> ConfigDict:
 
 
 def input_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Yield the share of the time that training waits for images, from device memory and from a stream."""
+  """Yield one part: the share of the time that training waits for images, in device memory or from a stream."""
   name = options.recipes.split(',')[-1]
   title = f'Input of HyperBF, recipe {name}, {STEP_DTYPE}'
   yield Part(title, len(INPUTS), functools.partial(inputs, training(name, STEP_DTYPE), options.seconds))
@@ -226,7 +226,7 @@ def inputs(config: ConfigDict, seconds: float) -> Rows:
 
 
 def resume_parts(options: argparse.Namespace) -> Iterator[Part]:
-  """Yield the difference between an interrupted run and an uninterrupted one, on all devices."""
+  """Yield one part: the difference between an interrupted run and an uninterrupted one, on all devices."""
   name = options.recipes.split(',')[-1]
   configs = [resolve(digits.get_config(f'model=hyperbf,recipe={name}')) for _ in DTYPES]
   for config, dtype in zip(configs, DTYPES, strict=True):
@@ -237,7 +237,7 @@ def resume_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def resumed(configs: Sequence[ConfigDict]) -> Rows:
-  """Return the rows of each type."""
+  """Return the rows of `compare_runs` for each config."""
   with tempfile.TemporaryDirectory() as folder:
     return [row for config in configs for row in compare_runs(config, pathlib.Path(folder))]
 
@@ -271,7 +271,7 @@ class Interrupting(io.StringIO):
 
 
 def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> dict[str, Any]:
-  """Return the largest difference between two lists of arrays."""
+  """Return the largest difference between two lists of arrays, and if they are equal bit for bit."""
   largest = max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
   return {'largest difference': largest, 'bit for bit': 'no' if largest else 'yes'}
 

@@ -1,4 +1,4 @@
-"""The cost of augmentation: a train step with all of it, against the same step without.
+"""The cost of augmentation: a train step with augmentation, against the same step without.
 
 python -m benchmarks.augmentation                                        # recipe small, the most expensive transforms
 python -m benchmarks.augmentation --config configs/cifar10.py:recipe=strong --transforms= --mix=  # the config's
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def make(config: str, image_size: int, data: dict[str, tuple]) -> Trainer:
-  """Return the training of a config with these keys in its data part."""
+  """Return a trainer for a config whose section `data` gets these values."""
   made = read_config([f'--config={config}'])
   made.data.update(data)
   return compile_trainer(made, image_size, made.train.batch_size)

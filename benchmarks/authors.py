@@ -53,7 +53,7 @@ SIZES = {192: Size(192, 4, 3, 4 * 192, 128), 768: Size(768, 4, 4, 2 * 768, 32)}
 
 
 def squared_distances(points: torch.Tensor, centers: torch.Tensor, metric: torch.Tensor) -> torch.Tensor:
-  """Compute xᵀMx + tᵀMt − 2xᵀMt: [..., N, A] for points [..., N, d] and centers [..., A, d]."""
+  """Compute the distances xᵀMx + tᵀMt − 2xᵀMt [..., N, A] from points [..., N, d] to centers [..., A, d]."""
   mapped = points @ metric
   own = (points * mapped).sum(dim=-1, keepdim=True)
   theirs = (centers * (centers @ metric)).sum(dim=-1)
@@ -61,7 +61,7 @@ def squared_distances(points: torch.Tensor, centers: torch.Tensor, metric: torch
 
 
 class AuthorsAttention(nn.Module):
-  """Softmax of −scale · squared distance of queries and keys. A layer has one metric and one scale."""
+  """An attention by the softmax of −scale · squared distance. All heads of a layer share one metric and one scale."""
 
   def __init__(self, width: int, heads: int):
     super().__init__()
@@ -72,7 +72,7 @@ class AuthorsAttention(nn.Module):
     self.out = nn.Linear(width, width)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-    """Map tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to outputs [B, N, D]."""
     batch, length, width = tokens.shape
     q, k, v = self.qkv(tokens).reshape(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
     weights = (-squared_distances(q, k, self.metric) * self.scale).softmax(dim=-1)
@@ -80,7 +80,7 @@ class AuthorsAttention(nn.Module):
 
 
 class AuthorsUnit(nn.Module):
-  """exp(−β · squared distance to the centers), then a linear layer."""
+  """A stage 2 that computes exp(−β · squared distance to the centers), and then a linear layer."""
 
   def __init__(self, width: int, centers: int):
     super().__init__()
@@ -91,12 +91,12 @@ class AuthorsUnit(nn.Module):
     self.out = nn.Linear(centers, width)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-    """Map tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to outputs [B, N, D]."""
     return self.out(torch.exp(-self.beta.unsqueeze(0) * squared_distances(tokens, self.centers, self.metric)))
 
 
 class AuthorsBlock(nn.Module):
-  """Both stages with pre-norm and residual connections."""
+  """A block of both stages, with pre-norm and residual connections."""
 
   def __init__(self, width: int, heads: int, centers: int):
     super().__init__()
@@ -104,7 +104,7 @@ class AuthorsBlock(nn.Module):
     self.attention, self.unit = AuthorsAttention(width, heads), AuthorsUnit(width, centers)
 
   def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-    """Map tokens [B, N, D] to [B, N, D]."""
+    """Map tokens [B, N, D] to outputs [B, N, D]."""
     tokens = tokens + self.attention(self.norm1(tokens))
     return tokens + self.unit(self.norm2(tokens))
 
@@ -129,7 +129,7 @@ class Authors(nn.Module):
 
 
 def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
-  """Return a training step of HyperBF with these changes of its stages.
+  """Return a trainer of HyperBF with these options of its stages.
 
   The step normalizes images but does not augment them.
   """
@@ -141,7 +141,7 @@ def our_step(size: Size, **stages: dict[str, Any]) -> Trainer:
 
 
 def their_step(size: Size) -> common.Thunk:
-  """Return a training step of the authors' form with their optimizer, as in recipe memo."""
+  """Return a function that takes a training step of `Authors`, with the optimizer of recipe memo."""
   device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
   torch.manual_seed(0)
   model = Authors(size).to(device)
@@ -162,7 +162,7 @@ def their_step(size: Size) -> common.Thunk:
 
 
 def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
-  """Return a row for each model, with ratios round by round."""
+  """Return a row for each model. Ratios are taken round by round."""
   thunks: dict[str, common.Thunk] = {
     'authors (PyTorch)': their_step(size),
     'ours, their form': our_step(size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),

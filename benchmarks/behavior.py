@@ -52,7 +52,7 @@ RECORD = pathlib.Path(__file__).with_suffix('.json')
 # For these, 20 steps would take minutes on one core. Only the logits of fresh parameters are recorded.
 TOO_LARGE = ('imagenet-hyperbf', 'imagenet-vit', 'imagenet-hyperbf-size-large')
 STEPS, BATCH, SHOWN = 20, 4, 2
-TRAIN, HELD_OUT, TEST = 40, 10, 4  # examples. The steps are two epochs, so that both orders count
+TRAIN, HELD_OUT, TEST = 40, 10, 4  # examples. The steps are two epochs, whose orders differ
 TOKENS = 16  # the logits of every 16th token of a text are kept
 OVERRIDES = {
   'train.batch_size': BATCH,
@@ -104,8 +104,9 @@ def random_data(config: ConfigDict) -> Dataset | Texts:
 def ignore_names() -> Iterator[None]:
   """Make numbers independent of the names and the nesting of modules and parameters.
 
-  Flax derives random keys from names. Here the n-th key that a call of the model asks for has number n. The norm of
-  the gradients adds them up in the order of names. Here it adds them up in the order of their sizes.
+  Flax derives random keys from names. Here the n-th key that a call of the model asks for is derived from n. The norm
+  of the gradients is a sum over the parameters, in the order of their names. Here its terms are added in ascending
+  order.
   """
   counters: dict[str, Iterator[int]] = {}
   bind = flax.core.scope.bind
@@ -169,7 +170,7 @@ def compute(name: str) -> Arrays:
 
 
 def computed_on() -> dict[str, str]:
-  """Return all facts beside the code that bits may depend on."""
+  """Return all facts, other than the code, on which the bits of a result may depend."""
   cpu = pathlib.Path('/proc/cpuinfo')
   facts = dict(line.split(':', 1) for line in cpu.read_text().split('\n\n')[0].splitlines()) if cpu.is_file() else {}
   known = {key.strip(): value.strip() for key, value in facts.items()}

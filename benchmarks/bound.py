@@ -2,9 +2,9 @@
 
 python -m benchmarks.bound
 
-The device's rates are those of a square matrix product and of a copy, measured in the same rounds. A second product
-and copy show how exact the rates are. Steps on a small array, which stays in a cache, show that the estimate is not a
-bound. Train steps show how much of their time it explains.
+The device's rates are those of a square matrix product and of a copy, measured in the same rounds. A product of
+another shape and a sum show how exact the rates are. Steps on a small array, which stays in a cache, show that the
+estimate is not a bound. Train steps show how much of their time it explains.
 """
 
 import statistics
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 
 def program(function: Callable, *args: Any) -> Measured:
-  """Return a function of arrays as a program to measure."""
+  """Compile a function of arrays, and return it as a program to measure."""
   traced = jax.jit(function).trace(*args)
   compiled = traced.lower().compile()
   moved = count_traffic(compiled.as_text()).memory

@@ -5,7 +5,7 @@ python -m benchmarks.chaos --kills=3 --seed=1
 
 A small run on the digits writes a checkpoint every four steps. It is disturbed in three ways. It is killed (signal 9)
 at random moments and started again by the same command until it ends. It is stopped, and its newest checkpoint is
-damaged in every way of `benchmarks.damages`. Its disk is filled. For a run of two processes, both or one are killed,
+damaged in every way of `benchmarks.damages`. Its disk is filled. Of a run of two processes, both or one are killed,
 and the other must notice. Each run must end with the state, parameters, metrics and predictions of an undisturbed
 run, bit for bit. The part with full disks is skipped if the user may not mount a small disk.
 """
@@ -79,14 +79,14 @@ def two_processes(flags: Sequence[str]) -> list[list[str]]:
 
 
 class Layout(NamedTuple):
-  """Processes of runs, and the disturbances.
+  """A way to start the processes of a run, and the disturbances of such runs.
 
   Attributes:
     commands: function from flags of `hbf train` to the commands of a run's processes.
     epochs: epochs of a run.
     kills: share of all kills that strike these runs.
     damages: names of damages in `DAMAGES`.
-    rooms: sizes of small disks, in checkpoints. The run keeps five.
+    rooms: sizes of small disks, divided by the size of a checkpoint. A run keeps five checkpoints.
   """
 
   commands: Callable[[Sequence[str]], list[list[str]]]
@@ -125,11 +125,11 @@ class RunProcesses:
     return self._log.read_text()
 
   def steps(self) -> list[int]:
-    """Return the steps that were reported there."""
+    """Return the steps that the output reports."""
     return [int(step) for step in re.findall(r'^step +(\d+)', self.output(), re.MULTILINE)]
 
   def targets(self) -> list[int | None]:
-    """Return the targets of a kill: all processes (None), or one of several. The others must then end."""
+    """Return the possible targets of a kill: all processes (None), or the number of one. The others must then end."""
     return [None, *range(len(self._processes))] if len(self._processes) > 1 else [None]
 
   def runs(self) -> bool:
@@ -137,7 +137,7 @@ class RunProcesses:
     return any(process.poll() is None for process in self._processes)
 
   def wait(self, come: Callable[[], bool], seconds: float = LIMIT) -> None:
-    """Wait until `come` is true, but at most so many seconds and while the processes run."""
+    """Wait until `come` returns True, but not longer than `seconds`, and only while a process runs."""
     end = time.monotonic() + seconds
     while not come() and self.runs() and time.monotonic() < end:
       time.sleep(0.01)
@@ -148,7 +148,7 @@ class RunProcesses:
       each.send_signal(number)
 
   def end(self, code: int = 0) -> str:
-    """Wait for the end, which must have this exit status. Return the output."""
+    """Wait until all processes have ended, with the exit status `code`. Return the output."""
     self.wait(lambda: False)
     codes = {process.poll() for process in self._processes}
     if codes != {code}:
@@ -166,7 +166,7 @@ class RunProcesses:
 
 @dataclasses.dataclass(frozen=True)
 class Chaos:
-  """Disturbances of runs of one layout in a folder. Each run must end like `whole`."""
+  """Disturbances of runs of one layout in a folder. Each run must end with the outcome `whole`."""
 
   layout: Layout
   folder: pathlib.Path
@@ -183,7 +183,7 @@ class Chaos:
     return self.whole['result']['steps']
 
   def kills(self, count: int) -> list[dict[str, Any]]:
-    """Kill runs so many times in all. Return a row for each kill."""
+    """Kill runs `count` times in all. Return a row for each kill."""
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
       workdir, most = self.folder / f'killed-{len(rows)}', min(len(rows) + KILLS_PER_RUN, count)
@@ -194,7 +194,7 @@ class Chaos:
     return rows
 
   def _kill(self, workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Start a run and kill it. Return None if it ended before."""
+    """Start a run and kill it. Return the row of the kill, or None if the run ended before it."""
     before, launched = _unfinished(workdir), time.monotonic()
     kind, *_ = self.draw.choices(list(KINDS), list(KINDS.values()))
     moment, steps = self.draw.uniform(0, SPAN[kind]), self.draw.uniform(0, PROGRESS * self._steps)
@@ -223,7 +223,7 @@ class Chaos:
     }
 
   def damages(self) -> list[dict[str, Any]]:
-    """Damage the newest checkpoint of a stopped run in every way. Return a row for each."""
+    """Damage the newest checkpoint of a stopped run in every way. Return a row for each way."""
     stopped = self._stopped
     newest, second = sorted(_complete(stopped))[:-3:-1]
     rows = []
@@ -240,7 +240,7 @@ class Chaos:
 
   @functools.cached_property
   def _stopped(self) -> pathlib.Path:
-    """A run that was stopped before its end."""
+    """The folder of a run that was stopped before its end."""
     workdir = self.folder / 'stopped'
     with self._start(workdir) as processes:
       processes.wait(lambda: any(step >= STOP * self._steps for step in processes.steps()))
@@ -264,7 +264,7 @@ class Chaos:
     return rows
 
   def _fill(self, workdir: pathlib.Path, make_room: Callable[[], Any]) -> dict[str, Any]:
-    """Start a run on a disk that is too small, make room, and continue it."""
+    """Start a run on a disk that is too small, make room, and continue the run. Return columns of its row."""
     with self._start(workdir) as processes:
       output = processes.end(1)
     last = output.splitlines()[-1]
@@ -325,7 +325,7 @@ def _complete(workdir: pathlib.Path) -> set[int]:
 
 
 def _unfinished(workdir: pathlib.Path) -> set[tuple[str, int]]:
-  """Return the checkpoints without an end, by name and inode. The inode distinguishes two of one name."""
+  """Return the unfinished checkpoints, by name and inode. The inode distinguishes two of the same name."""
   return {(path.name, path.stat().st_ino) for path in (workdir / 'checkpoints').glob(f'*{UNFINISHED}')}
 
 
@@ -335,7 +335,7 @@ def _bytes_on_disk(folder: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def small_disk(folder: pathlib.Path, size: int) -> Iterator[tuple[pathlib.Path, Callable[[], None]]]:
-  """Mount an in-memory disk of so many bytes on a new folder.
+  """Mount an in-memory disk of `size` bytes on a new folder.
 
   Yields:
     The folder, and a function that enlarges the disk.

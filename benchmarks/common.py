@@ -46,7 +46,7 @@ def alternate(thunks: Mapping[str, Thunk], rounds: int) -> dict[str, list[float]
 
 
 def compiled(function: Callable, *args: Any) -> tuple[Thunk, int]:
-  """Return a call of the compiled function with these arrays, and its temporary memory in bytes."""
+  """Return a thunk that calls the compiled function with these arrays, and its temporary memory in bytes."""
   executable = jax.jit(function).lower(*args).compile()
   memory: Any = executable.memory_analysis()
   return lambda: executable(*args), memory.temp_size_in_bytes
@@ -72,18 +72,18 @@ def filled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
-  """Return the ratios, round by round."""
+  """Return the ratio of two numbers for each round."""
   return [a / b for a, b in zip(numerator, denominator, strict=True)]
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-  """Format the median and the quartiles."""
+  """Return the median and, in parentheses, the quartiles as a text."""
   low, middle, high = statistics.quantiles(list(values) * 2, n=4, method='inclusive')
   return f'{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})'
 
 
 def matmul(size: int, dtype: Any) -> tuple[Thunk, float]:
-  """Return a square matrix product at full speed, and its floating-point operations."""
+  """Return a thunk that multiplies two square matrices, and the number of its floating-point operations."""
   a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
   product = jax.jit(jnp.matmul)
   return lambda: product(a, b), 2.0 * size**3

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(model: str, depth: int, form: str) -> dict[str, Any]:
-  """Return the row of a model. It is compiled twice, the second time from the cache."""
+  """Return the row of a model. Its train step is compiled twice, the second time from the cache."""
   config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'})).unlock()
   config.model.update(depth=depth, **FORMS[form])
   _, compiled, cold = lower_and_compile(config)

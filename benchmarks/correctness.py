@@ -61,7 +61,7 @@ def check(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def compile_case(case: Case, dtype: str) -> Any:
-  """Compile the implementation with its gradients."""
+  """Compile a case's implementation with its gradients."""
   arrays = rounded(case.arrays, dtype)
   return jax.jit(with_gradients(case.form)).lower(arrays, random_target(case.form, arrays)).compile()
 
@@ -79,7 +79,9 @@ def compare(case: Case, dtype: str, program: futures.Future) -> dict[str, Any]:
 
 
 def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Array, Arrays]]:
-  """Return a function of arrays that returns the value and the gradients of half its squared distance from a target.
+  """Return a function of (arrays, target) that returns the value of `function` and gradients for each array.
+
+  They are the gradients of half the squared distance between the value and the target.
 
   With a random target, the gradient of an array that affects all outputs is not a small sum of large terms, which
   rounding would spoil.
@@ -93,7 +95,7 @@ def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Arra
 
 
 def rounded(arrays: Arrays, dtype: str) -> Arrays:
-  """Return the arrays in the checked type."""
+  """Return the arrays. Those that `ROUNDED` names get the checked type."""
   return {name: z.astype(DTYPES[dtype]) if name in ROUNDED else z for name, z in arrays.items()}
 
 
@@ -140,7 +142,7 @@ def normal(rng: np.random.Generator, **shapes: tuple[int, ...]) -> Arrays:
 
 
 def attention_cases(head_sizes: Sequence[int], tokens: Sequence[int]) -> Iterator[Case]:
-  """Yield softmax attention, and the normalized Gaussian with one sigma per head, which uses the same kernel."""
+  """Yield cases of softmax attention, and of Gaussian attention with one sigma per head. Both use one kernel."""
   for d, n in itertools.product(head_sizes, tokens):
     about = {'tokens': n, 'centers': n, 'd': d}
     rng = np.random.default_rng(0)
@@ -154,7 +156,7 @@ def attention_cases(head_sizes: Sequence[int], tokens: Sequence[int]) -> Iterato
 
 
 def linear_cases(d: int, n: int) -> Iterator[Case]:
-  """Yield linear attention, one head with as many features as dimensions."""
+  """Yield cases of linear attention: one head that has as many features as dimensions."""
   projections = orthogonal_projections(np.random.default_rng(0), d, d)
   for features, causal in itertools.product(('elu', 'gaussian'), (False, True)):
     name = f'linear attention, {features}{", causal" if causal else ""}'
@@ -168,7 +170,7 @@ def linear_cases(d: int, n: int) -> Iterator[Case]:
 
 
 def stage2_cases(form: str, d: int, tokens: Sequence[int], centers: Sequence[int]) -> Iterator[Case]:
-  """Yield sums with one sigma per center: every normalization, every kernel, and every number of centers."""
+  """Yield cases of stage 2 with one sigma per center: every normalization, kernel, and number of centers."""
   few, odd = centers[0], tokens[-1]
   units = [('gaussian', normalization, n, few) for normalization in RESPONSES for n in tokens]
   units += [(kernel, 'layer', odd, few) for kernel in KERNELS if kernel != 'gaussian']
@@ -203,7 +205,7 @@ def fast_hyperbf(z: Arrays, implementation: str = 'xla', **names: Any) -> jax.Ar
 
 
 def linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
-  """Compute linear attention like a stage does."""
+  """Compute linear attention from arrays by name, as a stage does."""
   sigma = z['points'].shape[-1] ** 0.25
   q, k = (feature_map(z[n], features, projections=jnp.asarray(projections), sigma=sigma) for n in ROUNDED[:2])
   return linear_attention(q, k, z['coefficients'], normalizer='sum', causal=causal)
@@ -249,7 +251,7 @@ def naive_hyperbf(z: Arrays, kernel: str, normalization: str) -> jax.Array:
 
 
 def naive_linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
-  """Compute Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) for one head [N, d]."""
+  """Compute Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) for one head, with q, k and v [N, d]."""
 
   def phi(x: jax.Array) -> jax.Array:
     if features == 'elu':

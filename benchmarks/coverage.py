@@ -2,9 +2,10 @@
 
 python -m benchmarks.coverage
 
-Images: an answer is right if a sum of normal effects is positive. The effects are those of the arm, the image, the
-arm's image, the seed, and the seed's image. Arms differ by up to two points. Texts: outcomes are white noise plus a
-slow part, which is similar in neighboring windows. All arms have the same mean.
+Images: an answer is right if a sum of normal effects is positive. The effects are those of the arm, of the image,
+of each pair of an arm and an image, of the seed, and of each pair of a seed and an image. Arms differ by up to two
+points. Texts: outcomes are white noise plus a slow part, which is similar in neighboring windows. All arms have the
+same mean.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from scipy.stats import norm
 from benchmarks.common import report
 from hbf.comparison.statistics import Difference, block_length, differences
 
-IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # standard deviations of the effects of an image, an arm's image, a seed's image
+IMAGE, OWN, BOTH = 1.0, 0.4, 0.6  # standard deviations: effect of an image; of arm and image; of seed and image
 ARMS = 0.05  # greatest shift of an arm, in the same units
 SLOW = 0.3  # share of the slow part in a text's variance
 
@@ -37,7 +38,7 @@ def images(
     seeds: number of seeds of each arm.
     n: number of images.
     deviation: standard deviation of an arm's accuracy over seeds, in points, on infinitely many images.
-    first: deviation of the first arm, if it differs.
+    first: deviation of the first arm. None: the same as `deviation`.
   """
   shifts = 0.25 + ARMS * np.linspace(0, 1, arms)
   total = np.sqrt(IMAGE**2 + OWN**2 + BOTH**2)
@@ -59,7 +60,7 @@ def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> Draw
     random: generator.
     arms: number of arms.
     n: number of windows.
-    memory: correlation of the slow part with the next window's.
+    memory: correlation of the slow parts of neighboring windows.
   """
   before = 500  # windows after which the start of the slow part no longer matters
   drawn = random.standard_normal((arms, before + n))
@@ -72,12 +73,12 @@ def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> Draw
 def share(
   times: int, draw: Callable[[np.random.Generator], Drawn], length: int = 1, over_seeds: bool = True
 ) -> dict[str, float]:
-  """Return how often single intervals and all intervals of a comparison hold the truth, in percent.
+  """Return how often a single interval, and all intervals of a comparison, hold the true differences, in percent.
 
   Args:
     times: number of comparisons.
     draw: function of a generator that returns outcomes and true differences.
-    length: length of a block.
+    length: number of consecutive examples in a block.
     over_seeds: False to treat the mean over the seeds as one seed.
   """
   held = []

@@ -26,7 +26,7 @@ SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,
 
 
 class Case(NamedTuple):
-  """A measurement: its series, the varied size, the call and its temporary memory."""
+  """A measurement: its series, the name and the value of the varied size, the call, and its temporary memory."""
 
   series: str
   varied: str
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def stage1(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield stages 1 by the number of tokens in an image."""
+  """Yield a case for each stage 1 and each number of tokens in an image."""
   for name in dict.fromkeys(stage_names(model)[0] for model in options.models):
     for length in options.lengths:
       module = make_stage1(name, options.heads, options.width)
@@ -72,7 +72,7 @@ def make_stage1(name: str, heads: int, width: int) -> nn.Module:
 
 
 def stage2(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield stages 2 by the number of centers or hidden units."""
+  """Yield a case for each stage 2 and each number of centers or hidden units."""
   for name in dict.fromkeys(stage_names(model)[1] for model in options.models):
     for units in options.units:
       model = f'identity+{name}'
@@ -84,7 +84,7 @@ def stage2(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def steps(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield whole train steps by batch, at the greatest depth, and by depth, at the smallest batch."""
+  """Yield cases of whole train steps: each batch at the greatest depth, and each depth at the smallest batch."""
   width, batch, depth = options.width, min(options.batches), max(options.depths)
   for model in options.models:
     sizes = [('batch', b, depth) for b in options.batches] + [('depth', batch, d) for d in options.depths]
@@ -95,7 +95,7 @@ def steps(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def stage(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
-  """Return a call of a stage, forward and backward on random tokens [B, N, D], and its temporary memory."""
+  """Return a thunk that runs a stage forward and backward on random tokens [B, N, D], and its temporary memory."""
   tokens = jax.random.normal(jax.random.key(0), shape)
   params = jax.jit(module.init)(jax.random.key(1), tokens[:1])
 
@@ -107,7 +107,7 @@ def stage(module: nn.Module, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
 
 
 def measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
-  """Return the rows of one part, with all its cases in turn."""
+  """Return the rows of one part. All its cases run in turn."""
   seconds = alternate({f'{case.series} {case.varied} {case.size}': case.thunk for case in cases}, rounds)
   rows: list[dict[str, Any]] = []
   before: tuple[Case, float] | None = None

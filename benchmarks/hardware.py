@@ -32,7 +32,7 @@ _MB, _GB = 1e6, 1e9
 
 
 def cases(platform: str) -> Iterator[tuple[str, str, str, str, str]]:
-  """Yield the cases: topology, model, implementation of stage 2, recipe, type."""
+  """Yield the cases, each as (topology, model, implementation of stage 2, recipe, type)."""
   one, many = TOPOLOGIES[platform]
   for model, form in COMPARED:
     yield one, model, form, 'memo', 'bfloat16'

@@ -61,7 +61,14 @@ class RandomImages:
 
 
 class Turn(NamedTuple):
-  """Seconds that training took for some steps. `cpu` is the CPU time of this process and its readers."""
+  """The seconds that training took for some steps.
+
+  Attributes:
+    steps: number of steps.
+    wall: elapsed time.
+    waits: part of the elapsed time that was spent on waiting for input.
+    cpu: CPU time of this process and its readers.
+  """
 
   steps: int
   wall: float
@@ -131,7 +138,7 @@ def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
 
 
 class Feed(contextlib.AbstractContextManager):
-  """An input and the training that takes it."""
+  """An input, and the training that takes batches from it."""
 
   def __init__(self, config: ConfigDict, source: Source, kind: str):
     self._config, self._image_size = config, source[0][0].shape[0]
@@ -172,7 +179,7 @@ class Feed(contextlib.AbstractContextManager):
       self.train(0.0)
 
   def train(self, seconds: float) -> Turn:
-    """Train for so many seconds, but for at least one call."""
+    """Train for `seconds`, but for at least one call of the compiled steps."""
     calls, waits, done = 0, 0.0, None
     before, begin = cpu_seconds(), time.perf_counter()
     while not calls or time.perf_counter() - begin < seconds:

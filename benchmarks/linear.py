@@ -1,12 +1,12 @@
-"""Linear attention: convergence of random features to the exact operator, and the number of tokens where it pays.
+"""Linear attention: convergence of random features, and the number of tokens from which it is the faster way.
 
 python -m benchmarks.linear
 python -m benchmarks.linear --parts time --lengths 64,1024 --width 64 --heads 2 --rounds 1
 
 Errors are relative errors of the outputs at σ² = √d, as in a new block. They fall with the square root of the number
-of features (exponent −1/2) once it is well above exp(2 s² √d). Here d is the head size, and s the standard deviation
-of normal queries and keys, which is 1 in a new block. Times are of stage 1 alone on one image, forward. Temporary
-memory is at the most tokens. Exponents are over the three greatest sizes.
+of features (exponent −1/2) once this number is well above exp(2 s² √d). Here d is the head size, and s the standard
+deviation of normal queries and keys, which is 1 in a new block. Times are of stage 1 alone on one image, forward.
+Temporary memory is at the most tokens. Exponents are over the three greatest sizes.
 """
 
 import argparse
@@ -58,7 +58,7 @@ Part = tuple[str, list[dict[str, Any]]]  # title and rows
 
 
 def convergence(options: argparse.Namespace) -> Part:
-  """Return the mean relative error by feature map, head and number of features, and the exponent of its decrease."""
+  """Return mean relative errors by feature map, head size, deviation and number of features, with their exponents."""
   rows = []
   for name, d, deviation in itertools.product(EXACT, DIMENSIONS, DEVIATIONS):
     errors = [mean_error(name, d, deviation, count) for count in options.features]
@@ -69,7 +69,7 @@ def convergence(options: argparse.Namespace) -> Part:
 
 
 def mean_error(name: str, d: int, deviation: float, count: int) -> float:
-  """Return ‖approximation − exact‖ / ‖exact‖ of one head, its mean over draws of the projections."""
+  """Return ‖approximation − exact‖ / ‖exact‖ of one head, averaged over draws of the projections."""
   q, k, v = jax.random.normal(jax.random.key(0), (3, TOKENS, d))
   arrays = deviation * q, deviation * k, v
   approximation = jax.jit(functools.partial(by_features, name))
@@ -80,18 +80,18 @@ def mean_error(name: str, d: int, deviation: float, count: int) -> float:
 
 
 def by_features(name: str, projections: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """Return the approximation, [N, d], at the initial σ² = √d of HyperBF attention."""
+  """Return the approximation [N, d] by random features, at the initial σ² = √d of HyperBF attention."""
   queries, keys = (feature_map(z, name, projections=projections, sigma=z.shape[-1] ** 0.25) for z in (q, k))
   return linear_attention(queries, keys, v, normalizer='sum', causal=False)
 
 
 def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """Compute softmax attention of one head, [N, d]."""
+  """Compute the softmax attention [N, d] of one head."""
   return jax.nn.softmax(q @ k.T / q.shape[-1] ** 0.5) @ v
 
 
 def gaussian(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """Compute HyperBF attention of one head, [N, d]."""
+  """Compute the HyperBF attention [N, d] of one head."""
   return hyperbf(q, k, v, RadialBasis('gaussian', q.shape[-1] ** 0.25))
 
 
@@ -99,7 +99,7 @@ EXACT = {'softmax': softmax, 'gaussian': gaussian}
 
 
 def times(options: argparse.Namespace) -> Part:
-  """Return milliseconds by stage 1 and number of tokens, and where each linear one becomes faster than HyperBF."""
+  """Return the milliseconds of each stage 1, and the number of tokens from which it is faster than HyperBF."""
   measured: dict[str, list[dict[str, Any]]] = {}
   for row in measure(list(cases(options)), options.rounds):
     measured.setdefault(row['part'], []).append(row)
@@ -114,7 +114,7 @@ def times(options: argparse.Namespace) -> Part:
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield every stage 1 at every number of tokens. Random features have m = d, as many as elu, and m = 4 d."""
+  """Yield a case for every stage 1 and number of tokens. The number m of random features is d, as for elu, or 4 d."""
   d = options.width // options.heads
   stages = {name: (make_stage1(name, options.heads, options.width), EVALUATION) for name in EXACT_STAGES}
   for context in (EVALUATION, Context(causal=True)):
@@ -128,14 +128,14 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def forward(module: nn.Module, context: Context, shape: tuple[int, int, int]) -> tuple[Thunk, int]:
-  """Return a call of a stage on random tokens [B, N, D], and its temporary memory."""
+  """Return a thunk that runs a stage on random tokens [B, N, D], and its temporary memory."""
   tokens = jax.random.normal(jax.random.key(0), shape)
   params = jax.jit(module.init)(jax.random.key(1), tokens[:, :64])
   return compiled(functools.partial(module.apply, context=context), params, tokens)
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
-  """Return p of values ~ size^p by least squares of the logarithms, over the three greatest sizes."""
+  """Return the exponent p in values ~ size^p, by least squares of the logarithms at the three greatest sizes."""
   return round(float(np.polyfit(np.log(sizes[-3:]), np.log(values[-3:]), 1)[0]), 2)
 
 

@@ -96,7 +96,7 @@ def compile_trainer(config: ConfigDict, image_size: int, batch: int) -> Trainer:
 def make_training(
   config: ConfigDict, image_size: int
 ) -> tuple[nn.Module, Callable[[Resident, Batch], TrainState], Step]:
-  """Return the model, a function from (resident, batch) to its state, and its train step. Any images will do."""
+  """Return the model, a function from (resident, batch) to its initial state, and its train step."""
   config = config.copy_and_resolve_references()
   config.data.update(mean=(0.5,) * 3, std=(0.25,) * 3)
   shape = (image_size, image_size, 3)

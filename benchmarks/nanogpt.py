@@ -40,7 +40,7 @@ STEPS = 20  # steps of a round
 
 
 def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
-  """Return a function that takes steps of recipe characters."""
+  """Return a function that takes `STEPS` train steps of a model with recipe characters."""
   config = make_text_config(f'model={name}', {'name': 'random'})
   if name == 'vit':
     config.model.stage2.activation = 'gelu'
@@ -102,7 +102,7 @@ def their_steps(nanogpt: pathlib.Path, tokens: np.ndarray) -> common.Thunk:
 
 
 def speed(nanogpt: pathlib.Path, rounds: int) -> list[dict[str, Any]]:
-  """Return a row for each model, with ratios round by round."""
+  """Return a row for each model. Ratios are taken round by round."""
   tokens = np.random.default_rng(0).integers(0, 65, 1_000_000).astype(np.uint8)
   thunks = {'nanoGPT (PyTorch)': their_steps(nanogpt, tokens)}
   thunks |= {f'ours, {name}': our_steps(model, tokens) for name, model in OURS.items()}

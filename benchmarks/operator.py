@@ -66,7 +66,7 @@ def make_arrays(tokens: int, centers: int, width: int, dtype: Any) -> dict[str, 
 def by_name(
   function: Callable, points: jax.Array, centers: jax.Array, coefficients: jax.Array, **basis: Any
 ) -> jax.Array:
-  """Compute the operator with the numbers and names of a basis as keywords."""
+  """Compute the operator under the radial basis that the keywords define."""
   return function(points, centers, coefficients, RadialBasis(**basis))
 
 
@@ -100,12 +100,12 @@ def measure(
 
 
 def unpacked(function: Callable) -> Callable:
-  """Return the function of a dict of its arguments."""
+  """Return a function that takes the arguments of `function` as a dict."""
   return lambda arrays: function(**arrays)
 
 
 def with_gradient(function: Callable) -> Callable:
-  """Return a function of a dict of arguments: the output's sum of squares and its gradients."""
+  """Return a function that takes the arguments as a dict. It returns the output's sum of squares with gradients."""
   return jax.value_and_grad(lambda arrays: jnp.sum(jnp.square(function(**arrays).astype(jnp.float32))))
 
 

@@ -42,7 +42,7 @@ _GB = 1e9
 
 
 class Case(NamedTuple):
-  """A case to compile. The mesh has numbers of devices for data, fsdp and tensor."""
+  """A case to compile. `mesh` has the numbers of devices along data, fsdp and tensor."""
 
   topology: str
   model: str
@@ -53,13 +53,13 @@ class Case(NamedTuple):
 
   @property
   def file(self) -> str:
-    """Name of its record."""
+    """Name of the case's record."""
     model = '-'.join(filter(None, (self.model, self.form)))
     return f'{self.topology}-{model}-{self.size}-{self.batch}-{"x".join(map(str, self.mesh))}.json'
 
   @property
   def flags(self) -> list[str]:
-    """Flags of its config."""
+    """Flags of the case's config."""
     axes = [f'--config.mesh.{axis}={size}' for axis, size in zip(AXES, self.mesh, strict=True)]
     model = f'--config=configs/imagenet.py:model={self.model},size={self.size}'
     form = [f'--config.model.stage2.implementation={self.form}'] if self.form else []
@@ -67,9 +67,10 @@ class Case(NamedTuple):
 
 
 def cases(platform: str) -> Iterator[Case]:
-  """Yield each mesh at the topology's first batch, and its first mesh at every batch.
+  """Yield each mesh of a topology at its first batch size, and its first mesh at every batch size.
 
-  The first mesh and batch come with ViT too. A platform's first topology also has HyperBF with the Pallas kernel.
+  The first mesh and batch size are also yielded with ViT. A platform's first topology also has HyperBF with the
+  Pallas kernel.
   """
   for size in SIZES:
     for topology, meshes in MESHES[platform].items():

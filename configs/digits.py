@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn, the default: no network is needed."""
+"""Handwritten digits that come with scikit-learn, the default: nothing is downloaded."""
 
 from hbf.config import datasets
 

@@ -1,4 +1,4 @@
-"""Python's own reference: a text for first trials, without a file or a network."""
+"""Python's own reference: a text for first trials, without a file or a download."""
 
 from hbf.config import datasets
 

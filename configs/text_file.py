@@ -1,4 +1,4 @@
-"""Your own text: --config.data.root=FILE, or a folder whose files are one text."""
+"""Your own text: --config.data.root=FILE, or a folder whose files are joined to one text."""
 
 from hbf.config import datasets
 

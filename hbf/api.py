@@ -138,7 +138,7 @@ def evaluate(
     The scores of the split: 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
 
   Raises:
-    ValueError: the folder is no run folder or has no such checkpoint or split, or the data differ from the run's
+    ValueError: the folder is not a run folder or has no such checkpoint or split, or the data differ from the run's
       data.
   """
   folder, dataset = _folder(workdir), _dataset(data)
@@ -166,7 +166,7 @@ def load(
     device: the device to compute on. None: the first one.
 
   Raises:
-    ValueError: the folder is no run folder, has no such checkpoint, or has no edits of this checkpoint.
+    ValueError: the folder is not a run folder, has no such checkpoint, or has no edits of this checkpoint.
   """
   folder, where = _folder(workdir), jax.devices()[0] if device is None else device
   stored = stored_dataset if load_config(folder).task == 'classification' else stored_texts
@@ -210,7 +210,7 @@ def edit(
 
   Args:
     run: a run of task classification. It is not changed.
-    images: [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1.
+    images: images [N, H, W, C] of the run's height, width and channels, as uint8 or as floats from 0 to 1.
     labels: name or number of the right class of each image, [N].
     among: images whose answers should not change, in the same form as `images`. None: up to 20,000 training images.
       To read them takes a minute or less on a CPU, in each call of this function.
@@ -270,14 +270,14 @@ class Run:
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """Return the name of each class."""
+    """The names of the classes."""
     return self._images.class_names
 
   def predict(self, images: Any, batch_size: int = 100) -> np.ndarray:
-    """Return the probability of every class for every image: float32 [N, classes].
+    """Return the float32 probabilities [N, classes] of every class for every image.
 
     Args:
-      images: [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1.
+      images: images [N, H, W, C] of the run's height, width and channels, as uint8 or as floats from 0 to 1.
       batch_size: the largest number of images in a batch.
 
     Raises:
@@ -296,7 +296,7 @@ class Run:
     return np.concatenate(found)
 
   def normalize(self, images: Any) -> jax.Array:
-    """Return normalized images for the model, float32 [N, H, W, C]. See `predict` for the argument and the errors."""
+    """Return normalized float32 images [N, H, W, C] for the model. See `predict` for the argument and the errors."""
     return normalize(jax.device_put(self._checked(images), self.device), self.task.mean, self.task.std)
 
   def generate(

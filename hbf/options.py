@@ -43,7 +43,7 @@ class Values:
 
   def __contains__(self, value: Any) -> bool:
     """Return True if the value is valid."""
-    # A bool is an int in Python, but it is no valid number here.
+    # A bool is an int in Python, but it is not a valid number here.
     typed = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
     return typed and self.holds(value)
 
@@ -113,7 +113,7 @@ def one_of(names: Collection[str]) -> Values:
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration. None if the text is no duration, or is more than 100% of the run."""
+  """Return the number in a duration. None if the text is not a duration, or is more than 100% of the run."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 

@@ -68,9 +68,10 @@ def rates(name: str) -> str:
 
 
 def search(name: str) -> str:
-  """Return the effect of each change of a model, by seed: training losses in windows of steps, and held-out scores.
+  """Return a table with a row for each change of a model and each seed: training losses and held-out scores.
 
-  All runs of a seed see the same batches, so training losses of equal steps are comparable.
+  A training loss is the mean over a window of steps. All runs of a seed see the same batches, so these means are
+  comparable.
   """
   runs = open_runs(ROOT / name)
   kept = {run: runs.config(run) for run in runs.names()}
@@ -95,7 +96,7 @@ def search(name: str) -> str:
 
 
 def trials(name: str) -> str:
-  """Return the training losses of trials that were stopped early, for the windows that each one completed."""
+  """Return the training losses of trials that were stopped early, for the windows of steps that each completed."""
   rows = []
   for trial in json.loads((ROOT / name / 'trials.json').read_text()):
     losses = _losses(open_runs(ROOT / trial['comparison']).metrics(trial['run']))
@@ -114,7 +115,7 @@ def _mean(values: list[float]) -> str:
 
 
 def benchmark(name: str, columns: tuple[str, ...]) -> str:
-  """Return the title and the table of a benchmark, with these columns or with all."""
+  """Return the title and the table of a benchmark. If `columns` is (), the table has all columns."""
   return format_report(json.loads((ROOT / 'benchmarks' / f'{name}.json').read_text()), columns)
 
 
@@ -166,7 +167,7 @@ def _outside(names: list[str], outside: list[dict[str, Any]], every: bool) -> st
 
 
 def _corrupted(names: list[str], corrupted: list[dict[str, Any]]) -> str:
-  """Return the errors of runs by group of corruptions."""
+  """Return the table of the errors of runs for each group of corruptions."""
   groups = [
     (group, *(f'{100 - run["accuracy_of_groups"][group]:.1f}' for run in corrupted))
     for group in corrupted[0]['accuracy_of_groups']

@@ -24,7 +24,7 @@ addEventListener('load', () => axe.run().then(found => {
 
 
 def violations(page, width, scheme):
-  """Return the violations that axe-core finds: rule, impact, help, count and first element of each.
+  """Return the violations that axe-core finds, each as a dict of rule, impact, help, count and first element.
 
   Args:
     page: an HTML file.
@@ -37,7 +37,7 @@ def violations(page, width, scheme):
 
 
 def main(pages):
-  """Print all violations; return 1 if one is serious."""
+  """Print the violations of all pages. Return 1 if one of them is serious, else 0."""
   if CHROMIUM is None:
     raise SystemExit('no Chromium: install it, for example by apt install chromium')
   grave = 0

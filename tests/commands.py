@@ -27,7 +27,7 @@ for path, *flags in json.loads(sys.argv[1]):
 
 
 def run_each(commands):
-  """Runs scripts of the repository with flags; returns the status, stdout and stderr of each."""
+  """Run scripts of the repository with flags. Return the status, stdout and stderr of each."""
   command = [sys.executable, '-c', _SCRIPT, json.dumps(commands)]
   done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
   return [json.loads(line) for line in done.stdout.splitlines()]

@@ -70,9 +70,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope='module', autouse=True)
 def frozen():
-  """What a file of tests leaves behind, most of it JAX's programs, stays: no later collection looks through it.
+  """Exclude the objects that a file of tests leaves behind from later garbage collections.
 
-  A checkpoint that can't be read is cleaned up by one, which took two seconds towards the end.
+  Most of them are programs of JAX. Without this, a collection would take two seconds in the last files. A test with a
+  checkpoint that can't be read makes one.
   """
   yield
   gc.collect()
@@ -81,7 +82,7 @@ def frozen():
 
 @pytest.fixture(scope='session')
 def digits_dir(tmp_path_factory):
-  """A TFDS data directory with the digits in it."""
+  """Return a TFDS data directory with the prepared digits."""
   directory = tmp_path_factory.mktemp('tfds')
   prepare('digits', str(directory), archive=None)
   return directory
@@ -89,9 +90,9 @@ def digits_dir(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def toy(digits_dir):
-  """Makes configs of runs that take a second: `toy('model=vit', **{'train.epochs': 2.0})`.
+  """Return a function that makes configs of short runs: `toy('model=vit', **{'train.epochs': 2.0})`.
 
-  On one device, that is: a step on eight that share two cores takes seconds.
+  On one device, such a run takes a second. On eight devices that share two cores, a single step takes seconds.
   """
 
   def make(arguments='', **changes):

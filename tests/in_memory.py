@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ArraySource:
-  """A source in memory."""
+  """A source of images and labels in memory."""
 
   images: np.ndarray
   labels: np.ndarray
@@ -20,7 +20,7 @@ class ArraySource:
 
 
 def random_source(examples=50, shape=(4, 6, 3), seed=0, classes=10):
-  """Random images."""
+  """Return a source of random images and labels."""
   generator = np.random.default_rng(seed)
   images = generator.integers(0, 256, (examples, *shape), dtype=np.uint8)
   return ArraySource(images, generator.integers(0, classes, examples))

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def execute(path, write):
-  """Execute a notebook, an error in a cell is an error here; return the seconds."""
+  """Execute a notebook. An error in a cell is raised. Return the seconds that it took."""
   notebook, start = nbformat.read(path, 4), time.monotonic()
   NotebookClient(notebook, timeout=600, resources={'metadata': {'path': str(ROOT)}}).execute()
   if write:
@@ -26,7 +26,7 @@ def execute(path, write):
 
 
 def main(arguments):
-  """Execute the named notebooks, or all."""
+  """Execute the named notebooks, or all if none is named."""
   names = [argument for argument in arguments if argument != '--write']
   for path in sorted((ROOT / 'examples').glob('*.ipynb')):
     if not names or path.stem in names:

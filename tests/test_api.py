@@ -1,4 +1,4 @@
-"""The public API: imports, the operator's arguments, modules in models of others, runs on arrays."""
+"""Tests of the public API: imports, the operator's arguments, modules in users' models, and runs on arrays."""
 
 import ast
 import functools
@@ -25,7 +25,7 @@ ONE = jax.devices()[:1]
 
 
 def test_import_loads_nothing_heavy_and_keeps_draws_as_they_are():
-  """The package alone loads no JAX, its modules no readers of data sets; the environment changes no draws."""
+  """`import hbf` loads no JAX, and its modules load no readers of data sets. The environment changes no draws."""
   heavy = "[name for name in ('jax', 'tensorflow_datasets', 'grain', 'matplotlib') if name in sys.modules]"
   code = f'import sys, hbf; print({heavy}); hbf.HyperBFAttention, hbf.hyperbf, hbf.ArrayData; print({heavy})'
   code += '; import jax; print(jax.config.jax_threefry_partitionable)'
@@ -77,7 +77,7 @@ def defined(
   k=lambda s: np.exp(-s),
   normalize=lambda k: k / k.sum(-1, keepdims=True),
 ):
-  """The equations of the docstring in float64."""
+  """Compute the equations of the docstring of `hbf.hyperbf`, in float64."""
   x, centers, coefficients = (np.float64(z) for z in (x, centers, coefficients))
   difference = x[..., :, None, :] - centers[..., None, :, :]
   difference = difference if w is None else difference @ np.float64(w).T
@@ -155,7 +155,7 @@ def test_the_operator_names_a_bad_argument(changes, message):
 
 
 class Own(nn.Module):
-  """A model of someone else's."""
+  """A Flax model of a user, with blocks of this package."""
 
   @nn.compact
   def __call__(self, x):
@@ -176,7 +176,7 @@ def test_a_block_in_a_flax_model():
 
 
 class InSetup(nn.Module):
-  """A model with a block that is made in setup, and one that is computed twice to save memory."""
+  """A model with blocks that are made in `setup`. One of them is recomputed to save memory."""
 
   def setup(self):
     self.first = hbf.Block(hbf.HyperBFAttention(heads=2), hbf.MLP(4))
@@ -213,7 +213,7 @@ def test_the_operator_under_equinox():
   import equinox as eqx  # the other tests do without it
 
   class Layer(eqx.Module):
-    """A HyperBF of one's own in Equinox."""
+    """A HyperBF layer of a user, written in Equinox."""
 
     centers: jax.Array
     coefficients: jax.Array
@@ -231,7 +231,7 @@ def test_the_operator_under_equinox():
 
 
 def arrays(train=160, test=40):
-  """Images in which the brighter half tells the class."""
+  """Return random images with labels. The brighter half of an image tells its class."""
   generator = np.random.default_rng(0)
   images = generator.integers(0, 100, (train + test, 8, 8, 1), dtype=np.uint8)
   labels = generator.integers(0, 2, train + test)
@@ -260,7 +260,7 @@ def train(config, workdir, **options):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """A run in a thread, with a callback: its folder (a str), its result, and what the callback saw."""
+  """Return a run that was trained in a thread: its folder (a str), its result, and what a callback saw."""
   workdir, seen, results = str(tmp_path_factory.mktemp('api') / 'run'), [], []
 
   def log(step, metrics, state):
@@ -321,7 +321,7 @@ def test_other_arrays_than_the_runs_are_refused(trained):
 
 
 def newest(workdir):
-  """The step of the newest checkpoint."""
+  """Return the step of the newest checkpoint."""
   return max(int(path.name) for path in (workdir / 'checkpoints').iterdir())
 
 

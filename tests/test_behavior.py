@@ -1,4 +1,4 @@
-"""The record of behavior: it holds shipped configs, and two small ones compute what is recorded."""
+"""Tests of the record of behavior: it has all shipped configs, and two small ones compute what is recorded."""
 
 import os
 import pathlib

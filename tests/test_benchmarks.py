@@ -1,4 +1,4 @@
-"""The accelerator benchmark in toy size on a CPU, with its messages about failures."""
+"""Tests of the accelerator benchmark in toy size on a CPU, and of its messages about failures."""
 
 import json
 
@@ -29,7 +29,7 @@ def toy_recipe():
 
 @pytest.fixture(scope='module')
 def measured(tmp_path_factory):
-  """The JSON of a run with one type, one kernel and two normalizations, a model, and a model that does not exist."""
+  """Return the JSON of the benchmark with one type, one kernel, two normalizations, a model, and an unknown model."""
   out = tmp_path_factory.mktemp('accelerator') / 'folder' / 'found.json'
   bfloat16 = {'bfloat16': jnp.bfloat16}
   with pytest.MonkeyPatch.context() as patch:

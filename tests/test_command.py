@@ -1,4 +1,4 @@
-"""The command `hbf`: it helps at once, finds the command's module, and refuses others in one line."""
+"""Tests of the command `hbf`: its help, the modules of its commands, and one line for an unknown command."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The reference page of the commands."""
+"""Tests of the reference page of the commands."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Shipped configs: every key is read, and every config takes a step."""
+"""Tests of shipped configs: every key is read, and every config takes a step."""
 
 import importlib
 import os
@@ -189,7 +189,7 @@ WRONG = {
 
 @pytest.fixture(scope='module')
 def ended():
-  """Run wrong commands. Return status, stdout and stderr by flag. '': a command without the flag that it needs."""
+  """Run wrong commands. Return status, stdout and stderr by the wrong flag. '': a flag is missing."""
   commands = [*(['train.py', flag] for flag in WRONG), ['eval.py']]
   return dict(zip([*WRONG, ''], run_each(commands), strict=True))
 

@@ -1,4 +1,4 @@
-"""Commands whose modules are imported too: a wrong flag is a line, and ~ the home folder."""
+"""Tests of commands that use argparse: a wrong flag gives one line, and ~ is the home folder."""
 
 import importlib
 import pathlib

@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: layers, and no TensorFlow or network at run time."""
+"""Tests of the whole project: its layers, and no TensorFlow or network at run time."""
 
 import ast
 import importlib.util
@@ -63,7 +63,7 @@ def test_what_all_share_knows_of_no_package(module):
 
 
 def test_no_module_of_the_tests_is_called_like_a_folder_that_runs_leave():
-  """The check of style would take its imports for that folder's, once it is there."""
+  """If such a folder existed, the style checker would take imports of the module for imports of the folder."""
   ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
   assert not {path.stem for path in (ROOT / 'tests').rglob('*.py')} & ignored
 

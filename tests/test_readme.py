@@ -1,4 +1,4 @@
-"""README.md, docs/ and the notebooks: links lead somewhere, commands exist, and the worked example works."""
+"""Tests of README.md, docs/ and the notebooks: links have targets, commands exist, and the worked example works."""
 
 import importlib.util
 import json
@@ -60,13 +60,13 @@ def test_every_link_leads_somewhere(page):
 
 
 def anchors(text):
-  """The names that GitHub gives to headings."""
+  """Return the anchors that GitHub gives to the headings of a page."""
   headings = re.findall(r'^#+ (.*)$', text, re.MULTILINE)
   return [re.sub(r'[^\w\- ]', '', heading).lower().replace(' ', '-') for heading in headings]
 
 
 def commands():
-  """Module and arguments of every command in the pages."""
+  """Return the module and the arguments of every command in the pages."""
   found = [match.groups() for text in TEXTS.values() for match in COMMAND.finditer(text)]
   return sorted(
     {
@@ -86,7 +86,7 @@ SHARED = (
 
 @pytest.fixture
 def shift(tmp_path, monkeypatch):
-  """The worked example, its file and its line, done as the page says."""
+  """Carry out a page's worked example: write its file, and register its stage by its line."""
   page = PAGES[ROOT / 'docs' / 'how-to' / 'add-a-stage.md']
   path = tmp_path / 'shift.py'
   path.write_text(re.search(r'```python\n(.*?)```', page, re.DOTALL)[1])

@@ -1,4 +1,4 @@
-"""Tables are Markdown, whole, and in line."""
+"""Tests that tables are Markdown, complete, and aligned."""
 
 import json
 import re

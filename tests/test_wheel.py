@@ -1,4 +1,4 @@
-"""The wheel by itself: built, installed beside no checkout, and used in an empty folder."""
+"""Tests of the wheel by itself: built, installed outside a checkout, and used in an empty folder."""
 
 import email
 import os
@@ -19,7 +19,7 @@ SMALL = ('--config.model.width=16', '--config.model.depth=1', '--config.train.ep
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-  """The wheel, built from a copy: a build leaves folders in its source."""
+  """Return the path of a wheel. It is built from a copy of the source, because a build leaves folders there."""
   source, folder = tmp_path_factory.mktemp('source'), tmp_path_factory.mktemp('wheel')
   shutil.copytree(ROOT / 'hbf', source / 'hbf', ignore=shutil.ignore_patterns('__pycache__'))
   for name in ('pyproject.toml', 'README.md', 'LICENSE'):
@@ -32,7 +32,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def installed(wheel, tmp_path_factory):
-  """Runs the installed command, or Python with the installed package, in an empty folder: `installed('--help')`."""
+  """Return a function that runs the installed command, or Python, in an empty folder: `installed('--help')`."""
   site, folder = tmp_path_factory.mktemp('site'), tmp_path_factory.mktemp('empty')
   pip = [sys.executable, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-index', '--no-deps']
   subprocess.run([*pip, f'--target={site}', str(wheel)], check=True, capture_output=True)

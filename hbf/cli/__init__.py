@@ -19,7 +19,7 @@ flags.disclaim_key_flags()
 
 
 def resolve_config_path(config: str) -> str:
-  """Return FILE[:arguments] for NAME[:arguments], where NAME is a data set's name.
+  """Return FILE[:arguments] for NAME[:arguments]. NAME is a data set's name, and FILE the module with its config.
 
   The path `configs/NAME.py` also means the name if there is no such file. So both work in every folder.
   """
@@ -45,7 +45,7 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
 
 
 def define_processes() -> Callable[[], dict[str, Any]]:
-  """Define the flags of a run on several processes. Return a function that reads them, for `processes.start`."""
+  """Define the flags of a run on several processes. Return a function that returns their values by name."""
   holders = {
     'coordinator': flags.DEFINE_string(
       'coordinator', '', 'HOST:PORT of process 0, to which the processes of a run connect.'
@@ -62,8 +62,8 @@ def run(main: Callable[[Sequence[str]], int], arguments: bool = False) -> None:
   --help prints the docstring of `main`'s module and its flags, and exits with status 0.
 
   Args:
-    main: a function that gets the script's name and the arguments that are no flags. It returns the exit status.
-    arguments: True if the command takes arguments that are no flags.
+    main: a function that gets the script's name and the arguments that are not flags. It returns the exit status.
+    arguments: True if the command takes arguments that are not flags.
   """
 
   @in_one_line
@@ -107,7 +107,7 @@ def _format_warning(
 
 
 def _report_unraisable(unraisable: Any) -> None:
-  """Report like Python, but leave out late messages of TensorStore about a checkpoint that failed."""
+  """Report an ignored exception as Python does, but not those of TensorStore after a checkpoint that failed."""
   if str(unraisable.exc_value) != 'Event loop is closed':
     sys.__unraisablehook__(unraisable)
 
@@ -152,7 +152,7 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
 def _config_arguments(arguments: Sequence[str]) -> list[str]:
   """Return the arguments with a file in place of the name in --config=NAME, and the last value of each key.
 
-  If a key's value is a tuple, ml_collections would join all its values.
+  If a key with a tuple is given several times, ml_collections would join the tuples.
   """
   last: dict[str, str] = {}
   for number, argument in enumerate(arguments):

@@ -30,19 +30,22 @@ CONFIGS = flags.DEFINE_multi_string(
 ARMS = flags.DEFINE_multi_string(
   'arm',
   [],
-  "'MODEL' or 'LABEL: MODEL key=value …'. Others are compared to the first. With --preset a label is enough.",
+  "'MODEL' or 'LABEL: MODEL key=value …'. The flag may be repeated. The first arm is the reference. With --preset, a "
+  'label of the preset is enough.',
 )
-SEEDS = flags.DEFINE_string('seeds', '', 'Such as 0,1,2 (the default).')
+SEEDS = flags.DEFINE_string('seeds', '', 'Seeds such as 0,1,2, which is the default.')
 PRESET = flags.DEFINE_string(
   'preset',
   '',
-  "A comparison of hbf.comparison.presets. Other flags replace its parts. Parameters match its first arm's.",
+  'A comparison of hbf.comparison.presets. Other flags replace its parts. Its first arm sets the number of '
+  'parameters of all arms.',
 )
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the comparison.', required=True)
 DEVICES = flags.DEFINE_string(
   'devices',
   '',
-  'One run at a time on each of these: gpu:0,gpu:1 or cores, cpu:0,cpu:1. Default: all devices for one run.',
+  'Devices with one run at a time on each: gpu:0,gpu:1, or cores such as cpu:0,cpu:1. Default: each run uses all '
+  'devices.',
 )
 MATCH = flags.DEFINE_boolean(
   'match', True, 'Give every arm as many parameters as the first, within 1%, by its centers or hidden units.'
@@ -57,7 +60,7 @@ TUNE = flags.DEFINE_integer(
   'tune', 0, 'Number of trials of each arm, with options drawn from the space, instead of a comparison.'
 )
 SPACE = flags.DEFINE_multi_string(
-  'space', [], "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm. The preset's space is kept."
+  'space', [], "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm, beside the preset's space."
 )
 TUNED = flags.DEFINE_string('tuned', '', "The tuning.json of a search: each arm gets its best trial's options.")
 REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')
@@ -96,7 +99,7 @@ def comparison_of_flags() -> 'Comparison':
   """Return the comparison that the flags describe.
 
   Raises:
-    UserError: the preset is unknown, the seeds are no list, or both operations and epochs are given.
+    UserError: the preset is unknown, the seeds are not a list, or both operations and epochs are given.
   """
   from hbf.comparison import tune
   from hbf.comparison.grid import Comparison, parse_seeds, with_arms

@@ -23,7 +23,7 @@ TEXT = flags.DEFINE_string('text', '', "Folder for the compiled programs' text."
 
 
 def main(argv: Sequence[str]) -> int:
-  """Compile the programs of the run and print their memory. Return 1 if one does not fit into the device's memory."""
+  """Compile the programs of the run and print their memory. Raise UserError if one does not fit into a device."""
   del argv
   import jax
 

@@ -18,11 +18,11 @@ UNDO = flags.DEFINE_integer('undo', None, 'The number of an edit to take back, a
 REACH = flags.DEFINE_float(
   'reach', 1.0, 'Radius of the ball, as a part of the distance to the nearest image whose answer should stay.'
 )
-MARGIN = flags.DEFINE_float('margin', 16.0, "Lead of the label's logit over all others.")
+MARGIN = flags.DEFINE_float('margin', 16.0, "Lead of the label's logit over the largest other logit.")
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Edit the moving average of the parameters (train.average).')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if it has moved since training.')
 
 
 def main(argv: Sequence[str]) -> int:

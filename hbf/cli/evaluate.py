@@ -23,8 +23,8 @@ COPIES = flags.DEFINE_string(
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
 OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if not where it was in training.')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if it has moved since training.')
 
 
 def main(argv: Sequence[str]) -> int:

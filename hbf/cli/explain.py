@@ -19,8 +19,8 @@ OOD = flags.DEFINE_multi_string(
 )
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Explain the moving average of the parameters (train.average).')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if not where it was in training.')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if it has moved since training.')
 
 
 def main(argv: Sequence[str]) -> int:

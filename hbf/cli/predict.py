@@ -23,7 +23,7 @@ EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit)."
 PAGE = flags.DEFINE_string(
   'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
 )
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'For --page: where prepared TFDS data lie, if they have moved.')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'For --page: folder of the prepared TFDS data, if they have moved.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'For --page: the image folder of the training, if it has moved.')
 JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {image, classes} or {image, error}, nothing else.')
 

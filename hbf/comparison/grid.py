@@ -31,7 +31,7 @@ class Comparison:
     arms: texts 'MODEL' or 'LABEL: MODEL key=value …', where a key is a config key such as model.heads. The first arm
       is the reference: the report has the differences of all other arms from it.
     seeds: seeds of the runs, all different.
-    overrides: '--config.KEY=VALUE' for all arms.
+    overrides: flags '--config.KEY=VALUE' for all arms.
     published: test scores that others report, by 'group/label'. For images, a score is the accuracy in percent.
     match: True to change the number of units (centers or hidden units) of each arm, so that its number of parameters
       is within 1% of the reference's. An arm that is already within 1% keeps its units.
@@ -152,7 +152,8 @@ class Grid:
 def with_arms(preset: Comparison, arms: Sequence[str]) -> Comparison:
   """Return a preset with other arms, or with its own arms if none are given.
 
-  Parameters and operations are still matched to the preset's first arm. So an arm is the same if it is run alone.
+  Parameters and operations are still matched to the preset's first arm. So an arm's numbers of units and epochs do
+  not depend on the other arms that are run.
 
   Args:
     preset: the preset.

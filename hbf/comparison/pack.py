@@ -185,7 +185,7 @@ def _about(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def _line(run: pathlib.Path, arrays: _Arrays) -> dict[str, Any]:
-  """Return the stored parts of a run."""
+  """Return the parts of a run that its line in runs.jsonl holds. Add the run's predictions to `arrays`."""
   kept = RunFolders(run.parent).predictions(run.name) or {}
   parts = {
     'config': read_json(run / 'config.json', 'restore it from a copy'),

@@ -54,7 +54,8 @@ def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str
   independent of each other, as `hbf.comparison.tune.expected_best` assumes.
 
   Args:
-    space: the options of all arms. An option with the arm's label replaces an option for all arms with the same key.
+    space: the options of all arms. If a key has an option for all arms and an option for this arm, the latter is
+      used.
     label: label of the arm.
     trials: number of trials.
 

@@ -133,7 +133,7 @@ def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, floa
 
 
 def _relative_variance(random: np.random.Generator, freedom: float, draws: int) -> np.ndarray:
-  """Draw ratios of an estimated variance to the true variance, [draws, 1]."""
+  """Draw ratios [draws, 1] of a variance, estimated with `freedom` degrees of freedom, to the true variance."""
   return random.chisquare(freedom, (draws, 1)) / freedom
 
 

@@ -154,7 +154,7 @@ def report(workdir: pathlib.Path) -> None:
 
 
 def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
-  """Return the request. Each arm has the options of its best trial added.
+  """Return the request, in which each arm also has the options of its best trial.
 
   Args:
     request: a comparison of arms of the search. No trial may have used its seeds.

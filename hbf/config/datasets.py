@@ -12,7 +12,7 @@ def digits(arguments: str = '') -> ConfigDict:
   """Return the config of the handwritten digits of scikit-learn: 1,797 gray images of 8×8, 10 classes."""
   return make_config(
     arguments,
-    # There is no flip, because mirrored digits are no digits.
+    # There is no flip, because mirrored digits are not digits.
     {'name': 'digits', 'transforms': (('shift', 1),), 'validation': 0.1},
     model={'patch': 4},
     train={'epochs': 80.0, 'batch_size': 64, 'steps_per_call': 10},  # steps take milliseconds, even on a CPU

@@ -83,8 +83,8 @@ COMMON = {
   'model.expansion': Key(
     None,
     POSITIVE,
-    'Number of units of a block divided by the width. The recipe sets it. It fills the numbers of units that are '
-    'empty, and config.json then leaves it out.',
+    'Number of units of a block divided by the width. The recipe sets it. It gives the numbers of units that are '
+    'empty, such as model.stage2.centers. config.json has these numbers instead of it.',
   ),
   'model.dropout': Key(0.0, _TRUNK['dropout'], 'Dropout rate after the embedding and after each stage.'),
   'model.dtype': Key('float32', one_of(DTYPES), 'Type of the matrix products. Parameters are float32.'),
@@ -94,7 +94,7 @@ COMMON = {
     FLAG,
     'True to loop over one block, so that the compiled program does not grow with the depth. It is slower on a CPU.',
   ),
-  'model.parallel': Key(False, FLAG, "True if both stages read the block's input."),
+  'model.parallel': Key(False, FLAG, "True if both stages work on the block's input."),
   'model.layer_scale': Key(
     0.0,
     _TRUNK['layer_scale'],
@@ -130,7 +130,7 @@ COMMON = {
   'train.steps_per_call': Key(
     0,
     whole(0),
-    'Largest number of steps in one call of the devices. 0: 10 steps, but 1 from a stream and on a CPU.',
+    'Largest number of steps in one call of the compiled program. 0: 1 step on a CPU or with streamed data, else 10.',
   ),
   'train.accumulate': Key(
     1, whole(1), 'Number of parts of a batch that are computed one after another, to save memory.'
@@ -147,7 +147,9 @@ COMMON = {
     'Optimizer. muon updates the matrices of the blocks, and adamw everything else. schedule_free is adamw with an '
     'average of its own, which is evaluated beside the parameters. It needs a constant schedule.',
   ),
-  'optimizer.learning_rate': Key(1e-3, NOT_NEGATIVE, 'Learning rate at the peak. With 0 the parameters stay.'),
+  'optimizer.learning_rate': Key(
+    1e-3, NOT_NEGATIVE, 'Learning rate at the peak. With 0 the parameters do not change.'
+  ),
   'optimizer.schedule': Key(
     'cosine',
     one_of(('cosine', 'linear', 'wsd', 'constant')),
@@ -266,7 +268,7 @@ IMAGES = {
   'evaluate.copies': Key(
     'none',
     one_of(COPIES),
-    'Copies of each image whose outputs are averaged. Their scores are reported beside the usual scores.',
+    'Copies of each image. The outputs for them are averaged, and the scores of these averages are reported too.',
   ),
 }
 TEXTS = {

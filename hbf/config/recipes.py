@@ -77,8 +77,8 @@ def laptop() -> ConfigDict:
 def strong() -> ConfigDict:
   """Return a recipe for a GPU: 300 epochs of a model of 2.8 M parameters.
 
-  It follows Lee et al. 2021, with RandAugment in place of their AutoAugment. The 300 epochs are 100 epochs of the
-  paper, which show every image three times.
+  It follows Lee et al. 2021, with RandAugment in place of their AutoAugment. The paper trains for 100 epochs, and
+  shows every image three times in each. Our 300 epochs show as many images.
   """
   config = defaults()
   config.model.update(width=192, depth=9, heads=12, stem='conv', pool='sequence', positions='sincos2d')
@@ -133,7 +133,7 @@ def characters() -> ConfigDict:
   config.model.update(width=128, depth=4, heads=4)
   config.data.update(tokenizer='characters', length=64, validation=0.0)
   config.train.update(epochs=1.53, batch_size=12)  # 2,000 steps of tiny Shakespeare
-  # These are nanoGPT's values, except the learning rate. That is 1e-3. Twice that rate is better for its GPT too.
+  # These are nanoGPT's values, except its learning rate of 1e-3. Twice that rate is better for its GPT too.
   config.optimizer.update(learning_rate=2e-3, minimum_rate=0.1, warmup='100steps', weight_decay=0.1)
   config.optimizer.second_momentum = 0.99
   config.log.every = '100steps'

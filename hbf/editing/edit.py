@@ -42,7 +42,7 @@ class Editor:
   """
 
   def __init__(self, reader: Reader, classes: Sequence[str], among: np.ndarray, edits: Edits) -> None:
-    """Compute the logits and the points of the guarded images, `among`, uint8 [n, H, W, C]."""
+    """Compute the logits and the points of the guarded images: `among`, uint8 [n, H, W, C]."""
     self.reader, self.classes, self.edits = reader, tuple(classes), edits
     self.guard = reader(among)
 
@@ -64,7 +64,7 @@ class Editor:
       margin: difference between the label's logit and the largest other logit, after the edit.
 
     Raises:
-      UserError: a class is unknown, or the classifier already answers it. Or an earlier edit gives the same image
+      UserError: a class is unknown, or is already the classifier's answer. Or an earlier edit gives the same image
         another class. Or no guarded image has another answer. Then no edit is made.
     """
     if not (0 < reach < np.inf and 0 < margin < np.inf):
@@ -85,7 +85,7 @@ class Editor:
     self.edits = edits
 
   def _answers(self, logits: np.ndarray, points: np.ndarray, edits: Edits) -> np.ndarray:
-    """Return the answers of the edited classifier, int [n]."""
+    """Return the numbers [n] of the classes that the edited classifier answers."""
     return np.asarray((logits + edits.changes(points)).argmax(axis=-1))
 
   def _number(self, label: str | int) -> int:
@@ -124,12 +124,12 @@ class Editor:
 
   @property
   def changed(self) -> np.ndarray:
-    """True for each guarded image whose answer the edits change, bool [n]."""
+    """A boolean for each of the n guarded images: True if the edits change its answer."""
     return self._answers(self.guard.logits, self.guard.points, self.edits) != self.guard.logits.argmax(axis=-1)
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return at most `GUARDED` training images of a run, evenly spaced, uint8 [n, H, W, C].
+  """Return evenly spaced training images of a run, as uint8 [n, H, W, C], where n is at most `GUARDED`.
 
   Args:
     workdir: the run folder.
@@ -149,7 +149,7 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
 
 
 def training_images(task: Classification, validation: float) -> np.ndarray:
-  """Return at most `GUARDED` training images, evenly spaced, uint8 [n, H, W, C].
+  """Return evenly spaced training images, as uint8 [n, H, W, C], where n is at most `GUARDED`.
 
   Args:
     task: the task of a run.

@@ -127,7 +127,7 @@ def points_of_copies(
 
 
 def copies(images: np.ndarray, entries: tuple[Entry, ...], count: int, seed: int) -> np.ndarray:
-  """Return transformed copies of uint8 images [n, H, W, C]: [n, count, H, W, C]."""
+  """Return transformed copies [n, count, H, W, C] of uint8 images [n, H, W, C]."""
   return np.asarray(_copies(jax.random.key(seed), jnp.asarray(images), entries, count))
 
 

@@ -7,14 +7,14 @@ _CLOSE = 0.03  # relative precision of the search
 
 
 def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: int, most: int) -> int | None:
-  """Return the largest batch size that fits, to 3%. Return None if a batch of `unit` examples does not fit.
+  """Return the largest batch size that fits, within 3%. Return None if a batch of `unit` examples does not fit.
 
   The needed memory grows almost linearly with the batch size. The next size to try is where a straight line through
   two earlier tries reaches `memory`. The returned size is one that was tried.
 
   Args:
-    needs: function that takes a batch size and returns the bytes that it needs on a device. A call compiles a
-      program, which takes minutes.
+    needs: function from a batch size to the bytes that a step with this batch needs on a device. A call compiles the
+      step, which takes minutes.
     memory: bytes of memory of a device.
     unit: number that must divide the batch size.
     start: first batch size to try.

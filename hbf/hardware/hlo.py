@@ -127,7 +127,7 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
 def _collectives(
   computations: Mapping[str, Computation], computation: Computation, instruction: Instruction, within: set[str]
 ) -> Iterator[tuple[str, Computation, Instruction]]:
-  """Yield the collectives in an instruction, or the instruction if it is one, as (kind, computation, line).
+  """Yield the collectives in an instruction, or the instruction if it is a collective, as (kind, computation, line).
 
   A TPU's compiler overlaps some collectives with the matrix products of several fusions. Then it writes the
   collective, with its channel, into each of these fusions. This function adds the channel to the set `within`, so

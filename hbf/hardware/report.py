@@ -97,7 +97,7 @@ def hash_program(text: str, jaxpr: Any) -> str:
 def _describe(
   program: Program, programs: Programs, topology: Topology, text: pathlib.Path | None, known: dict[str, Any]
 ) -> dict[str, Any]:
-  """Return a program's part of the report: the compiler's facts, new or known, and the estimates for the topology."""
+  """Return a program's part of the report: the compiler's facts, which may be in `known`, and the estimates."""
   begin = time.perf_counter()
   with jax.set_mesh(programs.mesh):  # type: ignore[arg-type]  # a concrete mesh
     lowered = program.traced.lower()
@@ -179,7 +179,7 @@ def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
 
 
 def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
-  """Return the largest `train.batch_size` whose train step fits, to 3%. None if the smallest does not fit."""
+  """Return the largest `train.batch_size` whose train step fits, within 3%. None if the smallest does not."""
   config = config.copy_and_resolve_references().unlock()
   devices = topology.compile_devices()
 

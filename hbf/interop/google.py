@@ -80,7 +80,7 @@ def _norm(ours: str, theirs: str) -> dict[str, ParameterSource]:
 
 
 def _patches(theirs: str) -> dict[str, ParameterSource]:
-  """Describe the convolution that embeds patches. Its kernel is [row, column, channel, D], as in this project."""
+  """Return the sources of the patch embedding, from a convolution with a kernel [row, column, channel, D]."""
   kernel = ParameterSource(
     {f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1])
   )
@@ -88,7 +88,10 @@ def _patches(theirs: str) -> dict[str, ParameterSource]:
 
 
 def _attention(theirs: str) -> dict[str, ParameterSource]:
-  """Describe the layers for queries, keys and values, [D, H, d] each, and the output layer, [H, d, D]."""
+  """Return the sources of an attention's parameters.
+
+  The kernels for queries, keys and values are [D, H, d] each. That of the output is [H, d, D].
+  """
   projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
   return {
     'stage1/qkv/kernel': ParameterSource(

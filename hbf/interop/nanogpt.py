@@ -54,7 +54,9 @@ def _read(tensors: Tensors, heads: int) -> tuple[LanguageModel, Params]:
 
 
 def _without_copies(tensors: Tensors) -> Tensors:
-  """Drop the causal masks of older versions of PyTorch, and the head, which equals the token embedding.
+  """Drop the head, which equals the token embedding, and the causal masks.
+
+  nanoGPT stores causal masks only with older versions of PyTorch.
 
   Raises:
     UserError: the head differs from the token embedding.

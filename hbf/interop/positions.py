@@ -11,7 +11,7 @@ import numpy as np
 from hbf.errors import UserError
 from hbf.models.embedding import PatchEmbedding
 
-# A function of (positions, rows, columns). From the positions of a square grid, [grid², D], it makes positions
+# A function of (positions, rows, columns). From the positions [grid², D] of a square grid, it makes positions
 # [rows · columns, D].
 Resize = Callable[[jax.Array, int, int], jax.Array]
 
@@ -36,11 +36,11 @@ class AnySizeEmbedding(PatchEmbedding):
 
 
 def resize(positions: jax.Array, rows: int, columns: int) -> jax.Array:
-  """Resize the positions of a square grid, [grid², D], to [rows · columns, D] as timm does.
+  """Resize the positions [grid², D] of a square grid to positions [rows · columns, D], as timm does.
 
-  The interpolation is cubic convolution (Keys 1981) with a = −1/2. For a smaller grid it also smooths, like PyTorch's
-  interpolate(mode='bicubic', antialias=True). Google's code interpolates linearly, with the corners of both grids
-  aligned (scipy's zoom of order 1). For a smaller grid, that way skips positions.
+  The interpolation is cubic convolution (Keys 1981) with a = −1/2. If the new grid is smaller, it also smooths, like
+  PyTorch's interpolate(mode='bicubic', antialias=True). Google's own code interpolates linearly instead, with the
+  corners of both grids aligned (scipy's zoom of order 1). If the new grid is smaller, that way skips positions.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:

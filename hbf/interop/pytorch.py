@@ -6,18 +6,18 @@ from hbf.interop.table import ParameterSource, class_token, patch_positions, sam
 
 
 def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, ParameterSource]:
-  """Describe a linear layer with a bias."""
+  """Return the sources of a linear layer's kernel and bias."""
   kernel = ParameterSource({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
   return {f'{ours}/kernel': kernel, **same(f'{ours}/bias', f'{theirs}.bias', outputs)}
 
 
 def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, ParameterSource]:
-  """Describe a LayerNorm."""
+  """Return the sources of a LayerNorm's scale and bias."""
   return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
 
 
 def patches(theirs: str) -> dict[str, ParameterSource]:
-  """Describe the convolution that embeds patches."""
+  """Return the sources of the patch embedding, which is a convolution in PyTorch."""
   kernel = ParameterSource({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flatten_patches)
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
 

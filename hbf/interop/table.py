@@ -47,14 +47,14 @@ class Table:
   prefix: str
 
   def read(self, tensors: Tensors) -> tuple[dict[str, int], Params]:
-    """Return the sizes and the parameters, float32, of the network with these weights.
+    """Return the sizes and the float32 parameters of the network with these weights.
 
     Args:
       tensors: the weights by name.
 
     Returns:
-      The sizes by name, and the parameters. The names are the words for sizes in the shapes of this table, such as
-      `width`, and `depth` for the number of blocks.
+      The sizes by name, and the parameters. The names are the words in the shapes of this table, such as 'D', and
+      'depth' for the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.
@@ -131,7 +131,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
 
 
 def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource]:
-  """Describe a parameter that equals a tensor."""
+  """Return the source of the parameter `ours`, which equals the tensor `theirs`."""
   return {ours: ParameterSource({theirs: shape})}
 
 

@@ -62,7 +62,7 @@ class Classification(Task):
     std: the standard deviation of each channel, with white as 1. () before it is measured.
     transforms: the transforms of each training image (`hbf.data.augment.transforms.read_transforms`).
     mix: the mixing of pairs of training images (`hbf.data.augment.pairs.read_mix`).
-    label_smoothing: the probability that the targets in training spread over all classes.
+    label_smoothing: the part of the target probability that training spreads evenly over all classes.
     seed: the seed of the order of the examples.
     validation: the fraction of train that is held out.
     stratify: True if the same fraction of every class is held out.
@@ -156,7 +156,7 @@ class Classification(Task):
     return identity(self.dataset)
 
   def splits(self, validation: float) -> dict[str, Source]:
-    """Return the sources of the splits that are not empty.
+    """Return the sources of train, validation and test, without empty splits.
 
     The held-out images are a random sample of train. If the data set has its own validation split, this split is
     taken instead, and `validation` is not used.
@@ -231,7 +231,7 @@ class Classification(Task):
   # Scores.
 
   def empty_counts(self) -> Counts:
-    """Return the counts of no images."""
+    """Return the counts before the first image: zeros."""
     return Counts.zeros(len(self.dataset.classes))
 
   def add_counts(self, counts: Counts, logits: jax.Array, targets: Any) -> tuple[Counts, dict[str, jax.Array]]:
@@ -245,7 +245,7 @@ class Classification(Task):
     return summarize(counts)
 
   def details(self, counts: Counts) -> dict[str, Any]:
-    """Return details that are no scores; see `hbf.evaluation.classification.detail`."""
+    """Return the accuracy of each class, and other tables; see `hbf.evaluation.classification.detail`."""
     return detail(counts)
 
   @staticmethod

@@ -22,7 +22,7 @@ from hbf.evaluation.scores import MASKED_TOKEN, NEXT_TOKEN, Score
 from hbf.models.build import build_language_model
 from hbf.tasks.task import ModelBatch, Task
 
-MASKED = 0.15  # the part of a window's tokens that is masked (Devlin et al. 2019)
+MASKED = 0.15  # the fraction of a window's tokens that is masked (Devlin et al. 2019)
 _MASKS = 143  # the seed of the masks of evaluation, which are always the same
 
 
@@ -36,7 +36,7 @@ class Language(Task):
   Attributes:
     dataset: the texts.
     length: T, the number of tokens in a window.
-    label_smoothing: the probability that training spreads over all tokens.
+    label_smoothing: the part of the target probability that training spreads evenly over the vocabulary.
   """
 
   example: ClassVar[str] = 'text'
@@ -111,7 +111,7 @@ class Language(Task):
   # Loss.
 
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Tokens, batch: Batch) -> ModelBatch:
-    """Return windows at random places of the text."""
+    """Return windows at random positions in the text."""
     tokens = shifted_windows(keys[0], resident, batch['index'])
     window_keys = jax.vmap(jax.random.fold_in, (None, 0))(keys[1], batch['index'])
     return self._model_batch(window_keys, tokens, jnp.ones(tokens.shape, bool))
@@ -132,7 +132,7 @@ class Language(Task):
     """
 
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of the tokens that count, and the number of these that are predicted correctly.
+    """Return the mean cross-entropy of the tokens that count, and the number of correct predictions among them.
 
     Every window must have the same number of tokens that count.
     """
@@ -147,7 +147,7 @@ class Language(Task):
   # Scores.
 
   def empty_counts(self) -> TextCounts:
-    """Return the counts of no windows."""
+    """Return the counts before the first window: zeros."""
     return TextCounts.zeros(self.length)
 
   def add_counts(
@@ -169,7 +169,7 @@ class Language(Task):
     return summarize_text(counts)
 
   def details(self, counts: TextCounts) -> dict[str, Any]:
-    """Return details that are no scores; see `hbf.evaluation.language.detail_text`."""
+    """Return the scores for each position in a window; see `hbf.evaluation.language.detail_text`."""
     return detail_text(counts)
 
   @staticmethod

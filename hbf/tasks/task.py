@@ -38,7 +38,7 @@ class TaskData(abc.ABC):
   Attributes:
     dataset: the data set, which has a `name`.
     example: the word for an example: 'image' or 'text'.
-    unit: speed and cost are reported for each 'image' or each 'token'. One of these two words.
+    unit: the unit for which speed and cost are reported, 'image' or 'token'.
     consecutive: True if neighboring test examples are alike, because they follow one another in a text.
   """
 
@@ -59,7 +59,7 @@ class TaskData(abc.ABC):
   @property
   @abc.abstractmethod
   def shape(self) -> tuple[int, ...]:
-    """The shape of an example, as the network takes it."""
+    """The shape of an example at the input of the network."""
 
   @property
   @abc.abstractmethod
@@ -72,7 +72,7 @@ class TaskData(abc.ABC):
 
   @abc.abstractmethod
   def splits(self, validation: float) -> dict[str, Any]:
-    """Return the sources of the splits train, validation and test. Without held-out examples there is no validation.
+    """Return the sources of the splits train, validation and test. Without held-out examples, validation is missing.
 
     Args:
       validation: the fraction of train that is held out, from 0 to below 1.
@@ -142,7 +142,7 @@ class TaskScores(abc.ABC):
 
   Attributes:
     scores: the scores of a split. The first score ranks checkpoints, and the networks of a comparison.
-    label_names: names of the values of `add_counts` that do not depend on the network, such as 'labels'.
+    label_names: names of the arrays of `add_counts` that do not depend on the network, such as 'labels'.
   """
 
   scores: ClassVar[tuple[Score, ...]]
@@ -150,11 +150,11 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def empty_counts(self) -> Any:
-    """Return the counts of no examples."""
+    """Return the counts before the first example: zeros."""
 
   @abc.abstractmethod
   def add_counts(self, counts: Any, logits: jax.Array, targets: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Add an evaluated batch to the counts. Return the new counts, and arrays [B] of the examples' values by name."""
+    """Add an evaluated batch to the counts. Return the new counts, and arrays [B] with values of the examples."""
 
   @abc.abstractmethod
   def summarize(self, counts: Any) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class TaskScores(abc.ABC):
 
   @abc.abstractmethod
   def details(self, counts: Any) -> dict[str, Any]:
-    """Return details of a split that are no scores, from its counts, as values for JSON. They may be long."""
+    """Return tables and curves of a split from its counts, such as a confusion matrix, as values for JSON."""
 
   @property
   def result_names(self) -> tuple[str, ...]:
@@ -172,7 +172,10 @@ class TaskScores(abc.ABC):
   @staticmethod
   @abc.abstractmethod
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a number for each example, from the arrays of `add_counts`. Their mean is the first score."""
+    """Return a number for each example, such that the mean of these numbers is the first score.
+
+    `per_example` has the arrays of `add_counts`, for all examples of the split.
+    """
 
 
 class Task(TaskData, TaskLoss, TaskScores):

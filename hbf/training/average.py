@@ -1,7 +1,7 @@
 """An average of the parameters. It does not influence training, and is evaluated like the parameters.
 
-It is a moving average with the decay `train.average`. Optimizer schedule_free computes an average itself. Then this
-average takes the place of the moving average.
+It is a moving average with the decay `train.average`. Optimizer schedule_free computes an average of its own, which
+takes the place of the moving average.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from hbf.training.state import Step, TrainState
 
 
 def check_average(config: ConfigDict) -> None:
-  """Raise UserError if the config asks for two averages."""
+  """Raise UserError if the config asks for two averages: a moving average, and that of optimizer schedule_free."""
   if config.train.average and config.optimizer.name == 'schedule_free':
     raise UserError(
       f'optimizer schedule_free keeps an average of its own, and train.average is {config.train.average}: set it to 0'
@@ -26,21 +26,21 @@ def with_average(state: TrainState, config: ConfigDict) -> TrainState:
   """Return the state with an average that equals the parameters, or the state itself if the run keeps no average.
 
   Call this function inside jit if a step later donates the state. Outside jit, parameters and average would share
-  memory.
+  memory, which cannot be donated twice.
   """
   return state.replace(average=state.params) if _is_averaged(config) else state
 
 
 def averaging(step: Step, config: ConfigDict) -> Step:
-  """Return the step, followed by an update of the average. If the run keeps no average, return the step itself.
+  """Return a step that also updates the average. If the run keeps no average, return the step itself.
 
   After step t the update is average ← d_t · average + (1 − d_t) · parameters. The decay is d_t = min(d, (1 + t) / (10
-  + t)), with d = `train.average`. It is small at the beginning, so that even in a short run the average forgets the
-  initial parameters. This is TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t. With optimizer
-  schedule_free, the average is the one that this optimizer computes.
+  + t)), with d = `train.average`. The decay is small at the beginning, so that even in a short run the average
+  forgets the initial parameters. This is TensorFlow's tf.train.ExponentialMovingAverage with `num_updates` = t. With
+  optimizer schedule_free, the average is the one that this optimizer computes.
 
   Args:
-    step: a step of `hbf.training.state.make_train_step`.
+    step: a step that `hbf.training.state.make_train_step` made.
     config: the config of the run.
   """
   if not _is_averaged(config):

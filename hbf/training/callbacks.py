@@ -31,11 +31,11 @@ class Callbacks:
     self._error: BaseException | None = None
 
   def __bool__(self) -> bool:
-    """Return True if there are callbacks. A run without callbacks never waits for their metrics."""
+    """Return True if there are callbacks. Without them, a run never waits until the devices have computed metrics."""
     return bool(self._callbacks)
 
   def __call__(self, step: int, metrics: Mapping[str, Any], state: TrainState, last: bool) -> None:
-    """Call all functions after a step. If `last` is True, the run is over, and an answer of True has no effect."""
+    """Call all functions after a step. A function that returns True stops the run, except after the `last` step."""
     try:
       answers = [_stops(callback(step, metrics, state)) for callback in self._callbacks]
     except BaseException as error:  # Ctrl-C too: the run is saved in any case
@@ -68,7 +68,7 @@ def callback_metrics(
   Args:
     experiment: the run.
     step: the number of steps taken so far.
-    totals: the sums since the last report.
+    totals: the sums of losses and of correct predictions since the last report.
     validation: the scores of the validation split. None if it was not evaluated after this step.
   """
   clock, found = experiment.clock, jax.device_get(totals)

@@ -37,7 +37,7 @@ class RestoredState(NamedTuple):
     step: the step of the checkpoint.
     state: the state at that step.
     about: the metadata that were saved with the state.
-    damaged: the newer checkpoints that could not be read. The key is the step, the value the path after renaming.
+    damaged: the newer checkpoints that could not be read: the path of each after its renaming, by step.
   """
 
   step: int
@@ -70,8 +70,8 @@ class Checkpoints:
       folder: the folder. A missing one is made, unless read_only.
       keep: the number of latest checkpoints that stay. The best one stays too.
       ranks: the score that decides which checkpoint is the best. None: no checkpoint is the best.
-      scores: values of the score `ranks` on the validation split, by step. Not all of these steps have a checkpoint,
-        and not all checkpoints a value.
+      scores: values of the score `ranks` on the validation split, by step. Some of these steps may have no
+        checkpoint, and some checkpoints may have no value.
       read_only: True if nothing may be written or deleted.
     """
     self._ranking = _Ranking(ranks, dict(scores or {}))
@@ -100,7 +100,7 @@ class Checkpoints:
     return step in self._ranking.scores
 
   def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
-    """Start to write the state, and the metadata `about` as JSON. After the return the state's arrays may change.
+    """Start to write the state, and the metadata `about` as JSON. After the return the state may be donated.
 
     If the step has a checkpoint already, do nothing.
     """
@@ -123,11 +123,11 @@ class Checkpoints:
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
-    """Return the steps of all files and folders with the name of a checkpoint. Orbax itself ignores files."""
+    """Return the numbers that are names of files or folders in the checkpoint folder. Orbax itself ignores files."""
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
-    """Return the step of a checkpoint: 'latest', 'best' (by the validation split) or a number.
+    """Return the step of the checkpoint `which`: 'latest', 'best' (by the validation split) or a step as text.
 
     Raises:
       UserError: there is no such checkpoint. The message names the existing ones.
@@ -165,15 +165,15 @@ class Checkpoints:
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `tree` with the names of the parameters that the checkpoint has, so that Orbax can restore it.
+    """Return `tree` with the parameter names of the checkpoint, so that Orbax can restore it.
 
-    Older code has other names, and parameters that were removed since.
+    A checkpoint of older code may have other names, and parameters that were removed since.
 
     Args:
       step: the step of the checkpoint.
       tree: a tree that contains the network's parameters.
-      former: like `tree`, with the removed parameters too (`hbf.training.schema.GONE`). None if the network never
-        had removed parameters.
+      former: like `tree`, with the removed parameters too (`hbf.training.schema.GONE`). None if no parameter of the
+        network was ever removed.
     """
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
       held = handler.metadata((self._folder / str(step) / 'params').absolute()).tree
@@ -186,7 +186,7 @@ class Checkpoints:
     Args:
       state: arrays or shapes, with the shardings that the restored state gets.
       former: like `state`, with the removed parameters too (`hbf.training.schema.GONE`). If the checkpoint holds
-        removed parameters, they are read and dropped. None if the network never had any.
+        removed parameters, they are read and dropped. None if no parameter of the network was ever removed.
 
     Raises:
       UserError: no checkpoint can be read. Then nothing is renamed.
@@ -212,7 +212,7 @@ class Checkpoints:
     )
 
   def _set_aside(self, steps: Iterable[int]) -> dict[int, pathlib.Path]:
-    """Rename damaged checkpoints in the first process. Return their new paths by step in all processes."""
+    """Rename damaged checkpoints in the first process. Return their new paths, by step, to all processes."""
     moved = processes.on_first_process(
       lambda: [(step, str(_rename_damaged(self._folder / str(step)))) for step in steps]
     )
@@ -222,7 +222,7 @@ class Checkpoints:
     return {step: pathlib.Path(path) for step, path in moved}
 
   def restore_params(self, step: int, params: Any, former: Any = None, *, average: bool = False) -> Any:
-    """Restore only the parameters or their average. They may have been saved on other devices.
+    """Restore only the parameters, or only their average. They may have been saved on other devices.
 
     Args:
       step: the step of the checkpoint.
@@ -275,7 +275,7 @@ def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-  """Return options for Orbax not to wait for other processes. Otherwise all would hang if one failed to read."""
+  """Return options for a process that reads without the others. Else all would hang if one failed to read."""
   own = jax.process_index()
   return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
@@ -301,7 +301,7 @@ class _Ranking:
   scores: dict[int, float]
 
   def best(self, steps: Iterable[int]) -> int | None:
-    """Return the step with the best score, the first of equal ones. None if no step has a score."""
+    """Return the step with the best score, the first one if several are equal. None if no step has a score."""
     ranked = sorted(step for step in steps if step in self.scores)
     if not ranked or self.score is None:
       return None
@@ -343,7 +343,7 @@ def _leaving_no_reads() -> Iterator[None]:
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Return True for an error of memory, permissions or the disk. The checkpoint itself may then be complete."""
+  """Return True for an error of memory, permissions or the disk. It does not show that the checkpoint is damaged."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
   return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None
@@ -351,9 +351,9 @@ def _is_system_error(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _raising_refusals(folder: pathlib.Path) -> Iterator[None]:
-  """Raise the system's error if it refuses to read a file of a checkpoint.
+  """Raise the operating system's error if a file of a checkpoint may not be read.
 
-  Orbax treats some files without read permission as missing.
+  Orbax itself treats some files without read permission as missing.
   """
   try:
     yield
@@ -364,7 +364,7 @@ def _raising_refusals(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _check_readable(folder: pathlib.Path) -> None:
-  """Read every byte of a checkpoint. Raise OSError if the system refuses to read one."""
+  """Read every byte of a checkpoint. Raise the OSError with which the system refuses to read a file."""
   folders = [folder]
   while folders:
     path = folders.pop()

@@ -18,7 +18,7 @@ def checksum(tree: Any) -> int:
 
 @jax.jit  # for one leaf: leaves share shapes, and a program for all of them takes long to compile
 def _sum(leaf: jax.Array, number: jax.Array) -> jax.Array:
-  """Sum all elements, each mixed with its position, modulo 2³². The sum does not depend on the order."""
+  """Sum all elements modulo 2³², each hashed with its position and with the leaf's `number`, in any order."""
   bits = _bits(leaf)
   position = jnp.full(bits.shape, number)
   for axis, size in enumerate(bits.shape):
@@ -35,7 +35,7 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _mix(z: jax.Array) -> jax.Array:
-  """Apply the last step of 32-bit MurmurHash3, which is a bijection, to each element of z, uint32."""
+  """Apply the last step of 32-bit MurmurHash3, which is a bijection, to each element of z (uint32)."""
   z = (z ^ (z >> 16)) * jnp.uint32(0x85EBCA6B)
   z = (z ^ (z >> 13)) * jnp.uint32(0xC2B2AE35)
   return z ^ (z >> 16)

@@ -40,12 +40,13 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
 
 
 def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, heads: int | None = None) -> str:
-  """Make a run folder from a network of the public code of the memo's authors.
+  """Make a run folder from a network that was trained by the public code of the memo's authors.
 
   Args:
     path: the file, see `hbf.interop.authors.load`.
     workdir: the new run folder, which must not exist.
-    config: a config with the data set that the network was made for. The network replaces its `model` part.
+    config: a config with the data set that the network was made for. The options of the network replace the
+      config's `model` part.
     heads: the number of heads, see `hbf.interop.authors.load`.
 
   Returns:

@@ -44,11 +44,11 @@ class Clock:
     """Return the number of examples in a duration such as '50steps', '1epoch', '0.5epochs', '10000examples' or '5%'.
 
     Args:
-      what: the name of the duration, for messages.
+      what: the config key of the duration, for messages.
       duration: the duration, as a text.
 
     Raises:
-      UserError: the text is no duration.
+      UserError: the text is not a duration.
     """
     match = DURATION_PATTERN.fullmatch(duration)
     if not match:
@@ -69,7 +69,7 @@ class Clock:
     """Return the steps at which an event with this period is due.
 
     Raises:
-      UserError: the text is no duration, or the duration is zero.
+      UserError: the text is not a duration, or the duration is zero.
     """
     period = self.to_examples(what, duration)
     if not period:
@@ -77,7 +77,7 @@ class Clock:
     return Every(period, self.batch_size)
 
   def calls(self, start: int, most: int, events: Iterable['Event']) -> list[int]:
-    """Split the steps after `start` into calls; return the number of steps in each call.
+    """Split the steps after `start` into calls of the compiled program. Return the number of steps in each call.
 
     Args:
       start: the number of steps taken so far.
@@ -100,7 +100,7 @@ class Event(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-  """The steps of a repeated event: those within which a period ends. A period may be a fraction of steps.
+  """The steps at which a repeated event is due: those in which a period ends. A period may be 2.5 steps.
 
   Attributes:
     period: the length of a period in examples.
@@ -111,7 +111,7 @@ class Every:
   batch_size: int
 
   def __call__(self, step: int) -> bool:
-    """Return True if a period ends within a step, counted from 1."""
+    """Return True if a period ends within this step. The first step is step 1."""
     return self.after(step - 1) == step
 
   def after(self, step: int) -> int:

@@ -1,9 +1,10 @@
 """Edits of a trained classifier: centers that correct the answers for single images.
 
-Each edit sets a change of the logits of its image. A HyperBF over the images' points interpolates these changes
-(`hbf.models.edited.EditedClassifier`). The coefficients C solve R C = Δ. Here R_ia is the response of center a to the
-image of edit i, and Δ_i is the change that edit i sets. So every edited image gets exactly the logits that were set.
-If an edit is removed, the coefficients are computed again.
+Each edit sets a change of the logits of its image. The point of an image is the mean of its tokens after the first
+half of the blocks. A HyperBF over these points interpolates the changes (`hbf.models.edited.EditedClassifier`). The
+coefficients C solve R C = Δ. Here R_ia is the response of center a to the image of edit i, and Δ_i is the change that
+edit i sets. So every edited image gets exactly the logits that were set. If an edit is removed, the coefficients are
+computed again.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class Edit:
     was: the name of the class that the classifier answered before the edit.
     label: the name of the class that the classifier answers after the edit.
     center: the point of the image (`hbf.models.edited.EditedClassifier`), float32 [D].
-    radius: ρ, the radius of the ball around the center, as a distance ‖W r‖ in the metric W.
+    radius: ρ, the radius of the ball around the center, as a distance under the metric of `Edits`.
     change: the change of the image's logits that the edit sets, float32 [classes].
   """
 
@@ -50,7 +51,7 @@ class Edits:
     step: the step of the edited checkpoint.
     average: True if the edited parameters are the moving average.
     metric: the matrix W, float32 [D, D]. The distance of two points p and q is ‖W(p − q)‖.
-    edits: the edits. The number of an edit is its place in this tuple, from 0.
+    edits: the edits. The number of an edit is its index in this tuple.
   """
 
   step: int
@@ -59,7 +60,7 @@ class Edits:
   edits: tuple[Edit, ...] = ()
 
   def __repr__(self) -> str:
-    """Return the checkpoint and the answers."""
+    """Return a text with the checkpoint's step, and the old and the new answer for each image."""
     answers = ', '.join(f'{edit.source}: {edit.was} → {edit.label}' for edit in self.edits)
     return f'Edits(step={self.step}, {answers or "none"})'
 
@@ -83,13 +84,13 @@ class Edits:
     return dataclasses.replace(self, edits=self.edits[:number] + self.edits[number + 1 :])
 
   def changes(self, points: np.ndarray) -> np.ndarray:
-    """Return the changes of the logits at points [n, D], float32 [n, classes]. Without edits, return zeros [n, 1]."""
+    """Return the float32 changes [n, classes] of the logits at points [n, D]. Without edits, return zeros [n, 1]."""
     if not self.edits:
       return np.zeros((len(points), 1), np.float32)
     return np.asarray(self.responses(points) @ self.params['coefficients'], np.float32)
 
   def responses(self, points: np.ndarray) -> np.ndarray:
-    """Return the responses of the E centers to points [n, D], float64 [n, E]. A response is 1 at the center."""
+    """Return the responses [n, E] of the E centers to points [n, D], in float64. At its center, a response is 1."""
     basis = ball(jnp.asarray(self._stacked('radius')), jnp.asarray(self.metric))
     return np.asarray(responses(jnp.asarray(points), jnp.asarray(self._stacked('center')), basis), np.float64)
 

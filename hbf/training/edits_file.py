@@ -40,9 +40,9 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
   """Return the edits of a run. None if the run has no edits.
 
   Raises:
-    UserError: the folder is no run folder, or the file is damaged.
+    UserError: the folder is not a run folder, or the file is damaged.
   """
-  load_config(workdir)  # raises if it is no run folder
+  load_config(workdir)  # raises if it is not a run folder
   path = workdir / FILE
   if not path.exists():
     return None
@@ -60,12 +60,12 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
 
 
 def undo(workdir: pathlib.Path, number: int) -> None:
-  """Remove an edit of a run.
+  """Remove the edit of this number from a run.
 
   Raises:
     UserError: the run has no such edit, or another process uses the folder.
   """
-  load_config(workdir)  # raises if it is no run folder, and `locked` would make one
+  load_config(workdir)  # raises if it is not a run folder; `locked` would make one
   with locked(workdir):
     edits = read_edits(workdir)
     if edits is None:

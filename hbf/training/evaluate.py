@@ -27,7 +27,7 @@ class Evaluation:
   """The scores of one checkpoint on one split.
 
   Attributes:
-    result: the entries of `summarize` and `details` of `hbf.tasks.task.TaskScores`, and facts about the evaluation.
+    result: what `summarize` and `details` of `hbf.tasks.task.TaskScores` return, and facts about the evaluation.
     task: the task of the run.
   """
 
@@ -46,7 +46,7 @@ class Evaluation:
     edited = '-edited' if 'edits' in self.result else ''
     path = folder / f'eval-{result["split"]}-{result["checkpoint"]}{average}{edited}.json'
     try:
-      with contextlib.suppress(OSError):  # if the folder is wrong, writing says so
+      with contextlib.suppress(OSError):  # after this error, writing the file fails too, with a message
         folder.mkdir(parents=True, exist_ok=True)
       write_json(path, result)
     except UserError as error:
@@ -54,12 +54,12 @@ class Evaluation:
 
 
 def _find(workdir: pathlib.Path, checkpoint: str) -> int:
-  load_config(workdir)  # raises if the folder is no run folder
+  load_config(workdir)  # raises if the folder is not a run folder
   return open_read_only(workdir).find(checkpoint)
 
 
 def _with_copies(task: Task, copies: str) -> Task:
-  """Return the task with this kind of copies, or the task itself if `copies` is ''."""
+  """Return the task with this kind of copies of the images, or the task itself if `copies` is ''."""
   if not copies:
     return task
   if not isinstance(task, Classification):
@@ -88,14 +88,15 @@ def evaluate_workdir(
     devices: the devices to evaluate on. None: all.
     average: True to evaluate the moving average of the parameters instead of the parameters.
     copies: the kind of copies of the images, as in the config key `evaluate.copies`. '': the kind in the run's
-      config. The outputs for the copies are averaged, and their scores are the entry `copies` of the result.
+      config. The outputs for the copies of an image are averaged. The scores of the averages are the result's
+      entry `copies`.
     dataset: the run's data set, if it is in memory. None: the data set that the config names.
     edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
     **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
       value of the run.
 
   Raises:
-    UserError: the folder is no run folder. Or it has no such checkpoint, average, edits or split. Or the data differ
+    UserError: the folder is not a run folder, or lacks the checkpoint, average, edits or split. Or the data differ
       from the run's.
   """
   step = processes.on_first_process(lambda: _find(workdir, checkpoint))

@@ -23,7 +23,10 @@ class StateEvaluation(NamedTuple):
   copies: 'StateEvaluation | None' = None
 
   def scores(self, *names: str) -> dict[str, Any]:
-    """Return the named scores of the parameters. Entries `average` and `copies` hold the other evaluations."""
+    """Return the named scores of the parameters.
+
+    Entries `average` and `copies` hold the same scores of the other evaluations.
+    """
     values = {name: self.params.summary[name] for name in names}
     if self.average is not None:
       values['average'] = {name: self.average.summary[name] for name in names}

@@ -1,4 +1,4 @@
-"""Everything that a run needs, made from a config. Here all mistakes are found, before the run writes a file."""
+"""Everything that a run needs, made from a config. A mistake in the config is found before the run writes a file."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -49,11 +49,11 @@ class Plan:
     model: the network.
     parameters: the number of learned parameters.
     clock: the length of the run.
-    due: the steps of each event, which is 'log', 'evaluate' or 'checkpoint'.
+    due: the steps at which each of the events 'log', 'evaluate' and 'checkpoint' is due.
     traced: the steps that the profiler traces. None: no steps.
     schedule: a function from the step to the learning rate.
     optimizer: the gradient transformation.
-    initial: the parameters of a file (`init_from`). None: the run draws parameters, or is resumed.
+    initial: the parameters that `init_from` names. None: the run draws random ones, or is resumed.
   """
 
   config: ConfigDict
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Plan):
-  """A run that is ready to start. All values of its config are resolved and measured.
+  """A run that is ready to start. Its config has all values, also those that are measured on the data.
 
   Attributes:
     mesh: the devices.
@@ -95,11 +95,11 @@ class Experiment(Plan):
 
 
 def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) -> Plan:
-  """Resolve a config, and check all that can be checked without examples and devices.
+  """Return the parts of a run for a config, after all checks that need neither examples nor devices.
 
   Args:
     config: the config of the run.
-    resumed: True if the run continues from a checkpoint. It then needs no file of `init_from`.
+    resumed: True if the run continues from a checkpoint. Then `init_from` is not used.
     dataset: the data set. None: the one that the config names.
 
   Raises:
@@ -157,7 +157,7 @@ def prepare(
   Raises:
     UserError: something in the config or the data is wrong.
   """
-  with processes.raise_everywhere():  # before their devices work together
+  with processes.raise_everywhere():  # before the devices of the processes work together
     mesh = make_mesh(jax.devices() if devices is None else devices, config.mesh)
     plan = make_plan(config, resumed, dataset)
     config = plan.config
@@ -180,7 +180,7 @@ def prepare(
 
 
 def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
-  """Return the sources of the splits train, validation and test. Without held-out examples there is no validation.
+  """Return the sources of the splits train, validation and test. Without held-out examples, validation is missing.
 
   Args:
     task: the data of the task.
@@ -203,8 +203,8 @@ def make_splits(task: TaskData, validation: float) -> dict[str, Any]:
 def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
   """Return the largest number of steps in one call of the compiled program.
 
-  If `asked` is 0, the number is 1 on CPUs. On other devices it is 10 if all examples are in device memory
-  (`resident`), else 1. Otherwise it is `asked`.
+  This is `asked`, the key `train.steps_per_call`, if it is not 0. Else it is 10 on GPUs and TPUs that hold all
+  examples in memory (`resident`), and 1 in all other cases.
   """
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
@@ -217,9 +217,9 @@ def make_objective(config: ConfigDict, task: Task) -> Objective:
 def make_evaluator(
   config: ConfigDict, task: Task, model: nn.Module, mesh: Mesh, copies: Copies | None = None
 ) -> Evaluator:
-  """Return the evaluator. If `copies` is given, the evaluator averages the outputs for the copies.
+  """Return the evaluator of a network. It averages the outputs for the copies of an example, if `copies` is given.
 
-  Its batch size is `evaluate.batch_size`, rounded up to a multiple of the number of shards.
+  Its batch size is `evaluate.batch_size`, rounded up to a multiple of the number of shards of a batch.
   """
   size = -(-config.evaluate.batch_size // batch_shares(mesh)) * batch_shares(mesh)
   return Evaluator(task, model, size, replicated(mesh), copies)

@@ -50,7 +50,7 @@ class TrainedClassifier:
   Attributes:
     about: the description of the classifier, as in an exported folder's config.json (docs/how-to/export.md). Its keys
       are task, dataset, classes (a list of names), image_shape (height, width, channels), mean and std (a number for
-      each channel, with white as 1), recipe, seed, step, average (True if `params` is a moving average), schema (the
+      each channel, where white is 1), recipe, seed, step, average (True if `params` is a moving average), schema (the
       version of the config's keys) and model (the `model` part of the config). An edited classifier also has edits,
       the number of edits.
     params: the parameters by name, such as 'block0/stage1/out/kernel'.
@@ -113,7 +113,7 @@ def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
 
 
 def model_config(about: Mapping[str, Any]) -> ConfigDict:
-  """Return the `model` part of an exported config.json, with the keys of this code."""
+  """Return the `model` part of an exported config.json, translated to the keys of this code."""
   return ConfigDict(current({'version': about['schema'], 'model': about['model']})['model'])
 
 
@@ -182,7 +182,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
   """Return the description in an exported folder's config.json, see `TrainedClassifier`.
 
   Raises:
-    UserError: the folder is no export, or this code does not know its version.
+    UserError: the folder is not an export, or this code does not know its version.
   """
   path, expected = folder / CONFIG, 'expected a folder that hbf.cli.predict --export has written'
   again = 'export it again'
@@ -203,9 +203,10 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def load_program(folder: pathlib.Path) -> Callable[[Images], jax.Array]:
-  """Return the function of an exported folder, uint8 [b, H, W, C] → float32 logits [b, classes], for any b.
+  """Return the function of an exported folder, from uint8 images [b, H, W, C] to float32 logits [b, classes].
 
-  The function runs the exported program, so later changes of this package do not change its results.
+  b may differ between calls. The function runs the exported program, so later changes of this package do not change
+  its results.
 
   Raises:
     UserError: see `read_about`. Also: a file is missing or damaged, or this version of JAX can't read the program.
@@ -248,7 +249,7 @@ def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[st
 
 
 def _current_name(name: str) -> str:
-  """Return the current name of a parameter, such as 'block0/stage2/centers'."""
+  """Return the current name of a parameter, such as 'block0/stage2/centers'. `name` may be from older code."""
   path, slash, last = name.rpartition('/')
   return path + slash + RENAMED.get(last, last)
 

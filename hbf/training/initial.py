@@ -45,7 +45,7 @@ class Initial:
 
   Attributes:
     params: parameters of the run, float32, on the host. Parameters that depend on the classes or the vocabulary are
-      missing if those of the run are others. The run then draws them.
+      missing if the run has other classes or another vocabulary. The run then draws them at random.
     source: a description of the origin of the parameters.
   """
 
@@ -54,14 +54,14 @@ class Initial:
 
 
 def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
-  """Read the weights that `init_from` names: of other projects or of this one (`hbf.training.own_weights.read`).
+  """Read the weights that `init_from` names, from another project or from this one (`hbf.training.own_weights.read`).
 
   The config must describe the network of the weights. The classes or the vocabulary may differ. The size of images
   may differ too if the network accepts other sizes.
 
   Raises:
-    UserError: the weights can't be read, or are those of another network. The message lists the tensors that don't
-      fit, and the flags with which the config describes the network.
+    UserError: the weights can't be read, or belong to another network than the config's. The message lists the
+      tensors that don't fit, and the flags with which the config describes the network.
   """
   path = config.init_from
   found = own_weights.read(path) or origins.read(pathlib.Path(path).expanduser())
@@ -91,7 +91,10 @@ def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
 def _fitted_to_images(
   network: Network, model: ImageClassifier, task: Task, path: str
 ) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters for the images of a task, the names of those to draw, and words about the head.
+  """Return a network's parameters for the images of a task, with positions resized to them.
+
+  Also return the names of the parameters that the run must draw at random, and a phrase about the head for the
+  console.
 
   Raises:
     UserError: the images have another number of channels.
@@ -110,7 +113,11 @@ def _fitted_to_images(
 
 
 def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters for texts, the names of those to draw, and words about the vocabulary."""
+  """Return a network's parameters for texts.
+
+  Also return the names of the parameters that the run must draw at random, and a phrase about the vocabulary for the
+  console.
+  """
   tokenizer, params = task.dataset.tokenizer, dict(network.params)
   # A model of masked tokens has one token more than its tokenizer, the mask.
   as_many = len(params['embedding']['embedding']) == model.vocabulary

@@ -168,8 +168,8 @@ def train(
     devices: the devices to train on. None: all.
     dataset: the data set. None: the one that the config names.
     callbacks: the user's functions, see `hbf.train`.
-    guest: True if the process belongs to a user, such as a notebook. Then its own signal handlers are called too, see
-      `hbf.training.signals`.
+    guest: True if the process belongs to a user, such as a notebook. Then the process's own signal handlers are
+      called too, see `hbf.training.signals`.
 
   Returns:
     The content of result.json. None if a signal or a callback stopped the run. Then the same call continues the run.

@@ -44,7 +44,7 @@ def keep_freed_memory() -> None:
 
 
 def keep_compiled_programs() -> None:
-  """Make JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla ($XDG_CACHE_HOME/hbf/xla).
+  """Make JAX keep compiled programs on disk for the next run, in ~/.cache/hbf/xla or $XDG_CACHE_HOME/hbf/xla.
 
   At the start of a run the least recently used programs are removed until the rest take at most CACHE_BYTES. If JAX
   has a cache folder already, for example from JAX_COMPILATION_CACHE_DIR, this function does nothing. If the folder

@@ -62,7 +62,8 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
   average over the steps.
 
   Raises:
-    UserError: the optimizer is unknown, or schedule_free has a falling learning rate or no momentum.
+    UserError: the optimizer is unknown. Or it is schedule_free, and the schedule is not constant or the momentum is
+      0.
   """
   scale = choose(
     'optimizer.name',
@@ -117,15 +118,15 @@ def orthogonalize(updates: optax.Updates) -> optax.Updates:
   """Replace each matrix G = U S Vᵀ by an approximation of U Vᵀ with a root mean square of 0.2.
 
   Five Newton–Schulz steps compute the approximation. Its singular values lie between 0.7 and 1.2 before the scaling.
-  If a parameter has more than two axes, each index of the leading axes, such as a head, is a matrix of its own. If
-  several linear layers lie side by side in one parameter, each layer is a matrix of its own. Examples are queries,
+  If a parameter has more than two axes, each index of the leading axes, such as a head, selects a matrix of its own.
+  If several linear layers lie side by side in one parameter, each layer is a matrix of its own. Examples are queries,
   keys and values, and the halves of a gate.
 
   Args:
     updates: the momenta of the matrices of all blocks, [..., rows, columns] each.
 
   References: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
-    scalable for LLM training", for the size.
+    scalable for LLM training", for the root mean square.
   """
   counts = matrices_of(updates)
   # The axes are rows, matrices and columns. The matrices, and the axes before the rows, are a batch.

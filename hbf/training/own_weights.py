@@ -43,14 +43,15 @@ class TextNetwork:
 
 
 def read(source: str) -> Network | TextNetwork | None:
-  """Return the network of this package that `source` names. None: it names none, so it must be a file of others.
+  """Return the network that `source` names, if this package trained it. None: `source` is a file of another project.
 
   Args:
     source: a run folder, whose latest checkpoint is read. Or one of its checkpoints, as RUN/checkpoints/STEP. Or the
       folder of an exported model. Or the name of a model that comes with the package.
 
   Raises:
-    UserError: `source` is another folder, the exported model is edited, or something in the folder is damaged.
+    UserError: `source` is a folder of another kind, the exported model is edited, or something in the folder is
+      damaged.
   """
   path = pathlib.Path(source).expanduser()
   if not path.exists() and source in pretrained.names():

@@ -124,7 +124,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
 
 
 def read_image(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
-  """Return the image in a file, uint8 of this shape [H, W, C]. If it can't be read, return the error instead."""
+  """Return the image of a file as uint8 [H, W, C] of this shape. If it can't be read, return the error instead."""
   height, width, channels = shape
   try:
     # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.

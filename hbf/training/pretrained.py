@@ -53,7 +53,7 @@ def describe(name: str) -> str:
 
 
 def default_workdir(name: str) -> pathlib.Path:
-  """Return the default run folder of `unpack`. Its name has a checksum of weights and config."""
+  """Return the default run folder of `unpack`. Its name contains a checksum of weights and config."""
   digest = hashlib.sha256(b''.join((_folder(name) / file).read_bytes() for file in (WEIGHTS, 'config.json')))
   cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
   return cache / 'hbf' / 'pretrained' / f'{name}-{digest.hexdigest()[:8]}'

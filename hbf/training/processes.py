@@ -117,7 +117,7 @@ def exchange(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def raise_everywhere() -> Iterator[None]:
-  """If the code inside the context raises a UserError in any process, raise it in all processes.
+  """Raise a UserError in all processes if the code inside the context raises it in any process.
 
   No process leaves the context before all processes have reached its end.
   """
@@ -135,7 +135,7 @@ def raise_everywhere() -> Iterator[None]:
 
 
 def on_first_process(make: Callable[[], T]) -> T:
-  """Call `make` in the first process only. Return its value in all processes. The value must be valid in JSON.
+  """Call `make` in the first process only. Return its value in all processes. JSON must be able to hold the value.
 
   Raises:
     UserError: `make` raised this error.
@@ -148,7 +148,7 @@ def on_first_process(make: Callable[[], T]) -> T:
 
 
 def check_same(values: dict[str, Any]) -> None:
-  """Check that a dict is the same in all processes. It must be valid in JSON.
+  """Check that a dict is the same in all processes. JSON must be able to hold it.
 
   Raises:
     UserError: values differ. All processes raise this error, which names a key.
@@ -175,7 +175,7 @@ def barrier(mesh: Mesh) -> None:
 
 
 def _in_any(here: bool, mesh: Mesh) -> jax.Array:
-  """Return an array that is True if `here` is True in any process. All processes must call this. No call waits."""
+  """Return an array that is True if `here` is True in any process. All processes must call this. It does not wait."""
   each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   spread = jax.make_array_from_callback((mesh.size,), each, lambda _: np.full(1, here))
   return _any(NamedSharding(mesh, PartitionSpec()))(spread)
@@ -189,8 +189,8 @@ def _any(replicated: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 class StopSignal:
   """A signal to stop. If any process receives it, all processes see it at the same call of this object.
 
-  All processes must call this object equally often and at the same places. A call starts an exchange between the
-  processes. The next call returns its result, so that no process waits.
+  All processes must call this object equally often and at the same points in the code. A call starts an exchange
+  between the processes. The next call returns its result, so that no process waits.
   """
 
   def __init__(self, here: Callable[[], bool], mesh: Mesh):

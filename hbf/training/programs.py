@@ -1,4 +1,4 @@
-"""The programs of a run. They can also be compiled for devices that this machine does not have."""
+"""The jitted functions of a run. They can also be compiled for devices that this machine does not have."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +16,10 @@ Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
 
 
 def make_init(plan: Plan, objective: Objective) -> Init:
-  """Return a pure function from (resident, stack, given) to the state before step 1.
+  """Return a pure function that makes the state before step 1.
 
-  `given` has parameters that replace random initial ones. Only the first batch of the stack is used, see
-  `init_state`.
+  Its arguments are `resident` and a stack of batches (`hbf.data.pipeline.inputs`), and `given`. `given` has
+  parameters that replace random ones. Some other initial parameters may depend on the first batch of the stack.
   """
 
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:

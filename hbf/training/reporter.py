@@ -24,7 +24,7 @@ FORMATS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Reporter:
-  """The log of a run. It reads totals while the devices take the next steps, so that they never wait for the host."""
+  """The log of a run. It reads totals while the devices take the next steps. They never wait for the host."""
 
   def __init__(
     self, experiment: Experiment, writer: MetricsWriter, stopwatch: Stopwatch, start: int, console: Console
@@ -51,7 +51,7 @@ class Reporter:
   def report(self, step: int, state: TrainState) -> TrainState:
     """Store the totals of a state for `flush`, and return the state with totals of 0.
 
-    `flush` reads the stored totals once the devices have done the steps.
+    `flush` reads the stored totals once the devices have taken the steps up to `step`.
     """
     # The rate and the sigmas are computed now. The next call donates the parameters, and the rate would wait for it.
     self._pending = step, state.totals, self._experiment.schedule(step - 1), self._sigmas(state.params)

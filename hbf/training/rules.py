@@ -1,7 +1,7 @@
 """Rules for parameters: learning rate, weight decay and sharding. The end of a parameter's path selects its rule.
 
-The first rule that matches is used. The beginning of the path tells the parameter's layer. A parameter without a rule
-or a layer is an error.
+The first rule in `RULES` that matches is used. The beginning of the path tells the parameter's layer. A parameter
+without a rule or a layer is an error.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ class Rule:
     rate: 'center' or 'sigma' to multiply the learning rate by the config's `center_rate` or `sigma_rate`. '': the
       learning rate stays.
     decay: True if weight decay shrinks the parameters.
-    tensor: the number of the parameter's axis of heads, hidden units or centers, which is split over the mesh axis
+    tensor: the index of the parameter's axis of heads, hidden units or centers, which is split over the mesh axis
       'tensor'. None if there is no such axis.
     matrices: the number of matrices side by side along the last axis of a parameter, which Muon updates one by one.
       0: Muon does not update the parameter. The last two axes are rows and columns. Each index of the axes before
-      them is another matrix. `BESIDE_OUT`: the number of columns of this kernel, divided by the number of rows of the
-      kernel `out` in the same module.
+      them is another matrix. `BESIDE_OUT`: the number of matrices is the number of columns of this kernel, divided by
+      the number of rows of the kernel `out` in the same module.
   """
 
   names: str

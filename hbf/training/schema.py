@@ -1,9 +1,9 @@
 """The schema of configs. It translates the configs of older runs into the keys of this code.
 
-config.json has the version of its keys. If an option is new, renamed or removed, the newest `Change` has a line about
-it. So old runs are evaluated as they were trained, and can continue. A few values have no option: the learning rates
-and the decay of `memory_*` and `beta` parameters, and the second moment of lion. An older run continues with this
-code's values.
+config.json has the version number of its keys. If an option is new, renamed or removed, the newest `Change` has a
+line about it. So old runs are evaluated as they were trained, and can continue. A few values have no option: the
+learning rates and the decay of `memory_*` and `beta` parameters, and the second moment of lion. An older run
+continues with this code's values.
 """
 
 import dataclasses
@@ -51,13 +51,13 @@ def _name_transforms(data: dict[str, Any]) -> None:
 
 
 def _state_beta(stage2: dict[str, Any]) -> None:
-  """Name the kernel with a free β. Older configs described it by widths 'signed'."""
+  """Name the kernel with a free β in the key `kernel`. Older configs had widths='signed' instead."""
   if stage2.get('widths') == 'signed':
     stage2.update(kernel=SIGNED, widths='centre')
 
 
 def _state_norm(stage: dict[str, Any], option: str) -> None:
-  """Turn an option with the values 'none' and 'unit' into False and True."""
+  """Turn an option into a boolean: False if its value is 'none', True if it is 'unit'."""
   if option in stage:
     stage[option] = stage[option] in ('unit', True)
 
@@ -70,7 +70,7 @@ def _name_positions(stage1: dict[str, Any]) -> None:
 
 
 def _name_implementation(stage2: dict[str, Any]) -> None:
-  """Rename a value of `implementation` and a value of `sigma_per`. Turn the norm of inputs into a boolean."""
+  """Rename a value of `implementation` and a value of `sigma_per`. Make `normalize_inputs` a boolean."""
   if stage2.get('implementation') == 'blocks':
     stage2['implementation'] = 'xla'
   if stage2.get('sigma_per') == 'centre':
@@ -237,7 +237,7 @@ def current(stored: Mapping[str, Any], changes: tuple[Change, ...] = CHANGES) ->
 
 
 def with_gone(params: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Return the shapes of parameters together with the removed parameters (`GONE`). None if nothing was removed."""
+  """Return the shapes of a network's parameters, those that were removed (`GONE`) too. None if none was removed."""
   found = {name: shape for name, shape in GONE.items() if name.partition('/')[0] in params}
   if not found:
     return None
@@ -249,8 +249,8 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
   """Return a tree of dicts and tuples, such as an optimizer's state, with renamed keys.
 
   Args:
-    tree: parameters, or a tree around them.
-    names: a dict from old keys to new keys. Other keys stay.
+    tree: parameters, or a tree that contains them.
+    names: the new keys by the old keys. Other keys stay.
   """
   if isinstance(tree, Mapping):
     return {names.get(key, key): renamed(value, names) for key, value in tree.items()}
@@ -261,7 +261,7 @@ def renamed(tree: Any, names: Mapping[str, str]) -> Any:
 
 
 def old_names(held: Iterable[str]) -> dict[str, str]:
-  """Return a dict from new names to old names, for renamed parameters at the paths `held` of a checkpoint."""
+  """Return a dict from new to old names of renamed parameters. `held` are the parameters' paths in a checkpoint."""
   last = {path.rpartition('/')[2] for path in held}
   return {new: old for old, new in RENAMED.items() if old in last}
 

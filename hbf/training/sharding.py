@@ -2,7 +2,7 @@
 
 The mesh has three axes. Batches, and images in device memory, are split over data and fsdp. Parameters and their
 optimizer state are split over fsdp, if the size of fsdp divides one of their axes. Some are also split over tensor
-(`hbf.training.rules`). Each shard along data has a copy of the parameters.
+(`hbf.training.rules`). Nothing splits the parameters along data.
 """
 
 import math

@@ -70,7 +70,10 @@ def _check_same(config: ConfigDict, dataset: Any) -> None:
 
 @contextlib.contextmanager
 def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> Iterator[None]:
-  """Lock the run folder in the first process, and check that it belongs to this run. It may get more epochs."""
+  """Lock the run folder in the first process, and check that it belongs to this run.
+
+  If the plan has more epochs than the folder, and nothing else differs, the folder gets these epochs (`lengthen`).
+  """
   with contextlib.ExitStack() as stack:
     with processes.raise_everywhere():
       if processes.is_first():
@@ -134,7 +137,7 @@ class Begun:
 def begin(
   experiment: Experiment, checkpoints: Checkpoints, stopped: Callable[[], bool], console: Console
 ) -> Begun | None:
-  """Restore or initialize the state, and compile the steps. Return None if the run is stopped before the end."""
+  """Restore or initialize the state, and compile the steps. Return None if a signal has come meanwhile."""
   first = next(experiment.inputs['train'].stacks(experiment.order, 0, [1], experiment.steps_per_call))
   with jax.set_mesh(experiment.mesh):
     state, step, stopwatch = restore_or_init(experiment, first, checkpoints, console)

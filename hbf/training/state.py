@@ -60,7 +60,7 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
   """Return the shapes of the state as in older code, with the removed parameters (`hbf.training.schema.GONE`).
 
-  Return None if the network never had removed parameters.
+  Return None if no parameter of the network was ever removed.
   """
   params = with_gone(state.params)
   if params is None:

@@ -277,7 +277,7 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   """Return the config of a run, with the keys of this code (`hbf.training.schema`).
 
   Raises:
-    UserError: the folder is no run folder, or the config uses an option that was removed.
+    UserError: the folder is not a run folder, or the config uses an option that was removed.
   """
   path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
   stored = read_json(path, cure)

@@ -14,7 +14,7 @@ from hbf.training.sharding import make_mesh
 
 @pytest.fixture(scope='session')
 def made(toy):
-  """Return a function that makes runs: `made('model=vit', **{'model.pool': 'mean'})`. All parameters are random."""
+  """Return a function that makes runs with random parameters: `made('model=vit', **{'model.pool': 'mean'})`."""
 
   def make(arguments='model=hyperbf', seed=0, **changes):
     config = toy(
@@ -35,11 +35,11 @@ def made(toy):
 
 @pytest.fixture(scope='session')
 def run(made):
-  """A run with HyperBF in both stages."""
+  """Return a run with HyperBF in both stages."""
   return made()
 
 
 @pytest.fixture(scope='session')
 def images(run):
-  """Sixteen test images, uint8."""
+  """Return sixteen test images, as uint8."""
   return np.ascontiguousarray(run.test.images[:16])

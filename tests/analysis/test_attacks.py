@@ -1,4 +1,4 @@
-"""Attacks: they stay in the ball, find the worst case of a linear model, and keep the schedules of the papers."""
+"""Tests of attacks: they stay in the ball, find a linear model's worst case, and follow the papers' schedules."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,12 +18,12 @@ def linear(x):
 
 
 def sure(x):
-  """A linear model of the same gradient whose answer is always 0, so no attack ends early."""
+  """Return logits with the gradients of `linear`. The answer is always class 0, so no attack ends early."""
   return linear(x) + jnp.array([1e3, 0.0])
 
 
 def bent(x):
-  """A model whose loss rises and falls along a line."""
+  """Return the logits of a model whose loss rises and falls along a line."""
   return jnp.sin(9 * linear(x)) + jnp.array([2.5, 0.0])
 
 
@@ -48,13 +48,13 @@ def test_a_changed_image_stays_in_the_ball_and_is_never_better_than_the_start(at
 
 
 def worst():
-  """The image of a ball with the smallest margin of a linear model is at its corner against the weights."""
+  """Return the images in the attack's ball that a linear model likes least. They are corners of the ball."""
   direction = np.sign(WEIGHTS[:, 1] - WEIGHTS[:, 0]).reshape(8, 8, 3)
   return np.clip(IMAGES + EPSILON * direction, 0, 1)
 
 
 def nearly_sure(x):
-  """A linear model whose answer is always 0, and whose loss is not rounded to 0."""
+  """Return the logits of a linear model that always answers class 0 and has a loss that is not rounded to 0."""
   return linear(x) / 20 + jnp.array([5.0, 0.0])
 
 
@@ -97,14 +97,14 @@ def test_fooled_images_have_wrong_answers_and_do_not_depend_on_the_parts(attack,
 
 
 def test_checkpoints_are_those_of_the_paper():
-  """Croce & Hein 2020, section 3.1: gaps shrink by 3% of the steps until they are 6%."""
+  """The paper is Croce & Hein 2020, section 3.1. The gaps shrink by 3% of the steps until they are 6%."""
   assert checkpoints(100).tolist() == [22, 41, 57, 70, 80, 87, 93, 99]
   gaps = np.diff([0, *checkpoints(1_000)])
   assert gaps.tolist() == [220, 190, 160, 130, 100, 70, 60, 60]
 
 
 def apgd_by_its_definition(image, epsilon, steps, start):
-  """Algorithm 1 of the paper in float64, for the loss of `bent`; returns the greatest loss."""
+  """Run Algorithm 1 of the paper in float64, for the loss of `bent`. Return the greatest loss."""
   weights = WEIGHTS.astype(np.float64)
 
   def loss_and_gradient(x):
@@ -154,7 +154,7 @@ def test_apgd_is_algorithm_1():
 
 
 def test_the_square_shrinks_as_the_paper_says():
-  """80% of 32×32 pixels at first; the area is halved after 10, 50, 200, … of 10,000 steps."""
+  """At first the square has 80% of 32×32 pixels. Its area is halved after 10, 50, 200, … of 10,000 steps."""
   sides = [int(side_of_square(i, 10_000, 1024)) for i in (0, 9, 10, 49, 50, 200, 1_000, 2_000, 4_000, 6_000, 8_000)]
   assert sides == [29, 29, 20, 20, 14, 10, 7, 5, 4, 3, 2]
   assert int(side_of_square(1, 1_000, 1024)) == 20 and int(side_of_square(0, 1_000, 1024)) == 29

@@ -1,4 +1,4 @@
-"""Pictures for a page."""
+"""Tests of pictures for a page."""
 
 import base64
 import io
@@ -38,7 +38,7 @@ def test_drawings_of_a_page_share_no_id_and_keep_their_references():
 
 
 def test_a_name_is_no_formula():
-  """Two dollars make a formula for Matplotlib, and this formula has an error."""
+  """Matplotlib would take a text between two dollar signs for a formula. This formula would be an error."""
   names = ('$5_to_$10', r'$\\frac$')
   figure, axis = drawing.panel()
   axis.plot([0, 1], [0, 1], label=names[0])

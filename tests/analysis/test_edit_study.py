@@ -1,4 +1,4 @@
-"""The rivals of an edit: their responses by their definitions, edits in order, and the choice of trials."""
+"""Tests of the rivals of an edit: their responses, edits one after another, and the choice of trials."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_a_response_is_1_at_the_image_itself_and_an_edit_alone_makes_it_right(na
 
 
 def test_a_ball_ends_at_the_nearest_other_image(base, edited):
-  """It is `hbf.edit`'s: the distance is that of `distance_to_others`."""
+  """The study's distance to the nearest image with another answer is `distance_to_others`, which `hbf.edit` uses."""
   from hbf.editing.guard import distance_to_others
 
   found = edit_methods.nearest_other(base, edited, LABELS, base.metric)
@@ -51,7 +51,7 @@ def test_a_ball_ends_at_the_nearest_other_image(base, edited):
 
 
 def test_on_the_sphere_a_neuron_is_a_ball(base, edited):
-  """A ReLU of the product with a point of norm 1 is a ball around it, with the radius squared in place of the gap."""
+  """For points of norm 1, a ReLU of the product with a point is a ball around this point."""
   neuron = METHODS['ReLU neuron on points of norm 1'].respond(base, edited, LABELS, base.guard, 1.44)
   mean = base.guard.points.mean(axis=0)
 
@@ -69,7 +69,7 @@ def test_on_the_sphere_a_neuron_is_a_ball(base, edited):
 
 
 def test_the_rank_one_update_is_the_least_squares_solution(base, edited):
-  """It changes the guarded outputs least among all updates that make the wanted change at one image."""
+  """Of all updates that make the wanted change at one image, it changes the outputs for the guarded images least."""
   features = base.guard.features
   respond = METHODS['rank-one update of the head'].respond
   found = respond(base, edited, LABELS, base.guard, 0.0)[0]
@@ -86,7 +86,7 @@ def test_the_rank_one_update_is_the_least_squares_solution(base, edited):
   'name', [name for name, method in METHODS.items() if method.interpolates and name != 'ReLU neuron']
 )
 def test_edits_in_order_give_all_images_the_logits_that_were_asked_for(name, base):
-  """Also of images whose responses overlap. Images that are right by then have no edit and stay right."""
+  """This includes images whose responses overlap. An image that earlier edits have made right gets no edit."""
   many, labels = observed(30, 3), np.random.default_rng(4).integers(0, 4, 30)
   method, trial = METHODS[name], Trial(1.0, 4.0)
   logits = in_order(method, base, many, labels, trial)(many)

@@ -1,4 +1,4 @@
-"""Interventions on units: against the network that runs again, and against what must not change."""
+"""Tests of interventions on units, against runs of the whole network."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def labels(run):
 
 
 def test_the_last_units_are_the_last_block(any_run, images):
-  """Their outputs, coefficients and bias are what stage 2 adds; the tokens after the block give the logits."""
+  """The outputs of the last units, with coefficients and bias, are what the last stage 2 adds to the tokens."""
   units = interventions.last_units(any_run, images)
   after = interventions.logits_of_tokens(any_run.model, any_run.task.shape, any_run.params, units.tokens)
   np.testing.assert_allclose(after, any_run.logits(images), rtol=1e-4, atol=1e-5)
@@ -77,7 +77,7 @@ def test_interventions_that_change_nothing_and_those_that_come_back(any_run):
 
 
 def test_moved_centers_respond_elsewhere(made, images):
-  """With two heads: unit 13 is the second of the second head."""
+  """The stage has two heads of 12 centers, so unit 13 is the second center of the second head."""
   run = made(**{'model.stage2.heads': 2, 'model.stage2.centers': 12})
   seen = capture(run.model, run.params, run.normalized(images))
   place = np.asarray(seen.points['block0'][0, 0]).reshape(2, -1)[1]
@@ -104,7 +104,7 @@ def test_curves_of_removal(any_run, images):
 
 
 def test_the_gradient_orders_units_as_their_removal_by_a_little_does(any_run, images):
-  """The importance is the derivative of the answer's excess logit, so a small rescaling changes it by that much."""
+  """Importance is the derivative of the answer's excess logit. So it predicts the effect of a small rescaling."""
   units = interventions.last_units(any_run, images)
   found = interventions.importance(any_run, units)['gradient × response']
   before = any_run.logits(images)

@@ -47,7 +47,7 @@ def test_an_update_never_raises_the_energy(kernel, metric):
 
 @pytest.mark.parametrize('kernel', ENERGIES)
 def test_an_update_is_a_step_down_the_gradient(kernel):
-  """x' = x − σ² ∇E / ΣK for −Σ g. The logarithm divides the gradient by Σ g."""
+  """An update is x' = x − σ² ∇E / ΣK if the energy E is −Σ g. If E is −log Σ g, its gradient is divided by Σ g."""
   points, stored = jnp.asarray(POINTS), jnp.asarray(STORED)
   s = reference.squared_distances(POINTS, STORED) / (2 * 0.8**2)
   weights = np.vectorize(reference.KERNELS[kernel])(s).sum(axis=1, keepdims=True)
@@ -60,7 +60,7 @@ def test_an_update_is_a_step_down_the_gradient(kernel):
 
 
 def test_patterns_of_equal_norm_make_it_a_modern_hopfield_network():
-  """Ramsauer et al. 2021, eq. 3: X softmax(β Xᵀ ξ), with β = 1/σ²."""
+  """The update is X softmax(β Xᵀ ξ) with β = 1/σ² (Ramsauer et al. 2021, eq. 3)."""
   stored = STORED / np.linalg.norm(STORED, axis=1, keepdims=True)
   logits = POINTS @ stored.T / 0.8**2
   weights = np.exp(logits - logits.max(axis=1, keepdims=True))

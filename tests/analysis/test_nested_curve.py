@@ -1,4 +1,4 @@
-"""Accuracy against the number of centers of a run."""
+"""Tests of the accuracy of a run against its number of centers."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""The study of refits and the AGOP, on a small network without training."""
+"""Tests of the study of refits and the AGOP, on a small untrained network."""
 
 import itertools
 

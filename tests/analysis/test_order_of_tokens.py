@@ -1,4 +1,4 @@
-"""Distances of the heads against weights computed in float64, and the Toeplitz share."""
+"""Tests of the heads' distances against weights computed in float64, and of the Toeplitz share."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def make(name, depth=2, causal=True, **options):
 @pytest.mark.parametrize('causal', [True, False])
 @pytest.mark.parametrize('name', ['softmax+mlp', 'hyperbf+hyperbf'])
 def test_distances_are_those_of_the_weights(name, causal):
-  """The first block's, whose tokens are the embedded ones."""
+  """The test compares the first block, because its input is the embedded tokens."""
   model, params = make(name, causal=causal)
   found = token_order.distances(model, params, TOKENS)
   assert list(found) == ['block0', 'block1']

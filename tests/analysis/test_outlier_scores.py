@@ -1,4 +1,4 @@
-"""Scores of outliers against their definitions in float64."""
+"""Tests of outlier scores against their definitions in float64."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,7 @@ POINTS = RNG.normal(size=(20, 4)) * 3
 
 
 def test_log_density_is_that_of_a_mixture_of_gaussians():
-  """Two blocks of tokens, five centers: the constant of the Gaussians is left out."""
+  """There are two tokens and five centers. The score leaves out the constant of the Gaussians' densities."""
   centers, tokens = RNG.normal(size=(5, 3)), RNG.normal(size=(6, 2, 3))
   densities = np.mean([stats.multivariate_normal(c, 0.49 * np.eye(3)).pdf(tokens) for c in centers], axis=0)
   constant = 1.5 * np.log(2 * np.pi * 0.49)
@@ -68,7 +68,7 @@ def test_the_density_of_classes_is_that_of_a_mixture():
 
 @pytest.mark.parametrize('shared', [True, False])
 def test_a_direction_without_variance_does_no_harm(shared):
-  """Features after a LayerNorm sum to 0."""
+  """The coordinates of a feature vector sum to 0, as after a LayerNorm, so one direction has no variance."""
   flat = FEATURES - FEATURES.mean(axis=1, keepdims=True)
   gaussians = ClassGaussians.fit(flat, LABELS, shared)
   points = POINTS - POINTS.mean(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The studies of outliers and attacks on a small network, their images, and their tables and pictures."""
+"""Tests of the studies of outliers and attacks on a small network, with their images, tables and pictures."""
 
 import functools
 
@@ -21,7 +21,7 @@ from hbf.evaluation.outliers import Estimate, energy_score
 
 @pytest.fixture(scope='module')
 def small():
-  """Fewer training images and neighbors."""
+  """Let the study use fewer training images and neighbors, so that the tests are fast."""
   with pytest.MonkeyPatch.context() as patch:
     for name, value in {'TRAINING': 200, 'HELD_OUT': 40, 'MOST': 40, 'FEATURE_RANKS': (1, 5)}.items():
       patch.setattr(outlier_study, name, value)

@@ -1,4 +1,4 @@
-"""Similarity of two runs against definitions in float64."""
+"""Tests of the similarity of two runs against definitions in float64."""
 
 import numpy as np
 import pytest

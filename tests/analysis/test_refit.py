@@ -1,4 +1,4 @@
-"""Closed-form refits: the arrays around the layers, Gauss–Newton against dense solves in float64, the AGOP."""
+"""Tests of closed-form refits: arrays around the layers, Gauss–Newton steps against dense solves, and the AGOP."""
 
 import itertools
 
@@ -53,7 +53,7 @@ def test_the_layer_and_the_tail_give_the_networks_tokens_and_logits(network):
 
 
 def problem(loss, images=6, tokens=3, inputs=4, width=3, classes=3, seed=0):
-  """A small problem whose tail is not linear."""
+  """Return a small problem whose tail, the layers after the refitted one, is not linear. Also return its weights."""
   rng = np.random.default_rng(seed)
   mixing = jnp.asarray(rng.normal(size=(width, classes)))
 
@@ -67,7 +67,7 @@ def problem(loss, images=6, tokens=3, inputs=4, width=3, classes=3, seed=0):
 
 
 def dense(problem, weights):
-  """The gradient and the Gauss–Newton matrix, from the Jacobian of all logits."""
+  """Return the gradient and the Gauss–Newton matrix, computed from the Jacobian of all logits."""
 
   def logits(flat):
     return problem.tail(problem.rest + problem.inputs @ flat.reshape(weights.shape))
@@ -85,7 +85,7 @@ def dense(problem, weights):
 
 @pytest.mark.parametrize('loss', [refit.cross_entropy, refit.squared])
 def test_a_step_minimizes_the_quadratic_model(loss):
-  """The gradient of q is 0 at the solution, and the solution is the one of a dense solve."""
+  """At the solution, the gradient of the quadratic model is 0. A dense solve gives the same solution."""
   with jax.enable_x64(True):
     given, weights = problem(loss)
     gradient, matrix = dense(given, weights)
@@ -124,7 +124,7 @@ def test_the_factors_are_the_means_of_their_definitions():
 
 
 def test_the_heads_squared_loss_is_ridge_regression():
-  """f is the identity: with almost no damping, one iteration gives the normal equations' solution."""
+  """No layer follows the refitted one. With almost no damping, one iteration solves the normal equations."""
   rng = np.random.default_rng(0)
   with jax.enable_x64(True):
     features, targets = rng.normal(size=(50, 1, 5)), rng.normal(size=(50, 3))
@@ -168,7 +168,7 @@ def test_stages_without_a_linear_layer_are_refused(made):
 
 @pytest.mark.parametrize('network', [pytest.param('hyperbf', marks=pytest.mark.slow), 'vit'], indirect=True)
 def test_agop_is_the_mean_of_outer_products(network):
-  """One token's gradients by jax.jacobian through the last stage 2 alone."""
+  """The definition uses jax.jacobian through the last stage 2, token by token."""
   model, params, images = network
   found = agop.agop(model, params, images, batch=4)
   assert set(found) == {'block0', 'block1'}

@@ -1,4 +1,4 @@
-"""Relevance of patches against a model whose answer is known, and votes that sum up to the logits."""
+"""Tests of the relevance of patches for a model with a known answer, and of votes that sum to the logits."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ DECIDING = 6  # the patch that decides the answer
 
 
 def answers(images):
-  """A model that looks at the second row's third patch of 2×2 alone: the brighter, the surer of class 1."""
+  """Return probabilities that depend only on the brightness of one 2×2 patch: the third patch in the second row."""
   bright = images[:, 2:4, 4:6].mean(axis=(1, 2, 3)) / 255
   return np.stack([1 - bright, bright], axis=1)
 
@@ -65,7 +65,7 @@ def test_patches_are_painted_over():
   ],
 )
 def test_votes_and_the_rest_sum_up_to_the_logits(made, images, changes):
-  """The last tokens are the sum of the centers' contributions, the stage's bias, and the tokens before the stage."""
+  """The last tokens are the sum of the centers' contributions, the bias of stage 2, and the tokens before stage 2."""
   run = made(**changes)
   classes = np.arange(len(images)) % 10
   cast = relevance.votes(run, images, classes)
@@ -111,7 +111,7 @@ def test_the_strongest_votes_are_told_with_the_patch_they_are_cast_through(run, 
 
 
 def test_what_is_lost_without_a_center_is_what_the_whole_network_says(made, images):
-  """A vote freezes the last norm and the weights of the pooling. Without the center both change."""
+  """A vote keeps the last norm and the weights of the pooling fixed. If the center is really removed, both change."""
   run = made(**{'model.pool': 'sequence', 'model.stage2.heads': 2})
   classes, images = np.zeros(3, int), images[:3]
   votes = strongest(run, images, classes, 1)

@@ -1,4 +1,4 @@
-"""Edits of a language model: the facts, the model's arrays at their places, and the scores."""
+"""Tests of edits of a language model: the facts, the model's arrays at places in texts, and the scores."""
 
 import dataclasses
 import functools
@@ -95,7 +95,7 @@ def test_passages_are_parts_of_the_text_and_end_with_a_line_break():
 
 
 def test_the_arrays_at_a_place_are_the_networks(run):
-  """A point is a token of the layer, and the head maps the features to the logits. Later tokens play no role."""
+  """A place's point is its token in a layer. The head maps features to logits. Later tokens have no effect."""
   text = run.windows('test', 2)
   whole = Places.everywhere(text)
   seen = text_facts.read(run, whole)
@@ -127,7 +127,7 @@ def test_without_edits_nothing_changes(run, split):
 
 
 def test_an_edit_does_not_reach_guarded_places(bases, split):
-  """With a reach of 1, guarded places with another answer keep their logits."""
+  """With a reach of 1, guarded places in texts with another answer keep their logits."""
   wanted = TEXT_METHODS['HyperBF ball, metric of copies, names guarded']
   base, rows = bases.of(wanted, MIDDLE), split.rows('prompt', range(1))
   assert len(base.guard.logits) == len(bases.text[MIDDLE].guard.logits) + text_edit_study.NAMED
@@ -137,7 +137,7 @@ def test_an_edit_does_not_reach_guarded_places(bases, split):
 
 
 def test_separation_compares_each_copy_with_each_other_name(bases, split):
-  """If all points are moved apart by the kind of their text, the share is 0 or 100."""
+  """If one kind of texts is moved near to the prompts and the other is not, the separation is 100% or 0%."""
   for near, far, share in (('copies', 'controls', 100), ('controls', 'copies', 0)):
     seen = {name: dict(layers) for name, layers in split.seen.items()}
     for name, scale in ((near, 1e-3), (far, 1.0)):

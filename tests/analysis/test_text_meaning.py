@@ -1,4 +1,4 @@
-"""The meaning of centers of a model of texts: against the network itself."""
+"""Tests of the meaning of centers in a model of texts, against the network itself."""
 
 import functools
 import pathlib
@@ -76,7 +76,7 @@ def test_windows_and_their_texts(run, windows):
 
 @pytest.mark.parametrize('changes', [{}, {'model.tied': False, 'model.layer_scale': 0.5}])
 def test_votes_are_what_the_centers_add_with_the_norm_frozen(make, windows, changes):
-  """All votes together, and the stage's bias and input, are the logit: the norm is linear once its size is frozen."""
+  """With a fixed divisor of the norm, all votes, the stage's bias and the stage's input sum to the logit."""
   run = make(**changes)
   seen = run.observe(windows)
   answers = seen.logits.argmax(axis=-1)

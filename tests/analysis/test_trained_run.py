@@ -1,4 +1,4 @@
-"""Captured activations, centers, heads and sigmas against direct computations."""
+"""Tests of captured activations, centers, heads and sigmas against direct computations."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ def captured(run, images):
 
 
 def log_kernels(run, images, block):
-  """Return log K of every token and center, [n, N, U], from the output of the norm before stage 2."""
+  """Return log K [n, N, U] of every token and center, stage 2's inputs, and the parameters of stage 2."""
   forward = jax.jit(lambda p, x: run.model.apply({'params': p}, x, train=False, capture_intermediates=True)[1])
   kept = forward(run.params, run.normalized(images))['intermediates']
   points = np.asarray(kept[block]['norm_stage2']['__call__'][0])
@@ -109,7 +109,7 @@ def test_dead_constant_and_doubled_centers_are_found(made, images):
 
 
 def test_a_share_says_nothing_of_life(made, images):
-  """Responses that are all 0 have shares. A center beside a wider one has no share, but is alive."""
+  """Units whose responses are all 0 can have a high share. A unit beside wider ones has a low share but is alive."""
   run = made(**{'model.stage2.normalization': 'none', 'model.stage2.sigma_per': 'center'})
   last, first = run.params['block1']['stage2'], run.params['block0']['stage2']
   last['log_gain'] -= 1e4
@@ -151,7 +151,7 @@ def test_purity_and_overlap(run, images):
 
 
 def test_random_tokens_have_their_own_image_left_out(run, images):
-  """Every image occurs twice. The nearest token is then in the image's twin, at distance 0."""
+  """Every image occurs twice. So the nearest token of another image is in the copy, at distance 0."""
   twice = np.concatenate([images[:8], images[:8]])
   found = census(run, twice, nearest=4)
   nulls = random_tokens(run, twice, found, nearest=4)

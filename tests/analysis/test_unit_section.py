@@ -1,4 +1,4 @@
-"""The section on kernels draws what the model has."""
+"""Tests that the section on kernels draws what the model has."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Observed responses and gradients against direct computations."""
+"""Tests of observed responses and gradients against direct computations."""
 
 import functools
 
@@ -99,7 +99,7 @@ def test_a_scanned_model_is_observed_too(images):
 
 @pytest.mark.parametrize(('number', 'dead', 'constant'), [(0, True, False), (1, False, True), (3, False, False)])
 def test_the_authors_published_units_are_dead_and_constant_and_ours_alive(number, dead, constant):
-  """β = 0.1 with 11 centers and β = 0.001 with 1,500 centers, on tokens after a LayerNorm of 768 coordinates."""
+  """Published are β = 0.1 with 11 centers and β = 0.001 with 1,500. Tokens are normalized and of width 768."""
   setting = dead_units.settings()[number]
   unit = HyperBFCenters(**({'centers': 64} | setting.stage2))
   tokens = jax.random.normal(jax.random.key(0), (2, 20, dead_units.WIDTH))

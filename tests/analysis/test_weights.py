@@ -1,4 +1,4 @@
-"""Attention weights reproduce the output of the heads."""
+"""Tests that the attention weights reproduce the output of the heads."""
 
 import flax.linen as nn
 import jax

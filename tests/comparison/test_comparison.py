@@ -1,4 +1,4 @@
-"""The command `hbf compare` as a user runs it: killed and restarted, extended, and reported from the logs."""
+"""Tests of `hbf compare` as a user runs it: killed and restarted, extended, and reported from the logs."""
 
 import contextlib
 import json
@@ -35,12 +35,12 @@ ENVIRONMENT = os.environ | {'XLA_FLAGS': ONE_DEVICE, 'PYTHONPATH': str(ROOT)}
 
 @pytest.fixture(scope='module')
 def asked(digits_dir):
-  """The comparison of most tests: two arms, two seeds."""
+  """Return the comparison of most tests: two arms with two seeds."""
   return Comparison(('configs/digits.py',), ARMS, (0, 1), (f'--config.data.dir={digits_dir}', *TOY))
 
 
 def command(workdir, asked, *more):
-  """The command that asks for it."""
+  """Return the command for a comparison, with more flags."""
   flags = [f'--workdir={workdir}', *(f'--config={config}' for config in asked.configs), *asked.overrides]
   flags += [*(f'--arm={arm}' for arm in asked.arms), f'--seeds={",".join(map(str, asked.seeds))}']
   return [sys.executable, '-m', 'hbf', 'compare', *flags, *more]
@@ -51,7 +51,7 @@ def run(command, folder):
 
 
 def scores(workdir):
-  """What a comparison found, without times and memory."""
+  """Return the results of a comparison, without times and memory."""
   rows = json.loads((workdir / 'comparison.json').read_text())
   learned = ('params', 'flops_per_image', 'steps', 'n', 'correct', 'accuracy', 'nll', 'ece')
   for row in rows:
@@ -61,7 +61,7 @@ def scores(workdir):
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory, asked):
-  """The uninterrupted comparison, run from another folder than the repository."""
+  """Return the folder and output of an uninterrupted comparison, run outside the repository."""
   folder = tmp_path_factory.mktemp('elsewhere')
   done = run(command('grid', asked), folder)
   assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def finished(tmp_path_factory, asked):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-  """A copy of its logs and results."""
+  """Return a copy of the logs and results of the finished comparison."""
   left = shutil.ignore_patterns('checkpoints', 'comparison.*', 'curves.png', 'logs')
   return shutil.copytree(finished[0], tmp_path / 'copy', ignore=left)
 

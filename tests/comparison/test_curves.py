@@ -1,4 +1,4 @@
-"""Pictures of learning curves: every line has a label, and nothing overlaps or leaves the picture."""
+"""Tests of pictures of learning curves: every line has a label, and nothing overlaps or leaves the picture."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ LONG = 'a-rather-long-name-of-an-arm'
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-  """Draws arms whose validation accuracy ends at these values; returns the figure as it was saved."""
+  """Return a function that draws arms whose validation accuracy ends at given values. It returns the saved figure."""
   scores = []
   save = Figure.savefig
   monkeypatch.setattr(Figure, 'savefig', lambda self, *args, **kw: (scores.append(self), save(self, *args, **kw)))
@@ -51,7 +51,7 @@ def drawn(tmp_path, monkeypatch):
 
 
 def boxes(score):
-  """Of every text in the picture, by panel."""
+  """Return the bounding box of every text in a figure, in a dict for each panel."""
   score.draw_without_rendering()
   renderer = score.canvas.get_renderer()
   panels = []
@@ -112,7 +112,7 @@ def test_axes_have_units_and_lines_are_means(drawn):
 
 
 def test_seeds_are_averaged_at_equal_epochs(tmp_path, monkeypatch):
-  """One seed was evaluated twice as often. At the same epoch both have the same accuracy, so there is no range."""
+  """One seed was evaluated twice as often. Both seeds have the same accuracy at the same epoch."""
   axes = []
   monkeypatch.setattr(plt, 'close', lambda figure: axes.extend(figure.axes))
   grid = Grid((Arm('cifar10', 'vit', ()),), (0, 1))

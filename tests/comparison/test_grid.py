@@ -1,4 +1,4 @@
-"""Grids: the commands that they run, and the requests that they refuse."""
+"""Tests of grids: the commands that they run, and the requests that they refuse."""
 
 import dataclasses
 import json
@@ -72,7 +72,7 @@ def test_arms_have_the_parameters_of_the_first(grid_of):
 
 
 def operations(arm):
-  """Training operations of an arm."""
+  """Return the number of training operations of an arm."""
   plan = make_plan(arm.config(0))
   return training_operations(flops_per_example(plan.model, plan.task.shape), plan.clock)
 
@@ -201,7 +201,7 @@ def test_seeds_and_devices_are_lists():
 
 @pytest.fixture
 def allot(monkeypatch):
-  """Return a function that sets the allotted GPUs. No other allotment remains."""
+  """Return a function that sets environment variables for the allotted GPUs. All others of them are unset."""
   for name in ALLOTMENTS:
     monkeypatch.delenv(name, raising=False)
   return lambda **variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]

@@ -1,4 +1,4 @@
-"""A packed comparison: nothing is lost, and it reads like the run folders."""
+"""Tests of packed comparisons: nothing is lost, and they are read like run folders."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ LABELS = np.arange(300, dtype=np.int32) % 10
 
 
 def write_run(run, seed):
-  """Write what a finished run leaves."""
+  """Write the files that a finished run leaves."""
   run.mkdir()
   write_json(run / 'config.json', CONFIG | {'seed': seed})
   write_json(run / 'data.json', {'name': 'cifar10', 'classes': ['a', 'b'], 'fingerprint': 'f'})
@@ -44,7 +44,7 @@ def write_run(run, seed):
 
 @pytest.fixture
 def folder(tmp_path):
-  """A comparison of two arms with two seeds, with a failed run and a run that has not started."""
+  """Return the folder of a comparison of two arms with two seeds. One run has failed, and another has not started."""
   folder = tmp_path / 'runs'
   (folder / 'logs').mkdir(parents=True)
   GRID.save(folder)
@@ -65,7 +65,7 @@ def packed(folder, tmp_path):
 
 
 def rewritten(packed, change):
-  """Change the lines of the packed runs."""
+  """Rewrite the lines of the packed runs, changed by a function."""
   path = packed / 'runs.jsonl'
   path.write_text('\n'.join(change(path.read_text().splitlines())))
   return PackedRuns(packed)

@@ -1,4 +1,4 @@
-"""Intervals against scipy's where they are known, and their coverage."""
+"""Tests of intervals: against scipy's where those are known, and of their coverage."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_where_seeds_are_all_that_varies_the_intervals_are_dunnetts():
 
 
 def test_noise_that_the_examples_cause_is_counted_once():
-  """The models differ only by the noise of seed and example. Seeds then add nothing to the interval over examples."""
+  """Outcomes are noise that is independent for each seed and example. So the term for seeds must add nothing."""
   random = np.random.default_rng(0)
   widths = []
   for _ in range(40):

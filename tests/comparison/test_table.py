@@ -1,4 +1,4 @@
-"""Tables of runs with known scores."""
+"""Tests of the tables of runs with known scores."""
 
 import json
 import re
@@ -16,7 +16,7 @@ EXAMPLES = 200
 
 @pytest.fixture
 def finish(tmp_path):
-  """Writes what a finished run leaves; its figures follow from its seed."""
+  """Return a function that writes the files of a finished run. Its numbers follow from its seed."""
 
   def write(arm, seed, held_out=()):
     run, random = tmp_path / arm.run_name(seed), np.random.default_rng([seed, len(arm.label)])
@@ -45,7 +45,7 @@ def grid_of(*labels, seeds=(0, 1)):
 
 
 def shown_by(grid, workdir):
-  """The printed text, and the cells of its rows by label and column."""
+  """Return the table's text, and its cells by the row's label and by column."""
   text = markdown(read_rows(grid, workdir))
   lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
   return text, {cells[0]: dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]}

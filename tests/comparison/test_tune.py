@@ -1,4 +1,4 @@
-"""Searches: all arms have the same draws and as many trials, and their best options continue with new seeds."""
+"""Tests of searches: arms have the same draws and numbers of trials, and best options are trained with new seeds."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def asked(digits_dir):
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-  """Runs a search with the stand-in for train.py; returns what it returns, and the names of the runs it started."""
+  """Return a function that searches with a stand-in for train.py. It returns the result and the started runs."""
   script = tmp_path / 'train.py'
   script.write_text(TRAIN)
   monkeypatch.setattr(runs, 'TRAIN', (sys.executable, str(script)))

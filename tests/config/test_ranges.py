@@ -1,4 +1,4 @@
-"""Every value is checked before anything is written. The message has the key, the value and the allowed values."""
+"""Tests that every value is checked before anything is written. Messages have key, value and allowed values."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""The reference page of the config keys."""
+"""Tests of the reference page of the config keys."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Keys that depend on other keys are filled once, after all overrides."""
+"""Tests that keys which depend on other keys are filled once, after all overrides."""
 
 import pytest
 

@@ -37,7 +37,7 @@ def offline(monkeypatch):
 
 
 def write_tar(path, members):
-  """Write a .tar.gz of names and contents."""
+  """Write a .tar.gz whose members have these names and contents."""
   with tarfile.open(path, 'w:gz', compresslevel=1) as tar:
     for name, content in members.items():
       entry = tarfile.TarInfo(name)
@@ -47,7 +47,7 @@ def write_tar(path, members):
 
 
 def write_zip(path, members):
-  """Write a .zip of names and contents."""
+  """Write a .zip whose members have these names and contents."""
   with zipfile.ZipFile(path, 'w') as archive:
     for name, content in members.items():
       archive.writestr(name, content)
@@ -56,7 +56,10 @@ def write_zip(path, members):
 
 @pytest.fixture
 def small_cifar(monkeypatch):
-  """Let the builders accept archives of 50 + 10 examples. Return the members of both archives without folders."""
+  """Let the builders accept archives of 50 + 10 examples. Return the members of both archives.
+
+  The names of the members are without folders.
+  """
   monkeypatch.setattr(cifar._Cifar, 'records', {'train': 50, 'test': 10})
 
   def records(examples, labels, seed):
@@ -79,7 +82,7 @@ def small_cifar(monkeypatch):
 
 
 def encode(pixels, kind):
-  """Encode an image, uint8 [H, W] or [H, W, 3]."""
+  """Encode an image: uint8 [H, W] or [H, W, 3]."""
   buffer = io.BytesIO()
   Image.fromarray(pixels).save(buffer, format=kind)
   return buffer.getvalue()
@@ -87,7 +90,10 @@ def encode(pixels, kind):
 
 @pytest.fixture
 def tiny_members():
-  """Return the members of a Tiny ImageNet archive with a train and a val image a class. The first is gray."""
+  """Return the members of a Tiny ImageNet archive with one train and one val image of each class.
+
+  The train image of the first class is gray.
+  """
   generator = np.random.default_rng(0)
   classes = [f'n{i:08d}' for i in reversed(range(200))]
   root = tiny_imagenet._ROOT

@@ -118,7 +118,7 @@ def test_normalize():
 
 @pytest.mark.parametrize('most', [1, 4])
 def test_a_choice_among_slices_is_the_slice(most):
-  """Both implementations of the slice, for TPUs and for other devices, are equal."""
+  """The implementation for TPUs and the one for other devices give the same slice."""
   image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8))
   padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
   for corner in np.ndindex(2 * most + 1, 2 * most + 1):

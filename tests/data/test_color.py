@@ -31,7 +31,7 @@ def pillow(image, name, factor, bits, threshold):
 
 
 def pictures(height, width):
-  """Noise, dull noise, gradients, one color, black and white, few dark levels."""
+  """Return images of noise, dull noise, gradients, one color, black and white, and few dark levels."""
   random, shape = np.random.default_rng(0), (height, width, 3)
   rows, columns = np.mgrid[:height, :width]
   gradients = (rows * 255 // height, columns * 255 // width, (rows + columns) * 127 // (height + width))

@@ -22,7 +22,7 @@ def _save(path, pixels):
 
 @pytest.fixture
 def root(tmp_path):
-  """Three classes in as many formats and sizes, with hidden files; the class `fish` isn't tested."""
+  """Return a folder of images in several formats and sizes, with hidden files. Class `fish` has no test image."""
   generator = np.random.default_rng(0)
   folder = tmp_path / 'images'
   for name in ('train/dog/a.png', 'train/dog/b.jpg', 'train/cat/c.bmp', 'train/fish/d.webp', 'test/cat/e.gif'):

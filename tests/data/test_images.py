@@ -32,7 +32,7 @@ def test_samples_of_unknown_range_are_refused(dtype, tmp_path):
 
 
 def _half_transparent(mode):
-  """Two black pixels, the right one transparent."""
+  """Return an image of two black pixels, the right one transparent, and options to save it."""
   if mode == 'P':
     image = Image.new('P', (2, 1))
     image.putpalette([0, 0, 0, 0, 0, 0])

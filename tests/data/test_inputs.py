@@ -112,7 +112,7 @@ def test_batches_and_what_is_gathered_are_sharded(make_source, sharding, kind):
 
 
 def test_resident_images_are_rows_that_devices_share(make_source, sharding):
-  """A TPU would pad an axis of 3 channels, and copy the whole set at every step."""
+  """Images are flat, because a TPU would pad an axis of 3 channels, and copy the whole data set at every step."""
   resident = DeviceInput(make_source(50, (4, 6, 3)), sharding).resident
   assert (resident.image.shape, resident.label.shape) == ((56, 72), (56,))  # 8 devices
   assert all(array.sharding.shard_shape(array.shape)[0] == 7 for array in jax.tree.leaves(resident))

@@ -88,7 +88,7 @@ def test_a_set_prepared_by_tfds_itself_is_read_by_name_and_newest_version(tmp_pa
 
 
 def _prepare_own(directory, version, levels, splits=('train', 'test'), unlabeled=()):
-  """Prepare a data set of images that vary in size with plain TFDS."""
+  """Prepare a data set with images of different sizes, by TFDS itself."""
   encoded = [codec.encode_png(np.full((4 + number, 6, 3), level, np.uint8)) for number, level in enumerate(levels)]
 
   class Own(tfds.core.GeneratorBasedBuilder, skip_registration=True):

@@ -156,7 +156,7 @@ def test_policies_draw_every_operation_sign_and_magnitude_alike(draw):
 
 @pytest.mark.parametrize('entry', [('rand_augment', 2, 9), ('trivial_augment',)], ids=lambda entry: entry[0])
 def test_a_policy_moves_first_and_then_does_its_operations(entry):
-  """Moves and color changes belong to the same draws, and each is applied once."""
+  """The policy draws a move and a color change together, and applies each of them once."""
   draw = {'rand_augment': lambda key: policies.draw_rand(key, 2, 9), 'trivial_augment': policies.draw_trivial}[
     entry[0]
   ]

@@ -1,4 +1,4 @@
-"""AUROC against scikit-learn and pair counts; intervals against the fraction that contain the true value."""
+"""Tests of AUROC against scikit-learn and pair counts, and of how often its intervals contain the true value."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tables for a terminal: nothing is cut off, values have units, and long tables are shortened."""
+"""Tests of tables for a terminal: nothing is cut off, values have units, and long tables are shortened."""
 
 import io
 

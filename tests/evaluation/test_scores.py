@@ -1,4 +1,4 @@
-"""Counts against the definitions, written naively in float64."""
+"""Tests of counts and scores against naive definitions in float64."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Scores of texts against float64."""
+"""Tests of the scores of texts against float64."""
 
 import jax
 import jax.numpy as jnp

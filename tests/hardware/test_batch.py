@@ -1,4 +1,4 @@
-"""The largest batch that fits, for programs with known memory."""
+"""Tests of the largest batch that fits, for programs with known memory."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def line(batch):
 
 
 def steps(batch):
-  """Memory in pages, and more of it from some size on."""
+  """Return the memory that a batch needs. It grows in pages, and by a jump above 3,000 examples."""
   return 1000 + 64 * -(-7 * batch // 64) + (5000 if batch > 3000 else 0)
 
 

@@ -1,4 +1,4 @@
-"""The time estimate of a program against a computation by hand."""
+"""Tests of the estimate of a program's time against a computation by hand."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_ring_sends_all_but_one_part(kind, times):
 
 
 def test_hosts_linked_more_slowly_than_their_gpus_limit_the_network():
-  """Each host of 64 B200 has eight cards with 50 GB/s each to other hosts."""
+  """Each host of 64 B200 has eight network cards, each with 50 GB/s to other hosts."""
   within = bound(CHIPS['b200'], {}, 0, {Collective('all-reduce', 8, 1): 400e9})
   across = bound(CHIPS['b200'], {}, 0, {Collective('all-reduce', 64, 8): 400e9})
   assert within.network == pytest.approx(2 * 7 / 8 * 400 / 900)
@@ -30,7 +30,7 @@ def test_hosts_linked_more_slowly_than_their_gpus_limit_the_network():
 
 
 def test_a_group_with_one_gpu_a_host_has_one_card_a_host():
-  """The eight GPUs of a host share the parameters, and the hosts share the batch."""
+  """Parameters are split within a host, and batches over the hosts. So a group has one GPU of each host."""
   alone = bound(CHIPS['b200'], {}, 0, {Collective('all-reduce', 8, 8): 400e9})
   assert alone.network == pytest.approx(2 * 7 / 8 * 400 / 50)
 

@@ -1,4 +1,4 @@
-"""Programs of a config, compiled like for absent hardware, on this CPU's devices."""
+"""Tests of programs that are compiled as for absent hardware, but for this CPU's devices."""
 
 import base64
 import dataclasses
@@ -31,7 +31,7 @@ TOPOLOGY = parse_topology('v5e-4')
 
 @pytest.fixture(scope='module')
 def here():
-  """Has this CPU's devices and compiler stand for those of every topology."""
+  """Let this CPU's devices and compiler stand in for those of every topology."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(Topology, 'compile_devices', lambda topology: jax.devices()[: topology.devices])
     patch.setattr(report, '_OPTIONS', {'tpu': None, 'cuda': None})
@@ -41,13 +41,13 @@ def here():
 
 @pytest.fixture(scope='module')
 def config(toy):
-  """A config whose products are most of its operations."""
+  """Return a config in which most operations are matrix products."""
   return toy('model=hyperbf', **{'train.batch_size': 128, 'model.width': 64, 'model.stage2.centers': 128})
 
 
 @pytest.fixture(scope='module')
 def made(config, here):
-  """Its report."""
+  """Return the report on the programs of `config`."""
   return describe_programs(config, TOPOLOGY)
 
 
@@ -133,7 +133,7 @@ def test_what_is_still_the_same_is_not_compiled_again(config, made, monkeypatch)
 
 
 def test_a_program_does_not_know_in_which_folder_it_was_made(made):
-  """A Pallas kernel contains paths, and would be compiled again in another folder."""
+  """A Pallas kernel would contain the paths of its source, so the same program would be compiled again elsewhere."""
   assert made['programs']
   unit = functools.partial(hyperbf, kernel='gaussian', sigma=2.0, normalization='layer', implementation='pallas')
   traced = jax.jit(lambda z: unit(z, z, z)).trace(jax.ShapeDtypeStruct((16, 128), jnp.float32))
@@ -194,7 +194,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(toy, here):
 
 
 def test_cudnn_is_asked_of_the_chip_not_of_this_machine():
-  """Heads with more than 128 dimensions need a Hopper GPU, and JAX asks the process's own GPU."""
+  """cuDNN needs a Hopper GPU for heads of more than 128 dimensions. JAX would ask this machine's GPU for its kind."""
   from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
   for name, expected in (('h200-1', True), ('a100-8', False)):
@@ -205,7 +205,7 @@ def test_cudnn_is_asked_of_the_chip_not_of_this_machine():
 
 
 def partitioned(static):
-  """A function of 16 numbers that says itself how it is divided over devices, as cuDNN's attention does: lowered."""
+  """Return the lowered text and the jaxpr of a function with its own partitioning, like cuDNN's attention."""
   sharding = jax.NamedSharding(jax.make_mesh((2,), ('data',)), jax.P('data'))
   function = custom_partitioning(lambda x, factor: factor * x, static_argnums=(1,))
 

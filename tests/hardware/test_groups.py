@@ -1,4 +1,4 @@
-"""Groups of devices in all of XLA's notations."""
+"""Tests of device groups in all of XLA's notations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bytes that compiled programs move, against the sizes of their arrays."""
+"""Tests of the bytes that compiled programs move, against the sizes of their arrays."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Records of programs compiled for absent hardware: every case is there, and the counts equal the compiler's."""
+"""Tests of records of compiled programs: every case is there, and the counts equal the compiler's."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def test_a_mesh_is_recorded_with_its_shares(case):
 
 
 def test_a_case_that_was_refused_is_tried_again(tmp_path, monkeypatch):
-  """Its record knows of no program."""
+  """The record of a refused case has the reason and no program."""
   case, given = CASES[0], []
 
   def refuse(config, topology, known):

@@ -1,4 +1,4 @@
-"""Names of topologies. Nothing is compiled here."""
+"""Tests of the names of topologies. Nothing is compiled here."""
 
 import importlib.util
 import re

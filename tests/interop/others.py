@@ -40,7 +40,7 @@ def attended_causally(q, k, v):
 
 
 def squares(image):
-  """Patches of an image, row by row."""
+  """Return the patches of an image, row by row."""
   rows, columns = image.shape[0] // PATCH, image.shape[1] // PATCH
   return [
     image[i * PATCH : (i + 1) * PATCH, j * PATCH : (j + 1) * PATCH] for i in range(rows) for j in range(columns)
@@ -54,7 +54,7 @@ def logits(network, t, images):
 
 
 def resized(positions, rows, columns):
-  """Return positions [rows · columns, D] from [grid², D], one by one."""
+  """Resize positions [grid², D] to [rows · columns, D], one new position after another."""
   grid = round(len(positions) ** 0.5)
   square = positions.reshape(grid, grid, -1)
   return np.array([
@@ -65,7 +65,10 @@ def resized(positions, rows, columns):
 
 
 def interpolation_weights(i, old, new):
-  """Return the weights of the `old` points for new point i (Keys 1981, eq. 4, a = −1/2), wider if fewer points."""
+  """Return the weights of the `old` points for new point i (Keys 1981, eq. 4, a = −1/2).
+
+  If there are fewer new points than old ones, the weights are wider.
+  """
   stretch = max(old / new, 1)
   x = np.abs((np.arange(old) + 0.5) - (i + 0.5) * old / new) / stretch
   weights = np.where(x < 1, 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2) * (x < 2)

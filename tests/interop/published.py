@@ -70,13 +70,13 @@ def network(t, image, heads):
 
 
 def norm(t, name, x):
-  """PyTorch's layer norm."""
+  """Compute PyTorch's layer norm `name` of x."""
   variance = x.var(-1, keepdims=True)
   return (x - x.mean(-1, keepdims=True)) / np.sqrt(variance + 1e-5) * t[f'{name}.weight'] + t[f'{name}.bias']
 
 
 def distances(x, centers, metric):
-  """Return xᵀMx + tᵀMt − 2xᵀMt: [points, centers]."""
+  """Return xᵀMx + tᵀMt − 2xᵀMt [points, centers] for each pair of a point x and a center t."""
   return np.array([[a @ metric @ a + b @ metric @ b - 2 * a @ metric @ b for b in centers] for a in x])
 
 
@@ -103,7 +103,7 @@ def stage2(b, x):
 
 
 def resized(positions, rows, columns):
-  """Return positions [rows, columns, D] from [grid², D], point by point, by cubic convolution."""
+  """Resize positions [grid², D] to [rows, columns, D] by cubic convolution, one new position after another."""
   grid = int(len(positions) ** 0.5)
   square = positions.reshape(grid, grid, -1)
   if rows == columns == grid:
@@ -118,7 +118,7 @@ def resized(positions, rows, columns):
 
 
 def taps(i, old, new):
-  """Return the four old points for a new point, with their weights. Outside the grid it is the point at the edge."""
+  """Return the four old points near new point i, with their weights. Points outside the grid are the edge point."""
   at = (i + 0.5) * old / (new + 0.1) - 0.5
   t = at - np.floor(at)
   a = -0.75

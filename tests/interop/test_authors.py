@@ -1,4 +1,4 @@
-"""Weights of the authors' public code: our models give their logits, and their code gives ours."""
+"""Tests of the authors' weights: our models give their logits, and their code gives ours."""
 
 import itertools
 import json
@@ -75,7 +75,10 @@ def test_positions_are_interpolated_to_images_of_another_size(tmp_path, size):
 
 
 def test_interpolated_positions_are_those_of_pytorch():
-  """interpolate(z.reshape(1, 1, 3, 3), scale_factor=(2.1 / 3, 4.1 / 3), mode='bicubic') of PyTorch 2.13."""
+  """The expected numbers are from PyTorch 2.13.
+
+  Its call was interpolate(z.reshape(1, 1, 3, 3), scale_factor=(2.1 / 3, 4.1 / 3), mode='bicubic').
+  """
   z = np.array([0, 1, 4, 2, -1, 0, 3, 5, -2], np.float32)
   expected = [0.3456, 0.1110, 1.3490, 3.4075, 2.7785, 3.2868, 1.4732, -1.7418]
   np.testing.assert_allclose(interpolate(z[:, None], 2, 4)[:, 0], expected, atol=1e-4)
@@ -83,7 +86,7 @@ def test_interpolated_positions_are_those_of_pytorch():
 
 @pytest.mark.parametrize(('model', 'optional'), NEWEST, ids=['hyperbf', 'vit'])
 def test_the_model_is_one_that_a_config_can_say(model, optional):
-  """The `model` part also has the keys that every config has."""
+  """The `model` part of the loaded network has the same keys as that of a shipped config."""
   config = authors.read(published.random_state_dict(model, optional)).config
   shipped = resolve(cifar10.get_config(f'model={model}')).model
   assert set(config) == set(shipped)

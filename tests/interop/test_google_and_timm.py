@@ -1,4 +1,4 @@
-"""Weights of Google's and timm's networks: their logits from our models."""
+"""Tests of Google's and timm's weights: our models give the logits of their networks."""
 
 import jax
 import numpy as np
@@ -74,7 +74,10 @@ def test_positions_of_a_vit_are_resized_to_images_of_another_size(tmp_path, netw
 
 
 def test_resized_positions_are_those_of_pytorch():
-  """interpolate(z.reshape(1, 1, 3, 3), (2, 4), mode='bicubic', antialias=True) of PyTorch 2.15; timm does so."""
+  """The expected numbers are from PyTorch 2.15. timm makes the same call.
+
+  The call is interpolate(z.reshape(1, 1, 3, 3), (2, 4), mode='bicubic', antialias=True).
+  """
   z = np.array([0, 1, 4, 2, -1, 0, 3, 5, -2], np.float32)
   expected = [0.6911, 0.0996, 0.9956, 2.8175, 2.7256, 3.0870, 1.2287, -1.6843]
   np.testing.assert_allclose(resize(z[:, None], 2, 4)[:, 0], expected, atol=1e-4)
@@ -89,7 +92,7 @@ def test_networks_with_weights_for_each_token_take_images_of_one_size(tmp_path, 
 
 @pytest.mark.parametrize('network', NETWORKS.values(), ids=NETWORKS)
 def test_the_model_is_one_that_a_config_can_say(network):
-  """The `model` part also has the keys that every config has."""
+  """The `model` part of the loaded network has the same keys as that of a shipped config."""
   read = google.read if network.__name__.startswith('google') else timm.read
   config = read(others.random_tensors(network)).config
   shipped = resolve(cifar10.get_config(f'model={config["name"]}')).model

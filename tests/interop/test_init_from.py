@@ -1,4 +1,4 @@
-"""Runs that start from weights of another project: --config.init_from=FILE."""
+"""Tests of runs that start from weights of another project: --config.init_from=FILE."""
 
 import io
 import os
@@ -30,7 +30,7 @@ QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as th
 
 
 def write(path, network, **sizes):
-  """Write a network of one block for the digits, 8×8 and gray. `sizes` change that."""
+  """Write a network of one block for the digits (8×8 pixels, gray), or one of other sizes."""
   if network in ('hyperbf', 'vit'):
     theirs = published.random_state_dict(network, ('attn.scale', 'mlp.M_RBF', 'mlp.fc.bias'), depth=1, classes=10)
     theirs['patch_embed.proj.weight'] = theirs['patch_embed.proj.weight'][:, :1]
@@ -41,7 +41,7 @@ def write(path, network, **sizes):
 
 
 def described(path):
-  """Return changes of a config that describe the network of a file, with a learning rate of 0."""
+  """Return config keys that describe the network of a file, with a learning rate of 0."""
   config = origins.read(path).config
   keys = {f'model.{key}': value for key, value in flatten(config).items() if key not in ('name', *FREE)}
   return keys | {'init_from': str(path), 'optimizer.learning_rate': 0.0, 'data.validation': 0.0}

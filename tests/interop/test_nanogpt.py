@@ -1,4 +1,4 @@
-"""nanoGPT's GPT: its logits, float64 and one text at a time, from our language model."""
+"""Tests of nanoGPT's weights: our language model gives the logits of its GPT, computed in float64 text by text."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ def random_tensors(bias=True, seed=0):
 
 
 def logits(t, text):
-  """Return the logits [N, V] of model.py for targets at every position."""
+  """Return the logits [N, V] that nanoGPT's model.py computes at all positions of a text."""
   t = {name: np.asarray(tensor, np.float64) for name, tensor in t.items()}
 
   def linear(name, x):
@@ -80,7 +80,7 @@ def test_what_is_not_a_weight_is_left_out(tmp_path):
 
 
 def test_a_checkpoint_of_its_training_is_read_as_it_is(tmp_path):
-  """ckpt.pt: {'model': the state_dict, 'iter_num': a number, and more}."""
+  """nanoGPT's ckpt.pt holds {'model': the state_dict, 'iter_num': a number, and more}."""
   theirs, path = random_tensors(), tmp_path / 'ckpt.pt'
   tensors.write(path, theirs)
   with zipfile.ZipFile(path) as archive:
@@ -116,7 +116,7 @@ def test_another_network_is_refused_with_what_does_not_fit(tmp_path, change, hea
 
 
 def test_its_loss_at_random_weights_is_that_of_guessing(tmp_path):
-  """Small weights: all tokens are equally likely, as far as logits are small."""
+  """Weights near 0 give logits near 0, so all tokens are equally likely."""
   path = tmp_path / 'theirs.npz'
   tensors.write(path, {name: 0.01 * tensor for name, tensor in random_tensors().items()})
   model, variables = nanogpt.load(path, heads=HEADS)

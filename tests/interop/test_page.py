@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/fine-tune.md run on small files."""
+"""Tests that the examples of docs/how-to/fine-tune.md run on small files."""
 
 import pathlib
 import re

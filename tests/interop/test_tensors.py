@@ -1,4 +1,4 @@
-"""Files of tensors: all tensors are read, and no code in a file is run."""
+"""Tests of files of tensors: all tensors are read, and no code in a file is run."""
 
 import collections
 import io
@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path, ending):
 
 
 def test_a_file_of_pytorch_is_read():
-  """A state_dict with its versions, a parameter, views of one storage, and other types than float32."""
+  """The file has the versions of a state_dict, a parameter, views of one storage, and other types than float32."""
   base, flags = np.arange(12).reshape(3, 4), [0, 1, 1]
   expected = {
     'weight': np.arange(6).reshape(2, 3),
@@ -80,7 +80,7 @@ def write_archive(path, pickled, **storages):
 
 
 class Call:
-  """Pickles as a call."""
+  """An object whose pickle is a function call."""
 
   def __init__(self, function, *arguments):
     self.reduced = function, arguments

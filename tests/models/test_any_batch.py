@@ -1,4 +1,4 @@
-"""Programs of any number of images, as `jax.export` makes them: every model and stage has one, for every platform."""
+"""Tests that every model and stage has an exported program for any number of images, on every platform."""
 
 import jax
 import jax.export
@@ -22,7 +22,7 @@ OPTIONS = [
 
 
 def exported(name, **changes):
-  """The program of a small model, for all platforms."""
+  """Return the exported program of a small model, for all platforms."""
   config = resolve(digits.get_config(f'model={name}')).model
   with config.unlocked():
     config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
@@ -44,7 +44,7 @@ def test_every_model_has_a_program_for_any_number_of_images(name, changes):
 
 @pytest.mark.parametrize('name', ['hyperbf', 'vit', 'amlp'])
 def test_such_a_program_has_no_kernel_of_cudnn(name, monkeypatch):
-  """Even where a GPU would take one: it is made for one size, and JAX doesn't export its custom call."""
+  """A kernel of cuDNN is for one batch size, and JAX doesn't export its call. So it is left out on GPUs too."""
   seen, attention = [], jax.nn.dot_product_attention
 
   def standing_in(*arrays, implementation=None, **options):

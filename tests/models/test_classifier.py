@@ -22,7 +22,7 @@ EMBED = {'width': WIDTH, 'patch': PATCH, 'pool': 'mean', 'positions': 'learned'}
 
 
 def make_model(name='vit', **changes):
-  """A classifier, with changes of what its embedding and its trunk are made of."""
+  """Return a classifier with changed options of its embedding and its trunk."""
   stage1, stage2 = make_stages(name, 2, *OPTIONS[name])
   parts = []
   for kind, start in ((PatchEmbedding, EMBED), (Trunk, {'depth': 1, 'stage1': stage1, 'stage2': stage2})):
@@ -36,7 +36,7 @@ def make_images(shape=(2, 4, 6, 3), seed=0):
 
 
 def random_params(model, images, scale=0.5):
-  """Parameters of the model's shapes drawn by NumPy: nothing special, and nothing to compile."""
+  """Return random parameters in the model's shapes. NumPy draws them, so nothing is compiled."""
   shapes = jax.eval_shape(functools.partial(model.init, train=False), jax.random.key(0), images)['params']
   rng = np.random.default_rng(0)
   return jax.tree.map(lambda z: (scale * rng.normal(size=z.shape)).astype('f'), shapes)
@@ -64,7 +64,7 @@ def test_a_patch_that_does_not_divide_the_image_is_a_user_error(shape):
 
 
 def convolution(z, kernel, bias):
-  """3×3 with a stride of 2 and zeros around: z [B, H, W, C], kernel [9 C, D]."""
+  """Compute a 3×3 convolution of z [B, H, W, C] by kernel [9 C, D], with a stride of 2 and a border of zeros."""
   batch, height, width, _ = z.shape
   padded = np.pad(np.asarray(z, np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
   out = np.empty((batch, height // 2, width // 2, kernel.shape[1]))
@@ -125,7 +125,7 @@ def test_whitening_needs_two_convolutions(stem, patch):
 
 
 def test_a_whitened_stem_starts_with_uncorrelated_channels_of_variance_1_and_their_negatives():
-  """Over windows that lie inside the images, whose neighbors and channels are alike."""
+  """This holds over the windows inside the images. Neighboring pixels and channels of the images are correlated."""
   model = PatchEmbedding(width=WIDTH, patch=4, pool='mean', positions='none', stem='conv', whiten=True)
   noise = np.random.default_rng(0).normal(size=(64, 17, 17, 3))
   noise[..., 1:] += 2 * noise[..., :1]
@@ -158,7 +158,7 @@ def test_sincos2d_positions_differ_and_lie_in_the_unit_interval():
 
 
 def test_sincos2d_products_depend_on_the_offset_only():
-  """Sines and cosines of one frequency come in pairs: p(a)·p(b) = Σ cos(ω (a − b)), rows and columns apart."""
+  """p(a)·p(b) = Σ cos(ω (a − b)), summed over frequencies, rows and columns: sines and cosines come in pairs."""
   places = grid(4, 6)
   positions = sincos(places, 16).astype(np.float64)
   frequencies = 10_000.0 ** -(np.arange(4) / 3)
@@ -185,7 +185,7 @@ def test_parameters_are_those_the_options_ask_for(name, pool, positions):
 
 
 def as_blocks_leave_them(model, params, images):
-  """Tokens [B, length, D] that the last block puts out."""
+  """Return the output tokens [B, length, D] of the block."""
   filtered = functools.partial(model.apply, train=False, capture_intermediates=lambda m, _: m.name == 'block0')
   return np.asarray(filtered({'params': params}, images)[1]['intermediates']['block0']['__call__'][0])
 
@@ -213,7 +213,7 @@ def test_sequence_pooling_is_a_mean_weighted_by_a_softmax_of_scores():
 
 
 def test_every_norm_has_the_norm_epsilon():
-  """Without scale and bias a norm gives tokens of variance v the variance v / (v + ε)."""
+  """A norm without scale and bias turns tokens of variance v into tokens of variance v / (v + ε)."""
   model, images = make_model(norm_epsilon=1e9), make_images()
   params = random_params(model, images)
   tree = params['norm'], params['block0']['norm_stage1'], params['block0']['norm_stage2']
@@ -226,7 +226,7 @@ def test_every_norm_has_the_norm_epsilon():
 
 
 def test_the_class_token_comes_before_the_patches_and_has_no_position():
-  """With blocks that change nothing, tokens are [class token, embedded patch + position]."""
+  """The blocks change nothing here. So the tokens are the class token, and the embedded patches plus positions."""
   model, images = make_model(pool='cls', stage1=_Nothing, stage2=_Nothing), make_images()
   params = random_params(model, images)
   tokens = as_blocks_leave_them(model, params, images)
@@ -238,7 +238,7 @@ def test_the_class_token_comes_before_the_patches_and_has_no_position():
 
 @pytest.mark.parametrize('pool', ['cls', 'mean'])
 def test_stages_are_told_where_the_tokens_are(pool):
-  """Rows and columns of the patches; the class token is nowhere."""
+  """The positions of patches are their rows and columns. The class token has no position."""
   told = []
 
   class Listening(_Nothing):
@@ -315,7 +315,7 @@ FORMS = [{'scan_layers': True}, {'remat': True}, {'scan_layers': True, 'remat': 
 
 
 def slopes(model, images):
-  """A function of parameters: their gradients, of some loss in training, and the logits."""
+  """Return a function from parameters to their gradients, of a loss in training, and the logits."""
 
   def loss(params):
     out = model.apply({'params': params}, images, train=True, rngs={'dropout': jax.random.key(5)})
@@ -343,7 +343,7 @@ def test_a_looped_form_starts_from_the_same_parameters():
 
 
 def blocks(model, params, tokens, context, **options):
-  """Tokens after the blocks of a model, before the last norm."""
+  """Return the tokens after the blocks of a model, before the last norm."""
   return model.trunk.apply({'params': params}, tokens, context, method='_blocks', **options)
 
 
@@ -376,7 +376,7 @@ def lowered(name='vit', shape=(2, 4, 6, 3), **options):
 
 
 def test_recomputed_blocks_need_less_memory():
-  """Scanned ones: XLA's CPU backend drops the barriers that make other devices recompute unrolled blocks late."""
+  """The blocks are scanned. In unrolled blocks, XLA's CPU backend drops the barriers that make recomputation late."""
   kept, recomputed = (
     lowered(shape=(64, 8, 8, 3), depth=6, scan_layers=True, remat=remat).compile().memory_analysis()
     for remat in (False, True)
@@ -399,7 +399,7 @@ def test_unknown_options_name_the_nearest(option, wrong, near):
 
 
 def test_stochastic_depth_grows_from_no_drop_in_the_first_block_to_its_rate_in_the_last():
-  """Blocks whose two stages add 1 each; what is kept of block i counts 1 / (1 − rate i)."""
+  """Each of the two stages of a block adds 1. If block i is kept, this 1 is divided by 1 − rate i."""
   depth, count = 3, 2000
   model = make_model(stage1=_Ones, stage2=_Ones, depth=depth, drop_path=0.5, scan_layers=True)
   params, tokens = random_params(model, make_images()), jnp.zeros((count, 1, WIDTH))

@@ -27,7 +27,7 @@ def logits(config, params):
 
 @pytest.mark.parametrize(('normalization', 'widths'), [('none', 'center'), ('sum', 'layer'), ('none', 'fixed')])
 def test_the_first_centers_are_the_network_without_the_others(normalization, widths):
-  """Others whose coefficients are 0 and that never respond might as well not be there."""
+  """The other centers have coefficients of 0 and never respond, so they have no effect."""
   config, params = make(normalization=normalization, sigma_per=widths)
   silent = jax.tree.map(np.array, params)
   for block in ('block0', 'block1'):

@@ -1,4 +1,4 @@
-"""Operations counted from what JAX traces, against counts by hand and XLA's own."""
+"""Tests of the operations counted in traced programs, against counts by hand and XLA's own."""
 
 import functools
 
@@ -17,7 +17,7 @@ PRODUCT = 2 * 5 * 7 * 3
 
 
 def looped(a, b):
-  """Four products that all use the one before."""
+  """Compute four products in a loop, each of which uses the one before."""
   return jax.lax.scan(lambda c, _: (a @ b @ (c.T @ a @ b), None), jnp.ones((5, 3)), length=4)[0]
 
 
@@ -73,7 +73,7 @@ def config(model: str, recipe: str = 'small') -> ConfigDict:
 
 @pytest.mark.parametrize('model', ['hyperbf', 'vit', 'pooling', 'amlp'])
 def test_near_what_xla_counts(model):
-  """XLA leaves out exponentials, and counts masks and conversions."""
+  """The counts differ a little: XLA leaves out exponentials, and counts masks and conversions."""
   built, image = build_model(config(model), 10), jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
   forward = jax.jit(lambda params, x: built.apply({'params': params}, x, train=False))
   expected = forward.lower(abstract_params(built, (32, 32, 3)), image).cost_analysis()['flops']
@@ -81,13 +81,13 @@ def test_near_what_xla_counts(model):
 
 
 def test_asks_no_backend(monkeypatch):
-  """On CUDA and TPU a lowered program has no cost analysis."""
+  """The count must not use the cost analysis of a lowered program, which is missing on CUDA and TPU."""
   monkeypatch.setattr(jax.stages.Lowered, 'cost_analysis', lambda self: None)
   assert flops_per_example(build_model(config('hyperbf'), 10), (32, 32, 3)) > 1e6
 
 
 def test_the_form_of_a_sum_changes_little():
-  """A Pallas kernel fills up blocks and recomputes; the model's operations stay."""
+  """A Pallas kernel pads blocks and recomputes numbers. The count is that of the model's operations."""
   blocks, pallas = config('hyperbf'), config('hyperbf')
   with pallas.unlocked():
     pallas.stage2.implementation = 'pallas'

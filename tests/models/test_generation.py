@@ -1,4 +1,4 @@
-"""Texts that are written a token at a time are those of the whole network, read anew for every token."""
+"""Tests that texts written token by token equal those of a network that reads the whole text for every token."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def in_parts(model, params, texts, lengths):
-  """Logits of a text that is read in parts of these lengths."""
+  """Return the logits of texts that are read in parts of these lengths."""
 
   @jax.jit
   def read(cache, part, start):
@@ -59,7 +59,7 @@ def test_a_text_in_parts_has_the_logits_of_the_whole(name, options):
 
 @pytest.mark.parametrize('length', [127, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_state_of_linear_attention_goes_on_from_any_number_of_tokens(length):
-  """Its sums are in chunks of 128 tokens, the last of them filled up; long keys have scales far from 1."""
+  """The sums are computed in chunks of 128 tokens, and the last chunk is padded. The keys are long."""
   stage = make_stages('linear+none', 2, {**stage_options('linear+none', 16)[0], 'features': 'gaussian'}, {})[0]()
   tokens = jnp.asarray(3 * np.random.default_rng(0).normal(size=(1, length + 2, 8)), jnp.float32)
   params = jax.jit(stage.init)(jax.random.key(0), tokens)
@@ -78,7 +78,7 @@ def test_the_state_of_linear_attention_goes_on_from_any_number_of_tokens(length)
 
 
 def test_what_finds_no_room_has_no_logits():
-  """Not those of tokens that it overwrote."""
+  """Its logits are NaN, and not the logits of tokens that it would have overwritten."""
   model, texts = make(), make_texts()
   params = with_params(model, texts)
   assert np.all(np.isnan(in_parts(model, params, jnp.tile(texts, 2), (LENGTH, 1))[:, -1]))
@@ -94,7 +94,7 @@ def test_a_stage_that_remembers_nothing_is_refused():
 
 
 def by_whole_texts(model, params, prompt, count):
-  """The likeliest tokens, the network read anew for each; what lies behind it no token sees."""
+  """Return the likeliest tokens. The network reads the whole window anew for each token."""
   apply = jax.jit(lambda texts: model.apply(params, texts, train=False)[0])
   text = np.zeros((1, model.length), np.int32)
   text[0, : len(prompt)] = prompt
@@ -108,7 +108,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0]]
 
 @pytest.mark.parametrize('name', CAUSAL)
 def test_the_likeliest_text_is_that_of_whole_texts(name):
-  """One batch has prompts of different lengths."""
+  """The prompts in the batch have different lengths."""
   model = make(name).clone(length=12)
   params = with_params(model, jnp.zeros((1, 12), jnp.int32))
   found = generate(model, params, PROMPTS, 8, GREEDY)
@@ -116,7 +116,7 @@ def test_the_likeliest_text_is_that_of_whole_texts(name):
 
 
 def test_what_is_drawn_for_a_prompt_does_not_depend_on_the_others():
-  """Neither on what they are, nor on how long or how many."""
+  """The other prompts' tokens, lengths and number have no effect."""
   model = make('linear').clone(length=12)
   params = with_params(model, make_texts())
   together, other, again = (
@@ -129,7 +129,7 @@ def test_what_is_drawn_for_a_prompt_does_not_depend_on_the_others():
 
 
 def test_a_text_that_outgrows_the_model_does_not_depend_on_the_others_either():
-  """Neither on how soon they are full, nor on how much is asked for."""
+  """The moment at which other texts are full, and the number of tokens to write, have no effect."""
   model = make().clone(length=12)
   params = with_params(model, make_texts())
   long, short, alone, fewer = (

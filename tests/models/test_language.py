@@ -1,4 +1,4 @@
-"""The language model: what it shows of a text to whom, whichever stages it has."""
+"""Tests of the language model with every stage: the tokens that an output depends on."""
 
 import functools
 
@@ -35,13 +35,13 @@ def with_params(model, texts):
 
 
 def others(texts, at):
-  """The texts with other tokens there."""
+  """Return the texts with other tokens where `at` is True."""
   return jnp.where(at, (texts + 3) % V, texts)
 
 
 @pytest.mark.parametrize('name', CAUSAL)
 def test_no_logit_knows_of_a_later_token(name):
-  """Not by a bit: of two blocks, the second of which sees what the first made."""
+  """Logits before a changed token stay bit for bit, also in the second of two blocks."""
   model, texts = make(name, depth=2), make_texts()
   params, apply = with_params(model, texts), jax.jit(lambda p, z: model.apply(p, z, train=False))
   before = np.asarray(apply(params, texts))
@@ -94,7 +94,7 @@ def test_a_tied_head_is_the_vectors_of_the_tokens():
   ({'relative_positions': 'gaussian'}, 'none', True),
 ], ids=str)  # fmt: skip
 def test_order_is_known_by_positions_or_places(options, positions, knows):
-  """Without them and without causality two tokens that change places change the others not at all."""
+  """Without positions, and without a causal context, swapping two tokens does not change the logits of the others."""
   model, texts = make(causal=False, positions=positions, options=dict(options)), make_texts()
   params = with_params(model, texts)
   swapped = texts.at[:, 0].set(texts[:, 3]).at[:, 3].set(texts[:, 0])
@@ -127,7 +127,7 @@ def test_what_can_not_be_is_refused(changes, length, message):
 
 @pytest.mark.parametrize('unknown', [-1, V])
 def test_an_unknown_token_has_logits_of_nan(unknown):
-  """A negative one would count from the end of the vocabulary."""
+  """A negative index would otherwise count from the end of the vocabulary."""
   model, texts = make(), make_texts()
   logits = model.apply(with_params(model, texts), texts.at[0, 1].set(unknown), train=False)
   assert np.isnan(logits[0, 1]).all()

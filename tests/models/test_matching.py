@@ -1,4 +1,4 @@
-"""Any registered stage 2 can be given the parameters of any other model."""
+"""Tests that every registered stage 2 can get as many parameters as any other model."""
 
 import pytest
 from ml_collections import ConfigDict

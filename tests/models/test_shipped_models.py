@@ -1,4 +1,4 @@
-"""Every shipped config: what it builds, what that costs, and whether its HyperBF units are alive at init."""
+"""Tests of every shipped config: its network, its costs, and the health of its HyperBF units at initialization."""
 
 import functools
 import importlib
@@ -47,7 +47,7 @@ def model_config(data, model, recipe, more=''):
 
 
 def toy(model='vit', **changes):
-  """The small recipe's model for digits, one block deep unless changed."""
+  """Return the `model` part of recipe small for digits, with one block unless changed."""
   config = model_config('digits', model, 'small').copy_and_resolve_references()
   config.unlock()
   config.update({'depth': 1, **changes})
@@ -65,7 +65,7 @@ def test_hyperbf_and_vit_of_a_recipe_build_with_the_same_number_of_parameters(da
 
 @pytest.mark.parametrize('size', SIZES)
 def test_sizes_keep_the_parameters_matched(size):
-  """Two blocks stand for all of them: each block adds the same."""
+  """The test counts two blocks, because each block adds the same number."""
   counts = []
   for model in ('hyperbf', 'vit'):
     config = model_config('cifar10', model, 'small', f',size={size}').copy_and_resolve_references()
@@ -95,7 +95,7 @@ def test_flops_of_scanned_blocks_are_those_of_all():
 
 @pytest.mark.parametrize('model', ['hyperbf', 'vit'])
 def test_flops_are_near_those_of_the_products(model):
-  """Two for each multiply-add of a block's products: projections, scores, mixing, stage 2; at most a third on top."""
+  """A block's products are projections, scores, mixing and stage 2. Other operations add at most a third."""
   config = toy(model)
   one, two = (flops_per_example(build_model(toy(model, depth=depth), 10), (8, 8, 1)) for depth in (1, 2))
   d, length = config.width, (8 // config.patch) ** 2 + 1
@@ -134,7 +134,7 @@ REACH = 1e-5
 
 
 class CompiledOnce:
-  """Within it, blocks of equal options and shapes are compiled once, not once a block and model."""
+  """A context in which blocks of equal options and shapes are compiled only once, for all blocks and models."""
 
   def __enter__(self):
     self._patch = pytest.MonkeyPatch()
@@ -150,12 +150,12 @@ STAGES = {}
 
 
 def same_stages(*arguments):
-  """make_stages, but the very same constructors for equal options: the compiler's cache goes by identity."""
+  """Return the stages of `make_stages`, the same objects for equal options: JAX's cache compares identities."""
   return STAGES.setdefault(repr(arguments), make_stages(*arguments))
 
 
 def smooth_images(seed, count, shape):
-  """Images whose neighboring pixels are alike, of mean 0 and variance 1; tokens of white noise are all far apart."""
+  """Return images of mean 0 and variance 1 with similar neighboring pixels. Tokens of noise would be far apart."""
   coarse_key, fine_key = jax.random.split(jax.random.key(seed))
   coarse = jax.random.normal(coarse_key, (count, 4, 4, shape[-1]))
   images = jax.image.resize(coarse, (count, *shape), 'cubic') + 0.1 * jax.random.normal(fine_key, (count, *shape))
@@ -164,10 +164,10 @@ def smooth_images(seed, count, shape):
 
 @functools.cache
 def units_at_init(config_json, shape):
-  """For every HyperBF unit of a model: its parameters, their gradients, the log K of its responses, and these.
+  """Return, for every stage 2 of a model: its parameters, their gradients, log K and the responses.
 
-  Of two images, more where these are few tokens, other than those that the centers were taken from; a cross-entropy
-  loss of 10 classes, which set the head's size and nothing else.
+  The images are not those from which the centers were initialized. There are two, or more if an image has few tokens.
+  The loss is the cross-entropy of 10 classes.
   """
   config = ConfigDict(json.loads(config_json))
   tokens_an_image = shape[0] // config.patch * (shape[1] // config.patch)
@@ -236,7 +236,7 @@ def test_every_parameter_of_a_shipped_unit_learns_from_the_start(data, recipe):
 
 
 def test_the_floors_catch_a_constant_unit():
-  """σ² = D instead of √D is what the floors are there for: it divides the Gaussian's log K by √D."""
+  """With σ² = D in place of √D, units are nearly constant: log K is divided by √D. The floors must notice this."""
   for _, _, log_k, _ in units_of('digits', 'small'):
     k = np.exp(log_k / model_config('digits', 'hyperbf', 'small').width ** 0.5)
     assert (k.std(-1) / k.mean(-1)).max() < SPREAD

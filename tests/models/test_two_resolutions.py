@@ -1,4 +1,4 @@
-"""A trunk of two resolutions: 2×2 tokens become one of twice the width."""
+"""Tests of a trunk with two resolutions, in which 2×2 tokens become one token of twice the width."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_blocks_from_the_merge_on_have_twice_the_width_and_units(name, units):
 
 
 def test_a_merged_token_is_made_of_its_square():
-  """A change of one token, before blocks that mix none, changes the token of its square alone."""
+  """The blocks mix no tokens here. So a change of one token changes only the merged token of its 2×2 square."""
   stage1, stage2 = make_stages('identity', 2, {}, {'hidden': 6})
   trunk = make(stage1=stage1, stage2=stage2)
   row, column = 3, 2

@@ -53,7 +53,7 @@ def test_softmax_attention_equals_the_formula(heads, qk_norm, qkv_bias):
 
 
 def test_unit_norm_softmax_attention_is_unit_norm_hyperbf_attention():
-  """Fact 1 of the design, with the very same parameters, at init too."""
+  """This is fact 1 of docs/explanation/attention.md. Both modules have the same parameters, also initial ones."""
   softmax, hyperbf = SoftmaxAttention(2, True), HyperBFAttention(2, qk_norm=True)
   params = random_params(softmax, make_tokens())
   assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, random_params(hyperbf, make_tokens()))
@@ -87,7 +87,7 @@ def test_mlp_equals_the_formula(activation):
 
 @pytest.mark.parametrize('activation', GATES)
 def test_gated_mlp_equals_the_formula(activation):
-  """(act(x V) ⊙ x U) W (Shazeer 2020, eq. 5 and 6)."""
+  """The formula is (act(x V) ⊙ x U) W (Shazeer 2020, eq. 5 and 6)."""
   module, tokens = MLP(6, activation, 1.0), make_tokens()
   params = random_params(module, tokens)
   gates, values = np.split(dense(np.asarray(tokens, np.float64), params['hidden']), 2, axis=-1)
@@ -117,7 +117,7 @@ def make_block(dropout=0.0, **options):
 
 
 def test_block_is_pre_norm_and_residual():
-  """Y = X + stage1(LayerNorm(X)), Z = Y + stage2(LayerNorm(Y))."""
+  """The block computes Y = X + stage1(LayerNorm(X)) and Z = Y + stage2(LayerNorm(Y))."""
   block, tokens = make_block(0.0), make_tokens()
   params = random_params(block, tokens)
   z = np.asarray(tokens, np.float64)
@@ -127,14 +127,14 @@ def test_block_is_pre_norm_and_residual():
 
 
 def update_of(params, name, tokens):
-  """Return the update that a stage of `make_block` adds to tokens, float64."""
+  """Return what a stage of `make_block` adds to tokens, in float64."""
   stage = {'stage1': ATTENTION, 'stage2': RELU}[name]()
   normed = jnp.asarray(reference.layer_norm(tokens, **params[f'norm_{name}']), jnp.float32)
   return np.asarray(stage.apply({'params': params[name]}, normed), np.float64)
 
 
 def test_parallel_stages_both_read_the_blocks_input():
-  """Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X))."""
+  """The block computes Z = X + stage1(LayerNorm₁(X)) + stage2(LayerNorm₂(X))."""
   block, tokens = make_block(parallel=True), make_tokens()
   params = random_params(block, tokens)
   x = np.asarray(tokens, np.float64)
@@ -164,7 +164,7 @@ def test_a_block_without_stage_2_is_its_stage_1():
 
 
 def test_stochastic_depth_lets_whole_images_go_past_a_stage_and_keeps_the_mean():
-  """Many equal images take no stage, one stage or both. A taken stage counts 1 / (1 − rate)."""
+  """Each of many equal images takes no stage, one or both. The update of a taken stage is divided by 1 − rate."""
   rate, count = 0.25, 4000
   block = make_block(parallel=True)  # so that the two stages' parts don't depend on each other
   params = random_params(block, make_tokens())
@@ -199,7 +199,7 @@ def test_dropout_works_in_training_only():
 
 
 def test_dropout_is_on_the_updates_and_never_on_the_residual_path():
-  """All but everything dropped, the tokens themselves remain."""
+  """With a rate near 1 nearly all of the updates are dropped, and the tokens themselves remain."""
   tokens, block = make_tokens(), make_block(0.9999999)
   variables = {'params': random_params(make_block(), tokens)}
   out = block.apply(variables, tokens, TRAIN, rngs={'dropout': jax.random.key(0)})
@@ -207,7 +207,7 @@ def test_dropout_is_on_the_updates_and_never_on_the_residual_path():
 
 
 def make_stage(stage, name):
-  """A constructor of the stage with its defaults."""
+  """Return a constructor of a stage with its default options."""
   model = {1: f'{name}+none', 2: f'identity+{name}'}[stage]
   return make_stages(model, 2, *stage_options(model, 16))[stage - 1]
 
@@ -218,7 +218,7 @@ EVERY_STAGE = [(1, name) for name in STAGE1] + [(2, name) for name, module in ST
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('stage,name', EVERY_STAGE)
 def test_every_registered_stage_keeps_the_shape_of_the_tokens(stage, name, dtype):
-  """Also of one token and one image; in bfloat16 its parameters stay float32."""
+  """This holds for a single token of a single image too. Parameters stay float32 if the dtype is bfloat16."""
   module = make_stage(stage, name)(dtype=jnp.dtype(dtype))
   for shape in ((B, 9, D), (1, 1, D)):
     tokens = jax.ShapeDtypeStruct(shape, dtype)
@@ -281,7 +281,7 @@ def test_unknown_option_names_the_nearest():
 
 @pytest.mark.parametrize('stage,name', EVERY_STAGE)
 def test_what_has_no_default_is_named_if_it_is_missing(stage, name):
-  """Only the number of units has none."""
+  """Only the number of units has no default."""
   model = f'{name}+mlp' if stage == 1 else f'softmax+{name}'
   defaults = stage_options(model, 16)
   for missing in defaults[stage - 1]:
@@ -307,7 +307,7 @@ CAUSAL = [name for name, module in STAGE1.items() if traits_of(module).causal]
 
 
 def make_stage1_block(name):
-  """A block of that stage 1, its parameters, and nine tokens."""
+  """Return a block with this stage 1, its parameters, and nine tokens."""
   block = Block(make_stage(1, name), None, 0.0)
   tokens = jnp.asarray(np.random.default_rng(0).normal(size=(B, 9, D)), 'f')
   return block, {'params': random_params(block, tokens)}, tokens
@@ -327,7 +327,7 @@ def test_what_stages_honor():
 @pytest.mark.parametrize('of_each', [False, True])
 @pytest.mark.parametrize('name', STAGE1)
 def test_a_stage_honors_a_mask_or_its_block_refuses_it(name, of_each):
-  """Masked tokens may change without effect, with a mask for each token or one mask for all."""
+  """Changes of masked tokens have no effect. A mask is either for each token or for all tokens together."""
   block, params, tokens = make_stage1_block(name)
   hidden = jnp.arange(9) >= 6
   apart = jnp.broadcast_to(~hidden, (B, 9, 9)) | jnp.eye(9, dtype=bool)
@@ -348,7 +348,7 @@ def test_a_stage_honors_a_mask_or_its_block_refuses_it(name, of_each):
 @pytest.mark.parametrize('masked', [False, True])
 @pytest.mark.parametrize('name', STAGE1)
 def test_a_causal_stage_shows_no_token_a_later_one_or_its_block_refuses(name, masked):
-  """Whatever token changes, nothing before it does, not by a bit; all after it do, where a token sees all before."""
+  """If a token changes, earlier outputs stay bit for bit. Later ones change if tokens see all earlier ones."""
   block, params, tokens = make_stage1_block(name)
   context = Context(causal=True, mask=jnp.ones((B, 1, 9), bool) if masked else None)
   if name not in CAUSAL:

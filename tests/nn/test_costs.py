@@ -1,4 +1,4 @@
-"""The operations a token that the stages' docstrings state are those of their matrix products."""
+"""Tests that the operations for each token in the stages' docstrings are those of their matrix products."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The gated HyperBF, by its formula in float64."""
+"""Tests of the gated HyperBF against its formula in float64."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def make(**changes):
 
 
 def by_the_formula(module, params, tokens):
-  """Image by image, head by head; the values of a head are the next ⌈hidden/H⌉ of all, as far as there are any."""
+  """Compute the gated HyperBF image by image, head by head. A head has up to ⌈hidden/H⌉ of the values, in order."""
   params, tokens = jax.tree.map(lambda z: np.asarray(z, np.float64), (params, tokens))
   each = -(-module.hidden // H)
   joined = np.zeros((B, N, module.hidden))
@@ -45,7 +45,7 @@ def by_the_formula(module, params, tokens):
 
 @pytest.mark.parametrize('changes', [{}, {'relative_positions': 'gaussian'}, {'hidden': 12}, {'hidden': 1}], ids=str)
 def test_the_unit_equals_its_formula(changes):
-  """Also where the heads don't divide the values."""
+  """This holds also if the number of heads does not divide the number of values."""
   module, tokens, params = make(**changes)
   out = module.apply({'params': params}, tokens, CONTEXT)
   np.testing.assert_allclose(out, by_the_formula(module, params, tokens), rtol=1e-4, atol=1e-5)

@@ -49,7 +49,7 @@ def make_tokens(shape=(B, N, D), seed=0):
 
 
 def sigma(params, options, variance, h):
-  """The width of head h, [1, A] or [1, 1]: learned, or fixed at the stated start."""
+  """Return σ of head h as [1, A] or [1, 1]: the learned one, or the fixed one with this variance."""
   if options['sigma_per'] == 'fixed':
     return np.full((1, 1), variance**0.5)
   log_sigma = np.asarray(params['log_sigma'], np.float64)
@@ -57,7 +57,7 @@ def sigma(params, options, variance, h):
 
 
 def attention_reference(params, tokens, options):
-  """Σ K v + Σ K c over Σ K + Σ K (memo eq. 6 with memory), head by head, in float64."""
+  """Compute (Σ K v + Σ K c) / (Σ K + Σ K), memo eq. 6 with memory, head by head in float64."""
   heads, d = options['heads'], D // options['heads']
   tokens = np.asarray(tokens, np.float64)
   q, k, v = np.split(tokens @ params['qkv']['kernel'], 3, axis=-1)
@@ -88,7 +88,7 @@ def attention_reference(params, tokens, options):
 
 
 def unit_reference(params, tokens, options):
-  """Σ_h Σ_a R_a(y) c_a + b (memo eq. 7), in float64."""
+  """Compute Σ_h Σ_a R_a(y) c_a + b (memo eq. 7) in float64."""
   heads, d = options['heads'], D // options['heads']
   points = np.asarray(tokens, np.float64).reshape(-1, D)
   variance = options['sigma_scale'] * (options['rank'] if options['metric'] == 'low_rank' else d) ** 0.5
@@ -157,7 +157,7 @@ def test_unit_equals_the_formula(changes):
 
 
 def test_both_stages_call_the_one_operator(monkeypatch):
-  """Every output but projections and bias comes from `hbf.ops.hyperbf.hyperbf`, called once a stage."""
+  """Each stage calls `hbf.ops.hyperbf.hyperbf` once. If it returns 0, only the bias is left of the output."""
   assert hbf.nn.hyperbf.hyperbf is hbf.ops.hyperbf.hyperbf
   tokens, attention, unit = make_tokens(), HyperBFAttention(**ATTENTION), HyperBFCenters(**UNIT)
   params = {module: random_params(module, tokens) for module in (attention, unit)}
@@ -189,7 +189,7 @@ def test_no_memory_tokens_leave_stage_1_as_it_is():
 
 
 def test_memory_with_the_data_masked_out_is_normalized_stage_2():
-  """y = (ΣK v + ΣK c) / (ΣK + ΣK) without the data's terms: a normalized unit over the learned centers."""
+  """If all keys are masked out, y = (ΣK v + ΣK c) / (ΣK + ΣK) is a normalized sum over the learned centers."""
   rng = np.random.default_rng(0)
   points, keys, values = (rng.normal(size=(N, D)).astype('f') for _ in range(3))
   centers, coefficients = (rng.normal(size=(3, D)).astype('f') for _ in range(2))
@@ -213,7 +213,7 @@ def test_a_masked_token_is_as_one_that_is_not_there(memory):
 
 @pytest.mark.parametrize('memory', [0, 3])
 def test_a_causal_context_is_a_triangular_mask(memory):
-  """Learned centers are seen by all."""
+  """All tokens see the learned centers."""
   tokens, module = make_tokens(), HyperBFAttention(**ATTENTION | {'memory': memory})
   params, triangle = {'params': random_params(module, tokens)}, jnp.tril(jnp.ones((N, N), bool))
   causal, masked = (module.apply(params, tokens, z) for z in (Context(causal=True), Context(mask=triangle)))
@@ -267,7 +267,7 @@ def test_kmeans_centers_quantize_better_than_sampled_tokens_and_are_deterministi
 
 
 def responses_at_init(options, tokens, params=None):
-  """Responses [H, B N, A] of a unit just initialized, from its parameters."""
+  """Return the responses [H, B N, A] of a new stage 2, from its parameters."""
   params = params or HyperBFCenters(**options).init(jax.random.key(0), tokens)['params']
   points = tokens.reshape(-1, options['heads'], tokens.shape[-1] // options['heads']).swapaxes(0, 1)
   centers = params['centers']
@@ -319,7 +319,7 @@ def test_output_at_init_has_the_scale_asked_for(normalization, heads, scale):
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('what', ['one center', 'equal tokens'])
 def test_coefficients_are_finite_where_all_responses_are_equal(what, normalization):
-  """Zero mean leaves nothing of them: no coefficients could give the output its scale."""
+  """With zero mean, equal responses become 0. Then no coefficients could give the output its scale."""
   tokens = make_tokens((2, 8, 64))
   options = UNIT | {'normalization': normalization, 'centers_init': 'tokens'}
   if what == 'one center':
@@ -332,7 +332,7 @@ def test_coefficients_are_finite_where_all_responses_are_equal(what, normalizati
 
 
 def test_fact_4_the_default_start_is_neither_dead_nor_constant():
-  """D = 384: σ² = 1 without gain is exactly 0, σ² = D has a relative spread of 1/√D = 0.05; the unit has neither."""
+  """For D = 384, σ² = 1 gives responses of exactly 0, σ² = D a relative spread of 0.05, and the default neither."""
   tokens = make_tokens((2, 16, 384))
   options = UNIT | {'centers': 64}
   module = HyperBFCenters(**options)
@@ -369,7 +369,7 @@ def test_widths_are_shared_as_far_as_asked(width, shape):
 
 
 def test_the_signed_gaussian_has_a_free_beta_of_every_center():
-  """The unit is Σ_a exp(−β_a r²) c_a + b with β of any sign (the authors' code)."""
+  """Stage 2 is Σ_a exp(−β_a r²) c_a + b with β of any sign, as in the authors' code."""
   options = UNIT | {'kernel': 'signed_gaussian', 'metric': 'bilinear'}
   module, tokens = HyperBFCenters(**options), make_tokens()
   start = module.init(jax.random.key(0), tokens)['params']['beta']
@@ -394,7 +394,7 @@ def test_a_fixed_width_is_not_learned():
 
 @pytest.mark.parametrize('module', [HyperBFAttention(**ATTENTION), HyperBFCenters(**UNIT)], ids=['stage1', 'stage2'])
 def test_dtype_is_that_of_the_output_not_of_the_parameters(module):
-  """Also of float32 tokens: the dtype asked for is that of the products."""
+  """The option dtype is the type of the products and the output, also for float32 tokens."""
   half = module.clone(dtype=jnp.bfloat16)
   params = half.init(jax.random.key(0), make_tokens())['params']
   assert {z.dtype for z in jax.tree.leaves(params)} == {jnp.dtype('float32')}
@@ -434,7 +434,7 @@ def test_impossible_options_are_errors(kind, options, message):
 
 
 def nested_outputs(normalization):
-  """A nested unit and parameters, and what the first 1, 2, … centers of it put out: [A, B, N, D]."""
+  """Return a nested stage 2, parameters, and the outputs [A, B, N, D] of the first 1, 2, … centers."""
   options = UNIT | {'nested': True, 'normalization': normalization}
   params = random_params(HyperBFCenters(**options), make_tokens())
   outputs = []
@@ -461,7 +461,7 @@ def test_in_training_a_nested_unit_is_one_of_its_first_centers_for_every_image(n
 
 
 def test_nested_units_take_all_centers_for_half_of_the_images_and_each_doubling_as_often():
-  """Count how many of 8 centers respond: all for half of the images, and for a sixth each 1 to 2, 2 to 4, 4 to 8."""
+  """Of 8 centers, all respond for half of the images. 1 to 2, 2 to 4, and 4 to 8 respond for a sixth of them each."""
   module = HyperBFCenters(**UNIT | {'nested': True, 'centers': 8, 'normalization': 'sum'})
   params = random_params(module, make_tokens())
   # Coefficients that count: with equal responses the output is the mean of 1 … n, (n + 1) / 2.

@@ -35,7 +35,7 @@ def make_tokens(shape=(B, N, D), seed=0):
   ],
 )
 def test_it_is_the_operator_between_the_projections(name, normalizer, causal):
-  """Head by head; with normalizer none the outputs of a head have a root mean square of 1 before they are scaled."""
+  """With normalizer none, the outputs of a head are divided by their root mean square before the learned scale."""
   module, tokens, heads, d = make(name, normalizer), make_tokens(), 2, D // 2
   params = random_params(module, tokens)
   qkv = np.split(np.asarray(tokens) @ params['qkv']['kernel'], 3, axis=-1)
@@ -59,7 +59,7 @@ EXACT = {'softmax': SoftmaxAttention(heads=2), 'gaussian': HyperBFAttention(head
 
 @pytest.mark.parametrize('name', RANDOM_MAPS)
 def test_many_random_features_are_the_exact_stage_1(name):
-  """With the very parameters of the exact one: 64 times the features, about an eighth of the error."""
+  """Both stages have the same parameters. 64 times as many features have about an eighth of the error."""
   tokens = make_tokens((B, 12, D))
   params = jax.jit(EXACT[name].init)(jax.random.key(1), tokens)
   params['params']['qkv']['kernel'] *= 0.5
@@ -97,7 +97,7 @@ def test_projections_are_of_each_head_its_own_and_always_the_same():
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('name', MAPS)
 def test_a_masked_token_is_as_one_that_is_not_there(name, causal):
-  """The first too: in a batch of texts of several lengths, filled up in front."""
+  """The first token may be masked too, as in a batch of texts that are padded in front."""
   module, tokens, kept = make(name), make_tokens(), jnp.array([1, 2, 4])
   params = {'params': random_params(module, tokens)}
   mask = jnp.isin(jnp.arange(N), kept)[None, None]
@@ -109,7 +109,7 @@ def test_a_masked_token_is_as_one_that_is_not_there(name, causal):
 @pytest.mark.parametrize('scale', [0.0, 1e2])
 @pytest.mark.parametrize('name', ['relu', 'softmax', 'gaussian'])
 def test_extreme_tokens_stay_finite(name, scale):
-  """With the norm behind the sums, in bfloat16: outputs of 0 and huge ones, and all their gradients."""
+  """In bfloat16, outputs and gradients are finite for tokens of 0 and for huge tokens."""
   module, tokens = make(name, 'none', dtype=jnp.bfloat16), scale * make_tokens()
   params = random_params(module, tokens)
 
@@ -122,7 +122,7 @@ def test_extreme_tokens_stay_finite(name, scale):
 
 @pytest.mark.parametrize('name', RANDOM_MAPS)
 def test_the_norm_does_not_see_how_small_the_weights_are(name):
-  """Long queries and keys have tiny weights; the outputs still have a root mean square of 1."""
+  """Long queries and keys have tiny weights. The normalized outputs still have a root mean square of 1."""
   module, tokens = make(name, 'none', heads=1), make_tokens(seed=3)
   params = random_params(module, tokens)
   params['qkv']['kernel'][:, : 2 * D] *= 2
@@ -135,7 +135,7 @@ def test_the_norm_does_not_see_how_small_the_weights_are(name):
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('name', MAPS)
 def test_operations_are_those_that_the_docstring_states(name, causal):
-  """Of all products, by token, of 256 tokens in chunks of 128."""
+  """The test counts the matrix products of 256 tokens in chunks of 128."""
   length, width, heads, rank, chunk = 256, 32, 4, 24, 128
   module, tokens = make(name, heads=heads, random_features=rank), make_tokens((1, length, width))
   params = jax.eval_shape(module.init, jax.random.key(0), tokens)

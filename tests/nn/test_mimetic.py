@@ -1,4 +1,4 @@
-"""Mimetic start of queries and keys against its definition, written with NumPy."""
+"""Tests of the mimetic start of queries and keys against its definition in NumPy."""
 
 import jax
 import jax.numpy as jnp

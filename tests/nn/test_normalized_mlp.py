@@ -1,4 +1,4 @@
-"""On tokens of norm 1 a HyperBF of soft-edged balls is an MLP with normalized weights, so that MLP is its control."""
+"""Tests that, on tokens of norm 1, a HyperBF of soft balls equals an MLP with normalized weights, its control."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ PHI = {'ball_relu': ('relu', lambda z: np.maximum(z, 0)), 'ball_gelu': ('gelu', 
 
 @pytest.mark.parametrize('kernel', PHI)
 def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
-  """φ(b − ‖x − t‖²/2σ²) is φ(s x·t + b − s) with s = 1/σ², in float64 and in both modules."""
+  """For x and t of norm 1, φ(b − ‖x − t‖²/2σ²) = φ(s x·t + b − s) with s = 1/σ². The modules agree on this."""
   activation, phi = PHI[kernel]
   weights, bias = RNG.normal(size=(UNITS, D)), RNG.normal(size=UNITS)
   coefficients, out_bias, scale = RNG.normal(size=(UNITS, D)), RNG.normal(size=D), 3.0
@@ -66,7 +66,7 @@ def test_balls_on_the_sphere_are_hidden_units_with_normalized_weights(kernel):
 
 
 def test_balls_with_linear_coefficients_are_a_gated_mlp_on_tokens_of_norm_root_d():
-  """φ(β + (‖t‖² + D)/2σ² − ‖x − t‖²/2σ²) (u·x + w) is silu(x·t/σ² + β) (u·x + w): SwiGLU."""
+  """If ‖x‖² = D, silu(β + (‖t‖² + D)/2σ² − ‖x − t‖²/2σ²) (u·x + w) = silu(x·t/σ² + β) (u·x + w), a SwiGLU unit."""
   tokens = jnp.asarray(D**0.5 * normalized(np.asarray(TOKENS, np.float64)), jnp.float32)
   unit = HyperBFCenters(
     UNITS, kernel='ball_silu', metric='identity', sigma_per='layer', normalization='none', coefficients='linear'

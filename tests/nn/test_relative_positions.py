@@ -1,4 +1,4 @@
-"""Distances over content and place, by the formula: in float64, pair by pair, from the places themselves."""
+"""Tests of relative positions against the formulas in float64, pair by pair of tokens."""
 
 import itertools
 
@@ -33,13 +33,13 @@ def context(places, **more):
 
 
 def make(module, places, seed=0):
-  """Tokens at these places, and parameters."""
+  """Return random tokens for these positions, and parameters."""
   tokens = jnp.asarray(np.random.default_rng(seed).normal(size=(B, len(places), D)), jnp.float32)
   return tokens, random_params(module, tokens, context(places))
 
 
 def place_distance(p, q, params, h, query=None):
-  """‖(p_q − p_k − o)/s‖²/2; 0 if one of the two has no place. The query may move o and s."""
+  """Return ‖(p_q − p_k − o)/s‖²/2, or 0 if one of the two has no position. A query changes o and s if it is given."""
   if np.isnan([p, q]).any():
     return 0.0
   offset, log_sigma = params['position_offset'][h, 0], params['position_log_sigma'][h, 0, 0]
@@ -50,7 +50,7 @@ def place_distance(p, q, params, h, query=None):
 
 
 def by_the_formula(module, params, tokens, places, mask=None):
-  """Stage 1 in float64."""
+  """Compute stage 1 from its equations, in float64."""
   d, memory = D // H, getattr(module, 'memory', 0)
   params = jax.tree.map(lambda z: np.asarray(z, np.float64), params)
   places = np.concatenate([places, np.full((memory, places.shape[1]), np.nan)]).astype(np.float64)
@@ -76,7 +76,7 @@ def by_the_formula(module, params, tokens, places, mask=None):
 
 
 def content_distances(module, params, points, keys, h):
-  """‖W(q − k)‖²/2σ², or what softmax attention has in its place, −q·k/τ."""
+  """Return ‖W(q − k)‖²/2σ², or −q·k/τ for softmax attention."""
   if isinstance(module, SoftmaxAttention):
     temperature = np.exp(2 * params['log_sigma'][h, 0, 0]) if module.qk_norm else points.shape[-1] ** 0.5
     return -points @ keys.T / temperature
@@ -102,7 +102,7 @@ MODULES |= {
 
 
 def positive(params):
-  """With a metric that is one: a free M may give any distance, and the kernels of other shapes clamp it."""
+  """Return the parameters with a positive definite M. Other M could give negative distances, which kernels clamp."""
   return params | ({'metric': params['metric'] @ params['metric'].mT} if 'metric' in params else {})
 
 
@@ -116,7 +116,7 @@ def drawn(module, places):
 )
 @pytest.mark.parametrize('name', MODULES)
 def test_attention_over_places_equals_the_formula(name, places):
-  """A class token and learned centers are at no distance in place."""
+  """The position distance of a class token and of learned centers is 0."""
   module = MODULES[name]
   tokens, params = drawn(module, places)
   result = module.apply({'params': params}, tokens, context(places))
@@ -135,7 +135,7 @@ def test_attention_over_places_equals_the_formula(name, places):
   ],
 )
 def test_its_gradients_are_the_formulas(name):
-  """Along a random direction of every parameter, against differences of the float64 formula."""
+  """The derivative along a random direction of each parameter equals a finite difference of the float64 formula."""
   module = MODULES[name]
   places, rng = grid(2, 3), np.random.default_rng(1)
   tokens, params = drawn(module, places)
@@ -169,7 +169,7 @@ def test_a_mask_is_kept_to(memory):
 
 @pytest.mark.parametrize('name', ['hyperbf {}', 'softmax False'])
 def test_only_where_tokens_are_relative_to_each_other_matters(name):
-  """So an image of another size has the same neighbors; a token masked out may be anywhere."""
+  """A shift of all positions changes nothing. The position of a masked token has no effect."""
   module = MODULES[name]
   tokens, params = make(module, grid(3, 4))
   here, there = (
@@ -184,7 +184,7 @@ def test_only_where_tokens_are_relative_to_each_other_matters(name):
 
 
 def narrow(module):
-  """Tokens at 16×16 places and a class token, and heads that look at little of them."""
+  """Return tokens for 16×16 patches and a class token, parameters of narrow heads, and the positions."""
   places = grid(16, 16)
   tokens, params = make(module, places)
   params['position_log_sigma'] = np.log([0.4, 0.8]).reshape(H, 1, 1).astype('f')
@@ -199,7 +199,7 @@ def value_and_gradients(module, params, tokens, places):
 
 @pytest.fixture(params=['xla', 'cudnn'])
 def form(request, monkeypatch):
-  """XLA's attention, or what cuDNN is given on an NVIDIA GPU, to XLA's attention; holds the shapes of that."""
+  """Use XLA's attention, or give it the arrays that cuDNN would get on a GPU. Return a list of their shapes."""
   seen, attention = [], jax.nn.dot_product_attention
 
   def standing_in(q, k, v, *, implementation=None, **options):
@@ -246,7 +246,7 @@ def test_in_bfloat16_other_kernels_see_the_same_distances():
 
 
 class _Coordinates(nn.Module):
-  """The coordinates by themselves."""
+  """A module that returns the coordinates for relative positions alone."""
 
   dtype: str
 
@@ -259,7 +259,7 @@ class _Coordinates(nn.Module):
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 0.001), ('float16', 0.001), ('bfloat16', 0.01)])
 @pytest.mark.parametrize('step', [1, 1.3])
 def test_short_types_hold_the_distances_of_narrow_heads_of_16_by_16_patches(step, dtype, tolerance):
-  """A corner's ‖p‖²/2s² is 350, of which one bfloat16 would lose up to 1."""
+  """For a corner, ‖p‖²/2s² is 350. Rounding it to a single bfloat16 number would change it by up to 1."""
   _, params, places = narrow(MODULES['hyperbf {}'])
   places = step * places
   params = {name: params[name] for name in ('position_offset', 'position_log_sigma')}
@@ -271,7 +271,7 @@ def test_short_types_hold_the_distances_of_narrow_heads_of_16_by_16_patches(step
 
 
 def test_a_narrow_head_is_its_neighbors_mean_at_any_size_of_image():
-  """With queries that ask for nothing, the patches around p − o, weighed by a Gaussian."""
+  """If all queries and keys are 0, the output is the patches around p − o, weighted by a Gaussian."""
   module = HyperBFAttention(H, relative_positions='gaussian')
   for places in (grid(4, 4, class_token=False), grid(7, 5, class_token=False)):
     tokens, params = make(module, places)
@@ -323,7 +323,7 @@ def test_without_the_option_places_are_not_looked_at(kind):
 
 
 def test_softmax_of_unit_norm_and_hyperbf_of_unit_norm_are_the_same_over_places_too():
-  """Fact 1 of the design, with the very same parameters."""
+  """This is fact 1 of docs/explanation/attention.md. Both modules have the same parameters."""
   places = grid(2, 3)
   pair = MODULES['softmax True'], MODULES["hyperbf {'qk_norm': True}"]
   tokens, params = make(pair[0], places)
@@ -358,7 +358,7 @@ ROTARY = {
 
 
 def turn(vector, place, pairs):
-  """A vector whose numbers i and i + d/2 are turned in their plane, pair by pair; one without a place isn't."""
+  """Return a vector whose coordinates i and i + d/2 are rotated in their plane, unless it has no position."""
   out, half, place = vector.copy(), len(vector) // 2, np.nan_to_num(place)
   for axis, coordinate in enumerate(place):
     for i in range(pairs):
@@ -371,7 +371,7 @@ def turn(vector, place, pairs):
 
 @pytest.mark.parametrize('places', [grid(2, 3), np.arange(5.0)[:, None]], ids=['image', 'text'])
 def test_rotary_attention_is_that_of_queries_and_keys_turned_one_by_one(places):
-  """Softmax attention from the formula, pair by pair."""
+  """The expected softmax attention is computed from the formula in float64."""
   tokens, params = make(ROTARY['softmax'], places)
   q, k, v = np.split(np.asarray(tokens, np.float64) @ params['qkv']['kernel'], 3, axis=-1)
   joined, d = np.zeros(tokens.shape), D // H
@@ -389,7 +389,7 @@ def test_rotary_attention_is_that_of_queries_and_keys_turned_one_by_one(places):
 
 @pytest.mark.parametrize('name', ROTARY)
 def test_rotary_attention_depends_on_where_tokens_are_from_each_other(name):
-  """On nothing else: elsewhere, with the same neighbors, all is the same; and without places it is another."""
+  """A shift of all positions changes nothing. Other relative positions change the outputs."""
   module, places = ROTARY[name].clone(memory=0) if 'hyperbf' in name else ROTARY[name], grid(3, 4, class_token=False)
   tokens, params = make(module, places)
   here, there, mixed = (
@@ -401,7 +401,7 @@ def test_rotary_attention_depends_on_where_tokens_are_from_each_other(name):
 
 
 def test_tokens_that_are_nowhere_and_learned_centers_are_not_turned():
-  """So all tokens nowhere have attention without places."""
+  """If no token has a position, attention is the same as without relative positions."""
   module, nowhere = ROTARY['hyperbf'], np.full((5, 2), np.nan, 'f')
   tokens, params = make(module, nowhere)
   plain = module.clone(relative_positions='none').apply({'params': params}, tokens)

@@ -1,4 +1,4 @@
-"""gMLP, aMLP, MLP-Mixer, pooling and identity against float64 written from the papers."""
+"""Tests of gMLP, aMLP, MLP-Mixer, pooling and identity against the equations of the papers in float64."""
 
 import importlib
 import math
@@ -39,7 +39,7 @@ def make_gmlp(gate='split', attention=0):
 
 
 def gated(x, params, gate, attention, seen):
-  """One image [N, D], as the paper's pseudo-code has it, where a token (rows of `seen`) sees another."""
+  """Compute the unit for one image [N, D] as in the paper's pseudo-code. Row i of `seen` says which tokens i sees."""
   z = gelu(dense(x, params['in']))
   kept, gating = np.split(z, 2, axis=-1) if gate == 'split' else (z, z)
   spatial = {**params['spatial'], 'kernel': params['spatial']['kernel'] * seen.T}
@@ -92,7 +92,7 @@ def test_a_linear_gate_mixes_tokens_from_the_start():
 
 
 def test_token_mlp_equals_the_formula():
-  """U = W₂ GELU(W₁ X) over the tokens, for every channel alike."""
+  """The formula is U = W₂ GELU(W₁ X) over the tokens, with the same W₁ and W₂ for every channel."""
   module, tokens = TokenMLP(HIDDEN, 'gelu_erf'), make_tokens()
   params = random_params(module, tokens)
   columns = np.asarray(tokens, np.float64).swapaxes(1, 2)
@@ -102,7 +102,7 @@ def test_token_mlp_equals_the_formula():
 
 @pytest.mark.parametrize('hidden', [1, 3, 5, 11])
 def test_units_of_a_causal_token_mlp_belong_to_the_tokens_in_order(hidden):
-  """Unit by unit: of the tokens up to its own, for those from there on."""
+  """Each unit belongs to a token. It reads the tokens up to this one, and writes to this one and later ones."""
   module, tokens = TokenMLP(hidden, 'gelu_erf'), make_tokens()
   params = random_params(module, tokens)
   columns = np.asarray(tokens, np.float64).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""Traits: what a stage declares about itself, and the registry's reading of them."""
+"""Tests of traits: the declarations of a stage, and how the registry reads them."""
 
 import flax.linen as nn
 import pytest

@@ -28,7 +28,7 @@ NORMALIZATIONS = ('none', 'sum', 'rms', 'layer')
 
 
 def squared_distance(x, t, metric, weights):
-  """‖W(x − t)‖² by the difference; for bilinear xᵀMx + tᵀMt − 2xᵀMt."""
+  """Return ‖W(x − t)‖² from the difference x − t, or xᵀMx + tᵀMt − 2xᵀMt for metric bilinear."""
   if metric == 'bilinear':
     return x @ weights @ x + t @ weights @ t - 2 * x @ weights @ t
   difference = x - t
@@ -40,13 +40,13 @@ def squared_distance(x, t, metric, weights):
 
 
 def squared_distances(points, centers, metric='identity', weights=None):
-  """[N, A] from [N, D] and [A, D]."""
+  """Return the squared distances [N, A] of points [N, D] and centers [A, D]."""
   points, centers, weights = (None if z is None else np.asarray(z, np.float64) for z in (points, centers, weights))
   return np.array([[squared_distance(x, t, metric, weights) for t in centers] for x in points])
 
 
 def responses(points, centers, kernel, sigma, metric, weights, normalization, log_gain=0.0, mask=None):
-  """R_a(x): [N, A]."""
+  """Return the responses R_a(x) [N, A]."""
   r2 = squared_distances(points, centers, metric, weights)
   sigma, log_gain = (np.broadcast_to(np.asarray(z, np.float64), r2.shape) for z in (sigma, log_gain))
   mask = np.broadcast_to(True if mask is None else mask, r2.shape)
@@ -60,7 +60,7 @@ def responses(points, centers, kernel, sigma, metric, weights, normalization, lo
 
 
 def normalized(k, normalization):
-  """Responses [..., A] of kernel values k."""
+  """Return the responses [..., A] of the kernel values k [..., A]."""
   mean = k.mean(-1, keepdims=True)
   if normalization == 'sum':
     return k / k.sum(-1, keepdims=True)
@@ -72,12 +72,12 @@ def normalized(k, normalization):
 
 
 def hyperbf(points, centers, coefficients, **options):
-  """f(x) = Σ_a R_a(x) c_a: [N, V] from [N, D], [A, D] and [A, V]."""
+  """Return f(x) = Σ_a R_a(x) c_a [N, V] for points [N, D], centers [A, D] and coefficients [A, V]."""
   return responses(points, centers, **options) @ np.asarray(coefficients, np.float64)
 
 
 def metric_weights(rng, metric, d, rank, lead=()):
-  """Random weights of a metric, near the identity's scale, float32."""
+  """Return random float32 weights of a metric that changes norms little on average."""
   shapes = {'identity': None, 'diagonal': (d,), 'low_rank': (rank, d), 'full': (d, d), 'bilinear': (d, d)}
   if shapes[metric] is None:
     return None
@@ -91,18 +91,18 @@ def head(z, h):
 
 
 def layer_norm(z, scale=1.0, bias=0.0):
-  """Over the last axis, with Flax's ε."""
+  """Apply a LayerNorm over the last axis, with Flax's ε."""
   z = np.asarray(z, np.float64)
   return (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-6) * scale + bias
 
 
 def norm_1(z):
-  """Rows of norm 1."""
+  """Return the rows of z, divided by their norms."""
   z = np.asarray(z, np.float64)
   return z / np.linalg.norm(z, axis=-1, keepdims=True)
 
 
 def softmax(z):
-  """Over the last axis."""
+  """Apply a softmax over the last axis."""
   e = np.exp(z - z.max(-1, keepdims=True))
   return e / e.sum(-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Softmax attention: the shapes that cuDNN takes, who asks for it, and the normalized Gaussian as attention."""
+"""Tests of attention: the shapes that cuDNN takes, the choice of cuDNN, and the normalized Gaussian as attention."""
 
 import functools
 import types
@@ -20,15 +20,15 @@ from hbf.ops.fast.attention import attention, cudnn_applies, fused_attention, pa
 
 
 def make(lengths, dims, dtype='float32', seed=4):
-  """Random arrays [2, 3, length, dim]."""
+  """Return a random array [2, 3, length, dim] for each pair of a length and a dim."""
   rng = np.random.default_rng(seed)
   return [jnp.asarray(rng.normal(size=(2, 3, *z)), dtype) for z in zip(lengths, dims, strict=True)]
 
 
 def value_and_gradients(implementation, *arrays):
-  """The outputs, and the gradients of a scalar that depends on every one differently.
+  """Return the outputs, and the gradients of a scalar that depends on every output differently.
 
-  Not that scalar: a sum that happens to be near 0 is known to fewer digits than its terms.
+  The scalar itself is not compared. If it happens to be near 0, it has fewer correct digits than its terms.
   """
 
   def total(arrays):
@@ -51,7 +51,7 @@ def assert_near(result, expected, tolerance):
   + [((6, 6, 6), 0.7, False), ((6, 6, 6), None, True)],
 )
 def test_what_cudnn_is_given_is_the_same_attention(lengths, dims, scale, is_causal):
-  """Odd numbers of tokens and heads of any size, in value and gradient."""
+  """Values and gradients agree for odd numbers of tokens and for heads of any size."""
 
   def plain(q, k, v):
     logits = jnp.einsum('bhnd,bhad->bhna', q, k) * (scale or dims[0] ** -0.5)
@@ -82,7 +82,7 @@ def test_what_cudnn_is_given_has_even_lengths_and_heads_of_a_multiple_of_8(monke
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 0.02)])
 @pytest.mark.parametrize('is_causal', [False, True])
 def test_augmented_keys_make_plain_attention_the_normalized_gaussian(dtype, tolerance, is_causal):
-  """XLA's attention gets the arrays that cuDNN gets on a GPU. Value and gradient agree."""
+  """Here XLA's attention gets the arrays that cuDNN gets on a GPU. Values and gradients agree."""
   scale = 0.4
   mask = np.tri(9, 7) > 0 if is_causal else None
 
@@ -98,7 +98,7 @@ def test_augmented_keys_make_plain_attention_the_normalized_gaussian(dtype, tole
 
 
 def test_a_bias_in_three_bfloat16_coordinates_is_as_good_as_float32():
-  """Logits of queries 0 and large biases: one bfloat16 would be off by 0.1."""
+  """Queries are 0 and biases are large. Biases in a single bfloat16 coordinate would cause an error of 0.1."""
   x, coefficients = jnp.zeros((1, 1, 1, 8), jnp.bfloat16), jnp.asarray(np.eye(2, 8), jnp.bfloat16).reshape(1, 1, 2, 8)
   keys = jnp.zeros((1, 1, 2, 8), jnp.bfloat16).at[..., 0].set(jnp.asarray([7.75, 7.78125], jnp.bfloat16))
   bias = -0.5 * np.square([7.75, 7.78125])
@@ -116,7 +116,7 @@ def as_by_xla(x, t, c, scale):
 
 @pytest.mark.parametrize('rms', [1, 3, 10])
 def test_gradients_of_bfloat16_attention_are_as_good_for_large_keys(rms):
-  """Keys that were rounded after scaling, beside norms that weren't, had gradients 5% off for keys of size 10."""
+  """For keys of size 10, gradients would be wrong by 5% if keys, but not their norms, were rounded after scaling."""
   x, t, c = make((33, 31, 31), (16, 16, 16))
   arrays = [z.astype(jnp.bfloat16) for z in (rms * x, rms * t, c)]
   implementation = functools.partial(as_by_xla, scale=0.31)  # a product with a power of two would round nothing
@@ -128,7 +128,7 @@ def test_gradients_of_bfloat16_attention_are_as_good_for_large_keys(rms):
 @pytest.mark.parametrize('implementation', [as_by_xla, as_on_a_gpu])
 @pytest.mark.parametrize('rms', [1, 3, 10])
 def test_bfloat16_attention_tells_near_keys_apart(implementation, rms):
-  """A query that nearly equals two large keys: rounding them after scaling was off by a quarter."""
+  """A query nearly equals two large keys. Rounding the keys after scaling would cause an error of a quarter."""
   rng = np.random.default_rng(0)
   near = rms * rng.normal(size=(1, 1, 1, 64)) + 0.1 * rng.normal(size=(2, 8, 3, 64))
   x, t = (jnp.asarray(z, jnp.bfloat16) for z in (near[:, :, :1], near[:, :, 1:]))
@@ -139,7 +139,7 @@ def test_bfloat16_attention_tells_near_keys_apart(implementation, rms):
 
 
 def test_softmax_attention_multiplies_keys_and_not_all_logits_by_its_scale():
-  """Count passes over the 9 by 7 logits in float32: one more made training a third slower on a CPU."""
+  """A scaling of the 9×7 logits would be one more pass over them, which makes training a third slower on a CPU."""
   q, k, v = make((9, 7, 7), (8, 8, 8))
   text = str(jax.make_jaxpr(attention)(q, k, v))
   assert 'f32[2,3,7,8] = mul' in text
@@ -148,7 +148,7 @@ def test_softmax_attention_multiplies_keys_and_not_all_logits_by_its_scale():
 
 @pytest.fixture
 def cudnn(monkeypatch):
-  """Has JAX trace attention by cuDNN as if its library were there; holds the shapes of the queries."""
+  """Let JAX trace cuDNN's attention as if cuDNN were installed. Return a list of the queries' shapes."""
   seen, attention = [], jax.nn.dot_product_attention
 
   def traced(q, k, v, *, implementation=None, **options):
@@ -191,7 +191,7 @@ def test_without_cudnns_library_xla_computes_attention(monkeypatch):
 
 @pytest.mark.parametrize('model', ['hyperbf', 'vit', 'amlp'])
 def test_one_rule_chooses_for_every_attention(model, cudnn):
-  """The program for an NVIDIA GPU has cuDNN's in bfloat16, those for others have XLA's."""
+  """In bfloat16, the program for an NVIDIA GPU has cuDNN's attention. The programs for other devices have XLA's."""
   config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'})).model
   with config.unlocked():
     config.dtype = 'bfloat16'
@@ -208,7 +208,7 @@ def test_one_rule_chooses_for_every_attention(model, cudnn):
 
 
 def test_causal_attention_goes_to_cudnn_too(cudnn):
-  """By its own causal form: a mask would be an array of all pairs."""
+  """cuDNN gets the argument is_causal. A mask would be an array of all pairs of tokens."""
   asked, traced = [], jax.nn.dot_product_attention
 
   def recorded(*qkv, implementation=None, is_causal=False, **options):
@@ -226,7 +226,7 @@ def test_causal_attention_goes_to_cudnn_too(cudnn):
 
 
 def test_attention_takes_the_way_of_its_platform(cudnn):
-  """Chosen when the program is lowered: the very same call."""
+  """The implementation is chosen when the program is lowered. The traced program has both."""
   head = jax.ShapeDtypeStruct((2, 4, 65, 16), jnp.bfloat16)
   equations = jax.make_jaxpr(attention)(head, head, head).eqns
   (choice,) = [e for e in equations if e.primitive.name == 'cond']
@@ -249,7 +249,7 @@ def test_short_parts_add_up_to_the_number(dtype, count, bits):
 
 
 def test_no_short_part_is_converted_back():
-  """XLA for an H200 left out a conversion there and back, and with it all parts but the first: z - z was the rest."""
+  """XLA may leave out a conversion to bfloat16 and back. Then the rest z − z would be 0, and parts would be lost."""
   equations = jax.make_jaxpr(lambda z: short_parts(z, jnp.dtype(jnp.bfloat16), 3))(jnp.ones(4)).jaxpr.eqns
   converted = [e.invars[0].aval.dtype for e in equations if e.primitive.name == 'convert_element_type']
   assert converted == [jnp.float32] * 3

@@ -1,4 +1,4 @@
-"""The radial basis as a value: a pytree whose names are checked."""
+"""Tests of the radial basis: it is a pytree whose names are checked."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Kernels stated by K itself: soft-edged balls φ(b − r²/2σ²), and functions of s = r²/2σ² that grow or end."""
+"""Tests of kernels that are given by K itself: soft balls φ(b − r²/2σ²), and functions of s that grow or end."""
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +89,7 @@ def test_wendland_has_the_curvature_of_the_gaussian_at_its_center_and_ends():
 
 
 def test_the_gradient_of_the_radius_is_that_of_a_difference():
-  """A larger b makes a larger ball: db enters where −d(r²/2σ²) does."""
+  """A larger b makes a larger ball. Its gradient must equal a finite difference."""
 
   def out(b):
     return hyperbf(

@@ -14,7 +14,7 @@ CASES = ['near', 'coincident', 'far', 'both_far']
 
 
 def make(case, metric, dtype, seed=0):
-  """Points and centers of the type, weights float32, all from one seed."""
+  """Return random points and centers of a type, and float32 weights of the metric."""
   rng = np.random.default_rng(seed)
   points, centers = rng.normal(size=(N, D)), rng.normal(size=(A, D))
   if case == 'coincident':
@@ -28,7 +28,7 @@ def make(case, metric, dtype, seed=0):
 
 
 def mapped_norms(z, metric, weights):
-  """‖Wz‖² in float64, or the size of zᵀMz's terms for bilinear."""
+  """Return ‖Wz‖² in float64. For bilinear, return ‖z‖ ‖zᵀM‖, a bound of |zᵀMz|."""
   z = np.asarray(z, np.float64)
   if metric == 'bilinear':
     return np.linalg.norm(z, axis=-1) * np.linalg.norm(z @ weights, axis=-1)
@@ -66,7 +66,7 @@ def test_coincident_points_are_zero_to_float32_whatever_the_type(metric, dtype):
 
 @pytest.mark.parametrize('metric', DISTANCES)
 def test_error_in_bfloat16_shrinks_with_the_distance(metric):
-  """For points r apart in bfloat16, the error of r² is at most 2 r times the rounding of the points."""
+  """For points at a distance r, the error of r² in bfloat16 is at most 2 r times the rounding error of the points."""
   points, centers, weights = make('near', metric, 'bfloat16')
   centers = points[:A] + jnp.bfloat16(0.125) * centers
   r = np.sqrt(reference.squared_distances(points, centers, metric, weights))
@@ -93,7 +93,7 @@ def test_bilinear_form_may_be_negative():
 
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_leading_axes_broadcast(metric):
-  """Points [batch, heads, N, D], centers [heads, A, D] and weights [heads, ...], as the modules call it."""
+  """Shapes are those of the modules: points [batch, heads, N, D], centers [heads, A, D] and weights [heads, ...]."""
   rng = np.random.default_rng(1)
   points, centers = rng.normal(size=(2, 3, N, D)).astype('f'), rng.normal(size=(3, A, D)).astype('f')
   weights = reference.metric_weights(rng, metric, D, RANK, lead=(3,))

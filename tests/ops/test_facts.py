@@ -1,4 +1,4 @@
-"""The four facts of docs/explanation/attention.md."""
+"""Tests of the four facts in docs/explanation/attention.md."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ B, H, N, A, D = 2, 3, 5, 7, 8
 
 
 def make(seed=0, unit_norm=False):
-  """Queries [B, H, N, D], keys and values [B, H, A, D]."""
+  """Return random queries [B, H, N, D], keys [B, H, A, D] and values [B, H, A, D]."""
   rng = np.random.default_rng(seed)
   q, k, v = (rng.normal(size=(B, H, length, D)).astype('f') for length in (N, A, A))
   if unit_norm:
@@ -22,7 +22,7 @@ def make(seed=0, unit_norm=False):
 
 
 def attention(q, k, v, scale):
-  """jax.nn's attention, of arrays with the heads in front."""
+  """Compute jax.nn's attention for arrays whose axis of heads comes before the axis of tokens."""
   q, k, v = (jnp.swapaxes(z, 1, 2) for z in (q, k, v))
   return jnp.swapaxes(jax.nn.dot_product_attention(q, k, v, scale=scale), 1, 2)
 
@@ -85,7 +85,7 @@ def test_fact_3_the_normalized_gaussian_needs_the_metric_on_the_centers_only():
 
 
 def tokens_and_centers(d=384):
-  """LayerNorm'ed tokens [32, d] and N(0, 1) centers [48, d]."""
+  """Return tokens [32, d] after a LayerNorm, and centers [48, d] drawn from N(0, 1)."""
   rng = np.random.default_rng(0)
   return reference.layer_norm(rng.normal(size=(32, d))).astype('f'), rng.normal(size=(48, d)).astype('f')
 

@@ -1,4 +1,4 @@
-"""The fast forms equal the plain one, in value and in every gradient, and need the memory they promise."""
+"""Tests that the fast implementations equal the plain one in value and gradients, and need little memory."""
 
 import functools
 
@@ -17,7 +17,7 @@ N, A, D, V = 37, 11, 6, 5
 
 
 def make(metric='identity', seed=0, lead=(), centers=A):
-  """Points, centers, coefficients, width of every center, metric's weights and log-gain, float32."""
+  """Return float32 arrays by name: points, centers, coefficients, a σ for each center, log-gain and metric."""
   rng = np.random.default_rng(seed)
   shapes = {'points': (N, D), 'centers': (centers, D), 'coefficients': (centers, V)}
   arrays = {name: jnp.asarray(rng.normal(size=(*lead, *shape)), jnp.float32) for name, shape in shapes.items()}
@@ -31,7 +31,7 @@ def make(metric='identity', seed=0, lead=(), centers=A):
 
 
 def use_blocks(monkeypatch, pairs):
-  """Has responses computed in blocks of so many, and again for the gradient, however few the centers."""
+  """Let responses be computed in blocks of `pairs` pairs of a point and a center, and anew for the gradient."""
   monkeypatch.setattr(sums, '_KEPT_RATIO', 0)
   monkeypatch.setattr(sums, '_PAIRS', pairs)
 
@@ -56,7 +56,7 @@ def assert_equal(result, expected, tolerance):
 @pytest.mark.parametrize(('pairs', 'lead'), [(1, ()), (4 * A, ()), (4 * A, (3,)), (N * A, (3,))])
 @pytest.mark.parametrize('normalization', ['layer', 'none'])
 def test_blocks_of_any_size_equal_the_plain_form(normalization, lead, pairs, monkeypatch):
-  """A point at a time, blocks that don't divide the points, all at once."""
+  """Blocks are single points, numbers of points that don't divide all points, or all points at once."""
   use_blocks(monkeypatch, pairs)
   unit = {'kernel': 'gaussian', 'metric': 'diagonal', 'normalization': normalization}
   arrays = make('diagonal', lead=lead)
@@ -95,7 +95,7 @@ def test_every_kernel_and_metric_equals_the_plain_form_in_blocks(kernel, metric,
 def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
   kernel, sigma_per, masked, normalization, monkeypatch
 ):
-  """The sums are attention, or blocks that don't divide the points. A mask may leave fewer centers."""
+  """Some sums are computed as attention, others in blocks. A mask may leave out some centers."""
   use_blocks(monkeypatch, 4 * N)
   lead = (3,) if masked == (normalization in ('sum', 'layer')) else ()  # each with every other, but not all at once
   arrays = make('diagonal', lead=lead, centers=N)
@@ -109,7 +109,7 @@ def test_causal_sums_are_those_of_the_plain_form_with_a_triangular_mask(
 
 @pytest.mark.parametrize(('kernel', 'sigma_per'), [('gaussian', 1), ('gaussian', A), ('laplacian', A)])
 def test_masked_sums_are_those_of_the_plain_form(kernel, sigma_per):
-  """Some of them are attention."""
+  """Some of the sums are computed as attention."""
   arrays = make('diagonal', lead=(3,))
   arrays['sigma'] = arrays['sigma'][..., :sigma_per]
   shown = jnp.asarray(np.random.default_rng(5).random((N, A)) < 0.5).at[:, 2].set(True)
@@ -146,7 +146,7 @@ def test_distances_kept_in_bfloat16_stay_near_the_plain_form_in_float32(kernel):
 
 
 def test_a_gradient_in_bfloat16_keeps_no_float32_array_of_the_points():
-  """An MLP keeps its hidden units in the type of its products; of numbers a point there may be float32."""
+  """Like an MLP, it keeps arrays of points × units in bfloat16. Only arrays with one number a point are float32."""
   half = in_bfloat16(make('diagonal'))
   unit = functools.partial(hyperbf, kernel='gaussian', metric='diagonal', normalization='layer')
   _, pull = jax.eval_shape(lambda arrays: jax.vjp(lambda z: unit(**z), arrays), half)
@@ -166,7 +166,7 @@ def test_distances_kept_for_the_gradient_equal_the_plain_form(kernel, metric, no
 
 @pytest.mark.parametrize('normalization', ['layer', 'none'])
 def test_a_free_metric_that_is_no_distance_spoils_no_padding(normalization, monkeypatch):
-  """bilinear responses may be huge: those of points that only fill a block, at 0, must not turn into NaN."""
+  """Responses of metric bilinear may be huge. Those of padding points, which are 0, must not become NaN."""
   use_blocks(monkeypatch, 8 * A)
   arrays = make('bilinear', seed=3) | {'weights': -40 * jnp.eye(D)}
   arrays |= {name: 3 + 0.1 * arrays[name] for name in ('points', 'centers')}
@@ -177,7 +177,7 @@ def test_a_free_metric_that_is_no_distance_spoils_no_padding(normalization, monk
 
 
 def test_parts_without_leading_axes_are_shared():
-  """Centers and coefficients of all, points of three heads: their gradients add up."""
+  """Three heads of points share the centers and coefficients, so the gradients of these are sums over the heads."""
   arrays = make(seed=3, lead=(3,))
   arrays |= {name: z for name, z in make(seed=3).items() if name != 'points'}
   unit = {'kernel': 'laplacian', 'normalization': 'layer'}
@@ -196,7 +196,7 @@ def temporary_bytes(implementation, points, centers):
 
 
 def test_memory_of_4096_points_and_8192_centers_is_a_quarter_of_the_plain_form():
-  """Forward and backward; compiled, not run."""
+  """The memory is that of the compiled program, forward and backward. It is not run."""
   assert temporary_bytes(hyperbf, 4096, 8192) <= 0.25 * temporary_bytes(hyperbf_plain, 4096, 8192)
 
 
@@ -206,7 +206,7 @@ def test_memory_does_not_grow_with_the_responses():
 
 
 def test_points_on_several_devices_stay_there(monkeypatch):
-  """Blocks of points that lie on eight devices need no points, and no responses, of another device."""
+  """Points are sharded over eight devices. No device needs points or responses of another one."""
   use_blocks(monkeypatch, 64 * A)
   mesh = make_mesh(jax.devices())
   rows, everywhere = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ('data', None))
@@ -228,7 +228,7 @@ def test_points_on_several_devices_stay_there(monkeypatch):
   [*((metric, 'sum', (3,)) for metric in reference.METRICS), ('diagonal', 'layer', ()), ('bilinear', 'none', (3,))],
 )
 def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, normalization, lead, monkeypatch):
-  """x' = (a, −‖a‖²/2, −1) and t' = (b, 1, ‖b‖²/2) are as coordinates a and b under a metric of 1."""
+  """x' = (a, −‖a‖²/2, −1) and t' = (b, 1, ‖b‖²/2) have the dot product −‖a − b‖²/2, whatever the metric is."""
   use_blocks(monkeypatch, 4 * A)
   arrays, rng = make(metric, lead=lead), np.random.default_rng(1)
   a, b = (jnp.asarray(rng.normal(size=(*lead, count, 2)), jnp.float32) for count in (N, A))
@@ -260,7 +260,7 @@ def test_null_coordinates_are_distances_that_the_metric_leaves_alone(metric, nor
 
 
 def test_the_plain_form_has_forward_mode():
-  """The other forms have a gradient by hand, which is reverse mode only. Both modes see one Jacobian."""
+  """The other implementations have only a hand-written reverse mode. Both modes give the same Jacobian."""
   arrays = make()
   points, how = arrays.pop('points'), {'kernel': 'gaussian', 'normalization': 'layer'}
   implementation, plain = (
@@ -272,7 +272,7 @@ def test_the_plain_form_has_forward_mode():
 
 
 def test_the_peak_of_the_responses_has_no_gradient():
-  """A compiler that computes responses twice may find none that equals the peak; its gradient then was NaN."""
+  """If a compiler computes responses twice, none may equal the peak. A gradient of the peak would then be NaN."""
   s, c = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), jnp.float32), jnp.ones((7, 2))
   of_peak = jax.grad(lambda s: sums._block_sums(s, c).log_peak.sum())(s)
   np.testing.assert_array_equal(of_peak, 0)

@@ -1,4 +1,4 @@
-"""Arrays of float64 are computed in float64, where JAX has that type."""
+"""Tests that float64 arrays are computed in float64 if JAX has this type."""
 
 import functools
 

@@ -45,7 +45,7 @@ def test_laplacian_subgradient_at_the_kink_is_zero():
 
 @pytest.mark.parametrize('kernel', [kernel for kernel in KERNELS if kernel != 'gaussian'])
 def test_negative_arguments_count_as_zero(kernel):
-  """The bilinear form may be negative; only the Gaussian is defined there."""
+  """With metric bilinear, s may be negative. Only the Gaussian is defined there."""
   s = jnp.asarray([-3.0, -1e4], jnp.float32)
   assert np.all(np.asarray(KERNELS[kernel](s)) == 0)
   assert np.all(np.isfinite(jax.vmap(jax.grad(KERNELS[kernel]))(s)))

@@ -7,7 +7,7 @@ from hbf.ops.kmeans import kmeans, sample
 
 
 def blobs(seed=0):
-  """60 points around three corners, shuffled: [60, 2]."""
+  """Return 60 points [60, 2] around three corners, in random order."""
   rng = np.random.default_rng(seed)
   corners = np.array([[0, 0], [10, 0], [0, 10]])
   return jnp.asarray(rng.permutation(np.repeat(corners, 20, axis=0) + rng.normal(size=(60, 2))), jnp.float32)
@@ -18,7 +18,7 @@ def quantization_error(points, means):
 
 
 def lloyd(points, means, iterations):
-  """Lloyd's iteration in float64; a mean without points stays."""
+  """Run Lloyd's iteration in float64. A mean without points stays where it is."""
   points, means = np.asarray(points, np.float64), np.array(means, np.float64)
   for _ in range(iterations):
     nearest = np.square(points[:, None] - means).sum(-1).argmin(1)

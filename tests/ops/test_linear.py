@@ -32,7 +32,7 @@ def chunks_of_4():
 
 
 def make(seed=0, length=N, scale=1.0):
-  """Queries, keys and values [B, H, length, D]."""
+  """Return random queries, keys and values, each [B, H, length, D]."""
   return (scale * np.random.default_rng(seed).normal(size=(3, B, H, length, D))).astype('f')
 
 
@@ -42,7 +42,7 @@ def make_projections(count=M, seed=0):
 
 
 def features(z, name, projections=None):
-  """Return the features that all tests use."""
+  """Return the features of z, with the σ that all tests use."""
   return feature_map(z, name, projections=projections, sigma=WIDTH)
 
 
@@ -53,7 +53,7 @@ def attend(q, k, v, name, normalizer, causal, projections=None):
 
 
 def phi(x, name, projections):
-  """The features of one point and head as the papers have them, float64 [m]."""
+  """Return the float64 features [m] of one point x = (vector, σ), by the equations of the papers."""
   (x, sigma), omega = x, projections
   if name == 'elu':
     return np.array([z + 1 if z > 0 else np.exp(z) for z in x])
@@ -67,7 +67,7 @@ def phi(x, name, projections):
 
 
 def naive_features(z, name, projections):
-  """[B, H, N, m]."""
+  """Return the features [B, H, N, m] of z [B, H, N, D], one vector after another."""
   z = np.asarray(z, np.float64)
   rows = [
     [[phi((x, WIDTH[h, 0, 0]), name, projections[h]) for x in z[b, h]] for h in range(z.shape[1])]
@@ -77,7 +77,7 @@ def naive_features(z, name, projections):
 
 
 def naive(q, k, v, name, normalizer, causal, projections):
-  """All weights φ(q)·φ(k), one query at a time."""
+  """Compute linear attention from all weights φ(q)·φ(k), one query after another."""
   phi_q, phi_k = (naive_features(z, name, projections) for z in (q, k))
   out = np.zeros(np.shape(v))
   for b, h, i in np.ndindex(out.shape[:3]):
@@ -90,7 +90,7 @@ def naive(q, k, v, name, normalizer, causal, projections):
 
 
 def comparable(out, name, normalizer):
-  """Without what is free: a factor of each row where exponentials aren't divided by their sum."""
+  """Return outputs to compare. If a row is determined only up to a factor, divide it by its root mean square."""
   if normalizer == 'sum' or name in ('elu', 'relu'):
     return out
   return out / (out**2).mean(-1, keepdims=True) ** 0.5
@@ -112,7 +112,7 @@ def test_features_are_those_of_the_papers(name):
   ],
 )
 def test_attention_equals_all_weights_computed_one_by_one(name, normalizer, causal, length):
-  """With chunks of 4: lengths below one, whole chunks, and a rest."""
+  """Chunks have 4 tokens. The lengths are shorter than a chunk, whole chunks, and whole chunks with a rest."""
   arrays, projections = make(length=length), make_projections()
   result = np.asarray(attend(*arrays, name, normalizer, causal, projections))
   expected = naive(*arrays, name, normalizer, causal, projections)
@@ -125,7 +125,7 @@ def test_attention_equals_all_weights_computed_one_by_one(name, normalizer, caus
   [*((name, 'sum', False) for name in MAPS), *itertools.product(('elu', 'gaussian'), NORMALIZERS, (True,))],
 )
 def test_gradients_are_those_of_the_formula(name, normalizer, causal):
-  """Along a random direction, against differences of the formula in float64."""
+  """The derivative along a random direction equals a finite difference of the formula in float64."""
   implementation, length = (name, normalizer, causal), 6
   arrays, direction = (np.asarray(make(seed, length), np.float64) for seed in (2, 3))
   projections, cotangent = make_projections(), make(4, length)[0].astype(np.float64)
@@ -146,7 +146,7 @@ def test_gradients_are_those_of_the_formula(name, normalizer, causal):
 @pytest.mark.parametrize('normalizer', NORMALIZERS)
 @pytest.mark.parametrize('name', MAPS)
 def test_causal_outputs_dont_know_of_later_tokens(name, normalizer):
-  """Not even of one so large that nothing else would be left of sums over all keys: bit by bit."""
+  """Earlier outputs stay bit for bit, even if a later key is so large that it would dominate a sum over all keys."""
   q, k, v = make(5)
   implementation = name, normalizer, True, make_projections()
   before = np.asarray(attend(q, k, v, *implementation))
@@ -161,7 +161,7 @@ def test_causal_outputs_dont_know_of_later_tokens(name, normalizer):
 
 @pytest.mark.parametrize('name', MAPS)
 def test_one_key_gets_all_the_weight(name):
-  """The first output of causal attention is the first value, for any other keys."""
+  """The first token sees only itself. So the first output of causal attention is the first value."""
   q, k, v = make(6)
   q, k = np.abs(q), np.abs(k)  # relu needs a product above 0
   out = attend(q, k, v, name, 'sum', True, make_projections())
@@ -208,7 +208,7 @@ def test_projections_are_orthogonal_in_blocks(count):
 
 
 def test_each_projection_alone_is_normal():
-  """Norms of distribution χ, and every coordinate of every row of a block N(0, 1)."""
+  """The norms have the χ distribution. Each coordinate of each row of a block is N(0, 1)."""
   d, draws = 4, 20000
   rows = orthogonal_projections(np.random.default_rng(0), draws * d, d).reshape(draws, d, d)
   squares = np.sum(rows**2, axis=-1)
@@ -220,7 +220,7 @@ def test_each_projection_alone_is_normal():
 
 @pytest.mark.parametrize('name', RANDOM_MAPS)
 def test_products_of_random_features_are_unbiased(name):
-  """The mean of 4,000 independent draws is the kernel, within five standard errors of every pair."""
+  """The mean over 4,000 independent draws equals the kernel within five standard errors."""
   rng = np.random.default_rng(0)
   x, projections = 0.7 * rng.normal(size=(2, D)), np.stack([orthogonal_projections(rng, M, D) for _ in range(4000)])
   q, k = (feature_map(z[None].astype('f'), name, projections=projections, sigma=1.3) for z in x)
@@ -239,7 +239,7 @@ def exact(q, k, v, name):
 
 @pytest.mark.parametrize('name', RANDOM_MAPS)
 def test_more_random_features_come_closer_to_the_exact_operator(name):
-  """64 times as many, an eighth of the error, and at last a small one."""
+  """64 times as many features have an eighth of the error, and the last error is small."""
   q, k, v = make(10, scale=0.3)
   expected = exact(q, k, v, name)
 

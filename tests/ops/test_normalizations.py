@@ -1,4 +1,4 @@
-"""Each normalization's precision and gradient where responses hardly differ, against float64."""
+"""Tests of normalizations against float64 where responses hardly differ: precision and gradients."""
 
 import functools
 
@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ['xla', 'pallas']
 
 
 def unit(kernel, d, a, n, variance, dtype, seed=0):
-  """LayerNorm'ed points, N(0, 1) centers, coefficients and the options of a unit of width √variance."""
+  """Return points after a LayerNorm, centers and coefficients drawn from N(0, 1), and options with σ² = variance."""
   rng = np.random.default_rng(seed)
   points = reference.layer_norm(rng.normal(size=(n, d)))
   arrays = [jnp.asarray(z, dtype) for z in (points, rng.normal(size=(a, d)), rng.normal(size=(a, d)))]
@@ -21,7 +21,7 @@ def unit(kernel, d, a, n, variance, dtype, seed=0):
 
 
 def exact(arrays, options, normalization):
-  """The operator in float64, responses and all."""
+  """Compute the operator in float64 from its equations."""
   points, centers, coefficients = (np.asarray(z, np.float64) for z in arrays)
   r2 = (points**2).sum(-1)[:, None] + (centers**2).sum(-1) - 2 * points @ centers.T
   s = r2 / (2 * options['sigma'] ** 2)
@@ -37,7 +37,7 @@ def relative_error(result, expected):
 @pytest.mark.parametrize(('dtype', 'most'), [('bfloat16', 0.01), ('float32', 2e-5)])
 @pytest.mark.parametrize('kernel', ['gaussian', 'inverse_multiquadric'])
 def test_centered_responses_that_hardly_differ_keep_their_digits(kernel, dtype, most, implementation):
-  """σ² = D, recipe memo's sizes; outside jit, where XLA's CPU rounds between the operations as accelerators do."""
+  """Sizes are those of recipe memo, with σ² = D. Without jit, a CPU rounds between operations as accelerators do."""
   arrays, options = unit(kernel, 768, 1536, 16, 768, dtype)
   result = hyperbf(*arrays, **options, normalization='layer', implementation=implementation)
   assert relative_error(result, exact(arrays, options, 'layer')) < most
@@ -49,7 +49,7 @@ def test_centered_responses_that_hardly_differ_keep_their_digits(kernel, dtype, 
 def test_gradient_is_that_of_the_float64_operator_however_little_responses_differ(
   sigma, normalization, implementation
 ):
-  """ε too: at σ of 40 it is a tenth of what divides the centered responses, at 300 nearly all of it."""
+  """This includes ε of the normalization. At σ = 300, ε is nearly all of the divisor of the centered responses."""
   arrays, options = unit('inverse_multiquadric', 8, 12, 5, sigma**2, 'float32')
   rng = np.random.default_rng(1)
   along, readout = (rng.normal(size=(5, 8)) for _ in range(2))

@@ -20,7 +20,7 @@ RELATIVE = [normalization for normalization in reference.NORMALIZATIONS if norma
 
 
 def make(metric, seed=0, lead=()):
-  """Points, centers, coefficients and weights, with these axes in front."""
+  """Return random points, centers, coefficients and weights of a metric, with the leading axes `lead`."""
   rng = np.random.default_rng(seed)
   arrays = [rng.normal(size=(*lead, *shape)).astype('f') for shape in ((N, D), (A, D), (A, V))]
   return (*arrays, reference.metric_weights(rng, metric, D, RANK, lead))
@@ -45,7 +45,7 @@ def test_equals_the_sum_over_centers(kernel, metric):
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 @pytest.mark.parametrize('masked', [False, True])
 def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(masked, kernel, normalization):
-  """Heads in front; σ per head and center, log-gain per head, and for the plain form a mask per point and center."""
+  """Each head has its own log-gain, each center its own σ, and the plain form a mask for each point and center."""
   rng = np.random.default_rng(5)
   points, centers, coefficients, weights = make('full', 5, lead=(2,))
   sigma, log_gain = rng.uniform(0.8, 2, size=(2, 1, A)), rng.normal(size=(2, 1, 1))
@@ -81,7 +81,7 @@ def test_equals_the_sum_head_by_head_with_widths_gains_and_mask(masked, kernel, 
 
 @pytest.mark.parametrize('metric', reference.METRICS)
 def test_any_shape_of_equal_widths_gives_the_same(metric):
-  """Whatever way the operator takes for widths that the centers of a head share, or for each center its own."""
+  """σ may be one for each head, or the same numbers for each center. The operator may compute these differently."""
   points, centers, coefficients, weights = make(metric, 6, lead=(2,))
   sigma = np.array([0.8, 1.5], 'f').reshape(2, 1, 1)
   unit = {'kernel': 'gaussian', 'metric': metric, 'weights': weights}
@@ -93,7 +93,7 @@ def test_any_shape_of_equal_widths_gives_the_same(metric):
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 def test_gradient_equals_finite_differences_of_the_float64_sum(kernel, normalization):
-  """Along one direction in all of points, centers, coefficients, weights and log-width at once."""
+  """The direction changes points, centers, coefficients, weights and log σ at once."""
   rng = np.random.default_rng(7)
   at = dict(zip(('points', 'centers', 'coefficients', 'weights'), make('full', 7), strict=True))
   at['log_sigma'] = rng.uniform(0, 0.5, size=(1, A)).astype('f')
@@ -128,7 +128,7 @@ def test_gradient_equals_finite_differences_of_the_float64_sum(kernel, normaliza
 @pytest.mark.parametrize('implementation', ['xla', 'plain', 'pallas'])
 @pytest.mark.parametrize('normalization', ['none', 'sum'])
 def test_the_gradient_of_beta_is_exact_at_0_and_beside_it(normalization, implementation):
-  """A width would be infinite there; with one a head these would be attention, which β doesn't take."""
+  """At β = 0, σ would be infinite. Each center has a β of its own here."""
   points, centers, coefficients, weights = make('bilinear', 9)
   beta = np.array([[0.0, 1e-24, -1e-24, -0.05, 0.3]], 'f')
   unit = {'kernel': SIGNED, 'metric': 'bilinear', 'weights': weights, 'normalization': normalization}
@@ -160,9 +160,9 @@ def test_a_kernel_has_sigma_or_beta(scale, message):
 
 
 def hostile_points():
-  """Points [4, N, D] and centers [4, A, D] where a careless formula divides by zero, underflows or takes √0.
+  """Return points [4, N, D] and centers [4, A, D] for which a careless formula divides by 0, underflows or takes √0.
 
-  Coincident, all one point, 1e3 apart and 1e4 apart.
+  In the four cases, centers equal points, all are one point, or their distances are 1e3 or 1e4.
   """
   points, centers, _, _ = make('identity', 3)
   coincident = np.concatenate([points, points[:1]])
@@ -197,7 +197,7 @@ def test_value_and_every_gradient_are_finite(kernel, metric):
 @pytest.mark.parametrize('normalization', RELATIVE)
 @pytest.mark.parametrize('kernel', ['gaussian', 'laplacian'])
 def test_normalized_responses_survive_where_the_kernel_underflows(kernel, normalization):
-  """1e4 away K is 0 in float32; relative to the nearest center it isn't."""
+  """At a distance of 1e4, K is 0 in float32. Divided by the K of the nearest center, it is not."""
   points, centers = (z[3] for z in hostile_points())
   log_k = log_responses(points, centers, kernel=kernel, sigma=1.0)
   assert np.all(np.asarray(normalize(log_k, 'none')) == 0)
@@ -207,7 +207,7 @@ def test_normalized_responses_survive_where_the_kernel_underflows(kernel, normal
 
 
 def exact_log_k():
-  """Multiples of 1/8, so that adding an integer below 2¹³ rounds nothing: [N, A]."""
+  """Return log K [N, A] in multiples of 1/8, so that adding an integer below 2¹³ rounds nothing."""
   return jnp.asarray(-np.random.default_rng(2).integers(0, 40, size=(N, A)) / 8, jnp.float32)
 
 
@@ -257,7 +257,7 @@ def test_gain_saves_responses_that_underflow_without_it():
 @pytest.mark.parametrize('normalization', reference.NORMALIZATIONS)
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 def test_centers_masked_out_equal_absent_centers(kernel, normalization):
-  """Value and gradient agree, for any position of the masked center."""
+  """Values and gradients agree, wherever the masked center is."""
   points, centers, coefficients, _ = make('identity', 9)
   keep = np.array([0, 2, 4])
   mask = np.isin(np.arange(A), keep)

@@ -1,4 +1,4 @@
-"""The fused kernels equal the plain form, interpreted on a CPU, and lower for GPU and TPU."""
+"""Tests that the fused kernels equal the plain implementation, interpreted on a CPU, and lower for GPU and TPU."""
 
 import functools
 
@@ -39,7 +39,7 @@ def make(lead=(), dtype='float32', seed=0):
 
 
 def assert_equal(implementation, expected_form, arrays, tolerance, expected_arrays):
-  """Both give the same sum of functions of all outputs, and the same gradient."""
+  """Assert that both functions give the same sum of sines of all outputs, and the same gradient."""
 
   def run(implementation, arrays):
     def total(z):
@@ -60,7 +60,7 @@ def assert_equal(implementation, expected_form, arrays, tolerance, expected_arra
 
 @pytest.mark.parametrize('kernel', reference.KERNELS)
 def test_all_sums_equal_those_in_blocks(kernel, small_blocks):
-  """Mass, power and log_peak of their own too."""
+  """The sums mass, power and log_peak are compared too."""
 
   def sums(implementation, points, centers, coefficients, sigma, weights):
     return implementation(distances(points, centers, 'diagonal', weights, 0.5 / sigma**2), coefficients, kernel)
@@ -99,7 +99,7 @@ def test_the_blocks_of_the_hardware_suit_tokens_narrower_than_they(platform, mon
 
 
 def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
-  """bilinear responses may be huge: those of points that only fill a block must not turn into NaN."""
+  """Responses of metric bilinear may be huge. Those of padding points must not become NaN."""
   arrays = make(seed=3)
   arrays['weights'] = -40 * jnp.eye(D)
   unit = {'kernel': 'gaussian', 'normalization': 'layer', 'metric': 'bilinear'}
@@ -130,7 +130,7 @@ def test_forward_and_gradient_lower_without_the_hardware(platform, call, d, dtyp
 
 
 def sharded_step(mesh):
-  """A gradient step's loss and gradients of points that lie on all devices, centers on each; and its arrays."""
+  """Return a function for a loss with gradients, its arrays, and the arrays with the points sharded on the mesh."""
   rows, whole = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ('data', None))
   arrays = make() | {'points': jax.random.normal(jax.random.key(1), (64, D))}
   placed = {name: jax.device_put(z, rows if name == 'points' else whole) for name, z in arrays.items()}
@@ -140,7 +140,7 @@ def sharded_step(mesh):
 
 
 def test_points_on_several_devices_stay_there(small_blocks):
-  """Each device sums for its points; the gradients of what all share are added up."""
+  """Each device computes the sums for its points. The gradients of shared arrays are added over the devices."""
   mesh = make_mesh(jax.devices())
   step, arrays, placed = sharded_step(mesh)
   with jax.set_mesh(mesh):
@@ -162,7 +162,7 @@ def test_lowers_for_several_tpus():
 
 
 def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
-  """On the eight devices of the tests each sees an eighth, in whatever a run compiles."""
+  """In all programs of a run, each of the eight devices gets an eighth of the points."""
   seen, sums = [], pallas._sums
 
   def record(kernel, distances, coefficients):

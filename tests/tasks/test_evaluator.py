@@ -1,4 +1,4 @@
-"""Every example once, on any number of devices."""
+"""Tests that every example is evaluated once, on any number of devices."""
 
 import functools
 

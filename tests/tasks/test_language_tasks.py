@@ -1,4 +1,4 @@
-"""What a language model sees of a text, and what its loss is."""
+"""Tests of the inputs of a language model, and of its loss."""
 
 import jax
 import jax.numpy as jnp

@@ -13,7 +13,7 @@ from hbf.training.state import Diverged, Totals, TrainState, check_finite_state,
 
 
 def take_the_next(state, resident, batch):
-  """Parameters that no rule makes: those that the batch holds."""
+  """Take a step whose new parameters are simply those in the batch."""
   del resident
   return state.replace(step=state.step + 1, params={'kernel': batch['params']})
 
@@ -24,7 +24,7 @@ def decaying(decay):
 
 @pytest.mark.parametrize(('decay', 'devices'), [(0.6, 1), (0.999, 8)], ids=['reached', 'on the way'])
 def test_the_average_is_the_recursion_over_the_parameters_of_each_step(decay, devices):
-  """min(decay, (1 + t) / (10 + t)) of what was, written in float64; the state is given away at every call."""
+  """The expected recursion has the decay min(decay, (1 + t) / (10 + t)), in float64. Each call donates the state."""
   config = decaying(decay)
   drawn = np.random.default_rng(0).normal(size=(31, 5, 3)).astype(np.float32)
   mesh = make_mesh(jax.devices()[:devices])

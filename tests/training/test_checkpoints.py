@@ -87,7 +87,7 @@ def test_a_checkpoint_without_an_average_is_what_it_was_and_says_what_it_lacks(t
 
 
 def test_parameters_that_are_gone_are_read_and_dropped(tmp_path):
-  """The optimizer's state holds them too. A run that is resumed saves checkpoints without them."""
+  """The optimizer's state holds the removed parameters too. A resumed run saves checkpoints without them."""
   optimizer = optax.adam(1e-3)
 
   def made(value, pool):
@@ -108,7 +108,7 @@ def test_parameters_that_are_gone_are_read_and_dropped(tmp_path):
 
 
 def test_parameters_of_old_names_are_read(tmp_path):
-  """The optimizer's state holds the names too."""
+  """The optimizer's state has the old names too."""
   optimizer = optax.adam(1e-3)
 
   def made(value, names):
@@ -131,7 +131,7 @@ def test_parameters_of_old_names_are_read(tmp_path):
 
 
 def test_a_figure_that_comes_later_counts(tmp_path):
-  """As that of a step whose validation was interrupted and is made up for."""
+  """The score of a step may come after its checkpoint, if its evaluation was interrupted and is repeated later."""
   with contextlib.closing(Checkpoints(tmp_path, keep=1, ranks=ACCURACY)) as checkpoints:
     checkpoints.save(1, state(1))
     assert checkpoints.score(1, 50.0)
@@ -176,7 +176,7 @@ def test_restores_onto_the_devices_at_hand(tmp_path, devices, there, here):
 
 
 def test_checkpoints_of_before_are_read(tmp_path):
-  """Those that ranked themselves, and said nothing of times."""
+  """Older checkpoints hold their own score, and no times."""
   options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics['accuracy'])
   saving, old = ocp.args.StandardSave, state(3)
   with ocp.CheckpointManager(tmp_path, options=options, item_names=('params', 'training')) as manager:
@@ -293,7 +293,7 @@ def test_what_is_the_machines_fault_sets_no_checkpoint_aside(tmp_path, monkeypat
 
 
 def test_what_may_not_be_read_is_not_missing(tmp_path, monkeypatch):
-  """Orbax looks for the files of a folder, and finds none where it may not look."""
+  """For Orbax, files in a folder without read permission are missing."""
   with saved(tmp_path, dict.fromkeys((1, 2)), keep=2):
     pass
 

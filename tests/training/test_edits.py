@@ -1,4 +1,4 @@
-"""Edits of a trained classifier: they do what they say, leave the rest alone, and can be taken back."""
+"""Tests of edits of a trained classifier: they do what they say, leave the rest alone, and can be undone."""
 
 import dataclasses
 import shutil
@@ -25,13 +25,13 @@ def run(finished):
 
 @pytest.fixture(scope='module')
 def images(run):
-  """Sixty training images."""
+  """Return sixty training images."""
   return guarded_images(run.workdir, run.config)[:60]
 
 
 @pytest.fixture(scope='module')
 def wanted(run, images):
-  """For each of three images, a class that it is not answered."""
+  """Return, for each of three images, a class that is not the answer."""
   return [int(label) for label in np.argsort(run.predict(images[:3]), axis=-1)[:, -2]]
 
 
@@ -59,7 +59,7 @@ def random_edits(count, dims=6, classes=4, seed=0):
 
 
 def test_changes_are_a_hyperbf_that_interpolates():
-  """Against the definition in float64; at the centers they are what was asked for."""
+  """The changes equal the definition in float64. At the centers, they are the wanted changes."""
   edits = random_edits(5)
   points = np.random.default_rng(1).normal(size=(200, 6))
   w, t = edits.metric.astype(np.float64), np.array([edit.center for edit in edits.edits], np.float64)
@@ -191,7 +191,7 @@ def test_edits_of_files(folder, images, wanted, tmp_path):
 
 
 def test_the_metric_draws_copies_together(run, images):
-  """Beside the metric of the standard deviations alone."""
+  """The copies are nearer to each other than in a metric that only divides by standard deviations."""
   reader = Reader.of(run.model, run.params, run.task)
   metric = measure_metric(reader, images, (('shift', 1),))
   moved = reader(copies(images[:20], (('shift', 1),), 4, seed=9).reshape(-1, *images.shape[1:])).points

@@ -1,4 +1,4 @@
-"""The page of a run: complete, self-contained, and shown correctly by a browser."""
+"""Tests of the page of a run: it is complete and self-contained, and a browser shows it correctly."""
 
 import base64
 import io

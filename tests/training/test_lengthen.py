@@ -1,4 +1,4 @@
-"""More epochs for a run that has begun or is finished."""
+"""Tests of more epochs for a run that has begun or is finished."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def assert_same_parameters(one, other):
 
 @pytest.fixture
 def described(whole, tmp_path):
-  """Makes a copy of the finished run whose config.json says that it had other options."""
+  """Return a function that copies the finished run and changes optimizer options in its config.json."""
 
   def make(**optimizer):
     folder = shutil.copytree(whole, tmp_path / 'copy')

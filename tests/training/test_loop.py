@@ -1,4 +1,4 @@
-"""Real runs of a toy model on the digits."""
+"""Tests of real runs of a toy model on the digits."""
 
 import io
 import itertools
@@ -70,7 +70,7 @@ def test_the_log_tells_how_wide_the_kernels_become(finished):
 
 
 def test_no_report_is_faster_than_its_steps(tmp_path, toy, monkeypatch):
-  """The last one too, which is written right after the one before it; but for clocks that are read late."""
+  """This includes the last report, which follows at once after the one before it."""
   compiled, seconds = startup.compile_steps, 0.02
 
   def slowed(*arguments):
@@ -99,7 +99,7 @@ def test_a_finished_run_is_not_touched_again(finished, monkeypatch):
 
 
 def test_evaluation_repeats_the_runs_own_figures(finished, tmp_path):
-  """Those of its parameters and those of their average, which are others."""
+  """The scores are those of the parameters, and the different ones of their average."""
   workdir, _, result = finished
   before = files_in(workdir / 'checkpoints')
   names = ('n', 'correct', *(score.name for score in CLASSIFICATION))

@@ -1,4 +1,4 @@
-"""Most tests have a process of their own, set up as the scripts set theirs up."""
+"""Tests of settings of the machine. Most have a process of their own, which is set up as by the commands."""
 
 import os
 import re

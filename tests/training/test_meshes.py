@@ -1,4 +1,4 @@
-"""However devices share batches, parameters and units, a run computes what one device does."""
+"""Tests that a run computes the same on all meshes as on one device."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ STEPS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The first steps of a run: its experiment, its state before them, and the loss of each."""
+  """The first steps of a run: its experiment, the state before the steps, and the loss of each step."""
 
   experiment: object
   state: object
@@ -36,7 +36,7 @@ class Run:
 @pytest.fixture(scope='module')
 def run(toy):
   def first_steps(model, options, start=None, **sizes):
-    """On a mesh of these sizes of all devices, from a state or a fresh one; without sizes on one device."""
+    """Take the first steps from `start` or a fresh state, on a mesh of these sizes. Without sizes, use one device."""
     changes = {'model.width': 32, 'model.heads': 4, 'train.batch_size': 64, 'model.dropout': 0.0} | options
     sizes = {f'mesh.{axis}': size for axis, size in sizes.items()}
     made = prepare(toy(f'model={model}', **changes, **sizes), devices=jax.devices() if sizes else ONE)
@@ -74,7 +74,7 @@ MESHES = [
 
 @pytest.mark.parametrize('sizes', MESHES)
 def test_losses_are_those_of_one_device(run, hyperbf, sizes):
-  """In float32; sums are of other parts, and twenty steps of Adam carry on what that rounds."""
+  """The losses agree up to float32 rounding. Sums have other parts, and twenty steps of Adam enlarge the rounding."""
   start = None if len(sizes) == 3 else jax.device_get(hyperbf.state)
   found = run('hyperbf', {'model.stage2.centers': 24}, start, **sizes)
   np.testing.assert_allclose(found.losses, hyperbf.losses, rtol=1e-4)
@@ -88,7 +88,7 @@ def test_losses_are_those_of_one_device(run, hyperbf, sizes):
 @pytest.mark.parametrize('sizes', [{}, {'data': 1, 'fsdp': 2, 'tensor': 4}], ids=['one', 'mixed'])
 @pytest.mark.parametrize('activation', ['gelu', 'swiglu'])
 def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
-  """Each multiplies its own, though the two of a gated layer lie side by side in one kernel."""
+  """Each device multiplies its own units, although the two halves of a gated layer lie side by side in one kernel."""
   layer, x = MLP(64, activation), jax.random.normal(jax.random.key(0), (8, 4, 16))
   params = layer.init(jax.random.key(1), x)
   mesh = make_mesh(jax.devices() if sizes else ONE, {'data': 1, 'fsdp': 1, 'tensor': 1} | sizes)
@@ -104,7 +104,7 @@ def test_units_that_lie_on_several_devices_stay_there(activation, sizes):
 
 
 def test_gradients_are_summed_within_fsdp_before_they_cross_data():
-  """Hosts that each share the parameters exchange a share of the gradients, and not all of them."""
+  """If the devices of a host share the parameters, hosts exchange only shards of the gradients."""
   unit, x = HyperBFCenters(64), jax.random.normal(jax.random.key(0), (8, 4, 32))
   params = unit.init(jax.random.key(1), x)
   mesh = make_mesh(jax.devices(), {'data': 2, 'fsdp': 4, 'tensor': 1})
@@ -118,7 +118,7 @@ def test_gradients_are_summed_within_fsdp_before_they_cross_data():
 
 
 def test_a_device_of_sixteen_has_a_sixteenth_of_the_parameters():
-  """Of every matrix: vectors are whole everywhere."""
+  """Each matrix is split over the sixteen devices. Vectors are whole on every device."""
   params = abstract_params(
     build_model(resolve(cifar10.get_config('model=hyperbf,recipe=memo')).model, 10), (32, 32, 3)
   )

@@ -47,7 +47,7 @@ def test_centers_and_widths_learn_at_their_own_rates(toy):
 
 
 def every_parameter():
-  """A path of each parameter of every model, with the unusual options that make more of them."""
+  """Return the paths of all parameters of all models, also with options that add parameters."""
   pairs = [(name, {}) for name in (*MODELS, 'hyperbf+none')]
   pairs += [
     ('hyperbf', {'stage2.normalization': 'none', 'stage2.metric': 'bilinear', 'stage2.kernel': 'signed_gaussian'}),
@@ -72,7 +72,7 @@ def every_parameter():
 
 
 def test_every_parameter_has_a_rule_and_what_is_alike_has_the_same():
-  """Centers are centers, and coefficients coefficients, whichever stage has them; β is a width."""
+  """Centers have one rule in both stages, and so have coefficients. β has the rule of σ."""
   rest = {'names': '', 'tensor': None, 'matrices': 0}
   rules = {path[-1].key: dataclasses.replace(rule_of(path), **rest) for path, _ in every_parameter()}
   assert rules['centers'] == rules['memory_centers'] != rules['kernel']
@@ -101,7 +101,7 @@ def test_a_parameter_without_a_rule_or_a_layer_is_an_error(toy):
 
 
 def test_a_layer_learns_and_decays_at_its_own_rate(toy):
-  """Of BEiT: block i of L at decay^(L − i), what feeds the blocks at decay^(L + 1), norm and head at 1."""
+  """As in BEiT, the factor is decay^(L − i) in block i of L, decay^(L + 1) before the blocks, and 1 after them."""
   factors = {'embedding': 1 / 16, 'block0': 1 / 8, 'block1': 1 / 4, 'block2': 1 / 2, 'norm': 1.0, 'head': 1.0}
   params = {name: {'kernel': jnp.full(3, 0.7)} for name in factors}
   grads = {name: {'kernel': jnp.arange(1.0, 4.0) + i} for i, name in enumerate(params)}
@@ -125,7 +125,7 @@ def test_the_state_of_an_optimizer_without_layers_is_that_of_checkpoints_of_befo
 
 
 def test_lion_has_its_own_second_moment(toy):
-  """After a gradient of 1 it is 1 − 0.99, where Adam's would be 1 − 0.999."""
+  """After a gradient of 1, Lion's moment is 1 − 0.99. Adam's second moment would be 1 − 0.999."""
   config = toy(**{'optimizer.name': 'lion', 'optimizer.clip': 0.0, 'optimizer.weight_decay': 0.0})
   optimizer = make_optimizer(config.optimizer, optax.constant_schedule(1.0))
   ones = jax.tree.map(jnp.ones_like, PARAMS)
@@ -250,7 +250,7 @@ def test_unknown_values_name_the_known_ones(toy, key):
 
 
 def test_schedule_free_is_its_recursion_in_float64(toy):
-  """Defazio et al. 2024, eqs. 3 to 5, around Adam without its first moment; weights of the average are rates²."""
+  """The recursion is Defazio et al. 2024, eqs. 3 to 5, around Adam without a first moment, with weights rate²."""
   changes = {'name': 'schedule_free', 'schedule': 'constant', 'weight_decay': 0.0, 'clip': 0.0, 'learning_rate': 0.1}
   config = toy(**{f'optimizer.{key}': value for key, value in changes.items()}, **{'optimizer.warmup': '5steps'})
   schedule = make_schedule(config.optimizer, CLOCK)

@@ -1,4 +1,4 @@
-"""Runs that start from weights of this package: a run, a checkpoint, an exported or a pretrained model."""
+"""Tests of runs that start from weights of this package: of a run, a checkpoint, an export or a pretrained model."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Answers for one's own images, from a run and from its export, which JAX alone can read."""
+"""Tests of answers for a user's own images, from a run and from its export, which JAX alone can read."""
 
 import dataclasses
 import hashlib
@@ -32,7 +32,7 @@ PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'how-to' / 'export.md'
 
 
 def small(name, **changes):
-  """A classifier of small random parameters, none of them special."""
+  """Return a classifier with random parameters."""
   config = resolve(digits.get_config(f'model={name}')).model
   with config.unlocked():
     config.update_from_flattened_dict({'width': 16, 'depth': 1, 'heads': 2, **changes})
@@ -55,7 +55,7 @@ def run(finished):
 
 @pytest.fixture(scope='module')
 def folder(run, tmp_path_factory):
-  """The run's model, exported."""
+  """Return the folder to which the model of `run` is exported."""
   path = tmp_path_factory.mktemp('exported') / 'model'
   export(run, path)
   return path
@@ -63,13 +63,13 @@ def folder(run, tmp_path_factory):
 
 @pytest.fixture
 def copied(folder, tmp_path):
-  """A copy of it, to be damaged."""
+  """Return a copy of the exported folder, to be damaged."""
   return pathlib.Path(shutil.copytree(folder, tmp_path / 'copied'))
 
 
 @pytest.fixture
 def own(tmp_path):
-  """Images as they come: of several kinds and sizes, in folders, with a damaged one and hidden ones among them."""
+  """Return a folder of images of several kinds and sizes, with subfolders, a damaged image and hidden ones."""
   root = tmp_path / 'own'
   (root / 'more').mkdir(parents=True)
   (root / '.cache').mkdir()
@@ -83,7 +83,7 @@ def own(tmp_path):
 
 
 def test_answers_are_those_of_evaluation(finished, run, digits_dir, tmp_path):
-  """The test split as files, under its indices, is classified as the run's own evaluation did."""
+  """The images of the test split, written to files, get the predictions of the run's own evaluation."""
   workdir, config, _ = finished
   source = open_split(open_images(find('digits', str(digits_dir))), 'test', None)
   paths = []

@@ -1,4 +1,4 @@
-"""Models that come with the package."""
+"""Tests of the models that come with the package."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def run(toy, tmp_path_factory):
 
 @pytest.fixture
 def models(run, tmp_path, monkeypatch):
-  """A package with one model, and a cache of its own."""
+  """Let the package have one model, and an empty cache. Return the folder of models."""
   monkeypatch.setattr(pretrained, 'MODELS', tmp_path / 'models')
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   pretrained.store(run, tmp_path / 'models' / 'toy', 'A toy.')

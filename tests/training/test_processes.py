@@ -1,4 +1,4 @@
-"""Several processes that make one run."""
+"""Tests of several processes that make one run."""
 
 import contextlib
 import json
@@ -118,7 +118,7 @@ def free_port():
 
 @pytest.fixture(scope='module')
 def talk(tmp_path_factory):
-  """What two processes say, by process."""
+  """Return what two connected processes print, by process."""
   folder, coordinator = tmp_path_factory.mktemp('talk'), f'localhost:{free_port()}'
   (folder / 'checkpoints').mkdir()
   started = [
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_one_cannot_read_is_set_aside_by_all(talk):
 
 @pytest.fixture
 def launch(tmp_path):
-  """Starts the processes of docs/how-to/devices.md in a workdir; what they say and end with is in tmp_path."""
+  """Return a function that starts the processes of docs/how-to/devices.md. It writes their output and statuses."""
   shells = []
 
   def start(workdir, **changes):
@@ -186,7 +186,7 @@ def launch(tmp_path):
 
 
 def when_reported(workdir, shell):
-  """Waits until a run has logged a line; returns the numbers that the system gave its processes."""
+  """Wait until a run has logged a line. Return the process ids of its processes."""
   while not read_metrics(workdir):
     assert shell.poll() is None
     time.sleep(0.02)
@@ -194,7 +194,7 @@ def when_reported(workdir, shell):
 
 
 def statuses(folder):
-  """What the processes ended with."""
+  """Return the exit statuses of the processes."""
   return [int((folder / f'{process}.status').read_text()) for process in range(2)]
 
 
@@ -218,7 +218,7 @@ TOY = {
 
 
 def test_two_processes_are_one_run_that_any_of_them_stops_and_one_goes_on(tmp_path, toy, digits_dir, launch):
-  """2 × 4 devices equal 1 × 8; a signal to one ends both with status 0, saved; one process ends what they began."""
+  """A signal to one process stops both, and saves the run. A single process with 8 devices then continues the run."""
   workdir, whole = tmp_path / 'two', tmp_path / 'one'
   shell = launch(workdir, **TOY, **{'data.dir': digits_dir})
   second = when_reported(workdir, shell)[1]

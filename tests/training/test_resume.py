@@ -1,4 +1,4 @@
-"""Runs that end before their end: the same call goes on, and nothing of the result shows that it did."""
+"""Tests of interrupted runs: the same call continues them, and the result is that of an uninterrupted run."""
 
 import errno
 import io
@@ -48,7 +48,7 @@ if __name__ == '__main__':
 
 @pytest.fixture(scope='module')
 def stopped(finished, tmp_path_factory):
-  """The finished run's config and the workdir of its like that was stopped after step 14, with other calls."""
+  """Return the workdir of a run like the finished one that was stopped after step 14, with more steps in a call."""
   config = finished[1].copy_and_resolve_references()
   config.train.steps_per_call, config.checkpoint.every, config.checkpoint.keep = 4, '5steps', 9
   workdir = tmp_path_factory.mktemp('stopped') / 'run'
@@ -61,12 +61,12 @@ def stopped(finished, tmp_path_factory):
 
 @pytest.fixture
 def parts(stopped, tmp_path):
-  """A copy of the stopped run."""
+  """Return a copy of the stopped run."""
   return shutil.copytree(stopped, tmp_path / 'run')
 
 
 def goes_on(finished, workdir):
-  """Finishes a run; returns what it says. It must become the finished one."""
+  """Continue a run to its end, and check that it equals the finished one. Return its output."""
   whole, config, result = finished
   said = io.StringIO()
   found = train(config, workdir, Console(file=said, width=1000), ONE)
@@ -77,13 +77,13 @@ def goes_on(finished, workdir):
 
 
 def test_sigterm_saves_and_the_same_call_goes_on_exactly(finished, parts, monkeypatch):
-  """Also if the parts cut the steps into other calls; and nothing is measured again."""
+  """The two parts differ in the number of steps in a call. The images are not measured again."""
   monkeypatch.setattr(levels, 'statistics', None)
   assert 'goes on after step 14' in goes_on(finished, parts)
 
 
 def test_what_is_said_to_be_saved_is_complete_before_signals_kill_again(finished, tmp_path, monkeypatch):
-  """A terminal's Ctrl-C reaches a run twice, from the terminal and from the comparison that started it."""
+  """In a comparison, Ctrl-C reaches a run twice: from the terminal, and from the comparison that started it."""
   _, config, _ = finished
   complete = []
 
@@ -132,7 +132,7 @@ def test_a_full_disk_ends_in_a_line_and_the_same_call_goes_on_when_there_is_room
 def test_sigterm_during_evaluation_is_answered_within_two_batches(
   finished, tmp_path, monkeypatch, split, step, pass_
 ):
-  """Of the parameters, or of their average after them; and the evaluation is made up for."""
+  """The evaluation is of the parameters, or of their average. The continued run repeats it."""
   config = finished[1].copy_and_resolve_references()
   examples = {'validation': 144, 'test': finished[2]['n']}[split]
   batches, passes, after = Input.batches, [], []
@@ -215,7 +215,7 @@ def test_a_run_goes_on_with_its_blocks_in_another_form(tmp_path, toy, monkeypatc
 
 
 def test_a_run_without_times_in_its_checkpoint_counts_the_steps_that_it_times(finished, parts):
-  """As those of before times were saved."""
+  """Older checkpoints have no times."""
   for path in (parts / 'checkpoints').glob('*/_CHECKPOINT_METADATA'):
     about = json.loads(path.read_text())
     path.write_text(json.dumps(about | {'custom_metadata': {}}))

@@ -1,4 +1,4 @@
-"""Configs of older runs, those in results/ first of all."""
+"""Tests of configs of older runs, above all those in results/."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ OLD = {'name': 'vit', 'width': 8, 'stage1': {}, 'stage2': {'hidden': 4, 'activat
 
 @functools.cache
 def parameters(model, classes, image_shape):
-  """Of runs of one model many differ in other things only."""
+  """Return the number of parameters. It is cached, because many runs have the same model."""
   return count_parameters(build_model(ConfigDict(json.loads(model)), classes), image_shape)
 
 
@@ -66,7 +66,7 @@ def test_there_are_runs():
 
 @pytest.mark.parametrize('comparison', COMPARISONS)
 def test_every_committed_run_is_the_model_that_it_was(comparison):
-  """Its config has exactly today's keys, and gives the model of as many parameters as it had."""
+  """The translated config has exactly today's keys, and its model has as many parameters as the run had."""
   runs = COMPARISONS[comparison]
   for run, stored in stored_configs(comparison).items():
     config, gone = runs.config(run), 0
@@ -79,7 +79,7 @@ def test_every_committed_run_is_the_model_that_it_was(comparison):
 
 
 def test_what_a_run_was_before_there_was_a_choice_is_not_todays_default(tmp_path):
-  """The first runs had no rate of their own for centers; today's default is √D."""
+  """The first runs had the same learning rate for centers as for other parameters. Today's default factor is √D."""
   stored = stored_configs('rivals')['cifar10-hyperbf-0']
   del stored['optimizer']['centre_rate']
   write_json(tmp_path / 'config.json', stored)

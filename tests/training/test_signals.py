@@ -1,4 +1,4 @@
-"""Signals while the main thread is in compiled code, where Python's own handlers wait."""
+"""Tests of signals while the main thread runs compiled code, where Python's own handlers wait."""
 
 import signal
 import subprocess

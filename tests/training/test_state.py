@@ -11,7 +11,7 @@ from hbf.training.state import Totals, TrainState, init_state, make_train_step, 
 
 
 def add_twice(state, resident, batch):
-  """Not commutative, so that the order shows."""
+  """Take a step that does not commute with others, so that the result shows the order of the batches."""
   return state.replace(step=state.step + 1, params=2 * state.params + batch['index'] + resident['image'])
 
 
@@ -29,7 +29,7 @@ def test_one_call_takes_as_many_steps_as_it_is_told(count):
 
 @pytest.fixture(scope='module')
 def params_after(toy):
-  """Parameters of the start and three steps of SGD, which keeps rounding small where Adam makes 1 of it."""
+  """Return a function that makes the parameters after three steps of SGD. Adam would enlarge rounding errors."""
 
   def run(devices=1, **changes):
     sgd = {'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.1, 'optimizer.clip': 0.0}
@@ -63,7 +63,7 @@ def test_devices_inputs_and_parts_of_a_batch_do_not_matter(params_after, expecte
 
 
 def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mixes(toy, monkeypatch):
-  """With one key for both, whether an image is flipped would say how it is mixed."""
+  """With the same key for both, the flip of an image would determine its mixing."""
 
   def augment(key, images, index, *_):
     keys['augment'] = key

@@ -1,4 +1,4 @@
-"""The stopwatch on a device and a clock that are made up."""
+"""Tests of the stopwatch with a simulated device and clock."""
 
 import threading
 
@@ -10,7 +10,7 @@ SECONDS = 2.0
 
 
 class Device:
-  """Takes calls one after another, SECONDS each; `eager` ones are done when the call returns."""
+  """A device that takes SECONDS for each call, one after another. An `eager` device ends a call before it returns."""
 
   def __init__(self, monkeypatch, eager=False, **timed):
     self.time, self.free, self.eager = 100.0, 0.0, eager
@@ -25,7 +25,7 @@ class Device:
     return self.free
 
   def settle(self, done):
-    """The host waits for a call."""
+    """Let the host wait for a call."""
     self.watch.settle()
     self.time = max(self.time, done)
 
@@ -39,7 +39,7 @@ class Device:
 @pytest.mark.parametrize('eager', [False, True])
 @pytest.mark.parametrize('work', [0.0, 1.5])
 def test_calls_take_what_the_device_takes_for_them(monkeypatch, eager, work):
-  """Whatever happens in pauses, and though the host asks only when the next call runs."""
+  """Pauses do not count, and it does not matter that the host waits only when the next call runs."""
   device, seen, done = Device(monkeypatch, eager), [], 0.0
   for number in range(1, 7):
     device.watch.begin()

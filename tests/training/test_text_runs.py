@@ -1,4 +1,4 @@
-"""Runs on texts: the same loop, checkpoints and commands as for images."""
+"""Tests of runs on texts, which have the same loop, checkpoints and commands as runs on images."""
 
 import json
 
@@ -36,7 +36,7 @@ LEARNING = {'train.epochs': 0.3, 'optimizer.learning_rate': 1e-2}
 
 @pytest.fixture(scope='module')
 def sentences(tmp_path_factory):
-  """A text in which every letter follows from the two before it."""
+  """Return the path of a text in which two letters determine the next one."""
   path = tmp_path_factory.mktemp('texts') / 'sentences.txt'
   path.write_text('the cat sat on the mat and the dog lay on the log. ' * 900)
   return path

@@ -22,7 +22,7 @@ TIMES = ('images_per_second', 'tokens_per_second', 'seconds')
 
 
 def stop_at(patch, stop):
-  """Sends this process SIGTERM when step `stop` is reported."""
+  """Let this process receive SIGTERM when step `stop` is reported."""
   report = Reporter.report
 
   def reporting(self, step, state):
@@ -34,30 +34,30 @@ def stop_at(patch, stop):
 
 
 def params_of(workdir, average=False):
-  """Parameters of the newest checkpoint, or their average, on the host."""
+  """Return the parameters of the newest checkpoint, or their average, on the host."""
   return jax.tree.map(np.asarray, restore(workdir, 'latest', ONE, average).params)
 
 
 def timeless(workdir):
-  """The log without what a clock says."""
+  """Return the lines of the log without times."""
   return [{key: value for key, value in line.items() if key not in TIMES} for line in read_metrics(workdir)]
 
 
 def assert_same_run(first, second):
-  """Bit for bit the same parameters, averages of them, and metrics."""
+  """Assert that two runs have bit-identical parameters and averages, and the same metrics."""
   for average in (False, True):
     jax.tree.map(np.testing.assert_array_equal, params_of(first, average), params_of(second, average))
   assert timeless(first) == timeless(second)
 
 
 def assert_timed(result, config, steps):
-  """The result's time and speed are those of so many steps, as far as they are rounded."""
+  """Assert that the time and speed in a result are those of `steps` steps, up to rounding."""
   seconds = steps * config.train.batch_size / result['images_per_second']
   assert abs(result['train_seconds'] - seconds) < 0.006
 
 
 def damage(folder, step, count=2):
-  """Cuts the largest files of a checkpoint in half."""
+  """Cut the largest files of a checkpoint in half."""
   files = sorted((path for path in (folder / str(step)).rglob('*') if path.is_file()), key=lambda p: p.stat().st_size)
   for path in files[-count:]:
     os.truncate(path, path.stat().st_size // 2)

@@ -46,7 +46,7 @@ def load(path: str | pathlib.Path, heads: int | None = None) -> tuple[ImageClass
     float32 [batch, height, width, 3], normalized like the training images of the network (`STATISTICS` for CIFAR).
 
   Raises:
-    UserError: the file cannot be read, or is no state_dict of that code. The message lists the tensors that do not
+    UserError: the file cannot be read, or is not a state_dict of that code. The message lists the tensors that do not
       fit.
   """
   network = read_file(pathlib.Path(path), functools.partial(read, heads=heads))

@@ -8,11 +8,11 @@ from hbf.interop.positions import square_side
 
 
 def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
-  """Resize the positions of a square grid, [grid², D], to [rows · columns, D] by cubic convolution.
+  """Resize the positions [grid², D] of a square grid to positions [rows · columns, D] by cubic convolution.
 
   The authors' published networks have positions for images of 224×224, which are 56×56 patches, but were trained on
   images of 32×32. Like DINO's vision transformer, the authors' code adds a tenth of a patch to the new size before it
-  computes the scale. A grid of the right size is not changed.
+  computes the scale of the interpolation. A grid of the right size is not changed.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:

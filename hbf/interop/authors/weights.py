@@ -47,7 +47,7 @@ def to_tensors(params: Params, model: ImageClassifier) -> dict[str, np.ndarray]:
 
 
 def check_form(model: ImageClassifier) -> tuple[nn.Module, nn.Module]:
-  """Return the two stages of a model that the authors' code can compute.
+  """Check that the authors' code can compute a model. Return the model's two stages.
 
   Raises:
     UserError: the model has options that the authors' code does not have. The message lists them.
@@ -138,7 +138,7 @@ def _from_centers(params: Params, stage: HyperBFCenters) -> dict[str, np.ndarray
 
 
 def _matrix(metric: str, weights: np.ndarray | None, d: int) -> np.ndarray:
-  """Return M [d, d] of a metric with weights [1 or more, ...] that are the same for all heads."""
+  """Return the matrix M [d, d] of a metric. Its weights [1 or more, ...] must be the same for all heads."""
   if weights is None:
     return np.eye(d)
   w = weights[0]
