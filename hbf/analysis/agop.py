@@ -46,7 +46,7 @@ def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 5
 
 @functools.partial(jax.jit, static_argnums=0)
 def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, tuple[jax.Array, int]]:
-  """Return for each block the sum of the gradients' outer products, and the number of tokens.
+  """Return two numbers for each block: the outer products of the gradients, summed, and the number of tokens.
 
   The sum is over images, tokens and logits.
   """
@@ -84,7 +84,8 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Return the matrices [D, D] of a stage 2 that its AGOP should resemble, by name.
 
   Args:
-    stage: the parameters of HyperBF centers or of an MLP. With several heads, a matrix has a diagonal block for each.
+    stage: the parameters of HyperBF centers or of an MLP. With several heads, a matrix is block-diagonal, with a
+      block for each head.
 
   Returns:
     'metric': WᵀW. It is missing for metric identity. 'centers': TᵀT for the centers T. 'slopes': UᵀU for the slopes U

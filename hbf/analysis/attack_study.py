@@ -33,7 +33,7 @@ ATTACKS = (('APGD', 1), ('APGD', 2), ('APGD', 8), ('Square', 1), ('Square', 2))
 
 
 class Effort(NamedTuple):
-  """Number of test images that are attacked, and most steps for an image. A step of Square is a query."""
+  """Number of images to attack, and greatest number of steps for an image. A step of Square is a query."""
 
   images: int
   steps: int

@@ -81,7 +81,7 @@ def square(
 
 
 def checkpoints(steps: int) -> np.ndarray:
-  """Return the numbers of the steps after which APGD may halve its step size, int [m]. They are from 1 to `steps`.
+  """Return the steps after which APGD may halve its step size, int [m]. Steps are counted from 1 to `steps`.
 
   They are w_j = ⌈p_j · steps⌉ with p_0 = 0, p_1 = 0.22 and p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
   """
@@ -93,13 +93,13 @@ def checkpoints(steps: int) -> np.ndarray:
 
 
 def side_of_square(step: int | jax.Array, steps: int | jax.Array, pixels: int) -> jax.Array:
-  """Return the side of the square at a step, in pixels. The first step is 0, and the image has `pixels` pixels."""
+  """Return the side of the square at a step, in pixels. The first step is step 0. The image has `pixels` pixels."""
   halvings = jnp.sum(step * 10_000 / steps >= jnp.asarray(HALVED))
   return jnp.maximum(1, jnp.round(jnp.sqrt(FIRST_SHARE * 0.5**halvings * pixels))).astype(int)
 
 
 class _State(NamedTuple):
-  """State of an attack on B images. `own` has more arrays [B, …], which depend on the kind of attack."""
+  """State of an attack on B images. `own` has further arrays [B, …], which only this kind of attack has."""
 
   image: Any
   label: Any
@@ -111,7 +111,7 @@ class _State(NamedTuple):
 
 
 class _Climb(NamedTuple):
-  """State of APGD. `at_check` is the greatest loss at the last checkpoint, `rises` the number of rises since then."""
+  """State of APGD. `at_check` is the greatest loss until the last checkpoint. `rises` counts the rises since then."""
 
   x: Any
   before: Any
@@ -155,7 +155,7 @@ def _attack(
 
 
 def _go_on(advance: Any, state: _State, epsilon: float, steps: tuple[int, int, int], rows: np.ndarray) -> _State:
-  """Return the state of the images `rows` after more steps. `steps` is the first, the end, and the total number."""
+  """Return the state of the images `rows` after the steps from `steps[0]` to `steps[1]` − 1 of `steps[2]` steps."""
   return advance(jax.tree.map(lambda z: z[rows], state), epsilon, *steps)
 
 
@@ -251,7 +251,7 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
 
 
 def _checked(own: _Climb, length: jax.Array) -> _Climb:
-  """Return the state after a checkpoint, `length` steps after the last one. If `length` is 0, there is none."""
+  """Return the state after a checkpoint, which comes `length` steps after the last one. 0: this is no checkpoint."""
   few = own.rises < RISES * length
   stuck = ~own.halved & (own.at_check == own.best_loss)
   halve = (few | stuck) & (length > 0)

@@ -19,8 +19,8 @@ class Activations(NamedTuple):
   Attributes:
     tokens: tokens before the first block and after each block, float32 [depth + 1, B, N, D].
     points: input of stage 2, float32 [B, N, D], for each block whose stage 2 is a HyperBF.
-    responses: responses R of the centers of these blocks, float32 [B, N, heads · A]. Stage 2 computes Σ R c. The A
-      centers of all heads are concatenated.
+    responses: responses R of the centers of these blocks, float32 [B, N, heads · A]. Stage 2 computes Σ R c. A head
+      has A centers, and the centers of all heads are concatenated.
     log_kernels: log K for the same centers, float32 [B, N, heads · A]. The greater the value, the nearer the token to
       the center. For kernels in `BALLS` and `VALUES`, the depth b − s replaces log K (`hbf.ops.kernels`).
     features: input of the classifier's head, float32 [B, D].

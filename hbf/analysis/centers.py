@@ -29,9 +29,9 @@ class Census:
 
   Attributes:
     health: the dead and the constant centers.
-    images: numbers of the k images nearest to each center, the nearest first, int [U, k]. Only the nearest token of
+    images: indices of the k images nearest to each center, the nearest first, int [U, k]. Only the nearest token of
       an image counts.
-    tokens: number of the nearest token in each of these images, int [U, k].
+    tokens: index of the nearest token in each of these images, int [U, k].
     log_kernels: log K of the nearest token in each of these images, float32 [U, k].
     rate: fraction of the tokens for which the center is awake (`hbf.evaluation.unit_health.awake`), [U].
     mean: mean over the tokens of the response R, [U]. Stage 2 computes Σ R c.
@@ -120,10 +120,10 @@ def _gradients(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, nearest: int) -> dict[str, jax.Array]:
-  """Compute sums over one batch of responses and of log K, both [B, N, U]. Also find the nearest images.
+  """Compute sums over one batch, given the responses and log K, both [B, N, U]. Also find the nearest images.
 
-  The result has the k = `nearest` images that are nearest to each center, [U, k]. Images with `real` False are
-  padding.
+  For each center, the result has the k = `nearest` images that are nearest to it, [U, k]. Images with `real` False
+  are padding.
   """
   units = log_kernels.shape[-1]
   share = jax.nn.softmax(log_kernels, axis=-1)
@@ -223,7 +223,8 @@ def project_centers(run: TrainedRun, images: np.ndarray, found: Mapping[str, Cen
 def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
   """Return the parameters with the centers of some blocks moved onto tokens.
 
-  `chosen` has two arrays int [U] for each of these blocks: the number of an image and of a token for each center.
+  `chosen` has two arrays int [U] for each of these blocks. For each center, they have the index of an image and the
+  index of a token in this image.
   """
   wanted = np.unique(np.concatenate([image for image, _ in chosen.values()]))
   parts = [(number >= 0, activations.points) for number, activations in run.capture_batches(images[wanted])]
@@ -242,8 +243,9 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Return the effect of each center's coefficients on the class scores of the head, [U, classes].
 
-  Later blocks are skipped. The final LayerNorm multiplies by its scale here, but does not divide. So the scores of a
-  center rank the classes, but are not logits. Their mean over the classes is 0.
+  Later blocks are skipped. Of the final LayerNorm, only the mean is subtracted and the scale multiplied. The division
+  by the standard deviation is left out, because it differs between tokens. So the scores of a center rank the
+  classes, but are not logits. Their mean over the classes is 0.
   """
   params = run.params
   coefficients = np.asarray(params[block]['stage2']['coefficients'], np.float64)
@@ -261,7 +263,7 @@ def crops(run: TrainedRun, images: np.ndarray, tokens: np.ndarray, around: int =
   Args:
     run: the run.
     images: uint8 [..., height, width, channels].
-    tokens: number of a token for each image, int [...]. The class token has no patch, so the patch in the middle of
+    tokens: index of a token for each image, int [...]. The class token has no patch, so the patch in the middle of
       the image is returned for it.
     around: number of patches to show on each side of the patch.
   """

@@ -31,7 +31,7 @@ class Trial(NamedTuple):
   Attributes:
     reach: size of the region in which an edit acts, in a unit that depends on the method. For the rank-one update it
       is the ridge.
-    margin: the label's logit of the edited example, minus the greatest other logit, after the edit.
+    margin: the edited example's logit for its label minus the greatest other logit, as they should be after the edit.
   """
 
   reach: float
@@ -146,7 +146,7 @@ def _neuron(norm_1: bool) -> Respond:
 
 
 def _rank_one(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:
-  """Return the responses of the rank-one update of the head that changes the guarded logits least.
+  """Return the responses of a rank-one update of the head: the update that changes the guarded logits least.
 
   `reach` is the ridge of the least squares, in units of the mean square of a feature.
   """
@@ -180,7 +180,10 @@ class Method:
   interpolates: bool = False
 
   def changes(self, edited: Observed, labels: np.ndarray, margin: float) -> np.ndarray:
-    """Return the coefficients [m, C] of each edit if it were the only one. All entries but the label's are 0."""
+    """Return the coefficients [m, C] that the edits would have if each were the only edit.
+
+    In a row, all entries but the label's are 0.
+    """
     wanted, rows = np.zeros_like(edited.logits), np.arange(len(labels))
     others = edited.logits.copy()
     others[rows, labels] = -np.inf
@@ -245,11 +248,12 @@ def in_order(
 def coefficients_of(
   method: Method, responses: np.ndarray, edited: Observed, labels: np.ndarray, margin: float, skip: bool = True
 ) -> tuple[list[int], np.ndarray]:
-  """Return the numbers of the examples that get an edit, and the coefficients [E, C] of these edits.
+  """Return the indices of the E examples that get an edit, and the coefficients [E, C] of these edits.
 
   Args:
     method: the method.
-    responses: the response of the edit in each row to the edited example in each column, [m, m].
+    responses: the responses of all edits to all examples, [m, m]. Row i is the edit for example i, and column j is
+      the edited example j.
     edited: as in `in_order`.
     labels: as in `in_order`.
     margin: `Trial.margin`.
@@ -278,7 +282,7 @@ def _bordered(inverse: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.nd
   """Return the inverse of a matrix to which a column and a row are added.
 
   Args:
-    inverse: the inverse of the matrix without them, [E, E].
+    inverse: the inverse of the matrix before the addition, [E, E].
     column: the new column, [E].
     row: the new row, [E]. The new entry on the diagonal is 1 + `RIDGE`.
   """

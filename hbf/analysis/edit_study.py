@@ -69,7 +69,7 @@ class Split(NamedTuple):
 
 
 def open_split(restored: Restored, name: str, seed: int) -> Split:
-  """Read a split of a run, and make copies of its wrong images. The methods do not see these copies.
+  """Read a split of a run, and make copies of its wrong images. The methods do not use these copies.
 
   Args:
     restored: the restored run.
@@ -96,11 +96,12 @@ def open_base(restored: Restored) -> Base:
 
 
 def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, np.ndarray]:
-  """Edit each of the split's m images with a wrong answer alone. Return the results in percent, [m] each.
+  """Make one edit at a time, for each of the m images of the split with a wrong answer.
 
   Returns:
-    'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share of its transformed
-    copies with a right answer. 'changed': share of all other images of the split whose answers change.
+    Arrays [m] in percent. 'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share
+    of the image's transformed copies with a right answer. 'changed': share of all other images of the split whose
+    answers change.
   """
   edited, labels = split.seen.at(split.wrong), split.labels[split.wrong]
   changes = method.changes(edited, labels, trial.margin)
@@ -124,8 +125,8 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
   """Return the scores of each trial of a method, in percent.
 
   Returns:
-    A dict for each trial: its options; the means of `alone` as 'edited', 'copies' and 'changed'; and the scores after
-    the last edit of `many` as 'many_copies' and 'many_others'.
+    A dict for each trial, with the options of the trial. 'edited', 'copies' and 'changed' are the means of the
+    results of `alone`. 'many_copies' and 'many_others' are scores of `many` after the last edit.
   """
   found = []
   for trial in method.trials:
@@ -136,7 +137,7 @@ def tried(method: Method, base: Base, split: Split) -> list[dict[str, float]]:
 
 
 def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
-  """Return the number of the best trial for single edits.
+  """Return the index of the best trial for single edits.
 
   A trial is allowed if it changes at most `CHANGED` percent of the answers to other images. The best allowed trial
   has the most copies with a right answer. If no trial is allowed, the best one changes the fewest answers.
@@ -148,7 +149,7 @@ def best_alone(scores: Sequence[Mapping[str, float]]) -> int:
 
 
 def best_of_many(scores: Sequence[Mapping[str, float]]) -> int:
-  """Return the number of the best trial for many edits.
+  """Return the index of the best trial for many edits.
 
   A trial is allowed if the accuracy on images that are never edited is at least `KEPT` percent afterwards. The best
   allowed trial has the most copies with a right answer. If no trial is allowed, the best one has the highest
@@ -167,7 +168,7 @@ LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
   """Edit the first images with a wrong answer one after the other, and keep all edits.
 
-  Return a dict of scores (`_after`) for each number of edits that the function `counts` returns.
+  Return the scores (`_after`) after each number of edits in `counts(split)`, as dicts.
   """
   found = []
   for count in counts(split):
@@ -178,7 +179,7 @@ def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[st
 
 
 def counts(split: Split) -> list[int]:
-  """Return the numbers of edits after which to measure: those in `EDITS` up to the number of wrong images."""
+  """Return how many edits come before each measurement: the numbers in `EDITS` up to the number of wrong images."""
   return sorted({min(count, len(split.wrong)) for count in EDITS})
 
 
@@ -277,7 +278,7 @@ class FineTuning:
   def many(self, rate: float, split: Split) -> list[dict[str, float]]:
     """Fine-tune on the first images with a wrong answer one after the other, and keep all changes.
 
-    Return a dict of scores (`_after`) for each number of images that the function `counts` returns.
+    Return the scores (`_after`) after each number of images in `counts(split)`, as dicts.
     """
     params, rows = self._params, []
     for number, row in enumerate(split.wrong[: EDITS[-1]], 1):
@@ -294,7 +295,7 @@ class FineTuning:
 def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
   """Measure all methods on a run. Return a row for the classifier without edits, then a row for each method.
 
-  A row has the method's trials, the numbers of its best trials, and its scores for single and for many edits.
+  A row has the method's trials, the indices of its best trials, and its scores for single and for many edits.
 
   Args:
     workdir: folder of a run of task classification with a validation split.

@@ -54,12 +54,12 @@ def patch_distances(run: TrainedRun) -> np.ndarray:
 
 
 def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
-  """Return the attention weights of one query token on all patches, [n, heads, rows, columns] by block.
+  """Return the weights with which one query token attends to all patches, [n, heads, rows, columns] by block.
 
   Args:
     run: the run.
     images: uint8 [n, height, width, channels], n at most `IMAGES`.
-    token: number of the query token, from 0. If there is a class token, it has number 0.
+    token: index of the query token. If there is a class token, it has index 0.
   """
   return {
     block: w[:, :, token, run.first_patch :].reshape(*w.shape[:2], *run.grid)

@@ -179,7 +179,7 @@ def silenced_one_by_one(run: TrainedRun, units: LastUnits, labels: np.ndarray, w
     run: the run.
     units: the result of `last_units` for n images.
     labels: the true classes [n].
-    which: numbers of the units to silence, from 0.
+    which: indices of the units to silence.
   """
   before = _answer(run, units.tokens)
   written = (units.responses[..., unit, None] * units.coefficients[unit] for unit in which)
@@ -241,7 +241,7 @@ def removal(run: TrainedRun, units: LastUnits, order: np.ndarray) -> Curve:
   Args:
     run: the run.
     units: what `last_units` returns for n images.
-    order: numbers of the units for each image, int [n, U]. The unit in column 0 is silenced first.
+    order: indices of the units in an order for each image, int [n, U]. The unit in column 0 is silenced first.
   """
   count = order.shape[1]
   numbers = removed_counts(count)

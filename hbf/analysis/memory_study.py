@@ -221,7 +221,7 @@ def complete(images: dict[str, np.ndarray], shape: tuple[int, ...], count: int, 
 def _apply(
   memory: Memory, stored: jax.Array, damage: Damage, seed: int, patterns: jax.Array, sigma: float
 ) -> jax.Array:
-  """Damage patterns [N, D]. Return the memory's completions."""
+  """Damage `patterns` [N, D], and return what the memory makes of them, [N, D]."""
   known = jnp.asarray(damage.known)
   noise = damage.noise * jax.random.normal(jax.random.key(seed), patterns.shape)
   return memory((patterns + noise) * known, stored, known, sigma)

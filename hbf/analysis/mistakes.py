@@ -41,13 +41,13 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> tuple[np.ndarr
 
 
 def most_confident(probabilities: np.ndarray, labels: np.ndarray, most: int) -> np.ndarray:
-  """Return the numbers of at most `most` examples with wrong answers, the most confident first, int [m]."""
+  """Return the indices of at most `most` examples with wrong answers, the most confident first, int [m]."""
   wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
   return wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')][:most]
 
 
 def most_ambiguous(probabilities: np.ndarray, most: int) -> np.ndarray:
-  """Return the numbers of the examples with the smallest difference between the two largest probabilities, int [m].
+  """Return the indices of the examples whose two largest probabilities differ least, int [m].
 
   The smallest difference comes first. m is at most `most`.
   """

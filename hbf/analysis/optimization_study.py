@@ -47,10 +47,10 @@ DRAWS = 200  # random matrices
 
 
 class Split(NamedTuple):
-  """The arrays around the linear layers for the images of a split.
+  """The inputs of the last stage 2's output layer and of the head, for the images of a split.
 
   Attributes:
-    seen: the arrays. The second array of `inputs` belongs to an untrained stage 2.
+    seen: the inputs. The second array in `seen.inputs` belongs to an untrained stage 2.
     labels: the classes, int [n].
     targets: class probabilities of the training loss, float32 [n, classes].
   """
@@ -90,7 +90,7 @@ def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) 
     restored: the restored run.
     name: name of the split.
     most: greatest number of images.
-    stages: further parameters of the last stage 2.
+    stages: alternative parameters of the last stage 2, as for `hbf.analysis.refit.see`.
   """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)[name]
@@ -175,11 +175,13 @@ def run_refit(
 
   Args:
     label: the entries of the row that name the refit.
-    given: the loss to minimize on each split. Its test part is not used.
+    given: the loss as a function of the layer's weights, once for each split. `given.train` is minimized,
+      `given.held_out` chooses the damping, and `given.test` is not used.
     test: the cross-entropy on the test images.
     split: the test images.
     start: the weights and the bias of the layer at the start.
-    steps: greatest number of steps, and products in a step.
+    steps: the greatest number of Gauss–Newton steps, and the number of products with the Gauss–Newton matrix in a
+      step.
   """
   begin = time.process_time()
   done = refit.refit(given.train, given.held_out, start, *steps)
@@ -198,7 +200,8 @@ def run_refit(
 def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -> dict[str, Any]:
   """Minimize the loss by Adam with at most `operations` operations. Return a row like the rows of `run_refit`.
 
-  The learning rate is the one of `RATES` with the least held-out loss. The operations are those of one rate.
+  Each rate in `RATES` is tried, and the result with the least held-out loss is kept. The operations are those of this
+  one trial.
   """
   begin, each = time.process_time(), given.train.gradient_operations()
   epochs = max(1, int(operations // each))
@@ -282,7 +285,10 @@ def _of_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
 
 
 def measure_agop(restored: Restored) -> list[dict[str, Any]]:
-  """Compare the AGOP of each block, trained and untrained, with the matrices of its stage 2 and random matrices."""
+  """Compare the AGOP of each block with the matrices of its stage 2, and with random matrices.
+
+  This is done for the trained and for the untrained network.
+  """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)['train']
   shown, _ = read_many(source, evenly_spaced(len(source), SEEN), task.shape)

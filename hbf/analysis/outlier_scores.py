@@ -37,7 +37,7 @@ def log_density(log_kernels: Float[Array, 'B N U']) -> Float[Array, ' B']:
 def nearest_tokens(
   tokens: Float[Array, 'B N D'], bank: Float[Array, 'M D'], ranks: Sequence[int]
 ) -> Float[Array, 'B ranks']:
-  """Return minus the distance from a token to the k-th nearest of the tokens `bank`, averaged over each image.
+  """Return minus the distance from a token to the k-th nearest token in `bank`, averaged over the tokens of an image.
 
   The result has a column for each k in `ranks`. The score is like that of `nearest_features`, but tokens are not
   scaled to norm 1 (see also Roth et al. 2022, "PatchCore", for tokens of images).
@@ -88,7 +88,7 @@ class ClassGaussians(NamedTuple):
 
     Args:
       features: [n, F].
-      labels: the classes, int [n], from 0. Each class has at least two examples.
+      labels: index of each example's class, int [n]. Each class has at least two examples.
       shared: True for one covariance that all classes share. It is measured around the means of the classes.
     """
     features = features.astype(np.float64)

@@ -96,7 +96,7 @@ class Known(NamedTuple):
     shared: Gaussians of the features of each class. All classes share one covariance.
     own: Gaussians of the features of each class. Each class has its own covariance.
     held_out: scores of held-out images.
-    rank: k for the nearest features, and the index in `RANKS` of k for the nearest tokens.
+    rank: two numbers: the k of the nearest features, and the index in `RANKS` of the k of the nearest tokens.
   """
 
   tokens: dict[str, Fitted]

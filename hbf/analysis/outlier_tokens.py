@@ -33,8 +33,8 @@ class Stage2(NamedTuple):
 
   Attributes:
     tokens: input of the stage, after the LayerNorm, float32 [B, N, D].
-    responses: log K of the centers, or the depth b − s for kernels without a logarithm, [B, N, U]. In an MLP,
-      it is the number w·x + b of each unit before the activation. In a gated MLP it is that of the gates.
+    responses: log K of the centers, or the depth b − s for kernels without a logarithm, [B, N, U]. In an MLP, these
+      are the numbers w·x + b of the units before the activation. In a gated MLP, they are those of the gates.
     log_kernels: log K of the centers, [B, N, U]. For kernels without a logarithm, K is the Gaussian with the stage's
       sigma. None in an MLP.
   """

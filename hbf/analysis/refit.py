@@ -62,10 +62,11 @@ class Rest(ImageClassifier):
 
 
 class Seen(NamedTuple):
-  """Arrays around the two linear layers at the end of a classifier, for B images.
+  """Inputs of two linear layers, the output layer of the last stage 2 and the head, for B images.
 
   Attributes:
-    inputs: an array for each set of parameters: responses of the last stage 2 and a 1 at the end, [B, N, A + 1].
+    inputs: a list of inputs of stage 2's output layer: the responses and a 1 at the end, [B, N, A + 1]. The first
+      array belongs to the network's own stage 2, and each further array to an alternative one (`see`).
     tokens: the output of the last block, [B, N, D].
     features: the inputs of the head with a 1 at the end, [B, 1, F + 1].
   """
@@ -76,13 +77,14 @@ class Seen(NamedTuple):
 
 
 def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence[Any] = ()) -> Seen:
-  """Return the arrays around the linear layers for normalized images [B, height, width, channels].
+  """Return the inputs of the linear layers for normalized images [B, height, width, channels].
 
   Args:
     model: the network.
     params: its parameters.
     images: normalized images.
-    stages: other parameters for the last stage 2. `Seen.inputs` has an array for each of them too.
+    stages: alternative parameters of the last stage 2. `Seen.inputs` gets an array for each of them, after the array
+      for the parameters in `params`.
   """
   last = last_block(model)
   found: dict[str, Any] = {}
@@ -144,7 +146,7 @@ def last_block(model: ImageClassifier) -> str:
 
 
 def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:
-  """Return W [A + 1, D] of the last stage 2: the coefficients of all heads' centers, and the bias as the last row.
+  """Return W [A + 1, D] of the last stage 2: the coefficients of the centers of all heads, and the bias as last row.
 
   Raises:
     UserError: stage 2 has no linear output layer.
@@ -285,20 +287,26 @@ class Problem:
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the floating-point operations of a function on one image. It takes `directions` matrices like W."""
+    """Return the floating-point operations of a function on one image.
+
+    The first arguments of the function are `directions` matrices [A + 1, D].
+    """
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
 
   def _apply(self, function: Any, *directions: np.ndarray) -> Iterator[jax.Array]:
-    """Yield the values of a function of the module for each batch of images."""
+    """Yield the value of a function of this module for each batch of images.
+
+    The function gets the loss, the matrices `directions` [A + 1, D], and the arrays of the batch.
+    """
     given = [jnp.asarray(z, self.rest.dtype) for z in directions]
     for start in range(0, len(self.inputs), BATCH):
       part = slice(start, start + BATCH)
       yield function(self.tail, self.loss, *given, self.inputs[part], self.rest[part], self.targets[part])
 
   def _mean(self, function: Any, *directions: np.ndarray) -> np.ndarray:
-    """Return the mean over images of a function that returns the sum over a batch, in float64."""
+    """Return the mean over all images, in float64, given a function that returns the sum over a batch."""
     sums = [np.asarray(part, np.float64) for part in self._apply(function, *directions)]
     return np.sum(sums, axis=0) / len(self.inputs)
 
@@ -369,7 +377,7 @@ def _inverse_root(factor: np.ndarray) -> np.ndarray:
 
 
 class Round(NamedTuple):
-  """A step of `refit`, or its last attempt at a step, which lowered no held-out loss.
+  """A step of `refit`, or the last attempt at a step, which did not lower the held-out loss.
 
   Attributes:
     damping: the chosen damping. None if no step lowered the held-out loss.
@@ -387,8 +395,8 @@ class Refit(NamedTuple):
 
   Attributes:
     weights: W [A + 1, D] before the first step and after each step.
-    rounds: the steps.
-    paths: for each step, the minima for every damping.
+    rounds: the losses after each step.
+    paths: for each step, the minima of the quadratic model for every damping.
   """
 
   weights: list[np.ndarray]

@@ -73,7 +73,8 @@ def deletion(
     images: uint8 [n, height, width, channels].
     patch: side of a patch in pixels.
     fill: the color that replaces a removed patch.
-    order: numbers of the patches of each image, int [n, rows · columns]. The patch in column 0 is removed first.
+    order: indices of the patches in an order for each image, int [n, rows · columns]. The patch in column 0 is
+      removed first.
 
   Returns:
     The fraction of removed patches at each of S points, from 0 to 1, [S], and the probability of the answer at each
@@ -121,7 +122,7 @@ def votes(run: TrainedRun, images: np.ndarray, classes: np.ndarray) -> np.ndarra
   Args:
     run: the run.
     images: uint8 [n, height, width, channels]. Their number should be small, because all votes are in memory.
-    classes: number of the class for each image, int [n].
+    classes: index of a class for each image, int [n].
 
   Raises:
     UserError: stage 2 of the last block is not a HyperBF.
@@ -144,8 +145,8 @@ def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: n
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
-    classes: number of the class for each image, int [n].
-    centers: numbers of k centers for each image, int [n, k]. Only one center at a time is removed.
+    classes: index of a class for each image, int [n].
+    centers: indices of k centers for each image, int [n, k]. Only one center at a time is removed.
   """
   block = _last_block(run)
   whole = _excess(run.logits(images), classes)
@@ -190,7 +191,7 @@ def readout(run: TrainedRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndar
   Args:
     run: the run.
     tokens: tokens after the last block, float64 [n, N, D].
-    classes: number of the class for each image, int [n].
+    classes: index of a class for each image, int [n].
   """
   params: Any = run.params
   size = np.sqrt(tokens.var(axis=-1, keepdims=True) + run.model.trunk.norm_epsilon)

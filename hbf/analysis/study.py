@@ -52,7 +52,9 @@ class Study:
     return parser
 
   def run(self, flags: argparse.Namespace, measure: Callable[['Record'], None]) -> int:
-    """Measure, unless --report is given. Then draw the stored numbers and print their table. Return the exit status.
+    """Measure unless --report is given. In both cases, draw the stored numbers and print their table.
+
+    Return the exit status.
 
     Args:
       flags: the parsed flags.

@@ -15,7 +15,7 @@ from hbf.models.edited import Observed
 
 
 class TextTrial(NamedTuple):
-  """The layer of the points, and the options of `hbf.analysis.edit_methods.Trial`."""
+  """The options of a method: the layer of its points, and those of `hbf.analysis.edit_methods.Trial`."""
 
   layer: str
   reach: float

@@ -74,7 +74,7 @@ class Split(NamedTuple):
   losses: np.ndarray
 
   def rows(self, name: str, facts: range) -> np.ndarray:
-    """Return the numbers of the places `name` that belong to some facts. For 'text', return all numbers."""
+    """Return the indices of the places `name` that belong to some facts. For 'text', return all indices."""
     rows = self.places[name].rows
     if name == 'text':
       return np.arange(len(rows))
@@ -88,7 +88,7 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
     run: the run.
     name: the split of the passages and of the text whose answers should not change.
     facts: the facts.
-    windows: the largest number of windows of the text.
+    windows: the largest number of windows that are read from the text.
     seed: the seed of the passages.
   """
   encode, length = lambda text: run.tokenizer.encode(text.encode()), run.task.length
@@ -115,7 +115,7 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
 
 
 def observed(run: TextRun, places: Places) -> dict[str, Observed]:
-  """Return the model's arrays at places by layer. The points of layer `CONTEXT` are the contexts themselves."""
+  """Return the model's arrays at some places, by layer. The points of layer `CONTEXT` are the contexts themselves."""
   seen = read(run, places)
   return seen | {CONTEXT: seen[LAST]._replace(points=contexts(places))}
 
@@ -159,7 +159,7 @@ def _joined(parts: Sequence[Observed]) -> Observed:
 
 
 class Edits:
-  """The edits of a method for all facts of a split. Every token of an answer is one edit."""
+  """The edits of a method for all facts of a split. There is an edit for every token of an answer."""
 
   def __init__(self, wanted: TextMethod, trial: TextTrial, bases: Bases, split: Split) -> None:
     """Compute the responses of all edits to all places."""
@@ -172,7 +172,7 @@ class Edits:
     self.responses = dict(zip(self.seen, np.split(responses, ends, axis=1), strict=True))
 
   def logits(self, facts: range) -> dict[str, np.ndarray]:
-    """Make the edits of some facts in order. Return the edited logits by name, at the places of `Split.rows`."""
+    """Make the edits of some facts in order. Return the edited logits at the places of these facts, by name."""
     own = self.split.rows('prompt', facts)
     responses, edited = self.responses['prompt'][np.ix_(own, own)], self.seen['prompt'].at(own)
     _, coefficients = coefficients_of(self.method, responses, edited, self.labels[own], self.margin, skip=False)
@@ -189,7 +189,7 @@ def scores(logits: Mapping[str, np.ndarray], split: Split, facts: range) -> dict
   Args:
     logits: the edited logits at the places of these facts and of the text, by name.
     split: the places.
-    facts: the numbers of the facts.
+    facts: the indices of the facts.
 
   Returns:
     In percent, 'prompt': share of the facts that the model writes after the prompt. 'copies': the same after a
@@ -232,14 +232,14 @@ def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def many(edits: Edits, counts: Sequence[int]) -> list[dict[str, float]]:
-  """Teach the first facts together, for each number of facts in `counts`. Return their `scores` for each number."""
+  """For each n in `counts`, teach the first n facts together, and return their `scores`."""
   return [{'facts': count} | scores(edits.logits(range(count)), edits.split, range(count)) for count in counts]
 
 
 def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[dict[str, Any]]:
-  """Return a dict for each trial of a method: its options, the scores of `alone`, and under 'many' those of `many`.
+  """Return a dict for each trial of a method: its options, the result of `alone`, and the result of `many` as 'many'.
 
-  Both functions teach `count` facts.
+  The functions `alone` and `many` teach the first `count` facts.
   """
   found = []
   for trial in wanted.trials:
@@ -249,7 +249,7 @@ def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[di
 
 
 def best(found: Sequence[Mapping[str, float]], most: float) -> int:
-  """Return the number of the best trial.
+  """Return the index of the best trial.
 
   A trial is allowed if it changes at most `most` percent of the answers in the text. The best allowed trial has the
   greatest harmonic mean of two shares: facts written after passages, and control prompts whose continuation stays
@@ -268,10 +268,10 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
 
 
 def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float]:
-  """Return the share of pairs in which a copy is nearer to a fact than another name is, in percent, by template.
+  """Return by template how often a copy is nearer to a fact's prompt than a prompt with another name, in percent.
 
-  A pair is a copy of the fact's prompt after a passage, and a control prompt. Their distances to the fact's prompt
-  are compared, in the metric of copies.
+  Each copy of a fact's prompt, which follows a passage, is compared with each control prompt of the fact. Distances
+  from the fact's prompt are measured in the metric of copies.
 
   Args:
     bases: the metric.
@@ -343,7 +343,7 @@ class TextFineTuning:
   def many(self, rate: float, counts: Sequence[int]) -> list[dict[str, float]]:
     """Fine-tune on the first facts one after the other.
 
-    Return the `scores` of all facts so far, for each number of facts in `counts`.
+    For each n in `counts`, return the `scores` of the first n facts after fine-tuning on these facts.
     """
     params, found = self._params, []
     for fact in range(counts[-1]):
@@ -357,7 +357,7 @@ class TextFineTuning:
 def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
   """Measure all methods on a run. Return a row for the model without edits, then a row for each method.
 
-  A row has the method's trials, the numbers of its best trials, and its scores for single facts and for many facts.
+  A row has the method's trials, the indices of its best trials, and its scores for single facts and for many facts.
 
   Args:
     workdir: folder of a run of task next_token with a validation split.
@@ -392,7 +392,7 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
 
 
 def _fine_tuning(run: TextRun, held_out: Split, test: Split, counts: Sequence[int]) -> dict[str, Any]:
-  """Return the row of fine-tuning. Many facts have the learning rate that is best for single facts."""
+  """Return the row of fine-tuning. Many facts are taught with the learning rate that is best for single facts."""
   trying = TextFineTuning(run, held_out)
   trials = [{'rate': rate} | trying.alone(rate, TUNED_IN_TRIALS) for rate in RATES]
   chosen = best(trials, CHANGED)

@@ -89,8 +89,8 @@ class Places(NamedTuple):
   Attributes:
     windows: the texts, int32 [n, T]. Zeros fill a window after its text. The answers of a causal model do not depend
       on these zeros.
-    rows: the window of each place, int [m].
-    columns: the number of the place's token in its window, int [m].
+    rows: index of each place's window, int [m].
+    columns: index of each place's token in its window, int [m].
     following: the token that follows, int [m].
   """
 
@@ -169,7 +169,7 @@ class Passages:
   """Random passages of a text. Every passage ends with a line break."""
 
   def __init__(self, text: np.ndarray, line_break: int, seed: int) -> None:
-    """Find the line breaks in a text, int [L]. `line_break` is the number of their token."""
+    """Find the line breaks in a text, which is an array of L tokens, int [L]. `line_break` is their token."""
     self.text, self.rng = np.asarray(text, np.int32), np.random.default_rng(seed)
     self.ends = np.flatnonzero(self.text == line_break) + 1
 

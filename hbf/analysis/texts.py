@@ -145,7 +145,7 @@ def nll(logits: np.ndarray, windows: np.ndarray) -> np.ndarray:
 
 
 class Place(NamedTuple):
-  """The position of a token: the number of its window, and the number of the token in this window, from 0."""
+  """The position of a token: the index of its window, and the index of the token in this window."""
 
   window: int
   token: int
@@ -184,7 +184,8 @@ def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray
   Args:
     run: the run.
     tokens: output of the last block, [n, T, D].
-    classes: number of a next token at each position, int [n, T]. The derivative is of its logit.
+    classes: a next token for each position, as its index in the vocabulary, int [n, T]. The derivative is of its
+      logit.
   """
   params = run.params
   size = np.sqrt(tokens.astype(np.float64).var(axis=-1, keepdims=True) + run.model.trunk.norm_epsilon)
@@ -193,17 +194,21 @@ def readout(run: TextRun, tokens: np.ndarray, classes: np.ndarray) -> np.ndarray
 
 
 def writing(run: TextRun) -> np.ndarray:
-  """Return the derivative [V, D] of each excess logit (`readout`) with respect to the final LayerNorm's output."""
+  """Return the derivative [V, D] of each excess logit with respect to the final LayerNorm's output.
+
+  The excess logit of a token is its logit minus the mean over the vocabulary.
+  """
   head = run.params['embedding']['embedding'] if run.model.tied else run.params['head']['kernel'].T
   directions = np.asarray(head, np.float64)
   return np.asarray(directions - directions.mean(axis=0))
 
 
 def written(run: TextRun, block: str) -> np.ndarray:
-  """Return the contributions [U, V] of a block's units to the excess logits (`readout`).
+  """Return how much the coefficients of a block's U units add to the excess logits of the V tokens, [U, V].
 
-  Later blocks are left out. The final LayerNorm multiplies by its scale here, but does not divide. So the values of a
-  unit rank the tokens, but their size has no meaning.
+  The excess logit of a token is its logit minus the mean over the vocabulary. Later blocks are left out. The final
+  LayerNorm only multiplies by its learned scale. Its division by the standard deviation is left out, because that
+  differs between positions. So the values of a unit rank the tokens, but their size has no meaning.
   """
   scale = np.asarray(run.params['norm']['scale'], np.float64)
   return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
@@ -218,7 +223,7 @@ def votes(run: TextRun, seen: Observed, classes: np.ndarray) -> np.ndarray:
   Args:
     run: the run.
     seen: the network's arrays for n windows.
-    classes: number of a next token at each position, int [n, T]. The votes are for this token.
+    classes: a next token for each position, as its index in the vocabulary, int [n, T]. The votes are for this token.
 
   Raises:
     UserError: stage 2 of the last block is not a HyperBF.
@@ -246,7 +251,7 @@ def loss_without(run: TextRun, windows: np.ndarray, losses: np.ndarray, block: s
     windows: windows of text, int32 [n, T + 1].
     losses: the negative log-likelihoods of the whole network, [n, T] (`nll`).
     block: name of the block.
-    units: numbers of the units to silence, from 0.
+    units: indices of the units to silence.
   """
   without = run.losses(windows, silence(run.params, block, units))
   return Mean.of((without - losses).mean(axis=1))

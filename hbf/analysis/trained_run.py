@@ -67,8 +67,8 @@ class TrainedRun(ImageRun):
       images: uint8 [n, height, width, channels].
 
     Yields:
-      The numbers of the images in a batch, int [B], and the activations of this batch. The number −1 marks copies
-      that only fill up the batch.
+      The indices of the images in a batch, int [B], and the activations of this batch. The index −1 marks copies that
+      only fill up the batch.
     """
     for number, inputs in self.batches(images):
       yield number, capture(self.model, self.params, inputs)
@@ -80,7 +80,7 @@ class TrainedRun(ImageRun):
       images: uint8 [n, height, width, channels].
 
     Yields:
-      The numbers of the images in a batch, int [B], and the normalized images. The number −1 marks copies that only
+      The indices of the images in a batch, int [B], and the normalized images. The index −1 marks copies that only
       fill up the batch.
     """
     for start in range(0, len(images), self._batch):

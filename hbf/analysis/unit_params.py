@@ -55,7 +55,7 @@ def rescale(params: Params, block: str, units: Sequence[int], factor: float) -> 
   Args:
     params: the parameters of a network.
     block: name of a block, such as 'block2'.
-    units: numbers of the units, from 0.
+    units: indices of the units.
     factor: the factor. 0 silences the units.
 
   Raises:
@@ -86,7 +86,7 @@ def move(params: Params, block: str, center: int, place: jax.Array) -> Params:
   Args:
     params: the parameters of a network with HyperBF in stage 2.
     block: name of a block.
-    center: number of a center.
+    center: index of a center.
     place: the new coordinates of the center, [d], where d is the width of a head. They are coordinates of the input
       of stage 2 (`hbf.analysis.capture.Activations.points`).
 
@@ -107,7 +107,7 @@ def move(params: Params, block: str, center: int, place: jax.Array) -> Params:
 
 
 def _checked(params: Params, block: str, units: Sequence[int]) -> np.ndarray:
-  """Return the numbers of units as an int array. Raise `UserError` if a number is out of range."""
+  """Return the indices of units as an int array. Raise `UserError` if an index is out of range."""
   count, numbers = count_units(params, block), np.asarray(units, int).reshape(-1)
   if wrong := [number for number in numbers.tolist() if not 0 <= number < count]:
     raise UserError(f'{block} has no unit {wrong[0]}: expected 0 to {count - 1}')

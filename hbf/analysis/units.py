@@ -39,7 +39,7 @@ class Units:
     return self.responses.mean(axis=(1, 2), dtype=np.float64)
 
   def spread(self) -> np.ndarray:
-    """Return a measure [depth] of how much the responses in each block vary over the tokens.
+    """Return a measure of how much the responses vary over the tokens, for each block, [depth].
 
     The measure is the root mean square, over the centers, of a response's standard deviation over the tokens.
     """

@@ -33,7 +33,10 @@ def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: in
 
 
 def _interpolate(known: dict[int, int], memory: int) -> int:
-  """Return the batch size, in units, where the line through the two tries nearest to `memory` reaches `memory`."""
+  """Return the number of units where the line through the two tries nearest to `memory` reaches `memory`.
+
+  `known` has the needed bytes of each tried number of units. The batch size is the number of units times `unit`.
+  """
   (a, at_a), *others = sorted(known.items(), key=lambda item: abs(item[1] - memory))
   if not others:
     return 2 * a if at_a <= memory else a // 2

@@ -38,7 +38,7 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuChip(Chip):
-  """A TPU. Its slices are meshes or tori of 2 or 3 dimensions."""
+  """A TPU. Its slices are meshes or tori with 2 or 3 axes (`dimensions`)."""
 
   platform: str = 'tpu'
   dimensions: int
@@ -66,9 +66,9 @@ class GpuChip(Chip):
 
 
 def _tpu_flops(bfloat16: float) -> dict[str, float]:
-  """Return the peak FLOP/s of a TPU by type.
+  """Return the peak FLOP/s of a TPU by type, given its peak for bfloat16.
 
-  A TPU multiplies in bfloat16, and Precision.HIGHEST splits float32 into six products.
+  A TPU multiplies in bfloat16. With Precision.HIGHEST, it computes a product in float32 as six products in bfloat16.
   """
   return {'bfloat16': bfloat16, 'float32': bfloat16, 'highest': bfloat16 / 6}
 

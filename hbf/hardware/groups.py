@@ -63,7 +63,10 @@ def _mesh_group(mesh: str, order: str | None, axes: str) -> tuple[int, ...]:
 
 
 def _numbered(shape: str, order: str | None) -> np.ndarray:
-  """Return the device numbers 0, 1, … in an array of this shape, transposed to this order of its axes."""
+  """Return the device numbers 0, 1, … as an array of shape `shape`, transposed to the order of axes `order`.
+
+  Both arguments are text, such as '2,4' and '1,0'. None: the array is not transposed.
+  """
   counted = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
   return counted.transpose(_numbers(order) if order else None)
 

@@ -97,7 +97,7 @@ class Traffic(NamedTuple):
 
   Attributes:
     memory: bytes that the device reads from its memory and writes to its memory.
-    network: the larger of the bytes that the device receives and sends, for each collective.
+    network: for each collective, the bytes that the device receives or the bytes that it sends, if these are more.
   """
 
   memory: int
@@ -110,7 +110,7 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
   Args:
     text: text of the compiled program. An instruction in a loop counts once for each iteration, or only once if the
       text does not have the number of iterations.
-    hosts: number of the host of each device.
+    hosts: for each device, the index of its host.
   """
   computations, entry = _parse(text)
   memory, network = 0, collections.Counter[Collective]()
@@ -127,11 +127,11 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
 def _collectives(
   computations: Mapping[str, Computation], computation: Computation, instruction: Instruction, within: set[str]
 ) -> Iterator[tuple[str, Computation, Instruction]]:
-  """Yield the collectives in an instruction, or the instruction if it is a collective, as (kind, computation, line).
+  """Yield the collectives of an instruction as (kind, computation, instruction).
 
-  A TPU's compiler overlaps some collectives with the matrix products of several fusions. Then it writes the
-  collective, with its channel, into each of these fusions. This function adds the channel to the set `within`, so
-  that each collective is yielded once.
+  An instruction is a collective itself, or a fusion that may contain collectives. A TPU's compiler overlaps some
+  collectives with the matrix products of several fusions. Then it writes the collective, with its channel, into each
+  of these fusions. This function adds the channel to the set `within`, so that each collective is yielded once.
   """
   if (kind := instruction.opcode.removesuffix('-start')) in COLLECTIVES:
     yield kind, computation, instruction
@@ -148,7 +148,7 @@ def _collectives(
 
 
 def _network_bytes(computation: Computation, instruction: Instruction) -> int:
-  """Return the larger of the bytes that a collective receives and sends."""
+  """Return the bytes that a device receives in a collective, or the bytes that it sends, if these are more."""
   taken = sum(_value(computation, name).bytes for name in instruction.operands)
   given = sum(array.bytes for array in instruction.arrays)
   if instruction.opcode in ('all-gather-start', 'collective-permute-start'):  # its value is (operand, result, …)
@@ -167,7 +167,10 @@ def count_kernels(text: str) -> dict[str, int]:
 def _executed(
   computations: Mapping[str, Computation], name: str, times: int
 ) -> Iterator[tuple[Computation, Instruction, int]]:
-  """Yield every instruction that moves data, with its computation and the number of its executions."""
+  """Yield every instruction that moves data, with its computation and the number of its executions.
+
+  The search begins in the computation `name`, which is executed `times` times.
+  """
   for instruction in computations[name].values():
     if instruction.opcode == 'while':
       yield from _executed(computations, instruction.called, times * _trip_count(computations, instruction))
@@ -220,7 +223,11 @@ def _parameters(computation: Computation) -> list[str]:
 
 
 def _read_bytes(computations: Mapping[str, Computation], inner: Computation, name: str, array: Array) -> int:
-  """Return the bytes of a value that are read: only the slices if it is sliced, 0 if it is only overwritten."""
+  """Return how many bytes of the value `name` the computation `inner` reads.
+
+  If it uses only slices of the value, these are the bytes of the slices. If it only overwrites the value, this is 0.
+  Otherwise all bytes of the value, `array`, count.
+  """
   read = 0
   users = [line for line in inner.values() if name in line.operands]
   for user in users:

@@ -163,7 +163,7 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 def _estimate(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Return entries of the report: if a program fits into a device's memory, and the estimate of its time."""
+  """Return two things for the report: does a program fit into a device's memory, and an estimate of its time."""
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:
@@ -179,7 +179,7 @@ def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
 
 
 def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
-  """Return the largest `train.batch_size` whose train step fits, within 3%. None if the smallest does not."""
+  """Return the largest `train.batch_size` whose train step fits, within 3%. None: not even the smallest fits."""
   config = config.copy_and_resolve_references().unlock()
   devices = topology.compile_devices()
 

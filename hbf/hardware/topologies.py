@@ -59,9 +59,9 @@ class Topology:
   def compile_devices(self) -> list[Any]:
     """Return virtual devices for a mesh. XLA can compile programs for them, but they cannot run a program.
 
-    The process still computes on its own platform. Call this method before JAX's first computation in the process, or
-    set JAX_PLATFORMS without the topology's platform. Otherwise JAX drops the plugin of a platform for which it finds
-    no devices.
+    The process still computes on its own platform. At its first computation, JAX drops the plugin of a platform for
+    which it finds no devices. So call this method earlier, or set JAX_PLATFORMS to a value that does not name the
+    topology's platform.
 
     Raises:
       UserError: the platform's compiler is not installed.

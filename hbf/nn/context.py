@@ -81,7 +81,7 @@ def check_context(stage: nn.Module, context: Context) -> None:
 
 
 def visible_keys(context: Context) -> Bool[Array, 'B N'] | None:
-  """Return False for tokens that the mask hides from all tokens, else True: [B, N] or [1, N]. None without a mask."""
+  """Return booleans [B, N] or [1, N], False for tokens that the mask hides from all tokens. None without a mask."""
   return None if context.mask is None else with_three_axes(context.mask)[:, 0]
 
 

@@ -38,7 +38,7 @@ class HyperBFAttention(CheckedModule):
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
     kernel: a name in `hbf.ops.kernels.KERNELS`.
     metric: the metric of every head, see `hbf.ops.distances`.
-    rank: rows of W for metric low_rank. Other metrics do not use it.
+    rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer' or 'head': each layer or each head learns one σ. 'fixed': σ keeps its initial value.
     sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, q·k/σ²
       has order 1.
@@ -156,7 +156,7 @@ class HyperBFCenters(CheckedModule):
       with b_a = ρ_a²/2σ². The radius ρ_a of each center is learned. `BALLS` and `VALUES` need normalization 'none'.
       `SIGNED` is exp(−β r²) with a learned β of any sign, as in the authors' code. It needs metric bilinear.
     metric: the metric of every head, see `hbf.ops.distances`.
-    rank: rows of W for metric low_rank. Other metrics do not use it.
+    rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
       `SIGNED`). 'fixed': σ or β keeps its initial value.
     sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, x·t/σ²

@@ -75,8 +75,8 @@ def metric_parameter(module: nn.Module, metric: str, heads: int, d: int, rank: i
     metric: name of the metric, see `squared_distances`.
     heads: number of heads.
     d: dimensions of a head.
-    rank: rows of W for metric low_rank. This W starts with random numbers. At first, the coordinates of W x have the
-      same variance as the coordinates of x.
+    rank: number of rows of W for metric low_rank. This W starts with random numbers. At first, the coordinates of W x
+      have the same variance as the coordinates of x.
 
   Returns:
     None for identity, [heads, d] for diagonal, [heads, rank, d] for low_rank, else [heads, d, d].

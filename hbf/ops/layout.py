@@ -38,10 +38,10 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. Its gradient keeps the parameter's own layout.
 
-  The arguments are those of `constrain`. If the gradient had the constrained layout, the whole gradient would be
-  summed over all devices and hosts. There is one exception: on a mesh with one shard along `data`, the gradient has
-  the constrained layout. With the parameter's layout, a TPU's compiler would sum in a loop over shards, with more
-  traffic.
+  The arguments are those of `constrain`. With the constrained layout, every device would receive the whole
+  gradient, summed over all devices and hosts. On a mesh with one shard along `data`, the gradient does have the
+  constrained layout. There the parameter's layout would cost more traffic, because a TPU's compiler would sum in a
+  loop over shards.
   """
   if constrain(parameter, *axes) is parameter or shares(('data',)) == 1:
     return constrain(parameter, *axes)
@@ -51,9 +51,9 @@ def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 
 
 def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
-  """Reorder columns [..., parts · W] so that every shard along `TENSOR` has its share of each part.
+  """Reorder columns [..., parts · W] so that every shard along `TENSOR` has columns of each part.
 
-  In the original order, a device would have columns of one part only.
+  In the original order, the W columns of a part are neighbors, and a shard would have columns of few parts.
   """
   count = shares(TENSOR)
   if count == 1 or columns.shape[-1] % (parts * count):
@@ -64,7 +64,7 @@ def interleave_shards(columns: jax.Array, parts: int) -> jax.Array:
 
 
 def split_parts(z: jax.Array, parts: int) -> list[jax.Array]:
-  """Undo `interleave_shards`: split columns [T, parts · W] into the parts, [T, W] each."""
+  """Undo `interleave_shards`: split columns [T, parts · W] of T rows into arrays [T, W], one for each part."""
   count, (length, width) = shares(TENSOR), z.shape
   if count == 1 or width % (parts * count):
     return jnp.split(z, parts, axis=-1)

@@ -111,9 +111,9 @@ def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
 
 
 def _differences(measured: Measured) -> list[str]:
-  """Return sentences on the accuracy after APGD of each other model, minus that of the first model.
+  """Return sentences on the accuracy after APGD of a later model minus that of the first model.
 
-  There is a sentence for each other model and each greatest change of a pixel.
+  There is a sentence for each later model and each greatest change of a pixel.
   """
   first, *others = _models(measured)
   lines = []

@@ -16,7 +16,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _unique(rows: Rows, name: str) -> list[Any]:
-  """Return the values of a column in the order of their first row."""
+  """Return the distinct values of a column, in order of first appearance."""
   return [*dict.fromkeys(row[name] for row in rows)]
 
 
@@ -75,7 +75,10 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _layer(number: int) -> dict[str, Any]:
-  """Return the style of a line. Later lines are thinner and have smaller markers, so lines below stay visible."""
+  """Return the style of the line with index `number`.
+
+  Later lines are drawn on top. They are thinner and have smaller markers, so the lines below stay visible.
+  """
   return {'linewidth': 5 - 0.8 * number, 'markersize': 13 - 1.8 * number, 'markerfacecolor': 'none'}
 
 

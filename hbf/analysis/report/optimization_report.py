@@ -148,7 +148,7 @@ def _draw_refits(axis: Any, network: Network, color: str) -> None:
 
 
 def _draw_agop(axis: Any, network: Network, matrix: str, series: int) -> int:
-  """Draw the correlations of one matrix, by block. Return 1, the number of colors used.
+  """Draw the correlations of one matrix, by block. Return 1, because the curve uses one color.
 
   The correlations are over the entries off the diagonal. In a diagonal matrix these are all 0, so there the
   correlations are over the diagonal.

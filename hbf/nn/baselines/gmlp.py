@@ -77,7 +77,7 @@ class GatedMLP(CheckedModule):
     return out.reshape(tokens.shape)
 
   def _over_tokens(self, gating: jax.Array, context: Context) -> jax.Array:
-    """Compute f of the channels `gating`, [B, N, hidden]. With gate 'linear', W does not start near 0."""
+    """Compute f(Z) for the channels Z = `gating` [B, N, hidden]. With gate 'linear', W does not start near 0."""
     near_zero, gates = nn.initializers.normal(1e-6), self.gate in ('multiplicative', 'split')
     count, length = gating.shape[1], most_tokens(gating, context)
     spatial = TokenDense(
@@ -93,7 +93,7 @@ class GatedMLP(CheckedModule):
     return (gating.mT @ kernel + new_tokens(spatial.bias(), context, count, 0)).mT
 
   def _tiny_attention(self, tokens: jax.Array, context: Context) -> jax.Array:
-    """Compute the tiny attention, which has a single head, [B, N, hidden]."""
+    """Return the output [B, N, hidden] of the tiny attention, which has a single head."""
     qkv = nn.Dense(3 * self.attention, dtype=self.dtype, name='attention_qkv')(tokens)
     q, k, v = (z[:, None] for z in jnp.split(qkv, 3, axis=-1))
     k, v = update_cache(self, 'keys', k, context, 2), update_cache(self, 'values', v, context, 2)

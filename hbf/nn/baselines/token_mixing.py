@@ -138,7 +138,7 @@ class TokenDense(nn.Module):
     self._bias = self.param('bias', self.bias_init, (self.outputs,))
 
   def kernel(self, seen: np.ndarray | None) -> jax.Array:
-    """Return the kernel [inputs, outputs], with zeros where a mask of that shape is False."""
+    """Return the kernel [inputs, outputs], with zeros where the mask `seen` [inputs, outputs] is False."""
     kernel = self._kernel if seen is None else jnp.where(seen, self._kernel, 0)
     return kernel.astype(self.dtype)
 
@@ -148,7 +148,7 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number N of tokens. If they continue a text, return the largest number of tokens of the text."""
+  """Return the number N of tokens. If they continue a text, return the most tokens that the text may have."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 

@@ -34,10 +34,11 @@ class _Tiling(NamedTuple):
   Attributes:
     points: number of points in a block, a power of two.
     centers: number of centers in a block, a power of two.
-    features: largest number of features (columns of D or V) of the sums in one program of the grid, a power of two.
-      None: all. Programs for different features compute the same responses again. So the kernels gain less for wide
+    features: how many columns of the result, along D or V, one program of the grid computes at most, a power of two.
+      None: all columns. Programs for other columns compute the same responses again. So the kernels gain less for
+        wide
       tokens.
-    depth: largest number of features multiplied at a time, a divisor of `features`. None: all.
+    depth: how many of the D or V terms of a dot product are multiplied at a time, a divisor of `features`. None: all.
     ordered: True if the grid's last axis runs over the blocks of a sum in order, while the sum stays in fast memory.
       False if all programs run in parallel. Then each program has a loop over the blocks.
     options: options of `pallas_call`.
@@ -122,7 +123,7 @@ class _Block(NamedTuple):
     centers: indices of the block's centers.
     d: columns of D whose sums this program computes.
     v: columns of V whose sums this program computes.
-    depth: largest number of features multiplied at a time. None: all.
+    depth: `_Tiling.depth`.
     exists: number of centers that are not padding.
   """
 
@@ -218,7 +219,10 @@ def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax
 
 
 def _dot(a: jax.Array, b: jax.Array, axis: int, other: int) -> jax.Array:
-  """Sum products over `axis` of a and `other` of b, in float32. float32 inputs are multiplied at full precision."""
+  """Multiply two matrices with float32 sums over axis `axis` of a and axis `other` of b.
+
+  float32 inputs are multiplied at full precision.
+  """
   precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   contracted = (((axis,), (other,)), ((), ()))
   return jax.lax.dot_general(a, b, contracted, precision=precision, preferred_element_type=jnp.float32)
@@ -230,9 +234,10 @@ class _Job(NamedTuple):
   Attributes:
     add: function of (kernel, block, sums) that returns new sums.
     over: 'a' to sum over the centers for blocks of points, 'n' to sum over the points for blocks of centers.
-    axes: axes of the sums, as in `_AXES`.
-    start: initial value of every sum.
-    products: numbers of matrix products between all points and all centers: those over D, and those over V.
+    axes: the two axes of each sum, in the letters of `_AXES`.
+    start: initial value of each sum.
+    products: number of matrix products over the D dimensions, and number of those over the V columns. The cost
+      estimate uses them.
   """
 
   add: Callable[[str, _Block, Any], Any]
@@ -306,7 +311,10 @@ def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) 
 def _kernel(
   job: _Job, kernel: str, tiling: _Tiling, centers: int, count: dict[str, int], unit: dict[str, int], *refs: Any
 ) -> None:
-  """Add one block for each step of the grid's last axis, or all blocks in a loop, see `_Tiling.ordered`."""
+  """Add blocks to the sums of one program. The last arguments are the references to inputs and outputs.
+
+  If the tiling is ordered, a step of the grid's last axis adds one block. Otherwise a loop adds all blocks.
+  """
   inputs, outputs = refs[: -len(job.axes)], refs[-len(job.axes) :]
   program, features, step = (pl.program_id(i) for i in (1, 2, 3))
   whole = slice(None)
@@ -355,7 +363,7 @@ def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]
 
 
 def _features(tiling: _Tiling, size: int) -> int:
-  """Return the number of features in one block, for arrays with `size` features."""
+  """Return how many columns of an array with `size` columns, D or V, one program computes."""
   if tiling.features is None:
     return pl.align_to(size, _LANES)
   return min(tiling.features, max(_LEAST, pl.next_power_of_2(size)))

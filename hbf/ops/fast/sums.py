@@ -69,7 +69,10 @@ class PivotedSums(NamedTuple):
 
 
 class MomentCotangents(NamedTuple):
-  """The part of k_a's cotangent from the moments: constant + slope (k_a − mean). Each field is [..., N, 1]."""
+  """The part of k_a's cotangent that comes from the moments: constant + slope (k_a − mean).
+
+  Each field has the shape [..., N, 1].
+  """
 
   constant: jax.Array
   slope: jax.Array
@@ -82,7 +85,7 @@ class ResponseCotangents(NamedTuple):
   Attributes:
     given: the cotangent of the values, [..., N, V] in the type of the coefficients.
     log_peak: the reference of k = exp(log K − log_peak), float32 [..., N, 1].
-    of_moments: the part of the cotangent from the moments. None for sums without moments.
+    of_moments: the part of the cotangent that comes from the moments. None for sums without moments.
   """
 
   given: jax.Array
@@ -103,7 +106,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
-  """Compute the numbers that the gradient needs from the cotangents of the sums."""
+  """Compute what the gradient needs, given the cotangents of the sums."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
@@ -153,7 +156,9 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
 
 
 def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
-  """Return the number of blocks for points [..., N, D], so that the responses of one block fit in memory.
+  """Return a number of blocks of points such that the responses of one block fit in memory.
+
+  The argument `points` is the shape [..., N, D] of the points.
 
   If a program is exported for any number of images (`jax.export`), the number of points is unknown. Then there
   is one block.

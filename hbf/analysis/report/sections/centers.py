@@ -172,7 +172,7 @@ def marked(run: TrainedRun, image: np.ndarray, token: int) -> np.ndarray:
   Args:
     run: the run.
     image: uint8 [height, width, channels].
-    token: number of the token. A class token has no patch, so the image gets no frame.
+    token: index of the token. A class token has no patch, so the image gets no frame.
   """
   index, times = token - run.first_patch, max(1, ROW // image.shape[0])
   large = enlarged(rgb(image), times)

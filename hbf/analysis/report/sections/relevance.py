@@ -108,9 +108,9 @@ class Vote(NamedTuple):
   """The vote of a center of the last block for an answer.
 
   Attributes:
-    answer: number of the class.
-    center: number of the center.
-    token: number of the token with the center's largest contribution.
+    answer: index of the class.
+    center: index of the center.
+    token: index of the token at which the center contributes most.
     adds: contribution to the answer's excess logit, summed over the tokens (`hbf.analysis.relevance.votes`).
     lost: decrease of the excess logit if the center is removed (`hbf.analysis.relevance.effects`).
   """
@@ -128,7 +128,7 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
-    answers: number of the answered class for each image, int [n].
+    answers: index of the answered class for each image, int [n].
     count: number of votes for each image.
   """
   cast = relevance.votes(run, images, answers)  # [n, N, U]

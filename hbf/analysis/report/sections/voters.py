@@ -71,7 +71,7 @@ def section(run: TrainedRun, training: LabeledImages, found: Mapping[str, Census
 
 
 def half_wrong(right: np.ndarray, count: int) -> np.ndarray:
-  """Return the numbers of at most `count` images, half of them with wrong answers if there are enough.
+  """Return the indices of at most `count` images, half of them with wrong answers if there are enough.
 
   Args:
     right: True for each image with a right answer, bool [n].
