@@ -129,7 +129,7 @@ class RunProcesses:
     return [int(step) for step in re.findall(r'^step +(\d+)', self.output(), re.MULTILINE)]
 
   def targets(self) -> list[int | None]:
-    """Return the possible targets of a kill: all processes (None), or the number of one. The others must then end."""
+    """Return the possible targets of a kill: all processes (None), or the index of one. The others must then end."""
     return [None, *range(len(self._processes))] if len(self._processes) > 1 else [None]
 
   def runs(self) -> bool:

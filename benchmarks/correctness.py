@@ -95,7 +95,7 @@ def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Arra
 
 
 def rounded(arrays: Arrays, dtype: str) -> Arrays:
-  """Return the arrays. Those that `ROUNDED` names get the checked type."""
+  """Return the arrays. Those that `ROUNDED` names are converted to the type `dtype`."""
   return {name: z.astype(DTYPES[dtype]) if name in ROUNDED else z for name, z in arrays.items()}
 
 

@@ -73,7 +73,7 @@ def texts(random: np.random.Generator, arms: int, n: int, memory: float) -> Draw
 def share(
   times: int, draw: Callable[[np.random.Generator], Drawn], length: int = 1, over_seeds: bool = True
 ) -> dict[str, float]:
-  """Return how often a single interval, and all intervals of a comparison, hold the true differences, in percent.
+  """Return how often one interval contains its true difference, and how often all of a comparison do, in percent.
 
   Args:
     times: number of comparisons.

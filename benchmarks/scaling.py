@@ -67,10 +67,10 @@ class Case(NamedTuple):
 
 
 def cases(platform: str) -> Iterator[Case]:
-  """Yield each mesh of a topology at its first batch size, and its first mesh at every batch size.
+  """Yield cases for each topology: every mesh at the first batch size, and the first mesh at every batch size.
 
-  The first mesh and batch size are also yielded with ViT. A platform's first topology also has HyperBF with the
-  Pallas kernel.
+  The first mesh at the first batch size is also yielded with ViT. A platform's first topology also has HyperBF with
+  the Pallas kernel.
   """
   for size in SIZES:
     for topology, meshes in MESHES[platform].items():

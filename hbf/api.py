@@ -211,7 +211,7 @@ def edit(
   Args:
     run: a run of task classification. It is not changed.
     images: images [N, H, W, C] of the run's height, width and channels, as uint8 or as floats from 0 to 1.
-    labels: name or number of the right class of each image, [N].
+    labels: name or index of the right class of each image, [N].
     among: images whose answers should not change, in the same form as `images`. None: up to 20,000 training images.
       To read them takes a minute or less on a CPU, in each call of this function.
     reach: radius of an edit's ball, divided by a distance: from its center to the nearest image of `among` whose
@@ -351,7 +351,7 @@ class Run:
     The other edits keep their centers, their radii and their corrections.
 
     Args:
-      number: the number of the edit, from 0. −1: the last edit.
+      number: the index of the edit. −1: the last edit.
 
     Raises:
       ValueError: there is no such edit.

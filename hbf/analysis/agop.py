@@ -46,9 +46,9 @@ def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 5
 
 @functools.partial(jax.jit, static_argnums=0)
 def _outer_products(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, tuple[jax.Array, int]]:
-  """Return two numbers for each block: the outer products of the gradients, summed, and the number of tokens.
+  """Return for each block the outer products of the gradients, summed over images, tokens and logits.
 
-  The sum is over images, tokens and logits.
+  The second value of a pair is the number of tokens.
   """
   shapes: dict[str, tuple[int, ...]] = {}
 
@@ -124,8 +124,8 @@ def correlations(left: np.ndarray, right: np.ndarray) -> dict[str, float]:
   """Return Pearson's correlation of the entries of two symmetric matrices.
 
   Returns:
-    'all': over all entries, as in Radhakrishnan et al. 2024. 'diagonal' and 'off_diagonal': over these entries alone.
-    If a part is constant in a matrix, its correlation is missing.
+    'all': over all entries, as in Radhakrishnan et al. 2024. 'diagonal': over the diagonal. 'off_diagonal': over the
+    other entries. If the entries of a part are equal in one matrix, the correlation of this part is missing.
   """
   diagonal = np.eye(len(left), dtype=bool)
   parts = {'all': np.ones_like(diagonal), 'diagonal': diagonal, 'off_diagonal': ~diagonal}

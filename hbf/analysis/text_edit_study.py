@@ -232,7 +232,7 @@ def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def many(edits: Edits, counts: Sequence[int]) -> list[dict[str, float]]:
-  """For each n in `counts`, teach the first n facts together, and return their `scores`."""
+  """Teach the first n facts together, for each n in `counts`. Return the `scores` of these facts for each n."""
   return [{'facts': count} | scores(edits.logits(range(count)), edits.split, range(count)) for count in counts]
 
 

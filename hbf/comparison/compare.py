@@ -51,7 +51,8 @@ def report(workdir: pathlib.Path, split: str) -> None:
 
   Args:
     workdir: folder of the comparison.
-    split: 'validation' to print the scores on held-out examples. Any other value writes the report on test examples.
+    split: 'validation' to print the scores on held-out examples. With any other value, the report on test examples is
+      written.
 
   Raises:
     UserError: the folder is not a comparison.

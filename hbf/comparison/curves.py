@@ -31,7 +31,7 @@ class Curve(NamedTuple):
   Attributes:
     epochs: epochs at which the first seed was evaluated, [n].
     values: values of each seed at these epochs, [S, n]. If a seed was evaluated at other epochs, its values are
-      interpolated.
+      interpolated to these epochs.
   """
 
   epochs: np.ndarray

@@ -16,7 +16,7 @@ class Device:
 
   Attributes:
     kind: 'gpu', 'cpu', or '' for all devices that JAX finds.
-    number: number of the GPU or of the core, from 0.
+    number: index of the GPU or of the core.
   """
 
   kind: str = ''

@@ -40,7 +40,7 @@ class PendingRun:
 def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], console: Console) -> bool:
   """Run all unfinished runs, one at a time on each device.
 
-  A failed run is reported. Only the next call tries it again.
+  A failed run is reported. It is not tried again in this call, but in the next one.
 
   Returns:
     False if a signal ended the call. Then the runs have saved their state, and the next call continues them.

@@ -49,7 +49,7 @@ def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
 def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str]]:
   """Draw the options of an arm for each trial.
 
-  A value is drawn as a quantile, which depends only on the key and on the number of the trial. So arms with the same
+  A value is drawn as a quantile, which depends only on the key and on the index of the trial. So arms with the same
   distribution of a key get the same values, and a longer search begins with the values of a shorter one. Trials are
   independent of each other, as `hbf.comparison.tune.expected_best` assumes.
 

@@ -45,12 +45,14 @@ def differences(arms: Sequence[np.ndarray], length: int = 1, draws: int = DRAWS)
 
   The first term is paired over the examples, and already contains the variance of `both`. The mean outcome of a seed
   has the variance τ² + Var(both)/n. To estimate τ², Var(both)/n is subtracted from the variance of these means. The
-  estimate is at least 0. If an arm or the reference has fewer than three seeds, only the first term is used.
+  estimate is at least 0. If an arm or the reference has fewer than three seeds, the term with τ² is left out of their
+  difference's variance.
 
-  The half length of an interval is the standard error of the difference times a factor. As in Dunnett 1955, the
-  factor is the 95% quantile of the largest error among all differences. Each error is divided by its estimated
-  standard error, which is random too. The quantile is computed from random draws of the model with the estimated
-  variances. It is computed with and without the variation between seeds, and the greater value is used.
+  The half length of an interval is the estimated standard error of the difference times a factor. As in Dunnett 1955,
+  each difference's error is divided by its estimated standard error, which is random too. The factor is the 95%
+  quantile of the largest of these ratios over all differences. The quantile is computed from random draws of the
+  model with the estimated variances. It is computed with and without the variation between seeds, and the greater
+  value is used.
 
   References: Obuchowski & Rockette 1995 (the model, with readers in place of seeds); Searle, Casella & McCulloch 1992
   (estimates of variances); Dunnett 1955.
@@ -103,7 +105,7 @@ def block_length(examples: int) -> int:
 
 
 def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
-  """Return the covariance [K, K] of the K means of outcomes [K, n], by a block bootstrap.
+  """Return the covariance [K, K] of the means of the K rows of outcomes [K, n], by a block bootstrap.
 
   The circular block bootstrap (Politis & Romano 1992) draws blocks of consecutive examples. Its covariance has a
   closed form, so no random numbers are needed. The covariance is multiplied by k / (k − 1) for k = n / length blocks.
@@ -117,11 +119,11 @@ def _covariance(outcomes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, float, int]:
-  """Return the variance between the mean outcomes of seeds, pooled over the arms (terms as in `differences`).
+  """Return how much the mean outcomes of an arm's seeds vary, pooled over the arms (symbols as in `differences`).
 
   Returns:
-    Three numbers: Var(both)/n, which is due to the finite number of examples; the whole variance τ² + Var(both)/n;
-    and the degrees of freedom of the whole variance.
+    Three numbers. The first is Var(both)/n, the variance that is due to the finite number of examples. The second is
+    the whole variance τ² + Var(both)/n. The third is the degrees of freedom of the whole variance.
   """
   repeated = [arm for arm in arms if len(arm) > 1]
   freedom = sum(len(arm) - 1 for arm in repeated)
@@ -133,12 +135,12 @@ def _between_seeds(arms: Sequence[np.ndarray], length: int) -> tuple[float, floa
 
 
 def _relative_variance(random: np.random.Generator, freedom: float, draws: int) -> np.ndarray:
-  """Draw ratios [draws, 1] of a variance, estimated with `freedom` degrees of freedom, to the true variance."""
+  """Draw ratios [draws, 1]: a variance estimated with `freedom` degrees of freedom, divided by the true variance."""
   return random.chisquare(freedom, (draws, 1)) / freedom
 
 
 def _quantile(drawn: np.ndarray, variances: np.ndarray) -> float:
-  """Return the `LEVEL` quantile, over the draws, of a draw's largest |error| divided by its estimated deviation.
+  """Return the `LEVEL` quantile, over the draws, of the largest ratio |error| / estimated deviation in a draw.
 
   Args:
     drawn: a drawn error of each difference, [draws, K].

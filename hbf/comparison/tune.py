@@ -40,9 +40,9 @@ class Trial:
 
   Attributes:
     label: label of the arm.
-    number: number of the trial, from 0. In all arms, the trials with this number have the same seed, and the same
-      values of shared keys.
-    seed: seed of the run. Trials with other numbers have other seeds.
+    number: index of the trial within its arm. In all arms, the trials with this index have the same seed, and the
+      same values of shared keys.
+    seed: seed of the run. Trials with another index have another seed.
     options: random values by config key.
     held_out: first score of the task on held-out examples at the end of training. None without a result.
     loss: training loss at the end of training. None without a result.
@@ -190,7 +190,7 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
 def expected_best(values: Sequence[float], score: Score) -> list[float]:
   """Return the expected best result of 1, 2, … n trials.
 
-  The value for k trials is the best result of k of the n values, averaged over all choices of these k.
+  Take the best of k values, for every way to choose k of the n values. The result for k trials is the mean of these.
 
   Args:
     values: results of n independent trials.
@@ -204,7 +204,7 @@ def expected_best(values: Sequence[float], score: Score) -> list[float]:
 
 
 def _make_trials(request: Comparison, count: int, before: Sequence[Trial]) -> tuple[list[Trial], _Trials]:
-  """Return the trials of all arms in the order of their numbers, and the grid of their runs."""
+  """Return the trials of all arms, ordered by their `number`, and the grid of their runs."""
   if count < 1 or not request.arms:
     raise UserError('a search needs at least one arm and one trial: give --arm, and --tune=1 or more')
   space = parse_space(request.space)

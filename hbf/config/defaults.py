@@ -153,7 +153,8 @@ COMMON = {
   'optimizer.schedule': Key(
     'cosine',
     one_of(('cosine', 'linear', 'wsd', 'constant')),
-    'Learning rate after the warm-up. wsd stays at the peak and decays linearly during the last part, `decay`.',
+    'Learning rate after the warm-up. wsd stays at the peak until the last part of the run, in which it decays '
+    'linearly. `optimizer.decay` is the length of this part.',
   ),
   'optimizer.minimum_rate': Key(
     0.0, SHARE, 'Learning rate at the end, divided by the peak. The constant schedule needs 0.'

@@ -58,7 +58,7 @@ class Editor:
 
     Args:
       images: the images to correct, uint8 [n, H, W, C].
-      labels: name or number of the right class of each image, [n].
+      labels: name or index of the right class of each image, [n].
       sources: the names of the images [n], for the list of edits and for messages.
       reach: radius of the ball, divided by the distance to the nearest guarded image with another answer.
       margin: difference between the label's logit and the largest other logit, after the edit.
@@ -85,11 +85,11 @@ class Editor:
     self.edits = edits
 
   def _answers(self, logits: np.ndarray, points: np.ndarray, edits: Edits) -> np.ndarray:
-    """Return the numbers [n] of the classes that the edited classifier answers."""
+    """Return the indices [n] of the classes that the edited classifier answers."""
     return np.asarray((logits + edits.changes(points)).argmax(axis=-1))
 
   def _number(self, label: str | int) -> int:
-    """Return the number of a class."""
+    """Return the index of a class, which is given by name or by index."""
     if isinstance(label, str):
       choose('label', label, dict.fromkeys(self.classes))
       return self.classes.index(label)

@@ -94,8 +94,8 @@ def metric_of(points: np.ndarray) -> np.ndarray:
   """Return a metric W [D, D] in which the points of copies of an example are near to each other.
 
   W is the product of two matrices. The first divides each of the D coordinates by its standard deviation over all
-  copies. The second is Σ^(−1/2). Σ is the covariance of the scaled points, each relative to the mean of the copies of
-  its example, plus a ridge (`RIDGE`).
+  copies. The second is Σ^(−1/2). To get Σ, the mean over the copies of an example is subtracted from the scaled
+  points of these copies. Σ is the covariance of the differences, plus a ridge (`RIDGE`).
 
   Args:
     points: the points of the copies, [n, copies, D].

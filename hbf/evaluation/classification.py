@@ -50,7 +50,7 @@ class Counts(flax.struct.PyTreeNode):
 
     Args:
       logits: logits of the classes, [B, C].
-      labels: number of the true class, int32 [B].
+      labels: index of each example's true class, int32 [B].
       mask: booleans [B]. False for padding, which is not counted.
     """
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))

@@ -76,7 +76,7 @@ def detail_text(counts: TextCounts) -> dict[str, Any]:
 
   Returns:
     A dictionary with the key `by_position`, a list. It has an entry for each position at which tokens were counted.
-    The entry has the position, from 0, the number `n` of tokens, `token_nll` in nats, and `accuracy` in percent.
+    The entry has the index of the position, the number `n` of tokens, `token_nll` in nats, and `accuracy` in percent.
   """
   c = jax.tree.map(np.asarray, jax.device_get(counts))
   nll = exact.value(c.nll)

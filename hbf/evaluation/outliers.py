@@ -104,7 +104,7 @@ def _check(inside: np.ndarray, outside: np.ndarray) -> None:
 
 
 def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[float, tuple[np.ndarray, np.ndarray]]:
-  """Return the AUROC, and for each example inside [n] and outside [m] a share of the examples of the other kind.
+  """Return the AUROC, and two arrays of shares: one for the examples inside [n], and one for those outside [m].
 
   An example inside has the share of the examples outside with smaller scores. An example outside has the share of the
   examples inside with greater scores. Ties count half. The shares are computed from ranks (Sun & Xu 2014): the rank
@@ -144,9 +144,9 @@ def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
   """Return FPR95 with its interval, see `Separation`.
 
-  The threshold is exceeded by 95% of all possible images inside. The number of the given examples inside below it has
-  a binomial distribution. For each such number, the rate has Jeffreys' Beta distribution. The interval is between two
-  quantiles of the mixture of these Beta distributions.
+  The true threshold is exceeded by 95% of all possible images inside. How many of the given examples inside lie below
+  it is unknown: this number has a binomial distribution. For each possible number, the rate has Jeffreys' Beta
+  distribution. The interval is between two quantiles of the mixture of these Beta distributions.
   """
   n, m = len(inside), len(outside)
   fewest, most = stats.binom.interval(1 - 1e-9, n, 1 - KEPT)

@@ -54,7 +54,7 @@ class Programs:
 
 
 def plan_of(config: ConfigDict) -> Plan:
-  """Return the plan of a config's run. It needs neither a published data set nor the file of `init_from`."""
+  """Return the plan of a config's run. Neither a published data set nor the file of `init_from` must be on disk."""
   data = config.data
   described = describe(data.name, data.dir, data.image_size) if config.task == 'classification' else None
   return make_plan(config, resumed=True, dataset=described)
@@ -63,7 +63,7 @@ def plan_of(config: ConfigDict) -> Plan:
 def trace_programs(config: ConfigDict, devices: Sequence[Any]) -> Programs:
   """Trace the train step and the evaluation step of a config.
 
-  No example is read, so a published data set need not be present. Some constants of the programs would be measured on
+  No example is read, so a published data set need not be on disk. Some constants of the programs would be measured on
   the examples, such as the mean of each channel. Here they have placeholder values.
 
   Args:

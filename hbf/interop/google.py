@@ -90,7 +90,7 @@ def _patches(theirs: str) -> dict[str, ParameterSource]:
 def _attention(theirs: str) -> dict[str, ParameterSource]:
   """Return the sources of an attention's parameters.
 
-  The kernels for queries, keys and values are [D, H, d] each. That of the output is [H, d, D].
+  The kernels for queries, keys and values have the shape [D, H, d]. The kernel of the output has the shape [H, d, D].
   """
   projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
   return {
@@ -118,9 +118,9 @@ def _vit(has_class_token: bool, attention: int, norm: int, mlp: int) -> Table:
 
   Args:
     has_class_token: True if the head reads a class token. Otherwise it reads the mean of the patches.
-    attention: number in the name of the attention layer.
-    norm: number in the name of the second LayerNorm.
-    mlp: number in the name of the MLP.
+    attention: number at the end of the attention layer's name.
+    norm: number at the end of the second LayerNorm's name.
+    mlp: number at the end of the MLP's name.
   """
   positions = {_POSITIONS: (1, 'N', 'D')}
   tokens = {'positions': ParameterSource(positions, lambda z: z[0])}

@@ -38,7 +38,7 @@ class Table:
     origin: the project and kind, such as "timm's ViT".
     network: sources of the parameters outside the blocks, by path, such as 'norm/scale'.
     block: sources of the parameters of a block, by path in the block.
-    prefix: start of the names of a block's tensors, with {} for its number, such as 'blocks.{}.'.
+    prefix: start of the names of a block's tensors, with {} for the index of the block, such as 'blocks.{}.'.
   """
 
   origin: str

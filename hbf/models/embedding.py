@@ -83,7 +83,7 @@ class PatchEmbedding(CheckedModule):
     return nn.Dropout(self.dropout, deterministic=not train)(tokens), jnp.asarray(coordinates)
 
   def _convolved(self, images: jax.Array) -> jax.Array:
-    """Return each patch's inputs of the stem's last convolution, [B, rows, columns, 9 · channels]."""
+    """Return the inputs of the stem's last convolution for each patch, [B, rows, columns, 9 · channels]."""
     _check_patch(images, self.patch)
     halvings = self.patch.bit_length() - 1
     if self.patch != 2**halvings or not halvings or self.width % self.patch:

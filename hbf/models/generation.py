@@ -175,7 +175,7 @@ def _write(
   lengths: jax.Array,
   key: jax.Array,
 ) -> jax.Array:
-  """Return the tokens, int32 [B, count], that follow prompts [B, P] of given lengths, and −1 after a text's end."""
+  """Return the tokens that follow prompts [B, P] of the given lengths, int32 [B, count]. −1: the text has ended."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
     """Run the model on the first `length` of the tokens [T]. Return the logits [V] after them, and the new cache."""

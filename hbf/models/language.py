@@ -31,7 +31,7 @@ class LanguageModel(CheckedModule):
     length: largest number of tokens of a text.
     width: D, a token's dimensions.
     positions: the vectors that are added to the tokens: 'learned', 'sincos' (fixed sines and cosines; D even) or
-      'none'. The stages also get the number i as the position of token i.
+      'none'. In addition, the stages get the index of each token as its position.
     causal: True if a token attends only to itself and the tokens before it.
     tied: True if the weights of the head are the vectors of the tokens (Press & Wolf 2017).
     dropout: dropout rate of the embedded tokens.

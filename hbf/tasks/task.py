@@ -119,13 +119,13 @@ class TaskLoss(abc.ABC):
 
   @abc.abstractmethod
   def train_batch(self, keys: tuple[jax.Array, jax.Array], resident: Resident, batch: Batch) -> ModelBatch:
-    """Return a batch for training. The random draws for an example depend only on a key and on the example's number.
+    """Return a batch for training. The random draws for an example depend only on a key and on the example's index.
 
     Args:
       keys: two random keys. The first is for draws that concern one example, such as augmentation. The second is for
         draws that concern several examples together, such as mixing.
       resident: the arrays that stay in device memory, see `hbf.data.pipeline.inputs`.
-      batch: a batch as in `hbf.data.pipeline.inputs`. Its entry 'step' is the number of the step, from 0.
+      batch: a batch as in `hbf.data.pipeline.inputs`. Its entry 'step' is the index of the step.
     """
 
   @abc.abstractmethod

@@ -18,7 +18,7 @@ def checksum(tree: Any) -> int:
 
 @jax.jit  # for one leaf: leaves share shapes, and a program for all of them takes long to compile
 def _sum(leaf: jax.Array, number: jax.Array) -> jax.Array:
-  """Sum all elements modulo 2³², each hashed with its position and with the leaf's `number`, in any order."""
+  """Hash each element with its position and with `number`, the index of the leaf. Sum the hashes modulo 2³²."""
   bits = _bits(leaf)
   position = jnp.full(bits.shape, number)
   for axis, size in enumerate(bits.shape):

@@ -20,8 +20,8 @@ _LION_SECOND = 0.99  # Chen et al. 2023, Algorithm 2; Adam's value would be far 
 def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
   """Return the learning rate by step: a linear warm-up from 0, then the named schedule.
 
-  Schedule wsd stays at the peak, and then decays linearly to the minimum. The decay takes the last part of the run,
-  of the duration `decay`.
+  Schedule wsd stays at the peak, and then decays linearly to the minimum. The decay ends with the run. The config key
+  `decay` is its length.
 
   Raises:
     UserError: the schedule is unknown, or the decay of wsd does not fit into the run after the warm-up. Or a constant

@@ -126,7 +126,7 @@ def store(workdir: pathlib.Path, folder: pathlib.Path, about: str) -> None:
 
 
 def card(folder: pathlib.Path, about: str) -> str:
-  """Return the card of a stored model, in Markdown."""
+  """Return the card of a stored model, in Markdown. `about` is the text on its purpose and limits, as in `store`."""
   result, config = _result(folder), json.loads((folder / 'config.json').read_text())
   scores = [score for score in TASKS[result['task']].scores if score.name in result]
   train, optimizer = config['train'], config['optimizer']

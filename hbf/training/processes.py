@@ -47,7 +47,7 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
     coordinator: HOST:PORT of process 0. '': JAX finds it in the environment (Slurm, Open MPI, Kubernetes, TPU pods).
     processes: the number of processes. 1: this process runs alone, whatever the environment says. None: JAX finds the
       number.
-    process: the number of this process, from 0. None: JAX finds the number.
+    process: the index of this process. None: JAX finds the index.
 
   Raises:
     UserError: an argument is missing or not valid, or JAX cannot find the values in the environment.

@@ -152,8 +152,8 @@ def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.
   """Return a function that takes several steps in one call: (state, resident, stack, count) → (state, step).
 
   `stack` has at least `count` batches. `count` is an argument of the compiled program, so one program serves every
-  count and gives the same bits. The second result is the number of the last step. The host waits for this number to
-  know that the call has ended, because the state itself may already be donated to the next call.
+  count and gives the same bits. The second result is the number of steps taken so far. The host waits for this number
+  to know that the call has ended, because the state itself may already be donated to the next call.
   """
 
   def train_steps(

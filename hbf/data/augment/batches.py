@@ -34,17 +34,17 @@ def augment(
   """Transform images at random; see `hbf.data.augment.transforms.transform`.
 
   The random numbers of row i come from `fold_in(key, index[i])`. So the result for an example depends on the key and
-  the example's number, not on its row in the batch or on the number of devices.
+  the example's index, not on its row in the batch or on the number of devices.
 
   Args:
     key: random key of this step.
     images: uint8 [B, H, W, C].
-    index: number of each image's example in the data set, int32 [B].
+    index: index of each image's example in the data set, int32 [B].
     transforms: the transforms, from `hbf.data.augment.transforms.read_transforms`.
     mean: mean of each channel, on a scale from 0 (black) to 1 (white). () stands for middle gray. Only `cutout` needs
       the mean.
     fixed_key: random key of the run, the same in every step. Only `alternate_flip` needs it.
-    epochs: number of the epoch of each image, int32 [B]. Only `alternate_flip` needs it.
+    epochs: index of the epoch of each image, int32 [B]. Only `alternate_flip` needs it.
 
   Returns:
     uint8 [B, H, W, C].

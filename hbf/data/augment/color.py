@@ -35,7 +35,7 @@ def operate(
 
   Args:
     image: uint8 [H, W, C].
-    number: number of the operation in `OPERATIONS`. A negative number applies no operation.
+    number: index of the operation in `OPERATIONS`. A negative index applies no operation.
     factor: factor of brightness, contrast, saturation or sharpness, in units of 1/4096.
     bits: number of bits that posterize keeps, 1 … 8.
     threshold: solarize inverts the levels of this value or more.
@@ -153,9 +153,12 @@ def autocontrast_table(image: jax.Array) -> jax.Array:
 def _pillow_rounds_down() -> tuple[np.ndarray, np.ndarray]:
   """Find the levels for which Pillow's autocontrast is one below the exact value, because of float64 rounding.
 
+  The set of these levels depends on a channel's least and greatest level.
+
   Returns:
-    Two arrays. The first has the n different sets of such levels, uint8 [n, 32], with one bit for each of the 256
-    levels. The second has the number of the set for a channel's least and greatest level, uint16 [256, 256].
+    Two arrays. The first has the n sets that occur, uint8 [n, 32], with one bit for each of the 256 levels. The
+    second gives the index of a set in the first array, uint16 [256, 256]. Its row is the channel's least level, and
+    its column is the greatest level.
   """
   high, level = np.ogrid[:LEVELS, :LEVELS]
   sets = []

@@ -36,7 +36,7 @@ _CUT = 1e-3  # Smaller weights of a motion blur are left out.
 def corrupt(images: np.ndarray, name: str, strength: int, seed: int = 0) -> np.ndarray:
   """Return images with a corruption.
 
-  The random numbers of an image are a function of (seed, name, strength, number of the image). If only the first
+  The random numbers of an image are a function of (seed, name, strength, index of the image). If only the first
   images of a data set are given, the result for these images is the same as for the whole data set.
 
   Args:

@@ -85,7 +85,7 @@ def _slice_dynamically(padded: jax.Array, corner: jax.Array, shape: tuple[int, .
 
 
 def _slice_by_selection(padded: jax.Array, corner: jax.Array, most: int) -> jax.Array:
-  """Return the slice of `_slice_dynamically`. Select it among all possible slices, one axis after the other."""
+  """Return the same slice as `_slice_dynamically`, selected from all possible slices, one axis after the other."""
   for axis in range(2):
     length = padded.shape[axis] - 2 * most
     cuts = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(2 * most + 1))

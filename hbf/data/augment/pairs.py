@@ -14,7 +14,7 @@ KEY = 'data.mix'
 
 
 def mixup(key: jax.Array, size: tuple[int, int], share: jax.Array) -> jax.Array:
-  """Return the weight `share` for each of an image's own pixels, float32 [H, W] (Zhang et al. 2018)."""
+  """Return the weights of an image's own pixels, float32 [H, W]: `share` for all pixels (Zhang et al. 2018)."""
   del key
   return jnp.full(size, share)
 
@@ -66,7 +66,7 @@ def mix(
     key: random key of this step.
     images: uint8 [B, H, W, C].
     targets: probabilities of the classes, float32 [B, classes].
-    index: number of each image's example in the data set, int32 [B].
+    index: index of each image's example in the data set, int32 [B].
     entries: the mixtures, from `read_mix`. An entry (name, alpha, share) mixes this share of the images. The weight λ
       of an image is drawn from Beta(alpha, alpha). Its partner has the weight 1 − λ.
 

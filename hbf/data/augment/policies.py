@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
   """Random operations that are applied one after another. Each field is int32 [n] for n operations.
 
   Attributes:
-    number: number of the operation in `OPERATIONS`.
+    number: index of the operation in `OPERATIONS`.
     magnitude: magnitude of the operation, 0 … 30.
     sign: direction, 1 or −1, for operations with two directions.
   """

@@ -23,7 +23,7 @@ class ArrayData:
     y_train: labels of x_train, whole numbers [N] from 0 on.
     x_test: images of the same height, width and channels as x_train.
     y_test: labels of x_test.
-    class_names: the name of each label. None names each label by its number, from '0' to the largest in y_train.
+    class_names: the name of each label. None: the names are the labels as text, from '0' to the largest in y_train.
 
   Raises:
     ValueError: an array has a wrong shape, type or range. The message names the array and the expected value.

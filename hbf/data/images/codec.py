@@ -115,8 +115,8 @@ class _Span(NamedTuple):
   """An interval along one axis of an image, which becomes the center of the resized image.
 
   Attributes:
-    first: number of the first pixel that the result depends on.
-    last: number of the last pixel that the result depends on, plus one.
+    first: index of the first pixel that the result depends on.
+    last: index of the last pixel that the result depends on, plus one.
     start: start of the interval, in pixels from `first`.
     stop: end of the interval, in pixels from `first`.
   """

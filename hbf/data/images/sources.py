@@ -62,7 +62,7 @@ class Stored(Protocol):
     examples, such as the sizes of files, if these can be read quickly.
 
     Args:
-      sample: numbers of examples, int [n].
+      sample: indices of examples, int [n].
     """
 
 

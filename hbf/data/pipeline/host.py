@@ -17,14 +17,14 @@ HostBatch = dict[str, np.ndarray]
 
 
 class Order(Protocol):
-  """The order of the examples: a function from the number of a batch to the numbers of its examples."""
+  """The order of the examples: a function from the index of a batch to the indices of its examples."""
 
   @property
   def batch_size(self) -> int:
     """Return the number of rows of a batch."""
 
   def __call__(self, step: int) -> np.ndarray:
-    """Return the numbers of the examples in batch `step`, int32 [batch_size], −1 for padding."""
+    """Return the indices of the examples in batch `step`, int32 [batch_size], −1 for padding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +34,9 @@ class HostBatches:
   Attributes:
     source: the examples.
     order: the choice of examples for each batch.
-    start: number of the first batch.
-    stop: number of the last batch, plus one.
-    rows: numbers of the rows of a batch that are read. A process reads the rows that its devices hold.
+    start: index of the first batch.
+    stop: index of the last batch, plus one.
+    rows: indices of the rows of a batch that are read. A process reads the rows that its devices hold.
     image_shape: height, width and channels of the images.
   """
 

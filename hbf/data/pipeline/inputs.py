@@ -97,7 +97,7 @@ class Input(abc.ABC):
 
     Args:
       order: order of the examples.
-      start: number of the first batch.
+      start: index of the first batch.
       counts: number of batches in each stack, at most `size`.
       size: number of batches in every stack, with padding. The padding is copies of a stack's last batch.
     """
@@ -109,7 +109,7 @@ class Input(abc.ABC):
 
 
 class ResidentInput(Input):
-  """An input whose examples all lie in device memory. A batch has only the numbers of its examples."""
+  """An input whose examples all lie in device memory. A batch has only the indices of its examples."""
 
   _count: int
 
@@ -330,7 +330,7 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """Return the sorted numbers of those rows of a global batch that lie on this process's devices."""
+  """Return the sorted indices of those rows of a global batch that lie on this process's devices."""
   shards = sharding.addressable_devices_indices_map((batch_size,)).values()
   rows = np.arange(batch_size)
   return np.unique(np.concatenate([rows[shard] for shard in shards if shard is not None]))

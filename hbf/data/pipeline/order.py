@@ -1,6 +1,6 @@
 """The order of examples: the examples of step s are a pure function of (seed, s).
 
-So the number of the step is the whole state of the input, and a resumed run gets the same examples as an
+So the index of the step is the whole state of the input, and a resumed run gets the same examples as an
 uninterrupted run.
 """
 
@@ -48,7 +48,7 @@ class TrainOrder:
   batch_size: int
 
   def __call__(self, step: int) -> np.ndarray:
-    """Return the numbers of the examples in step `step`, int32 [batch_size]."""
+    """Return the indices of the examples in step `step`, int32 [batch_size]."""
     positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
     epochs, offsets = np.divmod(positions, self.examples)
     indices = np.empty(self.batch_size, np.int32)
@@ -58,10 +58,10 @@ class TrainOrder:
     return indices
 
   def epochs(self, step: Any) -> Any:
-    """Return the epoch of each row of step `step`, int32 [batch_size].
+    """Return the index of the epoch of each row of step `step`, int32 [batch_size].
 
     Args:
-      step: number of the step, from 0. A traced int32 is allowed.
+      step: index of the step. A traced int32 is allowed.
     """
     # The product step · batch_size may exceed 32 bits. The loop computes its quotient and remainder bit by bit.
     whole, rest = step // self.examples, step % self.examples
@@ -74,7 +74,7 @@ class TrainOrder:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOrder:
-  """An order in which every example comes once, sorted by its number. The last batch is padded with −1.
+  """An order in which every example comes once, sorted by its index. The last batch is padded with −1.
 
   Attributes:
     examples: number of examples.
@@ -85,7 +85,7 @@ class EvalOrder:
   batch_size: int
 
   def __call__(self, step: int) -> np.ndarray:
-    """Return the numbers of the examples in batch `step`, int32 [batch_size], −1 beyond the last example."""
+    """Return the indices of the examples in batch `step`, int32 [batch_size], −1 beyond the last example."""
     indices = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
     return np.where(indices < self.examples, indices, -1).astype(np.int32)
 

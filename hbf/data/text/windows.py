@@ -1,6 +1,6 @@
 """Windows of a text in device memory: the examples of language models.
 
-A *batch* is a dict {'index': int32 [B]} with the numbers of its windows. The number −1 stands for padding. Batches of
+A *batch* is a dict {'index': int32 [B]} with the indices of its windows. The index −1 stands for padding. Batches of
 images in device memory have the same form (`hbf.data.pipeline.inputs`).
 """
 
@@ -89,7 +89,7 @@ def windows(text: Tokens, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 
   Args:
     text: the text in device memory: `resident` of a `TextInput`.
-    index: numbers of windows, int32 [B]. −1 stands for padding.
+    index: indices of windows, int32 [B]. −1 stands for padding.
 
   Returns:
     Tokens, int32 [B, T + 1], and a mask, bool [B, T + 1]. Beyond the end of the text and in padding, the mask is
@@ -110,7 +110,7 @@ def shifted_windows(key: jax.Array, text: Tokens, index: jax.Array) -> jax.Array
   Args:
     key: random key of this step.
     text: the text in device memory.
-    index: numbers w of the windows, int32 [B], without padding.
+    index: indices w of the windows, int32 [B], without padding.
 
   Returns:
     Tokens, int32 [B, T + 1].
