@@ -26,7 +26,7 @@ from hbf.models.classifier import ImageClassifier
 
 
 def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 50) -> dict[str, np.ndarray]:
-  """Return the AGOP of each block by the name of the block, float64 [D, D].
+  """Return the AGOP of each block, float64 [D, D], by the name of the block.
 
   Args:
     model: the network. Every block has a stage 2.
@@ -110,7 +110,7 @@ def feature_matrices(stage: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _metric(weights: np.ndarray, dimensions: int) -> np.ndarray:
-  """Return WᵀW of each head, [H, d, d], from the parameter of a diagonal, low-rank or full metric."""
+  """Return the matrices WᵀW [H, d, d] of all heads, from the parameter of a diagonal, low-rank or full metric."""
   rows = weights[:, :, None] * np.eye(dimensions) if weights.ndim == 2 else weights
   return rows.swapaxes(1, 2) @ rows
 

@@ -84,7 +84,7 @@ def census(
 
 
 def coefficient_gradients(run: TrainedRun, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the greatest |gradient| of the loss with respect to each center's coefficients, [U] by block.
+  """Return for each block the greatest |gradient| of the loss with respect to a center's coefficients, [U].
 
   The loss is the mean over a batch of images. The maximum is over the coefficients of a center and over the batches.
 
@@ -164,7 +164,7 @@ def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: n
 
 
 def purity(labels: np.ndarray, found: Census) -> np.ndarray:
-  """Return the share of the most common class among each center's nearest images, [U]."""
+  """Return the shares [U]: for each center, the share of the most common class among its nearest images."""
   classes = labels[found.images]
   return np.array([np.bincount(row).max() / len(row) for row in classes])
 
@@ -241,7 +241,7 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 
 
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
-  """Return the effect of each center's coefficients on the class scores of the head, [U, classes].
+  """Return the effects [U, classes] of the centers' coefficients on the class scores of the head.
 
   Later blocks are skipped. Of the final LayerNorm, only the mean is subtracted and the scale multiplied. The division
   by the standard deviation is left out, because it differs between tokens. So the scores of a center rank the
@@ -256,7 +256,7 @@ def class_scores(run: TrainedRun, block: str) -> np.ndarray:
 
 
 def crops(run: TrainedRun, images: np.ndarray, tokens: np.ndarray, around: int = 1) -> np.ndarray:
-  """Return the patch of one token of each image with the patches around it, uint8 [..., side, side, channels].
+  """Return parts of images, uint8 [..., side, side, channels]: the patch of one token, and the patches around it.
 
   Pixels outside of the image are gray.
 

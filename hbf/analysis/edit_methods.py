@@ -85,7 +85,8 @@ def _identity(base: Base) -> np.ndarray:
 def _radial(kernel: Callable[[np.ndarray], np.ndarray], metric: Callable[[Base], np.ndarray]) -> Respond:
   """Return a function that computes the responses K(r²/ρ²), where r is the distance from the point of an edit.
 
-  The radius ρ of an edit is `reach` times the distance that `nearest_other` returns for it.
+  The radius ρ of an edit is `reach` times the distance that `nearest_other` returns for it. `metric` is a function
+  that returns the metric of these distances.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:

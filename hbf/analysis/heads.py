@@ -54,7 +54,7 @@ def patch_distances(run: TrainedRun) -> np.ndarray:
 
 
 def maps(run: TrainedRun, images: np.ndarray, token: int) -> dict[str, np.ndarray]:
-  """Return the weights with which one query token attends to all patches, [n, heads, rows, columns] by block.
+  """Return for each block the weights with which one token attends to all patches, [n, heads, rows, columns].
 
   Args:
     run: the run.

@@ -112,7 +112,7 @@ class ClassGaussians(NamedTuple):
 
 
 def mahalanobis(gaussians: ClassGaussians, features: np.ndarray) -> np.ndarray:
-  """Return minus the squared Mahalanobis distance to the nearest mean of a class, [n] (Lee et al. 2018).
+  """Return the scores [n]: minus the squared Mahalanobis distance to the nearest mean of a class (Lee et al. 2018).
 
   The Gaussians share one covariance. This is the score of one layer, without Lee et al.'s change of the input.
   """
@@ -130,7 +130,7 @@ def class_density(gaussians: ClassGaussians, features: np.ndarray) -> np.ndarray
 
 
 def calibrated(scores: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> np.ndarray:
-  """Return the sum over the blocks of (score − mean) / standard deviation, [n].
+  """Return calibrated scores [n]: the sums of (score − mean) / standard deviation over the blocks.
 
   Args:
     scores: the scores [n] of images, by block.

@@ -105,7 +105,7 @@ def _of_centers(tokens: jax.Array, points: jax.Array, centers: jax.Array, basis:
 
 
 def features(run: ImageRun, images: np.ndarray) -> np.ndarray:
-  """Return the input of the head for uint8 images, [n, F]."""
+  """Return the inputs of the head [n, F] for n uint8 images."""
   return np.asarray(in_batches(lambda batch: _features(run.model, run.params, run.normalized(batch)), images))
 
 
@@ -116,7 +116,7 @@ def _features(model: ImageClassifier, params: Any, images: jax.Array) -> jax.Arr
 
 @functools.partial(jax.jit, static_argnums=0)
 def _tokens(model: ImageClassifier, params: Any, images: jax.Array) -> dict[str, jax.Array]:
-  """Return `PER_IMAGE` evenly spaced tokens of each image by block, [B, PER_IMAGE, D]."""
+  """Return for each block `PER_IMAGE` evenly spaced tokens of each image, [B, PER_IMAGE, D]."""
   seen = _observe(model, params, images)
   return {
     block: found.tokens[:, :: max(1, found.tokens.shape[1] // PER_IMAGE)] for block, found in seen.blocks.items()

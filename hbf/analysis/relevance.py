@@ -159,7 +159,7 @@ def effects(run: TrainedRun, images: np.ndarray, classes: np.ndarray, centers: n
 
 
 def _excess(logits: np.ndarray, classes: np.ndarray) -> np.ndarray:
-  """Return the logit of each image's class minus the mean of all classes, float64 [n]."""
+  """Return the excess logits, float64 [n]: the logit of each image's class minus the mean of the image's logits."""
   logits = logits.astype(np.float64)
   return np.take_along_axis(logits, classes[:, None], axis=1)[:, 0] - logits.mean(axis=1)
 

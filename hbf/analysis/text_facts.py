@@ -126,9 +126,9 @@ class Places(NamedTuple):
 
 
 def contexts(places: Places) -> np.ndarray:
-  """Return the token at each place and all tokens before it, in reverse order, int32 [m, T].
+  """Return the contexts of all places, int32 [m, T], in reverse order: the token at a place and all tokens before it.
 
-  Each row is filled up with −1.
+  The row of a context is filled up with −1.
   """
   back = places.columns[:, None] - np.arange(places.windows.shape[1])
   return np.where(back >= 0, places.windows[places.rows[:, None], np.maximum(back, 0)], -1)

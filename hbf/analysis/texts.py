@@ -91,7 +91,7 @@ class TextRun(RestoredRun):
     return Observed(*in_batches(lambda batch: _observe(self.model, params, batch[:, :-1]), windows, BATCH))
 
   def losses(self, windows: np.ndarray, params: Any = None) -> np.ndarray:
-    """Return the negative log-likelihood of each next token in nats, float64 [n, T].
+    """Return the negative log-likelihoods of all next tokens, float64 [n, T] in nats.
 
     Arguments are as for `observe`.
     """
@@ -134,7 +134,7 @@ def _observe(model: LanguageModel, params: Any, tokens: jax.Array) -> tuple[Any,
 
 
 def nll(logits: np.ndarray, windows: np.ndarray) -> np.ndarray:
-  """Return the negative log-likelihood of each next token in nats, float64 [n, T].
+  """Return the negative log-likelihoods of all next tokens, float64 [n, T] in nats.
 
   Args:
     logits: logits of the next token, [n, T, V].

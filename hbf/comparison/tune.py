@@ -190,7 +190,8 @@ def with_best(request: Comparison, path: pathlib.Path) -> Comparison:
 def expected_best(values: Sequence[float], score: Score) -> list[float]:
   """Return the expected best result of 1, 2, … n trials.
 
-  Take the best of k values, for every way to choose k of the n values. The result for k trials is the mean of these.
+  Take the best of k values, for every way to choose k of the n values. The result for k trials is the mean of these
+  best values.
 
   Args:
     values: results of n independent trials.

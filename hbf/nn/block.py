@@ -77,7 +77,7 @@ class Block(CheckedModule):
     return y + self._update('stage2', tokens if self.parallel else y, context, drop_path)  # Z = Y + stage2(…)
 
   def _update(self, name: str, tokens: jax.Array, context: Context, drop_path: jax.Array | None) -> jax.Array:
-    """Compute what a stage adds to the tokens, [B, N, D]."""
+    """Compute what a stage adds to the tokens [B, N, D]. Return an array of the same shape."""
     make: Any = getattr(self, name)
     stage = make(name=name) if self.dtype is None else make(name=name, dtype=self.dtype)
     if name == 'stage1':  # stage 2 works on every token alone

@@ -126,7 +126,7 @@ class HyperBFAttention(CheckedModule):
     return jnp.concatenate([mask, jnp.ones((*mask.shape[:-1], self.memory), bool)], axis=-1), False
 
   def _with_memory(self, name: str, z: jax.Array) -> jax.Array:
-    """Append learned centers or coefficients to keys or values [B, H, N, d]. Return [B, H, N + memory, d]."""
+    """Append the learned parameter `name` to keys or values z [B, H, N, d]. Return [B, H, N + memory, d]."""
     if not self.memory:
       return z
     shape = (z.shape[1], self.memory, z.shape[3])
@@ -253,7 +253,7 @@ class HyperBFCenters(CheckedModule):
     return basis
 
   def _squared_radius(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return b = ρ²/2σ² of each center's ball, [H, 1, A], as option `radius` says."""
+    """Return b = ρ²/2σ² [H, 1, A] of the balls of all centers, as option `radius` says."""
     if self.radius == 'relative':
       depth = self.param('depth', nn.initializers.zeros_init(), (self.heads, 1, self.centers))
       norm = 1 if self.normalize_inputs else points.shape[-1]
@@ -262,7 +262,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('squared_radius', lambda _: -nearness(points, centers, basis).mean(-2, keepdims=True))
 
   def _factors(self, points: jax.Array) -> jax.Array | None:
-    """Return the factors u_a·x + w_a, [H, B N, A], of points x [H, B N, d]. None if coefficients are constant."""
+    """Return the factors u_a·x + w_a [H, B N, A] for points x [H, B N, d]. None if coefficients are constant."""
     if self.coefficients == 'constant':
       return None
     shape = (self.heads, self.centers, points.shape[-1])
@@ -271,7 +271,7 @@ class HyperBFCenters(CheckedModule):
     return jnp.einsum('hnd,had->hna', points, slopes) + start.astype(points.dtype)
 
   def _log_gain(self, points: jax.Array, centers: jax.Array, basis: RadialBasis) -> jax.Array:
-    """Return the logarithm of the learned gain of each head's responses, [H, 1, 1]. The mean response starts at 1."""
+    """Return the logarithms [H, 1, 1] of the learned gains of the heads. The mean response starts at 1."""
 
     def init(_: jax.Array) -> jax.Array:
       log_k = nearness(points, centers, basis)
@@ -280,7 +280,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses at initialization."""
+    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses from `at_init`."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))

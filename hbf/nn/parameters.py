@@ -61,7 +61,10 @@ def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
 
 
 def distance_scale(metric: str, d: int, rank: int) -> float:
-  """Return the unit of σ²: the initial standard deviation of xᵀMt if coordinates of x and t have variance 1."""
+  """Return the initial standard deviation of xᵀMt if coordinates of x and t have variance 1.
+
+  The initial σ² of a stage is `sigma_scale` times this number.
+  """
   return (rank if metric == 'low_rank' else d) ** 0.5
 
 

@@ -154,7 +154,7 @@ def takes_heads(model: str) -> bool:
 
 
 def _shared(module: type[nn.Module], heads: int) -> dict[str, int]:
-  """Return the options of a stage 1 that the model sets, such as heads."""
+  """Return {'heads': heads} if a stage 1 has heads, else {}."""
   return {'heads': heads} if 'heads' in _fields(module) else {}
 
 
@@ -166,7 +166,7 @@ def _fields(module: type[nn.Module] | None) -> dict[str, dataclasses.Field]:
 
 
 def _own_fields(model: str) -> tuple[dict[str, dataclasses.Field], dict[str, dataclasses.Field]]:
-  """Return the fields of a model's two stages, without those that the model sets."""
+  """Return the fields of a model's two stages, without the field `heads` of stage 1."""
   first, second = stage_names(model)
   shared = _shared(STAGE1[first], 0)
   own = {name: field for name, field in _fields(STAGE1[first]).items() if name not in shared}

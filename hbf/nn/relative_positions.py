@@ -131,7 +131,7 @@ def append_coordinates(z: Float[Array, 'B ... d'], coordinates: Float[Array, '..
 
 
 def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return a float array [N, 1], 1 for tokens with a position, else 0, and the positions minus their mean, [N, P]."""
+  """Return floats [N, 1] that are 1 for tokens with a position and else 0, and positions [N, P] minus their mean."""
   placed = ~jnp.isnan(positions).any(axis=-1, keepdims=True)
   middle = jnp.where(placed, positions, 0).sum(axis=0) / jnp.maximum(placed.sum(), 1)
   return placed.astype(jnp.float32), jnp.where(placed, positions - middle, 0)

@@ -154,7 +154,7 @@ def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Arr
 
 
 def row_dots(a: Float[Array, '... N D'], b: Float[Array, '... N D']) -> Float[Array, '... N 1']:
-  """Compute the dot product of each row of a with the same row of b, float32 [..., N, 1]."""
+  """Compute the dot products [..., N, 1] of each row of a with the same row of b, in float32."""
 
   def dots(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.sum(a.astype(sum_dtype(a.dtype)) * b.astype(sum_dtype(b.dtype)), axis=-1, keepdims=True)
@@ -208,7 +208,7 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def metric_product(
   centers: Float[Array, '... A D'], metric: str, weights: Float[Array, '...'] | None
 ) -> Float[Array, '... A D']:
-  """Compute M t for every center t, [..., A, D]. The metric and weights are as in `squared_distances`."""
+  """Compute M t [..., A, D] for all centers t. The metric and the weights are as in `squared_distances`."""
   if metric == 'bilinear':
     assert weights is not None
     return products(centers, weights.astype(centers.dtype)).astype(centers.dtype)

@@ -194,13 +194,13 @@ MAPS: dict[str, Map] = {'elu': _elu, 'relu': _relu, 'exp': _exp, **RANDOM_MAPS}
 
 
 def _all_sums(queries: jax.Array, keys: Features, values: jax.Array) -> jax.Array:
-  """Compute Σ_j φ(q_i)·φ(k_j) v_j over all keys j, float32 [..., N, V], up to a positive factor for each i."""
+  """Compute the sums Σ_j φ(q_i)·φ(k_j) v_j [..., N, V] over all keys j, up to a positive factor for each i."""
   weights = jnp.exp(keys.log_scale - jnp.max(keys.log_scale, axis=-2, keepdims=True))
   return _product('...nm,...mv->...nv', queries, _state(keys.values, weights, values))
 
 
 def _causal_sums(queries: jax.Array, keys: Features, values: jax.Array, state: State) -> tuple[jax.Array, State]:
-  """Compute Σ_j≤i φ(q_i)·φ(k_j) v_j, float32 [..., N, V], up to a positive factor for each i.
+  """Compute the sums Σ_j≤i φ(q_i)·φ(k_j) v_j [..., N, V], up to a positive factor for each i.
 
   The sum includes the earlier keys, which are in `state`. It is computed in chunks of tokens. The keys of earlier
   chunks are summed in one matrix, the state. Within a chunk, weights are computed for each pair of tokens. The sum
@@ -237,7 +237,7 @@ def _chunks(z: jax.Array, size: int, fill: float = 0.0) -> jax.Array:
 
 
 def _state(features: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
-  """Compute the sum Σ_j w_j φ_j v_jᵀ over the keys j, float32 [..., m, V]."""
+  """Compute the sum Σ_j w_j φ_j v_jᵀ [..., m, V] over the keys j, in float32."""
   return _product('...nm,...nv->...mv', features, (weights * values).astype(values.dtype))
 
 

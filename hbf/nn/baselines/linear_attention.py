@@ -92,7 +92,7 @@ class LinearAttention(CheckedModule):
 
 @functools.cache
 def _projections(heads: int, count: int, d: int) -> np.ndarray:
-  """Return the projections ω of every head, [H, count, d].
+  """Return the projections ω [H, count, d] of all heads.
 
   They are constants, not parameters. All blocks have the same ω, with and without `scan_layers`.
   """

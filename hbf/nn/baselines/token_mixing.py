@@ -60,7 +60,7 @@ class TokenMLP(CheckedModule):
     return out.reshape(batch, width, count).mT
 
   def _order(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return two causal masks: one of each unit's inputs, [N, hidden], and one of its outputs, [hidden, N]."""
+    """Return two causal masks: a mask [N, hidden] of the units' inputs, and a mask [hidden, N] of their outputs."""
     tokens, owners = np.arange(length), np.arange(self.hidden) * length // self.hidden
     return tokens[:, None] <= owners, owners[:, None] <= tokens
 

@@ -131,7 +131,7 @@ def fused_attention(
 
 
 def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.Array:
-  """Compute the bias −scale t·k/2 + t·e of each key k with its center t, float32 [..., A, 1].
+  """Compute the biases −scale t·k/2 + t·e, float32 [..., A, 1], for all keys k with their centers t.
 
   The term t·e corrects a rounding error: `fused_attention` rounds scale k to the type of k, and e = scale k −
   round(scale k). A query q near the center t has q·e ≈ t·e. So for such a query the correction replaces the product

@@ -35,9 +35,8 @@ class _Tiling(NamedTuple):
     points: number of points in a block, a power of two.
     centers: number of centers in a block, a power of two.
     features: how many columns of the result, along D or V, one program of the grid computes at most, a power of two.
-      None: all columns. Programs for other columns compute the same responses again. So the kernels gain less for
-        wide
-      tokens.
+      If None, it computes all columns. Programs for other columns compute the same responses again. So the kernels
+      gain less for wide tokens.
     depth: how many of the D or V terms of a dot product are multiplied at a time, a divisor of `features`. None: all.
     ordered: True if the grid's last axis runs over the blocks of a sum in order, while the sum stays in fast memory.
       False if all programs run in parallel. Then each program has a loop over the blocks.

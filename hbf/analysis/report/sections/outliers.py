@@ -52,7 +52,7 @@ def section(run: TrainedRun, others: Mapping[str, np.ndarray]) -> Section:
 
 
 def _scores(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return several scores of the images, [n], by name. Images like the training images should have greater scores."""
+  """Return several scores [n] of the images, by name. Images like the training images should have greater scores."""
   logits = run.logits(images)
   near = nearness(run, images)
   scores = {SOFTMAX: softmax_score(logits), ENERGY: energy_score(logits)}

@@ -89,7 +89,7 @@ def _kind(one: TrainedRun, other: TrainedRun) -> str:
 
 
 def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the CKA of every layer of one run with every layer of the other, [K, L] by name.
+  """Return matrices [K, L] by name: the CKA of every layer of one run with every layer of the other.
 
   The controls are the CKA with one or both networks at initialization.
   """
