@@ -17,6 +17,7 @@ from hbf.models.language import LanguageModel
 from hbf.nn.registry import stage_options, stage_values
 from hbf.nn.trunk import Trunk
 from hbf.options import (
+  AT_LEAST_ONE,
   DURATION,
   ENTRIES,
   FLAG,
@@ -143,21 +144,28 @@ COMMON = {
   ),
   'optimizer.name': Key(
     'adamw',
-    one_of(('adamw', 'muon', 'sgd', 'lion', 'schedule_free')),
+    one_of(('adamw', 'muon', 'sgd', 'lion', 'lamb', 'adafactor', 'schedule_free')),
     'Optimizer. muon updates the matrices of the blocks, and adamw everything else. schedule_free is adamw with an '
     'average of its own, which is evaluated beside the parameters. It needs a constant schedule.',
   ),
   'optimizer.learning_rate': Key(1e-3, NOT_NEGATIVE, 'Learning rate at the peak. With 0 the parameters stay.'),
   'optimizer.schedule': Key(
     'cosine',
-    one_of(('cosine', 'linear', 'wsd', 'constant')),
-    'Learning rate after the warm-up. wsd stays at the peak and decays linearly during the last part, `decay`.',
+    one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'constant')),
+    'Learning rate after the warm-up. restarts repeats the cosine decay (`cycles`). wsd stays at the peak and decays '
+    'linearly during the last part, `decay`. rsqrt falls with the square root of the step.',
   ),
   'optimizer.minimum_rate': Key(
-    0.0, SHARE, 'Learning rate at the end, divided by the peak. The constant schedule needs 0.'
+    0.0, SHARE, 'Learning rate at the end, divided by the peak. The schedules constant and rsqrt need 0.'
   ),
   'optimizer.decay': Key(
     '20%', DURATION, 'Length of the decay at the end of schedule wsd. The other schedules ignore it.'
+  ),
+  'optimizer.cycles': Key(
+    4, whole(1), 'Number of cosine decays of schedule restarts. They fill the run after the warm-up.'
+  ),
+  'optimizer.cycle_growth': Key(
+    1.0, AT_LEAST_ONE, 'Length of a cycle of schedule restarts, divided by the length of the cycle before it.'
   ),
   'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
   'optimizer.weight_decay': Key(
@@ -173,7 +181,10 @@ COMMON = {
     1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
   ),
   'optimizer.center_rate': Key(
-    None, NOT_NEGATIVE, 'Factor on the learning rate of learned centers. If it is empty, it becomes √model.width.'
+    None,
+    NOT_NEGATIVE,
+    'Factor on the learning rate of learned centers. If it is empty, it becomes √model.width, '
+    'and 1 for lamb and adafactor.',
   ),
   'optimizer.layer_decay': Key(
     1.0,
