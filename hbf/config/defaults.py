@@ -177,6 +177,12 @@ COMMON = {
   ),
   'optimizer.matrix_momentum': Key(0.95, RATE, 'Momentum of the matrices that muon updates.'),
   'optimizer.clip': Key(1.0, NOT_NEGATIVE, 'Largest global norm of the gradient. 0: gradients are not clipped.'),
+  'optimizer.skip': Key(
+    0,
+    whole(0),
+    'Number of consecutive steps that may be skipped because a number is not finite. After more such steps the run '
+    'ends as diverged. 0: no step is skipped.',
+  ),
   'optimizer.sigma_rate': Key(
     1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
   ),

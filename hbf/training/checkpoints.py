@@ -387,6 +387,8 @@ def _first_line(error: Exception) -> str:
 def _items(state: TrainState) -> dict[str, Any]:
   """Return the items of a state: params, training, and average if the state has one."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
+  if state.skips is not None:
+    training['skips'] = state.skips
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}
 

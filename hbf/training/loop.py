@@ -233,7 +233,8 @@ def _train(
           return None
         scores = test.scores(*experiment.task.result_names)
         writer.write(step, experiment.clock.epoch(step), 'test', **scores)
-    result = make_result(experiment, scores, stopwatch, begun.compile_seconds)
+    skipped = None if state.skips is None else int(state.skips.total)
+    result = make_result(experiment, scores, stopwatch, begun.compile_seconds, skipped)
     return processes.on_first_process(lambda: write_result(workdir, result, test.params.per_example))
 
 

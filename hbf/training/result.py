@@ -13,7 +13,11 @@ from hbf.training.workdir import write_json, write_predictions
 
 
 def make_result(
-  experiment: Experiment, scores: Mapping[str, Any], stopwatch: Stopwatch, compile_seconds: float
+  experiment: Experiment,
+  scores: Mapping[str, Any],
+  stopwatch: Stopwatch,
+  compile_seconds: float,
+  skipped: int | None = None,
 ) -> dict[str, Any]:
   """Return the content of result.json.
 
@@ -22,6 +26,7 @@ def make_result(
     scores: the scores of the test split.
     stopwatch: the clock of the steps.
     compile_seconds: the time that the compilation of the steps took.
+    skipped: the number of skipped steps. None: no step may be skipped.
   """
   config, clock, task = experiment.config, experiment.clock, experiment.task
   # Only the steps that were timed. A checkpoint of older code does not store the time of the steps before it.
@@ -37,6 +42,7 @@ def make_result(
     'steps': clock.steps,
     'epochs': config.train.epochs,
     'train_operations': training_operations(experiment.flops * task.units, clock),
+    **({} if skipped is None else {'skipped': skipped}),
     'split': 'test',
     **scores,
     'train_seconds': round(stopwatch.seconds, 2),
