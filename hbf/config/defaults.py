@@ -142,6 +142,11 @@ COMMON = {
     RATE,
     'Decay of a moving average of the parameters, which is evaluated beside the parameters. 0: there is no average.',
   ),
+  'train.patience': Key(
+    0,
+    whole(0),
+    'Number of evaluations on held-out data without a better score after which the run ends early. 0: it never does.',
+  ),
   'optimizer.name': Key(
     'adamw',
     one_of(('adamw', 'muon', 'sgd', 'lion', 'lamb', 'adafactor', 'schedule_free')),

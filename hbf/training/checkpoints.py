@@ -99,6 +99,12 @@ class Checkpoints:
     """Return True if the score of a step is known."""
     return step in self._ranking.scores
 
+  def evaluations_since_best(self, step: int) -> int:
+    """Return the number of evaluations up to a step, after the first one with the best score."""
+    steps = [other for other in self._ranking.scores if other <= step]
+    best = self._ranking.best(steps)
+    return 0 if best is None else sum(other > best for other in steps)
+
   def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
     """Start to write the state, and the metadata `about` as JSON. After the return the state's arrays may change.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from hbf.training.experiment import Experiment, training_operations
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
+from hbf.training.state import TrainState
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.workdir import write_json, write_predictions
 
@@ -17,7 +18,8 @@ def make_result(
   scores: Mapping[str, Any],
   stopwatch: Stopwatch,
   compile_seconds: float,
-  skipped: int | None = None,
+  step: int,
+  state: TrainState,
 ) -> dict[str, Any]:
   """Return the content of result.json.
 
@@ -26,7 +28,8 @@ def make_result(
     scores: the scores of the test split.
     stopwatch: the clock of the steps.
     compile_seconds: the time that the compilation of the steps took.
-    skipped: the number of skipped steps. None: no step may be skipped.
+    step: the last step of the run.
+    state: the state after this step.
   """
   config, clock, task = experiment.config, experiment.clock, experiment.task
   # Only the steps that were timed. A checkpoint of older code does not store the time of the steps before it.
@@ -39,10 +42,11 @@ def make_result(
     'seed': config.seed,
     'params': experiment.parameters,
     f'flops_per_{task.unit}': experiment.flops,
-    'steps': clock.steps,
-    'epochs': config.train.epochs,
-    'train_operations': training_operations(experiment.flops * task.units, clock),
-    **({} if skipped is None else {'skipped': skipped}),
+    'steps': step,
+    'epochs': config.train.epochs if step == clock.steps else round(clock.epoch(step), 4),
+    **({'planned_steps': clock.steps} if config.train.patience else {}),
+    'train_operations': training_operations(experiment.flops * task.units, clock, step),
+    **({} if state.skips is None else {'skipped': int(state.skips.total)}),
     'split': 'test',
     **scores,
     'train_seconds': round(stopwatch.seconds, 2),
