@@ -73,6 +73,7 @@ FLAG = Values(bool, 'True or False')
 TEXT = Values(str, 'a text')
 POSITIVE = Values(numbers.Real, 'a number above 0', lambda z: 0 < z < math.inf)
 NOT_NEGATIVE = Values(numbers.Real, 'a number of 0 or more', lambda z: 0 <= z < math.inf)
+AT_LEAST_ONE = Values(numbers.Real, 'a number of 1 or more', lambda z: 1 <= z < math.inf)
 RATE = Values(numbers.Real, 'a number from 0 to below 1', lambda z: 0 <= z < 1)
 SHARE = Values(numbers.Real, 'a number from 0 to 1', lambda z: 0 <= z <= 1)
 # A tuple with a number for each channel of the images. Its length is not checked here, because only the data set

@@ -17,6 +17,7 @@ from hbf.models.language import LanguageModel
 from hbf.nn.registry import stage_options, stage_values
 from hbf.nn.trunk import Trunk
 from hbf.options import (
+  AT_LEAST_ONE,
   DURATION,
   ENTRIES,
   FLAG,
@@ -141,9 +142,14 @@ COMMON = {
     RATE,
     'Decay of a moving average of the parameters, which is evaluated beside the parameters. 0: there is no average.',
   ),
+  'train.patience': Key(
+    0,
+    whole(0),
+    'Number of evaluations on held-out data without a better score after which the run ends early. 0: it never does.',
+  ),
   'optimizer.name': Key(
     'adamw',
-    one_of(('adamw', 'muon', 'sgd', 'lion', 'schedule_free')),
+    one_of(('adamw', 'muon', 'sgd', 'lion', 'lamb', 'adafactor', 'schedule_free')),
     'Optimizer. muon updates the matrices of the blocks, and adamw everything else. schedule_free is adamw with an '
     'average of its own, which is evaluated beside the parameters. It needs a constant schedule.',
   ),
@@ -152,15 +158,22 @@ COMMON = {
   ),
   'optimizer.schedule': Key(
     'cosine',
-    one_of(('cosine', 'linear', 'wsd', 'constant')),
-    'Learning rate after the warm-up. wsd stays at the peak until the last part of the run, in which it decays '
-    'linearly. `optimizer.decay` is the length of this part.',
+    one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'constant')),
+    'Learning rate after the warm-up. restarts repeats the cosine decay (`cycles`). wsd stays at the peak until the '
+    'last part of the run, in which it decays linearly. `optimizer.decay` is the length of this part. rsqrt falls '
+    'with the square root of the step.',
   ),
   'optimizer.minimum_rate': Key(
-    0.0, SHARE, 'Learning rate at the end, divided by the peak. The constant schedule needs 0.'
+    0.0, SHARE, 'Learning rate at the end, divided by the peak. The schedules constant and rsqrt need 0.'
   ),
   'optimizer.decay': Key(
     '20%', DURATION, 'Length of the decay at the end of schedule wsd. The other schedules ignore it.'
+  ),
+  'optimizer.cycles': Key(
+    4, whole(1), 'Number of cosine decays of schedule restarts. They fill the run after the warm-up.'
+  ),
+  'optimizer.cycle_growth': Key(
+    1.0, AT_LEAST_ONE, 'Length of a cycle of schedule restarts, divided by the length of the cycle before it.'
   ),
   'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
   'optimizer.weight_decay': Key(
@@ -172,11 +185,20 @@ COMMON = {
   ),
   'optimizer.matrix_momentum': Key(0.95, RATE, 'Momentum of the matrices that muon updates.'),
   'optimizer.clip': Key(1.0, NOT_NEGATIVE, 'Largest global norm of the gradient. 0: gradients are not clipped.'),
+  'optimizer.skip': Key(
+    0,
+    whole(0),
+    'Number of consecutive steps that may be skipped because a number is not finite. After more such steps the run '
+    'ends as diverged. 0: no step is skipped.',
+  ),
   'optimizer.sigma_rate': Key(
     1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
   ),
   'optimizer.center_rate': Key(
-    None, NOT_NEGATIVE, 'Factor on the learning rate of learned centers. If it is empty, it becomes √model.width.'
+    None,
+    NOT_NEGATIVE,
+    'Factor on the learning rate of learned centers. If it is empty, it becomes √model.width, '
+    'and 1 for lamb and adafactor.',
   ),
   'optimizer.layer_decay': Key(
     1.0,

@@ -12,12 +12,16 @@ from hbf.errors import UserError, choose
 from hbf.nn.registry import stage_units
 from hbf.options import OptionError
 
+# Optimizers whose steps of weights and centers are relative to the size of the parameter.
+RELATIVE = ('lamb', 'adafactor')
+
 
 def resolve(config: ConfigDict) -> ConfigDict:
   """Fill the empty keys of a config. Their values follow from other keys, so set those first.
 
   The stages' numbers of units follow from `model.expansion` and `model.width`. The key `model.expansion` is then
-  removed. The factor `optimizer.center_rate` on the centers' learning rate follows from `model.width`.
+  removed. The factor `optimizer.center_rate` on the centers' learning rate follows from `model.width`
+  and the optimizer.
 
   Args:
     config: the config of a run. It is not changed.
@@ -40,8 +44,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
       del model.expansion
     if optimizer.center_rate is None:
       # Adam moves every number by about the learning rate. Centers start at size 1, the weights of an MLP at 1/√D.
-      # So the same relative steps need √D times the rate.
-      optimizer.center_rate = model.width**0.5
+      # So the same relative steps need √D times the rate, unless the optimizer takes relative steps itself.
+      optimizer.center_rate = 1.0 if optimizer.name in RELATIVE else model.width**0.5
   return resolved
 
 

@@ -72,7 +72,7 @@ def callback_metrics(
     validation: the scores of the validation split. None if it was not evaluated after this step.
   """
   clock, found = experiment.clock, jax.device_get(totals)
-  steps = int(found.steps)
+  steps = int(found.steps) or float('nan')  # without a step, as all were skipped, means are not numbers
   predictions = steps * clock.batch_size * experiment.task.predictions
   metrics = {
     'epoch': clock.epoch(step),

@@ -99,6 +99,12 @@ class Checkpoints:
     """Return True if the score of a step is known."""
     return step in self._ranking.scores
 
+  def evaluations_since_best(self, step: int) -> int:
+    """Return the number of evaluations up to a step, after the first one with the best score."""
+    steps = [other for other in self._ranking.scores if other <= step]
+    best = self._ranking.best(steps)
+    return 0 if best is None else sum(other > best for other in steps)
+
   def save(self, step: int, state: TrainState, about: Mapping[str, Any] | None = None) -> None:
     """Start to write the state, and the metadata `about` as JSON. After the return the state may be donated.
 
@@ -387,6 +393,8 @@ def _first_line(error: Exception) -> str:
 def _items(state: TrainState) -> dict[str, Any]:
   """Return the items of a state: params, training, and average if the state has one."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
+  if state.skips is not None:
+    training['skips'] = state.skips
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}
 

@@ -19,6 +19,7 @@ from hbf.models.matching import units_of
 from hbf.training.average import with_average
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import Experiment, prepare
+from hbf.training.skipping import with_skips
 from hbf.training.state import Totals, TrainState
 from hbf.training.workdir import claim, locked
 
@@ -36,7 +37,7 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
   with locked(workdir):
     claim(workdir, experiment.config, experiment.task.identity())
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
-      checkpoints.save(0, with_average(state, experiment.config))
+      checkpoints.save(0, with_skips(with_average(state, experiment.config), experiment.config))
 
 
 def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, heads: int | None = None) -> str:

@@ -113,6 +113,11 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
     parameters = count_parameters(model, task.shape)
   rules_of(abstract_params(model, task.shape))  # raises if a parameter has no rule
   splits = make_splits(task, config.data.validation)
+  if config.train.patience and 'validation' not in splits:
+    raise UserError(
+      f'train.patience is {config.train.patience}, but no data are held out to evaluate: set data.validation above '
+      '0, or train.patience to 0'
+    )
   examples = len(splits['train'])
   if examples < config.train.batch_size:
     size = config.train.batch_size
@@ -130,14 +135,15 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   return Plan(config, task, splits, model, parameters, clock, due, traced, schedule, optimizer, initial)
 
 
-def training_operations(flops: int, clock: Clock) -> float:
+def training_operations(flops: int, clock: Clock, steps: int | None = None) -> float:
   """Return the floating-point operations of a run. A backward pass counts as two forward passes.
 
   Args:
     flops: the floating-point operations of a forward pass for one example.
     clock: the length of the run.
+    steps: the number of steps of a run that ended early. None: all steps.
   """
-  return 3.0 * flops * clock.batch_size * clock.steps
+  return 3.0 * flops * clock.batch_size * (clock.steps if steps is None else steps)
 
 
 def prepare(

@@ -45,8 +45,8 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
     raise UserError(
       f'{workdir} holds a run of {before:g} epochs. A run of {after:g} epochs would have had other learning rates '
       f'until step {latest} (schedule {stored.optimizer.schedule}, warm-up {stored.optimizer.warmup}), so it cannot '
-      'be lengthened. Expected a constant schedule, or wsd before its decay, and a warm-up in steps or epochs. Start '
-      f'a new run from these weights: another --workdir and --config.init_from={workdir}'
+      'be lengthened. Expected a constant schedule or rsqrt, or wsd before its decay, and a warm-up in steps or '
+      f'epochs. Start a new run from these weights: another --workdir and --config.init_from={workdir}'
     )
   if result := read_result(workdir, 'steps'):
     (workdir / 'result.json').rename(workdir / f'result-{result["steps"]}.json')

@@ -62,13 +62,15 @@ class TrainingRun:
 
 
 def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainState, int]:
-  """Train from `step` to the last step, or until the run is stopped. Return the state and its step."""
+  """Train from `step` to the last step, or until the run is stopped or ends early. Return the state and its step."""
   experiment, reporter, stopwatch = run.experiment, run.reporter, run.stopwatch
   train, due, last = experiment.inputs['train'], experiment.due, experiment.clock.steps
   if step and _evaluates(run, step) and not run.checkpoints.scored(step):  # a signal interrupted this evaluation
     _evaluate(run, step, state)
     if run.stopped():
       return state, step
+  if step and _ends_early(run, step):
+    return state, step
 
   if not step:
     _report_parameters(run, step, state)
@@ -101,20 +103,21 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       # Evaluate the validation split.
       if _evaluates(run, step):
         scores, best = _evaluate(run, step, state)
+      ended = step == last or (scores is not None and _ends_early(run, step))
 
       # Call the user's functions.
       if run.callbacks:
         with stopwatch.paused():
-          run.callbacks(step, callback_metrics(experiment, step, totals, scores), state, last=step == last)
+          run.callbacks(step, callback_metrics(experiment, step, totals, scores), state, last=ended)
 
       # Save and stop.
       stopping = run.stopped()
-      if due['checkpoint'](step) or step == last or best or stopping:
+      if due['checkpoint'](step) or ended or best or stopping:
         with stopwatch.paused():
           reporter.flush()  # otherwise a resumed run would lack this report
           check_finite_state(step, state)
           run.checkpoints.save(step, state, {'seconds': stopwatch.seconds, 'steps': stopwatch.steps})
-      if stopping:
+      if stopping or ended:
         break
   return state, step
 
@@ -123,6 +126,15 @@ def _evaluates(run: TrainingRun, step: int) -> bool:
   """Return True if the validation split is evaluated after a step."""
   is_due = run.experiment.due['evaluate'](step) or step == run.experiment.clock.steps
   return is_due and 'validation' in run.experiment.inputs
+
+
+def _ends_early(run: TrainingRun, step: int) -> bool:
+  """Return True if the last `train.patience` evaluations up to a step had no better score than the ones before.
+
+  The answer follows from the scores in metrics.jsonl, so a continued run ends at the same step.
+  """
+  patience = run.experiment.config.train.patience
+  return bool(patience) and run.checkpoints.evaluations_since_best(step) >= patience
 
 
 def _report_parameters(run: TrainingRun, step: int, state: TrainState) -> None:
@@ -231,9 +243,12 @@ def _train(
           checkpoints.wait()  # while signals are still handled: a second one must not end the save
           say(console, f'stopped after step {step}, saved; the same command goes on from there')
           return None
+        if step < experiment.clock.steps:
+          name, patience = experiment.task.scores[0].name, experiment.config.train.patience
+          say(console, f'ended early, after step {step}: no better validation {name} in {patience} evaluations')
         scores = test.scores(*experiment.task.result_names)
         writer.write(step, experiment.clock.epoch(step), 'test', **scores)
-    result = make_result(experiment, scores, stopwatch, begun.compile_seconds)
+    result = make_result(experiment, scores, stopwatch, begun.compile_seconds, step, state)
     return processes.on_first_process(lambda: write_result(workdir, result, test.params.per_example))
 
 

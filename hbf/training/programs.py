@@ -10,6 +10,7 @@ from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.training.average import averaging, with_average
 from hbf.training.experiment import Plan
 from hbf.training.sharding import state_sharding
+from hbf.training.skipping import skipping, with_skips
 from hbf.training.state import Objective, TrainState, init_state, make_train_step, repeat_step
 
 Init = Callable[[Resident, Batch, Mapping[str, Any]], TrainState]
@@ -25,7 +26,7 @@ def make_init(plan: Plan, objective: Objective) -> Init:
   def init(resident: Resident, stack: Batch, given: Mapping[str, Any]) -> TrainState:
     batch = jax.tree.map(lambda z: z[0], stack)
     state = init_state(plan.model, plan.optimizer, objective, resident, batch, given)
-    return with_average(state, plan.config)
+    return with_skips(with_average(state, plan.config), plan.config)
 
   return init
 
@@ -39,5 +40,5 @@ def jit_steps(plan: Plan, objective: Objective, mesh: Mesh, state: TrainState) -
     mesh: the devices.
     state: the state of training, as arrays or shapes.
   """
-  step = averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config)
+  step = skipping(averaging(make_train_step(plan.model, plan.optimizer, objective), plan.config), plan.config)
   return jax.jit(repeat_step(step), donate_argnums=0, out_shardings=state_sharding(mesh, (state, state.step)))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -37,7 +38,8 @@ class Reporter:
     # A program makes the zeros: with several processes, `device_put` would compare their values.
     self._zeros = jax.jit(Totals.zeros, out_shardings=replicated(experiment.mesh))
     self._sigmas = jax.jit(mean_sigmas, out_shardings=replicated(experiment.mesh))
-    self._pending: tuple[int, Totals, Any, Any] | None = None
+    self._pending: tuple[int, Totals, Any, Any, Any] | None = None
+    self._skipped = 0
     self._counted = stopwatch.steps, stopwatch.seconds
     self._unit_warnings = UnitWarnings()
     columns = ('{task.description}', BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), '{task.fields[shown]}')
@@ -54,7 +56,9 @@ class Reporter:
     `flush` reads the stored totals once the devices have taken the steps up to `step`.
     """
     # The rate and the sigmas are computed now. The next call donates the parameters, and the rate would wait for it.
-    self._pending = step, state.totals, self._experiment.schedule(step - 1), self._sigmas(state.params)
+    skipped = None if state.skips is None else jnp.copy(state.skips.total)
+    rate = self._experiment.schedule(step - 1 if skipped is None else jnp.maximum(step - 1 - skipped, 0))
+    self._pending = step, state.totals, rate, self._sigmas(state.params), skipped
     return state.replace(totals=self._zeros())
 
   def flush(self) -> None:
@@ -68,9 +72,9 @@ class Reporter:
     if self._pending is None:
       return
     (step, *pending), self._pending = self._pending, None
-    totals, rate, sigmas = jax.device_get(pending)
+    totals, rate, sigmas, skipped = jax.device_get(pending)
     check_finite(step, float(totals.loss))
-    steps, batch_size, task = int(totals.steps), self._experiment.clock.batch_size, self._experiment.task
+    steps, batch_size, task = max(int(totals.steps), 1), self._experiment.clock.batch_size, self._experiment.task
     # The speed can't use the steps of the report: some of them may precede the start of this process.
     timed, elapsed = self._stopwatch.steps - self._counted[0], self._stopwatch.seconds - self._counted[1]
     self._counted = self._stopwatch.steps, self._stopwatch.seconds
@@ -84,6 +88,11 @@ class Reporter:
     }
     if sigmas:
       values['sigmas'] = jax.tree.map(float, sigmas)
+    if not totals.steps:  # all were skipped: there is no mean
+      values = {name: value for name, value in values.items() if name not in ('loss', ACCURACY.name, 'gradient_norm')}
+    if skipped is not None:
+      values['skipped'] = int(skipped)
+      self._say_skipped(step, int(skipped))
     self._show(step, 'train', values)
     self._writer.write(step, self._experiment.clock.epoch(step), 'train', **values)
 
@@ -109,6 +118,13 @@ class Reporter:
     """Send the histograms of the parameters to the loggers."""
     self.flush()
     self._writer.histograms(step, values)
+
+  def _say_skipped(self, step: int, skipped: int) -> None:
+    """Say how many steps of the run were skipped, if their number has grown."""
+    if skipped > self._skipped:
+      again = 'step was' if skipped == 1 else 'steps were'
+      say(self._console, f'step {step:>6}  {skipped} {again} skipped so far: the new state was not finite')
+    self._skipped = skipped
 
   def _show(self, step: int, split: str, values: dict[str, Any]) -> None:
     shown = '  '.join(f'{name} {values[name]:{form}}' for name, form in FORMATS.items() if name in values)

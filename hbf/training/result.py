@@ -8,12 +8,18 @@ import numpy as np
 
 from hbf.training.experiment import Experiment, training_operations
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
+from hbf.training.state import TrainState
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.workdir import write_json, write_predictions
 
 
 def make_result(
-  experiment: Experiment, scores: Mapping[str, Any], stopwatch: Stopwatch, compile_seconds: float
+  experiment: Experiment,
+  scores: Mapping[str, Any],
+  stopwatch: Stopwatch,
+  compile_seconds: float,
+  step: int,
+  state: TrainState,
 ) -> dict[str, Any]:
   """Return the content of result.json.
 
@@ -22,6 +28,8 @@ def make_result(
     scores: the scores of the test split.
     stopwatch: the clock of the steps.
     compile_seconds: the time that the compilation of the steps took.
+    step: the last step of the run.
+    state: the state after this step.
   """
   config, clock, task = experiment.config, experiment.clock, experiment.task
   # Only the steps that were timed. A checkpoint of older code does not store the time of the steps before it.
@@ -34,9 +42,11 @@ def make_result(
     'seed': config.seed,
     'params': experiment.parameters,
     f'flops_per_{task.unit}': experiment.flops,
-    'steps': clock.steps,
-    'epochs': config.train.epochs,
-    'train_operations': training_operations(experiment.flops * task.units, clock),
+    'steps': step,
+    'epochs': config.train.epochs if step == clock.steps else round(clock.epoch(step), 4),
+    **({'planned_steps': clock.steps} if config.train.patience else {}),
+    'train_operations': training_operations(experiment.flops * task.units, clock, step),
+    **({} if state.skips is None else {'skipped': int(state.skips.total)}),
     'split': 'test',
     **scores,
     'train_seconds': round(stopwatch.seconds, 2),

@@ -193,6 +193,8 @@ CHANGES = (
   Change(added_to_images={'data': {'validation_split': ''}}),
   # To version 16.
   Change(added={'log': {'profile': ''}}, rewritten={'log': _name_loggers}),
+  # To version 17.
+  Change(added={'train': {'patience': 0}, 'optimizer': {'cycles': 4, 'cycle_growth': 1.0, 'skip': 0}}),
 )
 VERSION = len(CHANGES)
 

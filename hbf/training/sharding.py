@@ -65,7 +65,8 @@ def batch_shares(mesh: Mesh) -> int:
 def state_sharding(mesh: Mesh, state: Any) -> Any:
   """Return a sharding for every leaf of a training state or of its shapes.
 
-  A leaf of the optimizer's state has the sharding of the parameter with the same name.
+  A leaf of the optimizer's state has the sharding of the parameter with the same name. Adafactor has sums over an
+  axis of a parameter. They are split by the same rules, as far as they have the axes.
   """
 
   def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -97,8 +98,8 @@ def parameter_spec(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) ->
     mesh: the devices.
   """
   axes: list[str | None] = [None] * len(shape)
-  along = rule_of(path).tensor
-  if along is not None and mesh.shape['tensor'] > 1 and shape[along] % mesh.shape['tensor'] == 0:
+  along, tensor = rule_of(path).tensor, mesh.shape['tensor']
+  if along is not None and along < len(shape) and tensor > 1 and shape[along] % tensor == 0:
     axes[along] = 'tensor'
   fsdp = mesh.shape['fsdp']
   free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % fsdp == 0]

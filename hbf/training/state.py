@@ -41,10 +41,23 @@ class Totals(flax.struct.PyTreeNode):
     return cls(jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.int32))
 
 
+class Skips(flax.struct.PyTreeNode):
+  """Counts of skipped steps (`hbf.training.skipping`).
+
+  Attributes:
+    consecutive: number of steps with a non-finite number since the last step without one.
+    total: number of skipped steps of the run.
+  """
+
+  consecutive: jax.Array
+  total: jax.Array
+
+
 class TrainState(flax.struct.PyTreeNode):
   """The whole state of a run. The seed and the step determine the order of the data and the random keys.
 
-  `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none.
+  `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none. `skips`
+  counts skipped steps, or is None if no step may be skipped.
   """
 
   step: jax.Array
@@ -52,6 +65,7 @@ class TrainState(flax.struct.PyTreeNode):
   opt_state: optax.OptState
   totals: Totals
   average: Any = None
+  skips: Skips | None = None
 
 
 Step = Callable[[TrainState, Resident, Batch], TrainState]
@@ -183,12 +197,12 @@ def check_finite(step: int, *values: float) -> None:
 
 def check_finite_state(step: int, state: TrainState) -> None:
   """Raise Diverged unless the loss, the parameters and their average are finite after a step."""
-  finite = bool(_all_finite((state.params, state.average)))
+  finite = bool(all_finite((state.params, state.average)))
   check_finite(step, float(state.totals.loss), 0.0 if finite else float('nan'))
 
 
 @jax.jit
-def _all_finite(tree: Any) -> jax.Array:
+def all_finite(tree: Any) -> jax.Array:
   """Return True if every number in the tree is finite."""
   return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
 

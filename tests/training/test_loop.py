@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from toy_runs import ONE, QUIET, assert_timed, params_of
+from toy_runs import ONE, QUIET, assert_timed, params_of, stop_at
 
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY, CLASSIFICATION
@@ -212,6 +212,31 @@ def test_the_best_checkpoint_is_kept_though_none_is_due_when_it_is_found(tmp_pat
   assert (checkpoints.find('best'), checkpoints.latest) == (10, 25)
 
 
+def test_a_run_ends_early_at_the_same_step_though_it_was_interrupted(tmp_path, toy, monkeypatch):
+  """The best of 10, 50, 30, 50 and 20 is the second. Two more evaluations were planned."""
+  scores = iter([10.0, 50.0, 30.0, 50.0, 20.0])
+
+  def scripted(counts):
+    summary = summarize(counts)
+    return summary | {'accuracy': next(scores)} if summary['n'] == 144 else summary
+
+  summarize = classification.summarize
+  monkeypatch.setattr(classification, 'summarize', scripted)
+  changes = {'train.patience': 3, 'evaluate.every': '5steps', 'log.every': '7steps', 'train.epochs': 1.7}
+  config = toy(**changes, **{'optimizer.skip': 2, 'checkpoint.keep': 1})
+  with pytest.MonkeyPatch.context() as patch:
+    stop_at(patch, 14)
+    assert train(config, tmp_path, QUIET, ONE) is None
+  result = train(config, tmp_path, QUIET, ONE)
+  assert (result['steps'], result['planned_steps'], result['skipped']) == (25, 35, 0)
+  assert result['epochs'] == pytest.approx(25 * 64 / 1298, abs=1e-4)
+  assert validation_scores(tmp_path, ACCURACY) == {5: 10.0, 10: 50.0, 15: 30.0, 20: 50.0, 25: 20.0}
+  for which, step in (('best', 10), ('latest', 25)):
+    assert evaluate_workdir(tmp_path, which, 'train', ONE).result['checkpoint'] == step
+  (tmp_path / 'result.json').unlink()  # as if the process had died in the last evaluation
+  assert train(config, tmp_path, QUIET, ONE)['correct'] == result['correct']
+
+
 def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
   changes = {'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'optimizer.learning_rate': 1e30}
   changes |= {'optimizer.warmup': '12steps', 'checkpoint.every': '1steps', 'optimizer.schedule': 'constant'}
@@ -245,6 +270,10 @@ def test_divergence_stops_the_run_and_leaves_a_finite_checkpoint(tmp_path, toy):
     (
       {'data.mix': (('mixup', 0.8, 0.5),), 'train.batch_size': 1},
       r'data.mix needs another image .* train.batch_size to 2',
+    ),
+    (
+      {'train.patience': 3, 'data.validation': 0.0},
+      r'train.patience is 3, but no data are held out to evaluate: set',
     ),
     ({'data.validation': 0.9999}, r'data.validation 0.9999 leaves no example to train on'),
     (

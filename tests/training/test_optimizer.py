@@ -212,6 +212,7 @@ def test_clipping_bounds_the_norm_of_the_gradient(toy):
     ('linear', 0.25, 0.025),
     ('constant', 0.0, 0.1),
     ('wsd', 0.25, 0.025),
+    ('rsqrt', 0.0, 0.1 * 0.1**0.5),
   ],
 )
 def test_schedule_warms_up_to_the_peak_and_ends_where_it_says(toy, name, minimum, end):
@@ -235,6 +236,72 @@ def test_wsd_is_flat_until_its_linear_decay(toy):
   config.optimizer.decay = '95%'
   with pytest.raises(UserError, match=r'optimizer\.decay=95% is 95 steps of the 90 after the warm-up'):
     make_schedule(config.optimizer, CLOCK)
+
+
+@pytest.mark.parametrize('growth', [1.0, 2.0])
+def test_restarts_are_those_of_optax(toy, growth):
+  """The cycles fill the 90 steps after the warm-up; the end of one is the start of the next."""
+  changes = {'schedule': 'restarts', 'cycles': 3, 'cycle_growth': growth, 'minimum_rate': 0.1, 'warmup': '10%'}
+  config = toy(**{f'optimizer.{key}': value for key, value in changes.items()} | {'optimizer.learning_rate': 0.1})
+  lengths = {1.0: [30, 30, 30], 2.0: [13, 26, 51]}[growth]
+  cycles = [
+    {'init_value': 0.1, 'peak_value': 0.1, 'warmup_steps': 0, 'decay_steps': length, 'end_value': 0.01}
+    for length in lengths
+  ]
+  steps = np.arange(90)
+  found = make_schedule(config.optimizer, CLOCK)(10 + steps)
+  np.testing.assert_allclose(found, optax.sgdr_schedule(cycles)(steps), rtol=1e-5)
+  config.optimizer.cycles = 91
+  with pytest.raises(UserError, match=r'optimizer.cycles=91 .* leaves a cycle without a step, of the 90 steps'):
+    make_schedule(config.optimizer, CLOCK)
+
+
+def test_rsqrt_falls_with_the_root_of_the_step(toy):
+  changes = {'optimizer.schedule': 'rsqrt', 'optimizer.warmup': '10steps', 'optimizer.learning_rate': 0.1}
+  config = toy(**changes)
+  steps = np.arange(1, 100)
+  found = make_schedule(config.optimizer, CLOCK)(steps)
+  np.testing.assert_allclose(found, 0.1 * np.minimum(np.sqrt(10 / steps), steps / 10), rtol=1e-5)
+  for key, value, message in (
+    ('warmup', '0steps', 'has no step'),
+    ('minimum_rate', 0.1, 'falls at a pace of its own'),
+  ):
+    config = toy(**changes | {f'optimizer.{key}': value})
+    with pytest.raises(UserError, match=message):
+      make_schedule(config.optimizer, CLOCK)
+
+
+def updates_after(optimizer, params, gradients):
+  state = optimizer.init(params)
+  for grads in gradients:
+    updates, state = optimizer.update(grads, state, params)
+  return updates
+
+
+@pytest.mark.parametrize('name', ['lamb', 'adafactor'])
+def test_weights_move_as_in_optax_and_the_rest_takes_absolute_steps(toy, name):
+  """A kernel that Adafactor factors, one that is too small for it, and a bias."""
+  shapes = {'hidden': {'kernel': (130, 129)}, 'out': {'kernel': (3, 2), 'bias': (2,)}}
+  rng = np.random.default_rng(0)
+  draw = functools.partial(jax.tree.map, lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32), shapes)
+  params, *gradients = (draw(is_leaf=lambda z: isinstance(z, tuple)) for _ in range(4))
+  decay = 0.1 if name == 'lamb' else 0.0  # optax's Adafactor does not multiply the decay by the learning rate
+  config = toy(**{'optimizer.name': name, 'optimizer.clip': 0.0, 'optimizer.weight_decay': decay}).optimizer
+  found = updates_after(make_optimizer(config, optax.constant_schedule(0.1)), params, gradients)
+  mask = jax.tree.map(lambda z: z.ndim == 2, params)
+  expected, absolute = {
+    'lamb': (optax.lamb(0.1, weight_decay=decay, mask=mask), optax.adam(0.1, eps=1e-6)),
+    'adafactor': (
+      optax.adafactor(0.1, momentum=0.9),
+      optax.adafactor(0.1, momentum=0.9, multiply_by_parameter_scale=False),
+    ),
+  }[name]
+  weights, rest = (updates_after(optimizer, params, gradients) for optimizer in (expected, absolute))
+  jax.tree.map(
+    lambda a, b, c, weight: np.testing.assert_allclose(a, b if weight else c, rtol=1e-4, atol=1e-7),
+    found, weights, rest, mask,
+  )  # fmt: skip
+  assert config.center_rate == 1.0
 
 
 def test_no_warmup_starts_at_the_peak(toy):

@@ -1,0 +1,43 @@
+"""Steps that are skipped because a number is not finite, such as after an overflow of the loss."""
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from hbf.data.pipeline.inputs import Batch, Resident
+from hbf.training.state import Skips, Step, TrainState, all_finite
+
+
+def with_skips(state: TrainState, config: ConfigDict) -> TrainState:
+  """Return the state with counts of 0, or the state itself if no step may be skipped."""
+  if not config.optimizer.skip:
+    return state
+  return state.replace(skips=Skips(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)))
+
+
+def skipping(step: Step, config: ConfigDict) -> Step:
+  """Return a step that leaves the state as it was if the new state has a number that is not finite.
+
+  Up to `optimizer.skip` consecutive steps are skipped. A skipped step still counts as a step of the run, so that the
+  next batch is another one. Its loss is not in the totals, and the learning rate waits. The next step after this
+  limit is taken, so that the run ends as diverged. `optax.apply_if_finite` is similar, but it looks at the gradient
+  only: an overflow inside the optimizer would stay in its moments.
+
+  Args:
+    step: a step of `hbf.training.average.averaging`.
+    config: the config of the run. If `optimizer.skip` is 0, the step itself is returned.
+  """
+  limit = config.optimizer.skip
+  if not limit:
+    return step
+
+  def skipped(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
+    skips, old = state.skips, state.replace(skips=None)
+    assert skips is not None
+    new = step(old, resident, batch)
+    consecutive = jnp.where(all_finite(new), 0, skips.consecutive + 1)
+    skip = (consecutive > 0) & (consecutive <= limit)
+    kept = jax.tree.map(lambda before, after: jnp.where(skip, before, after), old, new)
+    return kept.replace(step=new.step, skips=Skips(consecutive, skips.total + skip))
+
+  return skipped
