@@ -141,6 +141,18 @@ COMMON = {
     RATE,
     'Decay of a moving average of the parameters, which is evaluated beside the parameters. 0: there is no average.',
   ),
+  'train.teacher': Key(
+    '',
+    TEXT,
+    'Trained network of this package that the run also learns from (distillation): a run folder, '
+    'RUN/checkpoints/STEP, an exported model or the name of a pretrained model. Empty: there is none.',
+  ),
+  'train.teacher_weight': Key(
+    0.0, SHARE, "Weight w of the teacher's answers in the loss. The labels have the weight 1 - w. 0: no teacher."
+  ),
+  'train.temperature': Key(
+    2.0, POSITIVE, 'Number that divides the logits of teacher and student before they are compared.'
+  ),
   'optimizer.name': Key(
     'adamw',
     one_of(('adamw', 'muon', 'sgd', 'lion', 'schedule_free')),

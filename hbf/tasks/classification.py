@@ -221,12 +221,17 @@ class Classification(Task):
     examples = gather(resident, batch)
     return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
+  def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
+    """Return the mean over the images of a batch."""
+    del targets
+    return values.mean()
+
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Return the mean cross-entropy of a batch, and the number of images whose likeliest class is right."""
     labels, probabilities = targets
     correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
     smooth = optax.smooth_labels(probabilities, self.label_smoothing)
-    return optax.softmax_cross_entropy(logits, smooth).mean(), correct
+    return self.mean_of(optax.softmax_cross_entropy(logits, smooth), targets), correct
 
   # Scores.
 

@@ -133,6 +133,15 @@ class TaskLoss(abc.ABC):
     """Return a batch for evaluation. See `train_batch` for the arguments; an entry 'step' is not needed."""
 
   @abc.abstractmethod
+  def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
+    """Return the mean of a number for each prediction, over the predictions of a batch that count in the loss.
+
+    Args:
+      values: a number for each prediction, float32 [B] or [B, T].
+      targets: the targets of the batch, see `ModelBatch`.
+    """
+
+  @abc.abstractmethod
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Return the mean loss of a batch's predictions, in nats, and the number of correct predictions, int32."""
 

@@ -36,7 +36,7 @@ def make_result(
     f'flops_per_{task.unit}': experiment.flops,
     'steps': clock.steps,
     'epochs': config.train.epochs,
-    'train_operations': training_operations(experiment.flops * task.units, clock),
+    'train_operations': training_operations(experiment.flops * task.units, clock, experiment.teacher_flops),
     'split': 'test',
     **scores,
     'train_seconds': round(stopwatch.seconds, 2),

@@ -193,6 +193,8 @@ CHANGES = (
   Change(added_to_images={'data': {'validation_split': ''}}),
   # To version 16.
   Change(added={'log': {'profile': ''}}, rewritten={'log': _name_loggers}),
+  # To version 18.
+  Change(added={'train': {'teacher': '', 'teacher_weight': 0.0, 'temperature': 2.0}}),
 )
 VERSION = len(CHANGES)
 
