@@ -260,6 +260,12 @@ IMAGES = {
     FLAG,
     'True to hold out the same fraction of every class. TFDS data sets are then read once more at the start.',
   ),
+  'data.balance': Key(
+    '',
+    Values(str, "'', weights or sampling", lambda z: z in ('', 'weights', 'sampling')),
+    'Treatment of classes with few training images. weights: their images weigh more in the loss. sampling: their '
+    'images come more often, so that all classes are equally frequent. Empty: all images are alike.',
+  ),
   'data.transforms': Key(
     (('flip',), ('shift', 4)),
     ENTRIES,

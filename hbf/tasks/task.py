@@ -16,7 +16,9 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from hbf.data.augment.copies import Copies
+from hbf.data.pipeline.host import Order
 from hbf.data.pipeline.inputs import Batch, Input, Resident
+from hbf.data.pipeline.order import TrainOrder
 from hbf.evaluation.scores import Score
 
 
@@ -98,6 +100,16 @@ class TaskData(abc.ABC):
       sharding: the sharding of batches.
       *leading: sizes of the leading axes: B for a batch, or S and B for a stack of S batches.
     """
+
+  def train_order(self, source: Any, seed: int, batch_size: int) -> Order:
+    """Return the order of the training examples: shuffled epochs, unless a task has another order.
+
+    Args:
+      source: the training examples.
+      seed: the seed of the run.
+      batch_size: the number of examples in a step.
+    """
+    return TrainOrder(seed, len(source), batch_size)
 
   @abc.abstractmethod
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from hbf.config.resolve import check, naming_keys, resolve
 from hbf.data.augment.copies import Copies
+from hbf.data.pipeline.host import Order
 from hbf.data.pipeline.inputs import Input, Resident
-from hbf.data.pipeline.order import TrainOrder
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, count_parameters, flops_per_example
 from hbf.tasks.evaluator import Evaluator
@@ -98,7 +98,7 @@ class Experiment(Plan):
   mesh: Mesh
   inputs: Mapping[str, Input]
   resident: Resident | WithTeacher
-  order: TrainOrder
+  order: Order
   objective: Objective
   evaluator: Evaluator
   copies_evaluator: Evaluator | None
@@ -188,7 +188,7 @@ def prepare(
     mesh=mesh,
     inputs=inputs,
     resident=resident,
-    order=TrainOrder(config.seed, len(inputs['train']), config.train.batch_size),
+    order=task.train_order(plan.splits['train'], config.seed, config.train.batch_size),
     objective=make_objective(config, task, plan.teacher),
     evaluator=make_evaluator(config, task, plan.model, mesh),
     copies_evaluator=make_evaluator(config, task, plan.model, mesh, task.copies) if task.copies else None,

@@ -194,7 +194,10 @@ CHANGES = (
   # To version 16.
   Change(added={'log': {'profile': ''}}, rewritten={'log': _name_loggers}),
   # To version 18.
-  Change(added={'train': {'teacher': '', 'teacher_weight': 0.0, 'temperature': 2.0}}),
+  Change(
+    added={'train': {'teacher': '', 'teacher_weight': 0.0, 'temperature': 2.0}},
+    added_to_images={'data': {'balance': ''}},
+  ),
 )
 VERSION = len(CHANGES)
 
