@@ -287,16 +287,21 @@ def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
 def _operations(text: str, first: Plan) -> float:
   """Return the requested number of training operations of each arm."""
   if text == 'match':
-    return training_operations(flops_per_example(first.model, first.task.shape), first.clock)
+    return _training_operations(first)
   if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not float(text):
     raise UserError(f"operations {text!r} are no number: expected 'match' or a number such as 1.8e14")
   return float(text)
 
 
+def _training_operations(plan: Plan) -> float:
+  """Return the floating-point operations of a run."""
+  return training_operations(flops_per_example(plan.model, plan.task.shape), plan.clock, plan.teacher_flops)
+
+
 def _match_operations(arm: Arm, plan: Plan, operations: float) -> Arm:
   """Return the arm with the number of epochs for which training takes the given number of operations."""
   clock = plan.clock
-  step = training_operations(flops_per_example(plan.model, plan.task.shape), clock) / clock.steps
+  step = _training_operations(plan) / clock.steps
   try:
     steps = match_steps(step, operations)
   except UserError as error:

@@ -147,6 +147,18 @@ COMMON = {
     whole(0),
     'Number of evaluations on held-out data without a better score after which the run ends early. 0: it never does.',
   ),
+  'train.teacher': Key(
+    '',
+    TEXT,
+    'Trained network of this package that the run also learns from (distillation): a run folder, '
+    'RUN/checkpoints/STEP, an exported model or the name of a pretrained model. Empty: there is none.',
+  ),
+  'train.teacher_weight': Key(
+    0.0, SHARE, "Weight w of the teacher's answers in the loss. The labels have the weight 1 - w. 0: no teacher."
+  ),
+  'train.temperature': Key(
+    2.0, POSITIVE, 'Number that divides the logits of teacher and student before they are compared.'
+  ),
   'optimizer.name': Key(
     'adamw',
     one_of(('adamw', 'muon', 'sgd', 'lion', 'lamb', 'adafactor', 'schedule_free')),
@@ -272,6 +284,12 @@ IMAGES = {
     False,
     FLAG,
     'True to hold out the same fraction of every class. TFDS data sets are then read once more at the start.',
+  ),
+  'data.balance': Key(
+    '',
+    Values(str, "'', weights or sampling", lambda z: z in ('', 'weights', 'sampling')),
+    'Treatment of classes with few training images. weights: their images weigh more in the loss. sampling: their '
+    'images come more often, so that all classes are equally frequent. Empty: all images are alike.',
   ),
   'data.transforms': Key(
     (('flip',), ('shift', 4)),

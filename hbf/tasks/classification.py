@@ -1,6 +1,7 @@
 """The classification of images."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -20,6 +21,8 @@ from hbf.data.augment.transforms import TRANSFORMS, check_size, read_transforms
 from hbf.data.datasets import Dataset, load
 from hbf.data.images import levels
 from hbf.data.images.sources import Source, hold_out
+from hbf.data.images.sources import labels as labels_of
+from hbf.data.pipeline.host import Order
 from hbf.data.pipeline.identity import identity
 from hbf.data.pipeline.inputs import (
   Batch,
@@ -31,7 +34,7 @@ from hbf.data.pipeline.inputs import (
   gather,
   make_input,
 )
-from hbf.data.pipeline.order import TrainOrder
+from hbf.data.pipeline.order import BalancedOrder, TrainOrder
 from hbf.errors import UserError, choose
 from hbf.evaluation.classification import Counts, detail, summarize
 from hbf.evaluation.scores import ACCURACY, CLASSIFICATION, Score
@@ -66,6 +69,8 @@ class Classification(Task):
     seed: the seed of the order of the examples.
     validation: the fraction of train that is held out.
     stratify: True if the same fraction of every class is held out.
+    balance: the treatment of rare classes. 'weights': their images weigh more in the loss. 'sampling': their images
+      come more often, so that all classes are equally frequent. '': all images are alike.
     copies: a function that makes copies of test images. The outputs for the copies are averaged. None: no copies.
   """
 
@@ -85,6 +90,7 @@ class Classification(Task):
   seed: int
   validation: float
   stratify: bool
+  balance: str
   copies: Copies | None
 
   @classmethod
@@ -102,6 +108,11 @@ class Classification(Task):
       raise UserError(
         f'data.validation_split is {data.validation_split}, and {dataset.name} has train and test only: leave it '
         'empty, and hold out a part of train by data.validation'
+      )
+    if data.balance == 'sampling' and _needs_epochs(transforms):
+      raise UserError(
+        'data.balance=sampling has no epochs, which the transform alternate_flip needs: use flip, or '
+        'data.balance=weights'
       )
     channels = dataset.image_shape[-1]
     for key in ('mean', 'std'):
@@ -121,6 +132,7 @@ class Classification(Task):
       seed=config.seed,
       validation=data.validation,
       stratify=data.stratify,
+      balance=data.balance,
       copies=choose('evaluate.copies', config.evaluate.copies, COPIES),
     )
 
@@ -166,6 +178,22 @@ class Classification(Task):
     splits = {'train': train, 'validation': held_out if own is None else own, 'test': self.dataset.splits['test']}
     return {name: source for name, source in splits.items() if len(source)}
 
+  def train_order(self, source: Source, seed: int, batch_size: int) -> Order:
+    """Return the order of the training images; see `TaskData.train_order`."""
+    if self.balance == 'sampling':
+      return BalancedOrder.from_labels(seed, labels_of(source), batch_size)
+    return super().train_order(source, seed, batch_size)
+
+  @functools.cached_property
+  def class_weights(self) -> np.ndarray:
+    """The weight of each class, N/(C·n), float32 [classes], where n of the N training images are of the class.
+
+    C is the number of classes with images. So the mean weight of an image is 1. A class without images has weight 0.
+    """
+    counts = np.bincount(labels_of(self.splits(self.validation)['train']), minlength=len(self.dataset.classes))
+    weights = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return np.where(counts > 0, weights, 0).astype(np.float32)
+
   def open(self, source: Source, sharding: NamedSharding) -> ImageInput:
     """Open a source of images; see `hbf.data.pipeline.inputs.make_input`."""
     reading = self.reading
@@ -208,7 +236,7 @@ class Classification(Task):
 
   def _time(self, step: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array] | tuple[()]:
     """Return the run's random key, and the epoch of each image of a batch. () if no transform needs them."""
-    if 'epoch' not in {need for name, *_ in self.transforms for need in TRANSFORMS[name].needs}:
+    if not _needs_epochs(self.transforms):
       return ()
     # Only the number of held-out images matters here. `stratify` would read the labels and not change this number.
     train, _ = hold_out(self.dataset.splits['train'], self.validation, stratify=False)
@@ -221,12 +249,24 @@ class Classification(Task):
     examples = gather(resident, batch)
     return ModelBatch(normalize(examples['image'], self.mean, self.std), (examples['label'], examples['mask']))
 
+  def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
+    """Return the mean over the images of a batch."""
+    del targets
+    return values.mean()
+
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean cross-entropy of a batch, and the number of images whose likeliest class is right."""
+    """Return the mean cross-entropy of a batch, and the number of images whose likeliest class is right.
+
+    With balance 'weights', each cross-entropy is multiplied by the weight of the image's class. A mixed image has the
+    mean weight of its classes.
+    """
     labels, probabilities = targets
     correct = jnp.sum(jnp.argmax(logits, axis=-1) == labels, dtype=jnp.int32)
     smooth = optax.smooth_labels(probabilities, self.label_smoothing)
-    return optax.softmax_cross_entropy(logits, smooth).mean(), correct
+    losses = optax.softmax_cross_entropy(logits, smooth)
+    if self.balance == 'weights':
+      losses = losses * (probabilities @ self.class_weights)
+    return self.mean_of(losses, targets), correct
 
   # Scores.
 
@@ -252,6 +292,11 @@ class Classification(Task):
   def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return 100 for each image that is classified correctly, else 0."""
     return 100.0 * (per_example['labels'] == per_example['predictions'])
+
+
+def _needs_epochs(transforms: Sequence[Entry]) -> bool:
+  """Return True if a transform needs the number of the epoch."""
+  return 'epoch' in {need for name, *_ in transforms for need in TRANSFORMS[name].needs}
 
 
 assert Classification.scores[0] is ACCURACY  # `example_scores` has the mean `accuracy`

@@ -131,6 +131,11 @@ class Language(Task):
       present: booleans [B, T + 1]. False for padding.
     """
 
+  def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
+    """Return the mean over the tokens that count. Every window must have the same number of these tokens."""
+    labels, counted = targets
+    return jnp.sum(values, where=counted) / (len(labels) * self.predictions)
+
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Return the mean cross-entropy of the tokens that count, and the number of correct predictions among them.
 
@@ -142,7 +147,7 @@ class Language(Task):
       uniform = jax.nn.logsumexp(logits, axis=-1) - logits.mean(axis=-1)
       nll = (1 - self.label_smoothing) * nll + self.label_smoothing * uniform
     hits = (jnp.argmax(logits, axis=-1) == labels) & counted
-    return jnp.sum(nll, where=counted) / (len(labels) * self.predictions), jnp.sum(hits, dtype=jnp.int32)
+    return self.mean_of(nll, targets), jnp.sum(hits, dtype=jnp.int32)
 
   # Scores.
 

@@ -16,7 +16,9 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from hbf.data.augment.copies import Copies
+from hbf.data.pipeline.host import Order
 from hbf.data.pipeline.inputs import Batch, Input, Resident
+from hbf.data.pipeline.order import TrainOrder
 from hbf.evaluation.scores import Score
 
 
@@ -99,6 +101,16 @@ class TaskData(abc.ABC):
       *leading: sizes of the leading axes: B for a batch, or S and B for a stack of S batches.
     """
 
+  def train_order(self, source: Any, seed: int, batch_size: int) -> Order:
+    """Return the order of the training examples: shuffled epochs, unless a task has another order.
+
+    Args:
+      source: the training examples.
+      seed: the seed of the run.
+      batch_size: the number of examples in a step.
+    """
+    return TrainOrder(seed, len(source), batch_size)
+
   @abc.abstractmethod
   def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
     """Return the config with the values that are measured on the training data, such as the mean of images.
@@ -131,6 +143,15 @@ class TaskLoss(abc.ABC):
   @abc.abstractmethod
   def eval_batch(self, resident: Resident, batch: Batch) -> ModelBatch:
     """Return a batch for evaluation. See `train_batch` for the arguments; an entry 'step' is not needed."""
+
+  @abc.abstractmethod
+  def mean_of(self, values: jax.Array, targets: Any) -> jax.Array:
+    """Return the mean of a number for each prediction, over the predictions of a batch that count in the loss.
+
+    Args:
+      values: a number for each prediction, float32 [B] or [B, T].
+      targets: the targets of the batch, see `ModelBatch`.
+    """
 
   @abc.abstractmethod
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:

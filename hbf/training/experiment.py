@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from hbf.config.resolve import check, naming_keys, resolve
 from hbf.data.augment.copies import Copies
-from hbf.data.pipeline.inputs import Input
-from hbf.data.pipeline.order import TrainOrder
+from hbf.data.pipeline.host import Order
+from hbf.data.pipeline.inputs import Input, Resident
 from hbf.errors import UserError
 from hbf.models.build import abstract_params, count_parameters, flops_per_example
 from hbf.tasks.evaluator import Evaluator
@@ -21,6 +21,7 @@ from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task, TaskData
 from hbf.training import processes
 from hbf.training.average import check_average
+from hbf.training.distillation import WithTeacher
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
 from hbf.training.loggers import check_loggers
@@ -36,6 +37,7 @@ from hbf.training.sharding import (
   replicated,
 )
 from hbf.training.state import Objective
+from hbf.training.teacher import Teacher, read_teacher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Plan:
     schedule: a function from the step to the learning rate.
     optimizer: the gradient transformation.
     initial: the parameters that `init_from` names. None: the run draws random ones, or is resumed.
+    teacher: the network whose answers the run learns too (`train.teacher`). None: there is no teacher.
   """
 
   config: ConfigDict
@@ -67,6 +70,12 @@ class Plan:
   schedule: optax.Schedule
   optimizer: optax.GradientTransformation
   initial: Initial | None
+  teacher: Teacher | None
+
+  @property
+  def teacher_flops(self) -> int:
+    """Return the floating-point operations of the teacher's forward pass for one example. 0 without a teacher."""
+    return self.teacher.flops if self.teacher else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +85,8 @@ class Experiment(Plan):
   Attributes:
     mesh: the devices.
     inputs: the opened data by split.
+    resident: the arrays in device memory that every step needs beside its batch: the training data, if they fit, and
+      the parameters of the teacher, if there is one.
     order: the order of the training examples.
     objective: the function that a step minimizes.
     evaluator: the evaluator of a split.
@@ -86,7 +97,8 @@ class Experiment(Plan):
 
   mesh: Mesh
   inputs: Mapping[str, Input]
-  order: TrainOrder
+  resident: Resident | WithTeacher
+  order: Order
   objective: Objective
   evaluator: Evaluator
   copies_evaluator: Evaluator | None
@@ -132,18 +144,21 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
   initial = read_initial(config, model, task) if config.init_from and not resumed else None
-  return Plan(config, task, splits, model, parameters, clock, due, traced, schedule, optimizer, initial)
+  teacher = read_teacher(config, task)
+  return Plan(config, task, splits, model, parameters, clock, due, traced, schedule, optimizer, initial, teacher)
 
 
-def training_operations(flops: int, clock: Clock, steps: int | None = None) -> float:
+def training_operations(flops: int, clock: Clock, teacher_flops: int = 0, steps: int | None = None) -> float:
   """Return the floating-point operations of a run. A backward pass counts as two forward passes.
 
   Args:
     flops: the floating-point operations of a forward pass for one example.
     clock: the length of the run.
+    teacher_flops: the floating-point operations of the teacher's forward pass for one example. The teacher has no
+      backward pass.
     steps: the number of steps of a run that ended early. None: all steps.
   """
-  return 3.0 * flops * clock.batch_size * (clock.steps if steps is None else steps)
+  return (3.0 * flops + teacher_flops) * clock.batch_size * (clock.steps if steps is None else steps)
 
 
 def prepare(
@@ -170,14 +185,17 @@ def prepare(
     check_tensor(config.model, mesh)
     check_batch_size('train.batch_size', config.train.batch_size, mesh, config.train.accumulate)
     inputs = {name: plan.task.open(source, batch_sharding(mesh)) for name, source in plan.splits.items()}
+    data = inputs['train'].resident
+    resident = plan.teacher.beside(data, mesh) if plan.teacher else data
   config = plan.task.measure(config, inputs['train'])
   task = make_task(config, plan.task.dataset)
   return Experiment(
     **{**vars(plan), 'config': config, 'task': task},
     mesh=mesh,
     inputs=inputs,
-    order=TrainOrder(config.seed, len(inputs['train']), config.train.batch_size),
-    objective=make_objective(config, task),
+    resident=resident,
+    order=task.train_order(plan.splits['train'], config.seed, config.train.batch_size),
+    objective=make_objective(config, task, plan.teacher),
     evaluator=make_evaluator(config, task, plan.model, mesh),
     copies_evaluator=make_evaluator(config, task, plan.model, mesh, task.copies) if task.copies else None,
     steps_per_call=steps_per_call(config.train.steps_per_call, inputs['train'].resident is not None, mesh),
@@ -215,9 +233,10 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
   return asked or (10 if resident and mesh.devices.flat[0].platform != 'cpu' else 1)
 
 
-def make_objective(config: ConfigDict, task: Task) -> Objective:
+def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = None) -> Objective:
   """Return the function that a step minimizes."""
-  return Objective(task, config.train.accumulate, config.seed)
+  distillation = teacher.distillation(config) if teacher else None
+  return Objective(task, config.train.accumulate, config.seed, distillation)
 
 
 def make_evaluator(

@@ -84,7 +84,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
     for count, batches in zip(counts, stacks, strict=True):
       # Step. At most one call waits behind the running one. So a signal acts soon, and memory holds few batches.
       stopwatch.begin()
-      state, done = run.take_steps(state, train.resident, batches, np.int32(count))
+      state, done = run.take_steps(state, experiment.resident, batches, np.int32(count))
       stopwatch.settle()
       reporter.flush()
       stopwatch.add(count, done)

@@ -1,4 +1,4 @@
-"""Networks that this package trained, as weights to start from.
+"""Networks that this package trained, as weights to start from and as teachers.
 
 They are in run folders, in exported folders, and among the models that come with the package.
 """
@@ -7,10 +7,13 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from hbf.data.datasets import Dataset
+from hbf.data.text.texts import Texts
 from hbf.errors import UserError
 from hbf.interop.network import Network
 from hbf.interop.positions import resize
@@ -42,12 +45,51 @@ class TextNetwork:
   length: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """A trained network of this package.
+
+  Attributes:
+    origin: the kind of its source, such as 'the run'.
+    task: the task, such as 'next_token'.
+    config: the `model` part of a config that describes the network.
+    model: the network.
+    params: the parameters, float32, on the host.
+    data: the data set on which it was trained, without examples.
+    mean: the mean of each channel of its images, with white as 1. () for texts.
+    std: the standard deviation of each channel. () for texts.
+    length: the largest number of tokens of a text. 0 for images.
+  """
+
+  origin: str
+  task: str
+  config: ConfigDict
+  model: nn.Module
+  params: Params
+  data: Dataset | Texts
+  mean: tuple[float, ...] = ()
+  std: tuple[float, ...] = ()
+  length: int = 0
+
+
 def read(source: str) -> Network | TextNetwork | None:
+  """Return the network of this package that `init_from` names, as weights to start from; see `find`."""
+  found = find(source, 'init_from')
+  if found is None:
+    return None
+  if isinstance(found.data, Texts):
+    config = found.config.to_dict()
+    return TextNetwork(found.origin, config, found.params, found.data.tokenizer.to_json(), found.length)
+  return _of_images(found, found.data)
+
+
+def find(source: str, key: str) -> Trained | None:
   """Return the network that `source` names, if this package trained it. None: `source` is a file of another project.
 
   Args:
     source: a run folder, whose latest checkpoint is read. Or one of its checkpoints, as RUN/checkpoints/STEP. Or the
       folder of an exported model. Or the name of a model that comes with the package.
+    key: the config key that has this value, for messages.
 
   Raises:
     UserError: `source` is a folder of another kind, the exported model is edited, or something in the folder is
@@ -55,57 +97,64 @@ def read(source: str) -> Network | TextNetwork | None:
   """
   path = pathlib.Path(source).expanduser()
   if not path.exists() and source in pretrained.names():
-    return _read_run(pretrained.unpack(source), 'latest', 'the pretrained model')
+    return _find_run(pretrained.unpack(source), 'latest', 'the pretrained model')
   if path.is_file() or path.suffix in READERS:
     return None
   if path.parent.name == 'checkpoints':
-    return _read_run(path.parent.parent, path.name, f'step {path.name} of the run')
+    return _find_run(path.parent.parent, path.name, f'step {path.name} of the run')
   if export.is_export(path):
-    return _read_export(path)
+    return _find_export(path)
   if not (path / 'config.json').exists():
     raise UserError(
-      f'init_from={source} holds no weights: expected a run folder, a checkpoint of a run (RUN/checkpoints/STEP), an '
+      f'{key}={source} holds no weights: expected a run folder, a checkpoint of a run (RUN/checkpoints/STEP), an '
       f'exported model, a {", ".join(READERS)} file, or a pretrained model ({", ".join(pretrained.names())})'
     )
-  return _read_run(path, 'latest', 'the run')
+  return _find_run(path, 'latest', 'the run')
 
 
-def _read_run(workdir: pathlib.Path, checkpoint: str, origin: str) -> Network | TextNetwork:
+def _find_run(workdir: pathlib.Path, checkpoint: str, origin: str) -> Trained:
   config, one = load_config(workdir), jax.devices()[:1]
-  if config.task != 'classification':
-    texts = stored_texts(workdir)
-    restored = restore(workdir, checkpoint, one, dataset=texts)
-    params = _on_host(restored.params)
-    return TextNetwork(origin, config.model.to_dict(), params, texts.tokenizer.to_json(), config.data.length)
-  dataset = stored_dataset(workdir)
-  restored = restore(workdir, checkpoint, one, dataset=dataset)
-  return _of_images(origin, config.model, restored.model, restored.params, dataset.image_shape, dataset.class_names)
+  images = config.task == 'classification'
+  data = stored_dataset(workdir) if images else stored_texts(workdir)
+  restored = restore(workdir, checkpoint, one, dataset=data)
+  found = Trained(origin, config.task, config.model, restored.model, _on_host(restored.params), data)
+  if images:
+    return dataclasses.replace(found, mean=tuple(config.data.mean), std=tuple(config.data.std))
+  return dataclasses.replace(found, length=config.data.length)
 
 
-def _read_export(folder: pathlib.Path) -> Network:
+def _find_export(folder: pathlib.Path) -> Trained:
   model, variables, about = export.load_model(folder)
   if not isinstance(model, ImageClassifier):
     raise UserError(f'{folder} holds an edited model: export the model without --edits, and start from that')
-  config, shape, classes = export.model_config(about), tuple(about['image_shape']), tuple(about['classes'])
-  return _of_images('the exported model', config, model, variables['params'], shape, classes)
+  height, width, channels = about['image_shape']
+  return Trained(
+    origin='the exported model',
+    task=about['task'],
+    config=export.model_config(about),
+    model=model,
+    params=_on_host(variables['params']),
+    data=Dataset(about['dataset'], tuple(about['classes']), (height, width, channels), {}),
+    mean=tuple(about['mean']),
+    std=tuple(about['std']),
+  )
 
 
-def _of_images(
-  origin: str, config: ConfigDict, model: Any, params: Any, shape: tuple[int, ...], classes: tuple[str, ...]
-) -> Network:
-  height, width, channels = shape
+def _of_images(found: Trained, dataset: Dataset) -> Network:
+  model, (height, width, channels) = found.model, dataset.image_shape
+  assert isinstance(model, ImageClassifier)
   rows, columns = height // model.embed.patch, width // model.embed.patch
-  learned = 'positions' in params
+  learned = 'positions' in found.params
   return Network(
-    origin=origin,
-    config=config.to_dict(),
-    params=_on_host(params),
+    origin=found.origin,
+    config=found.config.to_dict(),
+    params=found.params,
     channels=channels,
-    classes=len(classes),
+    classes=len(dataset.classes),
     patches=rows * columns,
     resize=resize if learned and rows == columns else None,
-    any_size=not learned and _fits_any_size(model, shape),
-    class_names=classes,
+    any_size=not learned and _fits_any_size(model, dataset.image_shape),
+    class_names=dataset.class_names,
   )
 
 

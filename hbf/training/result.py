@@ -45,7 +45,7 @@ def make_result(
     'steps': step,
     'epochs': config.train.epochs if step == clock.steps else round(clock.epoch(step), 4),
     **({'planned_steps': clock.steps} if config.train.patience else {}),
-    'train_operations': training_operations(experiment.flops * task.units, clock, step),
+    'train_operations': training_operations(experiment.flops * task.units, clock, experiment.teacher_flops, step),
     **({} if state.skips is None else {'skipped': int(state.skips.total)}),
     'split': 'test',
     **scores,

@@ -192,9 +192,15 @@ CHANGES = (
   # To version 15.
   Change(added_to_images={'data': {'validation_split': ''}}),
   # To version 16.
-  Change(added={'log': {'profile': ''}}, rewritten={'log': _name_loggers}),
-  # To version 17.
-  Change(added={'train': {'patience': 0}, 'optimizer': {'cycles': 4, 'cycle_growth': 1.0, 'skip': 0}}),
+  Change(
+    added={
+      'log': {'profile': ''},
+      'train': {'patience': 0, 'teacher': '', 'teacher_weight': 0.0, 'temperature': 2.0},
+      'optimizer': {'cycles': 4, 'cycle_growth': 1.0, 'skip': 0},
+    },
+    added_to_images={'data': {'balance': ''}},
+    rewritten={'log': _name_loggers},
+  ),
 )
 VERSION = len(CHANGES)
 

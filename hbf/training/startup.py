@@ -80,6 +80,8 @@ def claimed(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> I
         stack.enter_context(locked(workdir))
         lengthen(workdir, plan, identity)
         claim(workdir, plan.config, identity)
+      if plan.teacher:
+        plan.teacher.claim(workdir)
     yield
 
 
@@ -89,11 +91,13 @@ def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -
   resident = experiment.inputs['train'].resident
   unit = experiment.task.unit
   units = ''.join(f', {option} {count}' for option, count in units_of(config.model).items())
+  teacher = experiment.teacher
   lines = (
     f'{config.data.name}: {", ".join(f"{n:,} {name}" for name, n in sizes.items())}; '
     f'{experiment.task.description}; {"device-resident" if resident else "streaming"} input',
     f'{config.model.name}: {experiment.parameters:,} parameters{units}, '
     f'{experiment.flops / 1e6:,.1f} MFLOP {"a" if unit == "token" else "an"} {unit}',
+    *([f'learns from {teacher.network.origin} of {teacher.source}, {teacher.words(config)}'] if teacher else []),
     f'{experiment.clock.steps:,} steps of {config.train.batch_size} on {device_name(experiment.mesh.devices.flat)}; '
     f'workdir {workdir}',
   )
@@ -187,7 +191,7 @@ def compile_steps(experiment: Experiment, state: TrainState, first: Batch) -> tu
   """Compile the train steps for these shapes and devices. Return the steps and the seconds of the compilation."""
   begin = time.perf_counter()
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
-  compiled = jitted.lower(state, experiment.inputs['train'].resident, first, np.int32(1)).compile()
+  compiled = jitted.lower(state, experiment.resident, first, np.int32(1)).compile()
   seconds = time.perf_counter() - begin
   processes.barrier(experiment.mesh)
   return compiled, seconds

@@ -1,6 +1,7 @@
 """The state of a run, and the step that changes it."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.errors import UserError
 from hbf.ops.parts import split
 from hbf.tasks.task import ModelBatch, Task
+from hbf.training.distillation import Distillation, WithTeacher
 from hbf.training.schema import with_gone
 
 
@@ -92,11 +94,13 @@ class Objective:
     accumulate: the number of parts into which a batch is split. The gradients of the parts are computed one after
       another.
     seed: the seed of all random numbers.
+    distillation: the part of a teacher in the loss. None: there is no teacher.
   """
 
   task: Task
   accumulate: int
   seed: int
+  distillation: Distillation | None = None
 
 
 def init_state(
@@ -138,17 +142,21 @@ def step_keys(seed: int, step: jax.Array) -> tuple[tuple[jax.Array, jax.Array], 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective) -> Step:
   """Return a pure function (state, resident, batch) → state.
 
-  `resident` and `batch` are as in `hbf.data.pipeline.inputs`.
+  `resident` and `batch` are as in `hbf.data.pipeline.inputs`. If the objective has a teacher, `resident` is a
+  `WithTeacher`.
   """
+  task, distillation = objective.task, objective.distillation
 
-  def loss(params: Any, batch: ModelBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def loss(teacher: Any, params: Any, batch: ModelBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits = jnp.asarray(model.apply({'params': params}, batch.inputs, train=True, rngs={'dropout': key}))
-    return objective.task.loss(logits, batch.targets)
+    value, correct = task.loss(logits, batch.targets)
+    return distillation.loss(task, teacher, batch, logits, value) if distillation else value, correct
 
-  def train_step(state: TrainState, resident: Resident, batch: Batch) -> TrainState:
+  def train_step(state: TrainState, resident: Resident | WithTeacher, batch: Batch) -> TrainState:
+    data, teacher = resident if distillation else (resident, None)
     batch_keys, dropout_key = step_keys(objective.seed, state.step)
-    model_batch = objective.task.train_batch(batch_keys, resident, batch | {'step': state.step})
-    gradient = _accumulate(jax.value_and_grad(loss, has_aux=True), objective.accumulate)
+    model_batch = task.train_batch(batch_keys, data, batch | {'step': state.step})
+    gradient = _accumulate(jax.value_and_grad(functools.partial(loss, teacher), has_aux=True), objective.accumulate)
     (value, correct), grads = gradient(state.params, model_batch, dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     totals = Totals(

@@ -1,13 +1,12 @@
 """Tests of runs that start from weights of this package: of a run, a checkpoint, an export or a pretrained model."""
 
-import contextlib
 import io
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from toy_runs import ONE, QUIET, params_of
+from toy_runs import ONE, QUIET, params_of, save_untrained
 
 from configs import text
 from hbf.config.resolve import resolve
@@ -15,13 +14,10 @@ from hbf.data.datasets import from_arrays
 from hbf.data.images.arrays import ArrayData
 from hbf.errors import UserError
 from hbf.interop.positions import resize
-from hbf.models.build import abstract_params
 from hbf.models.edited import EditedClassifier
 from hbf.training import export, own_weights, pretrained
-from hbf.training.checkpoints import Checkpoints
 from hbf.training.experiment import make_plan
 from hbf.training.loop import train
-from hbf.training.workdir import claim
 
 LEARNED = {'model.positions': 'learned', 'model.pool': 'mean', 'data.validation': 0.0, 'train.epochs': 0.5}
 
@@ -112,16 +108,6 @@ def test_the_size_matters_only_to_weights_that_belong_to_tokens(toy, tmp_path):
     else:
       with pytest.raises(UserError, match=r'of a wrong shape: .*it does with --config.data.image_size=8$'):
         make_plan(again, dataset=larger)
-
-
-def save_untrained(config, folder):
-  """Write a run folder with zeros as the parameters of its only checkpoint."""
-  plan = make_plan(config)
-  folder.mkdir()
-  claim(folder, plan.config, plan.task.identity())
-  params = jax.tree.map(lambda shape: jax.numpy.zeros(shape.shape), abstract_params(plan.model, plan.task.shape))
-  with contextlib.closing(Checkpoints(folder / 'checkpoints')) as checkpoints:
-    checkpoints.save_params(1, params)
 
 
 def test_another_network_is_refused_with_the_flags_that_help(toy, trained):

@@ -1,5 +1,6 @@
 """What tests of runs share."""
 
+import contextlib
 import os
 import signal
 
@@ -7,8 +8,12 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from hbf.models.build import abstract_params
+from hbf.training.checkpoints import Checkpoints
+from hbf.training.experiment import make_plan
 from hbf.training.reporter import Reporter
 from hbf.training.restore import restore
+from hbf.training.workdir import claim
 from hbf.training.writers import read_metrics
 
 ONE = jax.devices()[:1]
@@ -36,6 +41,17 @@ def stop_at(patch, stop):
 def params_of(workdir, average=False):
   """Return the parameters of the newest checkpoint, or their average, on the host."""
   return jax.tree.map(np.asarray, restore(workdir, 'latest', ONE, average).params)
+
+
+def save_untrained(config, folder, scale=0.0, seed=0):
+  """Write a run folder with one checkpoint, of random parameters times `scale`."""
+  plan, random = make_plan(config), np.random.default_rng(seed)
+  folder.mkdir()
+  claim(folder, plan.config, plan.task.identity())
+  shapes = abstract_params(plan.model, plan.task.shape)
+  params = jax.tree.map(lambda shape: jax.numpy.asarray(scale * random.normal(size=shape.shape), shape.dtype), shapes)
+  with contextlib.closing(Checkpoints(folder / 'checkpoints')) as checkpoints:
+    checkpoints.save_params(1, params)
 
 
 def timeless(workdir):

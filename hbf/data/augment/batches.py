@@ -22,6 +22,23 @@ def normalize(images: jax.Array, mean: Sequence[float], std: Sequence[float]) ->
   return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
 
 
+def renormalize(
+  images: jax.Array, old: tuple[Sequence[float], Sequence[float]], new: tuple[Sequence[float], Sequence[float]]
+) -> jax.Array:
+  """Return normalized images [B, H, W, C] with another mean and standard deviation.
+
+  Args:
+    images: images that `normalize` has made with the mean and the deviation `old`.
+    old: mean and standard deviation of each channel, as in `normalize`.
+    new: the mean and the deviation that `normalize` would get for the result. If they equal `old`, the images are
+      returned as they are.
+  """
+  (mean, std), (new_mean, new_std) = (np.asarray(pair, np.float32) for pair in (old, new))
+  if np.array_equal(mean, new_mean) and np.array_equal(std, new_std):
+    return images
+  return images * (std / new_std) + (mean - new_mean) / new_std
+
+
 def augment(
   key: jax.Array,
   images: jax.Array,

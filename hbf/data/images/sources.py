@@ -101,6 +101,10 @@ class Subset:
     """Return the examples `indices`, int [n], of this subset; see `Batched`."""
     return read(self.source, self.indices[indices])
 
+  def read_labels(self) -> np.ndarray:
+    """Return the class of every example of this subset, int [n]; see `Labeled`."""
+    return labels(self.source)[self.indices]
+
   def check(self, indices: np.ndarray) -> None:
     """Check the examples `indices`, int [n], of this subset; see `Checkable`."""
     check(self.source, self.indices[indices])

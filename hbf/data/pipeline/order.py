@@ -72,6 +72,50 @@ class TrainOrder:
     return epoch + (offset + np.arange(self.batch_size, dtype=np.int32)) // self.examples
 
 
+# The permutations of the classes, which are many but small. `permutation` itself keeps two large ones.
+_class_permutation = functools.lru_cache(maxsize=4096)(permutation.__wrapped__)
+
+# Numbers of permutations, which differ from the epochs of `TrainOrder` and from one another.
+_BLOCKS, _CLASSES = 2**62, 2**63
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BalancedOrder:
+  """An endless stream in which all classes are equally frequent, cut into batches.
+
+  The stream consists of blocks. A block has one example of every class, in a shuffled order. From a class of n
+  examples, block b takes element b % n of permutation b // n of the class. So the examples of a class are equally
+  frequent too.
+
+  Attributes:
+    seed: seed of the permutations.
+    groups: numbers of the examples of each class, int32 [n] with n ≥ 1. Classes without examples are left out.
+    batch_size: number of examples in a step.
+  """
+
+  seed: int
+  groups: tuple[np.ndarray, ...]
+  batch_size: int
+
+  @classmethod
+  def from_labels(cls, seed: int, labels: np.ndarray, batch_size: int) -> 'BalancedOrder':
+    """Return the order of examples whose classes are `labels`, int [examples]."""
+    groups = (np.flatnonzero(labels == label).astype(np.int32) for label in np.unique(labels))
+    return cls(seed, tuple(groups), batch_size)
+
+  def __call__(self, step: int) -> np.ndarray:
+    """Return the numbers of the examples in step `step`, int32 [batch_size]."""
+    first = step * self.batch_size
+    found = (divmod(position, len(self.groups)) for position in range(first, first + self.batch_size))
+    return np.array([self._example(block, place) for block, place in found], np.int32)
+
+  def _example(self, block: int, place: int) -> int:
+    label = int(_class_permutation(self.seed, _BLOCKS + block, len(self.groups))[place])
+    group = self.groups[label]
+    epoch, offset = divmod(block, len(group))
+    return int(group[_class_permutation(self.seed, _CLASSES + (label << 32) + epoch, len(group))[offset]])
+
+
 @dataclasses.dataclass(frozen=True)
 class EvalOrder:
   """An order in which every example comes once, sorted by its index. The last batch is padded with −1.

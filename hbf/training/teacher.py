@@ -1,0 +1,161 @@
+"""The teacher of a run: --config.train.teacher=WEIGHTS."""
+
+import dataclasses
+import hashlib
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import Dataset
+from hbf.data.pipeline.inputs import Resident
+from hbf.data.text.texts import Texts
+from hbf.errors import UserError, warn
+from hbf.interop.table import shapes_of
+from hbf.models.build import abstract_params, flops_per_example
+from hbf.tasks.task import Task
+from hbf.training import own_weights
+from hbf.training.distillation import Distillation, WithTeacher
+from hbf.training.own_weights import Trained
+from hbf.training.sharding import check_tensor, state_sharding, with_sharding
+from hbf.training.workdir import read_json, write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+  """A trained network from whose answers a run learns.
+
+  Attributes:
+    source: the value of `train.teacher`.
+    network: the network with its parameters.
+    flops: the floating-point operations of its forward pass for one example.
+  """
+
+  source: str
+  network: Trained
+  flops: int
+
+  def distillation(self, config: ConfigDict) -> Distillation:
+    """Return its part in the loss of a run. The run's config has all measured values."""
+    train, data, network = config.train, config.data, self.network
+    loss = Distillation(network.model, train.teacher_weight, train.temperature)
+    if not network.mean:
+      return loss
+    return dataclasses.replace(loss, ours=(tuple(data.mean), tuple(data.std)), theirs=(network.mean, network.std))
+
+  def words(self, config: ConfigDict) -> str:
+    """Return the options of distillation in words."""
+    return f'with weight {config.train.teacher_weight:g} and temperature {config.train.temperature:g}'
+
+  def beside(self, data: Resident, mesh: Mesh) -> WithTeacher:
+    """Return the training data and the parameters in device memory, each sharded like a run's parameters.
+
+    Raises:
+      UserError: the mesh can't split the network.
+    """
+    self.check_mesh(mesh)
+    params = self.network.params
+    return WithTeacher(data, jax.device_put(params, state_sharding(mesh, params)))
+
+  def abstract(self, data: Resident, mesh: Mesh) -> WithTeacher:
+    """Return the shapes and shardings of what `beside` returns, for the shapes of the data."""
+    self.check_mesh(mesh)
+    shapes: Any = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), self.network.params)
+    return WithTeacher(data, with_sharding(shapes, mesh))
+
+  def check_mesh(self, mesh: Mesh) -> None:
+    """Raise UserError if the mesh axis `tensor` can't split the network."""
+    try:
+      check_tensor(self.network.config, mesh)
+    except UserError as error:
+      raise UserError(f'train.teacher={self.source}: {error}') from None
+
+  def claim(self, workdir: pathlib.Path) -> None:
+    """Write the checksum of the parameters into a run folder, as teacher.json. If it is there, compare it.
+
+    Raises:
+      UserError: the run began with other parameters.
+    """
+    leaves = jax.tree.leaves(self.network.params)
+    found = hashlib.sha256(
+      b''.join(hashlib.sha256(np.asarray(leaf).tobytes()).digest() for leaf in leaves)
+    ).hexdigest()
+    path = workdir / 'teacher.json'
+    stored = read_json(path, 'restore it from a copy', 'sha256')
+    if stored is None:
+      write_json(path, {'source': self.source, 'sha256': found})
+    elif stored['sha256'] != found:
+      raise UserError(
+        f'train.teacher={self.source} holds other weights than when the run in {workdir} began, such as those of a '
+        'later step: name the same weights, for example as RUN/checkpoints/STEP, or choose another --workdir'
+      )
+
+
+def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:
+  """Read the teacher that a config names. None: the run has none.
+
+  Raises:
+    UserError: there is a weight without a teacher. Or the teacher can't be read, or answers other questions than the
+      run: it has another task, other classes, another vocabulary, or takes examples of another size.
+  """
+  source, weight = config.train.teacher, config.train.teacher_weight
+  if weight and not source:
+    raise UserError(
+      f'train.teacher_weight is {weight:g} without a teacher: set train.teacher to a trained network, or '
+      'train.teacher_weight to 0'
+    )
+  if not weight:
+    if source:
+      warn(
+        f'train.teacher={source} has no effect, because train.teacher_weight is 0: set the weight, for example to 0.5'
+      )
+    return None
+  network = own_weights.find(source, 'train.teacher')
+  if network is None:
+    raise UserError(
+      f'train.teacher={source} is a file: expected a run folder, a checkpoint of a run (RUN/checkpoints/STEP), an '
+      'exported model or the name of a pretrained model'
+    )
+  if fault := _fault(network, config.task, task):
+    raise UserError(f'train.teacher={source} {fault}: name a network that was trained on such data')
+  return Teacher(source, network, flops_per_example(network.model, task.shape))
+
+
+def _fault(network: Trained, name: str, task: Task) -> str:
+  """Return the reason why a network can't teach a task, in words. '' if it can."""
+  theirs, ours = network.data, task.dataset
+  if network.task != name:
+    return f'was trained for task {network.task}, and the run has task {name}'
+  if isinstance(theirs, Dataset):
+    if theirs.image_shape != tuple(task.shape):
+      return f'takes images of {_size(theirs.image_shape)}, and those of {ours.name} have {_size(task.shape)}'
+    if not _same_classes(theirs.class_names, ours.class_names):
+      return f'has other classes ({_some(theirs.class_names)}) than {ours.name} ({_some(ours.class_names)})'
+    return ''
+  assert isinstance(ours, Texts)
+  if theirs.tokenizer.to_json() != ours.tokenizer.to_json():
+    found = [f'{texts.tokenizer.kind}, {texts.tokenizer.vocabulary}' for texts in (theirs, ours)]
+    return f'has another vocabulary ({found[0]}) than {ours.name} ({found[1]})'
+  length = task.shape[0]
+  fits = network.length >= length and shapes_of(abstract_params(network.model, task.shape)) == shapes_of(
+    network.params
+  )
+  return '' if fits else f'takes windows of {network.length} tokens, and data.length is {length}'
+
+
+def _same_classes(theirs: tuple[str, ...], ours: tuple[str, ...]) -> bool:
+  """Return True if the classes are the same. A data set without names numbers its classes from 0."""
+  numbers = tuple(map(str, range(len(ours))))
+  return theirs == ours or (len(theirs) == len(ours) and numbers in (theirs, ours))
+
+
+def _size(shape: tuple[int, ...]) -> str:
+  return '×'.join(map(str, shape))
+
+
+def _some(names: tuple[str, ...]) -> str:
+  shown = ', '.join(names[:3])
+  return f'{len(names)}: {shown}, …' if len(names) > 3 else f'{len(names)}: {shown}'
