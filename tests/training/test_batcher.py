@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import struct
 import tarfile
 import time
@@ -50,7 +51,7 @@ def ask(batcher, numbers):
 def test_sizes_are_few_and_waste_less_than_three_quarters(most):
   sizes = fixed_sizes(most)
   assert (sizes[0], sizes[-1]) == (1, most) and list(sizes) == sorted(set(sizes))
-  assert all(after <= 4 * before for before, after in zip(sizes, sizes[1:], strict=False))
+  assert all(after <= 4 * before for before, after in itertools.pairwise(sizes))
 
 
 def test_each_image_gets_its_own_logits_in_batches_of_fixed_sizes():
