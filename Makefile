@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train docs test test-docs test-loggers test-slow chaos compile scaling clean
+.PHONY: setup train docs test test-docs test-loggers test-serve test-slow chaos compile scaling clean
 
 setup: $(VENV)/installed
 
@@ -31,6 +31,10 @@ CHECKED_PAGES := site/index.html site/gallery.html site/reference/api.html
 # The tests of the loggers with their real packages, which `test` skips.
 test-loggers: .venv-loggers/installed
 	.venv-loggers/bin/python -m pytest tests/training/test_loggers.py
+
+# The tests of the web server with its real packages, which `test` skips.
+test-serve: .venv-serve/installed
+	.venv-serve/bin/python -m pytest tests/training/test_serve.py
 
 # What `test` leaves out of the documentation: the site is built, notebooks run, and Chromium checks pages.
 test-docs: docs .venv-notebooks/installed
@@ -63,4 +67,4 @@ scaling: .venv-tpu/installed .venv-gpu/installed
 	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers site runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers .venv-serve site runs

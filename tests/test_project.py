@@ -25,6 +25,7 @@ LAYERS = {
   'training': {'config', 'tasks', 'interop', 'evaluation', 'models', 'nn', 'ops', 'data'},
   'editing': {'training', 'tasks', 'evaluation', 'models', 'data'},
   'analysis': {'comparison', 'editing', 'config', 'training', 'tasks', 'evaluation', 'models', 'nn', 'ops', 'data'},
+  'serving': {'analysis', 'training'},
   'hardware': {'training', 'tasks', 'evaluation', 'models', 'data'},
   'comparison': {'training', 'tasks', 'evaluation', 'models', 'nn', 'cli'},
 }

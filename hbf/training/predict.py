@@ -120,15 +120,18 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
         if isinstance(image, UserError):
           yield Answer(path, error=' '.join(str(image).split()))
         else:
-          yield Answer(path, tuple(_likeliest(classifier.classes, scores, top)))
+          yield Answer(path, tuple(likeliest(classifier.classes, scores, top)))
 
 
-def read_image(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
-  """Return the image of a file as uint8 [H, W, C] of this shape. If it can't be read, return the error instead."""
+def read_image(path: str, shape: Sequence[int], content: bytes | None = None) -> np.ndarray | UserError:
+  """Return the image in a file, as uint8 [H, W, C] of this shape. If it can't be read, return the error instead.
+
+  If `content` is given, it is read in place of the file, and `path` only names it in errors.
+  """
   height, width, channels = shape
   try:
     # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.
-    image = decode_file(path, channels=channels, size=height if height == width else None)
+    image = decode_file(path, channels=channels, size=height if height == width else None, content=content)
   except UserError as error:
     return error
   if image.shape != tuple(shape):
@@ -137,7 +140,8 @@ def read_image(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
   return image
 
 
-def _likeliest(classes: Sequence[str], logits: np.ndarray, top: int) -> Iterator[tuple[str, float]]:
+def likeliest(classes: Sequence[str], logits: np.ndarray, top: int) -> Iterator[tuple[str, float]]:
+  """Yield the likeliest classes of an image with their probabilities. `logits` are its float64 logits [classes]."""
   weights = np.exp(logits - logits.max())
   for label in np.argsort(-logits, kind='stable')[:top]:
     yield classes[label], float(weights[label] / weights.sum())

@@ -136,13 +136,15 @@ class _Span(NamedTuple):
     return cls(first, last, start - first, stop - first)
 
 
-def decode_file(path: str, *, channels: int, size: int | None) -> np.ndarray:
-  """Decode a user's own image file and rotate the image as EXIF says; see `decode` for the arguments.
+def decode_file(path: str, *, channels: int, size: int | None, content: bytes | None = None) -> np.ndarray:
+  """Decode a user's own image file and rotate the image as EXIF says; see `decode` for the other arguments.
+
+  If `content` is given, it is decoded in place of the file, and `path` only names it in errors.
 
   Raises:
     UserError: the file is not an image in one of the `FORMATS`, is damaged, or has more than `MOST_PIXELS`.
   """
-  with _open(path) as image:
+  with _open(path, content) as image:
     ImageOps.exif_transpose(image, in_place=True)
     return _to_array(image, channels, size)
 
@@ -168,10 +170,18 @@ def _ends_with(path: str, end: bytes) -> bool:
     return file.read() == end
 
 
+class _Content(io.BytesIO):
+  """An image in memory, which Pillow's errors call 'content'."""
+
+  def __repr__(self) -> str:
+    return "'content'"
+
+
 @contextlib.contextmanager
-def _open(path: str) -> Iterator[Image.Image]:
+def _open(path: str, content: bytes | None = None) -> Iterator[Image.Image]:
   """Open a user's own image for a `with` statement. Errors in the statement become those of `decode_file`."""
-  with _explain_errors(path), Image.open(path, formats=FORMATS) as image:
+  file = path if content is None else _Content(content)
+  with _explain_errors(path), Image.open(file, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
     yield image

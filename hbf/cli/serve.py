@@ -1,0 +1,91 @@
+"""Answer images over HTTP with the model of a run or an exported model.
+
+hbf serve --workdir=runs/flowers --port=8000
+"""
+
+import importlib.util
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from hbf import cli
+from hbf.errors import UserError
+
+WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run.')
+MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead of a run.')
+HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on. 0.0.0.0: all networks of this machine.')
+PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on. 0: any free port.', lower_bound=0, upper_bound=65535)
+BATCH = flags.DEFINE_integer('batch', 32, 'The largest number of images in a batch.', lower_bound=1)
+DEADLINE = flags.DEFINE_float(
+  'deadline', 5.0, 'The longest time that an image waits for others, in ms.', lower_bound=0.0
+)
+QUEUE = flags.DEFINE_integer('queue', 128, 'The largest number of images in the server.', lower_bound=1)
+LIMIT_BYTES = flags.DEFINE_integer('limit_bytes', 10_000_000, 'The largest image file, in bytes.', lower_bound=1)
+TIMEOUT = flags.DEFINE_float(
+  'timeout', 10.0, 'The longest time to send an image, and to answer it, in seconds.', lower_bound=0.001
+)
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
+PATCHES = flags.DEFINE_boolean(
+  'patches', False, 'Show the training patches nearest to the centers that vote for an answer.'
+)
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'For --patches: where prepared TFDS data lie, if they have moved.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'For --patches: the image folder of the training, if it has moved.')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Load the model, listen and answer until a signal."""
+  del argv
+  if bool(WORKDIR.value) == bool(MODEL.value):
+    raise UserError('give either the --workdir of a run or the --model of an exported folder')
+  if MODEL.value and (CHECKPOINT.value != 'latest' or AVERAGE.value or EDITS.value or PATCHES.value):
+    raise UserError('--checkpoint, --average, --edits and --patches need the --workdir of a run, not --model')
+  if PATCHES.value and EDITS.value:
+    raise UserError('--patches explains the network without edits: leave out --edits or --patches')
+  for package in ('starlette', 'uvicorn'):
+    if importlib.util.find_spec(package) is None:
+      raise UserError(f"hbf serve needs the package {package}: install it by pip install 'hbf[serve]'")
+  from hbf.serving import application, server
+  from hbf.serving.batcher import Batcher
+  from hbf.training.machine import keep_compiled_programs
+
+  keep_compiled_programs()
+  bound = server.listen(HOST.value, PORT.value)
+  classifier, about = _classifier()
+  batcher = Batcher(classifier.logits, classifier.image_shape, BATCH.value, DEADLINE.value / 1000, QUEUE.value)
+  batcher.compile()
+  limits = application.Limits(LIMIT_BYTES.value, TIMEOUT.value)
+  service = application.Service(classifier, about, batcher, limits, _explain() if PATCHES.value else None)
+  server.run(service.application(), bound, TIMEOUT.value)
+  return 0
+
+
+def _classifier() -> tuple[Any, dict[str, Any]]:
+  """Return the classifier, and facts about it for the page."""
+  from hbf.training import export, predict
+  from hbf.training.edits_file import warn_of_edits
+
+  if MODEL.value:
+    folder = pathlib.Path(MODEL.value).expanduser()
+    classifier, about = predict.of_export(folder), export.read_about(folder)
+  else:
+    workdir = pathlib.Path(WORKDIR.value).expanduser()
+    model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
+    warn_of_edits(workdir, EDITS.value)
+    classifier, about = predict.of_trained(model), dict(model.about)
+  return classifier, {'dataset': about['dataset'], 'step': about['step'], 'classes': len(about['classes'])}
+
+
+def _explain() -> Any:
+  """Return the function that finds training patches."""
+  from hbf.serving.patches import nearest_patches
+
+  moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
+  return nearest_patches(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value, **moved)
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,143 @@
+"""Batches of images that arrive one by one. Each image gets its logits back."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
+
+import jax
+import numpy as np
+
+GROWTH = 4  # each fixed size of a batch is at most this many times the size before it
+
+
+class OverloadedError(Exception):
+  """The server has as many images as it may hold."""
+
+
+def fixed_sizes(most: int) -> tuple[int, ...]:
+  """Return the sizes to which batches are padded: 1, 4, 16, … and `most`. So few programs serve all batches."""
+  sizes = [1]
+  while sizes[-1] * GROWTH < most:
+    sizes.append(sizes[-1] * GROWTH)
+  return (*sizes, most) if most > 1 else (1,)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waiting:
+  image: np.ndarray
+  since: float  # the loop's clock, in seconds
+  logits: asyncio.Future[np.ndarray]
+
+
+class Batcher:
+  """A queue of images with a bound, and a task that computes the logits of batches in one thread.
+
+  A batch is computed as soon as it is full, or when its first image has waited for the deadline. While a batch is
+  computed, the next images wait, so batches grow with the load. A batch is padded to one of a few fixed sizes.
+  After
+  `compile`, nothing is compiled any more.
+  """
+
+  def __init__(
+    self,
+    logits: Callable[[np.ndarray], jax.Array | np.ndarray],
+    image_shape: Sequence[int],
+    batch: int = 32,
+    deadline: float = 0.005,
+    queue: int = 128,
+  ):
+    """Make the batcher.
+
+    Args:
+      logits: a function uint8 [B, H, W, C] → float32 [B, classes].
+      image_shape: the height, width and channels of the images.
+      batch: the largest number of images in a batch.
+      deadline: the longest time that the first image of a batch waits for other images, in seconds.
+      queue: the largest number of images in the server, from the first byte of an image to its answer.
+    """
+    self._compute, self._shape = logits, tuple(image_shape)
+    self._batch, self._deadline, self._most = batch, deadline, queue
+    self._sizes = fixed_sizes(batch)
+    self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+    self._thread = futures.ThreadPoolExecutor(1, 'compute')
+    self.inside = 0  # images in the server
+    self.batches = 0  # batches computed
+
+  def compile(self) -> None:
+    """Compile the programs of all sizes."""
+    for size in self._sizes:
+      self._logits([np.zeros(self._shape, np.uint8)] * size)
+
+  @contextlib.asynccontextmanager
+  async def open(self) -> AsyncIterator[None]:
+    """Compute batches inside the context."""
+    task = asyncio.create_task(self._run())
+    try:
+      yield
+    finally:
+      task.cancel()
+      await asyncio.gather(task, return_exceptions=True)
+      self._thread.shutdown()
+
+  @contextlib.contextmanager
+  def admitted(self) -> Iterator[None]:
+    """Hold a place for an image inside the context.
+
+    Raises:
+      OverloadedError: no place is free.
+    """
+    if self.inside >= self._most:
+      raise OverloadedError(f'{self.inside} images are waiting, the most that this server takes: try again later')
+    self.inside += 1
+    try:
+      yield
+    finally:
+      self.inside -= 1
+
+  async def logits(self, image: np.ndarray) -> np.ndarray:
+    """Return the float64 logits of an image, uint8 [H, W, C], after its batch is computed."""
+    loop = asyncio.get_running_loop()
+    waiting = _Waiting(image, loop.time(), loop.create_future())
+    self._queue.put_nowait(waiting)
+    return await waiting.logits
+
+  async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in the thread that computes the batches, so that the two do not compete for cores."""
+    return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+  async def _run(self) -> None:
+    while True:
+      batch = [one for one in await self._take() if not one.logits.done()]  # done: nobody waits for it any more
+      if not batch:
+        continue
+      self.batches += 1
+      try:
+        found = await self.in_thread(self._logits, [one.image for one in batch])
+      except Exception as error:  # such as a lack of memory; the requests get it, and the server goes on
+        for one in batch:
+          if not one.logits.done():
+            one.logits.set_exception(error)
+        continue
+      for one, logits in zip(batch, found, strict=False):
+        if not one.logits.done():
+          one.logits.set_result(logits)
+
+  async def _take(self) -> list[_Waiting]:
+    """Return the images of the next batch, at least one."""
+    batch = [await self._queue.get()]
+    until = batch[0].since + self._deadline
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout_at(until):  # images that came while the last batch was computed are taken at once
+        while len(batch) < self._batch:
+          batch.append(await self._queue.get())
+    return batch
+
+  def _logits(self, images: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the logits of the images, padded to a fixed size, float64 [size, classes]."""
+    size = next(size for size in self._sizes if size >= len(images))
+    padded = np.zeros((size, *self._shape), np.uint8)
+    padded[: len(images)] = images
+    return np.asarray(self._compute(padded), np.float64)

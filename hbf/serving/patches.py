@@ -1,0 +1,69 @@
+"""Training patches nearest to the centers that vote for an answer, for the page of `hbf serve`."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hbf.analysis.capture import capture
+from hbf.analysis.centers import census
+from hbf.analysis.relevance import votes
+from hbf.analysis.report.drawing import png
+from hbf.analysis.report.sections.centers import TRAINING, marked, patches
+from hbf.analysis.report.sections.relevance import VOTERS
+from hbf.analysis.trained_run import TrainedRun
+from hbf.errors import UserError
+
+
+def nearest_patches(
+  workdir: pathlib.Path, checkpoint: str, average: bool, **moved: str
+) -> Callable[[np.ndarray], list[dict[str, Any]]]:
+  """Return a function that finds the centers with the strongest votes for the answer to an image.
+
+  The function takes an image, uint8 [H, W, C]. For each center it returns a dictionary: answer (the name of the
+  class), center (its number), vote (its contribution to the logit of the answer), patch (the patch of the image
+  through which it votes most) and nearest (the training patches nearest to the center). Both pictures are data URLs.
+  At most `TRAINING` training images are searched, once and for all.
+
+  Args:
+    workdir: folder of a run on images.
+    checkpoint: 'latest', 'best' or a step.
+    average: True to take the moving average of the parameters.
+    **moved: `dir` and `root`, if the training data have moved, as in `hbf.training.evaluate.evaluate_workdir`.
+
+  Raises:
+    UserError: the training data are missing, or the last block has no centers.
+  """
+  run = TrainedRun.of(workdir, checkpoint, average=average, **moved)
+  training = run.read('train', TRAINING)
+  block = f'block{run.model.trunk.depth - 1}'
+  found = census(run, training.images).get(block)
+  if found is None:
+    raise UserError(f'{workdir} holds a network whose last block has no centers: leave out --patches')
+
+  one = _OneByOne(workdir, run.restored, average)
+
+  def explain(image: np.ndarray) -> list[dict[str, Any]]:
+    answer = np.asarray(capture(run.model, run.params, run.normalized(image[None])).logits).argmax(axis=1)
+    cast = votes(one, image[None], answer)[0]  # [N, U]
+    sums = cast.sum(axis=0)
+    return [
+      {
+        'answer': run.classes[int(answer[0])],
+        'center': int(center),
+        'vote': float(sums[center]),
+        'patch': png(marked(run, image, int(cast[:, center].argmax()))),
+        'nearest': png(patches(run, training, found, int(center))),
+      }
+      for center in np.argsort(-sums, kind='stable')[:VOTERS]
+    ]
+
+  explain(training.images[0])  # compiles its programs
+  return explain
+
+
+class _OneByOne(TrainedRun):
+  """A run whose network computes one image at a time, so that a single image is not padded to a batch."""
+
+  _batch = 1
