@@ -12,7 +12,6 @@ from hbf.editing.guard import metric_of
 from hbf.editing.places import Passages, Places, points_of_copies, read, spaced_windows
 from hbf.errors import UserError
 from hbf.models.edited import LAST
-from hbf.models.generation import Sampling, generate
 from hbf.models.language import LanguageModel
 from hbf.training.edits import Edits
 from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
@@ -94,11 +93,12 @@ class TextEditor(Editor):
     self.edits = edits
 
   def _continued(self, tokens: np.ndarray, count: int) -> str:
-    """Return the likeliest continuation of a prompt with the edits made so far."""
-    model, params = self.edits.applied(self.model, self.params)
-    assert isinstance(model, LanguageModel)
-    (written,) = generate(model, {'params': params}, [tokens.tolist()], count, Sampling(temperature=0))
-    return self.tokenizer.decode(written.tolist()).decode(errors='replace')
+    """Return the likeliest continuation of a prompt by `count` tokens, with the edits made so far."""
+    text = tokens
+    for _ in range(count):
+      end = Places.of([(text, text[:1])], self.model.length)
+      text = np.append(text, edited_answers(read(self.model, self.params, end)[LAST], self.edits))
+    return self.tokenizer.decode(text[len(tokens) :].tolist()).decode(errors='replace')
 
 
 def passages_of(text: np.ndarray, tokenizer: Tokenizer, length: int, seed: int = 0) -> Passages:

@@ -12,13 +12,13 @@ import pytest
 import hbf
 from hbf.analysis import text_edit_study, text_facts
 from hbf.analysis.report.text_edit_report import draw, table
-from hbf.analysis.text_edit_study import TEXT_METHODS, Edits, TextFineTuning
+from hbf.analysis.text_edit_study import TEXT_METHODS, Edits, TextFineTuning, TextTrial
 from hbf.analysis.text_facts import make_facts
 from hbf.analysis.texts import TextRun
 from hbf.config.resolve import resolve
 from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import learn_tokenizer
-from hbf.editing import places
+from hbf.editing import places, text
 from hbf.editing.places import LAYERS, Passages, Places, read
 from hbf.errors import UserError
 from hbf.models.edited import LAST, MIDDLE
@@ -121,6 +121,21 @@ def test_a_fact_is_written_after_its_prompt(name, split, bases):
   if name.startswith('lookup'):
     assert found['changed'] == found['controls'] == found['reworded'] == 0
     assert found['copies'] == (100 if name == 'lookup of the prompt' else 0)
+
+
+def test_the_study_and_the_command_make_the_same_edits(run, bases, split):
+  """The command's logits are those of the study's ball in the metric of copies, at every place of the first fact."""
+  wanted = TEXT_METHODS['HyperBF ball, metric of copies']
+  study = Edits(wanted, TextTrial(LAST, 1.0, 4.0), bases, split).logits(range(1))
+  train = run.task.splits(0.3)['train'].tokens
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(text, 'GUARDED', 512)
+    editor = text.TextEditor(run.model, run.params, run.tokenizer, train, None, (0, False))
+  editor.edit(FACTS[0].prompt, FACTS[0].answer, 1.0, 4.0)
+  for name in ('prompt', 'copies', 'controls', 'text'):
+    seen = split.seen[name][LAST].at(split.rows(name, range(1)))
+    found = seen.logits + editor.edits.changes(seen.points)
+    np.testing.assert_allclose(found, study[name], rtol=1e-3, atol=5e-3)
 
 
 def test_without_edits_nothing_changes(run, split):

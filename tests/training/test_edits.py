@@ -1,6 +1,7 @@
 """Edits of a trained classifier: they do what they say, leave the rest alone, and can be taken back."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -11,6 +12,7 @@ from PIL import Image
 import hbf
 from hbf.editing.edit import edit_files, guarded_images
 from hbf.editing.guard import Reader, copies, distance_to_others, measure_metric, moves
+from hbf.editing.text import edit_text
 from hbf.errors import UserError
 from hbf.models.edited import EDITS, EditedClassifier, Observed
 from hbf.training.edits import Edit, Edits
@@ -187,6 +189,27 @@ def test_edits_of_files(folder, images, wanted, tmp_path):
   assert not (folder / FILE).exists()
   with pytest.raises(UserError, match='there is nothing to undo'):
     undo(folder, 0)
+
+
+def test_an_image_run_has_no_prompt_to_edit(folder):
+  with pytest.raises(UserError, match='holds a run of task classification: give images with their --label'):
+    edit_text(folder, 'The ', 'cat')
+  assert not (folder / FILE).exists()
+
+
+def test_a_file_of_before_edits_of_texts_is_read(folder, edited):
+  write_edits(folder, edited.edits)
+  with np.load(folder / FILE) as stored:
+    arrays = dict(stored)
+  about = json.loads(str(arrays.pop('about')))
+  for edit in about['edits']:
+    del edit['centers']
+  np.savez(folder / FILE, about=np.array(json.dumps(about)), **arrays)
+  found = read_edits(folder)
+  np.testing.assert_array_equal(found.params['coefficients'], edited.edits.params['coefficients'])
+  np.savez(folder / FILE, about=np.array(json.dumps(about)), **arrays | {'radius': arrays['radius'][1:]})
+  with pytest.raises(UserError, match='other numbers of centers'):
+    read_edits(folder)
 
 
 def test_the_metric_draws_copies_together(run, images):
