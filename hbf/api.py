@@ -18,10 +18,14 @@ from hbf.config import datasets as configs
 from hbf.data.augment.batches import normalize
 from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
-from hbf.editing.edit import MARGIN, REACH, Editor, guarded_images, no_edits
+from hbf.editing import edit as image_edits
+from hbf.editing import text as text_edits
+from hbf.editing.edit import ImageEditor, guarded_images, no_edits
+from hbf.editing.editor import REACH
 from hbf.editing.guard import Reader
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
+from hbf.models.language import LanguageModel
 from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
 from hbf.training.edits import Edits, unedited
@@ -194,47 +198,67 @@ def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
 
 def edit(
   run: 'Run',
-  images: Any,
-  labels: Sequence[str | int],
+  examples: Any,
+  answers: Sequence[str | int],
   *,
   among: Any = None,
   reach: float = REACH,
-  margin: float = MARGIN,
+  margin: float | None = None,
 ) -> 'Run':
-  """Correct a classifier's answers for images. Each image gets one center; nothing is trained.
+  """Correct a model's answers for single examples by centers. Nothing is trained.
 
-  The point of an image is the mean of its tokens after the first half of the blocks. The center of an edit is the
-  point of the corrected image. The edit changes the logits of all images whose points lie in a ball around this
-  center, such as crops of the corrected image. `hbf.editing.edit.Editor` describes the computation, and
+  An example is an image, or a prompt for a run of task next_token. The edit of an image has one center, and the edit
+  of a prompt has one for each token of the answer. A center changes the logits of all examples whose points lie in a
+  ball around it, such as crops of the corrected image. `hbf.editing.editor.Editor` describes the computation, and
   docs/how-to/edit.md has examples. Nothing is written to disk until you call `Run.save_edits`.
 
   Args:
-    run: a run of task classification. It is not changed.
-    images: images [N, H, W, C] of the run's height, width and channels, as uint8 or as floats from 0 to 1.
-    labels: name or index of the right class of each image, [N].
-    among: images whose answers should not change, in the same form as `images`. None: up to 20,000 training images.
-      To read them takes a minute or less on a CPU, in each call of this function.
-    reach: radius of an edit's ball, divided by a distance: from its center to the nearest image of `among` whose
-      answer is not the label. With a reach of at most 1, the ball contains no such image.
-    margin: difference between the label's logit and the largest other logit of the image, after the edit.
+    run: a run of task classification or next_token. It is not changed.
+    examples: images [N, H, W, C] of the run's height, width and channels: uint8, or floats from 0 to 1. Or N prompts,
+      for a run of task next_token.
+    answers: name or index of the right class of each image, [N]. Or the text that should follow each prompt.
+    among: images whose answers should not change, in the same form as `examples`. None: up to 20,000 training images.
+      To read them takes a minute or less on a CPU, in each call of this function. Prompts need None. Their guarded
+      examples are places of the training text.
+    reach: radius of an edit's ball, divided by a distance: from its center to the nearest image of `among` (or place
+      of the text) whose answer is another one. With a reach of at most 1, the ball contains no such image.
+    margin: difference between the new answer's logit and the largest other logit, after the edit. None: 16 for
+      images, 4 for prompts.
 
   Returns:
     The edited run. An image gets no edit if the edit of an earlier image already corrects it. The method `undo`
     removes the last edit.
 
   Raises:
-    ValueError: an image has another shape, a class is unknown, or the classifier already answers this class. Or an
-      earlier edit gives the same image another class.
+    ValueError: an image has another shape, a class is unknown, a prompt is empty or too long, or the model already
+      gives this answer. Or an earlier edit is of the same example. Or a language model has no centers.
   """
-  checked = run._checked(images)
-  if isinstance(labels, str) or len(labels) != len(checked):
-    raise UserError(f'labels has {len(labels)} entries for {len(checked)} images: expected one for each image')
+  count = len(answers)
+  if run.config.task == 'next_token':
+    if isinstance(examples, str) or isinstance(answers, str) or len(examples) != count or among is not None:
+      raise UserError('expected a list of prompts, a list of as many answers, and no images')
+    return _edit_texts(run, examples, answers, reach, text_edits.MARGIN if margin is None else margin)
+  checked = run._checked(examples)
+  if isinstance(answers, str) or count != len(checked):
+    raise UserError(f'answers has {count} entries for {len(checked)} images: expected one for each image')
   kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among)
   model, params = unedited(run.model, run.params)
   reader = Reader.of(model, params, run.task)
   edits = no_edits(reader, run.config, run.step, run.average, kept) if run.edits is None else run.edits
-  editor = Editor(reader, run.classes, kept, edits)
-  editor.edit(checked, labels, [f'image {number}' for number in range(len(checked))], reach, margin)
+  editor = ImageEditor(reader, run.classes, kept, edits)
+  sources = [f'image {number}' for number in range(count)]
+  editor.edit(checked, answers, sources, reach, image_edits.MARGIN if margin is None else margin)
+  return run.with_edits(editor.edits)
+
+
+def _edit_texts(run: 'Run', prompts: Sequence[str], answers: Sequence[Any], reach: float, margin: float) -> 'Run':
+  """Return a run of task next_token with an edit for each prompt. See `edit`."""
+  model, params = unedited(run.model, run.params)
+  assert isinstance(model, LanguageModel)
+  text, about = text_edits.training_text(run.workdir, run.config), (run.step, run.average)
+  editor = text_edits.TextEditor(model, params, run.task.dataset.tokenizer, text, run.edits, about)
+  for prompt, answer in zip(prompts, answers, strict=True):
+    editor.edit(prompt, answer, reach, margin)
   return run.with_edits(editor.edits)
 
 

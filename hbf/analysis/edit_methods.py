@@ -11,7 +11,7 @@ change of the logits. The response R_a(x) is 1 if x is the example of edit a. Me
     lookup       1 for exactly this example, 0 for all others
 
 The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`). The
-point of a context is its last token in a layer (`hbf.analysis.text_facts`).
+point of a context is its last token in a layer (`hbf.editing.places`).
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hbf.editing.editor import leading
 from hbf.models.edited import Observed
 
 REPLACED = 1e4  # a change of the logits that replaces any answer
@@ -185,11 +186,10 @@ class Method:
 
     In a row, all entries but the label's are 0.
     """
-    wanted, rows = np.zeros_like(edited.logits), np.arange(len(labels))
-    others = edited.logits.copy()
-    others[rows, labels] = -np.inf
-    lead = REPLACED if self.replaces else others.max(axis=1) - edited.logits[rows, labels] + margin
-    wanted[rows, labels] = lead
+    if not self.replaces:
+      return leading(edited.logits, labels, margin)
+    wanted = np.zeros_like(edited.logits)
+    wanted[np.arange(len(labels)), labels] = REPLACED
     return wanted
 
 

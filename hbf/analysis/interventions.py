@@ -61,7 +61,9 @@ class Effect(NamedTuple):
     return self.loss.text(3), self.accuracy.text(1), self.answers.text(1)
 
 
-def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarray) -> Effect:
+def effect(
+  run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarray, model: nn.Module | None = None
+) -> Effect:
   """Measure the effect of an intervention on some images.
 
   Args:
@@ -69,8 +71,9 @@ def effect(run: TrainedRun, params: Params, images: np.ndarray, labels: np.ndarr
     params: the parameters after an intervention.
     images: uint8 [n, height, width, channels].
     labels: the true classes [n].
+    model: the network after the intervention, if it has other units (`hbf.analysis.unit_params.add`).
   """
-  return compare(run.logits(images), run.logits(images, params), labels)
+  return compare(run.logits(images), run.with_params(params, model).logits(images), labels)
 
 
 def compare(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> Effect:

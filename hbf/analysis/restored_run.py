@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from typing import Any, Self
 
+import flax.linen as nn
 import jax
 
 from hbf.training.machine import quiet
@@ -54,3 +55,8 @@ class RestoredRun:
   def params(self) -> Any:
     """Parameters of the network."""
     return self.restored.params
+
+  def with_params(self, params: Any, model: nn.Module | None = None) -> Self:
+    """Return the run with other parameters. `model` is their network if it is not the run's."""
+    model = self.restored.model if model is None else model
+    return dataclasses.replace(self, restored=dataclasses.replace(self.restored, params=params, model=model))

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hbf.analysis.edit_methods import METHODS, Base, Method, Respond
-from hbf.analysis.text_facts import CONTEXT, LAST, LAYERS
-from hbf.models.edited import Observed
+from hbf.analysis.text_facts import CONTEXT
+from hbf.editing.places import LAYERS
+from hbf.models.edited import LAST, Observed
 
 
 class TextTrial(NamedTuple):

@@ -23,25 +23,15 @@ from hbf.analysis.edit_study import FINE_TUNING, descend
 from hbf.analysis.report.text_edit_report import draw, table
 from hbf.analysis.study import Record, Study
 from hbf.analysis.text_edit_methods import TEXT_METHODS, TextMethod, TextTrial
-from hbf.analysis.text_facts import (
-  CONTEXT,
-  LAST,
-  LAYERS,
-  TEMPLATES,
-  Fact,
-  Passages,
-  Places,
-  contexts,
-  make_facts,
-  points_of_copies,
-  read,
-)
-from hbf.analysis.texts import BATCH, TextRun, nll
-from hbf.editing.edit import GUARDED
+from hbf.analysis.text_facts import CONTEXT, TEMPLATES, Fact, contexts, make_facts
+from hbf.analysis.texts import TextRun, nll
+from hbf.editing import text
+from hbf.editing.editor import GUARDED
 from hbf.editing.guard import metric_of
+from hbf.editing.places import BATCH, LAYERS, Passages, Places, points_of_copies, read
 from hbf.errors import UserError, in_one_line
 from hbf.evaluation.batches import in_batches
-from hbf.models.edited import Observed
+from hbf.models.edited import LAST, Observed
 from hbf.models.generation import Sampling, generate
 from hbf.training.experiment import make_splits
 
@@ -116,14 +106,14 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
 
 def observed(run: TextRun, places: Places) -> dict[str, Observed]:
   """Return the model's arrays at some places, by layer. The points of layer `CONTEXT` are the contexts themselves."""
-  seen = read(run, places)
+  seen = read(run.model, run.params, places)
   return seen | {CONTEXT: seen[LAST]._replace(points=contexts(places))}
 
 
 def passages_of(run: TextRun, split: str, seed: int) -> Passages:
   """Return random passages of a split."""
-  text = make_splits(run.task, run.restored.config.data.validation)[split].tokens
-  return Passages(text, int(run.tokenizer.encode(b'\n')[0]), seed)
+  tokens = make_splits(run.task, run.restored.config.data.validation)[split].tokens
+  return text.passages_of(tokens, run.tokenizer, run.task.length, seed)
 
 
 class Bases(NamedTuple):
@@ -144,7 +134,7 @@ class Bases(NamedTuple):
 
 def open_bases(run: TextRun, seed: int = 0) -> Bases:
   """Read the guarded places, and measure the metric of copies."""
-  copies = points_of_copies(run, passages_of(run, 'train', seed))
+  copies = points_of_copies(run.model, run.params, passages_of(run, 'train', seed))
   metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
   guard = observed(run, Places.everywhere(run.windows('train', GUARDED // run.task.length)))
   encoded = [run.tokenizer.encode(fact.prompt.encode()) for fact in make_facts(NAMED, 0, seed=3)]
@@ -357,7 +347,9 @@ class TextFineTuning:
 def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
   """Measure all methods on a run. Return a row for the model without edits, then a row for each method.
 
-  A row has the method's trials, the indices of its best trials, and its scores for single facts and for many facts.
+  A row has the method's trials, and the indices of its best trials for single facts and for many facts. 'alone' has
+  the scores for single facts, and 'many' has those for many facts, each with its best trial. 'alone_of_many' has the
+  scores for single facts with the best trial for many facts.
 
   Args:
     workdir: folder of a run of task next_token with a validation split.
@@ -383,8 +375,10 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
     trials = tried(wanted, bases, held_out, IN_TRIALS)
     one, last = best(trials, CHANGED), best([trial['many'][0] for trial in trials], CHANGED_BY_MANY)
     row: dict[str, Any] = {'method': name, 'trials': trials, 'best': one, 'best_of_many': last}
-    row['alone'] = alone(Edits(wanted, wanted.trials[one], bases, test), count)
-    row['many'] = many(Edits(wanted, wanted.trials[last], bases, test), counts)
+    edits = Edits(wanted, wanted.trials[last], bases, test)
+    row['alone_of_many'], row['many'] = alone(edits, count), many(edits, counts)
+    same = one == last
+    row['alone'] = row['alone_of_many'] if same else alone(Edits(wanted, wanted.trials[one], bases, test), count)
     rows.append(about | row)
     logging.info('%s, %s: %s, %s', workdir, name, row['alone'], row['many'][-1])
   rows.append(about | _fine_tuning(run, held_out, test, counts))

@@ -19,8 +19,8 @@ from hbf.analysis.capture import by_token
 from hbf.analysis.interventions import Mean
 from hbf.analysis.restored_run import RestoredRun
 from hbf.analysis.unit_params import coefficients, silence
-from hbf.data.pipeline.order import evenly_spaced
 from hbf.data.text.tokenizers import Tokenizer
+from hbf.editing.places import BATCH, spaced_windows
 from hbf.errors import UserError
 from hbf.evaluation.batches import in_batches
 from hbf.models.build import unrolled
@@ -29,8 +29,6 @@ from hbf.nn.block import Block
 from hbf.tasks.language import NextToken
 from hbf.training.experiment import make_splits
 from hbf.training.workdir import load_config
-
-BATCH = 16  # windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +66,8 @@ class TextRun(RestoredRun):
     Raises:
       UserError: the split is shorter than one window.
     """
-    text, length = make_splits(self.task, self.restored.config.data.validation)[split].tokens, self.task.length
-    whole = (len(text) - 1) // length
-    if whole < 1:
-      raise UserError(f'the {split} text of {self.workdir} is shorter than a window of {length} tokens')
-    starts = evenly_spaced(whole, most) * length
-    return np.stack([np.asarray(text[start : start + length + 1], np.int32) for start in starts])
+    text = make_splits(self.task, self.restored.config.data.validation)[split].tokens
+    return spaced_windows(text, self.task.length, most)
 
   def shown(self, tokens: Sequence[int]) -> str:
     """Return tokens as a text with visible line breaks and tabs."""

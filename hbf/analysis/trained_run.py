@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +36,6 @@ class TrainedRun(ImageRun):
     inputs = self.normalized(self.read('train', BATCH).images)  # centers may start at tokens of these images
     init = jax.jit(functools.partial(self.model.init, train=False))
     return self.with_params(init(jax.random.key(seed), inputs)['params'])
-
-  def with_params(self, params: Any) -> 'TrainedRun':
-    """Return the run with other parameters in its network."""
-    return dataclasses.replace(self, restored=dataclasses.replace(self.restored, params=params))
 
   @property
   def patch(self) -> int:

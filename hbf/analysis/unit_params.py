@@ -1,19 +1,21 @@
-"""Interventions on the parameters of stage 2's units: silence, rescale, swap and move.
+"""Interventions on the parameters of stage 2's units: silence, rescale, swap, move and add.
 
 A unit is a center of a HyperBF or a hidden unit of an MLP. In both, stage 2 is z = Σ_a R_a(y) c_a + b. So both allow
 the same interventions: the coefficients c_a of a unit are set to 0, scaled, or exchanged with those of another unit.
-A unit with coefficients 0 is silenced. A center can also be moved. The functions return new parameters, and the
-parameters of the run do not change.
+A unit with coefficients 0 is silenced. A center can also be moved. A unit can be added, and removed again. The
+functions return new parameters, and the parameters of the run do not change.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import UserError, choose
+from hbf.nn.registry import with_units
 
 Params = Any
 
@@ -104,6 +106,170 @@ def move(params: Params, block: str, center: int, place: jax.Array) -> Params:
     raise UserError(f'place has shape {jnp.shape(place)}: expected ({d},), the dimensions of a head')
   centers = unit['centers'].reshape(heads * count, d).at[center].set(place).reshape(heads, count, d)
   return params | {block: params[block] | {'stage2': unit | {'centers': centers}}}
+
+
+class Resized(NamedTuple):
+  """A network with another number of units, and its parameters.
+
+  Attributes:
+    model: the network. All heads of all its blocks have the same number of units.
+    params: the parameters.
+    unit: the number of the added unit in its block. −1 after a removal.
+  """
+
+  model: nn.Module
+  params: Params
+  unit: int = -1
+
+
+def add(
+  model: Any, params: Params, block: str, place: jax.Array, coefficient: jax.Array, head: int = 0, bias: Any = 0.0
+) -> Resized:
+  """Add a unit to a block. Stage 2 becomes z(y) + R(y) c, where R is the response of the new unit.
+
+  All heads of all blocks of a network have the same number of units. So every other head gets a silent unit.
+
+  The learned σ or radius of a new center is the mean over the head's centers (of log σ). If the coefficients of the
+  stage are linear functions of the token, those of the new center are constant.
+
+  Args:
+    model: the network, such as `TrainedRun.model`.
+    params: its parameters.
+    block: name of a block.
+    place: the coordinates of a center, [d], as in `move`. For an MLP: the weights of a hidden unit, [D]. A gated MLP
+      takes [2, D]: weights of the gate and of the value.
+    coefficient: c, [D].
+    head: the head of a center, from 0.
+    bias: the bias of a hidden unit. A gated MLP takes one or two numbers.
+
+  Raises:
+    UserError: there is no such block or head, its stage 2 has no units, or a shape is wrong. Or stage 2 normalizes
+      its responses over the centers, so a new center would change all others. Or the network has two resolutions.
+  """
+  count, stage = count_units(params, block), _stage_of(model)
+  rows = {name: _rows(params[name]['stage2'], stage) for name in _blocks(model)}
+  heads = len(rows[block]['coefficients'])
+  if not 0 <= head < heads:
+    raise UserError(f'head is {head}: expected 0 to {heads - 1}')
+  grown = {name: {key: _with_silent(key, z) for key, z in of_block.items()} for name, of_block in rows.items()}
+  new = grown[block]
+  for name, value in {'coefficients': coefficient, 'places': place}.items():
+    shape = tuple(n for n in new[name].shape[2:] if n > 1)
+    if jnp.shape(value) != shape:
+      said = 'place' if name == 'places' else 'coefficient'
+      raise UserError(f'{said} has shape {jnp.shape(value)}: expected {shape}')
+    new[name] = new[name].at[head, -1].set(jnp.reshape(value, new[name].shape[2:]))
+  if 'bias' in new:
+    new['bias'] = new['bias'].at[head, -1].set(bias)
+  return Resized(*_resized(model, params, grown, 1), unit=head * (count // heads + 1) + count // heads)
+
+
+def remove(model: Any, params: Params, block: str, unit: int) -> Resized:
+  """Remove a unit from a block, and a silent unit from every other head of every block. This undoes `add`.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    block: name of a block.
+    unit: number of the unit, from 0.
+
+  Raises:
+    UserError: as for `add`. Or there is no such unit, or another head has no silent unit.
+  """
+  _checked(params, block, [unit])
+  stage = _stage_of(model)
+  left = {}
+  for name in _blocks(model):
+    rows = _rows(params[name]['stage2'], stage)
+    heads, count = rows['coefficients'].shape[:2]
+    silent = np.array(jnp.all(rows['coefficients'] == 0, axis=-1))
+    if name == block:
+      silent[unit // count] = np.arange(count) == unit % count
+    if not silent.any(axis=1).all():
+      raise UserError(
+        f'a head of {name} has no silent unit, and all heads need equal numbers of units: silence the unit instead'
+      )
+    gone = count - 1 - silent[:, ::-1].argmax(axis=1)  # the last one of each head
+    kept = np.stack([np.delete(np.arange(count), number) for number in gone])
+    left[name] = {key: jnp.stack([z[h, kept[h]] for h in range(heads)]) for key, z in rows.items()}
+  return Resized(*_resized(model, params, left, -1))
+
+
+def _stage_of(model: Any) -> Any:
+  """Return the constructor of stage 2. Raise `UserError` if its units cannot be added or removed."""
+  stage = model.trunk.stage2
+  if model.trunk.merge:
+    raise UserError('the network has two resolutions (model.merge), with other units in each: give one with merge=0')
+  if (normalization := _option(stage, 'normalization')) not in (None, 'none'):
+    raise UserError(
+      f'stage 2 normalizes its responses over the centers (normalization {normalization}), so another center changes '
+      'them all: give a run with model.stage2.normalization=none'
+    )
+  return stage
+
+
+def _option(stage: Any, name: str) -> Any:
+  """Return an option of a stage, given as its constructor. None if the stage has no such option."""
+  return stage.keywords.get(name, getattr(stage.func, name, None))
+
+
+def _blocks(model: Any) -> list[str]:
+  return [f'block{i}' for i in range(model.trunk.depth)]
+
+
+# Parameters of HyperBFCenters with the centers on axis 1, and with the centers on axis 2.
+_VECTORS = 'centers', 'coefficients', 'slopes'
+_SCALARS = 'log_sigma', 'beta', 'depth', 'squared_radius', 'slope_bias'
+
+
+def _rows(unit: Params, stage: Any) -> dict[str, jax.Array]:
+  """Return the parameters that each unit has of its own, [heads, units, …] by name.
+
+  'coefficients' are the units' coefficients. 'places' are centers or weights. 'bias' is the bias of hidden units.
+  """
+  if 'coefficients' in unit:
+    shared = () if _option(stage, 'sigma_per') == 'center' else ('log_sigma', 'beta')
+    found = {name: unit[name] for name in _VECTORS if name in unit}
+    found |= {name: unit[name].swapaxes(1, 2) for name in _SCALARS if name in unit and name not in shared}
+    return {'places': found.pop('centers'), **found}
+  hidden, out = unit['hidden'], unit['out']['kernel']
+  width, parts = len(hidden['kernel']), hidden['kernel'].shape[1] // len(out)
+  return {
+    'coefficients': out[None],
+    'places': hidden['kernel'].reshape(width, parts, -1).transpose(2, 1, 0)[None],
+    'bias': hidden['bias'].reshape(parts, -1).T[None],
+  }
+
+
+def _with_rows(unit: Params, rows: dict[str, jax.Array]) -> Params:
+  """Return the parameters of stage 2 with these rows (`_rows`)."""
+  if 'coefficients' in unit:
+    named = {'centers' if name == 'places' else name: z for name, z in rows.items()}
+    return unit | {name: z.swapaxes(1, 2) if name in _SCALARS else z for name, z in named.items()}
+  count, parts, width = rows['places'].shape[1:]
+  kernel = rows['places'][0].transpose(2, 1, 0).reshape(width, parts * count)
+  hidden = unit['hidden'] | {'kernel': kernel, 'bias': rows['bias'][0].T.reshape(-1)}
+  return unit | {'hidden': hidden, 'out': unit['out'] | {'kernel': rows['coefficients'][0]}}
+
+
+def _with_silent(name: str, rows: jax.Array) -> jax.Array:
+  """Return a parameter of all units [heads, units, …] with a silent unit at the end of each head."""
+  constant = {'coefficients': 0.0, 'slopes': 0.0, 'slope_bias': 1.0}
+  last = rows.mean(axis=1, keepdims=True)
+  if name in constant:
+    last = jnp.full_like(last, constant[name])
+  return jnp.concatenate([rows, last], axis=1)
+
+
+def _resized(
+  model: Any, params: Params, rows: dict[str, dict[str, jax.Array]], more: int
+) -> tuple[nn.Module, Params]:
+  """Return a network with `more` additional units in each head, and its parameters, from their `_rows`."""
+  stage = with_units(model.trunk.stage2, more=more)
+  changed = {
+    name: params[name] | {'stage2': _with_rows(params[name]['stage2'], of_block)} for name, of_block in rows.items()
+  }
+  return model.clone(trunk=model.trunk.clone(stage2=stage)), {**params, **changed}
 
 
 def _checked(params: Params, block: str, units: Sequence[int]) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""Correct a classifier's answers for images by one center each, without training; list the edits, or undo them.
+"""Correct single answers of a trained model by centers, without training; list the edits, or undo them.
 
 hbf edit --workdir=runs/c10 --label=cat holiday.jpg
+hbf edit --workdir=runs/text --prompt='The duke of Gagiti is called ' --answer=Purun.
 """
 
 import pathlib
@@ -13,46 +14,66 @@ from hbf.errors import UserError
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
 LABEL = flags.DEFINE_string('label', '', 'The class that the images should get.')
+PROMPT = flags.DEFINE_string('prompt', None, 'For a run on texts: the text to continue.')
+ANSWER = flags.DEFINE_string('answer', None, 'The text that should follow the --prompt directly.')
 LIST = flags.DEFINE_boolean('list', False, "Print the run's edits.")
 UNDO = flags.DEFINE_integer('undo', None, 'The number of an edit to take back, as --list prints it.')
 REACH = flags.DEFINE_float(
-  'reach', 1.0, 'Radius of the ball, as a part of the distance to the nearest image whose answer should stay.'
+  'reach', 1.0, 'Radius of the ball, as a part of the distance to the nearest example whose answer should stay.'
 )
-MARGIN = flags.DEFINE_float('margin', 16.0, "Lead of the label's logit over the largest other logit.")
+MARGIN = flags.DEFINE_float(
+  'margin', None, "Lead of the new answer's logit over all others. Default: 16 for images, 4 for texts."
+)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Edit the moving average of the parameters (train.average).')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if it has moved since training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder or text, if it has moved since training.')
 
 
 def main(argv: Sequence[str]) -> int:
   """Edit, undo or list edits, and print the run's edits."""
   images, workdir = argv[1:], pathlib.Path(WORKDIR.value).expanduser()
-  if (bool(images), UNDO.value is not None, LIST.value).count(True) != 1:
-    raise UserError('give images with their --label, or --list, or --undo=NUMBER')
-  if images and not LABEL.value:
-    raise UserError('--label is missing: name the class that the images should get')
+  check(images)
+  from hbf.editing.edit import MARGIN as MARGIN_OF_IMAGES
   from hbf.editing.edit import edit_files
+  from hbf.editing.text import MARGIN as MARGIN_OF_TEXTS
+  from hbf.editing.text import edit_text
   from hbf.markdown import table
   from hbf.training.edits_file import read_edits, to_rows, undo
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
   keep_freed_memory()
   keep_compiled_programs()
+  average, moved = AVERAGE.value, {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
   if images:
-    moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
-    made = edit_files(
-      workdir, images, LABEL.value, REACH.value, MARGIN.value, CHECKPOINT.value, AVERAGE.value, **moved
-    )
+    margin = MARGIN_OF_IMAGES if MARGIN.value is None else MARGIN.value
+    made = edit_files(workdir, images, LABEL.value, REACH.value, margin, CHECKPOINT.value, average, **moved)
     print(f'{made.changed} of {made.guarded:,} training images get another answer\n')
+  elif PROMPT.value is not None:
+    margin, answer = MARGIN_OF_TEXTS if MARGIN.value is None else MARGIN.value, ANSWER.value or ''
+    made = edit_text(workdir, PROMPT.value, answer, REACH.value, margin, CHECKPOINT.value, average, **moved)
+    print(f'{made.changed} of {made.guarded:,} places of the training text get another answer\n')
   elif UNDO.value is not None:
     undo(workdir, UNDO.value)
   edits = read_edits(workdir)
   if edits:
-    print(table(('edit', 'image', 'was', 'is', 'radius'), to_rows(edits)))
+    print(table(('edit', 'image or prompt', 'was', 'is', 'radius'), to_rows(edits)))
   else:
     print(f'{workdir} has no edits')
   return 0
+
+
+def check(images: Sequence[str]) -> None:
+  """Raise UserError unless the flags ask for exactly one thing."""
+  texts = PROMPT.value is not None or ANSWER.value is not None
+  if (bool(images) or bool(LABEL.value), texts, UNDO.value is not None, LIST.value).count(True) != 1:
+    raise UserError('give images with their --label, or --prompt with --answer, or --list, or --undo=NUMBER')
+  if texts and None in (PROMPT.value, ANSWER.value):
+    raise UserError('--prompt and --answer belong together: give both')
+  if images and not LABEL.value:
+    raise UserError('--label is missing: name the class that the images should get')
+  if LABEL.value and not images:
+    raise UserError('no images given: name files after the flags')
 
 
 if __name__ == '__main__':

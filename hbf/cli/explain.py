@@ -14,6 +14,9 @@ from hbf.errors import UserError
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; the page is written there.', required=True)
 AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, which is shown beside the first.')
+SEED_RUN = flags.DEFINE_multi_string(
+  'seed_run', [], 'Folder of the same network with another seed, explained before. The flag may be repeated.'
+)
 OOD = flags.DEFINE_multi_string(
   'ood', [], 'A data set or a folder of images with other classes. The flag may be repeated.'
 )
@@ -35,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
   keep_compiled_programs()
   from hbf.analysis.report.explain import about, explain, numbers
   from hbf.analysis.report.page import render
+  from hbf.analysis.report.sections import seeds
   from hbf.analysis.report.text_page import explain_text
   from hbf.analysis.texts import TextRun
   from hbf.analysis.trained_run import TrainedRun
@@ -44,8 +48,11 @@ def main(argv: Sequence[str]) -> int:
     path = pathlib.Path(folder).expanduser()
     return kind.of(path, CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
 
-  against = None
-  if load_config(pathlib.Path(WORKDIR.value).expanduser()).task == 'next_token':
+  against, folder = None, pathlib.Path(WORKDIR.value).expanduser()
+  if SEED_RUN.value and AGAINST.value:
+    raise UserError('--seed_run and --against make different pages: leave one of them out')
+  others = seeds.read_seed_runs(folder, SEED_RUN.value, AVERAGE.value)
+  if load_config(folder).task == 'next_token':
     if AGAINST.value or OOD.value:
       raise UserError('--against and --ood are for runs on images: leave them out for a run on texts')
     subject = opened(TextRun, WORKDIR.value)
@@ -55,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
     count, sections = explain(subject, against, OOD.value)
   with Progress(console=Console(stderr=True), transient=True) as progress:
     made = list(progress.track(sections, total=count, description='explaining'))
+  if others:
+    made.append(seeds.section([seeds.SeedRun(folder, numbers(made)), *others]))
   title = ' beside '.join(about(run) for run in (subject, against) if run)
   workdir = subject.workdir
   write_json(workdir / 'explain.json', numbers(made))

@@ -24,6 +24,7 @@ SEED = flags.DEFINE_integer('seed', 0, 'Seed of the draws.')
 STOP = flags.DEFINE_string('stop', '', 'A token that ends a text, such as a line break.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out token_nll) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Write with the moving average of the parameters (train.average).')
+EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {prompt, text}.')
 
 
@@ -37,10 +38,12 @@ def main(argv: Sequence[str]) -> int:
 
   keep_freed_memory()
   keep_compiled_programs()
+  from hbf.training.edits_file import warn_of_edits
   from hbf.training.generate import write_texts
 
+  workdir = pathlib.Path(WORKDIR.value).expanduser()
   texts = write_texts(
-    pathlib.Path(WORKDIR.value).expanduser(),
+    workdir,
     PROMPTS.value,
     COUNT.value,
     Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value),
@@ -48,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
     STOP.value,
     CHECKPOINT.value,
     AVERAGE.value,
+    EDITS.value,
   )
+  warn_of_edits(workdir, EDITS.value)
   if JSON.value:
     print(json.dumps([{'prompt': prompt, 'text': text} for prompt, text in zip(PROMPTS.value, texts, strict=True)]))
   else:

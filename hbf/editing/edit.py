@@ -1,8 +1,8 @@
-"""The editor of a classifier: it corrects the answer for one image by adding one center."""
+"""Edits of a classifier. An edit corrects the answer for one image by adding one center."""
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,41 +10,35 @@ import numpy as np
 from hbf.data.augment.transforms import read_transforms
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
-from hbf.editing.guard import Reader, distance_to_others, measure_metric
+from hbf.editing.editor import GUARDED, REACH, Editor, Made, check_options, check_task, edited_answers, task_with_data
+from hbf.editing.guard import Reader, measure_metric
 from hbf.errors import UserError, choose
 from hbf.tasks.classification import Classification
-from hbf.tasks.registry import make_task
-from hbf.training.edits import Edit, Edits
+from hbf.training.edits import Edits
 from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
 from hbf.training.experiment import make_splits
 from hbf.training.predict import read_image
-from hbf.training.restore import check_on_images, restore, stored_dataset
-from hbf.training.workdir import check_data, locked
+from hbf.training.restore import restore, stored_dataset
+from hbf.training.workdir import locked
 
-REACH, MARGIN = 1.0, 16.0  # docs/research/edit.md has the trials that chose them
-GUARDED = 20_000  # the largest number of training images whose answers should stay
+MARGIN = 16.0  # docs/research/edit.md has the trials that chose it
 
 
-class Editor:
-  """A classifier to edit, and the images whose answers should not change. These are the guarded images.
-
-  The center of an edit is the point p(x) of the edited image (`hbf.models.edited.EditedClassifier`). The edit acts in
-  a ball around this center. The radius of the ball is `reach` times a distance: from the center to the nearest
-  guarded image whose answer is not the new label. Centers of earlier edits with another label count as such images.
-  With a reach of at most 1 the ball contains none of these images, so their logits do not change. The edit raises one
-  logit of the edited image: the new label's logit becomes the largest, by `margin`.
+class ImageEditor(Editor):
+  """The editor of a classifier. The center of an edit is the point p(x) of the edited image.
 
   Attributes:
     reader: the classifier without edits, as a function of images.
     classes: the names of the classes.
-    guard: the logits and the points of the guarded images.
-    edits: the edits made so far.
   """
 
+  kind = 'image'
+  overlap = '{source} is the image of edit {number}, which answers {label}'
+
   def __init__(self, reader: Reader, classes: Sequence[str], among: np.ndarray, edits: Edits) -> None:
-    """Compute the logits and the points of the guarded images: `among`, uint8 [n, H, W, C]."""
-    self.reader, self.classes, self.edits = reader, tuple(classes), edits
-    self.guard = reader(among)
+    """Compute the logits and the points of the guarded images, `among`, uint8 [n, H, W, C]."""
+    super().__init__(reader(among), edits)
+    self.reader, self.classes = reader, tuple(classes)
 
   def edit(
     self,
@@ -67,26 +61,20 @@ class Editor:
       UserError: a class is unknown, or is already the classifier's answer. Or an earlier edit gives the same image
         another class. Or no guarded image has another answer. Then no edit is made.
     """
-    if not (0 < reach < np.inf and 0 < margin < np.inf):
-      raise UserError(f'reach is {reach} and margin {margin}: expected numbers above 0')
+    check_options(reach, margin)
     numbers = [self._number(label) for label in labels]
-    logits, points, _ = self.reader(images)
-    answers, edits = self._answers(logits, points, self.edits), self.edits
+    seen = self.reader(images)
+    answers, edits = edited_answers(seen, self.edits), self.edits
     for answer, number, source in zip(answers, numbers, sources, strict=True):
       if answer == number:
         raise UserError(f'{source} is answered {self.classes[number]} already: there is nothing to edit')
-    for z, point, answer, number, source in zip(logits, points, answers, numbers, sources, strict=True):
-      if edits is not self.edits and self._answers(z[None], point[None], edits)[0] == number:
+    for row, (answer, number, source) in enumerate(zip(answers, numbers, sources, strict=True)):
+      one = seen.at([row])
+      if edits is not self.edits and edited_answers(one, edits)[0] == number:
         continue
-      radius = reach * self._distance(point, number, edits, source)
-      change = np.zeros_like(z)
-      change[number] = np.delete(z, number).max() - z[number] + margin
-      edits = edits.added(Edit(source, self.classes[answer], self.classes[number], point, radius, change))
+      names = source, self.classes[answer], self.classes[number]
+      edits = self._with_edit(edits, names, one, np.array([number]), reach, margin)
     self.edits = edits
-
-  def _answers(self, logits: np.ndarray, points: np.ndarray, edits: Edits) -> np.ndarray:
-    """Return the indices [n] of the classes that the edited classifier answers."""
-    return np.asarray((logits + edits.changes(points)).argmax(axis=-1))
 
   def _number(self, label: str | int) -> int:
     """Return the index of a class, which is given by name or by index."""
@@ -96,36 +84,6 @@ class Editor:
     if not 0 <= label < len(self.classes):
       raise UserError(f'label is {label}: expected 0 to {len(self.classes) - 1}, or the name of a class')
     return int(label)
-
-  def _distance(self, point: np.ndarray, label: int, edits: Edits, source: str) -> float:
-    """Return the distance from a point to the nearest guarded image or earlier edit with another class than `label`.
-
-    Raises:
-      UserError: an earlier edit with another class has its center at this point. Or no guarded image and no edit has
-        another class.
-    """
-    metric = edits.metric
-    to_edits = np.inf
-    for number, edit in enumerate(edits.edits):
-      if edit.label != self.classes[label]:
-        away = float(np.linalg.norm(metric @ (edit.center - point)))
-        if away < 1e-3 * edit.radius:
-          raise UserError(
-            f'{source} is the image of edit {number}, which answers {edit.label}: undo that edit first, '
-            f'`hbf edit --undo={number}`'
-          )
-        to_edits = min(to_edits, away)
-    distance = min(distance_to_others(self.guard, point, label, metric), to_edits)
-    if not np.isfinite(distance):
-      raise UserError(
-        f'all images whose answers should stay are answered {self.classes[label]}: give some of other classes'
-      )
-    return distance
-
-  @property
-  def changed(self) -> np.ndarray:
-    """A boolean for each of the n guarded images: True if the edits change its answer."""
-    return self._answers(self.guard.logits, self.guard.points, self.edits) != self.guard.logits.argmax(axis=-1)
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
@@ -140,11 +98,8 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
   Raises:
     UserError: the data set is missing, or differs from the run's.
   """
-  config = config.copy_and_resolve_references()
-  config.data.update({key: value for key, value in moved.items() if value})
-  task = make_task(config)
+  task = task_with_data(workdir, config, **moved)
   assert isinstance(task, Classification)
-  check_data(workdir, task.identity())
   return training_images(task, config.data.validation)
 
 
@@ -165,18 +120,6 @@ def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.nd
   return Edits(step, average, metric)
 
 
-class Made(NamedTuple):
-  """The numbers that `edit_files` returns.
-
-  Attributes:
-    guarded: the number of guarded images.
-    changed: the increase in the number of guarded images with a changed answer.
-  """
-
-  guarded: int
-  changed: int
-
-
 def edit_files(
   workdir: pathlib.Path,
   paths: Sequence[str],
@@ -193,17 +136,17 @@ def edit_files(
     workdir: the run folder.
     paths: paths of images of any size. They are resized as in training.
     label: the name of the right class of all these images.
-    reach: see `Editor`.
-    margin: see `Editor`.
+    reach: see `ImageEditor.edit`.
+    margin: see `ImageEditor.edit`.
     checkpoint: 'latest', 'best' or a step.
     average: True to edit the moving average of the parameters.
     **moved: see `guarded_images`.
 
   Raises:
     UserError: the run is not on images, is in use, or has edits of another checkpoint. Or its data are missing. Or an
-      image can't be read. Or `Editor.edit` raises UserError. Nothing is written in these cases.
+      image can't be read. Or `ImageEditor.edit` raises UserError. Nothing is written in these cases.
   """
-  check_on_images(workdir)
+  check_task(workdir, 'classification')
   dataset = stored_dataset(workdir)
   with locked(workdir):
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
@@ -220,7 +163,7 @@ def edit_files(
     reader = Reader.of(restored.model, restored.params, restored.task)
     if edits is None:
       edits = no_edits(reader, restored.config, restored.step, average, among)
-    editor = Editor(reader, dataset.class_names, among, edits)
+    editor = ImageEditor(reader, dataset.class_names, among, edits)
     before = editor.changed.sum()
     editor.edit(np.stack(images), [label] * len(paths), paths, reach, margin)
     write_edits(workdir, editor.edits)

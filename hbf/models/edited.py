@@ -1,20 +1,25 @@
-"""An image classifier with edits. An edit corrects the answer for one image, by one center beside the head."""
+"""Networks with edits. An edit corrects the answer for one example, by centers of a HyperBF beside the head."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
+from hbf.models.language import LanguageModel
 from hbf.nn.block import Block
 from hbf.ops.basis import RadialBasis
 from hbf.ops.hyperbf import hyperbf
+from hbf.options import whole
 
 EDITS = 'edits'  # name of the parameters
+# Layers of a language model, by name (`layers_of_tokens`).
+MIDDLE, LAST, FEATURES = 'tokens after half of the blocks', 'input of the last stage 2', 'input of the head'
 
 
 def ball(radius: jax.Array, metric: jax.Array) -> RadialBasis:
@@ -29,7 +34,7 @@ class Observed(NamedTuple):
   Attributes:
     logits: the logits, [B, classes].
     points: the point of each example, [B, D]. For an image it is the mean of its tokens after the first half of the
-      blocks.
+      blocks. For a context in a text it is the last token of the context in a layer.
     features: the input of the head, [B, F].
   """
 
@@ -52,7 +57,7 @@ class EditedClassifier(nn.Module):
 
   Attributes:
     classifier: the classifier without edits.
-    edits: E, number of edits.
+    edits: E, number of centers.
     input_dtype: type of the inputs.
   """
 
@@ -69,10 +74,56 @@ class EditedClassifier(nn.Module):
     return seen.logits + Corrections(self.edits, seen.logits.shape[-1], name=EDITS)(seen.points)
 
 
-class Corrections(nn.Module):
-  """A HyperBF beside the head. It maps images' points [B, D] to changes of the images' logits [B, C].
+class EditedLanguageModel(LanguageModel):
+  """A language model with edits. Its logits at a token are z + Σ_a max(0, 1 − ‖W(p − t_a)‖² / ρ_a²) c_a.
 
-  The point of an image is the mean of its tokens after the first half of the blocks.
+  z are the logits of the model without edits. The point p is the token's input of stage 2 in the last block. So the
+  centers t lie where the centers of that stage lie. The parameters are as in `EditedClassifier`. Blocks must not be
+  scanned (`hbf.models.build.unrolled`).
+
+  Attributes:
+    edits: E, number of centers.
+  """
+
+  edits: Annotated[int, whole(1)] = 1
+
+  @classmethod
+  def of(cls, model: LanguageModel, edits: int) -> 'EditedLanguageModel':
+    """Return the model with a number of centers."""
+    return cls(**_fields_of(model), edits=edits)
+
+  @property
+  def unedited(self) -> LanguageModel:
+    """The model without edits."""
+    return LanguageModel(**{name: value for name, value in _fields_of(self).items() if name != 'edits'})
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: Int[Array, 'B N'],
+    *,
+    train: bool,
+    mask: Bool[Array, 'B N'] | None = None,
+    start: Int[Array, ''] | None = None,
+  ) -> Float[Array, 'B N V']:
+    """Compute logits [B, N, V] in float32 of texts; see `LanguageModel.__call__`."""
+    unedited = super().__call__
+    logits, layers = layers_of_tokens(self, lambda: unedited(tokens, train=train, mask=mask, start=start))
+    points = layers[LAST].reshape(-1, self.width)
+    changes = Corrections(self.edits, self.vocabulary, name=EDITS)(points)
+    return jnp.asarray(logits + changes.reshape(logits.shape))
+
+
+def _fields_of(model: nn.Module) -> dict[str, Any]:
+  return {
+    field.name: getattr(model, field.name)
+    for field in dataclasses.fields(model)
+    if field.name not in ('parent', 'name')
+  }
+
+
+class Corrections(nn.Module):
+  """A HyperBF beside the head. It maps the points of examples [B, D] to changes of their logits [B, C].
 
   The centers and coefficients are not trained: `hbf.editing` computes them.
 
@@ -116,3 +167,27 @@ def _observe(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
   with nn.intercept_methods(intercept):
     logits = call()
   return Observed(logits, points[0], features[0])
+
+
+def layers_of_tokens(model: LanguageModel, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+  """Run a language model by `call`. Return the logits, and the tokens [B, N, D] in float32 by layer.
+
+  The layers are `MIDDLE`, `LAST` and `FEATURES`. A layer that the model does not have is left out. Blocks must not be
+  scanned (`hbf.models.build.unrolled`).
+  """
+  depth, found = model.trunk.depth, {}
+  wanted = {
+    (f'block{max(depth // 2, 1) - 1}',): MIDDLE,
+    (f'block{depth - 1}', 'norm_stage2'): LAST,
+    ('norm',): FEATURES,
+  }
+
+  def intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    out = method(*args, **kwargs)
+    if context.method_name == '__call__' and context.module.path in wanted:
+      found[wanted[context.module.path]] = out.astype(jnp.float32)
+    return out
+
+  with nn.intercept_methods(intercept):
+    logits = call()
+  return logits, found

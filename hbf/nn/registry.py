@@ -138,14 +138,17 @@ def size_option(model: str) -> tuple[str, str] | None:
   return (stage, units) if units else None
 
 
-def with_units(stage: Stage | None, factor: int) -> Any:
-  """Return a constructor from `make_stages` with `factor` times the units. A stage without units is unchanged."""
+def with_units(stage: Stage | None, factor: int = 1, more: int = 0) -> Any:
+  """Return a constructor from `make_stages` with `factor` · n + `more` units in place of n.
+
+  A stage without units is unchanged.
+  """
   if not isinstance(stage, functools.partial):
     return stage
   units = traits_of(stage.func).units
   if units not in stage.keywords:
     return stage
-  return Bound(stage.func, **stage.keywords | {units: factor * stage.keywords[units]})
+  return Bound(stage.func, **stage.keywords | {units: factor * stage.keywords[units] + more})
 
 
 def takes_heads(model: str) -> bool:

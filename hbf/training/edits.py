@@ -1,10 +1,10 @@
-"""Edits of a trained classifier: centers that correct the answers for single images.
+"""Edits of a trained network: centers that correct the answers for single examples.
 
-Each edit sets a change of the logits of its image. The point of an image is the mean of its tokens after the first
-half of the blocks. A HyperBF over these points interpolates the changes (`hbf.models.edited.EditedClassifier`). The
-coefficients C solve R C = Δ. Here R_ia is the response of center a to the image of edit i, and Δ_i is the change that
-edit i sets. So every edited image gets exactly the logits that were set. If an edit is removed, the coefficients are
-computed again.
+An edit of a classifier has one center, for one image. An edit of a language model has a center for each token of the
+answer to a prompt. Each center sets a change of the logits of its example. A HyperBF over the examples' points
+interpolates these changes (`hbf.models.edited`). The coefficients C solve R C = Δ. Here R_ia is the response of
+center a to the example of center i, and Δ_i is the change that center i sets. So every edited example gets exactly
+the logits that were set. If an edit is removed, the coefficients are computed again.
 """
 
 import dataclasses
@@ -17,35 +17,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from hbf.errors import UserError
+from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
-from hbf.models.edited import EDITS, EditedClassifier, ball
+from hbf.models.edited import EDITS, EditedClassifier, EditedLanguageModel, ball
+from hbf.models.language import LanguageModel
 from hbf.ops.hyperbf import responses
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-  """One edit.
+  """One edit, with m centers. m is 1 for an image, and the number of tokens of the answer for a text.
 
   Attributes:
-    source: the name of the image, such as its path.
-    was: the name of the class that the classifier answered before the edit.
-    label: the name of the class that the classifier answers after the edit.
-    center: the point of the image (`hbf.models.edited.EditedClassifier`), float32 [D].
-    radius: ρ, the radius of the ball around the center, as a distance under the metric of `Edits`.
-    change: the change of the image's logits that the edit sets, float32 [classes].
+    source: the name of the image, such as its path. For a text: the prompt.
+    was: the answer before the edit: the name of a class. For a text: the likeliest continuation of the prompt.
+    label: the answer after the edit.
+    centers: the points of the examples (`hbf.models.edited`), float32 [m, D].
+    radii: ρ, the radii of the balls around the centers, as distances ‖W r‖ in the metric W, [m].
+    changes: the changes of the examples' logits that the edit sets, float32 [m, classes].
   """
 
   source: str
   was: str
   label: str
-  center: np.ndarray
-  radius: float
-  change: np.ndarray
+  centers: np.ndarray
+  radii: np.ndarray
+  changes: np.ndarray
+
+  @property
+  def answers(self) -> np.ndarray:
+    """The number of the answer whose logit each center changes, int [m]."""
+    return np.asarray(np.abs(self.changes).argmax(axis=-1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edits:
-  """The edits of a classifier, in the order in which they were made.
+  """The edits of a network, in the order in which they were made.
 
   Attributes:
     step: the step of the edited checkpoint.
@@ -90,35 +97,41 @@ class Edits:
     return np.asarray(self.responses(points) @ self.params['coefficients'], np.float32)
 
   def responses(self, points: np.ndarray) -> np.ndarray:
-    """Return the responses [n, E] of the E centers to points [n, D], in float64. At its center, a response is 1."""
-    basis = ball(jnp.asarray(self._stacked('radius')), jnp.asarray(self.metric))
-    return np.asarray(responses(jnp.asarray(points), jnp.asarray(self._stacked('center')), basis), np.float64)
+    """Return the responses of the E centers to points [n, D], float64 [n, E]. A response is 1 at the center."""
+    basis = ball(jnp.asarray(self._joined('radii')), jnp.asarray(self.metric))
+    return np.asarray(responses(jnp.asarray(points), jnp.asarray(self._joined('centers')), basis), np.float64)
 
   @functools.cached_property
   def params(self) -> dict[str, np.ndarray]:
     """The parameters of `hbf.models.edited.Corrections` for these edits. There must be at least one edit."""
-    centers = self._stacked('center')
-    coefficients = np.linalg.solve(self.responses(centers), self._stacked('change').astype(np.float64))
+    centers = self._joined('centers')
+    coefficients = np.linalg.solve(self.responses(centers), self._joined('changes').astype(np.float64))
     arrays = {
       'centers': centers,
       'coefficients': coefficients,
       'metric': self.metric,
-      'radius': self._stacked('radius'),
+      'radius': self._joined('radii'),
     }
     return {name: value.astype(np.float32) for name, value in arrays.items()}
 
   def applied(self, model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the edited classifier and its parameters. If there are no edits, return `model` and `params`."""
+    """Return the edited network and its parameters. If there are no edits, return `model` and `params`."""
     if not self.edits:
       return model, dict(params)
+    edited, count = {**params, EDITS: self.params}, len(self._joined('radii'))
+    if isinstance(model, LanguageModel):
+      return EditedLanguageModel.of(unrolled(model), count), edited
     assert isinstance(model, ImageClassifier)
-    return EditedClassifier(model, len(self.edits)), {**params, EDITS: self.params}
+    return EditedClassifier(model, count), edited
 
-  def _stacked(self, name: str) -> np.ndarray:
-    return np.array([getattr(edit, name) for edit in self.edits], np.float32)
+  def _joined(self, name: str) -> np.ndarray:
+    """Return an attribute of all edits' centers, float32 [E, …]."""
+    return np.concatenate([getattr(edit, name) for edit in self.edits]).astype(np.float32)
 
 
 def unedited(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-  """Return a classifier and its parameters without its edits, if it has any."""
+  """Return a network and its parameters without its edits, if it has any."""
   own = {name: value for name, value in params.items() if name != EDITS}
+  if isinstance(model, EditedLanguageModel):
+    return model.unedited, own
   return (model.classifier if isinstance(model, EditedClassifier) else model), own

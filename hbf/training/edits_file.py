@@ -11,6 +11,7 @@ from hbf.training.edits import Edit, Edits
 from hbf.training.workdir import damaged, load_config, locked, parse_json, replacing
 
 FILE, VERSION = 'edits.npz', 1
+_ARRAYS = ('centers', 'radius', 'changes')  # of all centers of all edits, in their order
 _CURE = 'restore it from a copy, or remove it; the run is then without edits'
 
 
@@ -24,12 +25,15 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
   if not edits:
     path.unlink(missing_ok=True)
     return
-  names = [{'source': edit.source, 'was': edit.was, 'label': edit.label} for edit in edits.edits]
+  names = [
+    {'source': edit.source, 'was': edit.was, 'label': edit.label, 'centers': len(edit.centers)}
+    for edit in edits.edits
+  ]
   about = {'version': VERSION, 'step': edits.step, 'average': edits.average, 'edits': names}
   arrays = {
-    'centers': np.stack([edit.center for edit in edits.edits]),
-    'radius': np.array([edit.radius for edit in edits.edits]),
-    'changes': np.stack([edit.change for edit in edits.edits]),
+    'centers': np.concatenate([edit.centers for edit in edits.edits]),
+    'radius': np.concatenate([edit.radii for edit in edits.edits]),
+    'changes': np.concatenate([edit.changes for edit in edits.edits]),
     'metric': edits.metric,
   }
   with replacing(path) as file:
@@ -50,8 +54,11 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
     with np.load(path) as stored:
       arrays = dict(stored)
     about = parse_json(str(arrays['about']).encode(), path, _CURE, 'version', 'step', 'average', 'edits')
-    parts = zip(about['edits'], arrays['centers'], arrays['radius'], arrays['changes'], strict=True)
-    edits = [Edit(said['source'], said['was'], said['label'], t, float(r), c) for said, t, r, c in parts]
+    ends = np.cumsum([said.get('centers', 1) for said in about['edits']])  # older files do not say that it is 1
+    if {len(arrays[name]) for name in _ARRAYS} != {ends[-1]}:
+      raise ValueError('its arrays have other numbers of centers than its edits')
+    parts = zip(about['edits'], *(np.split(arrays[name], ends[:-1]) for name in _ARRAYS), strict=True)
+    edits = [Edit(said['source'], said['was'], said['label'], *own) for said, *own in parts]
     return Edits(about['step'], about['average'], arrays['metric'], tuple(edits))
   except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
     if isinstance(error, UserError):
@@ -107,5 +114,19 @@ def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:
 
 
 def to_rows(edits: Edits) -> list[tuple[str, ...]]:
-  """Return a table row for each edit: number, image, old answer, new answer and radius."""
-  return [(str(i), edit.source, edit.was, edit.label, f'{edit.radius:.3g}') for i, edit in enumerate(edits.edits)]
+  """Return a table row for each edit: number, image or prompt, old answer, new answer and radii."""
+  return [
+    (str(i), *map(_visible, (edit.source, edit.was, edit.label)), _range(edit.radii))
+    for i, edit in enumerate(edits.edits)
+  ]
+
+
+def _visible(text: str) -> str:
+  """Return a text for a cell of a table. Line breaks and spaces at its ends can be seen."""
+  text = text.replace('\n', '⏎')
+  return f'‘{text}’' if text != text.strip() else text
+
+
+def _range(radii: np.ndarray) -> str:
+  least, most = (f'{radius:.3g}' for radius in (radii.min(), radii.max()))
+  return least if least == most else f'{least} to {most}'

@@ -10,7 +10,7 @@ from hbf.data.text.tokenizers import Tokenizer
 from hbf.errors import UserError
 from hbf.models.generation import Sampling, generate_on
 from hbf.models.language import LanguageModel
-from hbf.training.restore import restore, stored_texts
+from hbf.training.restore import restore, stored_texts, with_edits
 from hbf.training.workdir import load_config
 
 
@@ -23,6 +23,7 @@ def write_texts(
   stop: str = '',
   checkpoint: str = 'latest',
   average: bool = False,
+  edits: bool = False,
 ) -> list[str]:
   """Continue prompts. The training text is not needed.
 
@@ -36,17 +37,20 @@ def write_texts(
     stop: a text of one token. When the model draws this token, the text ends before it. '': no token ends the text.
     checkpoint: 'latest', 'best' or a step.
     average: True to use the moving average of the parameters.
+    edits: True to apply the run's edits.
 
   Returns:
     The continuation of each prompt, without the prompt.
 
   Raises:
-    UserError: the run has another task, or no such checkpoint. Or a prompt is empty, is too long, or has characters
-      that are not in the vocabulary.
+    UserError: the run has another task, or no such checkpoint, or no edits of it. Or a prompt is empty, is too long,
+      or has characters that are not in the vocabulary.
   """
   check_task(workdir, load_config(workdir).task)
   texts = stored_texts(workdir)
   restored = restore(workdir, checkpoint, average=average, dataset=texts)
+  if edits:
+    restored = with_edits(restored, workdir, average)
   return continue_texts(restored.model, restored.params, texts.tokenizer, prompts, count, sampling, seed, stop)
 
 

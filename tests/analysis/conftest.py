@@ -1,5 +1,6 @@
 """A small untrained network on the digits, as a run to analyze."""
 
+import functools
 import pathlib
 
 import jax
@@ -16,6 +17,7 @@ from hbf.training.sharding import make_mesh
 def made(toy):
   """Return a function that makes runs with random parameters: `made('model=vit', **{'model.pool': 'mean'})`."""
 
+  @functools.cache
   def make(arguments='model=hyperbf', seed=0, **changes):
     config = toy(
       arguments, **{'model.depth': 2, 'model.patch': 2, 'data.mean': (0.3,), 'data.std': (0.4,), **changes}

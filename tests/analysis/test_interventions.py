@@ -8,6 +8,8 @@ import pytest
 from hbf.analysis import interventions, unit_params
 from hbf.analysis.capture import capture
 from hbf.errors import UserError
+from hbf.models.build import abstract_params
+from hbf.tasks.registry import make_task
 
 KINDS = {
   'hyperbf': ('model=hyperbf', {}),
@@ -16,6 +18,15 @@ KINDS = {
     {'model.stage2.kernel': 'ball_silu', 'model.stage2.normalization': 'none', 'model.stage2.coefficients': 'linear'},
   ),
   'mlp': ('model=vit', {'model.layer_scale': 0.5, 'model.pool': 'cls'}),
+}
+# Networks that a unit can be added to.
+PLAIN = {'model.stage2.normalization': 'none'}
+GROWING = {
+  'two heads': ('model=hyperbf', PLAIN | {'model.stage2.heads': 2, 'model.stage2.sigma_per': 'center'}),
+  'one sigma': ('model=hyperbf', PLAIN | {'model.stage2.sigma_per': 'layer', 'model.stage2.normalize_inputs': True}),
+  'balls with linear coefficients': KINDS['linear'],
+  'mlp': KINDS['mlp'],
+  'gated mlp': ('model=vit', {'model.stage2.activation': 'swiglu'}),
 }
 
 
@@ -114,6 +125,80 @@ def test_the_gradient_orders_units_as_their_removal_by_a_little_does(any_run, im
   np.testing.assert_allclose((excess[0] - excess[1]) / 0.01, found[:, 1], rtol=0.1, atol=5e-4)
 
 
+@pytest.fixture(scope='module', params=GROWING)
+def growing(request, toy):
+  """Return a network with random parameters, the options of its stage 2, and the place of a new unit."""
+  arguments, changes = GROWING[request.param]
+  config = toy(arguments, **{'model.depth': 2, 'model.patch': 2, 'data.mean': (0.3,), 'data.std': (0.4,), **changes})
+  task, draws = make_task(config), np.random.default_rng(0)
+  model = task.make_model(config.model)
+  shapes = abstract_params(model, task.shape)
+  params = jax.tree.map(lambda z: jnp.asarray(draws.normal(size=z.shape) / 2, jnp.float32), shapes)
+  d = 16 // int(changes.get('model.stage2.heads', 1))
+  return model, params, config.model.stage2, draws.normal(size=(2, 16) if request.param == 'gated mlp' else d)
+
+
+def test_add_then_remove_restores(growing):
+  model, params, _, place = growing
+  added = unit_params.add(model, params, 'block0', place, np.ones(16))
+  assert jax.tree.map(np.shape, added.params) == jax.tree.map(np.shape, abstract_params(added.model, (8, 8, 1)))
+  removed = unit_params.remove(added.model, added.params, 'block0', added.unit)
+  assert removed.model == model
+  same(removed.params, params)
+
+
+def test_an_added_unit_adds_its_response_times_its_coefficient(growing):
+  """Against the definitions in float64: stage 2 of block 0 adds R(y) c to a token, and other blocks add nothing."""
+  model, params, options, place = growing
+  y, c = np.random.default_rng(1).normal(size=(2, 5, 16)).astype(np.float32), np.linspace(-1, 1, 16)
+  heads = options.get('heads', 1)
+  added = unit_params.add(model, params, 'block0', place, c, head=heads - 1, bias=0.3)
+  np.testing.assert_array_equal(unit_params.coefficients(added.params, 'block0')[added.unit], c.astype(np.float32))
+
+  def change(block):
+    before, after = (of_stage2(m, p[block]['stage2'], y) for m, p in ((model, params), added[:2]))
+    return after - before
+
+  own = y.reshape(2, 5, heads, -1)[:, :, -1]  # the dimensions of the last head
+  expected = response(options, added.params['block0']['stage2'], own.astype(np.float64), place)
+  np.testing.assert_allclose(change('block0'), expected[..., None] * c, rtol=1e-3, atol=1e-4)
+  np.testing.assert_allclose(change('block1'), 0, atol=1e-4)
+
+
+def of_stage2(model, params, tokens):
+  return np.asarray(model.trunk.stage2(name=None).apply({'params': params}, tokens), np.float64)
+
+
+def test_a_silent_unit_more_changes_no_logit(made, images):
+  run = made(*GROWING['two heads'][:1], **GROWING['two heads'][1])
+  added = unit_params.add(run.model, run.params, 'block0', np.zeros(8), np.zeros(16), head=1)
+  found = interventions.effect(run, added.params, images, run.test.labels[:16], added.model)
+  assert found.loss == pytest.approx((0, 0), abs=1e-5) and found.answers.mean == 0
+  grown = run.with_params(added.params, added.model)
+  np.testing.assert_allclose(grown.logits(images), run.logits(images), rtol=1e-4, atol=1e-5)
+
+
+def response(options, unit, y, place):
+  """Return the response of the last unit at `place` to tokens y [B, N, d] by its definition, in float64."""
+  if 'out' in unit:
+    z = y @ np.atleast_2d(place).T + 0.3
+    if len(place) == 2:
+      return z[..., 0] / (1 + np.exp(-z[..., 0])) * z[..., 1]
+    return np.maximum(z[..., 0], 0) if options.activation == 'relu' else jax.nn.gelu(z[..., 0])
+  own = {name: np.asarray(value, np.float64) for name, value in unit.items()}
+  t, variance = np.asarray(place, np.float64), np.exp(2 * own['log_sigma'].mean(axis=0)[0, -1])
+  if options.sigma_per == 'center':
+    variance = np.exp(2 * own['log_sigma'][-1, 0, :-1].mean())
+  if options.kernel == 'ball_silu':
+    depth = own['depth'][0, 0, :-1].mean() + (t @ t + len(t)) / (2 * variance)
+    z = depth - np.sum((own['metric'][-1] * (y - t)) ** 2, axis=-1) / (2 * variance)
+    return z / (1 + np.exp(-z))
+  if options.normalize_inputs:
+    y, t = y / np.linalg.norm(y, axis=-1, keepdims=True), t / np.linalg.norm(t)
+  s = np.sum((own['metric'][-1] * (y - t)) ** 2, axis=-1) / (2 * variance)
+  return np.exp(own['log_gain'][-1] - s)
+
+
 def test_random_centers_lie_on_tokens(run, images):
   points = interventions.points_of(run, images)
   other = interventions.with_random_centers(run, points, seed=0)
@@ -136,3 +221,12 @@ def test_wrong_interventions(run, made):
     unit_params.move(made('model=vit').params, 'block0', 0, jnp.zeros(16))
   with pytest.raises(UserError, match='stage 2 of block0 has no units'):
     unit_params.count_units(made('model=gated').params, 'block0')
+  with pytest.raises(UserError, match='normalizes its responses over the centers'):
+    unit_params.add(run.model, run.params, 'block0', np.zeros(16), np.zeros(16))
+  plain = made(*GROWING['two heads'][:1], **GROWING['two heads'][1])
+  with pytest.raises(UserError, match=r'place has shape \(3,\): expected \(8,\)'):
+    unit_params.add(plain.model, plain.params, 'block0', np.zeros(3), np.zeros(16))
+  with pytest.raises(UserError, match='head is 2: expected 0 to 1'):
+    unit_params.add(plain.model, plain.params, 'block0', np.zeros(8), np.zeros(16), head=2)
+  with pytest.raises(UserError, match='a head of block0 has no silent unit'):
+    unit_params.remove(plain.model, plain.params, 'block0', 3)

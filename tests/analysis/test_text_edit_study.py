@@ -12,13 +12,16 @@ import pytest
 import hbf
 from hbf.analysis import text_edit_study, text_facts
 from hbf.analysis.report.text_edit_report import draw, table
-from hbf.analysis.text_edit_study import TEXT_METHODS, Edits, TextFineTuning
-from hbf.analysis.text_facts import LAST, LAYERS, MIDDLE, Passages, Places, make_facts
+from hbf.analysis.text_edit_study import TEXT_METHODS, Edits, TextFineTuning, TextTrial
+from hbf.analysis.text_facts import make_facts
 from hbf.analysis.texts import TextRun
 from hbf.config.resolve import resolve
 from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import learn_tokenizer
+from hbf.editing import places, text
+from hbf.editing.places import LAYERS, Passages, Places, read
 from hbf.errors import UserError
+from hbf.models.edited import LAST, MIDDLE
 from hbf.models.generation import Sampling, generate
 from hbf.tasks.registry import make_task
 from hbf.training.restore import Restored
@@ -54,7 +57,7 @@ def few():
     patch.setattr(text_edit_study, 'SETS', {'prompt': 1, 'copies': 2, 'reworded': 1, 'controls': 2})
     patch.setattr(text_edit_study, 'GUARDED', 512)
     patch.setattr(text_edit_study, 'NAMED', 8)
-    patch.setattr(text_facts, 'BEGINNINGS', 5)
+    patch.setattr(places, 'BEGINNINGS', 5)
     yield
 
 
@@ -78,11 +81,11 @@ def test_facts_have_names_of_their_own():
 
 
 def test_places_precede_the_tokens_of_the_continuation():
-  places = Places.of([(np.array([5, 6]), np.array([7, 8, 9])), (np.array([1]), np.array([2]))], 6)
-  assert places.windows.tolist() == [[5, 6, 7, 8, 0, 0], [1, 0, 0, 0, 0, 0]]
-  assert places.windows[places.rows, places.columns].tolist() == [6, 7, 8, 1]
-  assert places.following.tolist() == [7, 8, 9, 2]
-  assert text_facts.contexts(places)[1].tolist() == [7, 6, 5, -1, -1, -1]
+  found = Places.of([(np.array([5, 6]), np.array([7, 8, 9])), (np.array([1]), np.array([2]))], 6)
+  assert found.windows.tolist() == [[5, 6, 7, 8, 0, 0], [1, 0, 0, 0, 0, 0]]
+  assert found.windows[found.rows, found.columns].tolist() == [6, 7, 8, 1]
+  assert found.following.tolist() == [7, 8, 9, 2]
+  assert text_facts.contexts(found)[1].tolist() == [7, 6, 5, -1, -1, -1]
 
 
 def test_passages_are_parts_of_the_text_and_end_with_a_line_break():
@@ -98,11 +101,11 @@ def test_the_arrays_at_a_place_are_the_networks(run):
   """A place's point is its token in a layer. The head maps features to logits. Later tokens have no effect."""
   text = run.windows('test', 2)
   whole = Places.everywhere(text)
-  seen = text_facts.read(run, whole)
+  seen = read(run.model, run.params, whole)
   np.testing.assert_allclose(seen[LAST].logits.reshape(2, 64, -1), run.observe(text).logits, rtol=1e-4, atol=1e-4)
   head = run.params['embedding']['embedding']
   np.testing.assert_allclose(seen[LAST].features @ head.T, seen[LAST].logits, rtol=1e-3, atol=1e-3)
-  cut = text_facts.read(run, Places.of([(text[0, :20], text[0, 20:22])], 64))
+  cut = read(run.model, run.params, Places.of([(text[0, :20], text[0, 20:22])], 64))
   for layer in LAYERS:
     np.testing.assert_allclose(cut[layer].points, seen[layer].points[[19, 20]], rtol=1e-3, atol=1e-3)
   np.testing.assert_allclose(seen[LAST].points.mean(axis=1), 0, atol=1e-4)  # this LayerNorm has no bias
@@ -118,6 +121,21 @@ def test_a_fact_is_written_after_its_prompt(name, split, bases):
   if name.startswith('lookup'):
     assert found['changed'] == found['controls'] == found['reworded'] == 0
     assert found['copies'] == (100 if name == 'lookup of the prompt' else 0)
+
+
+def test_the_study_and_the_command_make_the_same_edits(run, bases, split):
+  """The command's logits are those of the study's ball in the metric of copies, at every place of the first fact."""
+  wanted = TEXT_METHODS['HyperBF ball, metric of copies']
+  study = Edits(wanted, TextTrial(LAST, 1.0, 4.0), bases, split).logits(range(1))
+  train = run.task.splits(0.3)['train'].tokens
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(text, 'GUARDED', 512)
+    editor = text.TextEditor(run.model, run.params, run.tokenizer, train, None, (0, False))
+  editor.edit(FACTS[0].prompt, FACTS[0].answer, 1.0, 4.0)
+  for name in ('prompt', 'copies', 'controls', 'text'):
+    seen = split.seen[name][LAST].at(split.rows(name, range(1)))
+    found = seen.logits + editor.edits.changes(seen.points)
+    np.testing.assert_allclose(found, study[name], rtol=1e-3, atol=5e-3)
 
 
 def test_without_edits_nothing_changes(run, split):

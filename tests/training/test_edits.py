@@ -1,6 +1,7 @@
 """Tests of edits of a trained classifier: they do what they say, leave the rest alone, and can be undone."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -11,6 +12,7 @@ from PIL import Image
 import hbf
 from hbf.editing.edit import edit_files, guarded_images
 from hbf.editing.guard import Reader, copies, distance_to_others, measure_metric, moves
+from hbf.editing.text import edit_text
 from hbf.errors import UserError
 from hbf.models.edited import EDITS, EditedClassifier, Observed
 from hbf.training.edits import Edit, Edits
@@ -51,10 +53,8 @@ def logits(run, images):
 
 def random_edits(count, dims=6, classes=4, seed=0):
   rng = np.random.default_rng(seed)
-  made = [
-    Edit(f'{i}', 'a', 'b', *(rng.normal(size=n).astype(np.float32) for n in [dims]), 1.5, rng.normal(size=classes))
-    for i in range(count)
-  ]
+  centers, changes = rng.normal(size=(count, 1, dims)).astype(np.float32), rng.normal(size=(count, 1, classes))
+  made = [Edit(f'{i}', 'a', 'b', centers[i], np.array([1.5]), changes[i]) for i in range(count)]
   return Edits(0, False, rng.normal(size=(dims, dims)).astype(np.float32) / 2, tuple(made))
 
 
@@ -62,14 +62,15 @@ def test_changes_are_a_hyperbf_that_interpolates():
   """The changes equal the definition in float64. At the centers, they are the wanted changes."""
   edits = random_edits(5)
   points = np.random.default_rng(1).normal(size=(200, 6))
-  w, t = edits.metric.astype(np.float64), np.array([edit.center for edit in edits.edits], np.float64)
+  w, t = edits.metric.astype(np.float64), np.concatenate([edit.centers for edit in edits.edits]).astype(np.float64)
 
   def k(x):
     return np.maximum(1 - np.sum(((x[:, None] - t) @ w.T) ** 2, -1) / 1.5**2, 0)
 
-  c = np.linalg.solve(k(t), np.array([edit.change for edit in edits.edits]))
+  changes = np.concatenate([edit.changes for edit in edits.edits])
+  c = np.linalg.solve(k(t), changes)
   np.testing.assert_allclose(edits.changes(points), k(points) @ c, rtol=1e-3, atol=1e-4)
-  np.testing.assert_allclose(edits.changes(t), [edit.change for edit in edits.edits], rtol=1e-3, atol=1e-4)
+  np.testing.assert_allclose(edits.changes(t), changes, rtol=1e-3, atol=1e-4)
 
 
 def test_an_edited_image_leads_by_the_margin_and_far_images_stay(run, images, wanted, edited):
@@ -128,7 +129,7 @@ def test_wrong_edits(run, images, wanted, edited):
     hbf.edit(run, images[:1], ['cat'], among=images)
   with pytest.raises(UserError, match='label is 10: expected 0 to 9'):
     hbf.edit(run, images[:1], [10], among=images)
-  with pytest.raises(UserError, match='labels has 2 entries for 1 images'):
+  with pytest.raises(UserError, match='answers has 2 entries for 1 images'):
     hbf.edit(run, images[:1], [1, 2], among=images)
   with pytest.raises(UserError, match='reach is 0'):
     hbf.edit(run, images[:1], wanted[:1], among=images, reach=0.0)
@@ -146,13 +147,13 @@ def test_the_file_of_edits(folder, edited):
   again = read_edits(folder)
   assert (again.step, again.average, len(again)) == (edited.step, False, 3)
   for mine, theirs in zip(again.edits, edited.edits.edits, strict=True):
-    assert (mine.source, mine.was, mine.label, mine.radius) == (
+    assert (mine.source, mine.was, mine.label, mine.radii) == (
       theirs.source,
       theirs.was,
       theirs.label,
-      theirs.radius,
+      theirs.radii,
     )
-    np.testing.assert_array_equal(mine.center, theirs.center)
+    np.testing.assert_array_equal(mine.centers, theirs.centers)
   write_edits(folder, None)
   assert not (folder / FILE).exists()
   with pytest.raises(UserError, match='has no edits: make one'):
@@ -188,6 +189,27 @@ def test_edits_of_files(folder, images, wanted, tmp_path):
   assert not (folder / FILE).exists()
   with pytest.raises(UserError, match='there is nothing to undo'):
     undo(folder, 0)
+
+
+def test_an_image_run_has_no_prompt_to_edit(folder):
+  with pytest.raises(UserError, match='holds a run of task classification: give images with their --label'):
+    edit_text(folder, 'The ', 'cat')
+  assert not (folder / FILE).exists()
+
+
+def test_a_file_of_before_edits_of_texts_is_read(folder, edited):
+  write_edits(folder, edited.edits)
+  with np.load(folder / FILE) as stored:
+    arrays = dict(stored)
+  about = json.loads(str(arrays.pop('about')))
+  for edit in about['edits']:
+    del edit['centers']
+  np.savez(folder / FILE, about=np.array(json.dumps(about)), **arrays)
+  found = read_edits(folder)
+  np.testing.assert_array_equal(found.params['coefficients'], edited.edits.params['coefficients'])
+  np.savez(folder / FILE, about=np.array(json.dumps(about)), **arrays | {'radius': arrays['radius'][1:]})
+  with pytest.raises(UserError, match='other numbers of centers'):
+    read_edits(folder)
 
 
 def test_the_metric_draws_copies_together(run, images):

@@ -1,6 +1,7 @@
 """Tests of runs on texts, which have the same loop, checkpoints and commands as runs on images."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -9,12 +10,18 @@ from toy_runs import ONE, QUIET, assert_same_run, stop_at, timeless
 
 import hbf
 from configs import text
+from hbf.editing import places
+from hbf.editing import text as text_edits
+from hbf.editing.edit import edit_files
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
+from hbf.training import export
+from hbf.training.edits_file import FILE, read_edits, to_rows, undo
 from hbf.training.evaluate import evaluate_workdir
 from hbf.training.generate import write_texts
 from hbf.training.loop import train
 from hbf.training.workdir import load_config
+from tests.commands import run_each
 
 SMALL = {
   'model.width': 16,
@@ -166,3 +173,108 @@ def test_another_text_is_not_the_runs(finished, sentences, tmp_path):
 def test_texts_have_no_copies(finished):
   with pytest.raises(UserError, match='copies=mirror is for images; the run is on texts'):
     evaluate_workdir(finished[0], 'latest', 'test', ONE, copies='mirror')
+
+
+PROMPT, ANSWER = 'the cat sat on ', 'gold.'
+
+
+@pytest.fixture(scope='module')
+def few():
+  """Guard few places, and measure the metric on few copies."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(text_edits, 'GUARDED', 480)
+    patch.setattr(places, 'BEGINNINGS', 20)
+    yield
+
+
+@pytest.fixture(scope='module')
+def edited(tmp_path_factory, finished, few):
+  """A copy of the run with an edit, made as by the command. And the numbers that the command prints."""
+  folder = shutil.copytree(finished[0], tmp_path_factory.mktemp('edited') / 'run')
+  return folder, text_edits.edit_text(folder, PROMPT, ANSWER)
+
+
+def write(folder, edits):
+  return write_texts(folder, [PROMPT], len(ANSWER), Sampling(temperature=0), edits=edits)
+
+
+def test_an_edited_model_writes_the_answer_and_only_if_asked_to(edited, finished):
+  folder, made = edited
+  assert made.guarded == 480 and made.changed < 10  # some guarded places have the same text before them
+  assert write(folder, True) == [ANSWER] != write(folder, False)
+  (edit,) = read_edits(folder).edits
+  assert (edit.source, edit.label, len(edit.centers)) == (PROMPT, ANSWER, len(ANSWER))
+  assert [edit.was] == write(folder, False)
+  assert to_rows(read_edits(folder))[0][1:4] == (f'‘{PROMPT}’', edit.was, ANSWER)
+  result = evaluate_workdir(folder, 'latest', 'test', ONE, edits=True).result
+  assert result['edits'] == len(ANSWER) and result['n'] == finished[2]['n']
+
+
+def test_undo_of_a_text_edit_is_exact(edited, finished, tmp_path, few):
+  folder = shutil.copytree(edited[0], tmp_path / 'run')
+  text_edits.edit_text(folder, 'the dog lay on ', 'mat')
+  assert [len(edit.centers) for edit in read_edits(folder).edits] == [5, 3]
+  undo(folder, 1)
+  again, first = (read_edits(z).params for z in (folder, edited[0]))
+  jax.tree.map(np.testing.assert_array_equal, again, first)
+  undo(folder, 0)
+  assert not (folder / FILE).exists()
+  run = hbf.load(folder)
+  bare = hbf.load(edited[0], edits=True).undo()
+  assert bare.model == run.model and bare.edits is None
+  jax.tree.map(np.testing.assert_array_equal, dict(bare.params), dict(run.params))
+
+
+def test_prompts_are_edited_in_python_as_by_the_command(edited, finished, few):
+  run = hbf.edit(hbf.load(finished[0]), [PROMPT], [ANSWER])
+  np.testing.assert_array_equal(run.edits.params['centers'], read_edits(edited[0]).params['centers'])
+  assert run.generate([PROMPT], 5, temperature=0) == [ANSWER]
+  with pytest.raises(UserError, match='expected a list of prompts'):
+    hbf.edit(run, PROMPT, [ANSWER])
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'answer', 'said'),
+  [
+    (PROMPT, 'quiz', "answer 'quiz': the vocabulary lacks the characters 'i', 'q', 'u', 'z'"),
+    ('', ANSWER, 'the prompt is empty'),
+    (PROMPT, '', 'the answer is empty'),
+    ('the ' * 6, ANSWER, 'prompt and answer have 29 tokens: the model reads at most 24'),
+    (PROMPT, ANSWER, 'is continued by .* already: there is nothing to edit'),
+    (PROMPT, 'the mat', "overlaps edit 0, which answers 'gold.': undo that edit first"),
+    (PROMPT + 'go', 'es', "overlaps edit 0, which answers 'gold.': undo that edit first"),
+  ],
+)
+def test_wrong_edits_of_texts_change_nothing(edited, few, prompt, answer, said):
+  before = {path: path.read_bytes() for path in edited[0].rglob('*') if path.is_file()}
+  with pytest.raises(UserError, match=said) as caught:
+    text_edits.edit_text(edited[0], prompt, answer)
+  assert '\n' not in str(caught.value)
+  assert {path: path.read_bytes() for path in edited[0].rglob('*') if path.is_file()} == before
+
+
+def test_an_edit_needs_the_right_kind_of_run(edited, make, tmp_path, monkeypatch):
+  with pytest.raises(UserError, match='holds a run of task next_token: give --prompt with --answer'):
+    edit_files(edited[0], ['cat.png'], 'cat')
+  with pytest.raises(UserError, match='holds a run of task next_token: give a run of task classification'):
+    export.from_run(edited[0], edits=True)
+  run = hbf.load(edited[0])
+  without = {**run.params, 'block0': {**run.params['block0'], 'stage2': {'hidden': {}, 'out': {}}}}
+  with pytest.raises(UserError, match='stage 2 of block0 has no centers'):
+    text_edits.check_centers(run.model, without)
+
+
+@pytest.mark.slow
+def test_wrong_flags_of_edit_end_in_one_line():
+  flags = [['--prompt=a'], ['--label=cat', '--prompt=a', '--answer=b'], ['--label=cat'], ['cat.png'], []]
+  done = run_each([('hbf/cli/edit.py', '--workdir=/nowhere', *own) for own in flags])
+  assert [status for status, *_ in done] == [1] * 5
+  assert [error.count('\n') for *_, error in done] == [1] * 5
+  said = (
+    'belong together',
+    'give images with their --label, or',
+    'no images given',
+    '--label is missing',
+    'or --list',
+  )
+  assert all(part in error for part, (*_, error) in zip(said, done, strict=True))

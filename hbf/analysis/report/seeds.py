@@ -27,8 +27,13 @@ def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
   mean, count = float(values.mean()), len(values)
   if count < SEEDS:
     return Estimate(mean, mean - below, mean + above)
-  half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * values.std(ddof=1) / math.sqrt(count))
+  half = student_half(values)
   return Estimate(mean, max(0.0, mean - math.hypot(below, half)), min(100.0, mean + math.hypot(above, half)))
+
+
+def student_half(values: np.ndarray) -> float:
+  """Return half of the length of Student's 95% confidence interval of a mean, for the values [S] of S seeds."""
+  return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def about_intervals(count: int) -> str:

@@ -1,0 +1,166 @@
+"""Section on several seeds of one network: means and spreads of the numbers of their pages."""
+
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hbf.analysis.report.page import PageTable, Paragraph, Section
+from hbf.analysis.report.seeds import student_half
+from hbf.comparison.statistics import SEEDS as FEWEST
+from hbf.errors import UserError
+from hbf.training.workdir import load_config, read_json
+
+FILE = 'explain.json'
+FAULTS = {'dead': 'dead', 'constant': 'constant', 'low_share': 'low-share', 'doubled': 'doubled'}
+MEASURED = ('interventions', 'relevance', 'centers')  # sections whose numbers depend on a number of images
+
+
+class SeedRun(NamedTuple):
+  """A run and the numbers of its page.
+
+  Attributes:
+    workdir: the run folder.
+    numbers: the numbers of each section by its name, as in explain.json.
+  """
+
+  workdir: pathlib.Path
+  numbers: Mapping[str, Any]
+
+  @property
+  def seed(self) -> int:
+    """The seed of the run."""
+    return int(load_config(self.workdir).seed)
+
+
+def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) -> list[SeedRun]:
+  """Read the numbers of other runs of the network of a run.
+
+  Args:
+    workdir: the folder of the run.
+    others: folders of the other runs.
+    average: True if the page of the run is about the moving average of the parameters.
+
+  Raises:
+    UserError: a folder is no run folder, has another network or the seed of another run, or no page of its own. Or
+      its page is about other parameters.
+  """
+  found, config = [], _without_seed(workdir)
+  seeds = {load_config(workdir).seed: workdir}
+  for folder in (pathlib.Path(other).expanduser() for other in others):
+    if _without_seed(folder) != config:
+      raise UserError(f'{folder} differs from {workdir} in more than its seed: give runs with the same config')
+    if (seed := load_config(folder).seed) in seeds:
+      raise UserError(f'{folder} has seed {seed} like {seeds[seed]}: give runs with different seeds')
+    seeds[seed] = folder
+    numbers = read_json(folder / FILE, f'write it again by `hbf explain --workdir={folder}`', 'run')
+    if numbers is None or 'first' in numbers['run']:
+      raise UserError(f'{folder} has no page of this run alone: write it first by `hbf explain --workdir={folder}`')
+    wanted = 'average' if average else 'parameters'
+    if (evaluated := numbers['run'].get('evaluated')) != wanted:
+      raise UserError(f'the page of {folder} is about the {evaluated}, and this one about the {wanted}: explain both')
+    found.append(SeedRun(folder, numbers))
+  return found
+
+
+def _without_seed(workdir: pathlib.Path) -> dict[str, Any]:
+  """Return the config of a run without its seed and the place of the data."""
+  config = load_config(workdir).to_dict()
+  del config['seed']
+  config['data'] = {key: value for key, value in config['data'].items() if key not in ('dir', 'root')}
+  return config
+
+
+def section(runs: Sequence[SeedRun]) -> Section:
+  """Return the section: the mean and the spread of each quantity over at least two runs, the page's own run first."""
+  unlike = _unlike(runs)
+  each = [quantities({name: z for name, z in run.numbers.items() if name not in unlike}) for run in runs]
+  names = [name for name in each[0] if all(name in found for found in each)]
+  values = {name: np.array([found[name] for found in each]) for name in names}
+  numbers: dict[str, Any] = {'runs': [run.workdir.name for run in runs], 'seeds': [run.seed for run in runs]}
+  numbers['values'] = {name: _summary(of_runs) for name, of_runs in values.items()}
+  enough = len(runs) >= FEWEST
+  interval = ['95% interval'] if enough else []
+  header = ['', 'mean', 'standard deviation', *interval, *(f'seed {run.seed}' for run in runs)]
+  rows = [[name, *_cells(of_runs, enough)] for name, of_runs in values.items()]
+  about = 'The interval is Student’s, over the seeds.' if enough else f'Fewer than {FEWEST} runs give no interval.'
+  caption = (
+    f'Means and standard deviations over {len(runs)} runs of this network with different seeds, on the same data. '
+    f'{about} Units of different runs do not correspond, so totals over the units are compared.'
+  )
+  parts: list[Any] = [PageTable(header, rows, caption)]
+  if unlike:
+    left = ', '.join(unlike)
+    said = f'The pages of these runs used different numbers of images. So these sections are left out: {left}.'
+    parts.append(Paragraph(said))
+  command = 'hbf explain --workdir=RUN --seed_run=RUN_OF_ANOTHER_SEED'
+  return Section('seeds', 'Several seeds', parts, numbers, command)
+
+
+def _unlike(runs: Sequence[SeedRun]) -> list[str]:
+  """Return the names of the sections for which the pages used different numbers of images or windows."""
+
+  def counts(run: SeedRun, name: str) -> list[Any]:
+    return [run.numbers.get(name, {}).get(key) for key in ('images', 'windows')]
+
+  return [name for name in MEASURED if any(counts(run, name) != counts(runs[0], name) for run in runs)]
+
+
+def _summary(values: np.ndarray) -> dict[str, Any]:
+  """Return the mean, the standard deviation, half of Student's interval (None for few seeds), and each value."""
+  half = student_half(values) if len(values) >= FEWEST else None
+  return {'mean': float(values.mean()), 'deviation': float(values.std(ddof=1)), 'half': half, 'each': values.tolist()}
+
+
+def _cells(values: np.ndarray, enough: bool) -> list[str]:
+  digits = 1 if np.abs(values).max() >= 10 else 3
+  mean = f'{values.mean():.{digits}f}'
+  interval = [f'± {student_half(values):.{digits}f}'] if enough else []
+  return [mean, f'{values.std(ddof=1):.{digits}f}', *interval, *(f'{value:.{digits}f}' for value in values)]
+
+
+def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
+  """Return the numbers of a page that can be compared between seeds, by a name for readers.
+
+  Args:
+    numbers: the numbers of each section, as in explain.json. A section that is missing, or that the model lacks, adds
+      nothing.
+  """
+  scores = {'accuracy': 'test accuracy, %', 'token_nll': 'test loss, nats a token'}
+  found = {said: numbers['run'][name] for name, said in scores.items() if name in numbers['run']}
+  found |= _of_silencing(numbers.get('interventions', {}))
+  relevance = numbers.get('relevance', {})
+  areas = {
+    'area': 'area below the curve, most relevant patches first',
+    'area_random': 'area below the curve, patches at random',
+    'lost_over_vote': 'lost logit over vote of the strongest voter',
+  }
+  found |= {said: relevance[name] for name, said in areas.items() if name in relevance}
+  blocks = [value for name, value in numbers.get('centers', {}).items() if name.startswith('block')]
+  for fault, said in FAULTS.items():
+    if blocks and all(fault in block for block in blocks):
+      found[f'{said} centers, all blocks'] = sum(block[fault] for block in blocks)
+  return {name: float(value) for name, value in found.items()}
+
+
+def _of_silencing(numbers: Mapping[str, Any]) -> dict[str, float]:
+  """Return the numbers of the section on interventions: areas, and changes of the loss."""
+  found = {f'area below the curve, {name} first': area['mean'] for name, area in numbers.get('area', {}).items()}
+  if (random := found.pop('area below the curve, random first', None)) is not None:
+    found['area below the curve, units at random'] = random
+  for name, less in numbers.get('area_below_random', {}).items():
+    found[f'area for random order minus area for {name}'] = less['mean']
+  if silenced := [_loss(effect) for effect in numbers.get('silenced', {}).values()]:
+    found['change of the loss without one unit, greatest'] = max(silenced)
+    found['change of the loss without one unit, mean of those tried'] = float(np.mean(silenced))
+  draws: dict[str, list[float]] = {}
+  for name, effect in numbers.get('controls', {}).items():
+    draws.setdefault(re.sub(r', draw \d+$', '', name), []).append(_loss(effect))
+  return found | {f'change of the loss, {name}': float(np.mean(losses)) for name, losses in draws.items()}
+
+
+def _loss(effect: Mapping[str, Any]) -> float:
+  """Return the mean change of the loss. Pages of texts have no other changes."""
+  return float(effect.get('loss', effect)['mean'])

@@ -1,0 +1,154 @@
+"""The editor of a network. It makes the centers that correct the answers for single examples."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hbf.editing.guard import distance_to_others
+from hbf.errors import UserError
+from hbf.models.edited import Observed
+from hbf.tasks.registry import make_task
+from hbf.tasks.task import Task
+from hbf.training.edits import Edit, Edits
+from hbf.training.workdir import check_data, load_config
+
+REACH = 1.0  # docs/research/edit.md has the trials that chose it
+GUARDED = 20_000  # the largest number of training examples whose answers should stay
+
+
+class Editor:
+  """A network to edit, and the examples whose answers should not change. These are the guarded examples.
+
+  A center lies at the point of an edited example, and acts in a ball. The radius of the ball is `reach` times a
+  distance: from the center to the nearest guarded example whose answer is not the new one. Centers of earlier edits
+  with another answer count as such examples. With a reach of at most 1 the ball contains none of these examples, so
+  their logits do not change. The center raises one logit of the edited example: the new answer's logit becomes the
+  largest, by `margin`.
+
+  Attributes:
+    kind: the kind of the examples, for messages.
+    overlap: the message if a new edit has an example of an earlier one.
+    guard: the logits and the points of the guarded examples.
+    edits: the edits made so far.
+  """
+
+  kind: ClassVar[str]
+  overlap: ClassVar[str]
+
+  def __init__(self, guard: Observed, edits: Edits) -> None:
+    """Keep the guarded examples and the edits made so far."""
+    self.guard, self.edits = guard, edits
+
+  def _with_edit(
+    self, edits: Edits, names: tuple[str, str, str], seen: Observed, answers: np.ndarray, reach: float, margin: float
+  ) -> Edits:
+    """Return edits with one more edit.
+
+    Args:
+      edits: the edits made so far.
+      names: `source`, `was` and `label` of the new edit (`hbf.training.edits.Edit`).
+      seen: the network's arrays for the m examples of the new edit, without any edits.
+      answers: the number of the new answer for each example, int [m].
+      reach: as in the class.
+      margin: as in the class.
+
+    Raises:
+      UserError: an earlier edit has a center at a point of the new edit. Or all guarded examples have a new answer.
+    """
+    radii = [
+      reach * self._distance(point, answer, edits, names) for point, answer in zip(seen.points, answers, strict=True)
+    ]
+    return edits.added(Edit(*names, seen.points, np.array(radii), leading(seen.logits, answers, margin)))
+
+  def _distance(self, point: np.ndarray, answer: int, edits: Edits, names: tuple[str, str, str]) -> float:
+    """Return the distance from a point to the nearest guarded example or earlier center with another answer."""
+    source, _, label = names
+    to_edits = np.inf
+    for number, edit in enumerate(edits.edits):
+      away = np.linalg.norm((edit.centers - point) @ edits.metric.T, axis=-1)
+      if np.any(away < 1e-3 * edit.radii):
+        found = self.overlap.format(source=source, number=number, label=edit.label)
+        raise UserError(f'{found}: undo that edit first, `hbf edit --undo={number}`')
+      to_edits = min(to_edits, float(np.min(away, initial=np.inf, where=edit.answers != answer)))
+    distance = min(distance_to_others(self.guard, point, answer, edits.metric), to_edits)
+    if not np.isfinite(distance):
+      raise UserError(
+        f'all {self.kind}s whose answers should stay are answered {label}: give some that have other answers'
+      )
+    return distance
+
+  @property
+  def changed(self) -> np.ndarray:
+    """True for each guarded example whose answer the edits change, bool [n]."""
+    return edited_answers(self.guard, self.edits) != self.guard.logits.argmax(axis=-1)
+
+
+def check_options(reach: float, margin: float) -> None:
+  """Raise UserError unless reach and margin are positive numbers."""
+  if not (0 < reach < np.inf and 0 < margin < np.inf):
+    raise UserError(f'reach is {reach} and margin {margin}: expected numbers above 0')
+
+
+def edited_answers(seen: Observed, edits: Edits) -> np.ndarray:
+  """Return the answers of the edited network to n examples, int [n].
+
+  Args:
+    seen: the arrays of the network without edits, for the n examples.
+    edits: the edits.
+  """
+  return np.asarray((seen.logits + edits.changes(seen.points)).argmax(axis=-1))
+
+
+def leading(logits: np.ndarray, answers: Sequence[int] | np.ndarray, margin: float) -> np.ndarray:
+  """Return changes of logits [n, C] after which the logit of each answer leads by exactly `margin`.
+
+  Args:
+    logits: the logits without edits, [n, C].
+    answers: the number of the new answer of each example, int [n].
+    margin: difference between the answer's logit and the largest other logit, after the change.
+  """
+  changes, others, rows = np.zeros_like(logits), logits.copy(), np.arange(len(logits))
+  others[rows, answers] = -np.inf
+  changes[rows, answers] = others.max(axis=1) - logits[rows, answers] + margin
+  return changes
+
+
+class Made(NamedTuple):
+  """The numbers that a command prints about an edit.
+
+  Attributes:
+    guarded: the number of guarded examples.
+    changed: the increase in the number of guarded examples with a changed answer.
+  """
+
+  guarded: int
+  changed: int
+
+
+def task_with_data(workdir: pathlib.Path, config: Any, **moved: str) -> Task:
+  """Return the task of a run with its data set.
+
+  Args:
+    workdir: the run folder.
+    config: the config of the run.
+    **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
+      value of the run.
+
+  Raises:
+    UserError: the data set is missing, or differs from the run's.
+  """
+  config = config.copy_and_resolve_references()
+  config.data.update({key: value for key, value in moved.items() if value})
+  task = make_task(config)
+  check_data(workdir, task.identity())
+  return task
+
+
+def check_task(workdir: pathlib.Path, wanted: str) -> None:
+  """Raise UserError unless the run in a folder is of the task `wanted`."""
+  if (task := load_config(workdir).task) != wanted:
+    ways = {'classification': 'give images with their --label', 'next_token': 'give --prompt with --answer'}
+    cure = ways.get(task, 'edits are for runs of task classification or next_token')
+    raise UserError(f'{workdir} holds a run of task {task}: {cure}')

@@ -1,0 +1,156 @@
+"""Places in texts, at which a language model predicts the next token, and the model's arrays there."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hbf.data.pipeline.order import evenly_spaced
+from hbf.errors import UserError
+from hbf.evaluation.batches import in_batches
+from hbf.models.build import unrolled
+from hbf.models.edited import FEATURES, LAST, MIDDLE, Observed, layers_of_tokens
+from hbf.models.language import LanguageModel
+
+BATCH = 16  # windows
+LAYERS = (MIDDLE, LAST)
+
+# The metric of copies: number of beginnings of lines, passages before each, and the tokens of a beginning to read.
+BEGINNINGS, PASSAGES, READ = 300, 10, (15, 21, 27, 33)
+FULL, SHORTEST = 64, 8  # windows of fewer tokens than FULL read earlier tokens; fewer than SHORTEST are too few
+
+
+class Places(NamedTuple):
+  """Places in texts at which a language model predicts the next token.
+
+  Attributes:
+    windows: the texts, int32 [n, T]. Zeros fill a window after its text. A causal model's answers do not depend on
+      them.
+    rows: the window of each place, int [m].
+    columns: the number of the place's token in its window, int [m].
+    following: the token that follows, int [m].
+  """
+
+  windows: np.ndarray
+  rows: np.ndarray
+  columns: np.ndarray
+  following: np.ndarray
+
+  @classmethod
+  def of(cls, texts: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> 'Places':
+    """Return the places at which continuations are predicted.
+
+    Args:
+      texts: pairs of a text and its continuation, int [a] and [b], with a + b ≤ `length` + 1.
+      length: T, tokens in a window.
+    """
+    windows = np.zeros((len(texts), length), np.int32)
+    for row, (text, after) in zip(windows, texts, strict=True):
+      known = np.concatenate([text, after])[:-1]
+      row[: len(known)] = known
+    return cls(
+      windows,
+      np.repeat(np.arange(len(texts)), [len(after) for _, after in texts]),
+      np.concatenate([len(text) - 1 + np.arange(len(after)) for text, after in texts]),
+      np.concatenate([after for _, after in texts]),
+    )
+
+  @classmethod
+  def everywhere(cls, windows: np.ndarray) -> 'Places':
+    """Return all places of windows [n, T + 1] (`spaced_windows`)."""
+    rows, columns = np.indices((len(windows), windows.shape[1] - 1)).reshape(2, -1)
+    return cls(windows[:, :-1], rows, columns, windows[:, 1:].ravel())
+
+
+def spaced_windows(text: np.ndarray, length: int, most: int) -> np.ndarray:
+  """Return at most `most` windows of a text, evenly spaced, int32 [n, T + 1].
+
+  The last column is the token after the window. It is only a target.
+
+  Args:
+    text: the tokens, int [L].
+    length: T, tokens in a window.
+    most: the largest number of windows.
+
+  Raises:
+    UserError: the text is shorter than one window.
+  """
+  whole = (len(text) - 1) // length
+  if whole < 1:
+    raise UserError(f'a text of {len(text)} tokens is shorter than a window of {length} and one more: give more text')
+  starts = evenly_spaced(whole, most) * length
+  return np.stack([np.asarray(text[start : start + length + 1], np.int32) for start in starts])
+
+
+def read(model: LanguageModel, params: Any, places: Places) -> dict[str, Observed]:
+  """Return the model's arrays at m places, by the layer that gives the points.
+
+  A point is one token of the layer, [m, D]. The features are the input of the head. The layers are those of `LAYERS`
+  that the model has.
+  """
+  logits, layers = in_batches(functools.partial(_read, unrolled(model), params), places.windows, BATCH)
+  at = places.rows, places.columns
+  own, features = logits[at], layers.pop(FEATURES)[at]
+  return {layer: Observed(own, points[at], features) for layer, points in layers.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(model: LanguageModel, params: Any, windows: jax.Array) -> tuple[Any, dict[str, Any]]:
+  return layers_of_tokens(model, lambda: model.apply({'params': params}, windows, train=False))
+
+
+class Passages:
+  """Random passages of a text. Every passage ends with a line break, if the text has line breaks in most places."""
+
+  def __init__(self, text: np.ndarray, line_break: int, seed: int, longest: int = 0) -> None:
+    """Find the line breaks.
+
+    Args:
+      text: the tokens, int [L].
+      line_break: the token of a line break. −1: there is none.
+      seed: the seed of the passages.
+      longest: the longest passage or beginning that will be drawn. If line breaks leave no choice for this length, a
+        passage ends anywhere.
+    """
+    self.text, self.rng = np.asarray(text, np.int32), np.random.default_rng(seed)
+    self.ends = np.flatnonzero(self.text == line_break) + 1
+    if not np.any((self.ends >= longest) & (self.ends <= len(self.text) - longest)):
+      self.ends = np.arange(1, len(self.text) + 1)
+
+  def draw(self, most: int) -> np.ndarray:
+    """Return a passage of 1 to `most` tokens, int32."""
+    length = self.rng.integers(1, most + 1)
+    end = self.rng.choice(self.ends[self.ends >= length])
+    return self.text[end - length : end]
+
+  def beginning(self, length: int) -> np.ndarray:
+    """Return the first tokens after a line break, int32 [length]."""
+    start = self.rng.choice(self.ends[self.ends <= len(self.text) - length])
+    return self.text[start : start + length]
+
+
+def points_of_copies(model: LanguageModel, params: Any, passages: Passages) -> dict[str, np.ndarray]:
+  """Return the points of tokens after different passages, float32 [n, PASSAGES, D] by layer.
+
+  The tokens belong to the beginnings of `BEGINNINGS` lines. A beginning follows each of its passages directly.
+
+  Raises:
+    UserError: the windows of the model are too short to hold a passage and a beginning.
+  """
+  length = model.length
+  if length < SHORTEST:
+    raise UserError(f'the model reads {length} tokens at most: expected {SHORTEST} or more (data.length)')
+  columns = np.array(READ) * min(length, FULL) // FULL
+  longest, texts = columns[-1] + 1, []
+  for _ in range(BEGINNINGS):
+    kept = passages.beginning(longest + 1)
+    texts += [(np.concatenate([passages.draw(length - longest), kept[:1]]), kept[1:]) for _ in range(PASSAGES)]
+  places = Places.of(texts, length)
+  chosen = (np.arange(len(places.rows)).reshape(-1, longest)[:, columns]).ravel()
+  places = places._replace(**{name: getattr(places, name)[chosen] for name in ('rows', 'columns', 'following')})
+  return {
+    layer: seen.points.reshape(BEGINNINGS, PASSAGES, len(READ), -1).swapaxes(1, 2).reshape(-1, PASSAGES, model.width)
+    for layer, seen in read(model, params, places).items()
+  }
