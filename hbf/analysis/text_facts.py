@@ -169,7 +169,7 @@ class Passages:
   """Random passages of a text. Every passage ends with a line break."""
 
   def __init__(self, text: np.ndarray, line_break: int, seed: int) -> None:
-    """Find the line breaks in a text, which is an array of L tokens, int [L]. `line_break` is their token."""
+    """Find the line breaks in a text of L tokens, int [L]. `line_break` is the token that stands for them."""
     self.text, self.rng = np.asarray(text, np.int32), np.random.default_rng(seed)
     self.ends = np.flatnonzero(self.text == line_break) + 1
 

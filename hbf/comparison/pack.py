@@ -114,7 +114,7 @@ def unpack(folder: pathlib.Path, target: pathlib.Path) -> list[str]:
 
 
 def _write_run(run: pathlib.Path, runs: PackedRuns, name: str) -> None:
-  """Write the folder of a packed run, with a config in current keys."""
+  """Write the run folder of a packed run. The config is translated to current keys."""
   run.mkdir()
   if (config := runs.config(name)) is not None:
     write_json(run / 'config.json', stamp(json.loads(config.to_json())))
