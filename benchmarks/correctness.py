@@ -192,12 +192,12 @@ def stage2_cases(form: str, d: int, tokens: Sequence[int], centers: Sequence[int
 
 
 def fast_attention(z: Arrays) -> jax.Array:
-  """Compute attention from arrays by name."""
+  """Compute attention, given a dict with the arrays that `ROUNDED` names: queries, keys and values."""
   return attention(*(z[name].swapaxes(1, 2) for name in ROUNDED)).swapaxes(1, 2)
 
 
 def fast_hyperbf(z: Arrays, implementation: str = 'xla', **names: Any) -> jax.Array:
-  """Compute the operator from arrays by name."""
+  """Compute the operator, given a dict with its points, centers and coefficients, and the numbers of its basis."""
   points, centers, coefficients = (z[name] for name in ROUNDED)
   numbers = {name: value for name, value in z.items() if name not in ROUNDED}
   basis = RadialBasis(**numbers, **names)
@@ -205,7 +205,7 @@ def fast_hyperbf(z: Arrays, implementation: str = 'xla', **names: Any) -> jax.Ar
 
 
 def linear(z: Arrays, features: str, causal: bool, projections: np.ndarray) -> jax.Array:
-  """Compute linear attention from arrays by name, as a stage does."""
+  """Compute linear attention as a stage does, given a dict with the arrays that `ROUNDED` names."""
   sigma = z['points'].shape[-1] ** 0.25
   q, k = (feature_map(z[n], features, projections=jnp.asarray(projections), sigma=sigma) for n in ROUNDED[:2])
   return linear_attention(q, k, z['coefficients'], normalizer='sum', causal=causal)

@@ -127,7 +127,10 @@ def measure(
 
 
 def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
-  """Return the row of ImageNet's stream without training: two readers, batches for one device of many."""
+  """Return the row of ImageNet's stream, without training.
+
+  Two processes read, and a batch has the size for one of many devices.
+  """
   config = resolve(imagenet.get_config())
   with tempfile.TemporaryDirectory() as made:
     if not directory:

@@ -136,7 +136,7 @@ def _attack(
   steps: int,
   seed: int,
 ) -> Attacked:
-  """Attack all images for `PART` steps at a time. Then leave out the images that are fooled, and go on."""
+  """Attack all images for `PART` steps. Then leave out the images that are fooled, and attack the others further."""
   keys = np.asarray(jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(len(images))))
   images, labels = images.astype(np.float32), labels.astype(np.int32)
 
@@ -202,7 +202,7 @@ def _found(state: _State, x: jax.Array, outputs: jax.Array, best: jax.Array, own
 
 
 def _loss_and_gradient(logits: Logits, x: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Return the cross-entropy of each image, the logits, and the gradient of the loss."""
+  """Return the cross-entropy of each image, the logits, and the gradient of the loss with respect to the images."""
 
   def total(x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     outputs = logits(x)

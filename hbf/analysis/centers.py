@@ -243,7 +243,7 @@ def _move_centers(run: TrainedRun, images: np.ndarray, chosen: Mapping[str, tupl
 def class_scores(run: TrainedRun, block: str) -> np.ndarray:
   """Return the effects [U, classes] of the centers' coefficients on the class scores of the head.
 
-  Later blocks are skipped. Of the final LayerNorm, only the mean is subtracted and the scale multiplied. The division
+  Later blocks are skipped. The final LayerNorm subtracts the mean and multiplies by its scale. Its division
   by the standard deviation is left out, because it differs between tokens. So the scores of a center rank the
   classes, but are not logits. Their mean over the classes is 0.
   """

@@ -52,9 +52,10 @@ class Split(NamedTuple):
   """Facts, and a text whose answers should not change.
 
   Attributes:
-    places: places by name. 'prompt': a fact's answer after its prompt. 'copies': the answer after a passage and the
-      prompt, for `COPIES` passages. 'reworded': the answer after the reworded prompt. 'controls': the model's own
-      continuations of the control prompts. 'text': all places of windows of text. Facts are in order.
+    places: by name, the places at which some texts are predicted. 'prompt': a fact's answer after its prompt.
+      'copies': the answer after a passage and the prompt, for `COPIES` passages. 'reworded': the answer after the
+      reworded prompt. 'controls': the model's own continuations of the control prompts. 'text': windows of text. The
+      places are in the order of the facts.
     seen: the model's arrays at these places, by name and layer.
     losses: the model's loss at each place of the text, in bits.
   """

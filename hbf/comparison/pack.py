@@ -114,7 +114,7 @@ def unpack(folder: pathlib.Path, target: pathlib.Path) -> list[str]:
 
 
 def _write_run(run: pathlib.Path, runs: PackedRuns, name: str) -> None:
-  """Write the folder of a packed run, with a config in current keys."""
+  """Write the run folder of a packed run. The config is translated to current keys."""
   run.mkdir()
   if (config := runs.config(name)) is not None:
     write_json(run / 'config.json', stamp(json.loads(config.to_json())))
@@ -213,7 +213,7 @@ def _temporary(path: pathlib.Path) -> bool:
 
 
 def _left_out(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
-  """Return the names of the folders that are not packed: all folders inside the runs, and others such as logs."""
+  """Return the names of the folders that are not packed: those inside run folders, and those that are not runs."""
   inside = [path for name in names for path in (folder / name).glob('*')]
   beside = [path for path in folder.iterdir() if path.name not in names]
   return sorted({path.name for path in (*beside, *inside) if path.is_dir()})

@@ -144,8 +144,8 @@ def _interval_at_bound(area: float, n: int, m: int) -> Estimate:
 def _false_positives(inside: np.ndarray, outside: np.ndarray) -> Estimate:
   """Return FPR95 with its interval, see `Separation`.
 
-  The true threshold is exceeded by 95% of all possible images inside. How many of the given examples inside lie below
-  it is unknown: this number has a binomial distribution. For each possible number, the rate has Jeffreys' Beta
+  The true threshold is exceeded by 95% of all possible images inside. It is unknown how many of the given examples
+  inside lie below it: this number has a binomial distribution. For each possible number, the rate has Jeffreys' Beta
   distribution. The interval is between two quantiles of the mixture of these Beta distributions.
   """
   n, m = len(inside), len(outside)

@@ -193,8 +193,8 @@ CHIPS: Mapping[str, TpuChip | GpuChip] = {chip.name: chip for chip in (*_TPUS, *
 def target_config(chip: GpuChip) -> str:
   """Return a GPU's description for XLA's compiler: a GpuTargetConfigProto as text.
 
-  The text leaves out values that do not change the compiled program without autotuning: FLOP/s by type, names and
-  driver versions. The limits of blocks and threads are the same for all these chips (CUDA C++ Programming Guide,
+  The text leaves out FLOP/s by type, names and driver versions. Without autotuning, these values do not change the
+  compiled program. The limits of blocks and threads are the same for all these chips (CUDA C++ Programming Guide,
   technical specifications per compute capability).
   """
   major, minor = chip.compute_capability

@@ -223,7 +223,7 @@ def _parameters(computation: Computation) -> list[str]:
 
 
 def _read_bytes(computations: Mapping[str, Computation], inner: Computation, name: str, array: Array) -> int:
-  """Return how many bytes of the value `name` the computation `inner` reads.
+  """Return how many bytes the computation `inner` reads of the value `name`.
 
   If it uses only slices of the value, these are the bytes of the slices. If it only overwrites the value, this is 0.
   Otherwise all bytes of the value, `array`, count.

@@ -163,7 +163,7 @@ def _compile(name: str, lowered: Any, topology: Topology) -> tuple[int, Any]:
 def _estimate(
   program: Program, unit: str, facts: dict[str, Any], products: dict[str, float], topology: Topology
 ) -> dict[str, Any]:
-  """Return two things for the report: does a program fit into a device's memory, and an estimate of its time."""
+  """Return entries of the report that say if a program fits into a device's memory, and how long it may take."""
   peak = facts['needed_bytes'] + program.held_bytes
   fit = {'peak_bytes': peak, 'fits': peak <= topology.chip.usable_bytes}
   if 'traffic_bytes' not in facts:

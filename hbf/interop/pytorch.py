@@ -6,18 +6,21 @@ from hbf.interop.table import ParameterSource, class_token, patch_positions, sam
 
 
 def linear(ours: str, theirs: str, inputs: str, outputs: str) -> dict[str, ParameterSource]:
-  """Return the sources of a linear layer's kernel and bias."""
+  """Return the sources of the kernel and bias of a linear layer, which is named `ours` here and `theirs` in PyTorch.
+
+  `inputs` and `outputs` are the names of the layer's sizes, such as 'D'.
+  """
   kernel = ParameterSource({f'{theirs}.weight': (outputs, inputs)}, np.transpose)
   return {f'{ours}/kernel': kernel, **same(f'{ours}/bias', f'{theirs}.bias', outputs)}
 
 
 def norm(ours: str, theirs: str, size: str = 'D') -> dict[str, ParameterSource]:
-  """Return the sources of a LayerNorm's scale and bias."""
+  """Return the sources of the scale and bias of a LayerNorm, which is named `ours` here and `theirs` in PyTorch."""
   return {**same(f'{ours}/scale', f'{theirs}.weight', size), **same(f'{ours}/bias', f'{theirs}.bias', size)}
 
 
 def patches(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources of the patch embedding, which is a convolution in PyTorch."""
+  """Return the sources of the patch embedding. In PyTorch, it is a convolution with the name `theirs`."""
   kernel = ParameterSource({f'{theirs}.weight': ('D', 'channels', 'patch', 'patch')}, _flatten_patches)
   return {'embedding/kernel': kernel, **same('embedding/bias', f'{theirs}.bias', 'D')}
 

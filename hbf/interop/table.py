@@ -131,7 +131,7 @@ def misfits(found: Mapping[str, Shape], expected: Mapping[str, Shape], most: int
 
 
 def same(ours: str, theirs: str, *shape: int | str) -> dict[str, ParameterSource]:
-  """Return the source of the parameter `ours`, which equals the tensor `theirs`."""
+  """Return the source of the parameter `ours`, which equals the tensor `theirs` of shape `shape`."""
   return {ours: ParameterSource({theirs: shape})}
 
 

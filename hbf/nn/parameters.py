@@ -63,7 +63,7 @@ def mean_sigmas(params: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]]:
 def distance_scale(metric: str, d: int, rank: int) -> float:
   """Return the initial standard deviation of xᵀMt if coordinates of x and t have variance 1.
 
-  The initial σ² of a stage is `sigma_scale` times this number.
+  The option `sigma_scale` of a stage is multiplied by this number.
   """
   return (rank if metric == 'low_rank' else d) ** 0.5
 

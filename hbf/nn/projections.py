@@ -91,7 +91,7 @@ def mimetic(
   square roots of the singular values.
 
   Returns:
-    Wq and Wk, [D, D] each, head by head along the columns.
+    The matrices Wq and Wk [D, D]. Each head has D/heads columns of both.
   """
   d = width // heads
   z = jax.random.normal(key, (heads, width, width)) / width**0.5

@@ -158,7 +158,7 @@ def _near(heads: int, axes: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(count: int, axes: int, causal: bool) -> np.ndarray:
-  """Return offsets to the nearest other positions, nearest first, [count, axes]. If causal, only to earlier ones."""
+  """Return offsets [count, axes] to the nearest other positions, nearest first. If causal, only to earlier ones."""
   reach = count if axes == 1 else math.isqrt(count) + 1
   offsets = [offset for offset in itertools.product(range(-reach, reach + 1), repeat=axes) if any(offset)]
   if causal:

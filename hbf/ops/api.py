@@ -142,7 +142,7 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
 
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Check sigma or radius, one number for all centers or for each. Return an array broadcastable to `shape`."""
+  """Check sigma or radius: one number, or one for each center. Return an array broadcastable to `shape`."""
   if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')

@@ -148,7 +148,7 @@ def squared_distances(
 
 
 def split_dot_only(z: jax.Array, dot_only_dims: int) -> tuple[jax.Array, jax.Array]:
-  """Split coordinates in two: the last `dot_only_dims`, which the metric ignores, and those before them."""
+  """Split coordinates in two: those to which the metric applies, and the last `dot_only_dims`, which it ignores."""
   count = z.shape[-1] - dot_only_dims
   return z[..., :count], z[..., count:]
 
@@ -198,8 +198,8 @@ _short_products.defvjp(lambda a, b: (_product(_PRODUCTS, a, b), (a, b)), _short_
 def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Compute an einsum with sums in float32.
 
-  float32 inputs are multiplied at full precision. Accelerators use TF32 or bfloat16 passes by default, and the
-  difference of large terms would magnify the rounding errors.
+  float32 inputs are multiplied at full precision. By default, accelerators use TF32 or bfloat16 passes. A distance is
+  a difference of large terms, which would magnify the rounding errors of such passes.
   """
   sums = sum_dtype(a.dtype, b.dtype)
   return jnp.einsum(spec, a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=sums)

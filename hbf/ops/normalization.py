@@ -11,7 +11,7 @@ from hbf.errors import choose
 
 
 class Moments(NamedTuple):
-  """The moments of k_a = K_a / max K over the centers, float32 [..., N, 1] each.
+  """The moments of k_a = K_a / max K over the centers a. Each is an array float32 [..., N, 1].
 
   Attributes:
     mean: k̄ = mean_a k_a.

@@ -250,7 +250,10 @@ def _line(error: Exception) -> str:
 
 
 def _identity(workdir: pathlib.Path, name: str, start: int, make: Callable[[], str]) -> str:
-  """Return the identity of a run in a program. A continued run has the identity that its run folder holds."""
+  """Return the identity that a run has in the program `name`, such as Weights & Biases.
+
+  For a new run, `make` returns the identity. For a continued run, the run folder holds it.
+  """
   path = workdir / IDENTITIES
   stored = read_json(path, 'delete it; the loggers then begin anew') or {}
   if not start or name not in stored:

@@ -25,7 +25,7 @@ PARTS = {'all': 'all entries', 'off_diagonal': 'off the diagonal', 'diagonal': '
 
 
 def name(network: Network) -> str:
-  """Return the name of a network, with the metric of its stage 2 unless this is the identity."""
+  """Return the name of a network for readers. It contains the metric of stage 2 unless the metric is the identity."""
   metric = network['stage2'].get('metric', 'identity')
   found = network_name(network['model'])
   return found if metric == 'identity' else f'{found}, metric {metric}'

@@ -227,7 +227,7 @@ def _zoomed(x: np.ndarray, zoom: float) -> np.ndarray:
 
 
 def _fractal(x: np.ndarray, decay: float, draws: Draws) -> np.ndarray:
-  """Return clouds from 0 to 1 by midpoint displacement (Fournier, Fussell & Carpenter 1982), [n, side, side, 1].
+  """Return clouds [n, side, side, 1] from 0 to 1, by midpoint displacement (Fournier, Fussell & Carpenter 1982).
 
   In each round, a periodic grid becomes twice as fine. A new point is the mean of its four neighbors plus a random
   displacement. As in the authors' code, the displacements are divided by decay² in each round.

@@ -133,7 +133,7 @@ def draw_box(
 
 
 def inside(places: jax.Array, corner: jax.Array, box: jax.Array) -> jax.Array:
-  """Return True for places [..., 2] in the box of size `box` with the top left corner `corner`."""
+  """Return booleans [...], True for the places [..., 2] in a box of size `box` with the top left corner `corner`."""
   return jnp.all((places >= corner) & (places < corner + box), axis=-1)
 
 

@@ -86,7 +86,10 @@ def mix(
 
 
 def partners(key: jax.Array, index: jax.Array) -> jax.Array:
-  """Return the row of each example's partner, int32 [B]. In a batch of two or more, no example is its own partner."""
+  """Return for each example the index of its partner in the batch, int32 [B].
+
+  In a batch of two or more, no example is its own partner.
+  """
   keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(index)
   numbers = jax.vmap(jax.random.bits)(keys)
   # If two numbers are equal, the index decides.

@@ -128,7 +128,7 @@ class _Span(NamedTuple):
 
   @classmethod
   def of(cls, offset: int, size: int, resized: int, side: int) -> Self:
-    """Return the interval that becomes pixels `offset` to `offset + size` if a side is resized to `resized`."""
+    """Return the interval that becomes the pixels `offset` to `offset + size` if `side` pixels become `resized`."""
     scale = side / resized
     start, stop = offset * side / resized, (offset + size) * side / resized
     reach = math.ceil(max(scale, 1)) + 1  # distance that bilinear weights reach beyond the interval

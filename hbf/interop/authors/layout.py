@@ -103,7 +103,7 @@ def _hyper_vit(optional: Collection[str]) -> Table:
 
 
 def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.ndarray:
-  """Return M for every head, times the sign of the scale. The scale may be negative, and M may be indefinite."""
+  """Return M times the sign of the scale, for every head. The scale may be negative, and M may be indefinite."""
   return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))
 
 

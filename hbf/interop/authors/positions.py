@@ -12,7 +12,7 @@ def interpolate(positions: jax.Array, rows: int, columns: int) -> jax.Array:
 
   The authors' published networks have positions for images of 224×224, which are 56×56 patches, but were trained on
   images of 32×32. Like DINO's vision transformer, the authors' code adds a tenth of a patch to the new size before it
-  computes the scale of the interpolation. A grid of the right size is not changed.
+  computes the scale of the interpolation. If the grid has the right size already, it is returned unchanged.
   """
   grid = square_side(len(positions))
   if rows == columns == grid:

@@ -37,8 +37,8 @@ class GatedMLP(CheckedModule):
   d hidden operations.
 
   Attributes:
-    hidden: number of channels that s returns. With gate 'split', the input of s has twice as many channels, which is
-      d_ffn in the paper.
+    hidden: number of channels that s returns. With gate 'split', the input of s has twice as many channels. In the
+      paper, d_ffn is the number of channels of this input.
     gate: the form of s: 'linear' for f(Z), 'additive' for Z + f(Z), 'multiplicative' for Z ⊙ f(Z), or 'split' for Z₁
       ⊙ f(Z₂).
     attention: number of dimensions of the tiny attention, 64 in the paper. 0: there is no attention.

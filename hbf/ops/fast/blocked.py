@@ -63,7 +63,7 @@ def hyperbf_from_sums(
 
 
 def _finish(sums: Sums, coefficients: jax.Array, normalization: Normalization, log_gain: jax.Array) -> jax.Array:
-  """Compute f = Σ_a R_a c_a, [..., N, V] in float32, from the sums."""
+  """Compute f = Σ_a R_a c_a from the sums. Return float32 [..., N, V]."""
   values, moments = sums
   if not normalization.centered:
     # A product, not a broadcast: its gradient sums over the points, which is fastest as a product on a CPU.

@@ -138,7 +138,7 @@ class _Block(NamedTuple):
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the sums for a block of points. The pivot is the mean response of the first block."""
+  """Add a block of centers to the sums for a block of points. The pivot is the mean response in the first block."""
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
   peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
@@ -157,7 +157,7 @@ def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add the contribution of a block of centers to the cotangents of a block of points and of its norms."""
+  """Add what a block of centers contributes to the cotangents of points and norms, for a block of points."""
   of_squares, _, _ = _cotangents(kernel, block)
   t = block.distances.centers[block.centers, block.d]
   of_points, of_norms = sums
@@ -168,7 +168,10 @@ def _add_of_points(kernel: str, block: _Block, sums: Any) -> Any:
 
 
 def _add_of_centers(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of points to the cotangents of a block of centers, its norms, scale and coefficients."""
+  """Add what a block of points contributes to the cotangents of the arrays of a block of centers.
+
+  These arrays are the centers, their norms, their scale and their coefficients.
+  """
   of_squares, of_scale_each, deviations = _cotangents(kernel, block)
   x, of_values = block.distances.points[block.points, block.d], block.given[0][block.points, block.v]
   of_centers, of_center_norms, of_scale, of_coefficients = sums
@@ -203,7 +206,7 @@ def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.A
 
 
 def _products(a: Any, rows: Any, b: Any, columns: Any, depth: int | None) -> jax.Array:
-  """Compute a[rows] b[columns]ᵀ from Pallas Refs, `depth` features at a time. None: all features at once."""
+  """Compute the product a[rows] b[columns]ᵀ of two Pallas Refs. `depth` is as in `_Tiling`."""
   if depth is None:
     return _dot(a[rows, :], b[columns, :], 1, 1)
 

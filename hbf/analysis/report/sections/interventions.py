@@ -82,7 +82,7 @@ def _controls(
   training: LabeledImages,
   found: Mapping[str, Census],
 ) -> dict[str, Effect]:
-  """Return the effects of larger interventions by name, for comparison with the effects of single units."""
+  """Return by name the effects of controls, such as silencing half of the units or moving all centers."""
   every = range(len(units.coefficients))
   half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]
   controls = {

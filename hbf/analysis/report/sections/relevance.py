@@ -154,8 +154,8 @@ def voters(
 ) -> PageTable:
   """Return a table of the centers of the last block with the strongest votes.
 
-  A row shows a center: the patch of the image with the center's greatest vote, and the training patches nearest to
-  the center.
+  A row is for a center. It shows the patch of the image through which the center's vote is greatest, and the training
+  patches nearest to the center.
 
   Args:
     run: the run.
