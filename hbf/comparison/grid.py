@@ -17,7 +17,7 @@ from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_of
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
-from hbf.training.experiment import Plan, make_plan, training_operations
+from hbf.training.experiment import Plan, gradients_per_step, make_plan, training_operations
 from hbf.training.workdir import damaged, differences, read_json, write_json
 
 
@@ -286,7 +286,7 @@ def _match_parameters(arm: Arm, plan: Plan, budget: int) -> Arm:
 def _operations(text: str, first: Plan) -> float:
   """Return the requested number of training operations of each arm."""
   if text == 'match':
-    return training_operations(flops_per_example(first.model, first.task.shape), first.clock)
+    return training_operations(_flops(first), first.clock)
   if not re.fullmatch(r'\d+(\.\d+)?(e\d+)?', text) or not float(text):
     raise UserError(f"operations {text!r} are no number: expected 'match' or a number such as 1.8e14")
   return float(text)
@@ -295,7 +295,7 @@ def _operations(text: str, first: Plan) -> float:
 def _match_operations(arm: Arm, plan: Plan, operations: float) -> Arm:
   """Return the arm with the number of epochs for which training takes the given number of operations."""
   clock = plan.clock
-  step = training_operations(flops_per_example(plan.model, plan.task.shape), clock) / clock.steps
+  step = training_operations(_flops(plan), clock) / clock.steps
   try:
     steps = match_steps(step, operations)
   except UserError as error:
@@ -303,6 +303,11 @@ def _match_operations(arm: Arm, plan: Plan, operations: float) -> Arm:
   if steps == clock.steps:
     return arm
   return dataclasses.replace(arm, arguments=(*arm.arguments, f'--config.train.epochs={clock.epochs_of(steps)}'))
+
+
+def _flops(plan: Plan) -> int:
+  """Return the operations of all forward passes of a training step, divided by the batch size."""
+  return flops_per_example(plan.model, plan.task.shape) * gradients_per_step(plan.config)
 
 
 def _refuse_duplicates(what: str, names: Sequence[Any]) -> None:

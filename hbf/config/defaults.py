@@ -182,6 +182,11 @@ COMMON = {
   ),
   'optimizer.matrix_momentum': Key(0.95, RATE, 'Momentum of the matrices that muon updates.'),
   'optimizer.clip': Key(1.0, NOT_NEGATIVE, 'Largest global norm of the gradient. 0: gradients are not clipped.'),
+  'optimizer.sam': Key(
+    0.0,
+    NOT_NEGATIVE,
+    'Radius of sharpness-aware minimization (SAM), such as 0.05. A step then takes two gradients. 0: it takes one.',
+  ),
   'optimizer.skip': Key(
     0,
     whole(0),

@@ -135,11 +135,16 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   return Plan(config, task, splits, model, parameters, clock, due, traced, schedule, optimizer, initial)
 
 
+def gradients_per_step(config: ConfigDict) -> int:
+  """Return the number of gradients of the whole batch that a step computes: 2 with SAM."""
+  return 2 if config.optimizer.sam else 1
+
+
 def training_operations(flops: int, clock: Clock, steps: int | None = None) -> float:
   """Return the floating-point operations of a run. A backward pass counts as two forward passes.
 
   Args:
-    flops: the floating-point operations of a forward pass for one example.
+    flops: the floating-point operations of a forward pass for one example, times `gradients_per_step`.
     clock: the length of the run.
     steps: the number of steps of a run that ended early. None: all steps.
   """
@@ -217,7 +222,7 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
 
 def make_objective(config: ConfigDict, task: Task) -> Objective:
   """Return the function that a step minimizes."""
-  return Objective(task, config.train.accumulate, config.seed)
+  return Objective(task, config.train.accumulate, config.seed, config.optimizer.sam)
 
 
 def make_evaluator(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.training.experiment import Experiment, training_operations
+from hbf.training.experiment import Experiment, gradients_per_step, training_operations
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.state import TrainState
 from hbf.training.stopwatch import Stopwatch
@@ -33,6 +33,7 @@ def make_result(
   """
   config, clock, task = experiment.config, experiment.clock, experiment.task
   # Only the steps that were timed. A checkpoint of older code does not store the time of the steps before it.
+  flops = experiment.flops * task.units * gradients_per_step(config)
   units = stopwatch.steps * clock.batch_size * task.units
   return {
     'task': config.task,
@@ -45,7 +46,7 @@ def make_result(
     'steps': step,
     'epochs': config.train.epochs if step == clock.steps else round(clock.epoch(step), 4),
     **({'planned_steps': clock.steps} if config.train.patience else {}),
-    'train_operations': training_operations(experiment.flops * task.units, clock, step),
+    'train_operations': training_operations(flops, clock, step),
     **({} if state.skips is None else {'skipped': int(state.skips.total)}),
     'split': 'test',
     **scores,
