@@ -213,6 +213,11 @@ COMMON = {
   'checkpoint.keep': Key(
     2, whole(1), 'Number of latest checkpoints to keep. The best one on held-out data is kept too.'
   ),
+  'checkpoint.rank': Key(
+    'parameters',
+    one_of(('parameters', 'average')),
+    'Numbers whose scores on held-out data rank the checkpoints: the parameters, or their average.',
+  ),
   'log.every': Key('50steps', PERIOD, 'Time between lines of metrics.jsonl.'),
   'log.units': Key(
     True,

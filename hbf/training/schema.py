@@ -194,7 +194,13 @@ CHANGES = (
   # To version 16.
   Change(added={'log': {'profile': ''}}, rewritten={'log': _name_loggers}),
   # To version 17.
-  Change(added={'train': {'patience': 0}, 'optimizer': {'cycles': 4, 'cycle_growth': 1.0, 'sam': 0.0, 'skip': 0}}),
+  Change(
+    added={
+      'train': {'patience': 0},
+      'optimizer': {'cycles': 4, 'cycle_growth': 1.0, 'sam': 0.0, 'skip': 0},
+      'checkpoint': {'rank': 'parameters'},
+    }
+  ),
 )
 VERSION = len(CHANGES)
 
