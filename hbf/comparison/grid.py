@@ -17,7 +17,7 @@ from hbf.models.build import count_parameters, flops_per_example
 from hbf.models.matching import TOLERANCE, match_parameters, match_steps, units_of
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
-from hbf.training.experiment import Plan, make_plan, training_operations
+from hbf.training.experiment import Plan, gradients_per_step, make_plan, training_operations
 from hbf.training.workdir import damaged, differences, read_json, write_json
 
 
@@ -295,7 +295,8 @@ def _operations(text: str, first: Plan) -> float:
 
 def _training_operations(plan: Plan) -> float:
   """Return the floating-point operations of a run."""
-  return training_operations(flops_per_example(plan.model, plan.task.shape), plan.clock, plan.teacher_flops)
+  flops = flops_per_example(plan.model, plan.task.shape)
+  return training_operations(flops, plan.clock, plan.teacher_flops, gradients_per_step(plan.config))
 
 
 def _match_operations(arm: Arm, plan: Plan, operations: float) -> Arm:

@@ -197,6 +197,11 @@ COMMON = {
   ),
   'optimizer.matrix_momentum': Key(0.95, RATE, 'Momentum of the matrices that muon updates.'),
   'optimizer.clip': Key(1.0, NOT_NEGATIVE, 'Largest global norm of the gradient. 0: gradients are not clipped.'),
+  'optimizer.sam': Key(
+    0.0,
+    NOT_NEGATIVE,
+    'Radius of sharpness-aware minimization (SAM), such as 0.05. A step then takes two gradients. 0: it takes one.',
+  ),
   'optimizer.skip': Key(
     0,
     whole(0),
@@ -222,6 +227,11 @@ COMMON = {
   'checkpoint.every': Key('1epoch', PERIOD, 'Time between checkpoints.'),
   'checkpoint.keep': Key(
     2, whole(1), 'Number of latest checkpoints to keep. The best one on held-out data is kept too.'
+  ),
+  'checkpoint.rank': Key(
+    'parameters',
+    one_of(('parameters', 'average')),
+    'Numbers whose scores on held-out data rank the checkpoints: the parameters, or their average.',
   ),
   'log.every': Key('50steps', PERIOD, 'Time between lines of metrics.jsonl.'),
   'log.units': Key(

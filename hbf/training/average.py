@@ -15,10 +15,15 @@ from hbf.training.state import Step, TrainState
 
 
 def check_average(config: ConfigDict) -> None:
-  """Raise UserError if the config asks for two averages: a moving average, and that of optimizer schedule_free."""
+  """Raise UserError if the config asks for two averages, or ranks checkpoints by an average that is not kept."""
   if config.train.average and config.optimizer.name == 'schedule_free':
     raise UserError(
       f'optimizer schedule_free keeps an average of its own, and train.average is {config.train.average}: set it to 0'
+    )
+  if config.checkpoint.rank == 'average' and not _is_averaged(config):
+    raise UserError(
+      'checkpoint.rank is average, and train.average is 0: set train.average, such as 0.999, or checkpoint.rank to '
+      'parameters'
     )
 
 

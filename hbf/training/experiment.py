@@ -148,7 +148,14 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   return Plan(config, task, splits, model, parameters, clock, due, traced, schedule, optimizer, initial, teacher)
 
 
-def training_operations(flops: int, clock: Clock, teacher_flops: int = 0, steps: int | None = None) -> float:
+def gradients_per_step(config: ConfigDict) -> int:
+  """Return the number of gradients of the whole batch that a step computes: 2 with SAM."""
+  return 2 if config.optimizer.sam else 1
+
+
+def training_operations(
+  flops: int, clock: Clock, teacher_flops: int = 0, gradients: int = 1, steps: int | None = None
+) -> float:
   """Return the floating-point operations of a run. A backward pass counts as two forward passes.
 
   Args:
@@ -156,9 +163,10 @@ def training_operations(flops: int, clock: Clock, teacher_flops: int = 0, steps:
     clock: the length of the run.
     teacher_flops: the floating-point operations of the teacher's forward pass for one example. The teacher has no
       backward pass.
+    gradients: the number of gradients in a step (`gradients_per_step`).
     steps: the number of steps of a run that ended early. None: all steps.
   """
-  return (3.0 * flops + teacher_flops) * clock.batch_size * (clock.steps if steps is None else steps)
+  return gradients * (3.0 * flops + teacher_flops) * clock.batch_size * (clock.steps if steps is None else steps)
 
 
 def prepare(
@@ -236,7 +244,7 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
 def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = None) -> Objective:
   """Return the function that a step minimizes."""
   distillation = teacher.distillation(config) if teacher else None
-  return Objective(task, config.train.accumulate, config.seed, distillation)
+  return Objective(task, config.train.accumulate, config.seed, distillation, config.optimizer.sam)
 
 
 def make_evaluator(

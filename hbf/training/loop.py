@@ -157,7 +157,8 @@ def _evaluate(run: TrainingRun, step: int, state: TrainState) -> tuple[dict[str,
     if found is None:
       return None, False
     scores = run.reporter.validation(step, found)
-    return scores, run.checkpoints.score(step, scores[run.experiment.task.scores[0].name])
+    ranked = scores['average'] if run.experiment.config.checkpoint.rank == 'average' else scores
+    return scores, run.checkpoints.score(step, ranked[run.experiment.task.scores[0].name])
 
 
 def train(

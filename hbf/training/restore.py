@@ -97,7 +97,8 @@ def _make_mesh(devices: Sequence[jax.Device], config: ConfigDict) -> Mesh:
 def open_read_only(workdir: pathlib.Path) -> Checkpoints:
   """Open the checkpoints of a run. Nothing is written or deleted."""
   ranks = kind_of(workdir).scores[0]
-  return Checkpoints(workdir / 'checkpoints', ranks=ranks, scores=validation_scores(workdir, ranks), read_only=True)
+  scores = validation_scores(workdir, ranks, load_config(workdir).checkpoint.rank)
+  return Checkpoints(workdir / 'checkpoints', ranks=ranks, scores=scores, read_only=True)
 
 
 def check_on_images(workdir: pathlib.Path) -> None:

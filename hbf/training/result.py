@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hbf.training.experiment import Experiment, training_operations
+from hbf.training.experiment import Experiment, gradients_per_step, training_operations
 from hbf.training.machine import commit, device_name, peak_memory_bytes, versions
 from hbf.training.state import TrainState
 from hbf.training.stopwatch import Stopwatch
@@ -45,7 +45,9 @@ def make_result(
     'steps': step,
     'epochs': config.train.epochs if step == clock.steps else round(clock.epoch(step), 4),
     **({'planned_steps': clock.steps} if config.train.patience else {}),
-    'train_operations': training_operations(experiment.flops * task.units, clock, experiment.teacher_flops, step),
+    'train_operations': training_operations(
+      experiment.flops * task.units, clock, experiment.teacher_flops, gradients_per_step(config), step
+    ),
     **({} if state.skips is None else {'skipped': int(state.skips.total)}),
     'split': 'test',
     **scores,

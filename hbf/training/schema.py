@@ -196,7 +196,8 @@ CHANGES = (
     added={
       'log': {'profile': ''},
       'train': {'patience': 0, 'teacher': '', 'teacher_weight': 0.0, 'temperature': 2.0},
-      'optimizer': {'cycles': 4, 'cycle_growth': 1.0, 'skip': 0},
+      'optimizer': {'cycles': 4, 'cycle_growth': 1.0, 'sam': 0.0, 'skip': 0},
+      'checkpoint': {'rank': 'parameters'},
     },
     added_to_images={'data': {'balance': ''}},
     rewritten={'log': _name_loggers},

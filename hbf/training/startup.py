@@ -107,9 +107,9 @@ def introduce(experiment: Experiment, workdir: pathlib.Path, console: Console) -
 
 def open_checkpoints(experiment: Experiment, workdir: pathlib.Path) -> contextlib.closing[Checkpoints]:
   """Return a context manager that opens the run's checkpoints and closes them at its end."""
-  ranks = experiment.task.scores[0]
-  scores = dict(processes.on_first_process(lambda: [*validation_scores(workdir, ranks).items()]))
-  return contextlib.closing(Checkpoints(workdir / 'checkpoints', experiment.config.checkpoint.keep, ranks, scores))
+  ranks, config = experiment.task.scores[0], experiment.config.checkpoint
+  scores = dict(processes.on_first_process(lambda: [*validation_scores(workdir, ranks, config.rank).items()]))
+  return contextlib.closing(Checkpoints(workdir / 'checkpoints', config.keep, ranks, scores))
 
 
 @dataclasses.dataclass(frozen=True)

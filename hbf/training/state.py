@@ -95,12 +95,14 @@ class Objective:
       another.
     seed: the seed of all random numbers.
     distillation: the part of a teacher in the loss. None: there is no teacher.
+    radius: the radius ρ of SAM (`sharpness_aware`). 0: the gradient is the usual one.
   """
 
   task: Task
   accumulate: int
   seed: int
   distillation: Distillation | None = None
+  radius: float = 0.0
 
 
 def init_state(
@@ -157,6 +159,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
     batch_keys, dropout_key = step_keys(objective.seed, state.step)
     model_batch = task.train_batch(batch_keys, data, batch | {'step': state.step})
     gradient = _accumulate(jax.value_and_grad(functools.partial(loss, teacher), has_aux=True), objective.accumulate)
+    if objective.radius:
+      gradient = sharpness_aware(gradient, objective.radius)
     (value, correct), grads = gradient(state.params, model_batch, dropout_key)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     totals = Totals(
@@ -168,6 +172,24 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state, totals)
 
   return train_step
+
+
+def sharpness_aware(gradient: Callable, radius: float) -> Callable:
+  """Return a function like `gradient`, with the gradient at w + ρ g / ‖g‖ in place of g, the gradient at w.
+
+  Both gradients have the same batch and the same dropout. The losses and the counts are those at w.
+
+  References: Foret et al. 2021, "Sharpness-aware minimization for efficiently improving generalization", eqs. 2, 3.
+  """
+
+  def perturbed(params: Any, *arguments: Any) -> Any:
+    result, grads = gradient(params, *arguments)
+    norm = optax.tree.norm(grads)
+    scale = radius / jnp.where(norm == 0, 1.0, norm)
+    _, grads = gradient(jax.tree.map(lambda w, g: w + scale * g, params, grads), *arguments)
+    return result, grads
+
+  return perturbed
 
 
 def repeat_step(train_step: Step) -> Callable[[TrainState, Resident, Batch, jax.Array], tuple[TrainState, jax.Array]]:

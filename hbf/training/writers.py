@@ -90,7 +90,13 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   return [parse_json(line, f'line {number} of {path}', cure, 'step', 'split') for number, line in enumerate(lines, 1)]
 
 
-def validation_scores(workdir: pathlib.Path, score: Score) -> dict[int, float]:
-  """Return the values of a score on the validation split, by step."""
+def validation_scores(workdir: pathlib.Path, score: Score, rank: str = 'parameters') -> dict[int, float]:
+  """Return the values of a score on the validation split, by step.
+
+  Args:
+    workdir: the run folder.
+    score: the score.
+    rank: 'parameters' for the scores of the parameters, 'average' for those of their average (`checkpoint.rank`).
+  """
   lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
-  return {line['step']: line[score.name] for line in lines}
+  return {line['step']: (line['average'] if rank == 'average' else line)[score.name] for line in lines}

@@ -19,7 +19,9 @@ def take_the_next(state, resident, batch):
 
 
 def decaying(decay):
-  return ConfigDict({'train': {'average': decay}, 'optimizer': {'name': 'adamw'}})
+  return ConfigDict(
+    {'train': {'average': decay}, 'optimizer': {'name': 'adamw'}, 'checkpoint': {'rank': 'parameters'}}
+  )
 
 
 @pytest.mark.parametrize(('decay', 'devices'), [(0.6, 1), (0.999, 8)], ids=['reached', 'on the way'])
@@ -59,6 +61,15 @@ def test_two_averages_are_refused():
   config.optimizer.name = 'schedule_free'
   with pytest.raises(UserError, match=r'schedule_free keeps an average of its own, and train.average is 0.9: set it'):
     check_average(config)
+
+
+def test_an_average_that_is_not_kept_cannot_rank():
+  config = decaying(0.0)
+  config.checkpoint.rank = 'average'
+  with pytest.raises(UserError, match=r'checkpoint.rank is average, and train.average is 0: set train.average'):
+    check_average(config)
+  config.optimizer.name = 'schedule_free'
+  check_average(config)
 
 
 @pytest.mark.parametrize('spoilt', [None, 'params', 'average'])

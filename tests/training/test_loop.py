@@ -213,8 +213,8 @@ def test_the_best_checkpoint_is_kept_though_none_is_due_when_it_is_found(tmp_pat
 
 
 def test_a_run_ends_early_at_the_same_step_though_it_was_interrupted(tmp_path, toy, monkeypatch):
-  """The best of 10, 50, 30, 50 and 20 is the second. Two more evaluations were planned."""
-  scores = iter([10.0, 50.0, 30.0, 50.0, 20.0])
+  """The average has the scores 10, 50, 30, 50 and 20, and ranks. Two more evaluations were planned."""
+  scores = iter([1.0, 10.0, 2.0, 50.0, 3.0, 30.0, 4.0, 50.0, 5.0, 20.0])  # parameters and average in turn
 
   def scripted(counts):
     summary = summarize(counts)
@@ -223,6 +223,7 @@ def test_a_run_ends_early_at_the_same_step_though_it_was_interrupted(tmp_path, t
   summarize = classification.summarize
   monkeypatch.setattr(classification, 'summarize', scripted)
   changes = {'train.patience': 3, 'evaluate.every': '5steps', 'log.every': '7steps', 'train.epochs': 1.7}
+  changes |= {'train.average': 0.9, 'checkpoint.rank': 'average'}
   config = toy(**changes, **{'optimizer.skip': 2, 'checkpoint.keep': 1})
   with pytest.MonkeyPatch.context() as patch:
     stop_at(patch, 14)
@@ -230,7 +231,9 @@ def test_a_run_ends_early_at_the_same_step_though_it_was_interrupted(tmp_path, t
   result = train(config, tmp_path, QUIET, ONE)
   assert (result['steps'], result['planned_steps'], result['skipped']) == (25, 35, 0)
   assert result['epochs'] == pytest.approx(25 * 64 / 1298, abs=1e-4)
-  assert validation_scores(tmp_path, ACCURACY) == {5: 10.0, 10: 50.0, 15: 30.0, 20: 50.0, 25: 20.0}
+  averages = {5: 10.0, 10: 50.0, 15: 30.0, 20: 50.0, 25: 20.0}
+  assert validation_scores(tmp_path, ACCURACY, 'average') == averages
+  assert validation_scores(tmp_path, ACCURACY) == {5: 1.0, 10: 2.0, 15: 3.0, 20: 4.0, 25: 5.0}
   for which, step in (('best', 10), ('latest', 25)):
     assert evaluate_workdir(tmp_path, which, 'train', ONE).result['checkpoint'] == step
   (tmp_path / 'result.json').unlink()  # as if the process had died in the last evaluation

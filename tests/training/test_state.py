@@ -1,13 +1,21 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax.contrib
 import pytest
 from toy_runs import EVERYTHING
 
 from hbf.tasks import classification
 from hbf.training.experiment import prepare
 from hbf.training.sharding import replicated
-from hbf.training.state import Totals, TrainState, init_state, make_train_step, repeat_step
+from hbf.training.state import (
+  Totals,
+  TrainState,
+  init_state,
+  make_train_step,
+  repeat_step,
+  sharpness_aware,
+)
 
 
 def add_twice(state, resident, batch):
@@ -121,3 +129,24 @@ def test_whitening_is_not_trained_nor_counted(toy, name):
   np.testing.assert_array_equal(after['stem0']['whitening'], before['stem0']['whitening'])
   assert (after['stem0']['bias'] != before['stem0']['bias']).all()
   assert made.parameters == sum(leaf.size for leaf in jax.tree.leaves(before)) - 9 * 18
+
+
+def test_sam_is_that_of_optax():
+  rng = np.random.default_rng(0)
+  inputs, params = rng.normal(size=(9, 4)), {'kernel': jnp.asarray(rng.normal(size=4)), 'bias': jnp.zeros(())}
+
+  def loss(params, inputs):
+    values = jnp.tanh(inputs @ params['kernel'] + params['bias'])
+    return (values**2).sum(), jnp.sum(values > 0)
+
+  gradient = jax.value_and_grad(loss, has_aux=True)
+  ascent = optax.chain(optax.contrib.normalize(), optax.sgd(0.3))
+  sam = optax.contrib.sam(optax.sgd(1.0), ascent, opaque_mode=True)
+  plain, grads = gradient(params, inputs)
+  expected, _ = sam.update(grads, sam.init(params), params, grad_fn=lambda params, _: gradient(params, inputs)[1])
+  found, aware = sharpness_aware(gradient, 0.3)(params, inputs)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, -b, rtol=1e-5), aware, expected)
+  assert found == plain
+  assert abs(aware['bias'] - grads['bias']) > 1e-3
+  _, flat = sharpness_aware(gradient, 0.3)(jax.tree.map(jnp.zeros_like, params), inputs)  # its gradient is 0
+  assert all((leaf == 0).all() for leaf in jax.tree.leaves(flat))
