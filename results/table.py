@@ -52,6 +52,7 @@ BENCHMARKS = {
   'chaos': (),
   'nanogpt-loss': (),
   'nanogpt': (),
+  'serve': (),
 }
 
 

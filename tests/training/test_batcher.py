@@ -4,6 +4,8 @@ import asyncio
 import io
 import itertools
 import struct
+import subprocess
+import sys
 import tarfile
 import time
 import zipfile
@@ -203,3 +205,11 @@ def test_what_is_not_one_whole_image_is_refused(name):
 def test_an_upload_of_another_shape_is_refused():
   with pytest.raises(UserError, match='the body has 9×7 pixels: expected 6×4'):
     read_upload(encoded('PNG'), (4, 6, 3))
+
+
+def test_a_missing_package_names_the_command_that_installs_it():
+  script = "import sys; sys.modules['starlette'] = None; sys.argv = ['hbf', 'serve', '--workdir=runs/none']\n"
+  script += 'from hbf.__main__ import main; main()'
+  done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True)
+  assert (done.returncode, done.stdout) == (1, '')
+  assert done.stderr == "error: hbf serve needs the package starlette: install it by pip install 'hbf[serve]'\n"
