@@ -15,6 +15,7 @@ COMMANDS = {
   'explain': ('hbf.cli.explain', 'Write a page that explains a run on images or texts.'),
   'predict': ('hbf.cli.predict', 'Classify images of your own.'),
   'edit': ('hbf.cli.edit', 'Correct the answers for single images without training, or undo that.'),
+  'learn': ('hbf.cli.learn', 'Add classes from a few images each without training, or undo that.'),
   'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),
   'pretrained': ('hbf.cli.pretrained', 'List the models that come with hbf, or make a run folder of one.'),
   'prepare': ('hbf.cli.prepare', 'Prepare a data set, such as cifar10.'),

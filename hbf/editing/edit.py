@@ -17,6 +17,7 @@ from hbf.tasks.registry import make_task
 from hbf.training.edits import Edit, Edits
 from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
 from hbf.training.experiment import make_splits
+from hbf.training.learned import FILE as LEARNED
 from hbf.training.predict import read_image
 from hbf.training.restore import check_on_images, restore, stored_dataset
 from hbf.training.workdir import check_data, locked
@@ -129,7 +130,12 @@ class Editor:
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return at most `GUARDED` training images of a run, evenly spaced, uint8 [n, H, W, C].
+  """Return at most `GUARDED` training images of a run, uint8 [n, H, W, C]. See `labeled_images`."""
+  return labeled_images(workdir, config, **moved)[0]
+
+
+def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np.ndarray, np.ndarray]:
+  """Return at most `GUARDED` training images of a run, evenly spaced, and their classes.
 
   Args:
     workdir: the run folder.
@@ -139,6 +145,9 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
 
   Raises:
     UserError: the data set is missing, or differs from the run's.
+
+  Returns:
+    The images, uint8 [n, H, W, C], and the classes, int32 [n].
   """
   config = config.copy_and_resolve_references()
   config.data.update({key: value for key, value in moved.items() if value})
@@ -148,15 +157,15 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
   return training_images(task, config.data.validation)
 
 
-def training_images(task: Classification, validation: float) -> np.ndarray:
-  """Return at most `GUARDED` training images, evenly spaced, uint8 [n, H, W, C].
+def training_images(task: Classification, validation: float) -> tuple[np.ndarray, np.ndarray]:
+  """Return at most `GUARDED` training images, evenly spaced, uint8 [n, H, W, C], and their classes, int32 [n].
 
   Args:
     task: the task of a run.
     validation: the fraction of the training images that the run holds out. Held-out images are not returned.
   """
   source = make_splits(task, validation)['train']
-  return np.asarray(read_many(source, evenly_spaced(len(source), GUARDED), task.shape)[0])
+  return read_many(source, evenly_spaced(len(source), GUARDED), task.shape)
 
 
 def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
@@ -206,6 +215,8 @@ def edit_files(
   check_on_images(workdir)
   dataset = stored_dataset(workdir)
   with locked(workdir):
+    if (workdir / LEARNED).exists():
+      raise UserError(f'{workdir} has learned classes, which edits can not join yet: forget them by `hbf learn`')
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
     edits = read_edits(workdir)
     if edits is not None:
