@@ -336,9 +336,10 @@ def _measure_all(flags: argparse.Namespace, record: Record) -> None:
       options.extend([] if options else split_cifar.choose(images))
       split.extend(split_cifar.measure(images, options, seed))
 
-  jobs = [functools.partial(of_model, model) for model in MODELS]
-  jobs += [functools.partial(of_seed, seed) for seed in range(flags.seeds)]
-  for job in jobs:  # each job is stored, so that an interrupted measurement goes on
+  models = [functools.partial(of_model, model) for model in MODELS]
+  seeds = [functools.partial(of_seed, seed) for seed in range(flags.seeds)]
+  # Each job is stored, so that an interrupted measurement goes on.
+  for job in (*models[:1], *seeds[:1], *models[1:], *seeds[1:]):
     job()
     record.save({'rows': few, 'split': split, 'options': options})
 

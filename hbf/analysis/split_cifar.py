@@ -28,8 +28,8 @@ TASK = 2  # classes of a task
 MEMORY = 500  # images in the memory of replay
 BATCH = 128
 RATES = (1e-3, 3e-3, 1e-2)
-HELD_OUT = 500  # training images of a class that judge the learning rates
-TRAINED, TRIED = 2_000, 500  # training images of a class, in the result and in a trial of a learning rate
+HELD_OUT, TESTED = 200, 500  # images of a class that judge the learning rates, and test images of a class
+TRAINED, TRIED = 2_000, 300  # training images of a class, in the result and in a trial of a learning rate
 TRIAL_SEED = 100
 
 
@@ -238,7 +238,7 @@ def measure(
     seed: the seed of the order of the classes, of the parameters and of the order of the images.
   """
   splits = _in_order(images, seed)
-  train, test = splits['train'].of_each_class(0, TRAINED), splits['test']
+  train, test = splits['train'].of_each_class(0, TRAINED), splits['test'].of_each_class(0, TESTED)
   networks, rows = _networks(train), []
   for chosen in options:
     network, rate, replay = networks[chosen['arm']], chosen['rate'], chosen['replay']
