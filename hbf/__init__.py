@@ -13,6 +13,7 @@ if TYPE_CHECKING:
   from hbf.api import edit as edit
   from hbf.api import evaluate as evaluate
   from hbf.api import get_config as get_config
+  from hbf.api import learn as learn
   from hbf.api import load as load
   from hbf.api import load_pretrained as load_pretrained
   from hbf.api import train as train
@@ -64,6 +65,7 @@ _PUBLIC = {
   'load': ('hbf.api', 'load'),
   'load_pretrained': ('hbf.api', 'load_pretrained'),
   'edit': ('hbf.api', 'edit'),
+  'learn': ('hbf.api', 'learn'),
   'Run': ('hbf.api', 'Run'),
   'UserError': ('hbf.errors', 'UserError'),
 }

@@ -16,6 +16,7 @@ COMMANDS = {
   'predict': ('hbf.cli.predict', 'Classify images of your own.'),
   'serve': ('hbf.cli.serve', 'Classify images that are sent over HTTP, and show a page for that.'),
   'edit': ('hbf.cli.edit', 'Correct the answers for single images without training, or undo that.'),
+  'learn': ('hbf.cli.learn', 'Add classes from a few images each without training, or undo that.'),
   'generate': ('hbf.cli.generate', 'Continue texts with the model of a run on texts.'),
   'pretrained': ('hbf.cli.pretrained', 'List the models that come with hbf, or make a run folder of one.'),
   'prepare': ('hbf.cli.prepare', 'Prepare a data set, such as cifar10.'),

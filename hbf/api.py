@@ -20,18 +20,21 @@ from hbf.data.datasets import Dataset, from_arrays
 from hbf.data.images.arrays import NAME, ArrayData, to_images
 from hbf.editing import edit as image_edits
 from hbf.editing import text as text_edits
-from hbf.editing.edit import ImageEditor, guarded_images, no_edits
+from hbf.editing.edit import ImageEditor, guarded_images, labeled_images, no_edits
 from hbf.editing.editor import REACH
 from hbf.editing.guard import Reader
+from hbf.editing.learn import learn_images, nothing_learned
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
 from hbf.models.language import LanguageModel
 from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
 from hbf.training.edits import Edits, unedited
+from hbf.training.edits_file import FILE as EDITS_FILE
 from hbf.training.edits_file import edits_of, write_edits
 from hbf.training.evaluate import evaluate_workdir
 from hbf.training.generate import check_task, continue_texts, stored_texts
+from hbf.training.learned import Learned, learned_of, unextended, write_learned
 from hbf.training.machine import quiet
 from hbf.training.restore import restore, stored_dataset
 from hbf.training.workdir import load_config, locked
@@ -158,6 +161,7 @@ def load(
   *,
   average: bool = False,
   edits: bool = False,
+  learned: bool = False,
   device: jax.Device | None = None,
 ) -> 'Run':
   """Load a trained model from its run folder. The training data are not needed.
@@ -167,16 +171,19 @@ def load(
     checkpoint: 'latest', 'best' (by the validation split) or a step.
     average: True to take the moving average of the parameters (`train.average`).
     edits: True to apply the edits in the folder (`Run.save_edits`, `hbf edit`).
+    learned: True to add the learned classes in the folder (`Run.save_learned`, `hbf learn`).
     device: the device to compute on. None: the first one.
 
   Raises:
-    ValueError: the folder is not a run folder, has no such checkpoint, or has no edits of this checkpoint.
+    ValueError: the folder is not a run folder, has no such checkpoint, or has no edits or no learned classes of this
+      checkpoint.
   """
   folder, where = _folder(workdir), jax.devices()[0] if device is None else device
   stored = stored_dataset if load_config(folder).task == 'classification' else stored_texts
   restored = restore(folder, str(checkpoint), [where], average, stored(folder))
   run = Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
-  return run.with_edits(edits_of(folder, restored.step, average)) if edits else run
+  run = run.with_edits(edits_of(folder, restored.step, average)) if edits else run
+  return run.with_learned(learned_of(folder, restored.step, average)) if learned else run
 
 
 def load_pretrained(name: str, *, device: jax.Device | None = None) -> 'Run':
@@ -241,6 +248,8 @@ def edit(
   checked = run._checked(examples)
   if isinstance(answers, str) or count != len(checked):
     raise UserError(f'answers has {count} entries for {len(checked)} images: expected one for each image')
+  if run.learned:
+    raise UserError('the run has learned classes, which edits can not join yet: load the run without them')
   kept = guarded_images(run.workdir, run.config) if among is None else run._checked(among)
   model, params = unedited(run.model, run.params)
   reader = Reader.of(model, params, run.task)
@@ -262,6 +271,43 @@ def _edit_texts(run: 'Run', prompts: Sequence[str], answers: Sequence[Any], reac
   return run.with_edits(editor.edits)
 
 
+def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, Sequence[int]] | None = None) -> 'Run':
+  """Add classes to a classifier from a few images each. Nothing is trained.
+
+  Each new class gets one center, the mean of the features of its images. It wins over the classifier's answer if its
+  center is nearer than the center of this answer. `hbf.models.extended.ExtendedClassifier` has the equations, and
+  docs/how-to/learn.md has examples. Nothing is written to disk until you call `Run.save_learned`.
+
+  Args:
+    run: a run of task classification, without edits. It is not changed.
+    images: images of the new classes [N, H, W, C], of the run's height, width and channels: uint8, or floats from 0
+      to 1.
+    labels: the name of the class of each image, [N].
+    among: images of the trained classes in the same form, and the number of the class of each, at least two of each
+      class. None: up to 20,000 training images. To read them takes a minute or less on a CPU, in the first call for a
+      run.
+
+  Returns:
+    The run with the new classes. Its `predict` returns the probabilities of trained classes and then of new classes.
+
+  Raises:
+    ValueError: an image has another shape, a class exists already, or the run has edits.
+  """
+  checked = run._checked(images)
+  if isinstance(labels, str) or len(labels) != len(checked):
+    raise UserError(f'labels has {len(labels)} entries for {len(checked)} images: expected one for each image')
+  if run.edits:
+    raise UserError('the run has edits, which learned classes can not join yet: load the run without edits')
+  model, params = unextended(run.model, run.params)
+  reader, trained = Reader.of(model, params, run.task), run._images.class_names
+  learned = run.learned
+  if learned is None:
+    known = labeled_images(run.workdir, run.config) if among is None else (run._checked(among[0]), np.array(among[1]))
+    learned = nothing_learned(reader, *known, len(trained), run.step, run.average)
+  sources = [f'image {number}' for number in range(len(checked))]
+  return run.with_learned(learn_images(reader, trained, learned, checked, labels, sources))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
   """A trained model, as `load` returns it.
@@ -276,6 +322,7 @@ class Run:
     average: True if `params` is the moving average of the trained parameters (`train.average`).
     device: the device that holds the parameters.
     edits: the edits that `model` and `params` contain (`hbf.edit`). None: the run has no edits.
+    learned: the learned classes that `model` and `params` contain (`hbf.learn`). None: the run has none.
   """
 
   workdir: pathlib.Path
@@ -287,6 +334,7 @@ class Run:
   average: bool
   device: jax.Device
   edits: Edits | None = None
+  learned: Learned | None = None
 
   def __repr__(self) -> str:
     """Return folder, model and step."""
@@ -294,8 +342,8 @@ class Run:
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """The names of the classes."""
-    return self._images.class_names
+    """The names of the classes, learned classes last."""
+    return (*self._images.class_names, *(self.learned.names if self.learned else ()))
 
   def predict(self, images: Any, batch_size: int = 100) -> np.ndarray:
     """Return the float32 probabilities [N, classes] of every class for every image.
@@ -356,7 +404,13 @@ class Run:
     return continue_texts(self.model, self.params, tokenizer, prompts, count, sampling, seed, stop)
 
   def evaluate(self, split: str = 'test', data: ArrayData | None = None) -> dict[str, Any]:
-    """Evaluate the run at this checkpoint, with the edits of this object. See `hbf.evaluate`."""
+    """Evaluate the run at this checkpoint, with the edits of this object. See `hbf.evaluate`.
+
+    Raises:
+      ValueError: the run has learned classes. The splits have no images of them.
+    """
+    if self.learned:
+      raise UserError('the run has learned classes, of which the data set has no images: call predict on your own')
     edits = self.edits or False
     return evaluate(
       self.workdir, split, self.step, data=data, average=self.average, edits=edits, devices=[self.device]
@@ -395,6 +449,37 @@ class Run:
     """
     with locked(self.workdir):
       write_edits(self.workdir, self.edits)
+
+  def with_learned(self, learned: Learned | None) -> 'Run':
+    """Return a copy of the run that has these learned classes instead of its own. None: the copy has none."""
+    model, params = unextended(self.model, self.params)
+    if learned:
+      model, params = learned.applied(model, params)
+    return dataclasses.replace(self, model=model, params=params, learned=learned or None)
+
+  def forget(self, name: str) -> 'Run':
+    """Return a copy of the run without one learned class. The other classes stay as they are.
+
+    Raises:
+      ValueError: there is no learned class of this name.
+    """
+    if self.learned is None:
+      raise UserError(f'the run has no learned class {name}: add classes by hbf.learn, or load with learned=True')
+    return self.with_learned(self.learned.without(name))
+
+  def save_learned(self) -> None:
+    """Write the learned classes to the file learned.npz in the run folder. Classes in this file are replaced.
+
+    `hbf.load(workdir, learned=True)` and `hbf predict` read this file. If the run has no learned classes, the file is
+    removed.
+
+    Raises:
+      ValueError: the folder can't be written, or another process uses it, such as a training run. Or it has edits.
+    """
+    with locked(self.workdir):
+      if self.learned and (self.workdir / EDITS_FILE).exists():
+        raise UserError(f'{self.workdir} has edits, which learned classes can not join yet: undo them first')
+      write_learned(self.workdir, self.learned)
 
   @property
   def _images(self) -> Dataset:

@@ -91,7 +91,7 @@ def open_base(restored: Restored) -> Base:
   """Read the guarded training images of a run, and measure the metric on copies of these images."""
   reader = Reader.of(restored.model, restored.params, restored.task)  # raises if the run is not on images
   assert isinstance(restored.task, Classification)
-  images = training_images(restored.task, restored.config.data.validation)
+  images, _ = training_images(restored.task, restored.config.data.validation)
   return Base(reader(images), measure_metric(reader, images, read_transforms(restored.config.data.transforms)))
 
 

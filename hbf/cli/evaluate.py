@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.evaluation.tables import print_classes, print_result
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.evaluate import evaluate_workdir
+  from hbf.training.learned import warn_of_learned
 
   workdir = pathlib.Path(WORKDIR.value).expanduser()
   evaluation = evaluate_workdir(
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
   if not processes.is_first():
     return 0
   warn_of_edits(workdir, EDITS.value)
+  warn_of_learned(workdir)
   if JSON.value:
     print(json.dumps(evaluation.result))
   else:

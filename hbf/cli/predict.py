@@ -20,6 +20,7 @@ TOP = flags.DEFINE_integer('top', 3, 'The largest number of classes to name for 
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
+LEARNED = flags.DEFINE_boolean('learned', True, "Answer the run's learned classes too (hbf learn), if it has any.")
 PAGE = flags.DEFINE_string(
   'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
 )
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     raise UserError('no images given: name files or folders after the flags')
   from hbf.training import export, predict
   from hbf.training.edits_file import warn_of_edits
+  from hbf.training.learned import refuse_learned
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
 
   keep_freed_memory()
@@ -52,12 +54,15 @@ def main(argv: Sequence[str]) -> int:
     if EXPORT.value:
       export.check_free(folder)
     workdir = pathlib.Path(WORKDIR.value).expanduser()
+    for name, given in (('--export', EXPORT.value), ('--page', PAGE.value), ('--edits', EDITS.value)):
+      if given and LEARNED.value:
+        refuse_learned(workdir, name)
     model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
     warn_of_edits(workdir, EDITS.value)
     if EXPORT.value:
       export.export(model, folder)
       print(f'exported step {model.about["step"]} to {folder}', file=sys.stderr)
-    classifier = predict.of_trained(model)
+    classifier = predict.of_trained(model, predict.learned_in(workdir, model) if LEARNED.value else None)
   answers = [*predict.answer(classifier, images, TOP.value)]
   wrong = [answer for answer in answers if answer.error]
   for answer in wrong:

@@ -17,6 +17,7 @@ from hbf.tasks.classification import Classification
 from hbf.training.edits import Edits
 from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
 from hbf.training.experiment import make_splits
+from hbf.training.learned import FILE as LEARNED
 from hbf.training.predict import read_image
 from hbf.training.restore import restore, stored_dataset
 from hbf.training.workdir import locked
@@ -87,7 +88,14 @@ class ImageEditor(Editor):
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return evenly spaced training images of a run, as uint8 [n, H, W, C], where n is at most `GUARDED`.
+  """Return evenly spaced training images of a run, as uint8 [n, H, W, C]; see `labeled_images`."""
+  return labeled_images(workdir, config, **moved)[0]
+
+
+def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np.ndarray, np.ndarray]:
+  """Return evenly spaced training images of a run, as uint8 [n, H, W, C], and their classes, int32 [n].
+
+  n is at most `GUARDED`.
 
   Args:
     workdir: the run folder.
@@ -103,15 +111,17 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
   return training_images(task, config.data.validation)
 
 
-def training_images(task: Classification, validation: float) -> np.ndarray:
-  """Return evenly spaced training images, as uint8 [n, H, W, C], where n is at most `GUARDED`.
+def training_images(task: Classification, validation: float) -> tuple[np.ndarray, np.ndarray]:
+  """Return evenly spaced training images, as uint8 [n, H, W, C], and their classes, int32 [n].
+
+  n is at most `GUARDED`.
 
   Args:
     task: the task of a run.
     validation: the fraction of the training images that the run holds out. Held-out images are not returned.
   """
   source = make_splits(task, validation)['train']
-  return np.asarray(read_many(source, evenly_spaced(len(source), GUARDED), task.shape)[0])
+  return read_many(source, evenly_spaced(len(source), GUARDED), task.shape)
 
 
 def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
@@ -149,6 +159,8 @@ def edit_files(
   check_task(workdir, 'classification')
   dataset = stored_dataset(workdir)
   with locked(workdir):
+    if (workdir / LEARNED).exists():
+      raise UserError(f'{workdir} has learned classes, which edits can not join yet: forget them by `hbf learn`')
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
     edits = read_edits(workdir)
     if edits is not None:

@@ -90,7 +90,7 @@ def measure_metric(reader: Reader, images: np.ndarray, entries: Sequence[Entry],
   return metric_of(np.concatenate(points))
 
 
-def metric_of(points: np.ndarray) -> np.ndarray:
+def metric_of(points: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
   """Return a metric W [D, D] in which the points of copies of an example are near to each other.
 
   W is the product of two matrices. The first divides each of the D coordinates by its standard deviation over all
@@ -99,13 +99,24 @@ def metric_of(points: np.ndarray) -> np.ndarray:
 
   Args:
     points: the points of the copies, [n, copies, D].
+    ridge: fraction of the mean variance that is added to every variance of Σ.
   """
   scale = points.std(axis=(0, 1)) + 1e-6
   around = ((points - points.mean(axis=1, keepdims=True)) / scale).reshape(-1, points.shape[-1]).astype(np.float64)
   covariance = around.T @ around / len(around)
   values, vectors = np.linalg.eigh(covariance)
-  values = np.maximum(values, 0) + RIDGE * np.trace(covariance) / len(covariance)
+  values = np.maximum(values, 0) + ridge * np.trace(covariance) / len(covariance)
   return ((vectors / np.sqrt(values)) @ vectors.T / scale).astype(np.float32)
+
+
+def metric_of_classes(features: np.ndarray, labels: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
+  """Return a metric W [F, F] in which features [n, F] of the same class are near to each other (`metric_of`).
+
+  Every class gives the same number of images. The labels [n] need not have all numbers.
+  """
+  order, counts = np.argsort(labels, kind='stable'), np.bincount(labels)
+  starts = (np.cumsum(counts) - counts)[counts > 0]
+  return metric_of(features[order[starts[:, None] + np.arange(counts[counts > 0].min())]], ridge)
 
 
 def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:

@@ -70,7 +70,7 @@ class EditedClassifier(nn.Module):
   def __call__(self, images: Float[Array, 'B height width channels'], *, train: bool) -> Float[Array, 'B classes']:
     """Compute logits [B, classes] in float32 of normalized images [B, height, width, channels]."""
     nn.share_scope(self, self.classifier)
-    seen = _observe(self.classifier, lambda: self.classifier(images, train=train))
+    seen = observe_call(self.classifier, lambda: self.classifier(images, train=train))
     return seen.logits + Corrections(self.edits, seen.logits.shape[-1], name=EDITS)(seen.points)
 
 
@@ -149,10 +149,10 @@ class Corrections(nn.Module):
 def observe(model: ImageClassifier, params: Any, images: Float[Array, 'B height width channels']) -> Observed:
   """Return the logits, the points and the features of normalized images."""
   flat = unrolled(model)
-  return _observe(flat, lambda: flat.apply({'params': params}, images, train=False))
+  return observe_call(flat, lambda: flat.apply({'params': params}, images, train=False))
 
 
-def _observe(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
+def observe_call(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
   """Run the model by `call`. Return the logits, the points and the features."""
   middle, points, features = f'block{max(model.trunk.depth // 2, 1) - 1}', [], []
 

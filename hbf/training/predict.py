@@ -4,18 +4,23 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
+from hbf.data.augment.batches import normalize
 from hbf.data.images.codec import decode_file
 from hbf.errors import UserError
 from hbf.markdown import table
+from hbf.models.build import build_model
 from hbf.training import export
 from hbf.training.export import Images, TrainedClassifier
+from hbf.training.learned import Learned, check_checkpoint, read_learned
 
 BATCH = 100  # images
 
@@ -57,10 +62,39 @@ class Answer:
     return {'image': self.image, 'classes': found}
 
 
-def of_trained(model: TrainedClassifier) -> Classifier:
-  """Return the classifier of a model in memory."""
-  logits = jax.jit(model.logits)
-  return Classifier(model.about['classes'], model.about['image_shape'], lambda images: logits(model.params, images))
+def of_trained(model: TrainedClassifier, learned: Learned | None = None) -> Classifier:
+  """Return the classifier of a model in memory, with learned classes if there are any."""
+  about, logits, params = model.about, model.logits, model.params
+  if not learned:
+    return _compiled(about['classes'], about['image_shape'], logits, params)
+  network, extended = learned.applied(build_model(export.model_config(about), len(about['classes'])), _nested(params))
+
+  def extended_logits(params: Any, images: Images) -> jax.Array:
+    normalized = normalize(jnp.asarray(images), about['mean'], about['std'])
+    return jnp.asarray(network.apply({'params': params}, normalized, train=False))
+
+  return _compiled([*about['classes'], *learned.names], about['image_shape'], extended_logits, extended)
+
+
+def _compiled(classes: Sequence[str], shape: Sequence[int], logits: Any, params: Any) -> Classifier:
+  compiled = jax.jit(logits)
+  return Classifier(classes, shape, lambda images: compiled(params, images))
+
+
+def _nested(params: Mapping[str, Any]) -> dict[str, Any]:
+  return dict(unflatten_dict(dict(params), sep='/'))
+
+
+def learned_in(workdir: pathlib.Path, model: TrainedClassifier) -> Learned | None:
+  """Return the learned classes of a run for its model. None if the run has none.
+
+  Raises:
+    UserError: they are of another checkpoint, or their file is damaged.
+  """
+  learned = read_learned(workdir)
+  if learned is not None:
+    check_checkpoint(workdir, learned, model.about['step'], model.about['average'])
+  return learned
 
 
 def of_export(folder: pathlib.Path) -> Classifier:

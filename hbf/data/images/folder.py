@@ -103,6 +103,31 @@ def open_folder(
   return classes, {split: _open_split(path, classes, size) for split, path in paths.items()}
 
 
+def open_classes(root: str, size: int) -> tuple[tuple[str, ...], FolderSource]:
+  """Open the images ROOT/CLASS/*. Leave out hidden files and folders.
+
+  Args:
+    root: the folder. `~` is the home directory.
+    size: height and width in pixels that every image is resized to.
+
+  Returns:
+    The sorted names of the classes, and the source of the images.
+
+  Raises:
+    UserError: the folder is missing, has no class folder, or has files outside the class folders. Or a class has no
+      image or contains a folder.
+  """
+  folder = Path(os.path.expanduser(root))
+  if not folder.is_dir():
+    raise UserError(f'image folder {root!r} does not exist; expected a folder with a subfolder for each class')
+  classes, loose = list_folder(folder)
+  if loose:
+    raise UserError(f'{folder / loose[0]} is in no class folder; expected {folder}/CLASS/{loose[0]}: move it there')
+  if not classes:
+    raise UserError(f'{folder} has no folder in it; expected one for each class: make {folder}/CLASS/ with images')
+  return tuple(classes), _open_split(folder, tuple(classes), size)
+
+
 def _require_different(paths: Mapping[str, Path]) -> None:
   for (one, first), (other, second) in itertools.combinations(paths.items(), 2):
     if first.samefile(second):

@@ -1,0 +1,88 @@
+"""Tables and picture of the numbers that `hbf.analysis.few_shot_study` measures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+from hbf.analysis.report.edit_report import mean_of
+from hbf.analysis.report.names import network_name
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def _unique(rows: Rows, *names: str) -> list[tuple[Any, ...]]:
+  """Return the values of some columns in the order of their first row."""
+  return [*dict.fromkeys(tuple(row[name] for name in names) for row in rows)]
+
+
+def tables(measured: Mapping[str, Any]) -> str:
+  """Return two Markdown tables: new classes from few images, and Split CIFAR-10. They have means and deviations."""
+  return f'{_few_shot(measured["rows"])}\n\n{_split(measured["split"])}'
+
+
+def _few_shot(rows: Rows) -> str:
+  header = ('network', 'method', 'all classes, %', 'base classes, %', 'new classes, %', 'mean over sessions, %')
+  lines = []
+  for model, method in _unique(rows, 'model', 'method'):
+    found = [row['sessions'] for row in rows if (row['model'], row['method']) == (model, method)]
+    ends = [[sessions[-1][key] for sessions in found] for key in ('all', 'base', 'new')]
+    over = [float(np.mean([after['all'] for after in sessions])) for sessions in found]
+    alone = len(found[0]) == 1  # only the base classes
+    cells = ['', mean_of(ends[1]), '', ''] if alone else [*map(mean_of, ends), mean_of(over)]
+    lines.append((network_name(model), method, *cells))
+  return markdown.table(header, lines)
+
+
+def forgetting(row: Mapping[str, Any], key: str) -> float:
+  """Return the mean fall of a task's accuracy from the end of its own training to the end, without the last task."""
+  sessions = row[key]
+  return float(np.mean([sessions[task][task] - sessions[-1][task] for task in range(len(sessions) - 1)]))
+
+
+def _split(rows: Rows) -> str:
+  header = ('stage 2', 'replay', 'accuracy, %', 'forgetting, points', 'task given: accuracy, %', 'forgetting, points')
+  lines = []
+  for replay, arm in sorted(_unique(rows, 'replay', 'arm'), key=lambda pair: pair[0]):
+    found = [row for row in rows if (row['replay'], row['arm']) == (replay, arm)]
+    cells = []
+    for key in ('sessions', 'told'):
+      cells.append(mean_of([float(np.mean(row[key][-1])) for row in found]))
+      cells.append(mean_of([forgetting(row, key) for row in found]))
+    lines.append((arm, '500 images' if replay else 'none', *cells))
+  return markdown.table(header, lines)
+
+
+def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Write a PNG with a panel for each network's accuracies after sessions, and a panel for Split CIFAR-10."""
+  rows, split = measured['rows'], measured['split']
+  models = [model for (model,) in _unique(rows, 'model')]
+  figure, axes = plt.subplots(1, len(models) + 1, figsize=(5 * len(models) + 5, 4.8), layout='constrained')
+  for axis, model in zip(axes, models, strict=False):
+    own = [row for row in rows if row['model'] == model and len(row['sessions']) > 1]
+    for number, (method,) in enumerate(_unique(own, 'method')):
+      curves = [[after['all'] for after in row['sessions']] for row in own if row['method'] == method]
+      marker = 'osv^DPX*'[number % 8]
+      axis.plot(np.mean(curves, axis=0), color=f'C{number}', marker=marker, markerfacecolor='none', label=method)
+    axis.set(xlabel='sessions of 5 new classes', ylabel='accuracy on all classes so far, %')
+    axis.set_title(f'{network_name(model)}: CIFAR-100, 5 images a class')
+  for number, (arm,) in enumerate(_unique(split, 'arm')):
+    for replay in (False, True):
+      found = [row['sessions'] for row in split if (row['arm'], row['replay']) == (arm, replay)]
+      means = np.mean([[np.mean(after) for after in sessions] for sessions in found], axis=0)
+      label = f'{arm}, {"replay" if replay else "no replay"}'
+      style = '-' if replay else ':'
+      axes[-1].plot(range(1, len(means) + 1), means, style, color=f'C{number}', marker='o', label=label)
+  axes[-1].set(xlabel='tasks', ylabel='accuracy on all tasks so far, %', title='Split CIFAR-10')
+  axes[-1].legend(fontsize=7)
+  for axis in axes:
+    axis.grid(alpha=0.3)
+  figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4, fontsize=8)
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)

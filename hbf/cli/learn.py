@@ -1,0 +1,51 @@
+"""Add classes to a classifier from a few images each, without training; list the learned classes, or forget one.
+
+hbf learn --workdir=runs/c10 --images=new/        # new/rose/1.jpg, new/rose/2.jpg, new/tulip/1.jpg, …
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from hbf import cli
+from hbf.errors import UserError
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
+IMAGES = flags.DEFINE_string('images', '', 'Folder with a subfolder of images for each new class, of the same name.')
+LIST = flags.DEFINE_boolean('list', False, "Print the run's learned classes.")
+FORGET = flags.DEFINE_string('forget', '', 'The name of a learned class to take back.')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
+
+
+def main(argv: Sequence[str]) -> int:
+  """Learn, forget or list classes, and print the learned classes."""
+  del argv
+  if (bool(IMAGES.value), bool(FORGET.value), LIST.value).count(True) != 1:
+    raise UserError('give new classes by --images=FOLDER, or --list, or --forget=CLASS')
+  from hbf.editing.learn import learn_folder
+  from hbf.markdown import table
+  from hbf.training.learned import forget, read_learned, to_rows
+  from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+
+  keep_freed_memory()
+  keep_compiled_programs()
+  workdir = pathlib.Path(WORKDIR.value).expanduser()
+  if IMAGES.value:
+    moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
+    learn_folder(workdir, IMAGES.value, CHECKPOINT.value, AVERAGE.value, **moved)
+  elif FORGET.value:
+    forget(workdir, FORGET.value)
+  learned = read_learned(workdir)
+  if learned:
+    print(table(('learned class', 'images', 'first image'), to_rows(learned)))
+  else:
+    print(f'{workdir} has no learned classes')
+  return 0
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,125 @@
+"""New classes for a trained classifier from a few images each, without training.
+
+The center of a class is the mean of the features of its images. A new class wins over the classifier's answer b if
+its center is nearer than the center of class b (`hbf.models.extended.ExtendedClassifier`). In the metric of the
+distance, features of images of the same trained class are near to each other.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from hbf.data.images.folder import open_classes
+from hbf.editing.edit import labeled_images
+from hbf.editing.guard import Reader, metric_of_classes
+from hbf.errors import UserError
+from hbf.training.edits_file import FILE as EDITS
+from hbf.training.learned import Learned, LearnedClass, check_checkpoint, read_learned, write_learned
+from hbf.training.predict import read_image
+from hbf.training.restore import check_on_images, restore, stored_dataset
+from hbf.training.workdir import locked
+
+
+def nothing_learned(
+  reader: Reader, images: np.ndarray, labels: np.ndarray, classes: int, step: int, average: bool
+) -> Learned:
+  """Return a `Learned` object that has no class yet. Its metric and centers are measured on images of all classes.
+
+  Args:
+    reader: the classifier.
+    images: images of the trained classes, uint8 [n, H, W, C].
+    labels: their classes, int [n].
+    classes: number of trained classes.
+    step: the step of the checkpoint.
+    average: True if the parameters are the moving average.
+
+  Raises:
+    UserError: a class has fewer than two images.
+  """
+  counts = np.bincount(labels, minlength=classes)
+  if counts.min() < 2:
+    raise UserError(
+      f'class {counts.argmin()} has {counts.min()} images among those of the trained classes: expected two or more '
+      'of each class'
+    )
+  features = reader(images).features
+  centers = np.stack([features[labels == label].mean(axis=0) for label in range(classes)])
+  return Learned(step, average, metric_of_classes(features, labels), centers)
+
+
+def learn_images(
+  reader: Reader,
+  trained: Sequence[str],
+  learned: Learned,
+  images: np.ndarray,
+  labels: Sequence[str],
+  sources: Sequence[str],
+) -> Learned:
+  """Return the learned classes with the classes of these images added.
+
+  Args:
+    reader: the classifier.
+    trained: the names of the trained classes.
+    learned: the classes that are learned already.
+    images: the images of the new classes, uint8 [n, H, W, C].
+    labels: the name of the class of each image, [n].
+    sources: the name of each image, [n].
+
+  Raises:
+    UserError: a class exists already.
+  """
+  names = dict.fromkeys(labels)
+  for name in names:
+    if name in trained:
+      raise UserError(f'{name} is a class that the classifier was trained on: give the new class another name')
+    if name in learned.names:
+      raise UserError(f'{name} is learned already: forget it first, `hbf learn --forget={name}`')
+  features, classes = reader(images).features, []
+  for name in names:
+    rows = [number for number, label in enumerate(labels) if label == name]
+    classes.append(LearnedClass(name, tuple(sources[row] for row in rows), features[rows].mean(axis=0)))
+  return dataclasses.replace(learned, classes=(*learned.classes, *classes))
+
+
+def learn_folder(
+  workdir: pathlib.Path, folder: str, checkpoint: str = 'latest', average: bool = False, **moved: str
+) -> Learned:
+  """Learn the classes of a folder of images, and write them into the run folder. Return all learned classes.
+
+  Args:
+    workdir: the run folder.
+    folder: a folder with a subfolder for each class. Its images may have any size. They are resized as in training.
+    checkpoint: 'latest', 'best' or a step.
+    average: True to take the moving average of the parameters.
+    **moved: see `hbf.editing.edit.guarded_images`.
+
+  Raises:
+    UserError: the run is not on images, is in use, has edits, or has learned classes of another checkpoint. Or its
+      data are missing, an image can't be read, or `learn_images` raises UserError. Nothing is written in these cases.
+  """
+  check_on_images(workdir)
+  dataset = stored_dataset(workdir)
+  names, source = open_classes(folder, dataset.image_shape[0])
+  images = []
+  for path in source.paths:
+    image = read_image(path, dataset.image_shape)
+    if isinstance(image, UserError):
+      raise image
+    images.append(image)
+  with locked(workdir):
+    if (workdir / EDITS).exists():
+      raise UserError(f'{workdir} has edits, which learned classes can not join yet: undo them by `hbf edit`')
+    restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
+    reader = Reader.of(restored.model, restored.params, restored.task)
+    learned = read_learned(workdir)
+    if learned is None:
+      known, classes = labeled_images(workdir, restored.config, **moved)
+      learned = nothing_learned(reader, known, classes, len(dataset.classes), restored.step, average)
+    check_checkpoint(workdir, learned, restored.step, average)
+    labels = [names[label] for label in source.labels]
+    learned = learn_images(reader, dataset.class_names, learned, np.stack(images), labels, source.paths)
+    write_learned(workdir, learned)
+    return learned

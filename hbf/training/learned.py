@@ -1,0 +1,195 @@
+"""Learned classes of a trained classifier: classes that were not trained, each answered by one center.
+
+`hbf.models.extended.ExtendedClassifier` has the equations, and `hbf.editing.learn` computes the centers.
+"""
+
+import dataclasses
+import json
+import pathlib
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from hbf.errors import UserError, choose, warn
+from hbf.models.classifier import ImageClassifier
+from hbf.models.extended import LEARNED, ExtendedClassifier
+from hbf.training.workdir import damaged, load_config, locked, parse_json, replacing
+
+FILE, VERSION = 'learned.npz', 1
+_CURE = 'restore it from a copy, or remove it; the run then has no learned classes'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LearnedClass:
+  """One learned class.
+
+  Attributes:
+    name: its name.
+    sources: the names of its images, such as their paths.
+    center: the mean of the features of its images, float32 [F].
+  """
+
+  name: str
+  sources: tuple[str, ...]
+  center: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learned:
+  """The learned classes of a classifier, in the order in which they were learned.
+
+  Attributes:
+    step: the step of the checkpoint.
+    average: True if the parameters are the moving average.
+    metric: the matrix W, float32 [F, F].
+    trained: the centers of the trained classes, float32 [B, F].
+    classes: the learned classes.
+  """
+
+  step: int
+  average: bool
+  metric: np.ndarray
+  trained: np.ndarray
+  classes: tuple[LearnedClass, ...] = ()
+
+  def __repr__(self) -> str:
+    """Return the checkpoint and the names of the classes."""
+    return f'Learned(step={self.step}, {", ".join(self.names) or "no class"})'
+
+  def __len__(self) -> int:
+    """Return the number of learned classes."""
+    return len(self.classes)
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Return the names of the learned classes."""
+    return tuple(each.name for each in self.classes)
+
+  def without(self, name: str) -> 'Learned':
+    """Return the learned classes without one. The others stay as they are.
+
+    Raises:
+      UserError: there is no learned class of this name.
+    """
+    choose('learned class', name, dict.fromkeys(self.names))
+    return dataclasses.replace(self, classes=tuple(each for each in self.classes if each.name != name))
+
+  @property
+  def params(self) -> dict[str, np.ndarray]:
+    """Return the parameters of `hbf.models.extended.LearnedClasses`. There must be at least one class."""
+    centers = np.stack([each.center for each in self.classes])
+    arrays = {'trained_centers': self.trained, 'centers': centers, 'metric': self.metric}
+    return {name: value.astype(np.float32) for name, value in arrays.items()}
+
+  def applied(self, model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the classifier with the learned classes, and its parameters."""
+    if not self.classes:
+      return model, dict(params)
+    assert isinstance(model, ImageClassifier)
+    return ExtendedClassifier(model, len(self)), {**params, LEARNED: self.params}
+
+
+def unextended(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+  """Return a classifier and its parameters without its learned classes, if it has any."""
+  own = {name: value for name, value in params.items() if name != LEARNED}
+  return (model.classifier if isinstance(model, ExtendedClassifier) else model), own
+
+
+def write_learned(workdir: pathlib.Path, learned: Learned | None) -> None:
+  """Write or replace the file learned.npz of a run atomically. If there are no classes, remove the file.
+
+  Raises:
+    UserError: the file can't be written.
+  """
+  path = workdir / FILE
+  if not learned:
+    path.unlink(missing_ok=True)
+    return
+  classes = [{'name': each.name, 'sources': each.sources} for each in learned.classes]
+  about = {'version': VERSION, 'step': learned.step, 'average': learned.average, 'classes': classes}
+  with replacing(path) as file:
+    np.savez(file, about=np.array(json.dumps(about)), **learned.params)  # type: ignore[arg-type]
+
+
+def read_learned(workdir: pathlib.Path) -> Learned | None:
+  """Return the learned classes of a run. None if the run has none.
+
+  Raises:
+    UserError: the folder is no run folder, or the file is damaged.
+  """
+  load_config(workdir)  # raises if it is no run folder
+  path = workdir / FILE
+  if not path.exists():
+    return None
+  try:
+    with np.load(path) as stored:
+      arrays = dict(stored)
+    about = parse_json(str(arrays['about']).encode(), path, _CURE, 'version', 'step', 'average', 'classes')
+    parts = zip(about['classes'], arrays['centers'], strict=True)
+    classes = tuple(LearnedClass(said['name'], tuple(said['sources']), center) for said, center in parts)
+    return Learned(about['step'], about['average'], arrays['metric'], arrays['trained_centers'], classes)
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    if isinstance(error, UserError):
+      raise
+    raise damaged(path, str(error), _CURE) from error
+
+
+def forget(workdir: pathlib.Path, name: str) -> None:
+  """Remove a learned class of a run.
+
+  Raises:
+    UserError: the run has no such learned class, or another process uses the folder.
+  """
+  load_config(workdir)  # raises if it is no run folder, and `locked` would make one
+  with locked(workdir):
+    learned = read_learned(workdir)
+    if learned is None:
+      raise UserError(f'{workdir} has no learned classes: there is nothing to forget')
+    write_learned(workdir, learned.without(name))
+
+
+def learned_of(workdir: pathlib.Path, step: int, average: bool) -> Learned:
+  """Return the learned classes of a run's checkpoint.
+
+  Raises:
+    UserError: the run has no learned classes, or they are of another checkpoint.
+  """
+  learned = read_learned(workdir)
+  if learned is None:
+    raise UserError(f'{workdir} has no learned classes: add some by `hbf learn`, or leave them out')
+  check_checkpoint(workdir, learned, step, average)
+  return learned
+
+
+def check_checkpoint(workdir: pathlib.Path, learned: Learned, step: int, average: bool) -> None:
+  """Raise UserError unless the learned classes are those of this checkpoint."""
+  if (learned.step, learned.average) != (step, average):
+    own = f'--checkpoint={learned.step}{" --average" if learned.average else ""}'
+    raise UserError(
+      f'the learned classes in {workdir} are of step {learned.step}{_average(learned.average)}, not of step {step}'
+      f'{_average(average)}: give {own}, or forget them'
+    )
+
+
+def _average(average: bool) -> str:
+  return ' of the average' if average else ''
+
+
+def refuse_learned(workdir: pathlib.Path, what: str) -> None:
+  """Raise UserError if a run has learned classes. `what` is an option that can't answer them."""
+  if (workdir / FILE).exists():
+    raise UserError(f'{workdir} has learned classes, and {what} is for the trained ones: give --nolearned too')
+
+
+def warn_of_learned(workdir: pathlib.Path) -> None:
+  """Warn if a run has learned classes, for a command that leaves them out."""
+  if (workdir / FILE).exists():
+    warn(f'{workdir} has learned classes, which are left out: only `hbf predict` answers them')
+
+
+def to_rows(learned: Learned) -> list[tuple[str, ...]]:
+  """Return a table row for each class: its name, the number of its images and the first image."""
+  return [(each.name, str(len(each.sources)), each.sources[0]) for each in learned.classes]
