@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from hbf.analysis import attack_study, outlier_study, outlier_tokens
@@ -94,6 +95,33 @@ def test_a_run_that_holds_out_no_images_is_refused(made):
 def test_classes_can_be_left_out(run, small):
   everything, nine = (load_ood_images(run, ['digits'], without)['digits'] for without in ({}, {'digits': ['3', '8']}))
   assert len(everything) == len(nine) == 40 and not np.array_equal(everything, nine)
+
+
+def test_sources_of_one_name_are_refused(run, tmp_path, small):
+  for name in ('svhn', 'dtd'):
+    (tmp_path / name / 'test' / 'banded').mkdir(parents=True)
+    Image.new('RGB', (30, 20), (255, 0, 0)).save(tmp_path / name / 'test' / 'banded' / '1.png')
+  assert [*load_ood_images(run, [str(tmp_path / 'svhn'), str(tmp_path / 'dtd')])] == ['noise', 'svhn', 'dtd']
+  with pytest.raises(UserError, match='the same name, test'):
+    load_ood_images(run, [str(tmp_path / 'svhn' / 'test'), str(tmp_path / 'dtd' / 'test')])
+
+
+def test_a_further_data_set_is_measured_alone_and_added(run, monkeypatch):
+  def measured(run, outside):
+    asked.append([*outside])
+    about = {'run': run.workdir.name, 'model': 'hyperbf', 'images': dict.fromkeys(outside, 5)}
+    estimate = {'value': 70.0, 'low': 60.0, 'high': 80.0}
+    return about | {'scores': {name: {'softmax': {'auroc': estimate}} for name in outside}}
+
+  asked, rows = [], []
+  monkeypatch.setattr(outlier_study, 'measure', measured)
+  images = np.zeros((5, 8, 8, 1), np.uint8)
+  calls = [outlier_study.add(rows, run, dict.fromkeys(names, images)) for names in (['a', 'b'], ['a', 'c'], ['b'])]
+  assert calls == [True, True, False] and asked == [['a', 'b'], ['c']]
+  assert [[*row['images'], *row['scores']] for row in rows] == [['a', 'b', 'c', 'a', 'b', 'c']]
+  lacking = rows[0] | {'run': 'other', 'model': 'vit', 'scores': {'b': rows[0]['scores']['b']}}
+  shown = outlier_report.table({'rows': [*rows, lacking]})
+  assert 'b: AUROC, %' in shown and 'c: AUROC, %' not in shown
 
 
 def test_scrambled_images_keep_the_amplitudes_and_the_mean():
