@@ -190,7 +190,9 @@ def test_table_and_picture_of_attacks(tmp_path):
   rows = [attacked(*model, *attack) for model in (('hyperbf', 3), ('vit', 5)) for attack in attacks]
   shown = attack_report.table({'rows': rows})
   assert '90.0 (76.9–96.0)' in shown and '80.0 (58.4–91.9)' in shown
-  assert 'ViT − HyperBF after APGD at 1/255: -5.0 (' in shown
+  assert 'ViT − HyperBF after APGD at 1/255: -5.0 (' in shown and 'right of 40 after APGD' in shown
+  equal = attack_report.table({'rows': [row for row in rows if row['attack'] == 'APGD']})
+  assert equal.count('right of') == 1
   attack_report.draw({'rows': rows}, tmp_path / 'attacks.png')
   assert (tmp_path / 'attacks.png').stat().st_size > 10_000
 
