@@ -10,9 +10,12 @@ from benchmarks.hardware import rows as hardware
 from benchmarks.scaling import SIZES
 from benchmarks.scaling import rows as scaling
 from hbf.analysis.nested import table as nested_centers
+from hbf.analysis.report.attack_report import table as attacks
+from hbf.analysis.report.corruption_report import table as corruptions
 from hbf.analysis.report.dead_units_report import table as dead_units
 from hbf.analysis.report.edit_report import table as edits
 from hbf.analysis.report.memory_report import table as memories
+from hbf.analysis.report.outlier_report import table as outliers
 from hbf.analysis.token_order import table as mixing
 from hbf.comparison.grid import Grid
 from hbf.comparison.held_out import held_out_table
@@ -203,6 +206,10 @@ def main() -> None:
   parts += [*map(rates, RATES), *map(search, SEARCHES), trials('search-stage2'), dead_units(units)]
   parts.append(memories(json.loads((ROOT / 'memory' / 'memory.json').read_text())))
   parts.append(edits(json.loads((ROOT / 'edit' / 'edit.json').read_text())))
+  parts.append(corruptions(json.loads((ROOT / 'corruptions' / 'corruptions.json').read_text())))
+  for name, report in (('outliers', outliers), ('attacks', attacks)):
+    shown, _ = report(json.loads((ROOT / 'outliers' / f'{name}.json').read_text())).split('\n\n')
+    parts.append(shown)  # without the notes
   nested = json.loads((ROOT / 'rivals' / 'cifar10-hyperbf-nested-0-nested.json').read_text())
   parts.append(nested_centers(nested['rows']))
   parts.append(mixing(json.loads((ROOT / 'text' / 'shakespeare-hyperbf-0-mixing.json').read_text())))

@@ -10,6 +10,7 @@ from hbf.data.datasets import load
 from hbf.data.images.codec import decode_file
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
+from hbf.errors import UserError
 from hbf.training.predict import find_images
 
 MOST = 2_000
@@ -27,17 +28,20 @@ def load_ood_images(
 
   Args:
     run: the run.
-    wanted: the sources. Each is a folder of images, or the name of a data set whose test split is read.
+    wanted: the sources. Each is a folder of images, or the name of a data set whose test split is read. The name of a
+      folder is the last part of its path.
     without: names of classes of a data set whose images are left out.
 
   Raises:
-    UserError: a data set is missing, a folder holds no image, or an image cannot be read.
+    UserError: two sources have one name, a data set is missing, a folder holds no image, or an image cannot be read.
   """
   random = np.random.default_rng(0)
   found = {NOISE: random.integers(0, 256, (MOST, *run.task.shape), np.uint8)}
   for name in wanted:
     path = pathlib.Path(name).expanduser()
     key = path.name if path.is_dir() else name
+    if key in found:
+      raise UserError(f'{name} and another source have the same name, {key}: give it once, or rename a folder')
     found[key] = _folder(run, path) if path.is_dir() else _dataset(run, name, without.get(name, ()))
   return found
 

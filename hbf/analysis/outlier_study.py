@@ -4,7 +4,7 @@ python -m hbf.analysis.outlier_study --run=runs/claim/cifar10-hyperbf-0 --run=ru
 python -m hbf.analysis.outlier_study --report      # draws the table and the picture again, from stored numbers
 
 Several runs of one model count as its seeds. The numbers of a run are stored as soon as it is measured. A second call
-measures only the runs that are not stored.
+measures only the runs and the data sets that are not stored.
 
 docs/research/outliers.md explains the results.
 """
@@ -197,13 +197,30 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
   return found | {SCRAMBLED: scrambled(others, seed=0)} | noise
 
 
+def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndarray]) -> bool:
+  """Measure a run on the data sets that its row lacks, and put the numbers into the rows. Return False if none lacks.
+
+  Args:
+    rows: the rows that were measured before. The run's row is changed or appended.
+    run: the run.
+    outside: images of other data sets by name, uint8 [m, height, width, channels].
+  """
+  number = next((i for i, row in enumerate(rows) if row['run'] == run.workdir.name), len(rows))
+  known = rows[number] if number < len(rows) else {'scores': {}, 'images': {}}
+  missing = {name: images for name, images in outside.items() if name not in known['scores']}
+  if not missing:
+    return False
+  row = measure(run, missing)
+  rows[number : number + 1] = [row | {key: known[key] | row[key] for key in ('images', 'scores')}]
+  return True
+
+
 def _measure_all(folders: Sequence[str], outside: Sequence[str], record: Record) -> None:
-  """Measure the runs whose numbers are not stored."""
+  """Measure the runs and the data sets whose numbers are not stored."""
   runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
   measured = record.stored or {'data': 'cifar10', 'rows': []}
   for run in runs:
-    if run.workdir.name not in [row['run'] for row in measured['rows']]:
-      measured['rows'].append(measure(run, load_outside(run, outside)))
+    if add(measured['rows'], run, load_outside(run, outside)):
       record.save(measured)
       logging.info('%s is measured', run.workdir)
 

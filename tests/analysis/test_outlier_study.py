@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from hbf.analysis import attack_study, outlier_study, outlier_tokens
@@ -96,6 +97,33 @@ def test_classes_can_be_left_out(run, small):
   assert len(everything) == len(nine) == 40 and not np.array_equal(everything, nine)
 
 
+def test_sources_of_one_name_are_refused(run, tmp_path, small):
+  for name in ('svhn', 'dtd'):
+    (tmp_path / name / 'test' / 'banded').mkdir(parents=True)
+    Image.new('RGB', (30, 20), (255, 0, 0)).save(tmp_path / name / 'test' / 'banded' / '1.png')
+  assert [*load_ood_images(run, [str(tmp_path / 'svhn'), str(tmp_path / 'dtd')])] == ['noise', 'svhn', 'dtd']
+  with pytest.raises(UserError, match='the same name, test'):
+    load_ood_images(run, [str(tmp_path / 'svhn' / 'test'), str(tmp_path / 'dtd' / 'test')])
+
+
+def test_a_further_data_set_is_measured_alone_and_added(run, monkeypatch):
+  def measured(run, outside):
+    asked.append([*outside])
+    about = {'run': run.workdir.name, 'model': 'hyperbf', 'images': dict.fromkeys(outside, 5)}
+    estimate = {'value': 70.0, 'low': 60.0, 'high': 80.0}
+    return about | {'scores': {name: {'softmax': {'auroc': estimate}} for name in outside}}
+
+  asked, rows = [], []
+  monkeypatch.setattr(outlier_study, 'measure', measured)
+  images = np.zeros((5, 8, 8, 1), np.uint8)
+  calls = [outlier_study.add(rows, run, dict.fromkeys(names, images)) for names in (['a', 'b'], ['a', 'c'], ['b'])]
+  assert calls == [True, True, False] and asked == [['a', 'b'], ['c']]
+  assert [[*row['images'], *row['scores']] for row in rows] == [['a', 'b', 'c', 'a', 'b', 'c']]
+  lacking = rows[0] | {'run': 'other', 'model': 'vit', 'scores': {'b': rows[0]['scores']['b']}}
+  shown = outlier_report.table({'rows': [*rows, lacking]})
+  assert 'b: AUROC, %' in shown and 'c: AUROC, %' not in shown
+
+
 def test_scrambled_images_keep_the_amplitudes_and_the_mean():
   images = np.random.default_rng(0).integers(90, 160, (5, 8, 8, 3)).astype(np.uint8)
   found = scrambled(images, seed=0)
@@ -162,7 +190,9 @@ def test_table_and_picture_of_attacks(tmp_path):
   rows = [attacked(*model, *attack) for model in (('hyperbf', 3), ('vit', 5)) for attack in attacks]
   shown = attack_report.table({'rows': rows})
   assert '90.0 (76.9–96.0)' in shown and '80.0 (58.4–91.9)' in shown
-  assert 'ViT − HyperBF after APGD at 1/255: -5.0 (' in shown
+  assert 'ViT − HyperBF after APGD at 1/255: -5.0 (' in shown and 'right of 40 after APGD' in shown
+  equal = attack_report.table({'rows': [row for row in rows if row['attack'] == 'APGD']})
+  assert equal.count('right of') == 1
   attack_report.draw({'rows': rows}, tmp_path / 'attacks.png')
   assert (tmp_path / 'attacks.png').stat().st_size > 10_000
 

@@ -23,14 +23,15 @@ Measured = Mapping[str, Any]
 def table(measured: Measured) -> str:
   """Return a Markdown table with a row for each model and each greatest change of a pixel, and notes below it.
 
-  Square may attack fewer images than APGD. Only the third column has all images of APGD. The columns to its right are
-  about the images that both attacked.
+  Square may attack fewer images than APGD. Then only the third column has all images of APGD, and the columns to its
+  right are about the images that both attacked.
   """
-  few = min(row['images'] for row in measured['rows'])
-  header = (
+  counts = {row['images'] for row in measured['rows']}
+  few = min(counts)
+  header: tuple[str, ...] = (
     'network',
     'greatest change of a pixel',
-    f'right of {max(row["images"] for row in measured["rows"]):,} after APGD, %',
+    f'right of {max(counts):,} after APGD, %',
     f'right of {few:,} after APGD, %',
     'after Square, %',
     'after both, %',
@@ -38,6 +39,8 @@ def table(measured: Measured) -> str:
     'queries of Square, median',
   )
   lines = [_line(measured, model, levels, few) for levels in _levels(measured) for model in _models(measured)]
+  if len(counts) == 1:  # the two columns of APGD are equal
+    header, *lines = ((*line[:3], *line[4:]) for line in (header, *lines))
   seeds = min(len(_rights(measured, model, 0, ('APGD',))) for model in _models(measured))
   notes = [about_intervals(seeds), *_differences(measured)]
   return markdown.table(header, lines) + '\n\n' + '\n'.join(notes)

@@ -23,7 +23,9 @@ def _models(measured: Measured) -> list[str]:
 
 
 def _outside(measured: Measured) -> list[str]:
-  return [*measured['rows'][0]['scores']]
+  """Return the names of the data sets that all runs were measured on."""
+  first, *others = (row['scores'] for row in measured['rows'])
+  return [name for name in first if all(name in scores for scores in others)]
 
 
 def _scores(measured: Measured) -> list[str]:

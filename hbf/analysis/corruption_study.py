@@ -1,0 +1,127 @@
+"""Measurement of the accuracy on corrupted test images, for each corruption and strength.
+
+python -m hbf.analysis.corruption_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
+python -m hbf.analysis.corruption_study --report   # draws the table and the picture again, from stored numbers
+
+The runs of one model are its seeds. Each corruption is stored when it is measured. A second call goes on after the
+last stored corruption.
+
+docs/research/corruptions.md explains the results.
+"""
+
+import functools
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from hbf.analysis.image_run import MOST_TESTED, ImageRun, LabeledImages
+from hbf.analysis.report.corruption_report import NONE, draw, table
+from hbf.analysis.study import Record, Study
+from hbf.data.augment.corruptions import CORRUPTIONS, STRENGTHS, corrupt
+from hbf.errors import UserError, in_one_line
+
+
+def shared_images(runs: Sequence[ImageRun], most: int) -> LabeledImages:
+  """Return at most `most` test images of the first run, evenly spaced in their order.
+
+  Raises:
+    UserError: another run has other test images, or an image cannot be read.
+  """
+  first, *others = runs
+  found = first.read('test', most)
+  for run in others:
+    if not all(map(np.array_equal, found, run.read('test', most))):
+      raise UserError(
+        f'{run.workdir} and {first.workdir} have different test images; expected the same images, because their '
+        'answers are compared: give runs of one data set'
+      )
+  return found
+
+
+def measure(
+  runs: Sequence[ImageRun],
+  examples: LabeledImages,
+  stored: Sequence[Mapping[str, Any]],
+  save: Callable[[dict[str, Any]], None],
+) -> None:
+  """Measure the answers of all runs that are not stored: without corruption, then for each corruption.
+
+  All runs get the same corrupted images.
+
+  Args:
+    runs: the runs.
+    examples: the test images, the same for all runs.
+    stored: the rows that were measured before.
+    save: a function that stores a row. A row has the run and the corruption. `accuracy` has a value in percent for
+      each strength. `right` has a digit for each image: the number of strengths with a right answer. Without
+      corruption there is one strength.
+  """
+  for name in (NONE, *CORRUPTIONS):
+    left = {run.workdir.name: run for run in runs}
+    left = {key: run for key, run in left.items() if not _is_stored(stored, key, name)}
+    if not left:
+      continue
+    strengths = STRENGTHS if name in CORRUPTIONS else (0,)
+    changed = [corrupt(examples.images, name, strength) if strength else examples.images for strength in strengths]
+    for run in left.values():
+      right = np.stack([run.logits(images).argmax(axis=1) == examples.labels for images in changed])
+      save(_row(run, name, right))
+
+
+def _is_stored(stored: Sequence[Mapping[str, Any]], run: str, corruption: str) -> bool:
+  return any((row['run'], row['corruption']) == (run, corruption) for row in stored)
+
+
+def _row(run: ImageRun, corruption: str, right: np.ndarray) -> dict[str, Any]:
+  """Return the row of right answers, bool [strengths, images]."""
+  config = run.restored.config
+  return {
+    'run': run.workdir.name,
+    'model': config.model.name,
+    'seed': config.seed,
+    'step': run.restored.step,
+    'corruption': corruption,
+    'accuracy': [round(100 * float(share), 4) for share in right.mean(axis=1)],
+    'right': ''.join(map(str, right.sum(axis=0))),
+  }
+
+
+def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None:
+  measured['rows'].append(row)
+  record.save(measured)
+  logging.info('%s, %s: %.1f%% right', row['run'], row['corruption'], np.mean(row['accuracy']))
+
+
+def _measure_all(folders: Sequence[str], most: int, record: Record) -> None:
+  """Measure the corruptions that are not stored."""
+  runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
+  examples = shared_images(runs, most)
+  about = {'data': runs[0].restored.config.data.name, 'images': len(examples.labels)}
+  measured = record.stored or about | {'rows': []}
+  if not about.items() <= measured.items():
+    raise UserError(
+      f'{record.path} has numbers of {measured["images"]:,} images of {measured["data"]}; expected '
+      f'{about["images"]:,} images of {about["data"]}: give another --out, or move the file away'
+    )
+  measure(runs, examples, measured['rows'], functools.partial(_save, record, measured))
+
+
+@in_one_line
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Run the command and return its exit status."""
+  study = Study('corruptions', draw, table, ('data', 'images', 'rows'))
+  parser = study.parser('hbf.analysis.corruption_study', __doc__, 'a run folder; may be repeated')
+  about = 'most test images; default: %(default)s'
+  parser.add_argument('--images', type=int, default=MOST_TESTED, metavar='N', help=about)
+  flags = parser.parse_args(arguments)
+  if flags.images < 2:
+    raise UserError(f'--images is {flags.images}; expected at least 2, because intervals are over images')
+  return study.run(flags, functools.partial(_measure_all, flags.run, flags.images))
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,151 @@
+"""Table and picture of the numbers that `hbf.analysis.corruption_study` measures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from scipy import stats
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+from hbf.analysis.report.names import network_name
+from hbf.analysis.report.seeds import about_intervals, over_seeds, text
+from hbf.comparison.statistics import LEVEL, differences
+from hbf.data.augment.corruptions import CORRUPTIONS, GROUPS, STRENGTHS
+from hbf.errors import UserError
+from hbf.evaluation.outliers import Estimate
+
+Measured = Mapping[str, Any]
+NONE, ALL = 'none', 'mean of all corruptions'
+
+
+def table(measured: Measured) -> str:
+  """Return a Markdown table with rows for each corruption, group of corruptions and model, and a note below it.
+
+  The last column is the first model's accuracy minus the accuracy of the row's model, with a 95% interval that is
+  paired over images.
+
+  Raises:
+    UserError: a run lacks a corruption.
+  """
+  first, *others = _models(measured)
+  strengths = [f'strength {strength}' for strength in STRENGTHS]
+  header = ('corruption', 'network', *strengths, 'mean', f'{network_name(first)} − network')
+  lines = [
+    _line(measured, label, names, model, first) for label, names in _sets().items() for model in (first, *others)
+  ]
+  seeds = min(len(_outcomes(measured, model, [NONE])) for model in (first, *others))
+  return markdown.table(header, lines) + '\n\n' + about_intervals(seeds)
+
+
+def _line(measured: Measured, label: str, names: Sequence[str], model: str, first: str) -> tuple[str, ...]:
+  """Return the cells of a row: a model's accuracy under some corruptions."""
+  curve = [f'{value:.1f}' for value in _by_strength(measured, model, names)] if names != (NONE,) else []
+  ahead = '' if model == first else _signed(_ahead(measured, first, model, names))
+  mean = text(_accuracy(_outcomes(measured, model, names)))
+  return label, network_name(model), *(curve or [''] * len(STRENGTHS)), mean, ahead
+
+
+def _sets() -> dict[str, tuple[str, ...]]:
+  """Return the corruptions of each row by the row's label."""
+  singles = {name.replace('_', ' '): (name,) for name in (NONE, *CORRUPTIONS)}
+  return singles | {f'mean of {group}': names for group, names in GROUPS.items()} | {ALL: tuple(CORRUPTIONS)}
+
+
+def _models(measured: Measured) -> list[str]:
+  return [*dict.fromkeys(row['model'] for row in measured['rows'])]
+
+
+def _rows(measured: Measured, model: str, names: Sequence[str]) -> list[list[Mapping[str, Any]]]:
+  """Return the rows of corruptions for each of a model's runs.
+
+  Raises:
+    UserError: a run lacks a corruption.
+  """
+  rows = {(row['run'], row['corruption']): row for row in measured['rows'] if row['model'] == model}
+  runs = dict.fromkeys(run for run, _ in rows)
+  if missing := [(run, name) for run in runs for name in names if (run, name) not in rows]:
+    run, name = missing[0]
+    raise UserError(f'{run} was not measured under the corruption {name}: measure again, without --report')
+  return [[rows[run, name] for name in names] for run in runs]
+
+
+def _outcomes(measured: Measured, model: str, names: Sequence[str]) -> np.ndarray:
+  """Return the right answers in percent, the mean over corruptions and strengths, [runs, images]."""
+
+  def shares(row: Mapping[str, Any]) -> np.ndarray:
+    return 100 * np.array([*map(int, row['right'])]) / len(row['accuracy'])
+
+  return np.array([np.mean([shares(row) for row in rows], axis=0) for rows in _rows(measured, model, names)])
+
+
+def _by_strength(measured: Measured, model: str, names: Sequence[str]) -> np.ndarray:
+  """Return the accuracy in percent at each strength, the mean over corruptions and runs, [strengths]."""
+  return np.mean([[row['accuracy'] for row in rows] for rows in _rows(measured, model, names)], axis=(0, 1))
+
+
+def _accuracy(outcomes: np.ndarray) -> Estimate:
+  """Return the mean of outcomes [runs, images] with its 95% interval over images, joined over runs."""
+  quantile = float(stats.norm.ppf((1 + LEVEL) / 2))
+  halves = quantile * outcomes.std(axis=1, ddof=1) / np.sqrt(outcomes.shape[1])
+  means = map(float, outcomes.mean(axis=1))
+  return over_seeds([Estimate(mean, mean - half, mean + half) for mean, half in zip(means, halves, strict=True)])
+
+
+def _ahead(measured: Measured, first: str, other: str, names: Sequence[str]) -> Estimate:
+  """Return the accuracy of the first model minus the accuracy of another model, paired over images."""
+  [found] = differences([_outcomes(measured, model, names) for model in (other, first)])
+  assert found.low is not None and found.high is not None  # there are at least two images
+  return Estimate(found.estimate, found.low, found.high)
+
+
+def _signed(difference: Estimate) -> str:
+  return f'{difference.value:+.2f} ({difference.low:+.2f} to {difference.high:+.2f})'
+
+
+def draw(measured: Measured, path: pathlib.Path) -> None:
+  """Write a PNG: accuracy by strength for each group of corruptions, and the differences for each corruption."""
+  figure = plt.figure(figsize=(11, 6), layout='constrained')
+  halves: Any = figure.subfigures(1, 2, width_ratios=(1.25, 1))
+  left, right = halves
+  panels = left.subplots(2, 2, sharex=True, sharey=True)
+  for axis, (group, names) in zip(panels.flat, GROUPS.items(), strict=True):
+    _draw_group(axis, measured, names)
+    axis.set(title=group, xticks=range(len(STRENGTHS) + 1))
+    axis.grid(alpha=0.3)
+  panels[0, 0].legend(loc='lower left')
+  left.supxlabel('strength of the corruption (0: none)', fontsize='medium')
+  left.supylabel('accuracy, %', fontsize='medium')
+  _draw_differences(right.subplots(), measured)
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)
+
+
+def _draw_group(axis: Any, measured: Measured, names: Sequence[str]) -> None:
+  for number, model in enumerate(_models(measured)):
+    clean = _outcomes(measured, model, [NONE]).mean()
+    curve = [clean, *_by_strength(measured, model, names)]
+    axis.plot(curve, 'os^v'[number % 4] + '-', color=f'C{number}', label=network_name(model), markersize=4)
+
+
+def _draw_differences(axis: Any, measured: Measured) -> None:
+  """Draw the first model's accuracy minus each other model's accuracy, for each set of corruptions."""
+  first, *others = _models(measured)
+  labels = _sets()
+  for number, other in enumerate(others):
+    found = [_ahead(measured, first, other, names) for names in labels.values()]
+    values = [z.value for z in found]
+    errors = np.array([[z.value - z.low, z.high - z.value] for z in found]).T
+    places = np.arange(len(labels)) + 0.2 * number
+    label = f'{network_name(first)} − {network_name(other)}'
+    axis.errorbar(values, places, xerr=errors, fmt='o', color=f'C{number + 2}', label=label, capsize=2, markersize=4)
+    axis.legend(loc='best', fontsize=8)
+  axis.axvline(0, color='gray', linestyle=':')
+  axis.set_yticks(range(len(labels)), labels)
+  axis.invert_yaxis()
+  axis.set(xlabel='difference of accuracies, points', title='differences, paired over images')
+  axis.grid(alpha=0.3)
