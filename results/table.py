@@ -56,6 +56,7 @@ BENCHMARKS = {
   'nanogpt-loss': (),
   'nanogpt': (),
   'serve': (),
+  'serve-memory': ('clients', 'answers/s', 'wrong', 'refused (503)', 'lost', 'memory, MB', 'memory, last/first'),
 }
 
 
