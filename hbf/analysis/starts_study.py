@@ -44,6 +44,7 @@ from hbf.training.checkpoints import Checkpoints
 from hbf.training.convert import write, write_state
 from hbf.training.experiment import Experiment, prepare
 from hbf.training.loop import train
+from hbf.training.machine import commit
 from hbf.training.programs import make_init
 from hbf.training.sharding import with_sharding
 from hbf.training.state import TrainState
@@ -319,7 +320,7 @@ def _measure_all(seeds: Sequence[int], data_dir: str, record: Record) -> None:
   for arm in ARMS:
     for seed in seeds:
       if not any(row['arm'] == arm.name and row['seed'] == seed for row in rows):
-        rows.append(run_arm(arm, config, seed, dataset))
+        rows.append(run_arm(arm, config, seed, dataset) | {'commit': commit()})
         print(rows[-1], file=sys.stderr, flush=True)
         record.save({'data': 'cifar10', 'config': SIZES | TRAINING, 'rows': rows})
 
