@@ -23,6 +23,7 @@ import numpy as np
 
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
+from hbf.models.flops import count_flops
 
 
 def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 50) -> dict[str, np.ndarray]:
@@ -42,6 +43,12 @@ def agop(model: ImageClassifier, params: Any, images: np.ndarray, batch: int = 5
       sums[block] = sums.get(block, 0) + np.asarray(outer, np.float64)
       tokens[block] = tokens.get(block, 0) + int(count)
   return {block: total / (tokens[block] * model.classes) for block, total in sums.items()}
+
+
+def agop_operations(model: ImageClassifier, params: Any, image: tuple[int, ...]) -> int:
+  """Return the floating-point operations of `agop` for one image of shape (height, width, channels)."""
+  example = jax.ShapeDtypeStruct((1, *image), jnp.float32)
+  return count_flops(functools.partial(_outer_products, model), params, example)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from hbf.analysis.report.dead_units_report import draw, table
+from hbf.analysis.starts import initial_params
 from hbf.analysis.study import Record, Study
 from hbf.analysis.units import Units, observe
 from hbf.config.datasets import digits
@@ -33,7 +34,6 @@ from hbf.training.convert import write
 from hbf.training.experiment import Experiment, prepare
 from hbf.training.loop import train
 from hbf.training.restore import restore
-from hbf.training.state import init_state
 
 WIDTH = 768  # as in the memo
 SIZES = {'model.width': WIDTH, 'model.depth': 2, 'model.patch': 2}
@@ -102,10 +102,7 @@ def _config(setting: Setting, data_dir: str) -> ConfigDict:
 
 def _start(experiment: Experiment, setting: Setting) -> Any:
   """Return the initial parameters of a setting."""
-  data = experiment.inputs['train']
-  batch = next(iter(data.batches(experiment.order, 0, 1)))
-  make = jax.jit(lambda *args: init_state(experiment.model, experiment.optimizer, experiment.objective, *args).params)
-  params = make(data.resident, batch)
+  params = initial_params(experiment)
   if setting.as_published:
     for i, key in enumerate(jax.random.split(jax.random.key(1), experiment.model.trunk.depth)):
       unit = params[f'block{i}']['stage2']

@@ -30,14 +30,23 @@ def write(workdir: pathlib.Path, experiment: Experiment, params: Mapping[str, An
   Raises:
     UserError: the folder exists.
   """
-  if workdir.exists():
-    raise UserError(f'{workdir} exists: choose another --workdir, or remove it')
   params = jax.tree.map(jnp.asarray, params)
   state = TrainState(jnp.zeros((), jnp.int32), params, experiment.optimizer.init(params), Totals.zeros())
+  write_state(workdir, experiment, with_skips(with_average(state, experiment.config), experiment.config))
+
+
+def write_state(workdir: pathlib.Path, experiment: Experiment, state: TrainState) -> None:
+  """Make the run folder of a run that continues from a state. Training goes on after the step of the state.
+
+  Raises:
+    UserError: the folder exists.
+  """
+  if workdir.exists():
+    raise UserError(f'{workdir} exists: choose another --workdir, or remove it')
   with locked(workdir):
     claim(workdir, experiment.config, experiment.task.identity())
     with contextlib.closing(Checkpoints(workdir / 'checkpoints')) as checkpoints:
-      checkpoints.save(0, with_skips(with_average(state, experiment.config), experiment.config))
+      checkpoints.save(int(state.step), state)
 
 
 def of_authors(path: pathlib.Path, workdir: pathlib.Path, config: ConfigDict, heads: int | None = None) -> str:

@@ -1,0 +1,109 @@
+"""Table and picture of the numbers that `hbf.analysis.starts_study` measures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from hbf import markdown
+
+Row = Mapping[str, Any]
+REFERENCES = ('AdamW', 'Muon')  # arms to which the others are compared
+
+
+def table(measured: Mapping[str, Any]) -> str:
+  """Return a Markdown table with a row for each arm. A cell has the values of the seeds, in order."""
+  rows, seeds = measured['rows'], sorted({row['seed'] for row in measured['rows']})
+  header = (
+    'arm',
+    'test accuracy, %',
+    'difference from Muon',
+    'operations',
+    'of these, edits',
+    *(f'{unit} to the held-out accuracy of {name}' for name in REFERENCES for unit in ('operations', 'seconds')),
+  )
+  lines = []
+  for arm in dict.fromkeys(row['arm'] for row in rows):
+    found = [row for seed in seeds for row in rows if (row['arm'], row['seed']) == (arm, seed)]
+    muon = [reference(rows, row, 'Muon') for row in found]
+    differences = [f'{row["accuracy"] - of["accuracy"]:+.2f}' for row, of in zip(found, muon, strict=True) if of]
+    lines.append(
+      (
+        arm,
+        ', '.join(f'{row["accuracy"]:.2f}' for row in found),
+        '' if arm == 'Muon' else ', '.join(differences).replace('-', '−'),
+        _number(np.mean([row['operations'] for row in found])),
+        _number(np.mean([row['edits']['operations'] for row in found])),
+        *(
+          ', '.join(_reached(row, reference(rows, row, name), unit) for row in found)
+          for name in REFERENCES
+          for unit in ('operations', 'seconds')
+        ),
+      )
+    )
+  return markdown.table(header, lines)
+
+
+def reference(rows: Sequence[Row], row: Row, name: str) -> Row | None:
+  """Return the row of another arm with the same seed. None if there is none."""
+  return next((other for other in rows if (other['arm'], other['seed']) == (name, row['seed'])), None)
+
+
+def _reached(row: Row, of: Row | None, unit: str) -> str:
+  found = None if of is None else reached(row['curve'], of['curve'][-1]['held_out'], unit)
+  if found is None:
+    return 'not reached' if of else ''
+  return _number(found) if unit == 'operations' else f'{found:.0f}'
+
+
+def reached(curve: Sequence[Mapping[str, float]], accuracy: float, unit: str) -> float | None:
+  """Return the operations or seconds at which a curve first reaches an accuracy. None if it does not.
+
+  Between two evaluations the accuracy is taken to be linear.
+
+  Args:
+    curve: points with the keys held_out, operations and seconds.
+    accuracy: an accuracy on held-out images in percent.
+    unit: 'operations' or 'seconds'.
+  """
+  before = None
+  for point in curve:
+    if point['held_out'] >= accuracy:
+      if before is None:
+        return point[unit]
+      part = (accuracy - before['held_out']) / (point['held_out'] - before['held_out'])
+      return before[unit] + part * (point[unit] - before[unit])
+    before = point
+  return None
+
+
+def _number(value: float) -> str:
+  return f'{value:.2e}'.replace('e+', 'e') if value else '0'
+
+
+def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Write a PNG with two panels: the held-out accuracy by operations, and the test accuracy of each arm and seed."""
+  rows = measured['rows']
+  arms = [*dict.fromkeys(row['arm'] for row in rows)]
+  figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.5), layout='constrained')
+  for number, arm in enumerate(arms):
+    found = [row for row in rows if row['arm'] == arm]
+    for row in found:
+      operations, held_out = ([point[key] for point in row['curve']] for key in ('operations', 'held_out'))
+      first = row is found[0]
+      left.plot(operations, held_out, color=f'C{number}', linewidth=1.3, marker='o', markersize=3, label=arm * first)
+    right.scatter([row['accuracy'] for row in found], [number] * len(found), color=f'C{number}')
+  left.set(xlabel='floating-point operations, edits included', ylabel='held-out accuracy, %')
+  left.set_title('each line is one seed')
+  left.legend(fontsize=8, loc='lower right')
+  right.set(xlabel='test accuracy, %', title='each dot is one seed', yticks=range(len(arms)), yticklabels=arms)
+  right.invert_yaxis()
+  for axis in (left, right):
+    axis.grid(alpha=0.3)
+  figure.savefig(path, dpi=110, metadata={'Software': None})
+  plt.close(figure)
