@@ -148,7 +148,7 @@ class Ridge(Method):
   """
 
   def __init__(self, base: Labeled) -> None:
-    """Read the base images. The base part of the normal equations is computed when a σ is used."""
+    """Read the base images. The base part of the normal equations is computed later, for each new σ."""
     super().__init__(base)
     self._codes = np.eye(base.labels.max() + 1, dtype=np.float32)[base.labels]
     self._sigma: float | None = None

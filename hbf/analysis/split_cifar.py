@@ -188,7 +188,10 @@ def _remember(memory: Images, task: Images, random: np.random.Generator) -> Imag
 
 
 def _accuracies(network: Network, params: Any, test: Images) -> tuple[float, float]:
-  """Return the accuracy on the images of a task in percent. The second is for answers among the task's classes."""
+  """Return two accuracies in percent on the images of a task.
+
+  For the first, the answer is one of all classes. For the second, it is one of the task's classes.
+  """
   logits = in_batches(lambda batch: network.logits(params, batch), test.images, 500)
   first = int(test.labels.min())
   own = first + logits[:, first : first + TASK].argmax(axis=1)

@@ -58,7 +58,7 @@ def centers_of(model: ImageClassifier) -> HyperBFCenters:
   """Return the stage 2 of a network as a module.
 
   Raises:
-    UserError: an option of stage 2 differs from recipe laptop in a way that this module does not handle.
+    UserError: an option of stage 2 differs from recipe laptop in a way that `hbf.analysis.starts` does not support.
   """
   stage = model.trunk.stage2(dtype=jnp.float32) if model.trunk.stage2 else None
   wanted = {

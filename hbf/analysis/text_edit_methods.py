@@ -44,10 +44,12 @@ def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], na
 
 
 def _lookup(of_prompt: bool) -> Respond:
-  """Return a function that computes the responses of a lookup of contexts (`hbf.analysis.text_facts.contexts`).
+  """Return a function that looks up contexts (`hbf.analysis.text_facts.contexts`).
+
+  Its response is 1 to a context that it finds, and 0 to the others.
 
   Args:
-    of_prompt: True if the response is 1 for every context that ends with the edited one. False: only for this context
+    of_prompt: True: it finds every context that ends with the edited context. False: it finds only the edited context
       itself.
   """
 

@@ -54,7 +54,7 @@ def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str
   independent of each other, as `hbf.comparison.tune.expected_best` assumes.
 
   Args:
-    space: the options of all arms. If a key has an option for all arms and an option for this arm, the latter is
+    space: the distributions of options, each for one arm or for all arms. If a key has both, the one for this arm is
       used.
     label: label of the arm.
     trials: number of trials.
