@@ -213,7 +213,7 @@ class FineTuning:
     return params | {'head': {name: jnp.asarray(value) for name, value in head.items()}}
 
   def learn(self, params: Any, images: np.ndarray, labels: np.ndarray, known: int, rate: float) -> Any:
-    """Return the parameters after a session with these images. `known` classes were known before."""
+    """Return the parameters after fine-tuning on the images of a session. `known` classes were learned before it."""
     kernel, bias = (np.array(params['head'][name]) for name in ('kernel', 'bias'))
     features = np.asarray(self._features(params, images))
     means = np.stack([features[labels == label].mean(axis=0) for label in np.unique(labels)])

@@ -161,7 +161,10 @@ def phases_operations(
 
 
 def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, centers: str, key: jax.Array) -> Params:
-  """Return the parameters of a stage 2 after the first phase: centers, σ, and a gain with mean response 1.
+  """Return the parameters of a stage 2 with new centers, a new σ and a new gain, chosen for its inputs.
+
+  With this gain, the mean response of the centers is 1. This is the first of the three phases of Schwenker et al.
+  2001.
 
   Args:
     stage: the stage 2.

@@ -21,7 +21,8 @@ flags.disclaim_key_flags()
 def resolve_config_path(config: str) -> str:
   """Return FILE[:arguments] for NAME[:arguments]. NAME is a data set's name, and FILE the module with its config.
 
-  The path `configs/NAME.py` also means the name if there is no such file. So both work in every folder.
+  If the file configs/NAME.py does not exist, this path is read as NAME. So NAME and configs/NAME.py work in every
+  folder.
   """
   path, colon, arguments = config.partition(':')
   name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
@@ -107,7 +108,10 @@ def _format_warning(
 
 
 def _report_unraisable(unraisable: Any) -> None:
-  """Report an ignored exception as Python does, but not those of TensorStore after a checkpoint that failed."""
+  """Print an exception that cannot be raised, such as one in a destructor, as Python does.
+
+  Nothing is printed if the exception comes from TensorStore after a checkpoint that failed.
+  """
   if str(unraisable.exc_value) != 'Event loop is closed':
     sys.__unraisablehook__(unraisable)
 

@@ -15,7 +15,7 @@ from hbf.errors import UserError
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; the page is written there.', required=True)
 AGAINST = flags.DEFINE_string('against', '', 'Folder of another run, which is shown beside the first.')
 SEED_RUN = flags.DEFINE_multi_string(
-  'seed_run', [], 'Folder of the same network with another seed, explained before. The flag may be repeated.'
+  'seed_run', [], 'A run of the same network with another seed, after `hbf explain` of that run. May be repeated.'
 )
 OOD = flags.DEFINE_multi_string(
   'ood', [], 'A data set or a folder of images with other classes. The flag may be repeated.'

@@ -75,7 +75,10 @@ def _rows(measured: Measured, model: str, names: Sequence[str]) -> list[list[Map
 
 
 def _outcomes(measured: Measured, model: str, names: Sequence[str]) -> np.ndarray:
-  """Return the right answers in percent, the mean over corruptions and strengths, [runs, images]."""
+  """Return for each run and each image the percentage of right answers to its corrupted versions, [runs, images].
+
+  The versions are those of all corruptions and strengths.
+  """
 
   def shares(row: Mapping[str, Any]) -> np.ndarray:
     return 100 * np.array([*map(int, row['right'])]) / len(row['accuracy'])
