@@ -23,8 +23,11 @@ def _unique(rows: Rows, *names: str) -> list[tuple[Any, ...]]:
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-  """Return two Markdown tables: new classes from few images, and Split CIFAR-10. They have means and deviations."""
-  return f'{_few_shot(measured["rows"])}\n\n{_split(measured["split"])}'
+  """Return Markdown tables of new classes from few images, and of Split CIFAR-10 if it is measured.
+
+  The tables have means and standard deviations.
+  """
+  return '\n\n'.join([_few_shot(measured['rows']), *([_split(measured['split'])] if measured['split'] else [])])
 
 
 def _few_shot(rows: Rows) -> str:
@@ -32,11 +35,12 @@ def _few_shot(rows: Rows) -> str:
   lines = []
   for model, method in _unique(rows, 'model', 'method'):
     found = [row['sessions'] for row in rows if (row['model'], row['method']) == (model, method)]
-    ends = [[sessions[-1][key] for sessions in found] for key in ('all', 'base', 'new')]
-    over = [float(np.mean([after['all'] for after in sessions])) for sessions in found]
-    alone = len(found[0]) == 1  # only the base classes
-    cells = ['', mean_of(ends[1]), '', ''] if alone else [*map(mean_of, ends), mean_of(over)]
-    lines.append((network_name(model), method, *cells))
+    if len(found[0]) == 1:  # only the base classes, which are the same in all draws
+      lines.append((network_name(model), method, '', mean_of([found[0][-1]['base']]), '', ''))
+      continue
+    ends = [mean_of([sessions[-1][key] for sessions in found]) for key in ('all', 'base', 'new')]
+    over = mean_of([float(np.mean([after['all'] for after in sessions])) for sessions in found])
+    lines.append((network_name(model), method, *ends, over))
   return markdown.table(header, lines)
 
 
@@ -60,10 +64,12 @@ def _split(rows: Rows) -> str:
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each network's accuracies after sessions, and a panel for Split CIFAR-10."""
+  """Write a PNG with a panel for each network's accuracies after sessions, and one for Split CIFAR-10 if measured."""
   rows, split = measured['rows'], measured['split']
   models = [model for (model,) in _unique(rows, 'model')]
-  figure, axes = plt.subplots(1, len(models) + 1, figsize=(5 * len(models) + 5, 4.8), layout='constrained')
+  panels = len(models) + bool(split)
+  size = (2 + 5 * panels, 4.8)
+  figure, (axes,) = plt.subplots(1, panels, squeeze=False, figsize=size, layout='constrained')
   for axis, model in zip(axes, models, strict=False):
     own = [row for row in rows if row['model'] == model and len(row['sessions']) > 1]
     for number, (method,) in enumerate(_unique(own, 'method')):
@@ -79,10 +85,13 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
       label = f'{arm}, {"replay" if replay else "no replay"}'
       style = '-' if replay else ':'
       axes[-1].plot(range(1, len(means) + 1), means, style, color=f'C{number}', marker='o', label=label)
-  axes[-1].set(xlabel='tasks', ylabel='accuracy on all tasks so far, %', title='Split CIFAR-10')
-  axes[-1].legend(fontsize=7)
+  if split:
+    axes[-1].set(xlabel='tasks', ylabel='accuracy on all tasks so far, %', title='Split CIFAR-10')
+    axes[-1].legend(fontsize=7)
   for axis in axes:
     axis.grid(alpha=0.3)
-  figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4, fontsize=8)
+  figure.legend(
+    *axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2 if panels == 1 else 4, fontsize=8
+  )
   figure.savefig(path, dpi=110, metadata={'Software': None})
   plt.close(figure)
