@@ -32,23 +32,27 @@ class Teacher:
     source: the value of `train.teacher`.
     network: the network with its parameters.
     flops: the floating-point operations of its forward pass for one example.
+    weight: the weight of its answers in the loss, above 0.
+    temperature: the number that divides all logits before they are compared.
   """
 
   source: str
   network: Trained
   flops: int
+  weight: float
+  temperature: float
 
   def distillation(self, config: ConfigDict) -> Distillation:
     """Return its part in the loss of a run. The run's config has all measured values."""
-    train, data, network = config.train, config.data, self.network
-    loss = Distillation(network.model, train.teacher_weight, train.temperature)
+    data, network = config.data, self.network
+    loss = Distillation(network.model, self.weight, self.temperature)
     if not network.mean:
       return loss
     return dataclasses.replace(loss, ours=(tuple(data.mean), tuple(data.std)), theirs=(network.mean, network.std))
 
-  def words(self, config: ConfigDict) -> str:
+  def words(self) -> str:
     """Return the options of distillation in words."""
-    return f'with weight {config.train.teacher_weight:g} and temperature {config.train.temperature:g}'
+    return f'with weight {self.weight:g} and temperature {self.temperature:g}'
 
   def beside(self, data: Resident, mesh: Mesh) -> WithTeacher:
     """Return the training data and the parameters in device memory, each sharded like a run's parameters.
@@ -101,7 +105,7 @@ def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:
     UserError: there is a weight without a teacher. Or the teacher can't be read, or answers other questions than the
       run: it has another task, other classes, another vocabulary, or takes examples of another size.
   """
-  source, weight = config.train.teacher, config.train.teacher_weight
+  source, weight, temperature = (config.train[key] for key in ('teacher', 'teacher_weight', 'temperature'))
   if weight and not source:
     raise UserError(
       f'train.teacher_weight is {weight:g} without a teacher: set train.teacher to a trained network, or '
@@ -121,7 +125,7 @@ def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:
     )
   if fault := _fault(network, config.task, task):
     raise UserError(f'train.teacher={source} {fault}: name a network that was trained on such data')
-  return Teacher(source, network, flops_per_example(network.model, task.shape))
+  return Teacher(source, network, flops_per_example(network.model, task.shape), weight, temperature)
 
 
 def _fault(network: Trained, name: str, task: Task) -> str:

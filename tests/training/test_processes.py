@@ -165,7 +165,7 @@ def launch(tmp_path):
 
   def start(workdir, **changes):
     page = (ROOT / 'docs' / 'how-to' / 'devices.md').read_text()
-    lines = re.search(r'Two on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
+    lines = re.search(r'Two processes on one machine.*?```sh\n(.*?)```', page, re.DOTALL)[1]
     config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
     command = f'bash {tmp_path}/noted.sh $process {sys.executable} -m hbf'
     for old, new in (
