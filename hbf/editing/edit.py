@@ -95,16 +95,7 @@ def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarr
 def labeled_images(workdir: pathlib.Path, config: Any, **moved: str) -> tuple[np.ndarray, np.ndarray]:
   """Return evenly spaced training images of a run, as uint8 [n, H, W, C], and their classes, int32 [n].
 
-  n is at most `GUARDED`.
-
-  Args:
-    workdir: the run folder.
-    config: the config of the run.
-    **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the
-      value of the run.
-
-  Raises:
-    UserError: the data set is missing, or differs from the run's.
+  n is at most `GUARDED`. Arguments and errors are as for `hbf.editing.editor.task_with_data`.
   """
   task = task_with_data(workdir, config, **moved)
   assert isinstance(task, Classification)

@@ -1,14 +1,13 @@
 """The file edits.npz in a run folder, which holds the edits of the run."""
 
-import json
 import pathlib
-import zipfile
 
 import numpy as np
 
 from hbf.errors import UserError, warn
+from hbf.training import side_file
 from hbf.training.edits import Edit, Edits
-from hbf.training.workdir import damaged, load_config, locked, parse_json, replacing
+from hbf.training.workdir import load_config, locked
 
 FILE, VERSION = 'edits.npz', 1
 _ARRAYS = ('centers', 'radius', 'changes')  # of all centers of all edits, in their order
@@ -36,8 +35,7 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
     'changes': np.concatenate([edit.changes for edit in edits.edits]),
     'metric': edits.metric,
   }
-  with replacing(path) as file:
-    np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+  side_file.write_arrays(path, about, arrays)
 
 
 def read_edits(workdir: pathlib.Path) -> Edits | None:
@@ -50,20 +48,13 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
   path = workdir / FILE
   if not path.exists():
     return None
-  try:
-    with np.load(path) as stored:
-      arrays = dict(stored)
-    about = parse_json(str(arrays['about']).encode(), path, _CURE, 'version', 'step', 'average', 'edits')
+  with side_file.read_arrays(path, _CURE, 'version', 'step', 'average', 'edits') as (about, arrays):
     ends = np.cumsum([said.get('centers', 1) for said in about['edits']])  # older files do not say that it is 1
     if {len(arrays[name]) for name in _ARRAYS} != {ends[-1]}:
       raise ValueError('its arrays have other numbers of centers than its edits')
     parts = zip(about['edits'], *(np.split(arrays[name], ends[:-1]) for name in _ARRAYS), strict=True)
     edits = [Edit(said['source'], said['was'], said['label'], *own) for said, *own in parts]
     return Edits(about['step'], about['average'], arrays['metric'], tuple(edits))
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-    if isinstance(error, UserError):
-      raise
-    raise damaged(path, str(error), _CURE) from error
 
 
 def undo(workdir: pathlib.Path, number: int) -> None:
@@ -95,16 +86,7 @@ def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
 
 def check_checkpoint(workdir: pathlib.Path, edits: Edits, step: int, average: bool) -> None:
   """Raise UserError unless the edits are for this checkpoint."""
-  if (edits.step, edits.average) != (step, average):
-    raise UserError(
-      f'the edits in {workdir} are of step {edits.step}{_average(edits.average)}, not of step {step}'
-      f'{_average(average)}: give --checkpoint={edits.step}{" --average" if edits.average else ""}, '
-      'or undo them'
-    )
-
-
-def _average(average: bool) -> str:
-  return ' of the average' if average else ''
+  side_file.check_checkpoint('edits', 'undo', workdir, edits, step, average)
 
 
 def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:

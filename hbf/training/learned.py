@@ -4,9 +4,7 @@
 """
 
 import dataclasses
-import json
 import pathlib
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +14,8 @@ import numpy as np
 from hbf.errors import UserError, choose, warn
 from hbf.models.classifier import ImageClassifier
 from hbf.models.extended import LEARNED, ExtendedClassifier
-from hbf.training.workdir import damaged, load_config, locked, parse_json, replacing
+from hbf.training import side_file
+from hbf.training.workdir import load_config, locked
 
 FILE, VERSION = 'learned.npz', 1
 _CURE = 'restore it from a copy, or remove it; the run then has no learned classes'
@@ -110,8 +109,7 @@ def write_learned(workdir: pathlib.Path, learned: Learned | None) -> None:
     return
   classes = [{'name': each.name, 'sources': each.sources} for each in learned.classes]
   about = {'version': VERSION, 'step': learned.step, 'average': learned.average, 'classes': classes}
-  with replacing(path) as file:
-    np.savez(file, about=np.array(json.dumps(about)), **learned.params)  # type: ignore[arg-type]
+  side_file.write_arrays(path, about, learned.params)
 
 
 def read_learned(workdir: pathlib.Path) -> Learned | None:
@@ -124,17 +122,10 @@ def read_learned(workdir: pathlib.Path) -> Learned | None:
   path = workdir / FILE
   if not path.exists():
     return None
-  try:
-    with np.load(path) as stored:
-      arrays = dict(stored)
-    about = parse_json(str(arrays['about']).encode(), path, _CURE, 'version', 'step', 'average', 'classes')
+  with side_file.read_arrays(path, _CURE, 'version', 'step', 'average', 'classes') as (about, arrays):
     parts = zip(about['classes'], arrays['centers'], strict=True)
     classes = tuple(LearnedClass(said['name'], tuple(said['sources']), center) for said, center in parts)
     return Learned(about['step'], about['average'], arrays['metric'], arrays['trained_centers'], classes)
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-    if isinstance(error, UserError):
-      raise
-    raise damaged(path, str(error), _CURE) from error
 
 
 def forget(workdir: pathlib.Path, name: str) -> None:
@@ -166,16 +157,7 @@ def learned_of(workdir: pathlib.Path, step: int, average: bool) -> Learned:
 
 def check_checkpoint(workdir: pathlib.Path, learned: Learned, step: int, average: bool) -> None:
   """Raise UserError unless the learned classes are those of this checkpoint."""
-  if (learned.step, learned.average) != (step, average):
-    own = f'--checkpoint={learned.step}{" --average" if learned.average else ""}'
-    raise UserError(
-      f'the learned classes in {workdir} are of step {learned.step}{_average(learned.average)}, not of step {step}'
-      f'{_average(average)}: give {own}, or forget them'
-    )
-
-
-def _average(average: bool) -> str:
-  return ' of the average' if average else ''
+  side_file.check_checkpoint('learned classes', 'forget', workdir, learned, step, average)
 
 
 def refuse_learned(workdir: pathlib.Path, what: str) -> None:
