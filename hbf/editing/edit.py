@@ -10,12 +10,22 @@ import numpy as np
 from hbf.data.augment.transforms import read_transforms
 from hbf.data.pipeline.host import read_many
 from hbf.data.pipeline.order import evenly_spaced
-from hbf.editing.editor import GUARDED, REACH, Editor, Made, check_options, check_task, edited_answers, task_with_data
+from hbf.editing.editor import (
+  GUARDED,
+  REACH,
+  Editor,
+  Made,
+  check_options,
+  check_task,
+  edited_answers,
+  record,
+  task_with_data,
+)
 from hbf.editing.guard import Reader, measure_metric
 from hbf.errors import UserError, choose
 from hbf.tasks.classification import Classification
 from hbf.training.edits import Edits
-from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
+from hbf.training.edits_file import edits_if_any
 from hbf.training.experiment import make_splits
 from hbf.training.learned import FILE as LEARNED
 from hbf.training.predict import read_image
@@ -153,21 +163,11 @@ def edit_files(
     if (workdir / LEARNED).exists():
       raise UserError(f'{workdir} has learned classes, which edits can not join yet: forget them by `hbf learn`')
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
-    edits = read_edits(workdir)
-    if edits is not None:
-      check_checkpoint(workdir, edits, restored.step, average)
-    images = []
-    for path in paths:
-      image = read_image(path, dataset.image_shape)
-      if isinstance(image, UserError):
-        raise image
-      images.append(image)
+    edits = edits_if_any(workdir, restored.step, average)
+    images = np.stack([read_image(path, dataset.image_shape) for path in paths])
     among = guarded_images(workdir, restored.config, **moved)
     reader = Reader.of(restored.model, restored.params, restored.task)
     if edits is None:
       edits = no_edits(reader, restored.config, restored.step, average, among)
     editor = ImageEditor(reader, dataset.class_names, among, edits)
-    before = editor.changed.sum()
-    editor.edit(np.stack(images), [label] * len(paths), paths, reach, margin)
-    write_edits(workdir, editor.edits)
-    return Made(len(among), int(editor.changed.sum() - before))
+    return record(workdir, editor, lambda: editor.edit(images, [label] * len(paths), paths, reach, margin))

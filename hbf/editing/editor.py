@@ -1,7 +1,7 @@
 """The editor of a network. It makes the centers that correct the answers for single examples."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from hbf.models.edited import Observed
 from hbf.tasks.registry import make_task
 from hbf.tasks.task import Task
 from hbf.training.edits import Edit, Edits
+from hbf.training.edits_file import write_edits
 from hbf.training.workdir import check_data, load_config
 
 REACH = 1.0  # docs/research/edit.md has the trials that chose it
@@ -50,7 +51,7 @@ class Editor:
       edits: the edits made so far.
       names: `source`, `was` and `label` of the new edit (`hbf.training.edits.Edit`).
       seen: the network's arrays for the m examples of the new edit, without any edits.
-      answers: the number of the new answer for each example, int [m].
+      answers: the index of the new answer for each example, int [m].
       reach: as in the class.
       margin: as in the class.
 
@@ -106,7 +107,7 @@ def leading(logits: np.ndarray, answers: Sequence[int] | np.ndarray, margin: flo
 
   Args:
     logits: the logits without edits, [n, C].
-    answers: the number of the new answer of each example, int [n].
+    answers: the index of the new answer of each example, int [n].
     margin: difference between the answer's logit and the largest other logit, after the change.
   """
   changes, others, rows = np.zeros_like(logits), logits.copy(), np.arange(len(logits))
@@ -125,6 +126,14 @@ class Made(NamedTuple):
 
   guarded: int
   changed: int
+
+
+def record(workdir: pathlib.Path, editor: Editor, edit: Callable[[], None]) -> Made:
+  """Call `edit`, which adds edits to the editor. Then write its edits into the run folder."""
+  before = editor.changed.sum()
+  edit()
+  write_edits(workdir, editor.edits)
+  return Made(len(editor.changed), int(editor.changed.sum() - before))
 
 
 def task_with_data(workdir: pathlib.Path, config: Any, **moved: str) -> Task:

@@ -17,7 +17,7 @@ from hbf.editing.edit import labeled_images
 from hbf.editing.guard import Reader, metric_of_classes
 from hbf.errors import UserError
 from hbf.training.edits_file import FILE as EDITS
-from hbf.training.learned import Learned, LearnedClass, check_checkpoint, read_learned, write_learned
+from hbf.training.learned import Learned, LearnedClass, learned_if_any, write_learned
 from hbf.training.predict import read_image
 from hbf.training.restore import check_on_images, restore, stored_dataset
 from hbf.training.workdir import locked
@@ -103,23 +103,17 @@ def learn_folder(
   check_on_images(workdir)
   dataset = stored_dataset(workdir)
   names, source = open_classes(folder, dataset.image_shape[0])
-  images = []
-  for path in source.paths:
-    image = read_image(path, dataset.image_shape)
-    if isinstance(image, UserError):
-      raise image
-    images.append(image)
+  images = np.stack([read_image(path, dataset.image_shape) for path in source.paths])
   with locked(workdir):
     if (workdir / EDITS).exists():
       raise UserError(f'{workdir} has edits, which learned classes can not join yet: undo them by `hbf edit`')
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
     reader = Reader.of(restored.model, restored.params, restored.task)
-    learned = read_learned(workdir)
+    learned = learned_if_any(workdir, restored.step, average)
     if learned is None:
       known, classes = labeled_images(workdir, restored.config, **moved)
       learned = nothing_learned(reader, known, classes, len(dataset.classes), restored.step, average)
-    check_checkpoint(workdir, learned, restored.step, average)
     labels = [names[label] for label in source.labels]
-    learned = learn_images(reader, dataset.class_names, learned, np.stack(images), labels, source.paths)
+    learned = learn_images(reader, dataset.class_names, learned, images, labels, source.paths)
     write_learned(workdir, learned)
     return learned

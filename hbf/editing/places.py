@@ -17,7 +17,8 @@ from hbf.models.language import LanguageModel
 BATCH = 16  # windows
 LAYERS = (MIDDLE, LAST)
 
-# The metric of copies: number of beginnings of lines, passages before each, and the tokens of a beginning to read.
+# For the metric of copies: the number of line beginnings, the number of passages before each, and the indices of the
+# tokens in a beginning whose points are used.
 BEGINNINGS, PASSAGES, READ = 300, 10, (15, 21, 27, 33)
 FULL, SHORTEST = 64, 8  # windows of fewer tokens than FULL read earlier tokens; fewer than SHORTEST are too few
 
@@ -26,10 +27,10 @@ class Places(NamedTuple):
   """Places in texts at which a language model predicts the next token.
 
   Attributes:
-    windows: the texts, int32 [n, T]. Zeros fill a window after its text. A causal model's answers do not depend on
-      them.
-    rows: the window of each place, int [m].
-    columns: the number of the place's token in its window, int [m].
+    windows: the texts, int32 [n, T]. Zeros fill a window after its text. The answers of a causal model do not depend
+      on these zeros.
+    rows: index of each place's window, int [m].
+    columns: index of each place's token in its window, int [m].
     following: the token that follows, int [m].
   """
 

@@ -7,14 +7,24 @@ import jax
 import numpy as np
 
 from hbf.data.text.tokenizers import Tokenizer
-from hbf.editing.editor import GUARDED, REACH, Editor, Made, check_options, check_task, edited_answers, task_with_data
+from hbf.editing.editor import (
+  GUARDED,
+  REACH,
+  Editor,
+  Made,
+  check_options,
+  check_task,
+  edited_answers,
+  record,
+  task_with_data,
+)
 from hbf.editing.guard import metric_of
 from hbf.editing.places import Passages, Places, points_of_copies, read, spaced_windows
 from hbf.errors import UserError
 from hbf.models.edited import LAST
 from hbf.models.language import LanguageModel
 from hbf.training.edits import Edits
-from hbf.training.edits_file import check_checkpoint, read_edits, write_edits
+from hbf.training.edits_file import edits_if_any
 from hbf.training.experiment import make_splits
 from hbf.training.restore import restore, stored_texts
 from hbf.training.workdir import load_config, locked
@@ -183,12 +193,7 @@ def edit_text(
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, texts)
     assert isinstance(restored.model, LanguageModel)
     check_centers(restored.model, restored.params)
-    edits = read_edits(workdir)
-    if edits is not None:
-      check_checkpoint(workdir, edits, restored.step, average)
+    edits = edits_if_any(workdir, restored.step, average)
     text, about = training_text(workdir, restored.config, **moved), (restored.step, average)
     editor = TextEditor(restored.model, restored.params, texts.tokenizer, text, edits, about)
-    before = editor.changed.sum()
-    editor.edit(prompt, answer, reach, margin)
-    write_edits(workdir, editor.edits)
-    return Made(len(editor.changed), int(editor.changed.sum() - before))
+    return record(workdir, editor, lambda: editor.edit(prompt, answer, reach, margin))

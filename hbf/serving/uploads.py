@@ -29,10 +29,7 @@ def read_upload(content: bytes, shape: Sequence[int]) -> np.ndarray:
   if not content:
     raise UserError(f'{NAME} is empty: send the bytes of an image file as the body of a POST request')
   check_only_image(content)
-  image = read_image(NAME, shape, content)
-  if isinstance(image, UserError):
-    raise image
-  return image
+  return read_image(NAME, shape, content)
 
 
 def check_only_image(content: bytes) -> None:

@@ -77,16 +77,22 @@ def edits_of(workdir: pathlib.Path, step: int, average: bool) -> Edits:
   Raises:
     UserError: the run has no edits, or its edits are for another checkpoint.
   """
-  edits = read_edits(workdir)
+  edits = edits_if_any(workdir, step, average)
   if edits is None:
     raise UserError(f'{workdir} has no edits: make one by `hbf edit`, or leave them out')
-  check_checkpoint(workdir, edits, step, average)
   return edits
 
 
-def check_checkpoint(workdir: pathlib.Path, edits: Edits, step: int, average: bool) -> None:
-  """Raise UserError unless the edits are for this checkpoint."""
-  side_file.check_checkpoint('edits', 'undo', workdir, edits, step, average)
+def edits_if_any(workdir: pathlib.Path, step: int, average: bool) -> Edits | None:
+  """Return the edits of a run's checkpoint. None if the run has no edits.
+
+  Raises:
+    UserError: the edits are for another checkpoint.
+  """
+  edits = read_edits(workdir)
+  if edits is not None:
+    side_file.check_checkpoint('edits', 'undo', workdir, edits, step, average)
+  return edits
 
 
 def warn_of_edits(workdir: pathlib.Path, applied: bool) -> None:

@@ -148,16 +148,22 @@ def learned_of(workdir: pathlib.Path, step: int, average: bool) -> Learned:
   Raises:
     UserError: the run has no learned classes, or they are of another checkpoint.
   """
-  learned = read_learned(workdir)
+  learned = learned_if_any(workdir, step, average)
   if learned is None:
     raise UserError(f'{workdir} has no learned classes: add some by `hbf learn`, or leave them out')
-  check_checkpoint(workdir, learned, step, average)
   return learned
 
 
-def check_checkpoint(workdir: pathlib.Path, learned: Learned, step: int, average: bool) -> None:
-  """Raise UserError unless the learned classes are those of this checkpoint."""
-  side_file.check_checkpoint('learned classes', 'forget', workdir, learned, step, average)
+def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned | None:
+  """Return the learned classes of a run's checkpoint. None if the run has none.
+
+  Raises:
+    UserError: they are of another checkpoint.
+  """
+  learned = read_learned(workdir)
+  if learned is not None:
+    side_file.check_checkpoint('learned classes', 'forget', workdir, learned, step, average)
+  return learned
 
 
 def refuse_learned(workdir: pathlib.Path, what: str) -> None:

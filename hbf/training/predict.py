@@ -20,7 +20,7 @@ from hbf.markdown import table
 from hbf.models.build import build_model
 from hbf.training import export
 from hbf.training.export import Images, TrainedClassifier
-from hbf.training.learned import Learned, check_checkpoint, read_learned
+from hbf.training.learned import Learned, learned_if_any
 
 BATCH = 100  # images
 
@@ -91,10 +91,7 @@ def learned_in(workdir: pathlib.Path, model: TrainedClassifier) -> Learned | Non
   Raises:
     UserError: they are of another checkpoint, or their file is damaged.
   """
-  learned = read_learned(workdir)
-  if learned is not None:
-    check_checkpoint(workdir, learned, model.about['step'], model.about['average'])
-  return learned
+  return learned_if_any(workdir, model.about['step'], model.about['average'])
 
 
 def of_export(folder: pathlib.Path) -> Classifier:
@@ -145,7 +142,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
   with futures.ThreadPoolExecutor() as pool:
     for start in range(0, len(images), size or 1):
       paths = images[start : start + size]
-      read = [*pool.map(read_image, paths, itertools.repeat(classifier.image_shape))]
+      read = [*pool.map(_image_or_error, paths, itertools.repeat(classifier.image_shape))]
       batch = np.zeros((size, *classifier.image_shape), np.uint8)
       for row, image in zip(batch, read, strict=False):
         row[:] = 0 if isinstance(image, UserError) else image
@@ -157,20 +154,28 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
           yield Answer(path, tuple(likeliest(classifier.classes, scores, top)))
 
 
-def read_image(path: str, shape: Sequence[int], content: bytes | None = None) -> np.ndarray | UserError:
-  """Return the image in a file, as uint8 [H, W, C] of this shape. If it can't be read, return the error instead.
-
-  If `content` is given, it is read in place of the file, and `path` only names it in errors.
-  """
-  height, width, channels = shape
+def _image_or_error(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
+  """Return what `read_image` returns. If the image can't be read, return the error instead."""
   try:
-    # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.
-    image = decode_file(path, channels=channels, size=height if height == width else None, content=content)
+    return read_image(path, shape)
   except UserError as error:
     return error
+
+
+def read_image(path: str, shape: Sequence[int], content: bytes | None = None) -> np.ndarray:
+  """Return the image in a file, as uint8 [H, W, C] of this shape.
+
+  If `content` is given, it is read in place of the file, and `path` only names it in errors.
+
+  Raises:
+    UserError: the image can't be read, or has another shape and is not resized.
+  """
+  height, width, channels = shape
+  # Only square images are resized. Data sets of oblong images have one size on disk, and so must these images.
+  image = decode_file(path, channels=channels, size=height if height == width else None, content=content)
   if image.shape != tuple(shape):
     found, expected = (f'{w}×{h}' for h, w in (image.shape[:2], shape[:2]))
-    return UserError(f'{path} has {found} pixels: expected {expected}, as in training; crop or resize it to that')
+    raise UserError(f'{path} has {found} pixels: expected {expected}, as in training; crop or resize it to that')
   return image
 
 

@@ -3,8 +3,6 @@
 import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from hbf.analysis.report.explain import about
 from hbf.analysis.report.page import render
 from hbf.analysis.report.sections.predictions import sections
@@ -30,7 +28,7 @@ def write_page(
     UserError: the training data are missing, no image is given, or more images are given than fit on a page.
   """
   run = TrainedRun.of(workdir, checkpoint, average=average, **moved)
-  images = {path: np.asarray(read_image(path, run.task.shape)) for path in paths}
+  images = {path: read_image(path, run.task.shape) for path in paths}
   made = sections(run, images)
   path = pathlib.Path(page).expanduser()
   path.parent.mkdir(parents=True, exist_ok=True)
