@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 from hbf import markdown
 
 Row = Mapping[str, Any]
+MARKERS = 'os^vDPX*'  # of the arms
 REFERENCES = ('AdamW', 'Muon')  # arms to which the others are compared
 
 
@@ -96,7 +97,8 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
     for row in found:
       operations, held_out = ([point[key] for point in row['curve']] for key in ('operations', 'held_out'))
       first = row is found[0]
-      left.plot(operations, held_out, color=f'C{number}', linewidth=1.3, marker='o', markersize=3, label=arm * first)
+      marker, style = MARKERS[number % len(MARKERS)], '--' if number % 2 else '-'
+      left.plot(operations, held_out, marker + style, color=f'C{number}', fillstyle='none', label=arm * first)
     right.scatter([row['accuracy'] for row in found], [number] * len(found), color=f'C{number}')
   left.set(xlabel='floating-point operations, edits included', ylabel='held-out accuracy, %')
   left.set_title('each line is one seed')
