@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hbf.analysis.rows import of_norm_1, squared
 from hbf.editing.editor import leading
 from hbf.models.edited import Observed
 
@@ -55,11 +56,6 @@ class Base:
 # Arguments: the base, the m edited examples, their labels [m], n other examples, and `Trial.reach`.
 # Result: the responses R, [m, n].
 Respond = Callable[[Base, Observed, np.ndarray, Observed, float], np.ndarray]
-
-
-def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """Return the squared distances [m, n] between the rows of a [m, D] and the rows of b [n, D]."""
-  return np.maximum((a * a).sum(-1)[:, None] + (b * b).sum(-1) - 2 * a @ b.T, 0)
 
 
 def nearest_other(base: Base, edited: Observed, labels: np.ndarray, metric: np.ndarray) -> np.ndarray:
@@ -136,7 +132,7 @@ def _neuron(norm_1: bool) -> Respond:
     mean = base.guard.points.mean(axis=0)
     own, other, guard = ((seen.points - mean) @ base.metric.T for seen in (edited, others, base.guard))
     if norm_1:
-      own, other, guard = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (own, other, guard))
+      own, other, guard = map(of_norm_1, (own, other, guard))
     own_products, guard_products = (own * own).sum(-1), own @ guard.T
     guard_products[base.guard.logits.argmax(-1) == labels[:, None]] = -np.inf
     # If a guarded example has the greater product, no bias separates it from the edited example. Then the gap is set

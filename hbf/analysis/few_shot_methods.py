@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hbf.analysis.edit_methods import squared
+from hbf.analysis.rows import of_norm_1, squared
 from hbf.editing.guard import RIDGE, metric_of_classes
 from hbf.models.edited import Observed
 
@@ -99,7 +99,7 @@ class NearestMean(Method):
     center, means = self.base.seen.features.mean(axis=0), means_of(joined(self.base, new))
     if not trial['cosine']:
       return lambda seen: -squared(seen.features, means)
-    return lambda seen: _of_norm_1(seen.features - center) @ _of_norm_1(means - center).T
+    return lambda seen: of_norm_1(seen.features - center) @ of_norm_1(means - center).T
 
 
 class NearestMeanInMetric(Method):
@@ -133,10 +133,6 @@ class HeadAndCenters(NearestMeanInMetric):
       return np.concatenate([seen.logits, seen.logits.max(axis=1, keepdims=True) + lead / 2], axis=1)
 
     return scores
-
-
-def _of_norm_1(z: np.ndarray) -> np.ndarray:
-  return np.asarray(z / np.linalg.norm(z, axis=-1, keepdims=True))
 
 
 class Ridge(Method):

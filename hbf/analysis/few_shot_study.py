@@ -24,6 +24,7 @@ from rich.console import Console
 from hbf.analysis import split_cifar
 from hbf.analysis.few_shot_methods import METHODS, Labeled, Method, Scores, Trial, sessions
 from hbf.analysis.report import few_shot_report
+from hbf.analysis.split_cifar import Pair, Splits
 from hbf.analysis.study import Record, Study
 from hbf.config.datasets import get_config
 from hbf.data.augment.batches import normalize
@@ -50,9 +51,6 @@ RATES = tuple(float(rate) for rate in np.logspace(-3.5, 0.5, 12))
 FINE_TUNING, NONE = 'fine-tuning of all parameters', 'base classes only'
 HIDDEN = -1e4  # bias of a class that is not learned yet
 
-Pair = tuple[np.ndarray, np.ndarray]  # images and labels
-Images = dict[str, Pair]
-
 
 class Parts(NamedTuple):
   """Images of four parts, as pairs of images and labels or as `Labeled`.
@@ -70,7 +68,7 @@ class Parts(NamedTuple):
   test: Any
 
 
-def read_images(data_dir: str, name: str) -> Images:
+def read_images(data_dir: str, name: str) -> Splits:
   """Return the images and the labels of a data set by split."""
   dataset = load(name=name, dir=data_dir, root='', image_size=0, download=False)
   return {
@@ -78,14 +76,7 @@ def read_images(data_dir: str, name: str) -> Images:
   }
 
 
-def renamed(images: Images, seed: int) -> Images:
-  """Return the images with classes in random order. The first classes are the base classes."""
-  classes = int(images['train'][1].max()) + 1
-  number = np.argsort(np.random.default_rng(seed).permutation(classes)).astype(np.int32)
-  return {split: (x, number[labels]) for split, (x, labels) in images.items()}
-
-
-def base_data(images: Images) -> ArrayData:
+def base_data(images: Splits) -> ArrayData:
   """Return the images of the base classes as a data set."""
   (x_train, y_train), (x_test, y_test) = (
     [z[labels < BASE] for z in (x, labels)] for x, labels in (images['train'], images['test'])
@@ -107,7 +98,7 @@ def make_config(model: str, seed: int) -> ConfigDict:
   return config
 
 
-def trained(model: str, seed: int, images: Images, folder: pathlib.Path) -> Restored:
+def trained(model: str, seed: int, images: Splits, folder: pathlib.Path) -> Restored:
   """Train a network on the base classes, unless the folder has it. Return it."""
   data = from_arrays(base_data(images))
   train(make_config(model, seed), folder, Console(quiet=True), jax.devices()[:1], dataset=data)
@@ -115,7 +106,7 @@ def trained(model: str, seed: int, images: Images, folder: pathlib.Path) -> Rest
 
 
 def few_images(labels: np.ndarray, seed: int, count: int = SHOTS) -> np.ndarray:
-  """Return the numbers of `count` random images of each class, sorted by class."""
+  """Return the indices of `count` random images of each class, sorted by class."""
   order = np.random.default_rng(seed).permutation(len(labels))
   return np.concatenate([order[labels[order] == label][:count] for label in np.unique(labels)])
 
@@ -159,7 +150,7 @@ def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
   """Choose the options of each closed-form method on held-out base images.
 
   Returns:
-    For each method its 'trials', which are options with their accuracy, and the number of the best one.
+    For each method its 'trials', which are options with their accuracy, and the index of the best one.
   """
   (base, new), judged = pretended(seen.base, seed), known_only(seen.held_out)
   found: dict[str, dict[str, Any]] = {}
@@ -265,7 +256,7 @@ def fine_tuned(tuning: FineTuning, images: Parts, rate: float) -> list[dict[str,
   return after
 
 
-def with_new(images: Images, parts: Parts, draw: int) -> Parts:
+def with_new(images: Splits, parts: Parts, draw: int) -> Parts:
   """Return images with a draw of the new classes' order, and of `SHOTS` training images of each new class."""
   (x, y), (x_test, y_test) = images['train'], images['test']
   order = np.random.default_rng(draw).permutation(np.arange(BASE, int(y.max()) + 1))
@@ -275,7 +266,7 @@ def with_new(images: Images, parts: Parts, draw: int) -> Parts:
   return parts._replace(new=(x[few], number[y[few]]), test=(x_test, number[y_test]))
 
 
-def measure(model: str, images: Images, folder: pathlib.Path, draws: int) -> list[dict[str, Any]]:
+def measure(model: str, images: Splits, folder: pathlib.Path, draws: int) -> list[dict[str, Any]]:
   """Train a network on the base classes, and measure all methods. Return a row for each method and draw.
 
   Args:
@@ -284,7 +275,7 @@ def measure(model: str, images: Images, folder: pathlib.Path, draws: int) -> lis
     folder: the run folder of the network.
     draws: number of draws of the order of the new classes and of their images.
   """
-  images = renamed(images, SEED)
+  images = split_cifar.renamed(images, SEED)
   restored = trained(model, SEED, images, folder)
   splits = {
     name: read_many(source, np.arange(len(source)), restored.task.shape)

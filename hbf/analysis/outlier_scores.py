@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy import linalg, special
 
+from hbf.analysis.rows import of_norm_1
 from hbf.ops.distances import squared_distances
 
 # Fraction of the mean variance that is added to every variance. Features after a LayerNorm have a direction without
@@ -60,7 +61,7 @@ def nearest_features(features: np.ndarray, bank: np.ndarray, ranks: Sequence[int
   Returns:
     The scores [n] for each k.
   """
-  points, others = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (features, bank))
+  points, others = map(of_norm_1, (features, bank))
   places, found = np.array(ranks) - 1, []
   for start in range(0, len(points), PART):
     squares = 2 - 2 * points[start : start + PART] @ others.T

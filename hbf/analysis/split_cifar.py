@@ -32,6 +32,9 @@ HELD_OUT, TESTED = 200, 500  # images of a class that judge the learning rates, 
 TRAINED, TRIED = 2_000, 300  # training images of a class, in the result and in a trial of a learning rate
 TRIAL_SEED = 100
 
+Pair = tuple[np.ndarray, np.ndarray]  # images and labels
+Splits = Mapping[str, Pair]  # by the name of the split
+
 
 class Arm(NamedTuple):
   """A network.
@@ -204,13 +207,19 @@ def _networks(train: Images) -> dict[str, Network]:
   return {name: Network(arm, mean, std) for name, arm in ARMS.items()}
 
 
-def _in_order(images: Mapping[str, tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, Images]:
+def renamed(images: Splits, seed: int) -> Splits:
+  """Return the images with classes in random order."""
+  classes = int(images['train'][1].max()) + 1
+  index = np.argsort(np.random.default_rng(seed).permutation(classes)).astype(np.int32)
+  return {split: (x, index[labels]) for split, (x, labels) in images.items()}
+
+
+def _in_order(images: Splits, seed: int) -> dict[str, Images]:
   """Return the images by split, with classes in random order."""
-  number = np.argsort(np.random.default_rng(seed).permutation(10)).astype(np.int32)
-  return {split: Images(x, number[labels]) for split, (x, labels) in images.items()}
+  return {split: Images(*pair) for split, pair in renamed(images, seed).items()}
 
 
-def choose(images: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[str, Any]]:
+def choose(images: Splits) -> list[dict[str, Any]]:
   """Choose a learning rate for each network, with and without replay, on held-out training images.
 
   Returns:
@@ -230,9 +239,7 @@ def choose(images: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[str
   return rows
 
 
-def measure(
-  images: Mapping[str, tuple[np.ndarray, np.ndarray]], options: list[dict[str, Any]], seed: int
-) -> list[dict[str, Any]]:
+def measure(images: Splits, options: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
   """Train all networks on the tasks. Return a row for each network, with and without replay.
 
   Args:

@@ -32,6 +32,8 @@ import numpy as np
 
 from hbf.analysis.capture import capture
 from hbf.analysis.refit import layer_inputs
+from hbf.analysis.rows import of_norm_1, squared
+from hbf.analysis.unit_params import block_names
 from hbf.errors import UserError
 from hbf.evaluation.batches import in_batches
 from hbf.models.build import flops_per_example
@@ -94,11 +96,13 @@ def least_squares(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def nearest_distance(centers: np.ndarray) -> float:
-  """Return the mean distance from a center [A, D] to its nearest other center. 0 distances of doubles count too."""
-  squares = np.square(centers).sum(axis=-1)
-  distances = squares[:, None] + squares - 2 * centers @ centers.T
+  """Return the mean distance from a center [A, D] to its nearest other center.
+
+  The distance 0 of equal centers counts too.
+  """
+  distances = squared(centers, centers)
   np.fill_diagonal(distances, np.inf)
-  return float(np.sqrt(np.maximum(distances.min(axis=-1), 0)).mean())
+  return float(np.sqrt(distances.min(axis=-1)).mean())
 
 
 def three_phases(
@@ -118,7 +122,7 @@ def three_phases(
   one_hot = np.eye(model.classes)[labels]
   codes = class_codes(model.classes, model.embed.width, seed)
   rest: Any = (one_hot - one_hot.mean(axis=0))[:, None]  # [n, 1, K], the same for all tokens of an image
-  for block, key in zip(_blocks(model), keys, strict=True):
+  for block, key in zip(block_names(model), keys, strict=True):
     points = seen(model, params, images).points[block]
     unit = with_centers(stage, params[block]['stage2'], points, centers, key)
     rows = responses(stage, unit, points)
@@ -174,8 +178,8 @@ def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, cent
     key: a random key.
   """
   dimensions = points.shape[-1]
-  rows = jnp.asarray(_directions(points).reshape(1, -1, dimensions))
-  found = _directions(np.asarray(_start(centers, key, rows, stage.centers), np.float64))
+  rows = jnp.asarray(of_norm_1(points).reshape(1, -1, dimensions))
+  found = of_norm_1(np.asarray(_start(centers, key, rows, stage.centers), np.float64))
   changed = {
     **params,
     # A point has norm √D. With norm 1, the learning rates would be too large for the centers.
@@ -190,19 +194,11 @@ def _start(centers: str, key: jax.Array, rows: jax.Array, count: int) -> jax.Arr
   return jnp.asarray(CENTERS_INITS[centers](key, rows, count))
 
 
-def _blocks(model: ImageClassifier) -> list[str]:
-  return [f'block{number}' for number in range(model.trunk.depth)]
-
-
 def class_codes(classes: int, width: int, seed: int) -> np.ndarray:
   """Return a random code of norm √D for each class, [K, D]. The codes are orthogonal if K ≤ D."""
   drawn = np.random.default_rng(seed).normal(size=(width, classes))
-  codes = np.linalg.qr(drawn)[0].T if classes <= width else _directions(drawn.T)
+  codes = np.linalg.qr(drawn)[0].T if classes <= width else of_norm_1(drawn.T)
   return codes * np.sqrt(width)
-
-
-def _directions(rows: np.ndarray) -> np.ndarray:
-  return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 class Seen(NamedTuple):
@@ -262,7 +258,7 @@ def with_agop_metric(
     images: normalized images, whose tokens set the scale.
   """
   stage = centers_of(model)
-  for block in _blocks(model):
+  for block in block_names(model):
     points = seen(model, params, images).points[block]
     before = params[block]['stage2']
     metric = agop_weights(
@@ -282,7 +278,7 @@ def agop_weights(diagonal: np.ndarray, before: np.ndarray, points: Any, centers:
     points: points of any norm, [..., D].
     centers: centers of any norm, [..., D].
   """
-  x, t = (_directions(np.asarray(z, np.float64).reshape(-1, len(before))) for z in (points, centers))
+  x, t = (of_norm_1(np.asarray(z, np.float64).reshape(-1, len(before))) for z in (points, centers))
   squares = np.square(x).mean(axis=0) + np.square(t).mean(axis=0) - 2 * x.mean(axis=0) * t.mean(axis=0)
   scale = (before**2 @ squares) / (diagonal @ squares)
   return np.sqrt(scale * diagonal)
@@ -300,7 +296,7 @@ def usage(found: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 
 
 def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
-  """Return the numbers of the `count` most used centers of each block, in increasing order."""
+  """Return the indices of the `count` most used centers of each block, in increasing order."""
   stage, kept = centers_of(model), {}
   for block, rows in points.items():
     unit = params[block]['stage2']
@@ -315,7 +311,7 @@ def draw_tokens(points: Mapping[str, np.ndarray], rows: np.ndarray, count: int, 
 
   Args:
     points: the inputs of stage 2 by block, [n, N, D].
-    rows: numbers of the images.
+    rows: indices of the images.
     count: number of tokens.
     seed: seed of the draw.
   """
@@ -333,7 +329,7 @@ def with_new_centers(state: TrainState, kept: Mapping[str, np.ndarray], new: Map
 
   Args:
     state: the state.
-    kept: the numbers of the centers that stay, by block.
+    kept: the indices of the centers that stay, by block.
     new: the new centers by block, [count, D].
   """
 

@@ -293,7 +293,7 @@ def row_of(arm: Arm, experiment: Experiment, legs: Sequence[Leg], costs: Sequenc
     total = total.plus(leg.step, leg.last - leg.first)
   result = legs[-1].result
   assert result is not None
-  row = {
+  return {
     'arm': arm.name,
     'seed': experiment.config.seed,
     'parameters': experiment.parameters,
@@ -303,7 +303,6 @@ def row_of(arm: Arm, experiment: Experiment, legs: Sequence[Leg], costs: Sequenc
     'edits': edits._asdict(),
     'curve': curve,
   }
-  return row
 
 
 def study_config(data_dir: str) -> ConfigDict:

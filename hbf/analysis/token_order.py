@@ -21,6 +21,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from hbf import markdown
+from hbf.analysis.unit_params import block_names
 from hbf.analysis.weights import attention_weights
 from hbf.arguments import Parser
 from hbf.errors import UserError, in_one_line
@@ -113,7 +114,7 @@ def measure(
   shares = {block: toeplitz_share(matrix) for block, matrix in matrices.items()}
   far = distances(model, params, windows)
   blocks = {}
-  for block in (f'block{i}' for i in range(model.trunk.depth)):
+  for block in block_names(model):
     stage = params[block]['stage1']
     learned = [name for name in ('log_sigma', 'position_log_sigma') if name in stage]
     sigmas = {name.replace('log_', ''): np.exp(np.asarray(stage[name])).ravel().tolist() for name in learned}

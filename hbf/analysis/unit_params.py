@@ -147,7 +147,7 @@ def add(
       its responses over the centers, so a new center would change all others. Or the network has two resolutions.
   """
   count, stage = count_units(params, block), _stage_of(model)
-  rows = {name: _rows(params[name]['stage2'], stage) for name in _blocks(model)}
+  rows = {name: _rows(params[name]['stage2'], stage) for name in block_names(model)}
   heads = len(rows[block]['coefficients'])
   if not 0 <= head < heads:
     raise UserError(f'head is {head}: expected 0 to {heads - 1}')
@@ -179,7 +179,7 @@ def remove(model: Any, params: Params, block: str, unit: int) -> Resized:
   _checked(params, block, [unit])
   stage = _stage_of(model)
   left = {}
-  for name in _blocks(model):
+  for name in block_names(model):
     rows = _rows(params[name]['stage2'], stage)
     heads, count = rows['coefficients'].shape[:2]
     silent = np.array(jnp.all(rows['coefficients'] == 0, axis=-1))
@@ -213,7 +213,8 @@ def _option(stage: Any, name: str) -> Any:
   return stage.keywords.get(name, getattr(stage.func, name, None))
 
 
-def _blocks(model: Any) -> list[str]:
+def block_names(model: Any) -> list[str]:
+  """Return the names of a network's blocks, as in its parameters."""
   return [f'block{i}' for i in range(model.trunk.depth)]
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 
+from hbf.analysis.unit_params import block_names
 from hbf.evaluation.unit_health import Health, unit_health
 from hbf.models.build import unrolled
 from hbf.models.classifier import ImageClassifier
@@ -74,7 +75,7 @@ def observe(model: ImageClassifier, params: Any, images: jax.Array, labels: jax.
     return gradient, responses
 
   gradient, responses = compute(params)
-  blocks = [f'block{i}' for i in range(model.trunk.depth)]
+  blocks = block_names(model)
   units = [gradient[block]['stage2'] for block in blocks]
   return Units(
     # [heads, tokens, A] to [tokens, heads · A]

@@ -11,7 +11,7 @@ from hbf.analysis.interventions import Mean
 from hbf.analysis.relevance import probabilities
 from hbf.analysis.report.page import PageTable, Paragraph, Section
 from hbf.analysis.texts import Observed, TextRun
-from hbf.analysis.unit_params import count_units, silence
+from hbf.analysis.unit_params import block_names, count_units, silence
 from hbf.training.workdir import read_result
 
 WINDOWS = 200  # windows of the training text for contexts
@@ -56,7 +56,7 @@ def _sections(run: TextRun) -> Iterator[Section]:
 
 
 def _units(run: TextRun) -> Iterator[int]:
-  for block in (f'block{i}' for i in range(run.model.trunk.depth)):
+  for block in block_names(run.model):
     if 'coefficients' in run.params[block].get('stage2', {}):
       yield count_units(run.params, block)
 
