@@ -17,8 +17,8 @@ LIST = flags.DEFINE_boolean('list', False, "Print the run's learned classes.")
 FORGET = flags.DEFINE_string('forget', '', 'The name of a learned class to take back.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
-DATA_DIR = flags.DEFINE_string('data_dir', '', 'Where prepared TFDS data lie, if not where they were in training.')
-DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if not where it was in training.')
+DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
+DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if it has moved since training.')
 
 
 def main(argv: Sequence[str]) -> int:

@@ -69,7 +69,7 @@ def test_on_the_sphere_a_neuron_is_a_ball(base, edited):
 
 
 def test_the_rank_one_update_is_the_least_squares_solution(base, edited):
-  """Of all updates that make the wanted change at one image, it changes the outputs for the guarded images least."""
+  """No other update with the wanted change at one image changes the outputs for the guarded images less."""
   features = base.guard.features
   respond = METHODS['rank-one update of the head'].respond
   found = respond(base, edited, LABELS, base.guard, 0.0)[0]

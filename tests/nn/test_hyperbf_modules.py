@@ -461,7 +461,10 @@ def test_in_training_a_nested_unit_is_one_of_its_first_centers_for_every_image(n
 
 
 def test_nested_units_take_all_centers_for_half_of_the_images_and_each_doubling_as_often():
-  """Of 8 centers, all respond for half of the images. 1 to 2, 2 to 4, and 4 to 8 respond for a sixth of them each."""
+  """All 8 centers respond for half of the images. The other images are divided into three equal parts.
+
+  In these parts, the first 1 to 2, 2 to 4, and 4 to 8 centers respond.
+  """
   module = HyperBFCenters(**UNIT | {'nested': True, 'centers': 8, 'normalization': 'sum'})
   params = random_params(module, make_tokens())
   # Coefficients that count: with equal responses the output is the mean of 1 … n, (n + 1) / 2.

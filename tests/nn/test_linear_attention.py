@@ -109,7 +109,7 @@ def test_a_masked_token_is_as_one_that_is_not_there(name, causal):
 @pytest.mark.parametrize('scale', [0.0, 1e2])
 @pytest.mark.parametrize('name', ['relu', 'softmax', 'gaussian'])
 def test_extreme_tokens_stay_finite(name, scale):
-  """In bfloat16, outputs and gradients are finite for tokens of 0 and for huge tokens."""
+  """Outputs and gradients in bfloat16 are finite, for tokens of 0 and for huge tokens."""
   module, tokens = make(name, 'none', dtype=jnp.bfloat16), scale * make_tokens()
   params = random_params(module, tokens)
 

@@ -191,7 +191,7 @@ def test_without_cudnns_library_xla_computes_attention(monkeypatch):
 
 @pytest.mark.parametrize('model', ['hyperbf', 'vit', 'amlp'])
 def test_one_rule_chooses_for_every_attention(model, cudnn):
-  """In bfloat16, the program for an NVIDIA GPU has cuDNN's attention. The programs for other devices have XLA's."""
+  """The bfloat16 program for an NVIDIA GPU has cuDNN's attention. The programs for other devices have XLA's."""
   config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'})).model
   with config.unlocked():
     config.dtype = 'bfloat16'

@@ -162,7 +162,7 @@ def test_lowers_for_several_tpus():
 
 
 def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
-  """In all programs of a run, each of the eight devices gets an eighth of the points."""
+  """Each of the eight devices gets an eighth of the points, in all programs of a run."""
   seen, sums = [], pallas._sums
 
   def record(kernel, distances, coefficients):

@@ -101,7 +101,7 @@ def test_a_parameter_without_a_rule_or_a_layer_is_an_error(toy):
 
 
 def test_a_layer_learns_and_decays_at_its_own_rate(toy):
-  """As in BEiT, the factor is decay^(L − i) in block i of L, decay^(L + 1) before the blocks, and 1 after them."""
+  """The factor is decay^(L − i) in block i of L, decay^(L + 1) before the blocks, and 1 after them, as in BEiT."""
   factors = {'embedding': 1 / 16, 'block0': 1 / 8, 'block1': 1 / 4, 'block2': 1 / 2, 'norm': 1.0, 'head': 1.0}
   params = {name: {'kernel': jnp.full(3, 0.7)} for name in factors}
   grads = {name: {'kernel': jnp.arange(1.0, 4.0) + i} for i, name in enumerate(params)}

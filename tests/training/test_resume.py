@@ -83,7 +83,7 @@ def test_sigterm_saves_and_the_same_call_goes_on_exactly(finished, parts, monkey
 
 
 def test_what_is_said_to_be_saved_is_complete_before_signals_kill_again(finished, tmp_path, monkeypatch):
-  """In a comparison, Ctrl-C reaches a run twice: from the terminal, and from the comparison that started it."""
+  """Ctrl-C reaches a run of a comparison twice: from the terminal, and from the comparison that started it."""
   _, config, _ = finished
   complete = []
 
