@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hbf.ops.fast.choice
-from benchmarks import accelerator, correctness, step
+from benchmarks import accelerator, correctness, parts, step
 from benchmarks import input as input_benchmark
 from benchmarks.accelerator import Part
 from hbf.config import recipes as configs
@@ -202,3 +202,26 @@ def test_a_hidden_cpu_is_asked_for(monkeypatch):
   monkeypatch.setattr(jax, 'devices', hidden)
   with pytest.raises(UserError, match='JAX_PLATFORMS='):
     correctness.host()
+
+
+def test_an_operation_belongs_to_the_part_that_made_it():
+  scopes = {
+    'jit(f)/jvp(ImageClassifier)/trunk/trunk._blocks/block0/block0._update/stage1/qkv/dot_general': 'stage 1',
+    'jit(f)/transpose(jvp(ImageClassifier))/trunk/trunk._blocks/block0/block0._update/stage2/exp': 'stage 2',
+    'jit(f)/jvp(ImageClassifier)/trunk/trunk._blocks/block0/block0._update/norm_stage2/mul': 'norms and residuals',
+    'jit(f)/jvp(ImageClassifier)/embed/embedding/dot_general': 'stem',
+    'jit(f)/jvp(ImageClassifier)/head/dot_general': 'head and loss',
+    'jit(f)/optimizer/mul': 'optimizer',
+    'jit(f)/input/vmap(jit(_bernoulli))/lt': 'input and augmentation',
+    '': 'rest',
+  }
+  assert {scope: parts.part_of(scope) for scope in scopes} == scopes
+
+
+def test_times_and_bytes_are_added_up_for_each_part():
+  moved = {'a': ('jit(f)/jvp(M)/head/dot_general', 30), 'b': ('jit(f)/transpose(jvp(M))/head/mul', 10), 'c': ('', 5)}
+  found = parts.rows({'a': 2.0, 'b': 6.0, 'c': 2.0}, moved, {'head and loss': 5}, rate=1000, bandwidth=10_000)
+  head, whole = found[list(parts.PARTS).index('head and loss')], found[-1]
+  assert (head['forward, ms'], head['backward, ms'], head['share, %']) == (2, 6, 80)
+  assert head['estimate, ms'] == pytest.approx(5)  # 5 operations at 1,000 a second take longer than 40 bytes
+  assert (whole['backward, ms'], whole['share, %'], whole['GB moved']) == (6, 100, 45e-9)

@@ -33,6 +33,7 @@ _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
 _ARRAY = re.compile(r'\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^{}]*\})?')
 _NAME = re.compile(r'%([\w.\-]+)')
 _OPCODE = re.compile(r' *([\w\-]+)\(')
+_SCOPE = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
 _CALLED = re.compile(r'(?:calls|body|to_apply)=%?([\w.\-]+)')
 
 
@@ -122,6 +123,22 @@ def count_traffic(text: str, hosts: Sequence[int] = (0,)) -> Traffic:
       collective = Collective(kind, len(group), len({hosts[device] for device in group}))
       network[collective] += times * _network_bytes(scope, line)
   return Traffic(memory, {collective: size for collective, size in network.items() if collective.devices > 1})
+
+
+def instruction_traffic(text: str) -> dict[str, tuple[str, int]]:
+  """Return (scope, bytes) for each instruction of a program that moves data, by the instruction's name.
+
+  The scope is the path that JAX gives to an operation, such as 'jit(f)/jvp(Model)/block0/stage1/dot_general'. It is
+  '' if XLA made the instruction itself. The bytes are those that all executions of the instruction in one call of the
+  program read from memory and write to it.
+  """
+  computations, entry = _parse(text)
+  moved = {}
+  for computation, instruction, times in _executed(computations, entry, 1):
+    scope = _SCOPE.search(instruction.rest)
+    size = times * _memory_bytes(computations, computation, instruction)
+    moved[instruction.name] = (scope[1] if scope else '', size)
+  return moved
 
 
 def _collectives(

@@ -77,7 +77,7 @@ def count_flops(function: Callable, *args: Any, costs: Costs = ARITHMETIC) -> in
 
 def count_jaxpr(jaxpr: Any, costs: Costs = ARITHMETIC) -> int:
   """Count the floating-point operations of a traced program, as `count_flops` does."""
-  return sum(_count_equation(equation, costs) for equation in jaxpr.eqns)
+  return sum(count_equation(equation, costs) for equation in jaxpr.eqns)
 
 
 def count_products(jaxpr: Any) -> dict[str, int]:
@@ -110,7 +110,8 @@ def _kind(equation: Any) -> str:
   return 'highest' if first == jax.lax.Precision.HIGHEST else 'float32'
 
 
-def _count_equation(equation: Any, costs: Costs) -> int:
+def count_equation(equation: Any, costs: Costs = ARITHMETIC) -> int:
+  """Count the floating-point operations of one equation of a traced program, as `count_flops` does."""
   name, params = equation.primitive.name, equation.params
   if name == 'cond':
     branches = [count_jaxpr(branch.jaxpr, costs) for branch in params['branches']]

@@ -157,19 +157,22 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
   def train_step(state: TrainState, resident: Resident | WithTeacher, batch: Batch) -> TrainState:
     data, teacher = resident if distillation else (resident, None)
     batch_keys, dropout_key = step_keys(objective.seed, state.step)
-    model_batch = task.train_batch(batch_keys, data, batch | {'step': state.step})
+    with jax.named_scope('input'):
+      model_batch = task.train_batch(batch_keys, data, batch | {'step': state.step})
     gradient = _accumulate(jax.value_and_grad(functools.partial(loss, teacher), has_aux=True), objective.accumulate)
     if objective.radius:
       gradient = sharpness_aware(gradient, objective.radius)
     (value, correct), grads = gradient(state.params, model_batch, dropout_key)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    with jax.named_scope('optimizer'):
+      updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+      params = optax.apply_updates(state.params, updates)
     totals = Totals(
       loss=state.totals.loss + value,
       correct=state.totals.correct + correct,
       gradient_norm=state.totals.gradient_norm + optax.tree.norm(grads),
       steps=state.totals.steps + 1,
     )
-    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state, totals)
+    return TrainState(state.step + 1, params, opt_state, totals)
 
   return train_step
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from hbf.hardware.hlo import Collective, count_kernels, count_traffic
+from hbf.hardware.hlo import Collective, count_kernels, count_traffic, instruction_traffic
 from hbf.training.sharding import make_mesh
 
 A = jax.ShapeDtypeStruct((64, 48), jnp.float32)
@@ -25,6 +25,20 @@ def test_a_product_reads_its_factors_and_writes_its_result():
 
 def test_what_is_fused_moves_nothing_in_between():
   assert traffic(lambda a: jnp.exp(2 * a + 1), A).memory == 2 * A.size * 4
+
+
+def test_every_instruction_has_its_scope_and_its_bytes():
+  def scoped(a, b):
+    with jax.named_scope('first'):
+      c = a @ b
+    with jax.named_scope('second'):
+      return jnp.flip(c, 0)
+
+  text = jax.jit(scoped).lower(A, B).compile().as_text()
+  sizes = {'first': 0, 'second': 0}
+  for scope, size in instruction_traffic(text).values():
+    sizes[scope.split('/')[1]] += size
+  assert sizes == {'first': PRODUCT, 'second': 2 * 4 * 64 * 32}
 
 
 SQUARE = jax.ShapeDtypeStruct((48, 48), jnp.float32)
