@@ -21,12 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.bound import COPIED, PRODUCT
+from benchmarks.bound import COPIED, PRODUCT, program
 from benchmarks.common import alternate, matmul, parser, report
 from benchmarks.models import Trainer, compile_trainer, make_training, random_batch
 from hbf.config.datasets import get_config
 from hbf.config.resolve import resolve
-from hbf.hardware.hlo import count_traffic, instruction_traffic
+from hbf.hardware.hlo import instruction_traffic
 from hbf.models.flops import PRODUCTS, count_equation
 
 # The first pattern that a scope contains gives its part.
@@ -70,7 +70,7 @@ def operation_times(trainer: Trainer) -> dict[str, float]:
       for _ in range(STEPS):
         jax.block_until_ready(trainer())
     (path,) = pathlib.Path(folder).rglob('*.xplane.pb')
-    times = collections.Counter[str]()
+    times = collections.defaultdict[str, float](float)
     for name, nanoseconds in _operations(jax.profiler.ProfileData.from_file(str(path))):
       times[name] += nanoseconds / 1e6 / STEPS
   return dict(times)
@@ -102,7 +102,7 @@ def rows(
     rate: operations a second of a square matrix product.
     bandwidth: bytes a second of a copy.
   """
-  spent, sizes = collections.Counter[tuple[str, bool]](), collections.Counter[str]()
+  spent, sizes = collections.defaultdict[tuple[str, bool], float](float), collections.Counter[str]()
   for name, (scope, size) in moved.items():
     part = part_of(scope)
     spent[part, is_backward(scope)] += times.get(name, 0.0)
@@ -142,10 +142,10 @@ def main() -> None:
   counts = products(step, jax.eval_shape(lambda: init(None, examples)), None, examples)
   product, operations = matmul(PRODUCT, jnp.float32)
   numbers = jnp.zeros(COPIED)
-  copy = jax.jit(lambda z: z + 1).lower(numbers).compile()
-  seconds = alternate({'step': trainer, 'product': product, 'copy': lambda: copy(numbers)}, options.rounds)
+  copy = program(lambda z: z + 1, numbers)
+  seconds = alternate({'step': trainer, 'product': product, 'copy': copy.call}, options.rounds)
   median = {name: statistics.median(values) for name, values in seconds.items()}
-  rate, bandwidth = operations / median['product'], count_traffic(copy.as_text()).memory / median['copy']
+  rate, bandwidth = operations / median['product'], copy.memory / median['copy']
   found = rows(operation_times(trainer), instruction_traffic(trainer.step.as_text()), counts, rate, bandwidth)
   rates = f'{rate / 1e9:,.0f} GFLOP/s, {bandwidth / 1e9:,.1f} GB/s'
   title = f'Train step of {options.config}, {batch} images, {1e3 * median["step"]:,.0f} ms; rates {rates}'
