@@ -1,0 +1,229 @@
+"""Training speed beside other libraries, in images a second.
+
+python -m benchmarks.peers          # needs pip install torch timm vit-pytorch
+
+All models take whole training steps (forward, cross-entropy, backward, AdamW) in float32 on the same images, in one
+process and in turn. The rivals are plain ViTs of the same sizes (timm, vit-pytorch, and one of Flax's own layers) and
+the authors' network. PyTorch runs eagerly, as its users do by default, with its own number of threads. Two models of
+this library have exactly the form of a rival: `ours, ViT`, and `ours, authors' form`. PyTorch multiplies float32 at
+full precision. On a GPU, JAX does so only for distances.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs a part of the GPU's memory
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks import common
+from benchmarks.models import CLASSES, compile_trainer, random_batch
+from hbf.config.recipes import make_config
+from hbf.config.resolve import resolve
+from hbf.training.machine import keep_freed_memory
+
+try:
+  import timm
+  import torch
+  import vit_pytorch
+  from torch.nn import functional
+
+  from benchmarks.authors import Authors
+except ImportError:
+  sys.exit('error: this benchmark needs other libraries: pip install torch timm vit-pytorch')
+
+IMAGE, PATCH = 32, 4
+RATE, DECAY = 1e-4, 0.01  # of recipe memo
+# Options of the authors' form, which also has a bias in the output of stage 2.
+AUTHORS_STAGE1 = {'metric': 'bilinear', 'sigma_per': 'layer'}
+AUTHORS_STAGE2 = {'metric': 'bilinear', 'sigma_per': 'center', 'normalization': 'none'}
+
+
+class Size(NamedTuple):
+  """Sizes of a model and of its batch. `hidden` is the number of centers, or of an MLP's hidden units."""
+
+  width: int
+  depth: int
+  heads: int
+  hidden: int
+  batch: int
+
+
+SIZES = {64: Size(64, 4, 4, 4 * 64, 256), 192: Size(192, 4, 3, 4 * 192, 128), 768: Size(768, 4, 4, 2 * 768, 32)}
+
+
+class FlaxBlock(flax.linen.Module):
+  """A ViT's block of Flax's own layers."""
+
+  heads: int
+  hidden: int
+
+  @flax.linen.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    """Map tokens [B, N, D] to outputs [B, N, D]."""
+    normed = flax.linen.LayerNorm()(tokens)
+    tokens = tokens + flax.linen.MultiHeadDotProductAttention(self.heads)(normed)
+    hidden = flax.linen.gelu(flax.linen.Dense(self.hidden)(flax.linen.LayerNorm()(tokens)))
+    return tokens + flax.linen.Dense(tokens.shape[-1])(hidden)
+
+
+class FlaxViT(flax.linen.Module):
+  """A ViT of Flax's own layers, with a learned position for each patch and the mean of the tokens for the head."""
+
+  size: Size
+
+  @flax.linen.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """Return the logits [B, classes] of images [B, height, width, 3]."""
+    patches = flax.linen.Conv(self.size.width, (PATCH, PATCH), strides=PATCH)(images)
+    tokens = patches.reshape(len(images), -1, self.size.width)
+    tokens += self.param('positions', flax.linen.initializers.normal(0.02), tokens.shape[1:])
+    for _ in range(self.size.depth):
+      tokens = FlaxBlock(self.size.heads, self.size.hidden)(tokens)
+    return flax.linen.Dense(CLASSES)(flax.linen.LayerNorm()(tokens).mean(axis=1))
+
+
+def normalized(batch: int) -> tuple[np.ndarray, np.ndarray]:
+  """Return random images, normalized, and their labels."""
+  examples = jax.tree.map(np.array, random_batch(batch, IMAGE))
+  return (examples['image'].astype(np.float32) / 255 - np.float32(0.5)) / np.float32(0.25), examples['label']
+
+
+def our_step(model: str, size: Size, **stages: dict[str, Any]) -> common.Thunk:
+  """Return a function that takes a training step of our model, with these options of its stages.
+
+  The step normalizes the images but does not augment them.
+  """
+  config = resolve(make_config(f'model={model},recipe=memo', {'name': 'cifar10', 'transforms': ()}))
+  config.model.update(width=size.width, depth=size.depth, heads=size.heads, patch=PATCH)
+  config.model.stage2['centers' if 'centers' in config.model.stage2 else 'hidden'] = size.hidden
+  config.model.update(stages)
+  return compile_trainer(config, IMAGE, size.batch)
+
+
+def flax_step(size: Size) -> common.Thunk:
+  """Return a function that takes a compiled training step of `FlaxViT`."""
+  images, labels = map(jnp.asarray, normalized(size.batch))
+  model, optimizer = FlaxViT(size), optax.adamw(RATE, weight_decay=DECAY)
+  params = model.init(jax.random.key(0), images)
+
+  def loss(params: Any) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, images), labels).mean()
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def step(state: Any) -> Any:
+    params, opt_state = state
+    updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  states = [(params, optimizer.init(params))]
+
+  def take() -> Any:
+    states.append(step(states.pop()))
+    return states[-1]
+
+  return take
+
+
+def torch_step(model: Any, size: Size) -> common.Thunk:
+  """Return a function that takes a training step of a PyTorch module."""
+  device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+  model = model.to(device)
+  optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
+  pixels, labels = map(torch.from_numpy, normalized(size.batch))
+  images, labels = pixels.permute(0, 3, 1, 2).contiguous().to(device), labels.long().to(device)
+
+  def take() -> float:
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()  # waits for the device
+
+  return take
+
+
+def timm_vit(size: Size) -> Any:
+  """Return timm's ViT, with the mean of the tokens for the head."""
+  return timm.models.vision_transformer.VisionTransformer(
+    img_size=IMAGE,
+    patch_size=PATCH,
+    num_classes=CLASSES,
+    embed_dim=size.width,
+    depth=size.depth,
+    num_heads=size.heads,
+    mlp_ratio=size.hidden / size.width,
+    class_token=False,
+    global_pool='avg',
+    fc_norm=False,
+  )
+
+
+def lucidrains_vit(size: Size) -> Any:
+  """Return vit-pytorch's ViT, with the mean of the tokens for the head."""
+  return vit_pytorch.ViT(
+    image_size=IMAGE,
+    patch_size=PATCH,
+    num_classes=CLASSES,
+    dim=size.width,
+    depth=size.depth,
+    heads=size.heads,
+    dim_head=size.width // size.heads,
+    mlp_dim=size.hidden,
+    pool='mean',
+  )
+
+
+def authors(size: Size) -> Any:
+  """Return the authors' network."""
+  return Authors(size.width, size.depth, size.heads, size.hidden, IMAGE, PATCH, CLASSES)
+
+
+OURS = 'ours, HyperBF'
+STEPS: dict[str, Callable[[Size], common.Thunk]] = {
+  'timm, ViT': lambda size: torch_step(timm_vit(size), size),
+  'vit-pytorch, ViT': lambda size: torch_step(lucidrains_vit(size), size),
+  'authors (PyTorch)': lambda size: torch_step(authors(size), size),
+  "Flax's layers, ViT": flax_step,
+  'ours, ViT': lambda size: our_step('vit', size),
+  "ours, authors' form": lambda size: our_step('hyperbf', size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),
+  OURS: lambda size: our_step('hyperbf', size),
+}
+
+
+def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
+  """Return a row for each model. Ratios are taken round by round."""
+  torch.manual_seed(0)
+  seconds = common.alternate({name: make(size) for name, make in STEPS.items()}, rounds)
+  return [
+    {
+      'width': size.width,
+      'batch': size.batch,
+      'model': name,
+      'images/s': common.spread([size.batch / s for s in times], digits=1),
+      'time / HyperBF': common.spread(common.ratios(times, seconds[OURS])),
+    }
+    for name, times in seconds.items()
+  ]
+
+
+def main() -> None:
+  """Print a row for every width and model."""
+  flags = common.parser(__doc__.splitlines()[0])
+  flags.add_argument('--width', type=int, choices=SIZES, nargs='+', default=list(SIZES), help='widths of the models')
+  arguments = flags.parse_args()
+  keep_freed_memory()
+  rows = [row for width in arguments.width for row in measure(SIZES[width], arguments.rounds)]
+  libraries = f'PyTorch {torch.__version__}, timm {timm.__version__}'
+  common.report('peers', f'Training steps, float32, {libraries}: median (quartiles)', rows, arguments.out)
+
+
+if __name__ == '__main__':
+  main()
