@@ -1,7 +1,7 @@
 """Attacks on a classifier: small changes of an image's pixels that change the answer.
 
 Pixels are on a scale from 0 (black) to 1 (white). A changed pixel differs from the given one by at most ε, and stays
-from 0 to 1. A query is one run of the network on a changed image. An image is fooled if the answer to it is wrong.
+from 0 to 1. A query is one run of the network on a changed image. An image is fooled once an answer to it is wrong.
 """
 
 import functools
@@ -212,7 +212,7 @@ def _begin(start: Any, logits: Logits, images: Any, labels: Any, keys: Any, epsi
 
 
 def _each(values: jax.Array, images: jax.Array) -> jax.Array:
-  """Reshape values [B] to [B, 1, …], so that NumPy's rules broadcast them over images [B, …]."""
+  """Reshape values [B] to [B, 1, …], so that they broadcast over images [B, …]."""
   return values.reshape(-1, *[1] * (images.ndim - 1))
 
 

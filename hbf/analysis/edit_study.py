@@ -179,7 +179,7 @@ def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[st
 def counts(split: Split) -> list[int]:
   """Return the numbers of edits after which the scores are measured.
 
-  They are the numbers in `EDITS`. A number above the number of misclassified images is replaced by the latter.
+  They are the numbers in `EDITS`, but at most the number of misclassified images.
   """
   return sorted({min(count, len(split.wrong)) for count in EDITS})
 

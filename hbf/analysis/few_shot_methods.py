@@ -101,7 +101,7 @@ class NearestMean(Method):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function to minus the squared distances to the class means, or to the cosines with them."""
+    """Return a function from images to minus their squared distances to the class means, or to their cosines."""
     center, means = self.base.seen.features.mean(axis=0), means_of(joined(self.base, new))
     if not trial['cosine']:
       return lambda seen: -squared(seen.features, means)
@@ -112,7 +112,7 @@ class NearestMeanInMetric(Method):
   """The nearest class mean in the metric of the base classes."""
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function to minus the squared distances to the class means."""
+    """Return a function from images to minus their squared distances to the class means."""
     w, means = self._metric(trial['ridge']), means_of(joined(self.base, new))
     return lambda seen: -squared(seen.features @ w.T, means @ w.T)
 
@@ -128,10 +128,10 @@ class HeadAndCenters(NearestMeanInMetric):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function to the logits of base and new classes.
+    """Return a function from images to the logits of base and new classes.
 
-    The logit of a new class c is the greatest base logit plus (d_b² − d_c²) / 2. Here d_c is the distance to the
-    center of class c, and d_b is the distance to the center of the head's answer b.
+    The logit of a new class c is the greatest base logit plus (d_b² − d_c² + e) / 2. Here d_c is the distance to the
+    center of class c, and d_b is the distance to the center of the head's answer b. The option `offset` sets e.
     """
     near = super().learn(new, trial)
     size = -trial['offset'] * float(near(self.base.seen)[np.arange(len(self.base.labels)), self.base.labels].mean())
@@ -172,7 +172,7 @@ class Ridge(Method):
     return np.zeros((len(features), 0), np.float32)
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function to the outputs of the regression."""
+    """Return a function from images to the outputs of the regression."""
     sigma = trial.get('sigma', 0.0)
     self._read_base(sigma)
     features, classes = new.seen.features, int(max(new.labels, default=-1)) + 1
@@ -266,7 +266,7 @@ class HyperBFBesideHead(HyperBFInMetric):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return a function to the logits of base and new classes."""
+    """Return a function from images to the logits of base and new classes."""
     logits, features, classes = new.seen.logits, new.seen.features, self._codes.shape[1]
     if not len(features):
       return lambda seen: seen.logits

@@ -115,9 +115,10 @@ def few_images(labels: np.ndarray, seed: int, count: int = SHOTS) -> np.ndarray:
 
 
 def pretended(base: Labeled, seed: int) -> tuple[Labeled, Labeled]:
-  """Divide base images into images of base classes and of new classes, to try methods without the new classes.
+  """Divide base images into two parts, so that options can be chosen without images of the new classes.
 
-  The last `PRETENDED` base classes act as new classes. They give `SHOTS` images each.
+  The last `PRETENDED` base classes act as new classes. The second part has `SHOTS` images of each of them. The first
+  part has all images of the other classes.
   """
   known = BASE - PRETENDED
   few = few_images(base.labels, seed)

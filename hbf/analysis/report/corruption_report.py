@@ -59,7 +59,7 @@ def _line(measured: Measured, label: str, names: Sequence[str], model: str, firs
 
 
 def _labeled() -> dict[str, tuple[str, ...]]:
-  """Return the names of single corruptions and of groups, by their label in the table."""
+  """Return the names of the corruptions that a row of the table is about, by the row's label."""
   singles = {name.replace('_', ' '): (name,) for name in (NONE, *CORRUPTIONS)}
   return singles | {f'mean of {group}': names for group, names in GROUPS.items()} | {ALL: tuple(CORRUPTIONS)}
 
@@ -144,7 +144,7 @@ def _draw_group(axis: Any, measured: Measured, names: Sequence[str]) -> None:
 
 
 def _draw_differences(axis: Any, measured: Measured) -> None:
-  """Draw the first model's accuracy minus each other model's accuracy, for each label of `_labeled`."""
+  """Draw the first model's accuracy minus each other model's accuracy, for each corruption and each group of them."""
   first, *others = _models(measured)
   labels = _labeled()
   for number, other in enumerate(others):

@@ -28,7 +28,10 @@ def _rows(measured: Mapping[str, Any], model: str, method: str) -> list[Mapping[
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each model and method. Cells have means and deviations over seeds."""
+  """Return a Markdown table with a row for each model and method.
+
+  Cells have means and standard deviations over seeds.
+  """
   most = max(after['edits'] for row in measured['rows'] for after in row['many'])
   header = (
     'network',

@@ -22,7 +22,10 @@ LINES = {'copies': 'facts written after a passage, %', 'bits': 'bits per charact
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each model and method. Cells have means and deviations over seeds."""
+  """Return a Markdown table with a row for each model and method.
+
+  Cells have means and standard deviations over seeds.
+  """
   most = max(after['facts'] for row in measured['rows'] for after in row['many'])
   header = (
     'network',
