@@ -81,7 +81,7 @@ def _levels(measured: Measured) -> list[int]:
 
 
 def _rows(measured: Measured, model: str, attack: str, levels: int) -> list[Mapping[str, Any]]:
-  """Return the stored row of each of a model's runs, for one attack. If a run has several such rows, the last one counts."""
+  """Return the stored row of each of a model's runs, for one attack. If a run has several, the last one counts."""
   rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
   return [*{row['run']: row for row in rows}.values()]
 
