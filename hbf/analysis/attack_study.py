@@ -3,6 +3,7 @@
 python -m hbf.analysis.attack_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.attack_study --report       # draws the table and the picture again, from stored numbers
 
+A bound is a number of levels: a pixel has a value from 0 to 255, and an attack changes it by at most so many levels.
 The numbers of an attack are stored when it ends. A second call makes only the attacks that are not stored.
 
 docs/research/outliers.md explains the results.
@@ -33,7 +34,12 @@ ATTACKS = (('APGD', 1), ('APGD', 2), ('APGD', 8), ('Square', 1), ('Square', 2))
 
 
 class Effort(NamedTuple):
-  """Number of images to attack, and greatest number of steps for an image. A step of Square is a query."""
+  """Size of an attack.
+
+  Attributes:
+    images: number of images to attack.
+    steps: greatest number of steps for an image. In a step of the Square Attack, the network runs once.
+  """
 
   images: int
   steps: int
@@ -63,10 +69,10 @@ def measure(
   Args:
     run: the run.
     stored: the rows of attacks that were measured before.
-    save: a function that stores a row. A row has the run, the attack and the greatest change of a pixel in levels of
-      255. `right` is the number of images with a right answer before the attack. `fooled` has a character for each
-      image: 1 if the answer is wrong after the attack, else 0. `queries` is the number of queries for all images.
-    efforts: the effort of each attack.
+    save: a function that stores a row. A row has the run, the attack and the number of levels. `right` is the number
+      of images with a right answer before the attack. `fooled` has a character for each image: 1 if the answer is
+      wrong after the attack, else 0. `queries` is the number of changed images that the network answered.
+    efforts: the numbers of images and steps, by the name of the attack.
   """
   images, labels = run.read('test', max(effort.images for effort in efforts.values()))
   pixels, logits = images.astype(np.float32) / 255, logits_of(run)
@@ -100,7 +106,7 @@ def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None
 
 
 def images_and_steps(text: str) -> Effort:
-  """Return the effort that a flag's value describes, such as '1000,100'."""
+  """Return the numbers of images and steps in a flag's value, such as '1000,100'."""
   images, steps = map(int, text.split(','))
   return Effort(images, steps)
 

@@ -1,7 +1,7 @@
 """Attacks on a classifier: small changes of an image's pixels that change the answer.
 
 Pixels are on a scale from 0 (black) to 1 (white). A changed pixel differs from the given one by at most ε, and stays
-from 0 to 1. All images that differ so little from an image are called its *ball*.
+from 0 to 1. A query is one run of the network on a changed image. An image is fooled once an answer to it is wrong.
 """
 
 import functools
@@ -30,8 +30,8 @@ class Attacked(NamedTuple):
   """Result of an attack on n images.
 
   Attributes:
-    images: the changed images, float32 [n, H, W, C]. For a fooled image, it is the first one with a wrong answer.
-      Otherwise it is the one with the greatest loss.
+    images: a changed image for each image, float32 [n, H, W, C]. It is the first one with a wrong answer. If all
+      answers were right, it is the one with the greatest loss.
     fooled: True if the answer to the changed image is wrong, bool [n].
     queries: number of changed images that were tried for each image, int [n]. The count ends when the image is
       fooled. The given image itself is not counted.
@@ -47,10 +47,11 @@ def apgd(
 ) -> Attacked:
   """Attack images by Auto-PGD with the cross-entropy loss (APGD-CE, Croce & Hein 2020, algorithm 1).
 
-  A step follows the sign of the loss's gradient and has momentum 0.75. The step size starts at 2ε. At some steps
-  (`checkpoints`) it is halved if the loss rose in fewer than 75% of the last steps, or if neither the step size nor
-  the greatest loss changed since the last checkpoint. Then the attack also returns to the image with the greatest
-  loss. The start is a random image within ε of the given one. An attacked image is left alone once it is fooled.
+  A step follows the sign of the loss's gradient and has momentum 0.75. The step size starts at 2ε. Some steps are
+  checkpoints. At a checkpoint, the step size is halved if the loss rose in fewer than 75% of the steps since the last
+  checkpoint. It is also halved if it was not halved at the last checkpoint and the greatest loss is still the same.
+  After a halving, the attack goes on from the image with the greatest loss. The start is a random image within ε of
+  the given one. An image gets no more steps once it is fooled.
 
   Args:
     logits: the classifier. JAX compiles the attack once for each function object.
@@ -70,8 +71,8 @@ def square(
 
   The start adds ε or −ε to every column of every channel at random. A step adds ε or −ε to the given image in a
   random square, at random for each channel. The step is kept if it makes the margin smaller. The margin is the true
-  class's logit minus the greatest other logit. The square's area starts as 80% of the image and is halved at the
-  steps in `HALVED`, scaled from 10,000 steps to `steps`.
+  class's logit minus the greatest other logit. The square's area starts as 80% of the image. With 10,000 steps, it
+  is halved at the steps in `HALVED`. With another number of steps, it is halved at the same fractions of it.
 
   The arguments are those of `apgd`. `steps` is the greatest number of queries for an image.
   """
@@ -99,7 +100,17 @@ def side_of_square(step: int | jax.Array, steps: int | jax.Array, pixels: int) -
 
 
 class _State(NamedTuple):
-  """State of an attack on B images. `own` has further arrays [B, …], which only this kind of attack has."""
+  """State of an attack on B images.
+
+  Attributes:
+    image: the given images, [B, H, W, C].
+    label: the true classes, [B].
+    key: a random key for each image.
+    changed: the changed image to return for each image so far, [B, H, W, C].
+    fooled: True if the answer to the changed image is wrong, [B].
+    queries: number of queries so far, [B].
+    own: further arrays [B, …] that only APGD or only the Square Attack has.
+  """
 
   image: Any
   label: Any
@@ -111,7 +122,21 @@ class _State(NamedTuple):
 
 
 class _Climb(NamedTuple):
-  """State of APGD. `at_check` is the greatest loss until the last checkpoint. `rises` counts the rises since then."""
+  """The arrays that only APGD has (`_State.own`).
+
+  Attributes:
+    x: the changed images, [B, H, W, C].
+    before: the changed images one step before.
+    gradient: the gradient of the loss at x.
+    loss: the loss at x, [B].
+    best: the changed images with the greatest loss so far.
+    best_gradient: the gradient at these images.
+    best_loss: the loss at these images, [B].
+    size: the step size, [B].
+    rises: number of steps since the last checkpoint in which the loss rose, [B].
+    at_check: `best_loss` at the last checkpoint.
+    halved: True if the step size was halved at the last checkpoint, [B].
+  """
 
   x: Any
   before: Any
@@ -136,7 +161,10 @@ def _attack(
   steps: int,
   seed: int,
 ) -> Attacked:
-  """Attack all images for `PART` steps. Then leave out the images that are fooled, and attack the others further."""
+  """Attack the images in parts of `PART` steps. After each part, leave out the images that are fooled.
+
+  `start` makes the first changed images, and `advance` applies steps.
+  """
   keys = np.asarray(jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(len(images))))
   images, labels = images.astype(np.float32), labels.astype(np.int32)
 
@@ -155,7 +183,15 @@ def _attack(
 
 
 def _go_on(advance: Any, state: _State, epsilon: float, steps: tuple[int, int, int], rows: np.ndarray) -> _State:
-  """Return the state of the images `rows` after the steps from `steps[0]` to `steps[1]` − 1 of `steps[2]` steps."""
+  """Apply steps of an attack to some of the images, and return the new state of these images.
+
+  Args:
+    advance: the function that applies steps.
+    state: the state of all images.
+    epsilon: the greatest change of a pixel.
+    steps: the first step, the last step plus 1, and the number of all steps of the attack.
+    rows: the indices of the images.
+  """
   return advance(jax.tree.map(lambda z: z[rows], state), epsilon, *steps)
 
 
@@ -167,7 +203,7 @@ def _with_rows(rows: np.ndarray, whole: np.ndarray, new: np.ndarray) -> np.ndarr
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _begin(start: Any, logits: Logits, images: Any, labels: Any, keys: Any, epsilon: Any) -> _State:
-  """Return the state at the start. `start` makes the first changed images and the arrays `_State.own`."""
+  """Return the state after the first query, for the changed images that `start` makes."""
   wrong = logits(images).argmax(axis=-1) != labels
   x, own, outputs = start(logits, images, labels, keys, epsilon)
   fooled = outputs.argmax(axis=-1) != labels
@@ -176,7 +212,7 @@ def _begin(start: Any, logits: Logits, images: Any, labels: Any, keys: Any, epsi
 
 
 def _each(values: jax.Array, images: jax.Array) -> jax.Array:
-  """Reshape values [B] so that they apply to images [B, …]."""
+  """Reshape values [B] to [B, 1, …], so that they broadcast over images [B, …]."""
   return values.reshape(-1, *[1] * (images.ndim - 1))
 
 
@@ -251,7 +287,10 @@ def _advance_apgd(logits: Logits, state: _State, epsilon: Any, first: Any, last:
 
 
 def _checked(own: _Climb, length: jax.Array) -> _Climb:
-  """Return the state after a checkpoint, which comes `length` steps after the last one. 0: this is no checkpoint."""
+  """Return the state after a step that may be a checkpoint.
+
+  `length` is the number of steps since the last checkpoint. It is 0 if the step is not a checkpoint.
+  """
   few = own.rises < RISES * length
   stuck = ~own.halved & (own.at_check == own.best_loss)
   halve = (few | stuck) & (length > 0)

@@ -120,10 +120,10 @@ def _gradients(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, nearest: int) -> dict[str, jax.Array]:
-  """Compute sums over one batch, given the responses and log K, both [B, N, U]. Also find the nearest images.
+  """Compute the parts of a `Census` that come from one batch, given the responses and log K, both [B, N, U].
 
-  For each center, the result has the k = `nearest` images that are nearest to it, [U, k]. Images with `real` False
-  are padding.
+  They are sums over the tokens, and for each center the k = `nearest` images of the batch that are nearest to it,
+  [U, k]. Images with `real` False are padding.
   """
   units = log_kernels.shape[-1]
   share = jax.nn.softmax(log_kernels, axis=-1)
@@ -146,7 +146,10 @@ def _reduced(responses: jax.Array, log_kernels: jax.Array, real: jax.Array, near
 
 
 def _census(parts: Sequence[Mapping[str, np.ndarray]], nearest: int, gradient: np.ndarray | None) -> Census:
-  """Combine the results of `_reduced` for all batches into a census."""
+  """Combine the results of `_reduced` for all batches into a census.
+
+  `gradient` has the greatest gradient of each center's coefficients, [U] (`coefficient_gradients`). None: unknown.
+  """
   joined = {name: np.concatenate([part[name] for part in parts], axis=1) for name in ('image', 'token', 'log_kernel')}
   order = np.argsort(-joined['log_kernel'], axis=1, kind='stable')[:, :nearest]
   image, token, log_kernel = (np.take_along_axis(z, order, axis=1) for z in joined.values())

@@ -48,7 +48,7 @@ def measure(
   stored: Sequence[Mapping[str, Any]],
   save: Callable[[dict[str, Any]], None],
 ) -> None:
-  """Measure the answers of all runs that are not stored: without corruption, then for each corruption.
+  """Measure the accuracies that are not stored, for each run: without corruption, then with each corruption.
 
   All runs get the same corrupted images.
 
@@ -77,7 +77,7 @@ def _is_stored(stored: Sequence[Mapping[str, Any]], run: str, corruption: str) -
 
 
 def _row(run: ImageRun, corruption: str, right: np.ndarray) -> dict[str, Any]:
-  """Return the row of right answers, bool [strengths, images]."""
+  """Return the row of a run and a corruption. `right` is True for right answers, bool [strengths, images]."""
   config = run.restored.config
   return {
     'run': run.workdir.name,
@@ -97,7 +97,7 @@ def _save(record: Record, measured: dict[str, Any], row: dict[str, Any]) -> None
 
 
 def _measure_all(folders: Sequence[str], most: int, record: Record) -> None:
-  """Measure the corruptions that are not stored."""
+  """Measure the runs in `folders` on at most `most` test images, and store the rows."""
   runs = [ImageRun.of(pathlib.Path(folder).expanduser()) for folder in folders]
   examples = shared_images(runs, most)
   about = {'data': runs[0].restored.config.data.name, 'images': len(examples.labels)}

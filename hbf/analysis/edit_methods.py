@@ -11,7 +11,7 @@ change of the logits. The response R_a(x) is 1 if x is the example of edit a. Me
     lookup       1 for exactly this example, 0 for all others
 
 The point of an image is the mean of its tokens after the first half of the blocks (`hbf.models.edited.Observed`). The
-point of a context is its last token in a layer (`hbf.editing.places`).
+point of a context is the vector of its last token in one of the network's layers (`hbf.editing.places`).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Trial(NamedTuple):
   Attributes:
     reach: size of the region in which an edit acts, in a unit that depends on the method. For the rank-one update it
       is the ridge.
-    margin: the edited example's logit for its label minus the greatest other logit, as they should be after the edit.
+    margin: the wanted lead after the edit: the edited example's logit for its label minus the greatest other logit.
   """
 
   reach: float

@@ -47,16 +47,14 @@ FINE_TUNING = 'fine-tuning of all parameters'
 
 
 class Split(NamedTuple):
-  """The images of a split, and transformed copies of its wrong images.
-
-  A wrong image is an image for which the classifier's answer is wrong.
+  """The images of a split, and transformed copies of the misclassified images.
 
   Attributes:
     images: all images, uint8 [n, H, W, C].
     seen: the classifier's outputs for all images.
     labels: the true classes [n].
-    wrong: indices of the wrong images, int [m].
-    copied: `COPIES` copies of each wrong image, uint8 [m, COPIES, H, W, C].
+    wrong: indices of the misclassified images, int [m].
+    copied: `COPIES` copies of each misclassified image, uint8 [m, COPIES, H, W, C].
     copies: the classifier's outputs for the copies, [m · COPIES, …].
   """
 
@@ -69,7 +67,7 @@ class Split(NamedTuple):
 
 
 def open_split(restored: Restored, name: str, seed: int) -> Split:
-  """Read a split of a run, and make copies of its wrong images. The methods do not use these copies.
+  """Read a split of a run, and make copies of the misclassified images. The methods do not use these copies.
 
   Args:
     restored: the restored run.
@@ -88,7 +86,7 @@ def open_split(restored: Restored, name: str, seed: int) -> Split:
 
 
 def open_base(restored: Restored) -> Base:
-  """Read the guarded training images of a run, and measure the metric on copies of these images."""
+  """Read the guarded examples of a run, which are training images, and compute the metric from copies of them."""
   reader = Reader.of(restored.model, restored.params, restored.task)  # raises if the run is not on images
   assert isinstance(restored.task, Classification)
   images, _ = training_images(restored.task, restored.config.data.validation)
@@ -96,7 +94,7 @@ def open_base(restored: Restored) -> Base:
 
 
 def alone(method: Method, trial: Trial, base: Base, split: Split) -> dict[str, np.ndarray]:
-  """Make one edit at a time, for each of the m images of the split with a wrong answer.
+  """Edit the network for each of the m misclassified images alone, and measure each edited network.
 
   Returns:
     Arrays [m] in percent. 'edited': 100 if the edited image's answer is right after the edit, else 0. 'copies': share
@@ -166,9 +164,9 @@ LogitsOf = Callable[[str, np.ndarray], np.ndarray]
 
 
 def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[str, float]]:
-  """Edit the first images with a wrong answer one after the other, and keep all edits.
+  """Edit the first misclassified images one after the other, and keep all edits.
 
-  Return the scores (`_after`) after each number of edits in `counts(split)`, as dicts.
+  Return a dict of scores (`_after`) for each number of edits in `counts(split)`.
   """
   found = []
   for count in counts(split):
@@ -179,7 +177,10 @@ def many(method: Method, trial: Trial, base: Base, split: Split) -> list[dict[st
 
 
 def counts(split: Split) -> list[int]:
-  """Return how many edits come before each measurement: the numbers in `EDITS` up to the number of wrong images."""
+  """Return the numbers of edits after which the scores are measured.
+
+  They are the numbers in `EDITS`, but at most the number of misclassified images.
+  """
   return sorted({min(count, len(split.wrong)) for count in EDITS})
 
 
@@ -188,12 +189,17 @@ def _of_rows(logits_of: Callable[[Observed], np.ndarray], split: Split, which: s
 
 
 def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
-  """Return the scores after a number of edits, in percent.
+  """Return the scores after edits of the first `count` misclassified images, in percent.
+
+  Args:
+    logits_of: the edited network.
+    split: the images.
+    count: number of edits.
 
   Returns:
     'edits': number of edits. 'edited': share of the edited images with a right answer. 'copies': share of their
     copies with a right answer. 'others': accuracy on images that are never edited, which are all but the first 1,000
-    wrong images. 'others_before': accuracy on these images without edits.
+    misclassified images. 'others_before': accuracy on these images without edits.
   """
   rows, kept = split.wrong[:count], np.setdiff1d(np.arange(len(split.labels)), split.wrong[: EDITS[-1]])
 
@@ -210,7 +216,7 @@ def _after(logits_of: LogitsOf, split: Split, count: int) -> dict[str, float]:
 
 
 def descend(loss: Callable[[Any], tuple[jax.Array, jax.Array]], params: Any, rate: Any) -> Any:
-  """Take gradient steps until the answers are right, at most `STEPS`. Return the new parameters.
+  """Take gradient steps until the answers are right, but at most `STEPS` steps. Return the new parameters.
 
   Args:
     loss: function of the parameters. It returns the loss, and True if all answers are right.
@@ -252,10 +258,11 @@ class FineTuning:
     return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
 
   def alone(self, rate: float, split: Split, count: int) -> dict[str, np.ndarray]:
-    """Fine-tune the trained network on one image at a time, for the first `count` images with a wrong answer.
+    """Fine-tune the trained network on each of the first `count` misclassified images alone, and measure the results.
 
-    Return the results in percent, [count] each, under the same keys as the function `alone` of this module. 'changed'
-    is measured on at most `OTHERS` other images.
+    Returns:
+      Arrays [count] in percent. 'edited': 100 if the answer to the image becomes right, else 0. 'copies': share of
+      its copies with a right answer. 'changed': share of at most `OTHERS` other images whose answers change.
     """
     others = evenly_spaced(len(split.images), OTHERS)
     before, found = split.seen.logits[others].argmax(axis=-1), []
@@ -276,9 +283,9 @@ class FineTuning:
     ]
 
   def many(self, rate: float, split: Split) -> list[dict[str, float]]:
-    """Fine-tune on the first images with a wrong answer one after the other, and keep all changes.
+    """Fine-tune on the first misclassified images one after the other, and keep all changes.
 
-    Return the scores (`_after`) after each number of images in `counts(split)`, as dicts.
+    Return a dict of scores (`_after`) for each number of images in `counts(split)`.
     """
     params, rows = self._params, []
     for number, row in enumerate(split.wrong[: EDITS[-1]], 1):
@@ -303,7 +310,7 @@ def measure(workdir: pathlib.Path, options: dict[str, list[dict[str, float]]]) -
       are added to `options`.
 
   Raises:
-    UserError: the run holds out no images, or an error of `hbf.training.restore.restore`.
+    UserError: the run holds out no images, or cannot be restored (`hbf.training.restore.restore`).
   """
   restored = restore(workdir, 'latest', jax.devices()[:1])
   if not restored.config.data.validation:

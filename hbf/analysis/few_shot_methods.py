@@ -1,8 +1,8 @@
 """Methods that add classes to a trained classifier from few images, in closed form, for a comparison.
 
 A method reads the features of images. These are the inputs of the classifier's head, and they do not change. It gets
-the training images of B base classes once, and then the images of all new classes so far. Its result is a score for
-each of the B + N classes. The methods:
+the training images of B base classes once, and then the images of N new classes. Its result is a score for each of
+the B + N classes. The methods:
 
     nearest class mean     the score is minus the squared distance to the mean of a class, or a cosine
     random ReLU features   ridge regression on relu(x R) with a random matrix R (ACIL, RanPAC)
@@ -10,6 +10,9 @@ each of the B + N classes. The methods:
     HyperBF                ridge regression on Gaussians around random base images and around all new images
     HyperBF beside head    the head stays. Gaussians around the new images give the logits of the new classes
     head and centers       the head stays. A new class wins if its mean is nearer than the mean of the head's answer
+
+Distances are Euclidean, or in the metric of the base classes. In this metric, the features of base images of the same
+class are near to each other (`hbf.editing.guard.metric_of_classes`).
 """
 
 import dataclasses
@@ -28,10 +31,10 @@ SEED = 0  # of the random units
 
 
 class Labeled(NamedTuple):
-  """Images as a classifier sees them, with their classes.
+  """The outputs of a classifier for some images, and the classes of these images.
 
   Attributes:
-    seen: the outputs of the classifier. The logits are those of the base classes, [n, B].
+    seen: the outputs. The logits are those of the base classes, [n, B].
     labels: the classes [n]. Base classes are 0 to B − 1, and new classes follow.
   """
 
@@ -75,14 +78,14 @@ def joined(first: Labeled, second: Labeled) -> Labeled:
 
 
 class Method:
-  """A method that has read the base images. Its `learn` returns a classifier of all classes."""
+  """A method that knows the training images of the base classes, and learns new classes by `learn`."""
 
   def __init__(self, base: Labeled) -> None:
-    """Read the training images of the base classes."""
+    """Store the training images of the base classes."""
     self.base = base
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return the scores of all classes.
+    """Learn new classes. Return a function from images to the scores of all classes.
 
     Args:
       new: the images of all new classes so far. There may be none.
@@ -92,10 +95,13 @@ class Method:
 
 
 class NearestMean(Method):
-  """The nearest class mean, by the Euclidean distance or by the cosine after the mean base feature is subtracted."""
+  """The nearest class mean, by the Euclidean distance or by the cosine.
+
+  For the cosine, the mean feature of the base images is subtracted first.
+  """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return minus the squared distances to the class means, or the cosines."""
+    """Return a function from images to minus their squared distances to the class means, or to their cosines."""
     center, means = self.base.seen.features.mean(axis=0), means_of(joined(self.base, new))
     if not trial['cosine']:
       return lambda seen: -squared(seen.features, means)
@@ -106,7 +112,7 @@ class NearestMeanInMetric(Method):
   """The nearest class mean in the metric of the base classes."""
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return minus the squared distances to the class means."""
+    """Return a function from images to minus their squared distances to the class means."""
     w, means = self._metric(trial['ridge']), means_of(joined(self.base, new))
     return lambda seen: -squared(seen.features @ w.T, means @ w.T)
 
@@ -122,7 +128,11 @@ class HeadAndCenters(NearestMeanInMetric):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return the logits of the base classes, and those of the new classes: greatest logit plus (d_b² − d_c²) / 2."""
+    """Return a function from images to the logits of base and new classes.
+
+    The logit of a new class c is the greatest base logit plus (d_b² − d_c² + e) / 2. Here d_c is the distance to the
+    center of class c, and d_b is the distance to the center of the head's answer b. The option `offset` sets e.
+    """
     near = super().learn(new, trial)
     size = -trial['offset'] * float(near(self.base.seen)[np.arange(len(self.base.labels)), self.base.labels].mean())
 
@@ -136,30 +146,33 @@ class HeadAndCenters(NearestMeanInMetric):
 
 
 class Ridge(Method):
-  """Ridge regression of one-hot classes on a hidden layer. Subclasses define the layer.
+  """Ridge regression of one-hot classes on the values of hidden units. Subclasses define the units.
 
-  With hidden units H, class codes Y and weights w_i of the images, the coefficients C minimize Σ_i w_i ‖H_i C − Y_i‖²
-  plus the ridge times ‖C‖². The normal equations are sums over images. So they can be updated image by image, and the
-  result is that of all images at once (ACIL, GKEAL).
+  Image i has the unit values H_i, the one-hot class Y_i and the weight w_i. The coefficients C minimize
+  Σ_i w_i ‖H_i C − Y_i‖² plus the ridge times ‖C‖². The normal equations are sums over images. So they can be updated
+  image by image, and the result is that of all images at once (ACIL, GKEAL).
   """
 
   def __init__(self, base: Labeled) -> None:
-    """Read the base images. The base part of the normal equations is computed later, for each new σ."""
+    """Store the base images. `learn` computes their part of the normal equations when it gets a new σ."""
     super().__init__(base)
     self._codes = np.eye(base.labels.max() + 1, dtype=np.float32)[base.labels]
     self._sigma: float | None = None
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the units that do not depend on the new images, [n, M]."""
+    """Return the values [n, M] of the units that do not depend on the new images, for features [n, F]."""
     raise NotImplementedError
 
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the units at new images with features `new` [E, F]: [n, E]. By default there are none."""
+    """Return the values [n, E] of a unit for each new image, for features [n, F]. By default there are no such units.
+
+    `new` has the features of the new images, [E, F].
+    """
     del new, sigma
     return np.zeros((len(features), 0), np.float32)
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return the regression's outputs."""
+    """Return a function from images to the outputs of the regression."""
     sigma = trial.get('sigma', 0.0)
     self._read_base(sigma)
     features, classes = new.seen.features, int(max(new.labels, default=-1)) + 1
@@ -196,7 +209,10 @@ class RandomFeatures(Ridge):
   """Random ReLU features with ridge regression (ACIL, Zhuang et al. 2022; RanPAC, McDonnell et al. 2023)."""
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return relu(x R) with normal random numbers R. The size of R does not matter to the result."""
+    """Return relu(x R), where R has normal random entries.
+
+    The scale of R does not matter, because the ridge is relative to the mean of the diagonal.
+    """
     del sigma
     matrix = np.random.default_rng(SEED).normal(size=(features.shape[1], UNITS)).astype(np.float32)
     return np.maximum(features @ matrix, 0)
@@ -206,7 +222,7 @@ class GaussianKernels(Ridge):
   """Gaussians around random base images with ridge regression (GKEAL, Zhuang et al. 2023)."""
 
   def __init__(self, base: Labeled) -> None:
-    """Read the base images. Draw the centers, and measure the median distance of base images."""
+    """Store the base images. Draw the centers, and measure the median distance between those of different classes."""
     super().__init__(base)
     self.metric = self.make_metric()
     rows = np.random.default_rng(SEED).permutation(len(base.labels))[:UNITS]
@@ -215,11 +231,11 @@ class GaussianKernels(Ridge):
     self._unit = float(np.sqrt(np.median(squared(self._centers, self._centers)[other])))
 
   def make_metric(self) -> np.ndarray:
-    """Return the metric W, [F, F]."""
+    """Return the metric W [F, F], which is the identity here."""
     return np.eye(self.base.seen.features.shape[1], dtype=np.float32)
 
   def fixed(self, features: np.ndarray, sigma: float) -> np.ndarray:
-    """Return K(‖W(x − t)‖² / 2σ²) at the random centers."""
+    """Return the responses K(‖W(x − t)‖² / 2σ²) of the random centers t."""
     return self._kernel(features @ self.metric.T, self._centers, sigma)
 
   def _kernel(self, points: np.ndarray, centers: np.ndarray, sigma: float) -> np.ndarray:
@@ -230,7 +246,7 @@ class HyperBF(GaussianKernels):
   """A HyperBF whose centers are random base images and all new images, with coefficients by ridge regression."""
 
   def added(self, features: np.ndarray, new: np.ndarray, sigma: float) -> np.ndarray:
-    """Return K(‖W(x − t)‖² / 2σ²) at the new images."""
+    """Return the responses K(‖W(x − t)‖² / 2σ²) of the centers t at the new images."""
     return self._kernel(features @ self.metric.T, new @ self.metric.T, sigma)
 
 
@@ -250,7 +266,7 @@ class HyperBFBesideHead(HyperBFInMetric):
   """
 
   def learn(self, new: Labeled, trial: Trial) -> Scores:
-    """Return the logits of the base classes and of the new classes."""
+    """Return a function from images to the logits of base and new classes."""
     logits, features, classes = new.seen.logits, new.seen.features, self._codes.shape[1]
     if not len(features):
       return lambda seen: seen.logits
@@ -303,12 +319,12 @@ METHODS = {
 
 
 def sessions(new: Labeled, base: int, classes: int) -> Iterator[Labeled]:
-  """Yield the images of the new classes after each session, from none on.
+  """Yield the images of the new classes so far: none before the first session, then more after each session.
 
   Args:
     new: the images of all new classes.
     base: B, number of base classes.
-    classes: number of classes of a session.
+    classes: number of new classes in a session.
   """
   for known in range(base, int(new.labels.max()) + 2, classes):
     yield new.below(known)

@@ -3,6 +3,9 @@
 python -m hbf.analysis.few_shot_study                # trains networks on CIFAR-100 and CIFAR-10: an hour on a CPU
 python -m hbf.analysis.few_shot_study --report       # draws the table and the picture again, from stored numbers
 
+The classes of CIFAR-100 are divided into base classes and new classes. A network is trained on the base classes. Then
+it learns the new classes in sessions of `SESSION` classes, from `SHOTS` images of each class.
+
 docs/research/few-shot.md explains the results.
 """
 
@@ -85,7 +88,7 @@ def base_data(images: Splits) -> ArrayData:
 
 
 def make_config(model: str, seed: int) -> ConfigDict:
-  """Return the config of a network: recipe laptop with two resolutions and Muon, as in the claim."""
+  """Return the config of a network: recipe laptop with two resolutions and Muon, as in docs/research/claim.md."""
   config = get_config(f'arrays:model={model},recipe=laptop')
   config.seed = seed
   config.model.update(width=48, merge=2)
@@ -99,7 +102,7 @@ def make_config(model: str, seed: int) -> ConfigDict:
 
 
 def trained(model: str, seed: int, images: Splits, folder: pathlib.Path) -> Restored:
-  """Train a network on the base classes, unless the folder has it. Return it."""
+  """Train a network on the base classes, unless the run folder already has it. Return the trained network."""
   data = from_arrays(base_data(images))
   train(make_config(model, seed), folder, Console(quiet=True), jax.devices()[:1], dataset=data)
   return restore(folder, 'latest', jax.devices()[:1], dataset=data)
@@ -112,14 +115,18 @@ def few_images(labels: np.ndarray, seed: int, count: int = SHOTS) -> np.ndarray:
 
 
 def pretended(base: Labeled, seed: int) -> tuple[Labeled, Labeled]:
-  """Return base images as if the last `PRETENDED` base classes were new: images of other classes, new images."""
+  """Divide base images into two parts, so that options can be chosen without images of the new classes.
+
+  The last `PRETENDED` base classes act as new classes. The second part has `SHOTS` images of each of them. The first
+  part has all images of the other classes.
+  """
   known = BASE - PRETENDED
   few = few_images(base.labels, seed)
   return known_only(base.below(known)), known_only(base.where(few[base.labels[few] >= known]))
 
 
 def known_only(images: Labeled) -> Labeled:
-  """Return the images without the logits of the classes that are pretended to be new."""
+  """Remove the logits of the base classes that act as new classes."""
   return images._replace(seen=images.seen._replace(logits=images.seen.logits[:, : BASE - PRETENDED]))
 
 
@@ -129,18 +136,20 @@ def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def after_session(scores: Scores, test: Labeled, known: int) -> dict[str, float]:
-  """Return the accuracies of a classifier of the first `known` classes, in percent.
+  """Return the accuracies of a classifier on the test images of the first `known` classes (`of_scores`).
 
-  Returns:
-    'all' on the images of all known classes, 'base' on those of base classes, and 'new' on the others if there are
-    any. All known classes are possible answers.
+  The possible answers are these classes.
   """
   seen = test.below(known)
   return of_scores(scores(seen.seen), seen.labels)
 
 
 def of_scores(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-  """Return the accuracies of scores [n, classes], as in `after_session`."""
+  """Return the accuracies in percent of n images with scores [n, classes].
+
+  Returns:
+    'all': on all images. 'base': on images of base classes. 'new': on the other images, if there are any.
+  """
   is_base = labels < BASE
   parts = {'all': labels >= 0, 'base': is_base, 'new': ~is_base}
   return {name: accuracy(scores[rows], labels[rows]) for name, rows in parts.items() if rows.any()}
@@ -150,7 +159,7 @@ def chosen(seen: Parts, seed: int) -> dict[str, dict[str, Any]]:
   """Choose the options of each closed-form method on held-out base images.
 
   Returns:
-    For each method its 'trials', which are options with their accuracy, and the index of the best one.
+    For each method: 'trials', which are options with their accuracy, and 'best', the index of the best one.
   """
   (base, new), judged = pretended(seen.base, seed), known_only(seen.held_out)
   found: dict[str, dict[str, Any]] = {}
@@ -220,7 +229,10 @@ class FineTuning:
     return np.asarray(in_batches(lambda batch: self._logits(params, batch), images))
 
   def after_sessions(self, known: int, images: np.ndarray, labels: np.ndarray, rate: float) -> Iterator[Any]:
-    """Yield the parameters after each session of images of classes from `known` on. Images are sorted by class."""
+    """Yield the parameters before the first session and after each session.
+
+    The sessions learn the classes from `known` on, from the images of these classes. Images are sorted by class.
+    """
     params = self.start(known)
     yield params
     for first in range(known, int(labels.max()) + 1, SESSION):
@@ -230,7 +242,11 @@ class FineTuning:
 
 
 def chosen_rate(restored: Restored, images: Parts, seed: int) -> dict[str, Any]:
-  """Choose the learning rate of fine-tuning on held-out base images. Return the same as `chosen` for one method."""
+  """Choose the learning rate of fine-tuning on held-out base images.
+
+  Returns:
+    'trials', which are learning rates with their accuracy, and 'best', the index of the best one.
+  """
   (x, labels), held_out = images.base, thinned(images.held_out, JUDGED)
   few = few_images(labels, seed)
   few = few[labels[few] >= BASE - PRETENDED]
@@ -248,7 +264,7 @@ def thinned(images: Pair, count: int) -> Pair:
 
 
 def fine_tuned(tuning: FineTuning, images: Parts, rate: float) -> list[dict[str, float]]:
-  """Fine-tune in each session. Return the accuracies after each session."""
+  """Fine-tune in each session. Return the accuracies before the first session and after each session."""
   (x, labels), after = thinned(images.test, TESTED), []
   for number, params in enumerate(tuning.after_sessions(BASE, images.new[0], images.new[1], rate)):
     rows = labels < BASE + SESSION * number
@@ -257,7 +273,10 @@ def fine_tuned(tuning: FineTuning, images: Parts, rate: float) -> list[dict[str,
 
 
 def with_new(images: Splits, parts: Parts, draw: int) -> Parts:
-  """Return images with a draw of the new classes' order, and of `SHOTS` training images of each new class."""
+  """Return `parts` with its fields `new` and `test` filled in.
+
+  The seed `draw` determines the order of the new classes and the `SHOTS` training images of each.
+  """
   (x, y), (x_test, y_test) = images['train'], images['test']
   order = np.random.default_rng(draw).permutation(np.arange(BASE, int(y.max()) + 1))
   number = np.concatenate([np.arange(BASE), order]).astype(np.int32)

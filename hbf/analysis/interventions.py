@@ -93,7 +93,8 @@ class LastUnits(NamedTuple):
   Attributes:
     tokens: tokens after the block, float32 [n, N, D].
     responses: responses R of the units in stage 2, as in the sum Σ R c, float32 [n, N, U].
-    coefficients: vectors [U, D] that the units add to a token for a response of 1, with a layer scale multiplied in.
+    coefficients: vectors [U, D] that the units add to a token for a response of 1. If the block multiplies the output
+      of stage 2 by learned factors, the coefficients are already multiplied by them.
   """
 
   tokens: np.ndarray

@@ -3,6 +3,9 @@
 python -m hbf.analysis.memory_study                # CIFAR-10 and random patterns: less than an hour on a CPU
 python -m hbf.analysis.memory_study --report       # draws the table and the picture again, from stored numbers
 
+A memory is a function that completes damaged patterns. Its arguments are the damaged patterns [N, D], the stored
+patterns [A, D], the mask of known coordinates [D] (1: known, 0: hidden) and sigma. An image is a pattern of D values.
+
 docs/research/memory.md explains the results.
 """
 
@@ -38,7 +41,7 @@ RETRIEVED = 0.99  # fraction of the patterns that a memory must retrieve at its 
 
 
 class Damage(NamedTuple):
-  """A kind of damage.
+  """A kind of damage to images.
 
   Attributes:
     known: 1 for a visible pixel, 0 for a hidden pixel, [D].
@@ -61,29 +64,28 @@ def damages(shape: tuple[int, ...], seed: int) -> dict[str, Damage]:
   }
 
 
-# A memory is a function of damaged patterns [N, D], stored patterns [A, D], known pixels [D] and sigma. Its result is
-# the completed patterns [N, D].
+# The result is the completed patterns [N, D].
 Memory = Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array]
 
 
 @jax.jit
 def hyperbf_of_known(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update the damaged patterns once, with distances over the known pixels only."""
+  """Apply one step of HyperBF retrieval, with distances over the known pixels only."""
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma, metric='diagonal', weights=known))
 
 
 @jax.jit
 def hyperbf_of_all(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update the damaged patterns once, with distances over all pixels. Hidden pixels have the mean value 0."""
+  """Apply one step of HyperBF retrieval, with distances over all pixels. A hidden pixel is 0, the mean."""
   del known
   return retrieve(damaged, stored, RadialBasis('gaussian', sigma))
 
 
 @jax.jit
 def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update a modern Hopfield network once (Ramsauer et al. 2021).
+  """Apply one step of a modern Hopfield network (Ramsauer et al. 2021).
 
-  The weights of the stored patterns are the softmax of dot products divided by σ².
+  The weights of the stored patterns are the softmax of their dot products with the damaged pattern, divided by σ².
   """
   del known  # a hidden pixel is 0, so it adds nothing to a product
   return jax.nn.softmax(damaged @ stored.T / sigma**2, axis=-1) @ stored
@@ -91,7 +93,7 @@ def hopfield(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any
 
 @jax.jit
 def hopfield_of_norm_1(damaged: jax.Array, stored: jax.Array, known: jax.Array, sigma: Any) -> jax.Array:
-  """Update like `hopfield`, but with dot products of patterns that are scaled to norm 1."""
+  """Apply one step of a modern Hopfield network, with dot products of patterns that are scaled to norm 1."""
   del known
   directions, keys = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in (damaged, stored))
   return jax.nn.softmax(stored.shape[-1] * directions @ keys.T / sigma**2, axis=-1) @ stored
@@ -145,7 +147,7 @@ class Autoencoder(nn.Module):
 
 
 def train_autoencoder(stored: jax.Array, kinds: Sequence[Damage], seed: int) -> Memory:
-  """Train an autoencoder on damaged copies of the stored images. Return it as a memory.
+  """Train an autoencoder on damaged copies of the stored images. Return a memory that ignores its argument `stored`.
 
   Each copy has a random kind of damage from `kinds`.
   """

@@ -8,7 +8,7 @@ from hbf.evaluation.classification import Counts, detail, summarize
 
 
 def summary(logits: np.ndarray, labels: np.ndarray) -> dict:
-  """Return the scores and details of answers, as in `hbf.evaluation.classification`.
+  """Return the results of `summarize` and `detail` (`hbf.evaluation.classification`) in one dict.
 
   Args:
     logits: float32 [n, classes].

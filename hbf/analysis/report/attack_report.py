@@ -1,4 +1,8 @@
-"""Table and picture of the numbers that `hbf.analysis.attack_study` measures."""
+"""Table and picture of the accuracy after the attacks APGD and Square, from `hbf.analysis.attack_study`.
+
+An attack changes a pixel, which has a value from 0 to 255, by at most a number of `levels`. 0 levels: no attack. The
+stored numbers have a row for each run, attack and number of levels.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -23,8 +27,8 @@ Measured = Mapping[str, Any]
 def table(measured: Measured) -> str:
   """Return a Markdown table with a row for each model and each greatest change of a pixel, and notes below it.
 
-  Square may attack fewer images than APGD. Then only the third column has all images of APGD, and the columns to its
-  right are about the images that both attacked.
+  Square may attack fewer images than APGD. Then the third column is about all images that APGD attacks, and the
+  columns to its right are about the images that both attack.
   """
   counts = {row['images'] for row in measured['rows']}
   few = min(counts)
@@ -47,7 +51,10 @@ def table(measured: Measured) -> str:
 
 
 def _line(measured: Measured, model: str, levels: int, few: int) -> tuple[str, ...]:
-  """Return the cells of a row. `few` is the number of images that all attacks share."""
+  """Return the cells of the row for a model and a number of levels.
+
+  `few` is the number of images that both APGD and Square attack.
+  """
   name, change = network_name(model), f'{levels}/255' if levels else 'no attack'
   everything = text(_accuracy(_rights(measured, model, levels, ('APGD',))))
   if not _rows(measured, model, 'Square', levels or 1):
@@ -74,7 +81,7 @@ def _levels(measured: Measured) -> list[int]:
 
 
 def _rows(measured: Measured, model: str, attack: str, levels: int) -> list[Mapping[str, Any]]:
-  """Return the rows of a model's seeds for an attack. Later rows replace earlier rows of the same run."""
+  """Return the stored row of each of a model's runs, for one attack. If a run has several, the last one counts."""
   rows = [row for row in measured['rows'] if (row['model'], row['attack'], row['levels']) == (model, attack, levels)]
   return [*{row['run']: row for row in rows}.values()]
 
@@ -84,10 +91,10 @@ def _right(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def _rights(measured: Measured, model: str, levels: int, attacks: Sequence[str]) -> list[np.ndarray]:
-  """Return an array bool [images] for each seed: True for an image with a right answer after all of the attacks.
+  """Return an array bool [images] for each seed: True for an image that is classified right after each of `attacks`.
 
-  The images are those that all of the attacks share. If one of the attacks was not measured, return []. With `levels`
-  0 there is no attack. Then the array has as many True as answers are right, and they come first.
+  The images are those to which all of these attacks were applied. If no attack was measured, return []. For 0 levels,
+  only the number of right answers is stored. Then an array begins with that many True, whichever images they are.
   """
   if not levels:
     rows = _rows(measured, model, attacks[0], _levels(measured)[1])
@@ -114,9 +121,9 @@ def _accuracy(rights: Sequence[np.ndarray]) -> Estimate:
 
 
 def _differences(measured: Measured) -> list[str]:
-  """Return sentences on the accuracy after APGD of a later model minus that of the first model.
+  """Return a sentence for each number of levels and each model but the first.
 
-  There is a sentence for each later model and each greatest change of a pixel.
+  It states the model's accuracy after APGD minus the first model's accuracy after APGD.
   """
   first, *others = _models(measured)
   lines = []

@@ -1,4 +1,7 @@
-"""Table and picture of the numbers that `hbf.analysis.corruption_study` measures."""
+"""Table and picture of the accuracy on corrupted images, from `hbf.analysis.corruption_study`.
+
+The stored numbers have a row for each run and corruption, such as fog. A row covers all strengths of the corruption.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -24,7 +27,9 @@ NONE, ALL = 'none', 'mean of all corruptions'
 
 
 def table(measured: Measured) -> str:
-  """Return a Markdown table with rows for each corruption, group of corruptions and model, and a note below it.
+  """Return a Markdown table, and a note below it.
+
+  For each corruption and each group of corruptions, the table has a row for each model.
 
   The last column is the first model's accuracy minus the accuracy of the row's model, with a 95% interval that is
   paired over images.
@@ -36,22 +41,25 @@ def table(measured: Measured) -> str:
   strengths = [f'strength {strength}' for strength in STRENGTHS]
   header = ('corruption', 'network', *strengths, 'mean', f'{network_name(first)} − network')
   lines = [
-    _line(measured, label, names, model, first) for label, names in _sets().items() for model in (first, *others)
+    _line(measured, label, names, model, first) for label, names in _labeled().items() for model in (first, *others)
   ]
   seeds = min(len(_outcomes(measured, model, [NONE])) for model in (first, *others))
   return markdown.table(header, lines) + '\n\n' + about_intervals(seeds)
 
 
 def _line(measured: Measured, label: str, names: Sequence[str], model: str, first: str) -> tuple[str, ...]:
-  """Return the cells of a row: a model's accuracy under some corruptions."""
+  """Return the cells of a row: a model's accuracy under the corruptions `names`.
+
+  The last cell compares the model with the model `first`.
+  """
   curve = [f'{value:.1f}' for value in _by_strength(measured, model, names)] if names != (NONE,) else []
   ahead = '' if model == first else _signed(_ahead(measured, first, model, names))
   mean = text(_accuracy(_outcomes(measured, model, names)))
   return label, network_name(model), *(curve or [''] * len(STRENGTHS)), mean, ahead
 
 
-def _sets() -> dict[str, tuple[str, ...]]:
-  """Return the corruptions of each row by the row's label."""
+def _labeled() -> dict[str, tuple[str, ...]]:
+  """Return the names of the corruptions that a row of the table is about, by the row's label."""
   singles = {name.replace('_', ' '): (name,) for name in (NONE, *CORRUPTIONS)}
   return singles | {f'mean of {group}': names for group, names in GROUPS.items()} | {ALL: tuple(CORRUPTIONS)}
 
@@ -61,7 +69,7 @@ def _models(measured: Measured) -> list[str]:
 
 
 def _rows(measured: Measured, model: str, names: Sequence[str]) -> list[list[Mapping[str, Any]]]:
-  """Return the rows of corruptions for each of a model's runs.
+  """Return a list for each of a model's runs: the stored rows of the corruptions `names`.
 
   Raises:
     UserError: a run lacks a corruption.
@@ -75,9 +83,9 @@ def _rows(measured: Measured, model: str, names: Sequence[str]) -> list[list[Map
 
 
 def _outcomes(measured: Measured, model: str, names: Sequence[str]) -> np.ndarray:
-  """Return for each run and each image the percentage of right answers to its corrupted versions, [runs, images].
+  """Return an array [runs, images]: the percentage of right answers to the corrupted versions of each image.
 
-  The versions are those of all corruptions and strengths.
+  There is a version for each of the corruptions `names` at each strength.
   """
 
   def shares(row: Mapping[str, Any]) -> np.ndarray:
@@ -87,12 +95,12 @@ def _outcomes(measured: Measured, model: str, names: Sequence[str]) -> np.ndarra
 
 
 def _by_strength(measured: Measured, model: str, names: Sequence[str]) -> np.ndarray:
-  """Return the accuracy in percent at each strength, the mean over corruptions and runs, [strengths]."""
+  """Return the accuracies [strengths] in percent, as means over the corruptions `names` and the model's runs."""
   return np.mean([[row['accuracy'] for row in rows] for rows in _rows(measured, model, names)], axis=(0, 1))
 
 
 def _accuracy(outcomes: np.ndarray) -> Estimate:
-  """Return the mean of outcomes [runs, images] with its 95% interval over images, joined over runs."""
+  """Return the mean of outcomes [runs, images] with its 95% interval (`over_seeds`)."""
   quantile = float(stats.norm.ppf((1 + LEVEL) / 2))
   halves = quantile * outcomes.std(axis=1, ddof=1) / np.sqrt(outcomes.shape[1])
   means = map(float, outcomes.mean(axis=1))
@@ -136,9 +144,9 @@ def _draw_group(axis: Any, measured: Measured, names: Sequence[str]) -> None:
 
 
 def _draw_differences(axis: Any, measured: Measured) -> None:
-  """Draw the first model's accuracy minus each other model's accuracy, for each set of corruptions."""
+  """Draw the first model's accuracy minus each other model's accuracy, for each corruption and each group of them."""
   first, *others = _models(measured)
-  labels = _sets()
+  labels = _labeled()
   for number, other in enumerate(others):
     found = [_ahead(measured, first, other, names) for names in labels.values()]
     values = [z.value for z in found]

@@ -1,4 +1,7 @@
-"""Table and picture of the numbers that `hbf.analysis.edit_study` measures."""
+"""Table and picture of methods that correct answers to single images, from `hbf.analysis.edit_study`.
+
+An edit corrects the answer to one image. Copies are transformed versions of this image, which should be right too.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,10 @@ def _rows(measured: Mapping[str, Any], model: str, method: str) -> list[Mapping[
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each model and method. It has means and standard deviations over seeds."""
+  """Return a Markdown table with a row for each model and method.
+
+  Cells have means and standard deviations over seeds.
+  """
   most = max(after['edits'] for row in measured['rows'] for after in row['many'])
   header = (
     'network',
@@ -64,8 +70,8 @@ def mean_of(values: Sequence[float]) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with three panels for the first model.
 
-  The panels show all trials of single edits; the right answers to copies after many edits; and the accuracy on other
-  images after many edits.
+  The left panel shows all options that were tried for single edits. The other panels are about many edits: the right
+  answers to copies of the edited images, and the wrong answers to images that are never edited.
   """
   model = measured['rows'][0]['model']
   figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')

@@ -127,5 +127,8 @@ def about(run: TrainedRun | TextRun) -> str:
 
 
 def numbers(sections: Sequence[Section]) -> dict[str, Any]:
-  """Return the numbers of each section by the section's name, plus the device and the commit, for JSON."""
+  """Return the numbers of each section by the section's name, for JSON.
+
+  'device' and 'commit' tell on what device and from what commit of the library they were computed.
+  """
   return {section.name: dict(section.numbers) for section in sections} | {'device': device_name(), 'commit': commit()}

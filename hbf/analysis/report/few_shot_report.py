@@ -1,4 +1,8 @@
-"""Tables and picture of the numbers that `hbf.analysis.few_shot_study` measures."""
+"""Tables and picture of classes and tasks that are learned one after the other, from `hbf.analysis.few_shot_study`.
+
+In a session, a classifier of CIFAR-100 learns five new classes from five images each. In Split CIFAR-10, a network
+trains on five tasks of two classes, one task after the other.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,14 +22,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _unique(rows: Rows, *names: str) -> list[tuple[Any, ...]]:
-  """Return the values of some columns in the order of their first row."""
+  """Return the distinct combinations of the values of some columns, in order of first appearance."""
   return [*dict.fromkeys(tuple(row[name] for name in names) for row in rows)]
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-  """Return Markdown tables of new classes from few images, and of Split CIFAR-10 if it is measured.
+  """Return a Markdown table of the accuracies after all sessions, and one of Split CIFAR-10 if it is measured.
 
-  The tables have means and standard deviations.
+  Cells are means and standard deviations over draws of the new classes, or over seeds of Split CIFAR-10.
   """
   return '\n\n'.join([_few_shot(measured['rows']), *([_split(measured['split'])] if measured['split'] else [])])
 
@@ -45,7 +49,14 @@ def _few_shot(rows: Rows) -> str:
 
 
 def forgetting(row: Mapping[str, Any], key: str) -> float:
-  """Return the mean fall of a task's accuracy from the end of its own training to the end, without the last task."""
+  """Return the forgetting in Split CIFAR-10, in percentage points, as a mean over all tasks but the last.
+
+  The forgetting of a task is its accuracy right after the training on it minus its accuracy after the last task.
+
+  Args:
+    row: the numbers of one training.
+    key: 'sessions' for answers among all classes, 'told' for answers among the classes of the task.
+  """
   sessions = row[key]
   return float(np.mean([sessions[task][task] - sessions[-1][task] for task in range(len(sessions) - 1)]))
 
@@ -64,7 +75,10 @@ def _split(rows: Rows) -> str:
 
 
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Write a PNG with a panel for each network's accuracies after sessions, and one for Split CIFAR-10 if measured."""
+  """Write a PNG with a panel for each network: its accuracy after each session.
+
+  If Split CIFAR-10 was measured, a last panel shows the accuracy after each of its tasks.
+  """
   rows, split = measured['rows'], measured['split']
   models = [model for (model,) in _unique(rows, 'model')]
   panels = len(models) + bool(split)

@@ -1,4 +1,8 @@
-"""Table and picture of the numbers that `hbf.analysis.memory_study` measures."""
+"""Table and picture of associative memories, which complete damaged images, from `hbf.analysis.memory_study`.
+
+An image counts as retrieved if the completed image is nearer to the original than to any other stored image. The
+capacity is the greatest number of random patterns of which a memory retrieves 99%.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -27,7 +31,8 @@ def _values(rows: Rows, value: str, **wanted: Any) -> np.ndarray:
 def table(measured: Mapping[str, Any]) -> str:
   """Return a Markdown table with a row for each kind of damage and each memory. All values are means over the seeds.
 
-  A row has the share of retrieved images for each number of stored images, and the errors for the greatest number.
+  A row has the share of retrieved images for each number of stored images. For the greatest number of stored images,
+  it also has the root mean square errors of the completed images.
   """
   rows = measured['completions']
   counts = _unique(rows, 'stored')
@@ -61,7 +66,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
     for number, memory in enumerate(memories):
       counts = _unique(rows, 'stored')
       means = [_values(rows, 'retrieved', stored=count, damage=damage, memory=memory).mean() for count in counts]
-      axis.plot(counts, means, marker='osv^dx'[number], label=memory, **_layer(number))
+      axis.plot(counts, means, marker='osv^dx'[number], label=memory, **_line_style(number))
     axis.set(xscale='log', ylim=(-5, 105), xlabel='stored images', title=damage)
     axis.grid(alpha=0.3)
   axes[0].set_ylabel('retrieved, %')
@@ -74,7 +79,7 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   plt.close(figure)
 
 
-def _layer(number: int) -> dict[str, Any]:
+def _line_style(number: int) -> dict[str, Any]:
   """Return the style of the line with index `number`.
 
   Later lines are drawn on top. They are thinner and have smaller markers, so the lines below stay visible.
@@ -96,7 +101,7 @@ def _draw_capacities(axis: Any, capacities: Rows) -> None:
         color=f'C{(0, 2)[number]}',
         marker='ov'[number],
         label=f'{memory}, {patterns}',
-        **_layer(3 * number),
+        **_line_style(3 * number),
       )
   axis.set(yscale='log', xlabel='dimensions of random patterns', title='capacity', ylabel='patterns')
   axis.grid(alpha=0.3)

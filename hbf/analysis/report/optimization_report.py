@@ -1,4 +1,9 @@
-"""Tables and picture of the numbers that `hbf.analysis.optimization_study` measures."""
+"""Tables and picture of refits and of AGOPs, from `hbf.analysis.optimization_study`.
+
+A refit replaces the weights of one linear layer of a trained network by new weights, from Gauss–Newton steps or from
+Adam. The average gradient outer product (AGOP) of a block is compared with matrices [D, D] that are made from the
+parameters of the block's stage 2 (`hbf.analysis.agop`).
+"""
 
 import pathlib
 from collections.abc import Mapping
@@ -32,7 +37,7 @@ def name(network: Network) -> str:
 
 
 def tables(measured: Mapping[str, Any]) -> str:
-  """Return two tables in Markdown: the refits, and the correlations of the AGOP."""
+  """Return two tables in Markdown: the refits, and the correlations of AGOPs with matrices of stage 2."""
   return f'{refit_table(measured)}\n\n{agop_table(measured)}'
 
 
@@ -69,9 +74,10 @@ def _scores(found: Mapping[str, float]) -> tuple[str, str]:
 
 
 def agop_table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each network, matrix and block.
+  """Return a Markdown table with a row for each network, matrix of stage 2 and block.
 
-  In the columns for random matrices, a cell is the 97.5% quantile of the correlations with the drawn matrices.
+  A cell has the correlation of the block's AGOP with the matrix, in the trained or the untrained network. In a column
+  'random', it has the 97.5% quantile of the AGOP's correlations with random matrices.
   """
   header = (
     'network',
@@ -97,7 +103,7 @@ def _trained(network: Network) -> list[Mapping[str, Any]]:
 
 
 def _untrained(network: Network, row: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Return the row of the untrained network that has the block and the matrix of the given row."""
+  """Return the untrained network's row for the same block and the same matrix as in `row`."""
   key = (row['block'], row['matrix'])
   return next(z for z in network['agop'] if z['state'] == 'untrained' and (z['block'], z['matrix']) == key)
 
@@ -109,18 +115,19 @@ def _correlation(row: Mapping[str, Any], part: str) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with two panels.
 
-  The left panel shows the test accuracy against the operations, for refits that start from coefficients of 0. The
-  right panel shows the correlation of each block's AGOP with the matrices of its stage 2.
+  The left panel shows the test accuracy against the operations, for refits of stage 2 that start from
+  coefficients of 0. The right panel shows the correlation of each block's AGOP with the matrices of its stage 2.
   """
   figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6), layout='constrained')
   for number, network in enumerate(measured['networks']):
     _draw_refits(left, network, f'C{number}')
   left.set(xlabel='floating-point operations of the steps', ylabel='test accuracy, %')
   left.set_title('last stage 2 refit from coefficients of 0')
-  series = 0
+  number = 0
   for network in measured['networks']:
     for matrix in dict.fromkeys(row['matrix'] for row in _trained(network)):
-      series += _draw_agop(right, network, matrix, series)
+      _draw_agop(right, network, matrix, number)
+      number += 1
   right.xaxis.get_major_locator().set_params(integer=True)
   right.set(xlabel='block', ylabel="Pearson's correlation", title='AGOP against stage 2 (dotted: untrained)')
   right.axhline(0, color='gray', linewidth=0.8)
@@ -132,7 +139,10 @@ def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _draw_refits(axis: Any, network: Network, color: str) -> None:
-  """Draw the accuracy of the refits from 0 against their operations, and a line at the trained network's accuracy."""
+  """Draw the accuracy against the operations, for refits of stage 2 that start from coefficients of 0.
+
+  A horizontal line marks the accuracy of the trained network.
+  """
   for row in network['refits']:
     if row['layer'] != 'stage 2' or not row['start'].startswith('zero'):
       continue
@@ -147,19 +157,18 @@ def _draw_refits(axis: Any, network: Network, color: str) -> None:
     axis.axhline(accuracy, color=color, linestyle=':', label=f'{name(network)}, as trained')
 
 
-def _draw_agop(axis: Any, network: Network, matrix: str, series: int) -> int:
-  """Draw the correlations of one matrix, by block. Return 1, because the curve uses one color.
+def _draw_agop(axis: Any, network: Network, matrix: str, number: int) -> None:
+  """Draw the correlations of the blocks' AGOPs with one kind of matrix. `number` selects the color and the marker.
 
-  The correlations are over the entries off the diagonal. In a diagonal matrix these are all 0, so there the
-  correlations are over the diagonal.
+  A correlation is over the entries off the diagonal. In a diagonal matrix these entries are all 0. Then it is over
+  the entries on the diagonal.
   """
   rows = [row for row in _trained(network) if row['matrix'] == matrix]
   part = 'off_diagonal' if 'off_diagonal' in rows[0]['agop'] else 'diagonal'
   blocks = np.arange(len(rows))
-  style = {'color': f'C{series}', 'marker': 'osv^DPX'[series % 7]}
+  style = {'color': f'C{number}', 'marker': 'osv^DPX'[number % 7]}
   found = [row['agop'].get(part, np.nan) for row in rows]
   label = f'{name(network)}: {MATRICES[matrix]}, {PARTS[part]}'
   axis.plot(blocks, found, label=label, **style)
   start = [_untrained(network, row)['agop'].get(part, np.nan) for row in rows]
   axis.plot(blocks, start, linestyle=':', markerfacecolor='none', **style)
-  return 1

@@ -154,7 +154,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
 
 
 def _first_text(row: Sequence[str]) -> str:
-  """Return the text of a row's first cell without an image. It is used as the row's name."""
+  """Return the first cell of a row that is text and not an image. The page uses it as the row's name."""
   return next((cell for cell in row if not cell.startswith('data:')), '')
 
 

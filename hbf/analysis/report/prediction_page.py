@@ -22,7 +22,8 @@ def write_page(
     average: True to take the moving average of the parameters.
     paths: image files that can be read.
     page: path of the HTML file to write.
-    **moved: `dir` and `root`, if the training data have moved, as in `hbf.training.evaluate.evaluate_workdir`.
+    **moved: new values of the config keys `data.dir` and `data.root`, as arguments `dir` and `root`, if the training
+      data have moved.
 
   Raises:
     UserError: the training data are missing, no image is given, or more images are given than fit on a page.

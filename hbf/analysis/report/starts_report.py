@@ -1,4 +1,7 @@
-"""Table and picture of the numbers that `hbf.analysis.starts_study` measures."""
+"""Table and picture of ways to start, grow and replace centers, from `hbf.analysis.starts_study`.
+
+Each way is an arm. Two arms, AdamW and Muon, train without such changes. The others are compared to them.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +21,7 @@ REFERENCES = ('AdamW', 'Muon')  # arms to which the others are compared
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each arm. A cell has the values of the seeds, in order."""
+  """Return a Markdown table with a row for each arm. A cell lists the values of the seeds, or has their mean."""
   rows, seeds = measured['rows'], sorted({row['seed'] for row in measured['rows']})
   header = (
     'arm',
@@ -51,7 +54,7 @@ def table(measured: Mapping[str, Any]) -> str:
 
 
 def reference(rows: Sequence[Row], row: Row, name: str) -> Row | None:
-  """Return the row of another arm with the same seed. None if there is none."""
+  """Return the row of the arm `name` with the same seed as `row`. None if there is none."""
   return next((other for other in rows if (other['arm'], other['seed']) == (name, row['seed'])), None)
 
 

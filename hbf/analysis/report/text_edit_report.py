@@ -1,4 +1,7 @@
-"""Table and picture of the numbers that `hbf.analysis.text_edit_study` measures."""
+"""Table and picture of methods that teach facts to a language model, from `hbf.analysis.text_edit_study`.
+
+A fact is a prompt with an invented name, and the answer that the model should write after it.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -19,7 +22,10 @@ LINES = {'copies': 'facts written after a passage, %', 'bits': 'bits per charact
 
 
 def table(measured: Mapping[str, Any]) -> str:
-  """Return a Markdown table with a row for each model and method. It has means and standard deviations over seeds."""
+  """Return a Markdown table with a row for each model and method.
+
+  Cells have means and standard deviations over seeds.
+  """
   most = max(after['facts'] for row in measured['rows'] for after in row['many'])
   header = (
     'network',
@@ -56,7 +62,8 @@ def _bits(values: Sequence[float]) -> str:
 def draw(measured: Mapping[str, Any], path: pathlib.Path) -> None:
   """Write a PNG with three panels for the first model.
 
-  The panels show all trials of single facts, and the scores in `LINES` against the number of facts.
+  The left panel shows all options that were tried for single facts. The other panels show the scores in `LINES`
+  against the number of facts that the model was taught.
   """
   rows = [row for row in measured['rows'] if row['model'] == measured['rows'][0]['model']]
   figure, (left, *panels) = plt.subplots(1, 3, figsize=(15, 4.6), layout='constrained')

@@ -1,4 +1,8 @@
-"""The sections of the page that `hbf explain` writes for a language model."""
+"""The sections of the page that `hbf explain` writes for a language model.
+
+The sections are about windows of the training text, `train` [n, T + 1], and of the test text, `test` [m, T + 1]. The
+first T tokens of a window are the inputs. The token to predict for an input is the token after it.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -77,7 +81,14 @@ def _format(value: Any) -> str:
 
 
 def _centers(run: TextRun, train: np.ndarray, seen: Observed, places: dict[str, list[list[texts.Place]]]) -> Section:
-  """Return the section on the centers whose responses vary most: their contexts and favored tokens."""
+  """Return the section on the centers whose responses vary most: their contexts and favored tokens.
+
+  Args:
+    run: the run.
+    train: windows of the training text.
+    seen: what the model computes from `train`.
+    places: for each block and center, the tokens of `train` with the greatest responses.
+  """
   parts: list[Any] = [
     Paragraph(
       f'Contexts are from {len(train):,} windows of the training text. A bracket marks the token at which the center '
@@ -121,7 +132,16 @@ def _votes(
   tested: Observed,
   cast: np.ndarray,
 ) -> Section:
-  """Return the section on the centers of the last block with the strongest votes for some answers."""
+  """Return the section on the centers of the last block with the strongest votes for some answers.
+
+  Args:
+    run: the run.
+    train: windows of the training text.
+    places: for each center of the last block, the tokens of `train` with the greatest responses.
+    test: windows of the test text.
+    tested: what the model computes from `test`.
+    cast: the votes of the U centers for the likeliest next token, [m, T, U].
+  """
   block, rows, numbers = texts.last_block(run), [], []
   middle = run.task.length * 3 // 4
   for window in range(min(VOTED, len(test))):
@@ -158,7 +178,14 @@ def _excess(logits: np.ndarray, answer: int) -> float:
 
 
 def _interventions(run: TextRun, test: np.ndarray, losses: np.ndarray, cast: np.ndarray) -> Section:
-  """Return the section on the change of the loss without single centers, and without many centers."""
+  """Return the section on the change of the loss without single centers, and without many centers.
+
+  Args:
+    run: the run.
+    test: windows of the test text.
+    losses: the loss at each token of `test`, [m, T].
+    cast: the votes of the U centers of the last block, [m, T, U].
+  """
   block = texts.last_block(run)
   which = np.argsort(-np.abs(cast).mean(axis=(0, 1)), kind='stable')[:TRIED].tolist()
 

@@ -1,4 +1,8 @@
-"""Section on the centers of stage 2."""
+"""Section on the centers of stage 2.
+
+The census of a block (`hbf.analysis.centers.Census`) has statistics of its centers, and the training patches nearest
+to each center. The purity of a set of images is the share of its most common class.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +32,7 @@ RANDOM_DRAWS = 1_000  # number of sets of random images that measure the purity 
 
 
 def section(run: TrainedRun, training: LabeledImages) -> tuple[Section, dict[str, Census]]:
-  """Return the section, and the census of each block's centers, by the block's name.
+  """Return the section, and the census of each block by the block's name.
 
   Args:
     run: the run.
@@ -88,7 +92,7 @@ def _numbers(training: LabeledImages, found: Census, moved: Census) -> dict[str,
 
 
 def _chance(training: LabeledImages) -> float:
-  """Return the purity by chance: the mean purity of sets of random training images."""
+  """Return the purity by chance: the mean purity of sets of `NEAREST` random training images."""
   drawn = np.random.default_rng(0).choice(training.labels, (RANDOM_DRAWS, min(NEAREST, len(training.labels))))
   return float(np.mean([np.bincount(row).max() / len(row) for row in drawn]))
 
@@ -131,7 +135,7 @@ def _rates(found: Mapping[str, Census]) -> Drawing:
 
 
 def _rows(run: TrainedRun, training: LabeledImages, block: str, found: Census) -> PageTable:
-  """Return a table of the centers that are awake for most tokens, with nearest patches and favored classes."""
+  """Return a table of the centers that are awake for the most tokens, with nearest patches and favored classes."""
   scores, purity = centers.class_scores(run, block), centers.purity(training.labels, found)
   rows = []
   for a in np.argsort(-found.rate, kind='stable')[:SHOWN]:

@@ -1,4 +1,8 @@
-"""Section on interventions: units that are silenced, and centers that are moved to random tokens."""
+"""Section on interventions: units that are silenced, and centers that are moved to random tokens.
+
+To silence a unit is to set its coefficients to 0. The census of a block (`hbf.analysis.centers.Census`) has
+statistics of its centers, and the training patches nearest to each center.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -82,7 +86,10 @@ def _controls(
   training: LabeledImages,
   found: Mapping[str, Census],
 ) -> dict[str, Effect]:
-  """Return by name the effects of controls, such as silencing half of the units or moving all centers."""
+  """Return the effects of larger changes, by a description of the change.
+
+  The changes silence all units of the last block or half of them, move all centers, or undo the training.
+  """
   every = range(len(units.coefficients))
   half = np.random.default_rng(0).permutation(len(units.coefficients))[: len(units.coefficients) // 2]
   controls = {
@@ -111,7 +118,17 @@ def _units(
   training: LabeledImages,
   census: Census | None,
 ) -> PageTable:
-  """Return a table of the units whose silencing raises the loss most."""
+  """Return a table of the units whose silencing raises the loss most.
+
+  Args:
+    run: the run.
+    effects: the effect of silencing a unit alone, by the unit's index.
+    kind: 'centers' or 'hidden units', for the caption.
+    block: name of the last block.
+    images: number of test images on which the effects were measured.
+    training: the training images from which the census was computed.
+    census: the census of the last block, or None for hidden units.
+  """
   strongest = sorted(effects, key=lambda unit: -effects[unit].loss.mean)[:SHOWN]
   rows = []
   for unit in strongest:

@@ -1,4 +1,8 @@
-"""Section that compares two runs."""
+"""Section that compares two runs.
+
+Layer 0 is the tokens before the first block, and layer i is the tokens after i blocks. The similarity of two layers
+is their debiased linear CKA (`hbf.analysis.pair.cka`).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -83,15 +87,15 @@ def _disagreements(one: TrainedRun, other: TrainedRun, chosen_mask: np.ndarray, 
 
 
 def _kind(one: TrainedRun, other: TrainedRun) -> str:
-  """Return 'seeds' if the two runs train the same network, otherwise 'networks'."""
+  """Return 'seeds' if the model options of both runs are equal, otherwise 'networks'."""
   same = one.restored.config.model == other.restored.config.model
   return 'seeds' if same else 'networks'
 
 
 def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return matrices [K, L] by name: the CKA of every layer of one run with every layer of the other.
+  """Return the CKA [K, L] of the K layers of one run with the L layers of the other, and three controls.
 
-  The controls are the CKA with one or both networks at initialization.
+  A control is the same matrix with one or both networks untrained. The four matrices have the keys of `CONTROLS`.
   """
   trained, theirs = layers(one, images), layers(other, images)
   start, their_start = layers(one.untrained(0), images), layers(other.untrained(1), images)
@@ -104,7 +108,7 @@ def _alignments(one: TrainedRun, other: TrainedRun, images: np.ndarray) -> dict[
 
 
 def _diagonals(numbers: Mapping[str, Any]) -> PageTable:
-  """Return a table of the CKA of layers at the same depth, with a column for each control."""
+  """Return a table of the CKA of layers with the same number, with a column for each control."""
   columns = [np.diag(numbers[name]) for name in CONTROLS]
   rows = [(_layer(i), *(f'{z:.2f}' for z in of_layer)) for i, of_layer in enumerate(zip(*columns, strict=True))]
   kind = {'seeds': 'Two runs of one network', 'networks': 'Two networks'}[numbers['kind']]
@@ -136,10 +140,11 @@ def _heat(alike: np.ndarray, images: int) -> Drawing:
 
 
 def _matches(one: TrainedRun, other: TrainedRun, images: np.ndarray, numbers: dict[str, Any]) -> PageTable | None:
-  """Return a table of the correlations between matched centers of two runs, or None.
+  """Return a table that tells how similarly the centers of two runs respond, or None.
 
-  A row is for a block that has centers and the same number of tokens in both runs. If there is no such block, return
-  None. The values are added to `numbers`.
+  Each center is matched with a center of the other run that responds similarly to the same tokens. A row has the mean
+  correlation of the responses of matched centers in a block. Only blocks that have centers and the same number of
+  tokens in both runs are compared. If there is none, return None. The correlations are added to `numbers`.
   """
   rows = []
   numbers['matched'] = {}

@@ -1,4 +1,8 @@
-"""Sections that explain the answers to a user's own images, one for each image."""
+"""Sections that explain the answers to a user's own images, one for each image.
+
+The relevance of a patch is the decrease of the answer's probability if the patch is painted over. The vote of a
+center is its contribution to the answer's logit.
+"""
 
 from collections.abc import Mapping
 
@@ -23,7 +27,7 @@ def sections(run: TrainedRun, named: Mapping[str, np.ndarray]) -> list[Section]:
   """Return a section for each image.
 
   A section has the likeliest classes and the relevance of the patches. If the last block has centers, the section
-  also has the centers with the strongest votes, and their nearest training patches.
+  also shows the centers with the strongest votes, and the training patches nearest to them.
 
   Args:
     run: the run. Its training data are needed.

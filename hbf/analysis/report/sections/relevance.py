@@ -1,4 +1,8 @@
-"""Section on the patches and centers that decide an answer."""
+"""Section on the patches and centers that decide an answer.
+
+The relevance of a patch is the decrease of the answer's probability if the patch is painted over. The excess logit of
+an answer is its logit minus the mean of all logits. The vote of a center is its contribution to the excess logit.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -112,7 +116,7 @@ class Vote(NamedTuple):
     center: index of the center.
     token: index of the token at which the center contributes most.
     adds: contribution to the answer's excess logit, summed over the tokens (`hbf.analysis.relevance.votes`).
-    lost: decrease of the excess logit if the center is removed (`hbf.analysis.relevance.effects`).
+    lost: decrease of the same excess logit if the center is removed (`hbf.analysis.relevance.effects`).
   """
 
   answer: int
@@ -145,17 +149,17 @@ def strongest(run: TrainedRun, images: np.ndarray, answers: np.ndarray, count: i
 
 
 def median_share(cast: Sequence[Sequence[Vote]]) -> float:
-  """Return the median over the images of `lost` / `adds`, for the strongest vote of each image."""
+  """Return the median over the images of the ratio `lost` / `adds` of each image's strongest vote."""
   return float(np.median([votes[0].lost / votes[0].adds for votes in cast]))
 
 
 def voters(
   run: TrainedRun, training: LabeledImages, found: Census, images: np.ndarray, cast: Sequence[Sequence[Vote]]
 ) -> PageTable:
-  """Return a table of the centers of the last block with the strongest votes.
+  """Return a table with a row for each of the strongest votes.
 
-  A row is for a center. It shows the patch of the image through which the center's vote is greatest, and the training
-  patches nearest to the center.
+  A row shows the patch of the image through which the center's vote is greatest, and the training patches nearest to
+  the center.
 
   Args:
     run: the run.
@@ -183,7 +187,7 @@ def voters(
 
 
 def picture(run: TrainedRun, training: LabeledImages, found: Census, images: np.ndarray) -> Figure:
-  """Return a figure for print. It shows the first row of `voters` for each image."""
+  """Return a figure for print. It shows each image's strongest vote, as `voters` shows it."""
   answers = run.logits(images).argmax(axis=1)
   votes = [first for (first,) in strongest(run, images, answers, 1)]
   figure = Figure((7.2, 0.3 + 0.62 * len(images)), layout='constrained')

@@ -36,7 +36,7 @@ class SeedRun(NamedTuple):
 
 
 def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) -> list[SeedRun]:
-  """Read the numbers of other runs of the network of a run.
+  """Read the numbers on the pages of other runs, which may differ from a run only in the seed.
 
   Args:
     workdir: the folder of the run.
@@ -44,8 +44,8 @@ def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) 
     average: True if the page of the run is about the moving average of the parameters.
 
   Raises:
-    UserError: a folder is no run folder, has another network or the seed of another run, or no page of its own. Or
-      its page is about other parameters.
+    UserError: a folder is not a run folder, its config differs in more than the seed, or two runs have the same seed.
+      Or a folder has no page about its run alone, or the page is not about the parameters that `average` asks for.
   """
   found, config = [], _without_seed(workdir)
   seeds = {load_config(workdir).seed: workdir}
@@ -66,7 +66,7 @@ def read_seed_runs(workdir: pathlib.Path, others: Sequence[str], average: bool) 
 
 
 def _without_seed(workdir: pathlib.Path) -> dict[str, Any]:
-  """Return the config of a run without its seed and the place of the data."""
+  """Return the config of a run without the seed and without the folders of the data."""
   config = load_config(workdir).to_dict()
   del config['seed']
   config['data'] = {key: value for key, value in config['data'].items() if key not in ('dir', 'root')}
@@ -74,8 +74,11 @@ def _without_seed(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def section(runs: Sequence[SeedRun]) -> Section:
-  """Return the section: the mean and the spread of each quantity over at least two runs, the page's own run first."""
-  unlike = _unlike(runs)
+  """Return the section: the mean and the spread of each quantity over the runs.
+
+  There are at least two runs. The first one is the run of the page.
+  """
+  unlike = _incomparable(runs)
   each = [quantities({name: z for name, z in run.numbers.items() if name not in unlike}) for run in runs]
   names = [name for name in each[0] if all(name in found for found in each)]
   values = {name: np.array([found[name] for found in each]) for name in names}
@@ -99,7 +102,7 @@ def section(runs: Sequence[SeedRun]) -> Section:
   return Section('seeds', 'Several seeds', parts, numbers, command)
 
 
-def _unlike(runs: Sequence[SeedRun]) -> list[str]:
+def _incomparable(runs: Sequence[SeedRun]) -> list[str]:
   """Return the names of the sections for which the pages used different numbers of images or windows."""
 
   def counts(run: SeedRun, name: str) -> list[Any]:
@@ -109,7 +112,10 @@ def _unlike(runs: Sequence[SeedRun]) -> list[str]:
 
 
 def _summary(values: np.ndarray) -> dict[str, Any]:
-  """Return the mean, the standard deviation, half of Student's interval (None for few seeds), and each value."""
+  """Return 'mean', standard 'deviation', 'half' of the length of Student's 95% interval, and 'each' of the values.
+
+  'half' is None for fewer than `FEWEST` values.
+  """
   half = student_half(values) if len(values) >= FEWEST else None
   return {'mean': float(values.mean()), 'deviation': float(values.std(ddof=1)), 'half': half, 'each': values.tolist()}
 
@@ -146,7 +152,10 @@ def quantities(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_silencing(numbers: Mapping[str, Any]) -> dict[str, float]:
-  """Return the numbers of the section on interventions: areas, and changes of the loss."""
+  """Return the numbers of the section on interventions, by a name for readers.
+
+  They are areas below the curves of the answer's probability while units are silenced, and changes of the loss.
+  """
   found = {f'area below the curve, {name} first': area['mean'] for name, area in numbers.get('area', {}).items()}
   if (random := found.pop('area below the curve, random first', None)) is not None:
     found['area below the curve, units at random'] = random
@@ -162,5 +171,8 @@ def _of_silencing(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _loss(effect: Mapping[str, Any]) -> float:
-  """Return the mean change of the loss. Pages of texts have no other changes."""
+  """Return the mean change of the loss from an effect in explain.json.
+
+  For images, an effect has the changes of loss, accuracy and answers. For texts, it is the change of the loss alone.
+  """
   return float(effect.get('loss', effect)['mean'])

@@ -26,7 +26,7 @@ SHOWN = {
 
 
 def section(run: TrainedRun) -> Section:
-  """Return the section: the config, the learning curves, and the scores on the test images with an interval."""
+  """Return the section: the config, the learning curves and the test scores. The accuracy has a 95% interval."""
   result = _result(run)
   about = [(label, _format(result[name])) for name, label in SHOWN.items() if name in result]
   if 'train_seconds' in result:

@@ -1,4 +1,7 @@
-"""Section of test images and the centers that decide their answers. A click on an image leads to its centers."""
+"""Section of test images and their voters. A click on an image leads to its voters.
+
+The voters of an image are the centers of the last block that contribute most to the logit of the answer.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
