@@ -65,8 +65,8 @@ def batch_shares(mesh: Mesh) -> int:
 def state_sharding(mesh: Mesh, state: Any) -> Any:
   """Return a sharding for every leaf of a training state or of its shapes.
 
-  A leaf of the optimizer's state has the sharding of the parameter with the same name. Adafactor has sums over an
-  axis of a parameter. They are split by the same rules, as far as they have the axes.
+  A leaf of the optimizer's state has the sharding of the parameter with the same name. Adafactor's state has sums
+  over an axis of a parameter, so they lack this axis. The rule of the parameter is applied to their own shape.
   """
 
   def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
