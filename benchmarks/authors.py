@@ -162,7 +162,7 @@ def their_step(size: Size) -> common.Thunk:
 
 
 def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
-  """Return a row for each model. Ratios are taken round by round."""
+  """Return a row for each model. Each ratio is that of two times in the same round."""
   thunks: dict[str, common.Thunk] = {
     'authors (PyTorch)': their_step(size),
     'ours, their form': our_step(size, stage1=AUTHORS_STAGE1, stage2=AUTHORS_STAGE2),

@@ -26,7 +26,15 @@ SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,
 
 
 class Case(NamedTuple):
-  """A measurement: its series, the name and the value of the varied size, the call, and its temporary memory."""
+  """A measurement of one size in a series, such as one stage 1 at several numbers of tokens.
+
+  Attributes:
+    series: name of the series.
+    varied: name of the size that differs within the series.
+    size: value of this size.
+    thunk: call to measure.
+    temporary_bytes: temporary memory of the call.
+  """
 
   series: str
   varied: str
