@@ -3,8 +3,9 @@
 python -m benchmarks.bound
 
 The device's rates are those of a square matrix product and of a copy, which run in turn with the other programs. A
-product of another shape and a sum show how exact the rates are. A loop over a small array, which stays in a cache, is
-faster than its estimate. So the estimate is not a lower bound. Train steps show how much of their time it explains.
+product of another shape and a sum show how exact the rates are. A loop over a small array, which stays in a cache,
+can be faster than its estimate, so the estimate is not a lower bound. Train steps show how much of their time it
+explains.
 """
 
 import statistics

@@ -92,7 +92,7 @@ def stage2(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def steps(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield cases of whole train steps: each batch at the greatest depth, and each depth at the smallest batch."""
+  """Yield cases of whole train steps: each batch size at the greatest depth, and each depth at the least batch."""
   width, batch, depth = options.width, min(options.batches), max(options.depths)
   for model in options.models:
     sizes = [('batch', b, depth) for b in options.batches] + [('depth', batch, d) for d in options.depths]

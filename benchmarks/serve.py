@@ -135,7 +135,7 @@ def counts(served: Served) -> Mapping[str, int]:
 
 
 def watch_memory(process: int, memory: list[float], over: threading.Event) -> None:
-  """Append the resident memory of a process in MB, again and again."""
+  """Append the memory of a process in MB to `memory`, again and again, until `over` is set."""
   while not over.is_set():
     pages = int(pathlib.Path(f'/proc/{process}/statm').read_text().split()[1])
     memory.append(pages * os.sysconf('SC_PAGE_SIZE') / 1e6)

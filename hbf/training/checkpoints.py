@@ -132,9 +132,9 @@ class Checkpoints:
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
-    """Return the steps of all checkpoints, sorted. Damage may have replaced a checkpoint's folder by a file.
+    """Return the steps of all checkpoints, sorted. A file in place of a checkpoint's folder counts as a checkpoint.
 
-    Orbax would ignore such a file.
+    Orbax would ignore such a file, and then the damage would not be noticed.
     """
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
@@ -160,7 +160,7 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the metadata of a checkpoint, the saved checksums by item, and the items. They are not compared yet.
+    """Return the metadata of a checkpoint, the saved checksums by item, and the items. The items are not checked yet.
 
     Args:
       step: the step of the checkpoint.
@@ -402,7 +402,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """Return the items of a state: params, training, and average if the state has one."""
+  """Return the parts of a state that a checkpoint stores separately: params, training, and average if it exists."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
   if state.skips is not None:
     training['skips'] = state.skips

@@ -126,7 +126,7 @@ class Edits:
     return EditedClassifier(model, count), edited
 
   def _joined(self, name: str) -> np.ndarray:
-    """Return the arrays `name` of all edits, joined along the first axis to one array with E rows, float32 [E, …]."""
+    """Return an attribute of all edits, such as 'radii', joined to one array for their E centers, float32 [E, …]."""
     return np.concatenate([getattr(edit, name) for edit in self.edits]).astype(np.float32)
 
 

@@ -73,9 +73,9 @@ class Trained:
 
 
 def read(source: str) -> Network | TextNetwork | None:
-  """Return the network that `source` names, as weights to start from. None as in `find`.
+  """Return the network that `source` names, as weights to start from. None: `source` is a file of another project.
 
-  `source` is the value of `init_from`.
+  `source` is the value of `init_from`; see `find`.
   """
   found = find(source, 'init_from')
   if found is None:
