@@ -104,9 +104,10 @@ def pairs(text: str) -> list[tuple[int, int]]:
 
 
 def run(parts: Sequence[Part], seconds: float, out: pathlib.Path | None) -> None:
-  """Measure the parts that the time allows. Print and write each one when it is done.
+  """Measure the parts for which `seconds` are enough. Print and write each part when it is done.
 
-  A program is expected to take as long as the slowest program so far.
+  A part is skipped if the time left is too short. Each of its programs is expected to take as long as the slowest
+  program so far.
   """
   begin, slowest = time.perf_counter(), 0.0
   measured: dict[str, Any] = {**measured_on(), 'seconds': seconds, 'parts': []}
@@ -167,7 +168,7 @@ def step_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def steps(width: int, batch: int, rounds: int) -> Rows:
-  """Return rows of all models that compile, and the errors of the others."""
+  """Return a row with the time of a train step for each model. If a model does not compile, its row has the error."""
   trainers, failed = {}, []
   for model in MODELS:
     try:
@@ -188,7 +189,7 @@ def recipe_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def recipe(configs: Sequence[ConfigDict], seconds: float) -> Rows:
-  """Return a row for each config. The configs differ in `model.dtype`."""
+  """Return a row for each config with its images/s in training. The configs differ only in `model.dtype`."""
   source = input_benchmark.open_source('cifar10', '')
 
   def measure(config: ConfigDict) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def recipe(configs: Sequence[ConfigDict], seconds: float) -> Rows:
 
 
 def training(recipe: str, dtype: str) -> ConfigDict:
-  """Return the config of HyperBF on CIFAR-10."""
+  """Return the config of HyperBF on CIFAR-10 with this recipe and this type of activations."""
   config = resolve(make_config(f'model=hyperbf,recipe={recipe}', {'name': 'cifar10'})).unlock()
   config.model.dtype = dtype
   return config
@@ -215,7 +216,7 @@ def input_parts(options: argparse.Namespace) -> Iterator[Part]:
 
 
 def inputs(config: ConfigDict, seconds: float) -> Rows:
-  """Return a row for each kind of input."""
+  """Return a row for input in device memory and one for a stream, each with the time that training waits for it."""
   source = input_benchmark.open_source('cifar10', '')
 
   def measure(kind: str) -> dict[str, Any]:
@@ -243,9 +244,10 @@ def resumed(configs: Sequence[ConfigDict]) -> Rows:
 
 
 def compare_runs(config: ConfigDict, folder: pathlib.Path) -> Rows:
-  """Return the rows of a repeated run and of an interrupted run, each against the first run.
+  """Train the same config three times, once with an interruption. Return two rows of differences.
 
-  The repeated run shows if the device is deterministic.
+  The rows compare the parameters of a repeated run and of an interrupted run with those of the first run. The
+  repeated run shows if the device is deterministic.
   """
   config.data.dir, dtype = str(folder), config.model.dtype
   whole, again, parts = (folder / f'{name}-{dtype}' for name in RUNS)

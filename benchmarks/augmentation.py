@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def make(config: str, image_size: int, data: dict[str, tuple]) -> Trainer:
-  """Return a trainer for a config whose section `data` gets these values."""
+  """Return a trainer for a config, such as configs/cifar10.py:recipe=strong, with new values of its `data` keys.
+
+  Images have `image_size` rows and columns.
+  """
   made = read_config([f'--config={config}'])
   made.data.update(data)
   return compile_trainer(made, image_size, made.train.batch_size)

@@ -2,9 +2,10 @@
 
 python -m benchmarks.bound
 
-The device's rates are those of a square matrix product and of a copy, measured in the same rounds. A product of
-another shape and a sum show how exact the rates are. Steps on a small array, which stays in a cache, show that the
-estimate is not a bound. Train steps show how much of their time it explains.
+The device's rates are those of a square matrix product and of a copy, which run in turn with the other programs. A
+product of another shape and a sum show how exact the rates are. A loop over a small array, which stays in a cache,
+can be faster than its estimate, so the estimate is not a lower bound. Train steps show how much of their time it
+explains.
 """
 
 import statistics
@@ -32,7 +33,7 @@ class Measured(NamedTuple):
 
   Attributes:
     call: function that runs it once.
-    products: operations of its matrix products by kind.
+    products: operations of its matrix products by precision, see `hbf.models.flops.count_products`.
     memory: bytes that it moves.
   """
 
@@ -50,12 +51,12 @@ def program(function: Callable, *args: Any) -> Measured:
 
 
 def forty_steps(numbers: jax.Array) -> jax.Array:
-  """Add one forty times in a loop, which XLA does not merge."""
+  """Add 1 to an array in each of forty steps of a loop. XLA does not merge these steps."""
   return jax.lax.fori_loop(0, 40, lambda _, z: z + 1, numbers)
 
 
 def train_step(model: str) -> Measured:
-  """Return the train step of recipe small. It does not donate its state."""
+  """Return the train step of a model with recipe small. The step does not donate its state."""
   config = resolve(make_config(f'model={model},recipe=small', {'name': 'cifar10'}))
   _, init, step = make_training(config, image_size=32)
   batch = random_batch(config.train.batch_size, 32)

@@ -5,9 +5,10 @@ python -m benchmarks.chaos --kills=3 --seed=1
 
 A small run on the digits writes a checkpoint every four steps. It is disturbed in three ways. It is killed (signal 9)
 at random moments and started again by the same command until it ends. It is stopped, and its newest checkpoint is
-damaged in every way of `benchmarks.damages`. Its disk is filled. Of a run of two processes, both or one are killed,
-and the other must notice. Each run must end with the state, parameters, metrics and predictions of an undisturbed
-run, bit for bit. The part with full disks is skipped if the user may not mount a small disk.
+damaged in every way of `benchmarks.damages`. Its disk is filled. In a run of two processes, a kill strikes both or
+only one, and then the other process must end by itself. Each run must end with the state, parameters, metrics and
+predictions of an undisturbed run, bit for bit. The part with full disks is skipped if the user may not mount a small
+disk.
 """
 
 import argparse
@@ -148,7 +149,11 @@ class RunProcesses:
       each.send_signal(number)
 
   def end(self, code: int = 0) -> str:
-    """Wait until all processes have ended, with the exit status `code`. Return the output."""
+    """Wait until all processes have ended. Return the output.
+
+    Raises:
+      Lost: a process has another exit status than `code`, or has not ended in time.
+    """
     self.wait(lambda: False)
     codes = {process.poll() for process in self._processes}
     if codes != {code}:
@@ -325,7 +330,7 @@ def _complete(workdir: pathlib.Path) -> set[int]:
 
 
 def _unfinished(workdir: pathlib.Path) -> set[tuple[str, int]]:
-  """Return the unfinished checkpoints, by name and inode. The inode distinguishes two of the same name."""
+  """Return the name and inode of each unfinished checkpoint. The inode distinguishes checkpoints of the same name."""
   return {(path.name, path.stat().st_ino) for path in (workdir / 'checkpoints').glob(f'*{UNFINISHED}')}
 
 

@@ -31,8 +31,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def alternate(thunks: Mapping[str, Thunk], rounds: int) -> dict[str, list[float]]:
   """Return the seconds of every thunk in every round.
 
-  Every thunk runs once first, to compile. Then all run in turn, so that other load on the machine affects all alike.
-  A thunk returns the array to wait for.
+  Every thunk runs once first, to compile. In each round, all thunks run once, one after another, so that other load
+  on the machine affects all alike. A thunk returns the array to wait for.
   """
   seconds: dict[str, list[float]] = {name: [] for name in thunks}
   for thunk in thunks.values():
@@ -66,7 +66,7 @@ def failure(error: Exception) -> str:
 
 
 def filled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Return the rows with the columns of all rows. Missing values are empty."""
+  """Return the rows, each with the columns of all rows. A value that a row lacks is ''."""
   columns = dict.fromkeys(column for row in rows for column in row)
   return [{column: row.get(column, '') for column in columns} for row in rows]
 

@@ -81,10 +81,9 @@ def compare(case: Case, dtype: str, program: futures.Future) -> dict[str, Any]:
 def with_gradients(function: Operator) -> Callable[[Arrays, Any], tuple[jax.Array, Arrays]]:
   """Return a function of (arrays, target) that returns the value of `function` and gradients for each array.
 
-  They are the gradients of half the squared distance between the value and the target.
-
-  With a random target, the gradient of an array that affects all outputs is not a small sum of large terms, which
-  rounding would spoil.
+  They are the gradients of half the squared distance between the value and the target. The target should be random.
+  Otherwise the gradient of an array that affects all outputs may be a sum of large terms that nearly cancel, and
+  rounding would spoil it.
   """
 
   def call(arrays: Arrays, target: Any) -> tuple[jax.Array, Arrays]:
@@ -132,7 +131,7 @@ def relative_error(found: jax.Array, expected: jax.Array) -> float:
 
 
 def kernel_of(text: str) -> str:
-  """Return the makers of the kernels that a compiled program calls, or 'XLA'."""
+  """Return the labels of the external kernels that a compiled program calls, such as 'cuDNN', or 'XLA' for none."""
   return ' + '.join(count_kernels(text)) or 'XLA'
 
 
@@ -170,7 +169,7 @@ def linear_cases(d: int, n: int) -> Iterator[Case]:
 
 
 def stage2_cases(form: str, d: int, tokens: Sequence[int], centers: Sequence[int]) -> Iterator[Case]:
-  """Yield cases of stage 2 with one sigma per center: every normalization, kernel, and number of centers."""
+  """Yield cases of stage 2 with one sigma per center. Each normalization, kernel and number of centers occurs."""
   few, odd = centers[0], tokens[-1]
   units = [('gaussian', normalization, n, few) for normalization in RESPONSES for n in tokens]
   units += [(kernel, 'layer', odd, few) for kernel in KERNELS if kernel != 'gaussian']
@@ -197,7 +196,10 @@ def fast_attention(z: Arrays) -> jax.Array:
 
 
 def fast_hyperbf(z: Arrays, implementation: str = 'xla', **names: Any) -> jax.Array:
-  """Compute the operator, given a dict with its points, centers and coefficients, and the numbers of its basis."""
+  """Compute the operator. The dict `z` has points, centers, coefficients and the arrays of its radial basis.
+
+  `names` has the other fields of `RadialBasis`, such as the kernel.
+  """
   points, centers, coefficients = (z[name] for name in ROUNDED)
   numbers = {name: value for name, value in z.items() if name not in ROUNDED}
   basis = RadialBasis(**numbers, **names)

@@ -78,7 +78,7 @@ def share(
   Args:
     times: number of comparisons.
     draw: function of a generator that returns outcomes and true differences.
-    length: number of consecutive examples in a block.
+    length: number of consecutive examples in a block of dependent examples. 1: examples are independent.
     over_seeds: False to treat the mean over the seeds as one seed.
   """
   held = []

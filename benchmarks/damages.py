@@ -10,7 +10,7 @@ NUMBERS = 'params/ocdbt.process_0/d'
 
 
 def each(damage: Callable[[pathlib.Path], object], folder: pathlib.Path) -> None:
-  """Damage every file of a folder. A single file would not do, because not all of its bytes are read."""
+  """Damage every file of a folder. Damage to a single file might not show, because a restore skips some bytes."""
   for path in [*folder.iterdir()]:
     damage(path)
 

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(name: str, count: int, batch: int, rounds: int) -> dict[str, Any]:
-  """Return a model's tokens per second both ways, and their ratio round by round."""
+  """Return a model's tokens per second with and without a cache, and the ratio of the two in the same round."""
   trunk = Trunk(DEPTH, *make_stages(name, HEADS, *stage_options(name, HIDDEN)))
   model = LanguageModel(trunk, VOCABULARY, count + 1, WIDTH)
   prompts = [[i % VOCABULARY] for i in range(batch)]

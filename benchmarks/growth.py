@@ -26,7 +26,15 @@ SIZES = {'lengths': '64,256,1024,4096', 'units': '256,1024,8192', 'batches': '8,
 
 
 class Case(NamedTuple):
-  """A measurement: its series, the name and the value of the varied size, the call, and its temporary memory."""
+  """A measurement of one size in a series, such as one stage 1 at several numbers of tokens.
+
+  Attributes:
+    series: name of the series.
+    varied: name of the size that differs within the series.
+    size: value of this size.
+    thunk: call to measure.
+    temporary_bytes: temporary memory of the call.
+  """
 
   series: str
   varied: str
@@ -84,7 +92,7 @@ def stage2(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def steps(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield cases of whole train steps: each batch at the greatest depth, and each depth at the smallest batch."""
+  """Yield cases of whole train steps: each batch size at the greatest depth, and each depth at the least batch."""
   width, batch, depth = options.width, min(options.batches), max(options.depths)
   for model in options.models:
     sizes = [('batch', b, depth) for b in options.batches] + [('depth', batch, d) for d in options.depths]

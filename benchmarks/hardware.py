@@ -49,7 +49,10 @@ def cases(platform: str) -> Iterator[tuple[str, str, str, str, str]]:
 def compile_case(
   folder: pathlib.Path, topology: str, model: str, form: str, recipe: str, dtype: str
 ) -> dict[str, Any]:
-  """Return the record of a case. Compile it unless an existing record is still valid."""
+  """Return the record of a case. Compile the case unless a record in `folder` or RECORDS is still valid.
+
+  `form` is the implementation of stage 2.
+  """
   flags = [f'--config=configs/cifar10.py:model={model},recipe={recipe}', f'--config.model.dtype={dtype}']
   flags += [f'--config.model.stage2.implementation={form}'] if form else []
   return compile_known(flags, topology, name_of(topology, model, form, recipe, dtype), (folder, RECORDS))
@@ -121,7 +124,7 @@ def _line(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def platform_parser(description: str | None, folder: pathlib.Path) -> argparse.ArgumentParser:
-  """Return a parser with the flags of the compiling benchmarks."""
+  """Return a parser with the flags of benchmarks that compile for absent hardware. `folder` is for their records."""
   flags = argparse.ArgumentParser(description=(description or '').splitlines()[0])
   flags.add_argument('--platform', choices=TOPOLOGIES, required=True)
   flags.add_argument('--folder', type=pathlib.Path, default=folder)

@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def open_source(name: str, directory: str) -> Source:
-  """Return the training split, or random images of its shape."""
+  """Return the training split of a data set in a TFDS folder. For directory '', return random images of its shape."""
   if directory:
     return load(name=name, dir=directory, root='', image_size=None, download=False).splits['train']
   shape = SHAPES[name]
@@ -110,7 +110,7 @@ def open_source(name: str, directory: str) -> Source:
 def measure(
   config: ConfigDict, source: Source, kinds: Sequence[str], seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
-  """Return a row of a data set for each kind of input. The kinds train in turn."""
+  """Return a row for each kind of input of a data set. In each round, training uses one kind after another."""
   with contextlib.ExitStack() as stack:
     feeds = {kind: stack.enter_context(Feed(config, source, kind)) for kind in kinds}
     rows = [{'input': f'{config.data.name} {kind}', **feed.deliver(seconds)} for kind, feed in feeds.items()]
@@ -129,7 +129,7 @@ def measure(
 def measure_imagenet(directory: str, seconds: float) -> dict[str, Any]:
   """Return the row of ImageNet's stream, without training.
 
-  Two processes read, and a batch has the size for one of many devices.
+  Two processes read. The batch is as small as the part of one device if many devices share a batch.
   """
   config = resolve(imagenet.get_config())
   with tempfile.TemporaryDirectory() as made:

@@ -6,7 +6,7 @@ python -m benchmarks.linear --parts time --lengths 64,1024 --width 64 --heads 2 
 Errors are relative errors of the outputs at σ² = √d, as in a new block. They fall with the square root of the number
 of features (exponent −1/2) once this number is well above exp(2 s² √d). Here d is the head size, and s the standard
 deviation of normal queries and keys, which is 1 in a new block. Times are of stage 1 alone on one image, forward.
-Temporary memory is at the most tokens. Exponents are over the three greatest sizes.
+Temporary memory is that for the greatest number of tokens. Exponents are fitted to the three greatest sizes.
 """
 
 import argparse
@@ -114,7 +114,10 @@ def times(options: argparse.Namespace) -> Part:
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
-  """Yield a case for every stage 1 and number of tokens. The number m of random features is d, as for elu, or 4 d."""
+  """Yield a case for every stage 1 and number of tokens.
+
+  With head size d, linear attention has m = d features for map elu, and m = d or 4 d random features for gaussian.
+  """
   d = options.width // options.heads
   stages = {name: (make_stage1(name, options.heads, options.width), EVALUATION) for name in EXACT_STAGES}
   for context in (EVALUATION, Context(causal=True)):

@@ -65,7 +65,10 @@ def our_steps(name: str, tokens: np.ndarray) -> common.Thunk:
 
 
 def their_steps(nanogpt: pathlib.Path, tokens: np.ndarray) -> common.Thunk:
-  """Return a function that takes steps of nanoGPT's GPT like its train.py without compilation, on random windows."""
+  """Return a function that takes training steps of nanoGPT's GPT on random windows.
+
+  A step does the same as in nanoGPT's train.py without compilation.
+  """
   try:
     import torch
   except ImportError:
@@ -102,7 +105,7 @@ def their_steps(nanogpt: pathlib.Path, tokens: np.ndarray) -> common.Thunk:
 
 
 def speed(nanogpt: pathlib.Path, rounds: int) -> list[dict[str, Any]]:
-  """Return a row for each model. Ratios are taken round by round."""
+  """Return a row for each model. Each ratio is that of two times in the same round."""
   tokens = np.random.default_rng(0).integers(0, 65, 1_000_000).astype(np.uint8)
   thunks = {'nanoGPT (PyTorch)': their_steps(nanogpt, tokens)}
   thunks |= {f'ours, {name}': our_steps(model, tokens) for name, model in OURS.items()}

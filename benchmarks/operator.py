@@ -1,6 +1,6 @@
 """Time and temporary memory of stage 2 alone: the fast implementations against the plain one.
 
-python -m benchmarks.operator                                   # blocks; on a GPU or TPU also pallas
+python -m benchmarks.operator                                   # implementation xla; on a GPU or TPU also pallas
 python -m benchmarks.operator --forms xla,pallas --tokens 256 --centers 512 --rounds 2
 
 Temporary memory is the compiled program's request. On a CPU it leaves out allocations inside XLA's library fusions.
@@ -23,7 +23,10 @@ from hbf.training.machine import keep_freed_memory
 
 
 def main() -> None:
-  """Print a row for every normalization, direction and implementation. Ratios are to the plain one."""
+  """Print two rows for every normalization and implementation: without and with the backward pass.
+
+  Ratios are to implementation plain.
+  """
   flags = parser(__doc__)
   flags.set_defaults(rounds=5)
   flags.add_argument('--tokens', type=int, default=4096)
@@ -73,7 +76,10 @@ def by_name(
 def measure(
   normalization: str, forms: Mapping[str, Callable], arrays: dict[str, jax.Array], rounds: int
 ) -> list[dict[str, Any]]:
-  """Return the rows of one normalization: all implementations in both directions, in turn."""
+  """Return the rows of one normalization: each implementation without and with the backward pass.
+
+  All of them run in turn.
+  """
   thunks: dict[str, Thunk] = {}
   temporary: dict[str, int] = {}
   for form, function in forms.items():

@@ -199,7 +199,7 @@ STEPS: dict[str, Callable[[Size], common.Thunk]] = {
 
 
 def measure(size: Size, rounds: int) -> list[dict[str, Any]]:
-  """Return a row for each model. Ratios are taken round by round."""
+  """Return a row for each model. Each ratio is that of two times in the same round."""
   torch.manual_seed(0)
   seconds = common.alternate({name: make(size) for name, make in STEPS.items()}, rounds)
   return [

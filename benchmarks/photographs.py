@@ -18,7 +18,7 @@ COUNT = 500
 
 
 class Photographs(Local, tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-  """Random JPEG files under ImageNet's name."""
+  """A TFDS data set of random JPEG files, under ImageNet's name."""
 
   name = 'imagenet2012'
   VERSION = tfds.core.Version('5.1.0')

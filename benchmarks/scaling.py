@@ -1,4 +1,4 @@
-"""Compilation of HyperBF in ViT's sizes on ImageNet for absent slices and hosts, on many meshes: make scaling.
+"""Compilation of HyperBF in ViT's sizes on ImageNet, for many meshes of absent TPUs and GPUs: make scaling.
 
 python -m benchmarks.scaling --platform=tpu      # needs requirements-tpu.txt
 python -m benchmarks.scaling --platform=cuda     # needs requirements-gpu.txt

@@ -77,7 +77,7 @@ def make_images(folder: pathlib.Path, workdir: str) -> None:
 
 @contextlib.contextmanager
 def serve(workdir: str, *flags: str) -> Iterator[Served]:
-  """Run a server inside the context. It must end gracefully."""
+  """Run a server inside the context. At the end, stop it by SIGTERM. It must end with exit status 0."""
   command = [sys.executable, '-m', 'hbf', 'serve', f'--workdir={workdir}', '--port=0', *flags]
   with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
     assert process.stdout is not None
@@ -90,7 +90,7 @@ def serve(workdir: str, *flags: str) -> Iterator[Served]:
 
 
 def measure(served: Served, folder: pathlib.Path, clients: int, seconds: int, about: str = '') -> dict[str, Any]:
-  """Return a row: the load that this many clients get through, and what they see."""
+  """Return a row for this many clients: answers per second, times of answers, refusals, wrong answers and memory."""
   before, memory, over = counts(served), list[float](), threading.Event()
   watch = threading.Thread(target=watch_memory, args=(served.process.pid, memory, over))
   watch.start()
@@ -119,7 +119,7 @@ def measure(served: Served, folder: pathlib.Path, clients: int, seconds: int, ab
 
 
 def load(served: Served, folder: pathlib.Path, clients: int, seconds: int) -> dict[str, dict[str, Any]]:
-  """Return Locust's statistics by the name of a request: answered, or refused, or the error."""
+  """Let clients send requests for `seconds`. Return Locust's statistics of the requests 'answered' and 'refused'."""
   users = pathlib.Path(__file__).with_name('serve_users.py')
   command = [sys.executable, '-m', 'locust', '-f', str(users), '--headless', '--json', '--loglevel=ERROR']
   command += [f'--users={clients}', f'--spawn-rate={clients}', f'--run-time={seconds}', '--stop-timeout=30']
@@ -129,13 +129,13 @@ def load(served: Served, folder: pathlib.Path, clients: int, seconds: int) -> di
 
 
 def counts(served: Served) -> Mapping[str, int]:
-  """Return the requests that the server has answered or refused, by status."""
+  """Return the numbers of requests that the server has answered or refused, by status."""
   with urllib.request.urlopen(f'{served.address}/health', timeout=60) as answer:
     return json.load(answer)['requests']
 
 
 def watch_memory(process: int, memory: list[float], over: threading.Event) -> None:
-  """Append the resident memory of a process in MB, again and again."""
+  """Append the memory of a process in MB to `memory`, again and again, until `over` is set."""
   while not over.is_set():
     pages = int(pathlib.Path(f'/proc/{process}/statm').read_text().split()[1])
     memory.append(pages * os.sysconf('SC_PAGE_SIZE') / 1e6)

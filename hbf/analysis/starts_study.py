@@ -125,7 +125,10 @@ class Leg(NamedTuple):
 
 
 def run_leg(experiment: Experiment, workdir: pathlib.Path, first: int = 0, until: int | None = None) -> Leg:
-  """Train, or continue a run after `first` steps, for `until` steps in all. None: until the end."""
+  """Begin or continue a run, and stop it after step `until`. None: train until the run's last step.
+
+  `first` is the number of steps that the run in `workdir` has taken before.
+  """
   ends: dict[int, float] = {}
   held_out: dict[int, float] = {}
 

@@ -15,7 +15,12 @@ from hbf.training.state import Step, TrainState
 
 
 def check_average(config: ConfigDict) -> None:
-  """Raise UserError if the config asks for two averages, or ranks checkpoints by an average that is not kept."""
+  """Check the config keys that belong to the average.
+
+  Raises:
+    UserError: the config asks for a moving average in addition to the average of optimizer schedule_free. Or
+      the scores of an average rank the checkpoints, but the run keeps no average.
+  """
   if config.train.average and config.optimizer.name == 'schedule_free':
     raise UserError(
       f'optimizer schedule_free keeps an average of its own, and train.average is {config.train.average}: set it to 0'

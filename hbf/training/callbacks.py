@@ -25,7 +25,7 @@ class Callbacks:
   """
 
   def __init__(self, callbacks: Sequence[Callback] = ()):
-    """Store the functions. They are called in this order."""
+    """Store the callbacks. They are called in the given order."""
     self.stopped = False
     self._callbacks = tuple(callbacks)
     self._error: BaseException | None = None
@@ -35,7 +35,10 @@ class Callbacks:
     return bool(self._callbacks)
 
   def __call__(self, step: int, metrics: Mapping[str, Any], state: TrainState, last: bool) -> None:
-    """Call all functions after a step. A function that returns True stops the run, except after the `last` step."""
+    """Call all callbacks after a step. If one returns True, the run stops. `last` is True after the run's last step.
+
+    A run does not count as stopped after its last step.
+    """
     try:
       answers = [_stops(callback(step, metrics, state)) for callback in self._callbacks]
     except BaseException as error:  # Ctrl-C too: the run is saved in any case
@@ -63,7 +66,7 @@ def _stops(answer: Any) -> bool:
 def callback_metrics(
   experiment: Experiment, step: int, totals: Totals, validation: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-  """Return the metrics that callbacks see after a step. This waits for the devices.
+  """Wait for the devices, and return the metrics that callbacks see after a step.
 
   Args:
     experiment: the run.

@@ -37,7 +37,7 @@ class RestoredState(NamedTuple):
     step: the step of the checkpoint.
     state: the state at that step.
     about: the metadata that were saved with the state.
-    damaged: the newer checkpoints that could not be read: the path of each after its renaming, by step.
+    damaged: the new paths of newer checkpoints that could not be read and were renamed, by step.
   """
 
   step: int
@@ -52,8 +52,8 @@ class Checkpoints:
   Parameters and their average are separate items, so that an evaluation reads only one of them. Orbax's format has no
   checksums of the arrays. This class adds them to the metadata.
 
-  Several processes open, save and close a checkpoint together, and compute checksums together. Each process reads a
-  checkpoint without waiting for the others.
+  In a run of several processes, all must open, save and close together, and compute checksums together. But each
+  process reads a checkpoint without waiting for the others.
   """
 
   def __init__(
@@ -100,7 +100,10 @@ class Checkpoints:
     return step in self._ranking.scores
 
   def evaluations_since_best(self, step: int) -> int:
-    """Return the number of evaluations up to a step, after the first one with the best score."""
+    """Return how many evaluations followed the best one, among the evaluations up to `step`.
+
+    If several scores are equal, the first one is the best.
+    """
     steps = [other for other in self._ranking.scores if other <= step]
     best = self._ranking.best(steps)
     return 0 if best is None else sum(other > best for other in steps)
@@ -129,7 +132,10 @@ class Checkpoints:
     return max(self._steps(), default=None)
 
   def _steps(self) -> list[int]:
-    """Return the numbers that are names of files or folders in the checkpoint folder. Orbax itself ignores files."""
+    """Return the steps of all checkpoints, sorted. A file in place of a checkpoint's folder counts as a checkpoint.
+
+    Orbax would ignore such a file, and then the damage would not be noticed.
+    """
     return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
   def find(self, which: str) -> int:
@@ -154,7 +160,12 @@ class Checkpoints:
     raise UserError(f'no checkpoint {which!r} in {self._folder}: use latest, best or one of {known}')
 
   def _read(self, step: int, items: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-    """Return the metadata of a checkpoint, the checksums of its items, and the items, which are not checked yet."""
+    """Return the metadata of a checkpoint, the saved checksums by item, and the items. The items are not checked yet.
+
+    Args:
+      step: the step of the checkpoint.
+      items: for each item to read, a tree of arrays or shapes with the shardings that its arrays get.
+    """
     about, sums = self._about(step)
     args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in items.items()}
     return about, sums, dict(self._reader.restore(step, args=ocp.args.Composite(**args)).items())
@@ -171,9 +182,9 @@ class Checkpoints:
     return about, sums
 
   def _as_saved(self, step: int, tree: Any, former: Any) -> Any:
-    """Return `tree` with the parameter names of the checkpoint, so that Orbax can restore it.
+    """Return `tree` with the parameter names of the checkpoint, so that Orbax can restore the checkpoint into it.
 
-    A checkpoint of older code may have other names, and parameters that were removed since.
+    A checkpoint of older code may have other names, and parameters that the network no longer has.
 
     Args:
       step: the step of the checkpoint.
@@ -202,7 +213,7 @@ class Checkpoints:
     for step in steps:
       reason = ''
       try:
-        with _leaving_no_reads(), _raising_refusals(self._folder / str(step)):
+        with _ending_reads(), _raising_refusals(self._folder / str(step)):
           about, sums, items = self._read(step, self._as_saved(step, _items(state), former and _items(former)))
       except Exception as error:  # Orbax, TensorStore and JSON raise errors of many types
         if _is_system_error(error):
@@ -281,7 +292,7 @@ def _manager(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-  """Return options for a process that reads without the others. Else all would hang if one failed to read."""
+  """Return Orbax's options for reading without the other processes. Else all would hang if one failed to read."""
   own = jax.process_index()
   return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
@@ -320,9 +331,9 @@ class _Ranking:
 
 @dataclasses.dataclass(frozen=True)
 class _Best:
-  """A policy with which Orbax keeps the best checkpoint.
+  """A policy by which Orbax keeps the best checkpoint.
 
-  Orbax's own policy knows only the scores at the moment of saving.
+  Orbax's own policy knows only scores that are measured before the checkpoint is saved.
   """
 
   ranking: _Ranking
@@ -334,8 +345,8 @@ class _Best:
 
 
 @contextlib.contextmanager
-def _leaving_no_reads() -> Iterator[None]:
-  """Silence messages about reads that still run after a checkpoint could not be read."""
+def _ending_reads() -> Iterator[None]:
+  """If reading a checkpoint fails inside the context, end the reads that still run, and silence their messages."""
   hook, log = sys.unraisablehook, logging.getLogger('asyncio')
   sys.unraisablehook, log.disabled = lambda _: None, True
   try:
@@ -349,7 +360,7 @@ def _leaving_no_reads() -> Iterator[None]:
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Return True for an error of memory, permissions or the disk. It does not show that the checkpoint is damaged."""
+  """Return True for an error of memory, permissions or the disk. Such an error is no sign of a damaged checkpoint."""
   wants_memory = isinstance(error, MemoryError | jax.errors.JaxRuntimeError)
   missing = (None, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the file is missing, or is of another kind
   return wants_memory or (isinstance(error, OSError) and error.errno not in missing) or reason_of(error) is not None
@@ -357,9 +368,9 @@ def _is_system_error(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _raising_refusals(folder: pathlib.Path) -> Iterator[None]:
-  """Raise the operating system's error if a file of a checkpoint may not be read.
+  """If the context fails because the system refuses to read a checkpoint's file, raise the system's error.
 
-  Orbax itself treats some files without read permission as missing.
+  Orbax reports some files without read permission as missing.
   """
   try:
     yield
@@ -391,7 +402,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """Return the items of a state: params, training, and average if the state has one."""
+  """Return the parts of a state that a checkpoint stores separately: params, training, and average if it exists."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
   if state.skips is not None:
     training['skips'] = state.skips

@@ -1,6 +1,6 @@
 """The loss of distillation: a network also learns the answers of a trained network, its teacher (Hinton et al. 2015).
 
-hbf/training/teacher.py reads the teacher.
+hbf/training/teacher.py loads the teacher's network.
 """
 
 import dataclasses
@@ -31,9 +31,10 @@ class WithTeacher(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-  """The part of the teacher in the loss: (1 − w)·loss + w·T²·KL(teacher ‖ student), both at the temperature T.
+  """The loss of distillation: (1 − w)·L + w·T²·KL(teacher ‖ student), where L is the loss of the task.
 
-  The factor T² keeps the gradient about as large at every temperature.
+  KL compares the softmax of both networks' logits, divided by the temperature T. The factor T² keeps the gradient
+  about as large at every temperature.
 
   Attributes:
     model: the network of the teacher.
@@ -50,7 +51,7 @@ class Distillation:
   theirs: Normalization | None = None
 
   def loss(self, task: TaskLoss, params: Any, batch: ModelBatch, logits: jax.Array, loss: jax.Array) -> jax.Array:
-    """Return the loss with the teacher's part.
+    """Return the loss of distillation.
 
     Args:
       task: the task of the run.
@@ -64,7 +65,7 @@ class Distillation:
     return (1 - self.weight) * loss + self.weight * self.temperature**2 * found
 
   def _inputs(self, inputs: jax.Array) -> jax.Array:
-    """Return the student's inputs as the teacher takes them."""
+    """Return the student's inputs with the normalization of the teacher's images. Texts stay as they are."""
     if self.ours is None or self.theirs is None:
       return inputs
     return renormalize(inputs, self.ours, self.theirs)

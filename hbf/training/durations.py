@@ -66,7 +66,7 @@ class Clock:
     return round(self.to_examples(what, duration) / self.batch_size)
 
   def every(self, what: str, duration: str) -> 'Every':
-    """Return the steps at which an event with this period is due.
+    """Return the steps at which an event is due that repeats after each `duration`. See `to_examples`.
 
     Raises:
       UserError: the text is not a duration, or the duration is zero.
@@ -77,7 +77,7 @@ class Clock:
     return Every(period, self.batch_size)
 
   def calls(self, start: int, most: int, events: Iterable['Event']) -> list[int]:
-    """Split the steps after `start` into calls of the compiled program. Return the number of steps in each call.
+    """Split the run's steps after `start` into calls of the compiled program. Return the number of steps of each.
 
     Args:
       start: the number of steps taken so far.
@@ -100,7 +100,7 @@ class Event(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-  """The steps at which a repeated event is due: those in which a period ends. A period may be 2.5 steps.
+  """The steps at which a repeated event is due: those in which a period ends. A period may have 2.5 steps.
 
   Attributes:
     period: the length of a period in examples.

@@ -33,8 +33,9 @@ class Edit:
     was: the answer before the edit: the name of a class. For a text: the likeliest continuation of the prompt.
     label: the answer after the edit.
     centers: the points of the examples (`hbf.models.edited`), float32 [m, D].
-    radii: ρ, the radii of the balls around the centers, as distances ‖W r‖ in the metric W, [m].
-    changes: the changes of the examples' logits that the edit sets, float32 [m, classes].
+    radii: the radii ρ [m] of the balls around the centers. A point p is in the ball of a center t if ‖W(p − t)‖ < ρ.
+    changes: the changes of the logits that the edit sets at each example, float32 [m, classes]. For a text, the
+      classes are the tokens of the vocabulary.
   """
 
   source: str
@@ -46,7 +47,7 @@ class Edit:
 
   @property
   def answers(self) -> np.ndarray:
-    """The number of the answer whose logit each center changes, int [m]."""
+    """For each center, the index of the class whose logit it changes most, int [m]."""
     return np.asarray(np.abs(self.changes).argmax(axis=-1))
 
 
@@ -67,7 +68,7 @@ class Edits:
   edits: tuple[Edit, ...] = ()
 
   def __repr__(self) -> str:
-    """Return a text with the checkpoint's step, and the old and the new answer for each image."""
+    """Return a text with the checkpoint's step, and the old and the new answer of each edit."""
     answers = ', '.join(f'{edit.source}: {edit.was} → {edit.label}' for edit in self.edits)
     return f'Edits(step={self.step}, {answers or "none"})'
 
@@ -125,7 +126,7 @@ class Edits:
     return EditedClassifier(model, count), edited
 
   def _joined(self, name: str) -> np.ndarray:
-    """Return an attribute of all edits' centers, float32 [E, …]."""
+    """Return an attribute of all edits, such as 'radii', joined to one array for their E centers, float32 [E, …]."""
     return np.concatenate([getattr(edit, name) for edit in self.edits]).astype(np.float32)
 
 

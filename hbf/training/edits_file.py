@@ -110,7 +110,7 @@ def to_rows(edits: Edits) -> list[tuple[str, ...]]:
 
 
 def _visible(text: str) -> str:
-  """Return a text for a cell of a table. Line breaks and spaces at its ends can be seen."""
+  """Return a text for a cell of a table, with signs for line breaks. Quotes show spaces at its beginning and end."""
   text = text.replace('\n', '⏎')
   return f'‘{text}’' if text != text.strip() else text
 

@@ -59,7 +59,7 @@ def _find(workdir: pathlib.Path, checkpoint: str) -> int:
 
 
 def _with_copies(task: Task, copies: str) -> Task:
-  """Return the task with this kind of copies of the images, or the task itself if `copies` is ''."""
+  """Return the task with test-time copies of this kind (`hbf.data.augment.copies`), or the task itself for ''."""
   if not copies:
     return task
   if not isinstance(task, Classification):
@@ -87,9 +87,9 @@ def evaluate_workdir(
     split: 'train', 'validation' (the training examples that were held out) or 'test'.
     devices: the devices to evaluate on. None: all.
     average: True to evaluate the moving average of the parameters instead of the parameters.
-    copies: the kind of copies of the images, as in the config key `evaluate.copies`. '': the kind in the run's
-      config. The outputs for the copies of an image are averaged. The scores of the averages are the result's
-      entry `copies`.
+    copies: the kind of changed copies of each image, as in the config key `evaluate.copies`. '': the kind in the
+      run's config. The network's outputs for the copies of an image are averaged. The scores of these mean outputs
+      are the result's entry `copies`.
     dataset: the run's data set, if it is in memory. None: the data set that the config names.
     edits: True to apply the edits in the run folder, or an `Edits` object of this checkpoint.
     **moved: new values of the config keys data.dir and data.root, if the data have moved since training. '' keeps the

@@ -1,4 +1,7 @@
-"""The evaluation of a split during a run: the parameters, their average, and both on copies of the examples."""
+"""The evaluation of a split during a run: the parameters, their average, and both with copies of the examples.
+
+With copies, the network's outputs for several changed copies of an image are averaged (`hbf.data.augment.copies`).
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -15,7 +18,7 @@ class StateEvaluation(NamedTuple):
   Attributes:
     params: the evaluation of the parameters.
     average: the evaluation of the average of the parameters. None if the run keeps no average.
-    copies: the same two evaluations on copies of the examples (`evaluate.copies`). None if the run uses no copies.
+    copies: the same two evaluations with copies (`evaluate.copies`). None if the run uses no copies.
   """
 
   params: SplitResult
@@ -23,9 +26,9 @@ class StateEvaluation(NamedTuple):
   copies: 'StateEvaluation | None' = None
 
   def scores(self, *names: str) -> dict[str, Any]:
-    """Return the named scores of the parameters.
+    """Return the scores of these names for the parameters.
 
-    Entries `average` and `copies` hold the same scores of the other evaluations.
+    The entries `average` and `copies` hold the scores of the same names for the other evaluations.
     """
     values = {name: self.params.summary[name] for name in names}
     if self.average is not None:

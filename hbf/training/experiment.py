@@ -92,7 +92,7 @@ class Experiment(Plan):
     evaluator: the evaluator of a split.
     copies_evaluator: the evaluator of copies of the examples (`evaluate.copies`). None if there are no copies.
     steps_per_call: the largest number of steps in one call of the compiled program.
-    flops: the floating-point operations of a forward pass for one unit of the task, which is an image or a token.
+    flops: the floating-point operations of a forward pass for one image, or for one token of a text.
   """
 
   mesh: Mesh

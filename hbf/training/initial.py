@@ -91,10 +91,10 @@ def read_initial(config: ConfigDict, model: nn.Module, task: Task) -> Initial:
 def _fitted_to_images(
   network: Network, model: ImageClassifier, task: Task, path: str
 ) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters for the images of a task, with positions resized to them.
+  """Return a network's parameters for the images of a task. The positions are resized to the size of the images.
 
   Also return the names of the parameters that the run must draw at random, and a phrase about the head for the
-  console.
+  console. `path` is the value of `init_from`, for messages.
 
   Raises:
     UserError: the images have another number of channels.
@@ -113,7 +113,7 @@ def _fitted_to_images(
 
 
 def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> tuple[Params, tuple[str, ...], str]:
-  """Return a network's parameters for texts.
+  """Return a network's parameters for the texts of a task.
 
   Also return the names of the parameters that the run must draw at random, and a phrase about the vocabulary for the
   console.
@@ -127,7 +127,7 @@ def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> 
 
 
 def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> str:
-  """Return the flags of `hbf train` with which the config describes the network. '' if no flag is needed."""
+  """Return the flags of `hbf train` that make the config describe the network `found`. '' if it does already."""
   name = found.config['name']
   theirs, ours = flatten(found.config), flatten(config.model.to_dict())
   stages = stage_names(name)
@@ -148,9 +148,9 @@ def _arguments(found: Network | TextNetwork, config: ConfigDict, task: Task) -> 
 
 
 def _image_side(network: Network, dataset: Dataset) -> int | None:
-  """Return the side in pixels of the square images that the network accepts. None if the data set's images fit.
+  """Return the side in pixels of square images that the network accepts. None if it accepts those of the data set.
 
-  Also return None if the network's positions are not a square.
+  Also return None if the network's patches do not form a square.
   """
   patch, (height, width, _) = network.config['patch'], dataset.image_shape
   whole = height % patch == width % patch == 0

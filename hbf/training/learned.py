@@ -1,4 +1,4 @@
-"""Learned classes of a trained classifier: classes that were not trained, each answered by one center.
+"""Learned classes: classes that are added to a trained classifier without training. Each class has one center.
 
 `hbf.models.extended.ExtendedClassifier` has the equations, and `hbf.editing.learn` computes the centers.
 """
@@ -68,7 +68,7 @@ class Learned:
     return tuple(each.name for each in self.classes)
 
   def without(self, name: str) -> 'Learned':
-    """Return the learned classes without one. The others stay as they are.
+    """Return the learned classes without the class of this name. The others stay as they are.
 
     Raises:
       UserError: there is no learned class of this name.
@@ -116,7 +116,7 @@ def read_learned(workdir: pathlib.Path) -> Learned | None:
   """Return the learned classes of a run. None if the run has none.
 
   Raises:
-    UserError: the folder is no run folder, or the file is damaged.
+    UserError: the folder is not a run folder, or the file is damaged.
   """
   load_config(workdir)  # raises if it is no run folder
   path = workdir / FILE
@@ -158,7 +158,7 @@ def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned |
   """Return the learned classes of a run's checkpoint. None if the run has none.
 
   Raises:
-    UserError: they are of another checkpoint.
+    UserError: the learned classes are of another checkpoint.
   """
   learned = read_learned(workdir)
   if learned is not None:
@@ -167,7 +167,7 @@ def learned_if_any(workdir: pathlib.Path, step: int, average: bool) -> Learned |
 
 
 def refuse_learned(workdir: pathlib.Path, what: str) -> None:
-  """Raise UserError if a run has learned classes. `what` is an option that can't answer them."""
+  """Raise UserError if a run has learned classes. `what` is a flag that works only with the trained classes."""
   if (workdir / FILE).exists():
     raise UserError(f'{workdir} has learned classes, and {what} is for the trained ones: give --nolearned too')
 

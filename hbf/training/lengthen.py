@@ -26,7 +26,7 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
   Args:
     workdir: the locked run folder. If it holds no run, or a run of another config, it stays as it is.
     plan: the run of the new config.
-    identity: the identity of the data.
+    identity: the identity of the data, see `hbf.data.pipeline.identity`.
 
   Raises:
     UserError: a learning rate so far would be another in the longer run, or the data are not those of the run. Then

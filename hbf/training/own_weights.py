@@ -73,7 +73,10 @@ class Trained:
 
 
 def read(source: str) -> Network | TextNetwork | None:
-  """Return the network of this package that `init_from` names, as weights to start from; see `find`."""
+  """Return the network that `source` names, as weights to start from. None: `source` is a file of another project.
+
+  `source` is the value of `init_from`; see `find`.
+  """
   found = find(source, 'init_from')
   if found is None:
     return None
@@ -87,8 +90,8 @@ def find(source: str, key: str) -> Trained | None:
   """Return the network that `source` names, if this package trained it. None: `source` is a file of another project.
 
   Args:
-    source: a run folder, whose latest checkpoint is read. Or one of its checkpoints, as RUN/checkpoints/STEP. Or the
-      folder of an exported model. Or the name of a model that comes with the package.
+    source: a run folder, which stands for its latest checkpoint. Or one of its checkpoints, as RUN/checkpoints/STEP.
+      Or the folder of an exported model. Or the name of a model that comes with the package.
     key: the config key that has this value, for messages.
 
   Raises:

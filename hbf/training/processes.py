@@ -1,8 +1,8 @@
 """The processes of one run: their start, their communication and their end.
 
 The first process writes the run folder, the log and the console. The others write only their part of checkpoints. If
-one process alone learns of a mistake, a signal or a file, it tells all others before any process acts. So all do the
-same. A run with one process exchanges nothing.
+only one process finds a mistake, receives a signal or sees a file, it tells the others before any process acts on it.
+So all processes do the same. A run with one process exchanges nothing.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
   Raises:
     UserError: an argument is missing or not valid, or JAX cannot find the values in the environment.
   """
-  given = _check(coordinator, processes, process)
+  given = _arguments(coordinator, processes, process)
   if processes == 1 or not (given or _in_cluster()):
     return
   # JAX's own handler would take SIGTERM from the run, and do nothing.
@@ -175,7 +175,10 @@ def barrier(mesh: Mesh) -> None:
 
 
 def _in_any(here: bool, mesh: Mesh) -> jax.Array:
-  """Return an array that is True if `here` is True in any process. All processes must call this. It does not wait."""
+  """Return an array that is True if `here` is True in any process. All processes must call this function.
+
+  It returns at once. The array is ready when all processes have called it.
+  """
   each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
   spread = jax.make_array_from_callback((mesh.size,), each, lambda _: np.full(1, here))
   return _any(NamedSharding(mesh, PartitionSpec()))(spread)
@@ -210,8 +213,8 @@ class StopSignal:
     return self._answer
 
 
-def _check(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
-  """Return the arguments of `jax.distributed.initialize` for the given flags. {} without flags."""
+def _arguments(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
+  """Check the flags, and return the arguments of `jax.distributed.initialize` for them. {} if no flag is given."""
   missing = [name for name, value in _flags(coordinator, processes, process).items() if value in ('', None)]
   if len(missing) == 3 or (processes == 1 and len(missing) == 2):
     return {}

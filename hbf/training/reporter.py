@@ -25,12 +25,15 @@ FORMATS |= {'images_per_second': ',.0f', 'tokens_per_second': ',.0f'}
 
 
 class Reporter:
-  """The log of a run. It reads totals while the devices take the next steps. They never wait for the host."""
+  """The log of a run. It reads the sums for a report (`Totals`) while the devices take the next steps.
+
+  So the devices never wait for the host.
+  """
 
   def __init__(
     self, experiment: Experiment, writer: MetricsWriter, stopwatch: Stopwatch, start: int, console: Console
   ):
-    """Open the reports of a run that continues after step `start`, or begins with `start` 0."""
+    """Open the reports of a run that continues after step `start`. 0: a new run."""
     self._experiment = experiment
     self._writer = writer
     self._stopwatch = stopwatch
@@ -108,7 +111,7 @@ class Reporter:
     return values
 
   def units(self, step: int, shares: dict[str, dict[str, float]]) -> None:
-    """Write the percentages of faulty units by block, and warn if they are high or have grown (`UnitWarnings`)."""
+    """Write the percentages of dead, constant and doubled units by block, and print the lines of `UnitWarnings`."""
     self.flush()
     self._writer.write(step, self._experiment.clock.epoch(step), 'units', **shares)
     for line in self._unit_warnings(shares):

@@ -24,10 +24,10 @@ class Rule:
     decay: True if weight decay shrinks the parameters.
     tensor: the index of the parameter's axis of heads, hidden units or centers, which is split over the mesh axis
       'tensor'. None if there is no such axis.
-    matrices: the number of matrices side by side along the last axis of a parameter, which Muon updates one by one.
-      0: Muon does not update the parameter. The last two axes are rows and columns. Each index of the axes before
-      them is another matrix. `BESIDE_OUT`: the number of matrices is the number of columns of this kernel, divided by
-      the number of rows of the kernel `out` in the same module.
+    matrices: the number of matrices side by side in the last two axes of a parameter, which are rows and columns.
+      Muon updates each matrix separately. Earlier axes, such as heads, only index such groups of matrices. 0: Muon
+      does not update the parameter. `BESIDE_OUT`: the number of matrices is the number of columns of this kernel,
+      divided by the number of rows of the kernel `out` in the same module.
   """
 
   names: str
@@ -90,7 +90,7 @@ def rules_of(params: Any) -> Any:
 def matrices_of(params: Any) -> Any:
   """Return the number of matrices in each parameter, as a tree like the parameters.
 
-  In the blocks the number follows from `Rule.matrices`. Outside the blocks it is 0.
+  In the blocks it is the number that `Rule.matrices` describes. Outside the blocks it is 0.
   """
   shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
@@ -110,7 +110,7 @@ def height_of(path: tuple[Any, ...], depth: int) -> int:
   This number is depth − i in block i, depth + 1 before the blocks, and 0 after the blocks.
 
   Raises:
-    LookupError: the path belongs to no layer. A network with a new part needs its name in BEFORE or BEHIND.
+    LookupError: the path belongs to no layer. If a network has a new part, its name must be in BEFORE or BEHIND.
   """
   name = path[0].key
   if block := re.fullmatch(BLOCK, name):

@@ -65,8 +65,8 @@ def batch_shares(mesh: Mesh) -> int:
 def state_sharding(mesh: Mesh, state: Any) -> Any:
   """Return a sharding for every leaf of a training state or of its shapes.
 
-  A leaf of the optimizer's state has the sharding of the parameter with the same name. Adafactor has sums over an
-  axis of a parameter. They are split by the same rules, as far as they have the axes.
+  A leaf of the optimizer's state has the sharding of the parameter with the same name. Adafactor's state has sums
+  over an axis of a parameter, so they lack this axis. The rule of the parameter is applied to their own shape.
   """
 
   def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -112,7 +112,8 @@ def check_batch_size(what: str, size: int, mesh: Mesh, accumulate: int = 1) -> N
   """Check that `size` examples can be split into `accumulate` parts, and each part over the devices.
 
   Raises:
-    UserError: the number of shards times parts does not divide `size`. The message names the config key `what`.
+    UserError: `size` is not a multiple of the number of shards times `accumulate`. The message names the config key
+      `what`.
   """
   shares = batch_shares(mesh)
   parts = shares * accumulate

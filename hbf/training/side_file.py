@@ -50,7 +50,7 @@ def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dic
     *keys: keys that the facts must have.
 
   Raises:
-    UserError: the file is damaged, or the statement finds that it is: it raises KeyError, ValueError or such.
+    UserError: the file is damaged. If the `with` statement raises KeyError or ValueError, this counts as damage too.
   """
   try:
     with np.load(path) as stored:
@@ -65,18 +65,18 @@ def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dic
 def check_checkpoint(
   what: str, remedy: str, workdir: pathlib.Path, stored: OfCheckpoint, step: int, average: bool
 ) -> None:
-  """Check that something belongs to a checkpoint.
+  """Check that the edits or learned classes of a run belong to a checkpoint.
 
   Args:
-    what: its name in the plural, such as 'edits'.
-    remedy: the verb for its removal, such as 'undo'.
+    what: 'edits' or 'learned classes', for messages.
+    remedy: the command that removes them, such as 'undo', for messages.
     workdir: the run folder.
-    stored: the checkpoint to which it belongs.
+    stored: the edits or learned classes in the run folder.
     step: the step of the checkpoint.
-    average: True if the parameters are the moving average.
+    average: True if the parameters of the checkpoint are the moving average.
 
   Raises:
-    UserError: it belongs to another checkpoint.
+    UserError: they belong to another checkpoint.
   """
   if (stored.step, stored.average) != (step, average):
     raise UserError(

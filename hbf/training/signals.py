@@ -20,9 +20,9 @@ def signals(guest: bool = False) -> Iterator[Callable[[], bool]]:
   signals. In other threads this function does nothing.
 
   Args:
-    guest: True if the process belongs to a user, such as a notebook. Then the handlers of this process are called
-      too, and Ctrl-C raises KeyboardInterrupt, as usual. After the first signal this happens at the end of the
-      context, when the run is saved. After a second signal of the same kind it happens at once.
+    guest: True if the process belongs to a user, such as a notebook. Then the handlers that it had before the
+      context are called too. So Ctrl-C raises KeyboardInterrupt, as usual. After the first signal they are called
+      at the end of the context, when the run is saved. A second signal of the same kind calls them at once.
 
   Yields:
     A function that returns True once a signal has come.

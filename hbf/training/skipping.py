@@ -9,7 +9,7 @@ from hbf.training.state import Skips, Step, TrainState, all_finite
 
 
 def with_skips(state: TrainState, config: ConfigDict) -> TrainState:
-  """Return the state with counts of 0, or the state itself if no step may be skipped."""
+  """Return the state with counts of skipped steps, all 0. If no step may be skipped, return the state itself."""
   if not config.optimizer.skip:
     return state
   return state.replace(skips=Skips(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)))
@@ -19,9 +19,10 @@ def skipping(step: Step, config: ConfigDict) -> Step:
   """Return a step that leaves the state as it was if the new state has a number that is not finite.
 
   Up to `optimizer.skip` consecutive steps are skipped. A skipped step still counts as a step of the run, so that the
-  next batch is another one. Its loss is not in the totals, and the learning rate waits. The next step after this
-  limit is taken, so that the run ends as diverged. `optax.apply_if_finite` is similar, but it looks at the gradient
-  only: an overflow inside the optimizer would stay in its moments.
+  next batch is another one. Its loss is not in the totals, and the schedule of the learning rate does not go on.
+  After `optimizer.skip` skipped steps in a row, the next step is taken in any case. If it is not finite either, the
+  run ends as diverged. `optax.apply_if_finite` is similar, but it looks at the gradient only: an overflow inside the
+  optimizer would stay in its moments.
 
   Args:
     step: a step of `hbf.training.average.averaging`.

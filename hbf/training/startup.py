@@ -119,11 +119,11 @@ class Begun:
   Attributes:
     state: the state after `step` steps.
     step: the number of steps taken so far.
-    stopwatch: the clock of the steps, which has counted the steps so far.
+    stopwatch: the stopwatch for the steps, which has counted the steps so far.
     take_steps: the compiled steps.
     compile_seconds: the time that the compilation of the steps took, in seconds.
-    units: a function from parameters to percentages of faulty units (`hbf.training.units`). None if they are not
-      logged.
+    units: a function from parameters to the percentages of dead, constant and doubled units
+      (`hbf.training.units`). None if they are not logged.
     histograms: a function from parameters to histograms (`hbf.training.pictures`). None if no logger takes them.
     images: training images for the loggers, uint8 [n, H, W, C]. None if no logger takes them or the run continues.
   """
@@ -163,7 +163,7 @@ def restore_or_init(
 
   Args:
     experiment: the run.
-    first: the first stack of batches. Fresh parameters may depend on its first batch.
+    first: the first stack of batches (`hbf.data.pipeline.inputs`). Fresh parameters may depend on its first batch.
     checkpoints: the saved states.
     console: where the run says if it continues or begins.
   """
@@ -188,7 +188,10 @@ def restore_or_init(
 
 
 def compile_steps(experiment: Experiment, state: TrainState, first: Batch) -> tuple[Steps, float]:
-  """Compile the train steps for these shapes and devices. Return the steps and the seconds of the compilation."""
+  """Compile the train steps for the shapes and devices of a state and of the first stack of batches.
+
+  Return the compiled steps, and the seconds that the compilation took.
+  """
   begin = time.perf_counter()
   jitted = jit_steps(experiment, experiment.objective, experiment.mesh, state)
   compiled = jitted.lower(state, experiment.resident, first, np.int32(1)).compile()

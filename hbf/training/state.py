@@ -74,7 +74,7 @@ Step = Callable[[TrainState, Resident, Batch], TrainState]
 
 
 def former_state(optimizer: optax.GradientTransformation, state: TrainState) -> TrainState | None:
-  """Return the shapes of the state as in older code, with the removed parameters (`hbf.training.schema.GONE`).
+  """Return the shapes that a state had in older code, with the removed parameters (`hbf.training.schema.GONE`).
 
   Return None if no parameter of the network was ever removed.
   """
@@ -94,7 +94,7 @@ class Objective:
     accumulate: the number of parts into which a batch is split. The gradients of the parts are computed one after
       another.
     seed: the seed of all random numbers.
-    distillation: the part of a teacher in the loss. None: there is no teacher.
+    distillation: the loss of distillation. None: there is no teacher.
     radius: the radius ρ of SAM (`sharpness_aware`). 0: the gradient is the usual one.
   """
 
@@ -123,7 +123,8 @@ def init_state(
     objective: the objective of the run, with its task and its seed.
     resident: the arrays that stay in device memory.
     batch: the first batch.
-    given: parameters that replace random ones, by the first name of their paths. None: no parameters.
+    given: parameters that replace random ones: subtrees of the parameters by the first name of their paths. None: no
+      parameters.
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
@@ -178,9 +179,10 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
 
 
 def sharpness_aware(gradient: Callable, radius: float) -> Callable:
-  """Return a function like `gradient`, with the gradient at w + ρ g / ‖g‖ in place of g, the gradient at w.
+  """Return a function like `gradient`, which gives the gradient of SAM in place of the usual one.
 
-  Both gradients have the same batch and the same dropout. The losses and the counts are those at w.
+  Let g be the usual gradient at the parameters w, and ρ the `radius`. The gradient of SAM is the gradient at
+  w + ρ g / ‖g‖, with the same batch and the same dropout. The returned losses and counts are those at w.
 
   References: Foret et al. 2021, "Sharpness-aware minimization for efficiently improving generalization", eqs. 2, 3.
   """
@@ -241,7 +243,7 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def _accumulate(gradient: Callable, parts: int) -> Callable:
-  """Return a function like `gradient` that works on one part of the batch after another.
+  """Return a function like `gradient` that splits the batch into `parts` and works on one part after another.
 
   The losses and the gradients of the parts are averaged. The counts of correct predictions are added.
   """

@@ -21,7 +21,7 @@ class Stopwatch:
   """
 
   def __init__(self, seconds: float = 0.0, steps: int = 0, now: Callable[[], float] = time.perf_counter):
-    """Continue from the seconds and the number of earlier steps. `now` returns the time of a clock in seconds."""
+    """Begin with the number of earlier `steps` and their `seconds`. `now` returns the time of a clock in seconds."""
     self.seconds, self.steps = seconds, steps
     self._now = now
     self._since: float | None = None

@@ -43,7 +43,7 @@ class Teacher:
   temperature: float
 
   def distillation(self, config: ConfigDict) -> Distillation:
-    """Return its part in the loss of a run. The run's config has all measured values."""
+    """Return the loss of distillation for a run. `config` is the run's config with data.mean and data.std."""
     data, network = config.data, self.network
     loss = Distillation(network.model, self.weight, self.temperature)
     if not network.mean:
@@ -51,11 +51,11 @@ class Teacher:
     return dataclasses.replace(loss, ours=(tuple(data.mean), tuple(data.std)), theirs=(network.mean, network.std))
 
   def words(self) -> str:
-    """Return the options of distillation in words."""
+    """Return a phrase with the weight and the temperature, for the console."""
     return f'with weight {self.weight:g} and temperature {self.temperature:g}'
 
   def beside(self, data: Resident, mesh: Mesh) -> WithTeacher:
-    """Return the training data and the parameters in device memory, each sharded like a run's parameters.
+    """Copy the parameters to device memory, sharded like a run's parameters. Return them with the training data.
 
     Raises:
       UserError: the mesh can't split the network.
@@ -65,7 +65,7 @@ class Teacher:
     return WithTeacher(data, jax.device_put(params, state_sharding(mesh, params)))
 
   def abstract(self, data: Resident, mesh: Mesh) -> WithTeacher:
-    """Return the shapes and shardings of what `beside` returns, for the shapes of the data."""
+    """Return the shapes and shardings of what `beside` returns. `data` are the shapes of the training data."""
     self.check_mesh(mesh)
     shapes: Any = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), self.network.params)
     return WithTeacher(data, with_sharding(shapes, mesh))
@@ -78,7 +78,7 @@ class Teacher:
       raise UserError(f'train.teacher={self.source}: {error}') from None
 
   def claim(self, workdir: pathlib.Path) -> None:
-    """Write the checksum of the parameters into a run folder, as teacher.json. If it is there, compare it.
+    """Write the checksum of the parameters to teacher.json in a run folder. If the file exists, compare with it.
 
     Raises:
       UserError: the run began with other parameters.
@@ -99,11 +99,11 @@ class Teacher:
 
 
 def read_teacher(config: ConfigDict, task: Task) -> Teacher | None:
-  """Read the teacher that a config names. None: the run has none.
+  """Load the teacher that a config names, and return it. None: the run has no teacher.
 
   Raises:
-    UserError: there is a weight without a teacher. Or the teacher can't be read, or answers other questions than the
-      run: it has another task, other classes, another vocabulary, or takes examples of another size.
+    UserError: train.teacher_weight is above 0 without a teacher. Or the teacher can't be read. Or it does not fit the
+      run: it has another task, other classes or another vocabulary, or takes examples of another size.
   """
   source, weight, temperature = (config.train[key] for key in ('teacher', 'teacher_weight', 'temperature'))
   if weight and not source:

@@ -20,7 +20,7 @@ class MetricsWriter:
   """
 
   def __init__(self, workdir: pathlib.Path, start: int, loggers: Loggers | None = None):
-    """Open the log of a run that starts or continues after step `start`. `loggers` get the same numbers."""
+    """Open the log of a run that continues after step `start`. 0: a new run. `loggers` get the same numbers."""
     self._path = workdir / 'metrics.jsonl'
     # The run writes the test split again at its end. A run that starts anew writes all lines again.
     kept = [line for line in read_metrics(workdir) if line['step'] <= start and line['split'] != 'test' and start]
