@@ -53,8 +53,8 @@ class Table:
       tensors: the weights by name.
 
     Returns:
-      The sizes by name, and the parameters. The names are the words in the shapes of this table, such as 'D', and
-      'depth' for the number of blocks.
+      The sizes by name, and the parameters. The names of sizes are the words in the shapes of this table, such as
+      'D', and 'depth' for the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.

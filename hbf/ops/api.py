@@ -122,7 +122,7 @@ def hyperbf(
 
 
 def _floats(name: str, value: Any) -> jax.Array:
-  """Return an argument as an array. Raise UserError unless it is an array of floats with two axes or more."""
+  """Return the argument `name` as an array. Raise UserError unless it has floats, and two axes or more."""
   array = jnp.asarray(value)
   if not jnp.issubdtype(array.dtype, jnp.floating):
     raise UserError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
@@ -133,7 +133,7 @@ def _floats(name: str, value: Any) -> jax.Array:
 
 
 def _leading(**arrays: jax.Array) -> tuple[int, ...]:
-  """Return the lengths of the leading axes, all but the last two, after broadcasting the arrays to each other."""
+  """Broadcast all axes but the last two of the arrays to each other. Return the lengths of these axes."""
   try:
     return jnp.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
   except ValueError:

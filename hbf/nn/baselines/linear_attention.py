@@ -94,7 +94,7 @@ class LinearAttention(CheckedModule):
 def _projections(heads: int, count: int, d: int) -> np.ndarray:
   """Return the projections ω [H, count, d] of all heads.
 
-  They are constants, not parameters. All blocks have the same ω, with and without `scan_layers`.
+  They are constants, not parameters. All blocks have the same ω.
   """
   rng = np.random.default_rng(0)
   return np.stack([orthogonal_projections(rng, count, d) for _ in range(heads)])

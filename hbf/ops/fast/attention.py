@@ -223,8 +223,8 @@ def is_attention(
 ) -> bool:
   """Return True if `gaussian_attention` should compute a normalized Gaussian.
 
-  Two conditions must hold. Each head has one sigma. The responses of a head are few enough to be in memory at once
-  (`_MOST_PAIRS`), or cuDNN supports the arrays.
+  Two conditions must hold. First, all centers of a head have the same sigma, and so the same `scale`. Second, the
+  responses of a head are few enough to be in memory at once (at most `_MOST_PAIRS`), or cuDNN supports the arrays.
   """
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]
