@@ -277,8 +277,8 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
 
   Each class has a center, the mean of the features of its images. An image gets a new class, instead of the trained
   class that the classifier answers, if its features are nearer to the new class's center.
-  `hbf.models.extended.ExtendedClassifier` has the equations, and docs/how-to/learn.md has examples. Nothing is written
-  to disk until you call `Run.save_learned`.
+  `hbf.models.extended.ExtendedClassifier` has the equations, and docs/how-to/learn.md has examples. Nothing is
+  written to disk until you call `Run.save_learned`.
 
   Args:
     run: a run of task classification, without edits. It is not changed.

@@ -1,4 +1,4 @@
-r"""Compare models: train each with every seed and as many parameters as the first, and write one table.
+r"""Compare models with equal numbers of parameters: train each with every seed, and write one table.
 
 hbf compare --preset=small --workdir=runs/small            # other presets: rivals, rates, memo (the memo's Table 2)
 hbf compare --config=cifar10:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \

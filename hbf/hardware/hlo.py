@@ -251,7 +251,7 @@ def _is_passthrough(computations: Mapping[str, Computation], line: Instruction) 
 
 
 def _written_bytes(computations: Mapping[str, Computation], scope: Computation, root: Instruction) -> list[int]:
-  """Return the number of bytes written for each array of the value of `root`, an instruction of `scope`.
+  """Return the number of bytes written for each array of the value of `root`, an instruction in `scope`.
 
   If the instruction updates an array in place, only the bytes of the update count.
   """

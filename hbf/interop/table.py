@@ -81,7 +81,7 @@ def count_blocks(tensors: Tensors, prefix: str) -> int:
 
 
 def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: str) -> dict[str, int]:
-  """Return the size for each word in the expected shapes.
+  """Check the shapes of tensors. Return the size for each word in the expected shapes, such as 'D'.
 
   Args:
     tensors: arrays by name.

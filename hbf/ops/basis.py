@@ -19,8 +19,8 @@ class RadialBasis:
   The object is a JAX pytree. The names and `dot_only_dims` are static fields. Numbers and arrays are leaves.
 
   Attributes:
-    kernel: a name in `KERNELS` or `DIRECT` of `hbf.ops.kernels`, or the name `SIGNED` there. Kernels in `DIRECT` need
-      normalization 'none'.
+    kernel: a name in `KERNELS` or `DIRECT` of `hbf.ops.kernels`, or 'signed_gaussian' (`SIGNED`). Kernels in `DIRECT`
+      need normalization 'none'.
     sigma: σ > 0, broadcastable to [..., 1, A]. Every kernel but `SIGNED` needs it.
     beta: β of kernel `SIGNED`, of any sign, broadcastable to [..., 1, A]. It replaces 1/2σ².
     metric: a name of a metric, see `hbf.ops.distances.distances`.

@@ -95,7 +95,7 @@ def distances(
   Args:
     points: [..., N, D].
     centers: [..., A, D], in the type of the points.
-    metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
+    metric: 'identity' (W = I), 'diagonal', 'low_rank', 'full', or 'bilinear'.
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full, and
       M [..., D, D] for bilinear.
     scale: the factor of each center, broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.

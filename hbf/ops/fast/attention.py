@@ -150,7 +150,10 @@ def padded_attention(
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> Float[Array, 'B H N V']:
-  """Compute softmax(scale q·k) v of arrays padded with zeros to sizes that cuDNN supports. Padded keys are masked."""
+  """Compute softmax(scale q·k) v. Before, arrays are padded with zeros to sizes that cuDNN supports.
+
+  Keys that are padding are masked.
+  """
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   size = max(d, v)
   queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
