@@ -71,7 +71,7 @@ OVERRIDES = cli.take_overrides()
 
 
 def main(argv: Sequence[str]) -> int:
-  """Run the missing runs and write the report. Return 1 if a run failed, else 0, also after a signal."""
+  """Train the missing runs and write the report. Return 1 if a run failed, else 0, also after a signal."""
   del argv
   import jax
 

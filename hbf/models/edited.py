@@ -77,9 +77,9 @@ class EditedClassifier(nn.Module):
 class EditedLanguageModel(LanguageModel):
   """A language model with edits. Its logits at a token are z + Σ_a max(0, 1 − ‖W(p − t_a)‖² / ρ_a²) c_a.
 
-  z are the logits of the model without edits. The point p is the token's input of stage 2 in the last block. So the
-  centers t lie where the centers of that stage lie. The parameters are as in `EditedClassifier`. Blocks must not be
-  scanned (`hbf.models.build.unrolled`).
+  z are the logits of the model without edits. The point p is the input of the last block's stage 2 at this token. So
+  the centers t lie in the same space as the centers of that stage. The parameters are as in `EditedClassifier`. Blocks
+  must not be scanned (`hbf.models.build.unrolled`).
 
   Attributes:
     edits: E, number of centers.

@@ -139,7 +139,7 @@ class _Block(NamedTuple):
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the sums for a block of points. The pivot is the mean response in the first block."""
+  """Add a block of centers to the sums for a block of points. The pivot is the mean of k in the first block."""
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
   peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
@@ -368,7 +368,7 @@ def _kernel(
 
 
 def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]) -> pl.CostEstimate:
-  """Estimate the cost of the sums, without padding and repeated work."""
+  """Estimate the cost of the sums. Padding and repeated work are not counted."""
   pairs = leading * size['n'] * size['a']
   products = 2 * (job.products[0] * size['d'] + job.products[1] * size['v'])
   return pl.CostEstimate(
