@@ -78,8 +78,8 @@ class EditedLanguageModel(LanguageModel):
   """A language model with edits. Its logits at a token are z + Σ_a max(0, 1 − ‖W(p − t_a)‖² / ρ_a²) c_a.
 
   z are the logits of the model without edits. The point p is the input of the last block's stage 2 at this token. So
-  the centers t lie in the same space as the centers of that stage. The parameters are as in `EditedClassifier`. Blocks
-  must not be scanned (`hbf.models.build.unrolled`).
+  the centers t lie in the same space as the centers of that stage. The parameters are as in `EditedClassifier`.
+  Blocks must not be scanned (`hbf.models.build.unrolled`).
 
   Attributes:
     edits: E, number of centers.
