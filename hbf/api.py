@@ -225,10 +225,11 @@ def edit(
       for a run of task next_token.
     answers: name or index of the right class of each image, [N]. Or the text that should follow each prompt.
     among: images whose answers should not change, in the same form as `examples`. None: up to 20,000 training images.
-      To read them takes a minute or less on a CPU, in each call of this function. Prompts need None. Their guarded
-      examples are places of the training text.
-    reach: radius of an edit's ball, divided by a distance: from its center to the nearest image of `among` (or place
-      of the text) whose answer is another one. With a reach of at most 1, the ball contains no such image.
+      To read them takes a minute or less on a CPU, in each call of this function. With prompts, `among` must be None.
+      The answers that should not change are then the next tokens at up to 20,000 positions of the training text.
+    reach: radius of a center's ball, divided by a distance. The distance is from the center to the nearest example of
+      `among` (or position of the training text) whose answer is not the new one. With a reach of at most 1, the ball
+      contains no such example.
     margin: difference between the new answer's logit and the largest other logit, after the edit. None: 16 for
       images, 4 for prompts.
 
@@ -274,18 +275,19 @@ def _edit_texts(run: 'Run', prompts: Sequence[str], answers: Sequence[Any], reac
 def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, Sequence[int]] | None = None) -> 'Run':
   """Add classes to a classifier from a few images each. Nothing is trained.
 
-  Each new class gets one center, the mean of the features of its images. It wins over the classifier's answer if its
-  center is nearer than the center of this answer. `hbf.models.extended.ExtendedClassifier` has the equations, and
-  docs/how-to/learn.md has examples. Nothing is written to disk until you call `Run.save_learned`.
+  Each class has a center, the mean of the features of its images. An image gets a new class, instead of the trained
+  class that the classifier answers, if its features are nearer to the new class's center.
+  `hbf.models.extended.ExtendedClassifier` has the equations, and docs/how-to/learn.md has examples. Nothing is
+  written to disk until you call `Run.save_learned`.
 
   Args:
     run: a run of task classification, without edits. It is not changed.
     images: images of the new classes [N, H, W, C], of the run's height, width and channels: uint8, or floats from 0
       to 1.
     labels: the name of the class of each image, [N].
-    among: images of the trained classes in the same form, and the number of the class of each, at least two of each
-      class. None: up to 20,000 training images. To read them takes a minute or less on a CPU, in the first call for a
-      run.
+    among: images of the trained classes in the same form, and the index of each image's class. Each class needs at
+      least two images. None: up to 20,000 training images. To read them takes a minute or less on a CPU, in the first
+      call for a run.
 
   Returns:
     The run with the new classes. Its `predict` returns the probabilities of trained classes and then of new classes.
@@ -474,7 +476,8 @@ class Run:
     removed.
 
     Raises:
-      ValueError: the folder can't be written, or another process uses it, such as a training run. Or it has edits.
+      ValueError: the folder can't be written, or another process uses it, such as a training run. Or the
+        folder has edits.
     """
     with locked(self.workdir):
       if self.learned and (self.workdir / EDITS_FILE).exists():
@@ -517,13 +520,13 @@ def _dataset(data: Any) -> Dataset | None:
 
 
 def _check_on_images(config: ConfigDict, what: str) -> None:
-  """Raise UserError unless a config is for images."""
+  """Raise UserError unless the task of a config is classification. `what` names the config in the message."""
   if config.task != 'classification':
     raise UserError(f'{what} is for task {config.task}, and data holds images: expected task classification')
 
 
 def _of_arrays(config: ConfigDict) -> ConfigDict:
-  """Return a copy of a config, changed for a user's own arrays."""
+  """Return a copy of a config with the user's own arrays as its data set."""
   _check_on_images(config, 'config')
   changed = config.copy_and_resolve_references()
   changed.data.update(name=NAME, image_size=0)

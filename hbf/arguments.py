@@ -12,10 +12,10 @@ from hbf.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-  """A parser of command-line flags that raises UserError for a wrong flag. It accepts no abbreviated flag.
+  """A parser of command-line flags that raises UserError for a wrong flag. It does not accept abbreviated flags.
 
-  The argument `command` names a command of `hbf`, such as 'hbf prepare', or a module, such as 'hbf.analysis.nested'.
-  The argument `about` describes the command in its help.
+  The argument `command` is a command of `hbf`, such as 'hbf prepare', or a module, such as 'hbf.analysis.nested'. The
+  argument `about` describes the command in its help.
   """
 
   def __init__(self, command: str, about: str):
@@ -26,9 +26,9 @@ class Parser(argparse.ArgumentParser):
     """Raise UserError."""
     raise UserError(f'{message}: `{self.prog} --help` has the flags')
 
-  def add_path(self, name: str, **about: Any) -> None:
-    """Add a flag whose value is a path. `~` stands for the home folder."""
-    self.add_argument(name, type=lambda text: pathlib.Path(text).expanduser(), **about)
+  def add_path(self, name: str, **options: Any) -> None:
+    """Add an argument whose value is a path, with options of `add_argument`. `~` stands for the home folder."""
+    self.add_argument(name, type=lambda text: pathlib.Path(text).expanduser(), **options)
 
   def add_run(self, about: str) -> None:
     """Add the flags for a run's folder, checkpoint and data. `about` is the help text of the folder's flag."""

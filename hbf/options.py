@@ -114,7 +114,7 @@ def one_of(names: Collection[str]) -> Values:
 
 
 def _length(duration: str) -> float | None:
-  """Return the number in a duration. None if the text is not a duration, or is more than 100% of the run."""
+  """Return the number in a duration such as '5 epochs'. None if the text is not a duration, or is more than 100%."""
   match = DURATION_PATTERN.fullmatch(duration)
   return None if match is None or (match[2] == '%' and float(match[1]) > 100) else float(match[1])
 

@@ -19,10 +19,11 @@ flags.disclaim_key_flags()
 
 
 def resolve_config_path(config: str) -> str:
-  """Return FILE[:arguments] for NAME[:arguments]. NAME is a data set's name, and FILE the module with its config.
+  """Return the value of --config that ml_collections understands, for the value that the user gave.
 
-  If the file configs/NAME.py does not exist, this path is read as NAME. So NAME and configs/NAME.py work in every
-  folder.
+  A value is DATA[:arguments]. If DATA is the path of a config file, the value is returned unchanged. If DATA is the
+  name of a data set, the result is FILE:NAME[:arguments], where FILE is the module with the configs of all data sets.
+  The data set can also be given as configs/NAME.py, even in a folder that has no such file.
   """
   path, colon, arguments = config.partition(':')
   name = re.fullmatch(r'(?:\./)?configs/(\w+)\.py|(\w+)', path)
@@ -154,9 +155,10 @@ def read_config(arguments: Sequence[str]) -> ConfigDict:
 
 
 def _config_arguments(arguments: Sequence[str]) -> list[str]:
-  """Return the arguments with a file in place of the name in --config=NAME, and the last value of each key.
+  """Return the arguments of the command line in a form that ml_collections understands.
 
-  If a key with a tuple is given several times, ml_collections would join the tuples.
+  The value of --config is replaced by the result of `resolve_config_path`. If a flag --config.KEY=VALUE is given
+  several times, only the last one is kept, because ml_collections would join the values of a key that takes a tuple.
   """
   last: dict[str, str] = {}
   for number, argument in enumerate(arguments):
@@ -168,7 +170,7 @@ def _config_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _resolve_argument(argument: str) -> str:
-  """Return an argument. In --config=NAME, replace the name by its file."""
+  """Return an argument. In --config=VALUE, replace the value by the result of `resolve_config_path`."""
   flag, equals, config = argument.partition('=')
   return f'{flag}={resolve_config_path(config)}' if equals and flag.strip('-') == 'config' else argument
 

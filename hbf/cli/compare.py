@@ -1,11 +1,11 @@
-r"""Compare models: every arm with every seed, matched parameters, one table.
+r"""Compare models with equal numbers of parameters: train each with every seed, and write one table.
 
-hbf compare --preset=small --workdir=runs/small            # or memo, the memo's Table 2; rivals; rates
+hbf compare --preset=small --workdir=runs/small            # other presets: rivals, rates, memo (the memo's Table 2)
 hbf compare --config=cifar10:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.sigma_scale=2.0' --workdir=runs/widths
 hbf compare --workdir=runs/small --report                  # the table again, from the logs
 hbf compare --preset=laptop-tune --tune=12 --workdir=runs/tune   # twelve trials of each arm
-hbf compare --preset=laptop --tuned=runs/tune/tuning.json --workdir=runs/tuned   # each at its best options
+hbf compare --preset=laptop --tuned=runs/tune/tuning.json --workdir=runs/tuned   # with each arm's best options
 
 Trials are selected on held-out images. Each run is an ordinary run folder of `hbf train`. The same command continues
 where it was stopped or killed. A later command may add seeds and arms. A flag --config.KEY=VALUE applies to all arms.
@@ -71,7 +71,7 @@ OVERRIDES = cli.take_overrides()
 
 
 def main(argv: Sequence[str]) -> int:
-  """Run the missing runs and write the report. Return 1 if a run failed, else 0, also after a signal."""
+  """Train the missing runs and write the report. Return 1 if a run failed, else 0, also after a signal."""
   del argv
   import jax
 

@@ -17,7 +17,9 @@ from hbf import cli
 
 CONFIG = cli.define_config('digits')
 TOPOLOGY = flags.DEFINE_string('topology', None, 'CHIP-NUMBER, such as v5e-16 or h200-1.', required=True)
-LARGEST = flags.DEFINE_boolean('largest_batch', False, 'Find the largest train.batch_size that fits, within 3%.')
+LARGEST = flags.DEFINE_boolean(
+  'largest_batch', False, 'Find the largest train.batch_size that fits, with an error of up to 3%.'
+)
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout.')
 TEXT = flags.DEFINE_string('text', '', "Folder for the compiled programs' text.")
 

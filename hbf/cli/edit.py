@@ -64,7 +64,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check(images: Sequence[str]) -> None:
-  """Raise UserError unless the flags ask for exactly one thing."""
+  """Raise UserError unless flags and images ask for exactly one thing: to edit images, edit a text, undo or list.
+
+  `images` are the arguments that are not flags.
+  """
   texts = PROMPT.value is not None or ANSWER.value is not None
   if (bool(images) or bool(LABEL.value), texts, UNDO.value is not None, LIST.value).count(True) != 1:
     raise UserError('give images with their --label, or --prompt with --answer, or --list, or --undo=NUMBER')

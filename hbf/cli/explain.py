@@ -1,4 +1,4 @@
-"""Write a page that explains a run: its centers and heads, reasons for its answers, and errors of a run on images.
+"""Write a page that explains a run: its centers and heads, reasons for its answers and, for images, its errors.
 
 hbf explain --workdir=runs/c10 --ood=cifar100 --ood=photos --against=runs/vit
 """

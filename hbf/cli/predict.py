@@ -30,7 +30,7 @@ JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {image, classes
 
 
 def main(argv: Sequence[str]) -> int:
-  """Export, classify and print."""
+  """Classify the images and print the answers. With --export, also export the model."""
   if bool(WORKDIR.value) == bool(MODEL.value):
     raise UserError('give either the --workdir of a run or the --model of an exported folder')
   if MODEL.value and (EXPORT.value or PAGE.value or CHECKPOINT.value != 'latest' or AVERAGE.value or EDITS.value):

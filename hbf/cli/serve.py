@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _classifier() -> tuple[Any, dict[str, Any]]:
-  """Return the classifier, and facts about it for the page."""
+  """Return the classifier, and the facts that the server shows: data set, step and number of classes."""
   from hbf.training import export, predict
   from hbf.training.edits_file import warn_of_edits
 
@@ -80,7 +80,7 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
 
 
 def _explain() -> Any:
-  """Return the function that finds training patches."""
+  """Return the function that finds the training patches nearest to the centers that vote for an answer."""
   from hbf.serving.patches import nearest_patches
 
   moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}

@@ -7,7 +7,7 @@ _CLOSE = 0.03  # relative precision of the search
 
 
 def largest_batch(needs: Callable[[int], int], memory: int, unit: int, start: int, most: int) -> int | None:
-  """Return the largest batch size that fits, within 3%. Return None if a batch of `unit` examples does not fit.
+  """Return the largest batch size that fits, with an error of up to 3%. Return None if no batch fits.
 
   The needed memory grows almost linearly with the batch size. The next size to try is where a straight line through
   two earlier tries reaches `memory`. The returned size is one that was tried.

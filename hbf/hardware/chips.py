@@ -16,19 +16,29 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-  """A kind of accelerator. All values are for one chip, which JAX shows as one device."""
+  """A kind of accelerator. All values are for one chip, which JAX shows as one device.
 
-  name: str  # prefix of topology names: 'v5e'
-  kind: str  # product name: 'TPU v5e'
-  platform: str  # JAX's lowering platform: 'tpu' or 'cuda'
-  # FLOP/s of dense matrix products, by type: 'bfloat16', 'float32' and 'highest'. 'float32' is at JAX's default
-  # precision (TF32 on NVIDIA, one pass in bfloat16 on TPU). 'highest' is float32 at Precision.HIGHEST (CUDA cores on
-  # NVIDIA, six passes on TPU).
+  Attributes:
+    name: prefix of the names of its topologies, such as 'v5e'.
+    kind: name of the product, such as 'TPU v5e'.
+    platform: JAX's lowering platform, 'tpu' or 'cuda'.
+    flops: FLOP/s of dense matrix products, by type: 'bfloat16', 'float32' and 'highest'. 'float32' is at JAX's
+      default precision (TF32 on NVIDIA, one pass in bfloat16 on TPU). 'highest' is float32 at Precision.HIGHEST (CUDA
+      cores on NVIDIA, six passes on TPU).
+    memory_bytes: bytes of memory.
+    memory_bandwidth: bytes/s to and from the memory.
+    network: bytes/s, one way, to the other chips of its slice (ICI, all links) or host (NVLink).
+    network_between_hosts: bytes/s, one way, to other hosts. None if it equals `network`.
+  """
+
+  name: str
+  kind: str
+  platform: str
   flops: Mapping[str, float]
   memory_bytes: int
-  memory_bandwidth: float  # bytes/s
-  network: float  # bytes/s, one way, to other chips of its slice (ICI, all links) or host (NVLink)
-  network_between_hosts: float | None = None  # bytes/s, one way, to other hosts. None if it equals `network`
+  memory_bandwidth: float
+  network: float
+  network_between_hosts: float | None = None
 
   @property
   def usable_bytes(self) -> int:
@@ -38,26 +48,43 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuChip(Chip):
-  """A TPU. Its slices are meshes or tori with 2 or 3 axes (`dimensions`)."""
+  """A TPU. Its chips are connected in slices.
+
+  Attributes:
+    dimensions: number of axes of a slice, which is a mesh or a torus: 2 or 3.
+    cores_in_names: how often a slice's name counts a chip. The name v4-8 counts 8 TensorCores, two for each of 4
+      chips.
+    slices: number of chips of each slice, ascending.
+  """
 
   platform: str = 'tpu'
   dimensions: int
-  cores_in_names: int  # how often a slice's name counts a chip: v4-8 counts 8 TensorCores, two for each of 4 chips
-  slices: tuple[int, ...]  # number of chips of each slice, ascending
+  cores_in_names: int
+  slices: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuChip(Chip):
-  """An NVIDIA GPU on an eight-way HGX or DGX board, with the values that XLA's compiler needs."""
+  """An NVIDIA GPU on an eight-way HGX or DGX board, with the values that XLA's compiler needs.
+
+  Attributes:
+    compute_capability: major and minor number.
+    cores: number of streaming multiprocessors.
+    fpus_per_core: number of floating-point units of a streaming multiprocessor.
+    clock_ghz: clock rate.
+    l2_cache_bytes: bytes of the L2 cache.
+    shared_memory_per_core: bytes of shared memory of a streaming multiprocessor.
+    shared_memory_per_block: most bytes of shared memory that a kernel can opt in to.
+  """
 
   platform: str = 'cuda'
   compute_capability: tuple[int, int]
-  cores: int  # streaming multiprocessors
+  cores: int
   fpus_per_core: int
   clock_ghz: float
   l2_cache_bytes: int
-  shared_memory_per_core: int  # bytes
-  shared_memory_per_block: int  # most bytes that a kernel can opt in to
+  shared_memory_per_core: int
+  shared_memory_per_block: int
 
   @property
   def usable_bytes(self) -> int:

@@ -268,7 +268,10 @@ def _is_passthrough(computations: Mapping[str, Computation], line: Instruction) 
 
 
 def _written_bytes(computations: Mapping[str, Computation], scope: Computation, root: Instruction) -> list[int]:
-  """Return the bytes that are written for each array of a value. For an update in place, only the update counts."""
+  """Return the number of bytes written for each array of the value of `root`, an instruction in `scope`.
+
+  If the instruction updates an array in place, only the bytes of the update count.
+  """
   if root.opcode == 'tuple':
     return [size for name in root.operands for size in _written_bytes(computations, scope, scope[name])]
   source = root

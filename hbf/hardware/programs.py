@@ -39,7 +39,7 @@ class Programs:
   """The programs of a config on some devices.
 
   Attributes:
-    plan: plan of the run.
+    plan: the parts of the run that do not depend on the examples (`hbf.training.experiment.Plan`).
     mesh: the devices.
     parameter_bytes: bytes of the model's parameters on one device.
     optimizer_bytes: bytes of the optimizer's state and of the parameters' moving average on one device.
@@ -54,7 +54,10 @@ class Programs:
 
 
 def plan_of(config: ConfigDict) -> Plan:
-  """Return the plan of a config's run. Neither a published data set nor the file of `init_from` must be on disk."""
+  """Return the parts of a run that do not depend on the examples (`hbf.training.experiment.Plan`).
+
+  A published data set and the file of `init_from` need not be on disk.
+  """
   data = config.data
   described = describe(data.name, data.dir, data.image_size) if config.task == 'classification' else None
   return make_plan(config, resumed=True, dataset=described)

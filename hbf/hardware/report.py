@@ -179,7 +179,7 @@ def collectives(row: Mapping[str, Any]) -> dict[Collective, int]:
 
 
 def find_largest_batch(config: ConfigDict, topology: Topology) -> int | None:
-  """Return the largest `train.batch_size` whose train step fits, within 3%. None: not even the smallest fits."""
+  """Return the largest `train.batch_size` whose train step fits, with an error of up to 3%. None: none fits."""
   config = config.copy_and_resolve_references().unlock()
   devices = topology.compile_devices()
 

@@ -80,7 +80,10 @@ def _norm(ours: str, theirs: str) -> dict[str, ParameterSource]:
 
 
 def _patches(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources of the patch embedding, from a convolution with a kernel [row, column, channel, D]."""
+  """Return the sources of the patch embedding, from the convolution `theirs`.
+
+  Its kernel has the shape [row, column, channel, D].
+  """
   kernel = ParameterSource(
     {f'{theirs}/kernel': ('patch', 'patch', 'channels', 'D')}, lambda z: z.reshape(-1, z.shape[-1])
   )
@@ -88,9 +91,9 @@ def _patches(theirs: str) -> dict[str, ParameterSource]:
 
 
 def _attention(theirs: str) -> dict[str, ParameterSource]:
-  """Return the sources of an attention's parameters.
+  """Return the sources of an attention's parameters, from the layer `theirs`.
 
-  The kernels for queries, keys and values have the shape [D, H, d]. The kernel of the output has the shape [H, d, D].
+  Its kernels for queries, keys and values have the shape [D, H, d]. The kernel of the output has the shape [H, d, D].
   """
   projections = [f'{theirs}/{name}' for name in ('query', 'key', 'value')]
   return {

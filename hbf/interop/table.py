@@ -53,8 +53,8 @@ class Table:
       tensors: the weights by name.
 
     Returns:
-      The sizes by name, and the parameters. The names are the words in the shapes of this table, such as 'D', and
-      'depth' for the number of blocks.
+      The sizes by name, and the parameters. The names of sizes are the words in the shapes of this table, such as
+      'D', and 'depth' for the number of blocks.
 
     Raises:
       UserError: the tensors do not belong to such a network. The message lists the tensors that do not fit.
@@ -81,7 +81,7 @@ def count_blocks(tensors: Tensors, prefix: str) -> int:
 
 
 def check(tensors: Tensors, expected: Mapping[str, Shape], depth: int, origin: str) -> dict[str, int]:
-  """Return the size for each word in the expected shapes.
+  """Check the shapes of tensors. Return the size for each word in the expected shapes, such as 'D'.
 
   Args:
     tensors: arrays by name.

@@ -114,7 +114,7 @@ def _is_hashable(model: nn.Module) -> bool:
 
 
 def count_parameters(model: nn.Module, shape: tuple[int, ...]) -> int:
-  """Return the number of learned parameters of the model. `FROZEN` parameters do not count."""
+  """Return the number of learned parameters of the model, without those in `hbf.models.embedding.FROZEN`."""
   leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model, shape))
   return sum(leaf.size for path, leaf in leaves if path[-1].key not in FROZEN)
 

@@ -34,7 +34,7 @@ class Observed(NamedTuple):
   Attributes:
     logits: the logits, [B, classes].
     points: the point of each example, [B, D]. For an image it is the mean of its tokens after the first half of the
-      blocks. For a context in a text it is the last token of the context in a layer.
+      blocks. For the first tokens of a text it is the last of these tokens, in one layer of `layers_of_tokens`.
     features: the input of the head, [B, F].
   """
 
@@ -77,9 +77,9 @@ class EditedClassifier(nn.Module):
 class EditedLanguageModel(LanguageModel):
   """A language model with edits. Its logits at a token are z + Σ_a max(0, 1 − ‖W(p − t_a)‖² / ρ_a²) c_a.
 
-  z are the logits of the model without edits. The point p is the token's input of stage 2 in the last block. So the
-  centers t lie where the centers of that stage lie. The parameters are as in `EditedClassifier`. Blocks must not be
-  scanned (`hbf.models.build.unrolled`).
+  z are the logits of the model without edits. The point p is the input of the last block's stage 2 at this token. So
+  the centers t lie in the same space as the centers of that stage. The parameters are as in `EditedClassifier`.
+  Blocks must not be scanned (`hbf.models.build.unrolled`).
 
   Attributes:
     edits: E, number of centers.
@@ -89,7 +89,7 @@ class EditedLanguageModel(LanguageModel):
 
   @classmethod
   def of(cls, model: LanguageModel, edits: int) -> 'EditedLanguageModel':
-    """Return the model with a number of centers."""
+    """Return the model with edits that have `edits` centers in all."""
     return cls(**_fields_of(model), edits=edits)
 
   @property
@@ -153,7 +153,7 @@ def observe(model: ImageClassifier, params: Any, images: Float[Array, 'B height 
 
 
 def observe_call(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
-  """Run the model by `call`. Return the logits, the points and the features."""
+  """Call `call`, which runs the model and returns its logits. Return the logits, the points and the features."""
   middle, points, features = f'block{max(model.trunk.depth // 2, 1) - 1}', [], []
 
   def intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -170,10 +170,11 @@ def observe_call(model: ImageClassifier, call: Callable[[], Any]) -> Observed:
 
 
 def layers_of_tokens(model: LanguageModel, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-  """Run a language model by `call`. Return the logits, and the tokens [B, N, D] in float32 by layer.
+  """Call `call`, which runs a language model and returns its logits. Return the logits, and the tokens by layer.
 
-  The layers are `MIDDLE`, `LAST` and `FEATURES`. A layer that the model does not have is left out. Blocks must not be
-  scanned (`hbf.models.build.unrolled`).
+  The tokens are float32 [B, N, D]. The layers are `MIDDLE` (after the first half of the blocks), `LAST` (the input of
+  stage 2 in the last block, if there is a stage 2) and `FEATURES` (the input of the head). Blocks must not be scanned
+  (`hbf.models.build.unrolled`).
   """
   depth, found = model.trunk.depth, {}
   wanted = {

@@ -115,7 +115,9 @@ class PatchEmbedding(CheckedModule):
 
 
 class Whitening(nn.Module):
-  """A frozen linear map of patches to uncorrelated channels of variance 1 and their negatives, plus a learned bias.
+  """A frozen linear map of patches to uncorrelated channels of variance 1 and to the negatives of these channels.
+
+  A learned bias is added.
 
   The map is computed from the images seen at initialization (Jordan 2024, section 3.2).
 

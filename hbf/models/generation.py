@@ -178,7 +178,10 @@ def _write(
   """Return the tokens that follow prompts [B, P] of the given lengths, int32 [B, count]. −1: the text has ended."""
 
   def read(cache: Any, tokens: jax.Array, start: jax.Array, length: jax.Array) -> tuple[jax.Array, Any]:
-    """Run the model on the first `length` of the tokens [T]. Return the logits [V] after them, and the new cache."""
+    """Run the model on the first `length` of the tokens [T], which follow `start` tokens in the cache.
+
+    Return the logits [V] after them, and the new cache.
+    """
     mask = jnp.arange(len(tokens)) < length
     logits, cache = model.apply(
       {**variables, **cache}, tokens[None], train=False, mask=mask[None], start=start, mutable=['cache']

@@ -116,7 +116,11 @@ class HyperBFAttention(CheckedModule):
       )
 
   def _beside_memory(self, mask: jax.Array | None, causal: bool, length: int) -> tuple[jax.Array | None, bool]:
-    """Extend a mask, or causality over `length` tokens, to the learned centers. Every token sees every center."""
+    """Return the mask over keys and learned centers, and if it must still be made causal.
+
+    Every token sees every learned center. So if there are learned centers, causality over the `length` tokens becomes
+    a part of the mask.
+    """
     if not self.memory or (mask is None and not causal):
       return mask, causal
     mask = jnp.ones((1, length), bool) if mask is None else mask
@@ -163,12 +167,12 @@ class HyperBFCenters(CheckedModule):
       has order 1.
     normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
       cannot move away from all tokens at once.
-    norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. Without them, the centers can
-      learn the same effect.
+    norm_affine: True if the block's LayerNorm before this stage has a scale and a bias. Without them, a learned
+      metric and the centers can have the same effect.
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`. 'layer' needs at least two different centers. The
       response of a single center would be 0.
-    radius: the parameter for the ball of each center. 'relative': the depth β_a of a token that has norm √d and is
-      orthogonal to the center. So b_a = β_a + (‖t_a‖² + d)/2σ², and β_a starts at 0. With `normalize_inputs` d is
+    radius: the parameter for the ball of each center. 'relative': the depth δ_a of a token that has norm √d and is
+      orthogonal to the center. So b_a = δ_a + (‖t_a‖² + d)/2σ², and δ_a starts at 0. With `normalize_inputs` d is
       replaced by 1. 'absolute': b_a itself, which starts as the mean of r²/2σ² over the tokens seen at
       initialization. In both cases, about half of the tokens lie in a ball at first. With 'absolute', a change of a
       center's length moves all tokens into its ball or out of it. Such changes then dominate training.
@@ -177,7 +181,7 @@ class HyperBFCenters(CheckedModule):
       'relative', the stage equals a SwiGLU on tokens of norm √d.
     centers_init: initial values of the centers. 'normal': normal numbers. 'tokens': tokens drawn from those seen at
       initialization. 'kmeans': k-means centers of these tokens.
-    coefficients_scale: root mean square of the output at init.
+    coefficients_scale: root mean square of the output at initialization.
     nested: True to train the first centers to work without the others too (`hbf.models.nested`; after nested dropout,
       Rippel et al. 2014). In training, all centers respond to half of the images. To each other image only the first
       n centers respond, where n is random with a uniform logarithm. The option needs all responses in memory, and a
@@ -280,7 +284,7 @@ class HyperBFCenters(CheckedModule):
     return self.param('log_gain', init)
 
   def _coefficients(self, at_init: Callable[[], jax.Array], dimensions: int, dtype: Any) -> jax.Array:
-    """Return the learned coefficients [H, A, D]. Their initial size depends on the responses from `at_init`."""
+    """Return the learned coefficients [H, A, D]. Their initial size depends on `at_init()`, the responses."""
 
     def init(key: jax.Array) -> jax.Array:
       power = jnp.mean(jnp.sum(at_init() ** 2, axis=(0, 2)))

@@ -109,6 +109,13 @@ def project_qkv(
 
   This function makes the layer `qkv`, so call it from a compact method.
 
+  Args:
+    tokens: [B, N, D].
+    heads: number of heads, a divisor of D.
+    dtype: type of the matrix product.
+    bias: True if queries, keys and values have a bias.
+    mimetic: the strength in `mimetic_init`. 0: the usual initialization.
+
   Raises:
     OptionError: D is not divisible by the number of heads.
   """

@@ -139,9 +139,9 @@ def size_option(model: str) -> tuple[str, str] | None:
 
 
 def with_units(stage: Stage | None, factor: int = 1, more: int = 0) -> Any:
-  """Return a constructor from `make_stages` with `factor` · n + `more` units in place of n.
+  """Return the constructor of a stage with `factor` · n + `more` units, given one with n units.
 
-  A stage without units is unchanged.
+  Constructors are as `make_stages` returns them. A stage without units is returned unchanged.
   """
   if not isinstance(stage, functools.partial):
     return stage

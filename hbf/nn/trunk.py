@@ -121,7 +121,10 @@ class Trunk(CheckedModule):
     return tokens
 
   def _scan(self, make: Any, tokens: jax.Array, context: Context, rates: jax.Array | None) -> jax.Array:
-    """Apply all blocks as a loop over one block. The loop's parameters are the stacked parameters of all blocks."""
+    """Apply all blocks as a loop over one block. The loop's parameters are the stacked parameters of all blocks.
+
+    `make` is the constructor of a block. `rates` has the rate of stochastic depth of each block, or is None.
+    """
 
     def layer(tokens: jax.Array, xs: tuple[Any, dict[str, jax.Array], Any]) -> tuple[jax.Array, None]:
       params, rngs, rate = xs

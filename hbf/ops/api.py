@@ -122,7 +122,7 @@ def hyperbf(
 
 
 def _floats(name: str, value: Any) -> jax.Array:
-  """Return an argument as an array. Raise UserError unless it is an array of floats with two axes or more."""
+  """Return the argument `name` as an array. Raise UserError unless it has floats, and two axes or more."""
   array = jnp.asarray(value)
   if not jnp.issubdtype(array.dtype, jnp.floating):
     raise UserError(f'{name} has type {array.dtype}: expected floats, such as {name}.astype(float)')
@@ -133,7 +133,7 @@ def _floats(name: str, value: Any) -> jax.Array:
 
 
 def _leading(**arrays: jax.Array) -> tuple[int, ...]:
-  """Return the lengths of the leading axes, all but the last two, after broadcasting the arrays to each other."""
+  """Broadcast all axes but the last two of the arrays to each other. Return the lengths of these axes."""
   try:
     return jnp.broadcast_shapes(*(array.shape[:-2] for array in arrays.values()))
   except ValueError:
@@ -142,7 +142,7 @@ def _leading(**arrays: jax.Array) -> tuple[int, ...]:
 
 
 def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Check sigma or radius: one number, or one for each center. Return an array broadcastable to `shape`."""
+  """Check the argument `name`, which is sigma or radius. Return it as an array that broadcasts to `shape`."""
   if isinstance(value, numbers.Real | np.ndarray):  # reading an array of JAX would wait for the device
     numbers_in = np.asarray(value)
     holds, expected = (numbers_in > 0, 'above 0') if name == 'sigma' else (numbers_in >= 0, 'of 0 or more')
@@ -154,7 +154,7 @@ def _per_center(name: str, value: Any, shape: tuple[int, ...], dtype: jnp.dtype)
 
 
 def _metric(metric: Any, leading: tuple[int, ...], dimensions: int) -> tuple[str, jax.Array | None]:
-  """Check a metric W. Return its name and its weights, as `RadialBasis` takes them."""
+  """Check the argument `metric`. Return the name and the weights of the metric, as `RadialBasis` takes them."""
   if metric is None:
     return 'identity', None
   array = jnp.asarray(metric)

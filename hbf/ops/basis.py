@@ -19,7 +19,8 @@ class RadialBasis:
   The object is a JAX pytree. The names and `dot_only_dims` are static fields. Numbers and arrays are leaves.
 
   Attributes:
-    kernel: a name in `hbf.ops.kernels.KERNELS`, a name in `DIRECT` (normalization 'none' only), or `SIGNED`.
+    kernel: a name in `KERNELS` or `DIRECT` of `hbf.ops.kernels`, or 'signed_gaussian' (`SIGNED`). Kernels in `DIRECT`
+      need normalization 'none'.
     sigma: σ > 0, broadcastable to [..., 1, A]. Every kernel but `SIGNED` needs it.
     beta: β of kernel `SIGNED`, of any sign, broadcastable to [..., 1, A]. It replaces 1/2σ².
     metric: a name of a metric, see `hbf.ops.distances.distances`.
@@ -27,7 +28,7 @@ class RadialBasis:
     normalization: a name in `hbf.ops.normalization.NORMALIZATIONS`.
     log_gain: logarithm of a factor that multiplies all responses, broadcastable to [..., 1, 1]. Only normalization
       'none' uses it.
-    squared_radius: b = ρ²/2σ² of a kernel in `BALLS`, broadcastable to [..., 1, A].
+    squared_radius: b = ρ²/2σ² of a kernel in `hbf.ops.kernels.BALLS`, broadcastable to [..., 1, A].
     dot_only_dims: number of last coordinates that the metric ignores. They enter the distance by a dot product only,
       see `hbf.ops.distances.distances`.
   """
@@ -43,7 +44,9 @@ class RadialBasis:
   dot_only_dims: int = flax.struct.field(pytree_node=False, default=0)
 
   def __post_init__(self) -> None:
-    """Check the names. JAX may put placeholders in place of sigma and beta, so only `scale` checks these two.
+    """Check the names. Sigma and beta are checked by `scale`.
+
+    They can't be checked here, because JAX also makes such objects with placeholders instead of arrays.
 
     Raises:
       UserError: a name is unknown, or the kernel does not work with the metric or the normalization.

@@ -19,7 +19,7 @@ def sum_dtype(*dtypes: Any) -> jnp.dtype:
 
 
 def is_short(dtype: jnp.dtype) -> bool:
-  """Return True for a short type, such as bfloat16. A type is short if sums of its numbers have a longer type."""
+  """Return True for a short type, such as bfloat16. Its numbers are summed in a longer type (`sum_dtype`)."""
   return dtype != sum_dtype(dtype)
 
 
@@ -57,8 +57,8 @@ class Distances(NamedTuple):
   def gradient(self, cotangent: Float[Array, '... N A']) -> 'Distances':
     """Compute the float32 cotangents of all parts from the cotangent [..., N, A] of the distances.
 
-    The gradient is written by hand. It computes sums over the points as parts of matrix products. Separate sums would
-    cost more than the products.
+    The gradient is written by hand. The cotangents of `center_norms` and `scale` need sums over the points. Unless
+    the points have a short type, these sums are columns of a matrix product, because separate sums would cost more.
     """
     if not is_short(self.points.dtype):
       g = cotangent
@@ -95,7 +95,7 @@ def distances(
   Args:
     points: [..., N, D].
     centers: [..., A, D], in the type of the points.
-    metric: 'identity' (W = 1), 'diagonal', 'low_rank', 'full', or 'bilinear'.
+    metric: 'identity' (W = I), 'diagonal', 'low_rank', 'full', or 'bilinear'.
     weights: None for identity, [..., D] for diagonal, W [..., R, D] for low_rank, W [..., D, D] for full, and
       M [..., D, D] for bilinear.
     scale: the factor of each center, broadcastable to [..., 1, A]. It is positive unless the metric is bilinear.
@@ -175,7 +175,7 @@ def keep_short(function: Callable, dtype: jnp.dtype) -> Callable:
 def products(a: Float[Array, '... N D'], b: Float[Array, '... A D']) -> Float[Array, '... N A']:
   """Compute the products a bᵀ [..., N, A] with sums in float32.
 
-  If a and b have the same short type, the products of the gradient also multiply numbers of this type.
+  If a and b have the same short type, the matrix products of the gradient also have inputs of this type.
   """
   both_short = a.dtype == b.dtype and is_short(a.dtype)
   return _short_products(a, b) if both_short else _product(_PRODUCTS, a, b)

@@ -112,7 +112,7 @@ def hyperbf(
 
 
 def _as_arrays(points: jax.Array, centers: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, ...]:
-  """Return arrays of JAX's types. If any is float64, points and centers become float64."""
+  """Convert the arguments to arrays of JAX. If one is float64, also convert points and centers to float64."""
   points, centers, coefficients = (jnp.asarray(z) for z in (points, centers, coefficients))
   if jnp.float64 in (points.dtype, centers.dtype, coefficients.dtype):
     points, centers = points.astype(jnp.float64), centers.astype(jnp.float64)

@@ -38,10 +38,10 @@ def constrain(z: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
 def replicate(parameter: jax.Array, *axes: tuple[str, ...] | None) -> jax.Array:
   """Constrain the layout of a parameter where it is used. Its gradient keeps the parameter's own layout.
 
-  The arguments are those of `constrain`. If the gradient had the constrained layout, the whole gradient would be
-  summed over all devices and hosts. On a mesh with one shard along `data`, the gradient does have the constrained
-  layout. There the parameter's layout would cost more traffic, because a TPU's compiler would sum in a loop over
-  shards.
+  The arguments are those of `constrain`. If the gradient had the constrained layout, every device would compute the
+  sum of the whole gradient over all devices and hosts. A mesh with one shard along `data` is an exception: on it, the
+  gradient has the constrained layout. With the parameter's own layout, a TPU's compiler would sum in a loop over the
+  shards there, which costs more traffic.
   """
   if constrain(parameter, *axes) is parameter or shares(('data',)) == 1:
     return constrain(parameter, *axes)

@@ -3,9 +3,10 @@
 All versions with a HyperBF as second stage can be read. Three tensors are not in all versions: M_RBF, the bias of fc,
 and a learned scale. The version of 2023-10-16 has an MLP as second stage and cannot be read.
 
-A state_dict does not show the version, but two versions differ. From 2023-09-26 to 2023-10-08 the code did not use
-M_RBF. But then M_RBF was the identity, so the logits are right. Before 2023-09-20 the code used the normalized class
-token itself as logits, and did not train the head.
+A state_dict does not show its version, so all versions are read alike. Two early forms of the code computed something
+else. From 2023-09-26 to 2023-10-08 the code did not use M_RBF. The logits are right all the same, because M_RBF then
+stayed the identity. Before 2023-09-20 the code used the normalized class token itself as logits, and did not train
+the head. For such a file, the logits here are those of the untrained head.
 """
 
 import functools

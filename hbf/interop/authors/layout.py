@@ -103,7 +103,11 @@ def _hyper_vit(optional: Collection[str]) -> Table:
 
 
 def _attention_metric(m: np.ndarray, qkv: np.ndarray, scale: float = 1.0) -> np.ndarray:
-  """Return M times the sign of the scale, for every head. The scale may be negative, and M may be indefinite."""
+  """Return the authors' matrix M times the sign of the scale, for every head: [H, d, d].
+
+  The sign is part of the metric, because the authors' scale may be negative, and our M may be indefinite. The kernel
+  `qkv` [3D, D] shows the number of heads, H = D/d.
+  """
   return np.tile(np.sign(scale) * m, (heads_of('hyperbf', qkv.shape[1], len(m), None), 1, 1))
 
 

@@ -50,7 +50,8 @@ class LinearAttention(CheckedModule):
     features: φ, a name in `hbf.ops.linear_attention.MAPS`. With normalizer 'sum', 'softmax' approximates
       `SoftmaxAttention`, and 'gaussian' approximates `HyperBFAttention` with metric identity and one σ for each head.
     random_features: m, the number of random features of a head. The relative variance of a weight is of order
-      exp(‖q + k‖²/√d)/m. So wide heads, and queries and keys with large norms, need many features.
+      exp(‖q + k‖²/√d)/m, where ‖q + k‖² grows with d. So wide heads need many features, and so do queries and keys
+      with large norms.
     normalizer: 'sum', or 'none'. With 'none' each head's output is divided by its root mean square (TransNormer, Qin
       et al. 2022).
     dtype: type of the matrix products. Parameters are float32.
@@ -94,7 +95,7 @@ class LinearAttention(CheckedModule):
 def _projections(heads: int, count: int, d: int) -> np.ndarray:
   """Return the projections ω [H, count, d] of all heads.
 
-  They are constants, not parameters. All blocks have the same ω, with and without `scan_layers`.
+  They are constants, not parameters. All blocks have the same ω.
   """
   rng = np.random.default_rng(0)
   return np.stack([orthogonal_projections(rng, count, d) for _ in range(heads)])

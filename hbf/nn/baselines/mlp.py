@@ -35,7 +35,7 @@ class MLP(CheckedModule):
     hidden: number of units between the layers. The first layer of a gated MLP has two rows of weights for each unit.
     activation: 'relu' (as in CBMM Memo 143), 'gelu', 'gelu_erf', or one of the gated linear units 'glu', 'reglu',
       'geglu', 'swiglu'.
-    output_scale: the standard deviation of the second layer's initial weights, times √hidden.
+    output_scale: √hidden times the standard deviation of the second layer's initial weights.
     normalize: True to scale tokens x, and the weights w of each unit, to norm 1. A unit is then act(s x·w + b). The
       scale s is learned, is the same for all units, and starts at 2√D. Since ‖x − w‖² = 2 − 2 x·w, this MLP is a
       HyperBF with kernel φ(b' − r²/2σ²), where r = ‖x − w‖, φ = act, σ² = 1/s and b' = b + s. So this MLP is the

@@ -148,7 +148,7 @@ class TokenDense(nn.Module):
 
 
 def most_tokens(tokens: Float[Array, 'B N D'], context: Context) -> int:
-  """Return the number N of tokens. If they continue a text, return the most tokens that the text may have."""
+  """Return the number N of tokens. If they continue a text, return the largest number of tokens it may have."""
   return tokens.shape[1] if context.continued is None else context.continued.room
 
 

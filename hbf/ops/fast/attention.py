@@ -150,7 +150,10 @@ def padded_attention(
   causal: bool = False,
   implementation: Literal['xla', 'cudnn'] = 'cudnn',
 ) -> Float[Array, 'B H N V']:
-  """Compute softmax(scale q·k) v of arrays padded with zeros to sizes that cuDNN supports. Padded keys are masked."""
+  """Compute softmax(scale q·k) v. Before, arrays are padded with zeros to sizes that cuDNN supports.
+
+  Keys that are padding are masked.
+  """
   (length, d), (keys_length, v) = queries.shape[2:], values.shape[2:]
   size = max(d, v)
   queries, keys, values = (z.swapaxes(1, 2) for z in (queries, keys, values))
@@ -223,8 +226,8 @@ def is_attention(
 ) -> bool:
   """Return True if `gaussian_attention` should compute a normalized Gaussian.
 
-  Two conditions must hold. Each head has one sigma. The responses of a head are few enough to be in memory at once
-  (`_MOST_PAIRS`), or cuDNN supports the arrays.
+  Two conditions must hold. First, all centers of a head have the same sigma, and so the same `scale`. Second, the
+  responses of a head are few enough to be in memory at once (at most `_MOST_PAIRS`), or cuDNN supports the arrays.
   """
   shared_scale = scale.ndim == 0 or scale.shape[-1] == 1
   pairs = points.shape[-2] * centers.shape[-2]

@@ -38,7 +38,10 @@ def hyperbf_from_sums(
   mask: None = None,
   causal: bool = False,
 ) -> Float[Array, '... N V']:
-  """Compute the operator from the sums that `summation` returns. Every point must see every center."""
+  """Compute the operator from the sums that `summation` returns.
+
+  Every point must see every center. So `mask` must be None and `causal` must be False.
+  """
   assert mask is None and not causal
   scale, weights = basis.scale(points.dtype), basis.weights
   log_gain = jnp.asarray(basis.log_gain, scale.dtype)

@@ -46,7 +46,7 @@ def fastest(
   """Return the fastest function that computes the operator for these arguments.
 
   Args:
-    definition: the function `hbf.ops.hyperbf.hyperbf_plain`, for arguments without a faster function.
+    definition: the function `hbf.ops.hyperbf.hyperbf_plain`. It is used if no faster function supports the arguments.
     points: x [..., N, D].
     centers: t [..., A, D].
     coefficients: c [..., A, V].

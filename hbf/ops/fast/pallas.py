@@ -34,12 +34,13 @@ class _Tiling(NamedTuple):
   Attributes:
     points: number of points in a block, a power of two.
     centers: number of centers in a block, a power of two.
-    features: how many columns of the result, along D or V, one program of the grid computes at most, a power of two.
-      If None, it computes all columns. Programs for other columns compute the same responses again. So the kernels
-      gain less for wide tokens.
+    features: largest number of columns, of the D or V columns of a result, that one program of the grid computes. It
+      is a power of two. None: all columns. Each program computes the responses for its columns again. So the wider
+      the tokens are, the more often the same responses are computed.
     depth: how many of the D or V terms of a dot product are multiplied at a time, a divisor of `features`. None: all.
-    ordered: True if the grid's last axis runs over the blocks of a sum in order, while the sum stays in fast memory.
-      False if all programs run in parallel. Then each program has a loop over the blocks.
+    ordered: True if the grid's last axis runs over the blocks that are added to a sum. The blocks are then added in
+      order, and the sum stays in fast memory. False if all programs run in parallel. Each then has a loop over the
+      blocks.
     options: options of `pallas_call`.
   """
 
@@ -138,7 +139,7 @@ class _Block(NamedTuple):
 
 
 def _add_sums(kernel: str, block: _Block, sums: Any) -> Any:
-  """Add a block of centers to the sums for a block of points. The pivot is the mean response in the first block."""
+  """Add a block of centers to the sums for a block of points. The pivot is the mean of k in the first block."""
   log_k, _, _ = _log_responses(kernel, block)
   values, total, squares, log_peak, pivot = sums
   peak = jnp.maximum(log_peak, log_k.max(axis=1, keepdims=True))
@@ -194,7 +195,10 @@ def _log_responses(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, Ca
 
 
 def _cotangents(kernel: str, block: _Block) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Compute a block's cotangents of r² and of the scale, for each point and center. Also return k minus its mean."""
+  """Compute the cotangents of r² and of the scale for each pair of a point and a center in a block.
+
+  Also return k − k̄ of each pair, as defined in `hbf.ops.fast.sums`.
+  """
   log_k, squares, pull = _log_responses(kernel, block)
   given, constant, slope, mean, log_peak = block.given
   k = jnp.exp(log_k - log_peak[block.points, :])
@@ -236,10 +240,11 @@ class _Job(NamedTuple):
   Attributes:
     add: function of (kernel, block, sums) that returns new sums.
     over: 'a' to sum over the centers for blocks of points, 'n' to sum over the points for blocks of centers.
-    axes: the two axes of each sum, in the letters of `_AXES`.
+    axes: the two axes of each sum, one letter each: n for points, a for centers, d for the D dimensions, v for the V
+      columns of the coefficients, and 1 for an axis of length 1.
     start: initial value of each sum.
-    products: number of matrix products over the D dimensions, and number of those over the V columns. The cost
-      estimate uses them.
+    products: number of matrix products over the D dimensions, and number of matrix products over the V columns. The
+      cost estimate uses both numbers.
   """
 
   add: Callable[[str, _Block, Any], Any]
@@ -262,7 +267,7 @@ def _run(job: _Job, kernel: str, distances: Distances, coefficients: jax.Array, 
   """Compute the sums of a job in float32, by the Pallas kernel for the program's platform.
 
   All arrays have a leading axis of length L, over which the Pallas kernel is repeated. `kernel` is the name of the
-  radial kernel.
+  radial kernel, and `given` has the arrays of `_Block.given`.
   """
   distances = distances._replace(center_norms=distances.center_norms.mT, scale=distances.scale.mT)
   forms = {name: functools.partial(_call, job, kernel, tiling) for name, tiling in _TILINGS.items()}
@@ -313,9 +318,18 @@ def _call(job: _Job, kernel: str, tiling: _Tiling, inputs: tuple, given: tuple) 
 def _kernel(
   job: _Job, kernel: str, tiling: _Tiling, centers: int, count: dict[str, int], unit: dict[str, int], *refs: Any
 ) -> None:
-  """Add blocks to the sums of one program. The last arguments are the references to inputs and outputs.
+  """Add blocks to the sums of one program of the grid.
 
   If the tiling is ordered, a step of the grid's last axis adds one block. Otherwise a loop adds all blocks.
+
+  Args:
+    job: the sums to compute.
+    kernel: name of the radial kernel.
+    tiling: the sizes of the blocks on this platform.
+    centers: number of centers without padding.
+    count: number of blocks along each axis, by the letter of the axis (`_Job.axes`).
+    unit: length of a block along each axis, by the letter of the axis.
+    *refs: references to the inputs, and then to the outputs.
   """
   inputs, outputs = refs[: -len(job.axes)], refs[-len(job.axes) :]
   program, features, step = (pl.program_id(i) for i in (1, 2, 3))
@@ -354,7 +368,7 @@ def _kernel(
 
 
 def _cost(job: _Job, leading: int, size: dict[str, int], arrays: list[jax.Array]) -> pl.CostEstimate:
-  """Estimate the cost of the sums, without padding and repeated work."""
+  """Estimate the cost of the sums. Padding and repeated work are not counted."""
   pairs = leading * size['n'] * size['a']
   products = 2 * (job.products[0] * size['d'] + job.products[1] * size['v'])
   return pl.CostEstimate(

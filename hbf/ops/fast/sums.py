@@ -2,8 +2,9 @@
 
 Let k_a = K(s_a) / max_b K(s_b), with mean k̄ over the centers. The sums are k̄, the variance of k over the centers,
 and Σ_a (k_a − k̄) c_a. If the responses hardly differ, sums of k would lose the differences to rounding. So an
-implementation sums u = k − p. The number p, the pivot, is the mean of k over the first F centers. It differs from k̄
-by at most √(A / F) standard deviations of k. So the final correction from p to k̄ is never large.
+implementation sums u = k − p. The number p, the pivot, is the mean of k over the first F of the A centers. Each
+implementation has its own F. The pivot differs from k̄ by at most √(A / F) standard deviations of k. So the final
+correction from p to k̄ is never large.
 
 In this module, "float32" means float64 if an input is float64 (`hbf.ops.distances.sum_dtype`).
 
@@ -36,7 +37,7 @@ _PAIRS = 2**21  # pairs of point and center in a block
 
 
 class Sums(NamedTuple):
-  """Sums over the centers.
+  """Sums over the centers a, in terms of k_a = K_a / max K and its mean k̄ over the centers.
 
   Attributes:
     values: Σ_a (k_a − k̄) c_a, float32 [..., N, V].
@@ -69,7 +70,7 @@ class PivotedSums(NamedTuple):
 
 
 class MomentCotangents(NamedTuple):
-  """The part of k_a's cotangent that comes from the moments: constant + slope (k_a − mean).
+  """The part of the cotangent of k_a = K_a / max K that comes from the moments: constant + slope (k_a − mean).
 
   Each field has the shape [..., N, 1].
   """
@@ -80,12 +81,14 @@ class MomentCotangents(NamedTuple):
 
 
 class ResponseCotangents(NamedTuple):
-  """The numbers from which the gradient is computed. The cotangent of k_a is given·c_a, plus `of_moments`.
+  """The numbers from which the gradient is computed, for k_a = exp(log K_a − log_peak).
+
+  The cotangent of k_a is given·c_a, plus the part that comes from the moments.
 
   Attributes:
     given: the cotangent of the values, [..., N, V] in the type of the coefficients.
-    log_peak: the reference of k = exp(log K − log_peak), float32 [..., N, 1].
-    of_moments: the part of the cotangent that comes from the moments. None for sums without moments.
+    log_peak: log max_a K_a, or the negative log-gain for sums without moments, float32 [..., N, 1].
+    of_moments: the part that comes from the moments. None for sums without moments.
   """
 
   given: jax.Array
@@ -94,7 +97,7 @@ class ResponseCotangents(NamedTuple):
 
 
 def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
-  """Compute the sums relative to the mean k̄ from the sums relative to the pivot p."""
+  """Compute the sums of k − k̄, for the mean k̄, from the sums of k − p, for the pivot p."""
   count = coefficients.shape[-2]
   offset = pivoted.total / count
   # A product, not a broadcast, is fastest on XLA's CPU backend.
@@ -106,7 +109,7 @@ def center(pivoted: PivotedSums, coefficients: Float[Array, '... A V']) -> Sums:
 
 
 def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '... A V']) -> ResponseCotangents:
-  """Compute what the gradient needs, given the cotangents of the sums."""
+  """Compute the numbers that the gradient needs from the cotangents of the sums."""
   count = coefficients.shape[-2]
   mean_coefficients = coefficients.mean(axis=-2, keepdims=True, dtype=sum_dtype(coefficients.dtype))
   given = cotangents.values.astype(coefficients.dtype)
@@ -120,7 +123,7 @@ def pull_back(cotangents: Sums, moments: Moments, coefficients: Float[Array, '..
 
 
 def kernel_sums(distances: Distances, coefficients: Float[Array, '... A V'], kernel: str) -> Sums:
-  """Compute the sums for every point.
+  """Compute `Sums` for every point.
 
   Args:
     distances: the parts of the scaled squared distances s, for points [..., N, D] and centers [..., A, D].
@@ -143,11 +146,11 @@ def unnormalized_sums(
 
 
 def _blocks(distances: Distances, coefficients: jax.Array) -> int:
-  """Return the number of blocks of points.
+  """Return the number of blocks into which the points are split.
 
-  With a single block, the distances are kept for the gradient, which saves a sixth of the matrix products. There is a
-  single block if the distances take at most a few times the memory of the points and values, as in an MLP. With more
-  centers there are several blocks, and the gradient computes the distances of each block again.
+  There is a single block if the A centers are few: A ≤ 4 (D + V). The distances [..., N, A] are then kept for the
+  gradient, which saves a sixth of the matrix products. With more centers, the responses of one block must fit in
+  memory. If this gives several blocks, the gradient computes the distances of each block again.
   """
   points, centers = distances.points.shape, distances.centers.shape[-2]
   if centers <= _KEPT_RATIO * (points[-1] + coefficients.shape[-1]):
@@ -158,10 +161,8 @@ def _blocks(distances: Distances, coefficients: jax.Array) -> int:
 def blocks_in_memory(points: tuple[int, ...], centers: int) -> int:
   """Return a number of blocks of points such that the responses of one block fit in memory.
 
-  The argument `points` is the shape [..., N, D] of the points.
-
-  If a program is exported for any number of images (`jax.export`), the number of points is unknown. Then there
-  is one block.
+  The argument `points` is the shape [..., N, D] of the points, and `centers` is the number of centers. If a program
+  is exported for any number of images (`jax.export`), the number of points is unknown. Then there is one block.
   """
   pairs = math.prod(points[:-1]) * centers
   return 1 if jax.export.is_symbolic_dim(pairs) else min(-(-pairs // _PAIRS), points[-2])
@@ -219,10 +220,14 @@ _unnormalized.defvjp(_unnormalized_forward, _unnormalized_backward)
 
 
 def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distances, dtype: jnp.dtype) -> Any:
-  """Apply `of_block` to the distances of each block. Return all results, and the distances kept for the gradient."""
+  """Apply `of_block` to the distances of each of `count` blocks of points. Return the results and the kept distances.
+
+  If there is a single block, its distances are kept for the gradient in the type `dtype`, by `_shortened`. Otherwise
+  no distances are kept (None).
+  """
 
   def block(points: tuple[jax.Array, jax.Array]) -> Any:
-    scaled = _of(distances, *points)()
+    scaled = _with_points(distances, *points)()
     return of_block(scaled), _shortened(scaled, dtype) if count == 1 else None
 
   blocks, kept = jax.lax.map(block, tuple(split(z, count) for z in (distances.points, distances.norms)))
@@ -232,11 +237,14 @@ def _forward(of_block: Callable[[jax.Array], Any], count: int, distances: Distan
 def _backward(
   kernel: str, count: int, distances: Distances, coefficients: jax.Array, kept: Any, pull: ResponseCotangents
 ) -> Any:
-  """Compute the cotangents of distances and coefficients."""
+  """Compute the cotangents of the distances' parts and of the coefficients, in `count` blocks of points.
+
+  `kept` has the distances that `_forward` kept, or None. `pull` is the result of `pull_back`.
+  """
 
   def block(totals: Any, inputs: Any) -> Any:
     (points, norms), pull, kept = inputs
-    part = _of(distances, points, norms)
+    part = _with_points(distances, points, norms)
     scaled = part() if kept is None else functools.reduce(jnp.add, kept)
     of_part, of_coefficients = _block_gradient(kernel, part, scaled, coefficients, pull)
     of_centers = (*of_part[2:], of_coefficients)
@@ -255,10 +263,10 @@ def _backward(
 
 
 def _shortened(scaled: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-  """Return arrays that sum to the distances. The array of size [..., N, A] has the given type.
+  """Return the distances `scaled` [..., N, A] as one array, or as the sum of two arrays if `dtype` is a short type.
 
-  With a short type, the smallest distance of each point is kept in float32. Only the differences from it are rounded.
-  So the largest responses are the most precise.
+  One of the two arrays has the smallest distance of each point, float32 [..., N, 1]. The other has the differences
+  from it in the short type, [..., N, A]. Only these are rounded, so the largest responses are the most precise.
   """
   if not is_short(dtype):
     return (scaled,)
@@ -308,6 +316,6 @@ def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.einsum(spec, a, b, preferred_element_type=sum_dtype(a.dtype, b.dtype))
 
 
-def _of(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
-  """Return the distances of other points to the same centers. The points are already multiplied by the metric."""
+def _with_points(distances: Distances, points: jax.Array, norms: jax.Array) -> Distances:
+  """Return the distances with other points, which are already multiplied by the metric, and their norms."""
   return distances._replace(points=points, norms=norms)
