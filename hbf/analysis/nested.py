@@ -64,16 +64,16 @@ def curve(
 
 
 def _powers(model: Any) -> list[int]:
-  """Return 1, 2, 4, … and the number of all centers.
+  """Return the powers of two up to the number of centers, and this number.
 
-  For a model without centers return [1], so that `first_centers` raises its error.
+  If the model has no centers, return [1]. `first_centers` then raises an error, because it cannot keep one center.
   """
   centers = model.stage2.get('centers', 1)
   return sorted({2**i for i in range(centers.bit_length())} | {centers})
 
 
 def _centers(row: Mapping[str, Any]) -> int:
-  """Return the number of centers. In old results the key has the British spelling."""
+  """Return the number of centers in a row of results. In old results, its key is 'centres'."""
   return row['centers'] if 'centers' in row else row['centres']
 
 

@@ -65,10 +65,13 @@ class Arm:
 
   Attributes:
     name: the name of the arm in tables.
-    optimizer: changes of the config.
-    start: the edit before the first step: '', 'kmeans' or 'tokens' (three phases), or 'agop'.
-    change: the edit after half of the steps: '', 'grow' or 'replace'.
-    hardest: True if new centers are tokens of the images with the highest loss, False if of any images.
+    optimizer: the values of the config keys that set the optimizer.
+    start: how the parameters are edited before the first step. '': not at all. 'kmeans' and 'tokens': by the first
+      two of the three phases, with these centers. 'agop': by the AGOP metric.
+    change: how the state is edited after half of the steps. '': not at all. 'grow': centers are added. 'replace': the
+      least used centers are replaced.
+    hardest: True if new centers are tokens of the images with the highest loss. False if they are tokens of any
+      images.
   """
 
   name: str
@@ -91,7 +94,7 @@ ARMS = (
 
 
 class Cost(NamedTuple):
-  """A cost.
+  """The cost of a computation.
 
   Attributes:
     operations: floating-point operations.
@@ -107,11 +110,11 @@ class Cost(NamedTuple):
 
 
 class Leg(NamedTuple):
-  """A part of a run.
+  """A part of a run, without an edit in between.
 
   Attributes:
-    first: the number of steps before it.
-    last: the number of steps at its end.
+    first: the number of the run's steps before this part.
+    last: the number of the run's steps at the end of this part.
     step: the cost of a step.
     held_out: the accuracy on held-out images in percent, by step.
     result: the content of result.json. None if the run was stopped.
@@ -125,7 +128,10 @@ class Leg(NamedTuple):
 
 
 def run_leg(experiment: Experiment, workdir: pathlib.Path, first: int = 0, until: int | None = None) -> Leg:
-  """Train, or continue a run after `first` steps, for `until` steps in all. None: until the end."""
+  """Train until the run has `until` steps, or to its end if `until` is None.
+
+  `first` is the number of steps that the run in `workdir` already has.
+  """
   ends: dict[int, float] = {}
   held_out: dict[int, float] = {}
 
@@ -161,7 +167,7 @@ class Images(NamedTuple):
 
 
 def read_images(experiment: Experiment, most: int) -> Images:
-  """Return at most `most` training images, evenly spaced and not transformed."""
+  """Return at most `most` training images, evenly spaced in the split and not transformed."""
   source, data = experiment.splits['train'], experiment.config.data
   images, labels = read_many(source, evenly_spaced(len(source), most), experiment.task.shape)
   return Images(np.asarray(normalize(jnp.asarray(images), data.mean, data.std)), np.asarray(labels))
@@ -174,7 +180,10 @@ def classifier(experiment: Experiment) -> ImageClassifier:
 
 
 def edited_start(arm: Arm, experiment: Experiment, folder: pathlib.Path) -> tuple[dict[str, Any], Cost]:
-  """Return the parameters with which an arm starts, and the cost of making them."""
+  """Return the parameters with which an arm starts, and the cost of making them.
+
+  For `agop`, a short run in a subfolder of `folder` is trained first, and its AGOP is measured.
+  """
   model, params, seed = classifier(experiment), starts.initial_params(experiment), experiment.config.seed
   images, shape = read_images(experiment, SEEN), experiment.task.shape
   if arm.start != 'agop':
@@ -205,8 +214,8 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
 
   Args:
     arm: the arm.
-    before: the experiment so far.
-    state: its state.
+    before: the experiment of the first half of the steps.
+    state: the state at the end of this half.
     size: number of centers of a block after the change.
   """
   model, images = classifier(before), read_images(before, SEARCHED)
@@ -227,7 +236,13 @@ def changed_state(arm: Arm, before: Experiment, state: TrainState, size: int) ->
 
 
 def make_experiment(config: ConfigDict, dataset: Any = None, changes: Mapping[str, Any] | None = None) -> Experiment:
-  """Return the experiment of a config with changed keys, on one device."""
+  """Return the experiment of a config on one device.
+
+  Args:
+    config: the config.
+    dataset: the data set. None: the one that the config names.
+    changes: new values of some config keys.
+  """
   changed = config.copy_and_resolve_references()
   changed.update_from_flattened_dict(dict(changes or {}))
   return prepare(changed, devices=jax.devices()[:1], dataset=dataset)
@@ -243,7 +258,7 @@ def in_memory(dataset: Dataset) -> Dataset:
 
 
 def run_arm(arm: Arm, config: ConfigDict, seed: int, dataset: Dataset | None = None) -> dict[str, Any]:
-  """Train an arm. Return a row of the result.
+  """Train a network in the way of an arm. Return a row of the result.
 
   Args:
     arm: the arm.
@@ -276,12 +291,12 @@ def _run_arm(arm: Arm, config: ConfigDict, folder: pathlib.Path, dataset: Datase
 
 
 def row_of(arm: Arm, experiment: Experiment, legs: Sequence[Leg], costs: Sequence[Cost]) -> dict[str, Any]:
-  """Return the row of a run.
+  """Return the row of a run in the results.
 
   Args:
     arm: the arm.
-    experiment: the run.
-    legs: its parts.
+    experiment: the experiment of the run.
+    legs: the parts of the run.
     costs: for each part, the cost of the edit before it.
   """
   curve, total, edits = [], Cost(), Cost()
