@@ -10,9 +10,8 @@ from hbf.analysis.trained_run import TrainedRun
 def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """Measure how near the tokens of each image are to the centers.
 
-  The nearness is the mean, over the tokens of an image, of the greatest log K over the centers. Some kernels may be 0
-  or negative, so they have no logarithm. For these kernels, the depth b − s replaces log K. They are the kernels in
-  `hbf.ops.kernels.BALLS` and `hbf.ops.kernels.VALUES`.
+  The nearness is the mean, over the tokens of an image, of the greatest log K over the centers. If K may be 0 or
+  negative, the depth b − s replaces log K. Such kernels are in `hbf.ops.kernels.BALLS` and `hbf.ops.kernels.VALUES`.
 
   Args:
     run: the run.

@@ -41,7 +41,8 @@ def curve(
       `hbf.training.evaluate.evaluate_workdir`.
 
   Returns:
-    A row for each count, with the keys centers, params, flops_per_image, n, correct, accuracy and nll.
+    A row for each count. It has the keys centers, params (number of parameters), flops_per_image, n (number of test
+    images), correct (number of right answers), accuracy and nll.
 
   Raises:
     UserError: the run has no such checkpoint, or it has fewer centers than a count.

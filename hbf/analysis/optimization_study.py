@@ -1,4 +1,4 @@
-"""Measurement of two alternatives to gradient steps: refits of linear layers, and metrics from the AGOP.
+"""Measurement of closed-form refits of linear layers, and of the likeness of learned metrics to the AGOP.
 
 python -m hbf.analysis.optimization_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.optimization_study --report         # draws tables and picture again, from stored numbers
@@ -90,7 +90,7 @@ def untrained(restored: Restored) -> Any:
 
 
 def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) -> Split:
-  """Pass the images of a split through the network once, and return the inputs of its two last linear layers.
+  """Pass the images of a split through the network once. Return the arrays of the split that the refits need.
 
   Training images are transformed as in training.
 
@@ -130,8 +130,8 @@ def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarra
     tail: the part of the network behind stage 2.
     loss: the loss of logits against class probabilities.
     weights: the trained coefficients, with the bias as the last row, [A + 1, D].
-    inputs: the responses of which stage 2 are used, as an index in `refit.Seen.inputs`. 0: the trained stage 2.
-      1: the untrained one.
+    inputs: an index in `split.seen.inputs`: 0 for the responses of the trained stage 2, 1 for those of the untrained
+      one.
   """
   rest = split.seen.tokens - split.seen.inputs[0] @ weights.astype(np.float32)
   return refit.Problem(tail, loss, split.seen.inputs[inputs], rest, split.targets)
@@ -269,7 +269,10 @@ def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -
 
 
 def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
-  """Refit the last stage 2 and the head of a run, from several starts and with two losses. Return a row for each."""
+  """Refit the last stage 2 and the head of a run, from several starts and with two losses.
+
+  Return a row for each refit. `most` is the greatest number of training images.
+  """
   model, _ = classifier(restored, pathlib.Path())
   weights, block = refit.coefficients(model, restored.params), refit.last_block(model)
   stages, begin = [untrained(restored)[block]['stage2']], time.process_time()
@@ -328,7 +331,7 @@ def _refit_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
 def measure_agop(restored: Restored) -> list[dict[str, Any]]:
   """Compare the AGOP of each block with the matrices of its stage 2, and with random matrices.
 
-  This is done for the trained and for the untrained network.
+  Return a row for each matrix of the trained network, and of the network at initialization.
   """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)['train']
@@ -357,7 +360,7 @@ def _units(stage: Any) -> int:
 
 
 def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
-  """Measure a run.
+  """Measure the refits and the AGOP of a run.
 
   Args:
     workdir: folder of a run of task classification that holds out a part of the training images.

@@ -76,7 +76,7 @@ class ClassGaussians(NamedTuple):
   Attributes:
     means: mean of each class, [C, F].
     factors: L⁻¹ of each class, where L Lᵀ is the covariance, [C, F, F].
-    log_weights: logarithm of each class's share of the examples, minus log |L|, [C].
+    log_weights: logarithm of each class's share of the examples, minus log det L, [C].
   """
 
   means: np.ndarray

@@ -96,8 +96,8 @@ class Known(NamedTuple):
     shared: Gaussians of the features of each class. All classes share one covariance.
     own: Gaussians of the features of each class. Each class has its own covariance.
     held_out: scores of held-out images.
-    rank: two numbers that select distances to the k-th nearest neighbor. The first is k itself, for the features of
-      an image. The second is the index of k in `RANKS`, for tokens.
+    rank: two numbers for the scores that are distances to the k-th nearest neighbor. The first is the k for the
+      features of an image. The second is the index in `RANKS` of the k for tokens.
   """
 
   tokens: dict[str, Fitted]

@@ -33,11 +33,11 @@ class Stage2(NamedTuple):
 
   Attributes:
     tokens: input of the stage, after the LayerNorm, float32 [B, N, D].
-    responses: log K of the centers, [B, N, U], where normalization has no part. For kernels that may be 0 or
-      negative, the depth b − s replaces log K. In an MLP, these are the numbers w·x + b before the activation. In a
-      gated MLP, they are the numbers of the gates.
-    log_kernels: log K of the centers, [B, N, U]. For kernels that may be 0 or negative, K is replaced by the Gaussian
-      with the stage's sigma. None in an MLP.
+    responses: log K of the centers, not normalized over them, [B, N, U]. If K may be 0 or negative, the depth b − s
+      replaces log K. In an MLP, these are the numbers w·x + b of the units before the activation. In a gated MLP,
+      they are the numbers w·x + b of the gates.
+    log_kernels: log K of the centers, [B, N, U]. If K may be 0 or negative, a Gaussian with the stage's sigma
+      replaces K. None in an MLP.
   """
 
   tokens: jax.Array

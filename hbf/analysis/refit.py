@@ -311,7 +311,7 @@ class Problem:
       yield function(self.tail, self.loss, *given, self.inputs[part], self.rest[part], self.targets[part])
 
   def _mean(self, function: Any, *directions: np.ndarray) -> np.ndarray:
-    """Return the mean over all images of what `_gradient`, `_product` or `_factor` sums over a batch, in float64."""
+    """Return a mean over all images in float64. `_gradient`, `_product` or `_factor` gives the sum over a batch."""
     sums = [np.asarray(part, np.float64) for part in self._apply(function, *directions)]
     return np.sum(sums, axis=0) / len(self.inputs)
 
@@ -445,7 +445,9 @@ def refit(
 
 
 def descend(problem: Problem, weights: np.ndarray, rate: float, epochs: int, seed: int) -> np.ndarray:
-  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images, as a control. Return W, [A + 1, D].
+  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images. Return W, [A + 1, D].
+
+  This is what a refit is compared with.
 
   Args:
     problem: the loss on training images.

@@ -97,7 +97,7 @@ def removed_counts(count: int) -> np.ndarray:
 
 
 def random_orders(count: int, patches: int) -> list[np.ndarray]:
-  """Return `DRAWS` arrays, int [count, patches], each with a random order of the patches for `count` images."""
+  """Return `DRAWS` arrays, int [count, patches]. Each of the `count` rows is a random order of an image's patches."""
   random = np.random.default_rng(0)
   return [random.permuted(np.tile(np.arange(patches), (count, 1)), axis=1) for _ in range(DRAWS)]
 

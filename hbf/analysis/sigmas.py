@@ -25,7 +25,7 @@ class SigmaSummary:
 
   Attributes:
     kernel: name of the kernel in `hbf.ops.kernels`.
-    sigma: all learned σ of the stage, [n]. n is 0 if σ is fixed, or if the kernel has no σ, as `signed_gaussian`.
+    sigma: all learned σ of the stage, [n]. n is 0 if σ is fixed, or if the kernel has no σ (`signed_gaussian`).
     sigma_init: mean σ at initialization. NaN if no σ is learned.
     distance: root mean square of the distance ‖W(x − t)‖. In stage 1, x is a query and t a key of the same image. In
       stage 2, x is a token and t a center.

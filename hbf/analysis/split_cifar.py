@@ -56,7 +56,7 @@ ARMS = {
 
 
 def keep_top(count: int) -> Callable[..., Any]:
-  """Return an interceptor of Flax: only the `count` nearest centers of each head respond to a token.
+  """Return an interceptor of Flax with which only the `count` nearest centers of each head respond to a token.
 
   The responses of all other centers are 0, and so are their gradients. Centers at equal distances count as a single
   center, so more than `count` centers may respond.

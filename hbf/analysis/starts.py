@@ -168,12 +168,11 @@ def phases_operations(
 def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, centers: str, key: jax.Array) -> Params:
   """Return the parameters of a stage 2 with new centers, a new σ and a new gain, chosen for its inputs.
 
-  With this gain, the mean response of the centers is 1. This is the first of the three phases of Schwenker et al.
-  2001.
+  With this gain, the mean response of the centers is 1. This is the first of the three phases.
 
   Args:
     stage: the stage 2.
-    params: its parameters. W stays, and must be the identity.
+    params: its parameters. W must be the identity, and does not change.
     points: its inputs, [n, N, D].
     centers: a name in `hbf.nn.hyperbf.CENTERS_INITS`.
     key: a random key.
@@ -196,7 +195,7 @@ def _start(centers: str, key: jax.Array, rows: jax.Array, count: int) -> jax.Arr
 
 
 def class_codes(classes: int, width: int, seed: int) -> np.ndarray:
-  """Return a random code of norm √D for each class, [K, D]. The codes are orthogonal if K ≤ D."""
+  """Return random codes [K, D] of norm √D for K classes, where D is the width. They are orthogonal if K ≤ D."""
   drawn = np.random.default_rng(seed).normal(size=(width, classes))
   codes = np.linalg.qr(drawn)[0].T if classes <= width else of_norm_1(drawn.T)
   return codes * np.sqrt(width)

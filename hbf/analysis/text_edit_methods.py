@@ -17,7 +17,7 @@ from hbf.models.edited import LAST, Observed
 
 
 class TextTrial(NamedTuple):
-  """The options of a method: the layer that gives the points, and the options `hbf.analysis.edit_methods.Trial`."""
+  """The options of a method: the layer that gives the points, and those in `hbf.analysis.edit_methods.Trial`."""
 
   layer: str
   reach: float

@@ -131,7 +131,7 @@ class Bases(NamedTuple):
 
   Attributes:
     text: the guarded examples are places of the training text.
-    names: the guarded examples are these places, and the ends of prompts with invented names.
+    names: the guarded examples are these places, and the last tokens of prompts with invented names.
   """
 
   text: dict[str, Base]
@@ -295,7 +295,10 @@ def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float
 
 
 class TextFineTuning:
-  """Fine-tuning of all parameters on a fact, until all tokens of its answer are right or for `STEPS` steps."""
+  """Fine-tuning of all parameters on a fact, until all tokens of its answer are right.
+
+  It ends after `hbf.analysis.edit_study.STEPS` steps in any case.
+  """
 
   def __init__(self, run: TextRun, split: Split) -> None:
     """Make the functions of the run's network. JAX compiles them at their first call."""
@@ -361,9 +364,14 @@ class TextFineTuning:
 def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
   """Measure all methods on a run. Return a row for the model without edits, then a row for each method.
 
-  A row has the method's trials, and the indices of its best trials for single facts and for many facts. 'alone' has
-  the scores for single facts, and 'many' has those for many facts, each with its best trial. 'alone_of_many' has the
-  scores for single facts with the best trial for many facts.
+  The options of a method are chosen twice: once for single facts, which are taught one at a time, and once for many
+  facts, which are taught together. The row of a method has these keys:
+
+  - 'trials': the results of all trials,
+  - 'best' and 'best_of_many': the indices of the trials that are best for single facts and for many facts,
+  - 'alone': the scores for single facts with the trial 'best',
+  - 'many': the scores for many facts with the trial 'best_of_many',
+  - 'alone_of_many': the scores for single facts with the trial 'best_of_many'.
 
   Args:
     workdir: folder of a run of task next_token with a validation split.

@@ -98,8 +98,8 @@ class Observed(NamedTuple):
   Attributes:
     logits: logits of the next token, [n, T, V].
     tokens: tokens after the last block, [n, T, D].
-    responses: responses R of the centers, [n, T, U] by block. Stage 2 computes Σ R c. The U centers of all heads are
-      concatenated.
+    responses: the responses R in the sum Σ R c that stage 2 computes, [n, T, U] by block. U counts the centers of all
+      heads.
   """
 
   logits: np.ndarray
