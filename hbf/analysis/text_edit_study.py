@@ -373,6 +373,8 @@ def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
   - 'many': the scores for many facts with the trial 'best_of_many',
   - 'alone_of_many': the scores for single facts with the trial 'best_of_many'.
 
+  Fine-tuning uses the trial 'best' for many facts too. So its row has no 'best_of_many' and no 'alone_of_many'.
+
   Args:
     workdir: folder of a run of task next_token with a validation split.
     count: number of facts.
