@@ -10,15 +10,16 @@ from hbf.analysis.trained_run import TrainedRun
 def nearness(run: TrainedRun, images: np.ndarray) -> dict[str, np.ndarray]:
   """Measure how near the tokens of each image are to the centers.
 
-  The nearness is the mean, over the tokens of an image, of the greatest log K over the centers. For kernels in
-  `BALLS` and `VALUES`, the depth b − s replaces log K (`hbf.ops.kernels`).
+  The nearness is the mean, over the tokens of an image, of the greatest log K over the centers. If K may be 0 or
+  negative, the depth b − s replaces log K. Such kernels are in `hbf.ops.kernels.BALLS` and `hbf.ops.kernels.VALUES`.
 
   Args:
     run: the run.
     images: uint8 [n, height, width, channels].
 
   Returns:
-    The nearness of each image, float64 [n], for each block with centers. {} if the network has no centers.
+    A dict from the name of each block with centers to the nearness of the images, float64 [n]. {} if the network has
+    no centers.
   """
   parts: dict[str, list[np.ndarray]] = {}
   for number, activations in run.capture_batches(images):

@@ -41,7 +41,8 @@ def curve(
       `hbf.training.evaluate.evaluate_workdir`.
 
   Returns:
-    A row for each count, with the keys centers, params, flops_per_image, n, correct, accuracy and nll.
+    A row for each count. It has the keys centers, params (number of parameters), flops_per_image, n (number of test
+    images), correct (number of right answers), accuracy and nll.
 
   Raises:
     UserError: the run has no such checkpoint, or it has fewer centers than a count.
@@ -64,16 +65,16 @@ def curve(
 
 
 def _powers(model: Any) -> list[int]:
-  """Return 1, 2, 4, … and the number of all centers.
+  """Return the powers of two up to the number of centers, and this number.
 
-  For a model without centers return [1], so that `first_centers` raises its error.
+  If the model has no centers, return [1]. `first_centers` then raises an error, because it cannot keep one center.
   """
   centers = model.stage2.get('centers', 1)
   return sorted({2**i for i in range(centers.bit_length())} | {centers})
 
 
 def _centers(row: Mapping[str, Any]) -> int:
-  """Return the number of centers. In old results the key has the British spelling."""
+  """Return the number of centers in a row of results. In old results, its key is 'centres'."""
   return row['centers'] if 'centers' in row else row['centres']
 
 

@@ -21,7 +21,7 @@ NOTHING: Mapping[str, Collection[str]] = {}
 def load_ood_images(
   run: ImageRun, wanted: Sequence[str], without: Mapping[str, Collection[str]] = NOTHING
 ) -> dict[str, np.ndarray]:
-  """Return at most `MOST` images of each source by name, uint8 [m, height, width, channels].
+  """Return a dict from the name of each source to its images, uint8 [m, height, width, channels] with m ≤ `MOST`.
 
   Images are converted to the shape of the run's training images. The source 'noise' is always added: `MOST` images of
   random pixels.
@@ -30,7 +30,7 @@ def load_ood_images(
     run: the run.
     wanted: the sources. Each is a folder of images, or the name of a data set whose test split is read. The name of a
       folder is the last part of its path.
-    without: names of classes of a data set whose images are left out.
+    without: the names of some classes, by the name of the data set. The images of these classes are left out.
 
   Raises:
     UserError: two sources have one name, a data set is missing, a folder holds no image, or an image cannot be read.
@@ -47,7 +47,7 @@ def load_ood_images(
 
 
 def _folder(run: ImageRun, folder: pathlib.Path) -> np.ndarray:
-  """Read images of a folder."""
+  """Return at most `MOST` images of a folder, uint8 [m, height, width, channels]."""
   paths = find_images([str(folder)])
   height, _, channels = run.task.shape
   chosen = (paths[i] for i in evenly_spaced(len(paths), MOST))
@@ -55,7 +55,10 @@ def _folder(run: ImageRun, folder: pathlib.Path) -> np.ndarray:
 
 
 def _dataset(run: ImageRun, name: str, without: Collection[str]) -> np.ndarray:
-  """Read images of a data set's test split. Images of the classes `without` are left out."""
+  """Return at most `MOST` images of a data set's test split, uint8 [m, height, width, channels].
+
+  Images of the classes `without` are left out.
+  """
   height, _, channels = run.task.shape
   directory = run.restored.config.data.dir
   dataset = load(name=name, dir=directory, root='', image_size=height, download=False)

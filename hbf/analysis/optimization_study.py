@@ -1,8 +1,10 @@
-"""Measurement of optimization without gradient steps: refits of linear layers, and the AGOP against the metric.
+"""Measurement of closed-form refits of linear layers, and of the likeness of learned metrics to the AGOP.
 
 python -m hbf.analysis.optimization_study --run=runs/claim/cifar10-hyperbf-0 --run=runs/claim/cifar10-vit-swiglu-0 …
 python -m hbf.analysis.optimization_study --report         # draws tables and picture again, from stored numbers
 
+A refit computes the weights of one linear layer of a trained network in closed form (`hbf.analysis.refit`). The AGOP
+of a block, its average gradient outer product, is compared with the metric of its stage 2 (`hbf.analysis.agop`).
 docs/research/optimization.md explains the results.
 """
 
@@ -47,12 +49,16 @@ DRAWS = 200  # random matrices
 
 
 class Split(NamedTuple):
-  """The inputs of the last stage 2's output layer and of the head, for the images of a split.
+  """The inputs of two linear layers, and the targets, for the n images of a split.
+
+  The layers are the head and the output layer of the last stage 2.
 
   Attributes:
-    seen: the inputs. The second array in `seen.inputs` belongs to an untrained stage 2.
+    seen: the inputs of both layers. `seen.inputs` has the inputs of the output layer twice. The first array comes
+      from the trained stage 2, and the second from a stage 2 with untrained parameters.
     labels: the classes, int [n].
-    targets: class probabilities of the training loss, float32 [n, classes].
+    targets: the class probabilities in the cross-entropy of the training, float32 [n, classes]. They are smoothed and
+      mixed as in training.
   """
 
   seen: refit.Seen
@@ -84,13 +90,16 @@ def untrained(restored: Restored) -> Any:
 
 
 def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) -> Split:
-  """Pass the images of a split through the network once. Training images are transformed as in training.
+  """Pass the images of a split through the network once. Return the arrays of the split that the refits need.
+
+  Training images are transformed as in training.
 
   Args:
     restored: the restored run.
     name: name of the split.
     most: greatest number of images.
-    stages: alternative parameters of the last stage 2, as for `hbf.analysis.refit.see`.
+    stages: other parameters for the last stage 2. `Split.seen.inputs` gets an array for each, after the array for the
+      run's own parameters.
   """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)[name]
@@ -114,29 +123,40 @@ def read_split(restored: Restored, name: str, most: int, stages: Sequence[Any]) 
 
 
 def problem(split: Split, tail: refit.Tail, loss: refit.Loss, weights: np.ndarray, inputs: int = 0) -> refit.Problem:
-  """Return the loss on the images of a split, as a function of W: coefficients and bias of the last stage 2.
+  """Return the loss on the images of a split, as a function of the last stage 2's coefficients and bias.
 
   Args:
     split: the images.
     tail: the part of the network behind stage 2.
-    loss: the loss of logits against class probabilities. `coded` replaces it by the squared loss.
-    weights: the trained W, [A + 1, D].
-    inputs: index in `refit.Seen.inputs`: 0 for the trained stage 2, 1 for the untrained one.
+    loss: the loss of logits against class probabilities.
+    weights: the trained coefficients, with the bias as the last row, [A + 1, D].
+    inputs: an index in `split.seen.inputs`: 0 for the responses of the trained stage 2, 1 for those of the untrained
+      one.
   """
   rest = split.seen.tokens - split.seen.inputs[0] @ weights.astype(np.float32)
   return refit.Problem(tail, loss, split.seen.inputs[inputs], rest, split.targets)
 
 
 def of_head(split: Split, loss: refit.Loss, targets: np.ndarray) -> refit.Problem:
-  """Return the loss on the images of a split, as a function of the head's weights and bias."""
+  """Return the loss on the images of a split, as a function of the head's weights and bias.
+
+  Args:
+    split: the images.
+    loss: the loss of logits against targets.
+    targets: the targets, [n, classes].
+  """
   rest = np.zeros((len(targets), 1, targets.shape[-1]), np.float32)
   return refit.Problem(refit.no_tail, loss, split.seen.features, rest, targets)
 
 
 def codes(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-  """Return the scale and the offset of class codes that are nearest to logits [n, classes] in least squares.
+  """Return the scale and the offset for which class codes are nearest to the logits in least squares.
 
-  The code of a class is `scale` · (one-hot − 1/classes) + `offset`.
+  The code of a class is the vector scale · (one-hot − 1/classes) + offset.
+
+  Args:
+    logits: the logits of n images, [n, classes].
+    labels: the classes of the images, int [n].
   """
   classes = logits.shape[-1]
   own = logits[np.arange(len(labels)), labels].mean(dtype=np.float64)
@@ -145,14 +165,29 @@ def codes(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
 
 
 def coded(problem: refit.Problem, split: Split, code: tuple[float, float]) -> refit.Problem:
-  """Return the problem with the squared loss to class codes."""
+  """Return the problem with another loss: half the squared distance of the logits to the codes of the true classes.
+
+  Args:
+    problem: the problem.
+    split: its images, with their labels.
+    code: the scale and the offset of the codes, as returned by `codes`.
+  """
   classes = problem.targets.shape[-1]
   targets = code[0] * (np.eye(classes)[split.labels] - 1 / classes) + code[1]
   return dataclasses.replace(problem, loss=refit.squared, targets=targets.astype(problem.rest.dtype))
 
 
 def scores(test: refit.Problem, split: Split, weights: np.ndarray) -> dict[str, float]:
-  """Return scores of weights on test images: accuracy in percent, 'nll' of the classes, 'loss' as in training."""
+  """Return the scores of a network on test images, with other weights in one of its linear layers.
+
+  Args:
+    test: the problem of the layer on the test images.
+    split: the test images.
+    weights: the weights of the layer, with the bias as the last row.
+
+  Returns:
+    'accuracy' in percent, 'nll' (the negative log-likelihood), and 'loss', the cross-entropy against `split.targets`.
+  """
   logits = test.logits(weights)
   nll = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), jnp.asarray(split.labels))
   right = logits.argmax(axis=-1) == split.labels
@@ -171,13 +206,13 @@ class Splits(NamedTuple):
 def run_refit(
   label: dict[str, str], given: Splits, test: refit.Problem, split: Split, start: np.ndarray, steps: tuple[int, int]
 ) -> tuple[dict[str, Any], refit.Refit]:
-  """Refit a linear layer. Return a row of the result, and the refit.
+  """Refit a linear layer. Return the row of this refit in the results, and the refit.
 
   Args:
     label: the entries of the row that name the refit.
-    given: the loss as a function of the layer's weights, once for each split. `given.train` is minimized,
-      `given.held_out` chooses the damping, and `given.test` is not used.
-    test: the cross-entropy on the test images.
+    given: the loss as a function of the layer's weights, for each split. The loss on the training images is
+      minimized. The loss on the held-out images chooses the damping.
+    test: the cross-entropy on the test images, as a function of the layer's weights.
     split: the test images.
     start: the weights and the bias of the layer at the start.
     steps: the greatest number of Gauss–Newton steps, and the number of products with the Gauss–Newton matrix in a
@@ -198,10 +233,16 @@ def run_refit(
 
 
 def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -> dict[str, Any]:
-  """Minimize the loss by Adam with at most `operations` operations. Return a row like the rows of `run_refit`.
+  """Minimize the loss by Adam. Return a row like the rows of `run_refit`.
 
-  Each rate in `RATES` is tried, and the result with the least held-out loss is kept. The operations are those of this
-  one trial.
+  Each learning rate in `RATES` is tried, and the result with the least held-out loss is kept. The row counts the
+  operations of this result only.
+
+  Args:
+    given: the cross-entropy as a function of the layer's weights, for each split.
+    split: the test images.
+    start: the weights and the bias of the layer at the start.
+    operations: the greatest number of operations with one learning rate. There is at least one epoch.
   """
   begin, each = time.process_time(), given.train.gradient_operations()
   epochs = max(1, int(operations // each))
@@ -228,7 +269,10 @@ def by_adam(given: Splits, split: Split, start: np.ndarray, operations: float) -
 
 
 def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
-  """Refit the last stage 2 and the head of a run, from several starts and with two losses. Return a row for each."""
+  """Refit the last stage 2 and the head of a run, from several starts and with two losses.
+
+  Return a row for each refit. `most` is the greatest number of training images.
+  """
   model, _ = classifier(restored, pathlib.Path())
   weights, block = refit.coefficients(model, restored.params), refit.last_block(model)
   stages, begin = [untrained(restored)[block]['stage2']], time.process_time()
@@ -262,12 +306,12 @@ def measure_refits(restored: Restored, most: int) -> list[dict[str, Any]]:
   add('stage 2', 'zero', 'cross-entropy', trained, trained.test, split.test, zero, more)
   rows.append(by_adam(trained, split.test, zero, rows[-1]['operations']))
   add('stage 2', 'zero, random units', 'cross-entropy', drawn, drawn.test, split.test, zero, more)
-  rows += _of_head(restored, split)
+  rows += _refit_head(restored, split)
   return [row | passed for row in rows]
 
 
-def _of_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
-  """Refit the head of a run, from its trained weights and from 0."""
+def _refit_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
+  """Refit the head of a run, from its trained weights and from 0. Return a row for each refit."""
   head = restored.params['head']
   weights = np.concatenate([np.asarray(head['kernel']), np.asarray(head['bias'])[None]])
   given = Splits(*(of_head(each, refit.cross_entropy, each.targets) for each in split))
@@ -287,7 +331,7 @@ def _of_head(restored: Restored, split: Splits) -> list[dict[str, Any]]:
 def measure_agop(restored: Restored) -> list[dict[str, Any]]:
   """Compare the AGOP of each block with the matrices of its stage 2, and with random matrices.
 
-  This is done for the trained and for the untrained network.
+  Return a row for each matrix of the trained network, and of the network at initialization.
   """
   model, task = classifier(restored, pathlib.Path())
   source = make_splits(task, restored.config.data.validation)['train']
@@ -316,7 +360,7 @@ def _units(stage: Any) -> int:
 
 
 def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
-  """Measure a run.
+  """Measure the refits and the AGOP of a run.
 
   Args:
     workdir: folder of a run of task classification that holds out a part of the training images.
@@ -326,7 +370,7 @@ def measure(workdir: pathlib.Path, most: int) -> dict[str, Any]:
     A dict with run, model, seed, stage2, agop and refits. The last two are lists of rows.
 
   Raises:
-    UserError: the run holds out no images, or an error of `hbf.training.restore.restore`.
+    UserError: the run is not of task classification, holds out no images, or cannot be restored.
   """
   restored = restore(workdir, 'latest', jax.devices()[:1])
   classifier(restored, workdir)

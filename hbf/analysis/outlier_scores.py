@@ -1,6 +1,6 @@
 """Scores of images or tokens: a greater score says that they are more like the training images.
 
-`hbf.evaluation.outliers` has the scores of logits, and the measures of how well a score separates images.
+`hbf.evaluation.outliers` has scores that are computed from logits, and measures how well a score separates images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,8 @@ def nearest_tokens(
 ) -> Float[Array, 'B ranks']:
   """Return minus the distance from a token to the k-th nearest token in `bank`, averaged over the tokens of an image.
 
-  The result has a column for each k in `ranks`. The score is like that of `nearest_features`, but tokens are not
-  scaled to norm 1 (see also Roth et al. 2022, "PatchCore", for tokens of images).
+  The result has a column for each k in `ranks`. Tokens are not scaled to norm 1. Roth et al. 2022 ("PatchCore") also
+  search for the nearest tokens of images.
   """
   squares = squared_distances(tokens.reshape(-1, tokens.shape[-1]), bank)
   found = -jax.lax.top_k(-squares, max(ranks))[0][:, jnp.array(ranks) - 1]
@@ -76,7 +76,7 @@ class ClassGaussians(NamedTuple):
   Attributes:
     means: mean of each class, [C, F].
     factors: L⁻¹ of each class, where L Lᵀ is the covariance, [C, F, F].
-    log_weights: logarithm of each class's share of the examples, minus log |L|, [C].
+    log_weights: logarithm of each class's share of the examples, minus log det L, [C].
   """
 
   means: np.ndarray

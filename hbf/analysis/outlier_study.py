@@ -96,7 +96,8 @@ class Known(NamedTuple):
     shared: Gaussians of the features of each class. All classes share one covariance.
     own: Gaussians of the features of each class. Each class has its own covariance.
     held_out: scores of held-out images.
-    rank: two numbers: the k of the nearest features, and the index in `RANKS` of the k of the nearest tokens.
+    rank: two numbers for the scores that are distances to the k-th nearest neighbor. The first is the k for the
+      features of an image. The second is the index in `RANKS` of the k for tokens.
   """
 
   tokens: dict[str, Fitted]
@@ -137,10 +138,15 @@ def _separated_by_tokens(inside: Scores, outside: Scores, column: int) -> float:
 
 
 def all_scores(run: ImageRun, known: Known, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Return the scores [n] of uint8 images by name. `known` is the result of `learn` for the run.
+  """Return a dict from the name of each score to its values [n] for n uint8 images.
 
-  A score that comes from tokens is calibrated in each block on held-out images, and then summed over the blocks. The
-  score of one block, without calibration, has the name `NAME, BLOCK`.
+  A score NAME that comes from tokens is calibrated in each block on held-out images, and then summed over the blocks.
+  The dict also has the score of each block without calibration, with the name 'NAME, BLOCK'.
+
+  Args:
+    run: the run.
+    known: the result of `learn` for the run.
+    images: uint8 [n, height, width, channels].
   """
   seen, (rank, column) = outlier_tokens.scores(run, known.tokens, images), known.rank
   found = {
@@ -198,7 +204,9 @@ def load_outside(run: ImageRun, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def add(rows: list[dict[str, Any]], run: ImageRun, outside: Mapping[str, np.ndarray]) -> bool:
-  """Measure a run on the data sets that its row lacks, and put the numbers into the rows. Return False if none lacks.
+  """Measure a run on the data sets that its row does not have yet, and put the numbers into the rows.
+
+  Return False if the row already has all data sets.
 
   Args:
     rows: the rows that were measured before. The run's row is changed or appended.

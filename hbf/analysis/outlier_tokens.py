@@ -33,10 +33,11 @@ class Stage2(NamedTuple):
 
   Attributes:
     tokens: input of the stage, after the LayerNorm, float32 [B, N, D].
-    responses: log K of the centers, or the depth b − s for kernels without a logarithm, [B, N, U]. In an MLP, these
-      are the numbers w·x + b of the units before the activation. In a gated MLP, they are those of the gates.
-    log_kernels: log K of the centers, [B, N, U]. For kernels without a logarithm, K is the Gaussian with the stage's
-      sigma. None in an MLP.
+    responses: log K of the centers, not normalized over them, [B, N, U]. If K may be 0 or negative, the depth b − s
+      replaces log K. In an MLP, these are the numbers w·x + b of the units before the activation. In a gated MLP,
+      they are the numbers w·x + b of the gates.
+    log_kernels: log K of the centers, [B, N, U]. If K may be 0 or negative, a Gaussian with the stage's sigma
+      replaces K. None in an MLP.
   """
 
   tokens: jax.Array
@@ -129,7 +130,7 @@ def fit(run: ImageRun, images: np.ndarray, seed: int = 0) -> dict[str, Fitted]:
   Args:
     run: the run.
     images: training images, uint8 [n, height, width, channels].
-    seed: seed of k-means and of the bank.
+    seed: seed of k-means and of the random tokens.
   """
   shapes = jax.eval_shape(functools.partial(_observe, run.model), run.params, run.normalized(images[:1]))
   tokens = in_batches(lambda batch: _tokens(run.model, run.params, run.normalized(batch)), images)
@@ -153,7 +154,7 @@ class Scores(NamedTuple):
   Attributes:
     logits: [n, classes].
     features: input of the head, [n, F].
-    tokens: scores [n] that come from tokens, by the name of the score and by block. The scores `TOKENS` are
+    tokens: the scores that come from tokens, as `tokens[score][block]`, each [n]. Only the score `TOKENS` is
       [n, ranks], with a column for each k in `RANKS`.
   """
 

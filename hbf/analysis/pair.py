@@ -86,7 +86,7 @@ def _standard(z: np.ndarray) -> np.ndarray:
 
 
 def responses(run: TrainedRun, images: np.ndarray, block: str) -> np.ndarray | None:
-  """Return the responses of a block's centers to all tokens, float32 [n · N, U]. None: the block has no centers."""
+  """Return the responses of a block's U centers to all tokens, float32 [n · N, U], or None if it has no centers."""
   parts = [
     np.asarray(activations.responses[block])[number >= 0]
     for number, activations in run.capture_batches(images)

@@ -1,5 +1,7 @@
 """Refit of a linear output layer of a trained classifier in closed form: damped Gauss–Newton steps.
 
+A refit changes the weights of one linear layer to lower the loss. All other parameters of the network do not change.
+
 The last operation of stage 2 is linear in its coefficients. Let r be the responses of the centers to a token, with a
 1 for the bias at the end. For linear coefficients, a response is already multiplied by u_a·x + w_a. In an MLP, r are
 the hidden units. The last block then returns the tokens
@@ -66,7 +68,7 @@ class Seen(NamedTuple):
 
   Attributes:
     inputs: a list of inputs of stage 2's output layer: the responses and a 1 at the end, [B, N, A + 1]. The first
-      array belongs to the network's own stage 2, and each further array to an alternative one (`see`).
+      array comes from the network's own stage 2. Each further array comes from the same stage with other parameters.
     tokens: the output of the last block, [B, N, D].
     features: the inputs of the head with a 1 at the end, [B, 1, F + 1].
   """
@@ -83,8 +85,8 @@ def see(model: ImageClassifier, params: Any, images: jax.Array, stages: Sequence
     model: the network.
     params: its parameters.
     images: normalized images.
-    stages: alternative parameters of the last stage 2. `Seen.inputs` gets an array for each of them, after the array
-      for the parameters in `params`.
+    stages: other parameters for the last stage 2. `Seen.inputs` gets an array for each of them, after the array for
+      the parameters in `params`.
   """
   last = last_block(model)
   found: dict[str, Any] = {}
@@ -153,20 +155,20 @@ def coefficients(model: ImageClassifier, params: Any) -> np.ndarray:
   """
   block = last_block(model)
   rows = unit_params.coefficients(params, block)
-  return np.concatenate([np.asarray(rows), np.asarray(_beside(params[block]['stage2'])['bias'])[None]])
+  return np.concatenate([np.asarray(rows), np.asarray(_layer_with_bias(params[block]['stage2'])['bias'])[None]])
 
 
 def with_coefficients(model: ImageClassifier, params: Any, weights: np.ndarray) -> Any:
   """Return the parameters with `weights` [A + 1, D] as coefficients and bias of the last stage 2."""
   block = last_block(model)
   stage = unit_params.with_coefficients(params, block, jnp.asarray(weights[:-1], jnp.float32))[block]['stage2']
-  layer = {**_beside(stage), 'bias': jnp.asarray(weights[-1], jnp.float32)}
+  layer = {**_layer_with_bias(stage), 'bias': jnp.asarray(weights[-1], jnp.float32)}
   stage = {**stage, 'out': layer} if 'out' in stage else layer
   return {**params, block: {**params[block], 'stage2': stage}}
 
 
-def _beside(stage: Any) -> Any:
-  """Return the part of a stage 2's parameters that has the bias."""
+def _layer_with_bias(stage: Any) -> Any:
+  """Return the parameters of a stage 2's layer that has the bias: of its output layer, or of the stage itself."""
   return stage.get('out', stage)
 
 
@@ -261,7 +263,7 @@ class Problem:
     return self._mean(_gradient, weights)
 
   def product(self, weights: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return the Gauss–Newton matrix for λ = 0 times a direction. Direction and result are [A + 1, D], float64."""
+    """Return the product [A + 1, D] of the Gauss–Newton matrix for λ = 0 with a direction [A + 1, D], in float64."""
     return self._mean(_product, weights, direction)
 
   def factors(self, weights: np.ndarray, most: int = FACTORED) -> tuple[np.ndarray, np.ndarray]:
@@ -276,29 +278,32 @@ class Problem:
     return dataclasses.replace(self, inputs=self.inputs[rows], rest=self.rest[rows], targets=self.targets[rows])
 
   def operations(self, iterations: int) -> float:
-    """Return the number of floating-point operations of `solve`, without the inverse roots of the factors."""
+    """Return the number of operations of `solve` with this number of iterations.
+
+    The inverse square roots of K-FAC's factors are not counted.
+    """
     rows, columns = self.inputs.shape[1:]
     factors = 2 * rows * columns**2 + self._count(_factor, 1)
     products = iterations * len(self.inputs) * self._count(_product, 2)
     return self.gradient_operations() + products + min(len(self.inputs), FACTORED) * factors
 
   def gradient_operations(self) -> float:
-    """Return the floating-point operations of a gradient on all images."""
+    """Return the number of operations of a gradient on all images."""
     return len(self.inputs) * self._count(_gradient, 1)
 
   def _count(self, function: Any, directions: int) -> float:
-    """Return the floating-point operations of a function on one image.
+    """Return the number of operations of `_gradient`, `_product` or `_factor` on one image.
 
-    The first arguments of the function are `directions` matrices [A + 1, D].
+    `directions` is the number of matrices [A + 1, D] that the function takes.
     """
     example = [jax.ShapeDtypeStruct((1, *z.shape[1:]), z.dtype) for z in (self.inputs, self.rest, self.targets)]
     weights = jax.ShapeDtypeStruct((self.inputs.shape[-1], self.rest.shape[-1]), self.rest.dtype)
     return float(count_flops(functools.partial(function, self.tail, self.loss), *[weights] * directions, *example))
 
   def _apply(self, function: Any, *directions: np.ndarray) -> Iterator[jax.Array]:
-    """Yield the value of a function of this module for each batch of images.
+    """Yield the result of `_logits`, `_gradient`, `_product` or `_factor` for each batch of images.
 
-    The function gets the loss, the matrices `directions` [A + 1, D], and the arrays of the batch.
+    The function gets `directions`, which are matrices [A + 1, D], and the arrays of the batch.
     """
     given = [jnp.asarray(z, self.rest.dtype) for z in directions]
     for start in range(0, len(self.inputs), BATCH):
@@ -306,7 +311,7 @@ class Problem:
       yield function(self.tail, self.loss, *given, self.inputs[part], self.rest[part], self.targets[part])
 
   def _mean(self, function: Any, *directions: np.ndarray) -> np.ndarray:
-    """Return the mean over all images, in float64, given a function that returns the sum over a batch."""
+    """Return a mean over all images in float64. `_gradient`, `_product` or `_factor` gives the sum over a batch."""
     sums = [np.asarray(part, np.float64) for part in self._apply(function, *directions)]
     return np.sum(sums, axis=0) / len(self.inputs)
 
@@ -377,12 +382,14 @@ def _inverse_root(factor: np.ndarray) -> np.ndarray:
 
 
 class Round(NamedTuple):
-  """A step of `refit`, or the last attempt at a step, which did not lower the held-out loss.
+  """A step of `refit`, or its last attempt at a step.
+
+  An attempt fails if no damping lowers the held-out loss. Then the weights stay as they are.
 
   Attributes:
-    damping: the chosen damping. None if no step lowered the held-out loss.
-    train: mean training loss after the step.
-    held_out: mean held-out loss after the step.
+    damping: the chosen damping. None if the attempt failed.
+    train: mean training loss after the step or the failed attempt.
+    held_out: mean held-out loss after the step or the failed attempt.
   """
 
   damping: float | None
@@ -395,8 +402,8 @@ class Refit(NamedTuple):
 
   Attributes:
     weights: W [A + 1, D] before the first step and after each step.
-    rounds: the losses after each step.
-    paths: for each step, the minima of the quadratic model for every damping.
+    rounds: the damping and the losses of each step, and of the failed attempt if there is one.
+    paths: for each of these rounds, the minima of the quadratic model for every damping.
   """
 
   weights: list[np.ndarray]
@@ -438,7 +445,9 @@ def refit(
 
 
 def descend(problem: Problem, weights: np.ndarray, rate: float, epochs: int, seed: int) -> np.ndarray:
-  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images, as a control. Return W, [A + 1, D].
+  """Minimize the loss by Adam on shuffled batches of at most `BATCH` images. Return W, [A + 1, D].
+
+  This is what a refit is compared with.
 
   Args:
     problem: the loss on training images.

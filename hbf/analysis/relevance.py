@@ -73,8 +73,7 @@ def deletion(
     images: uint8 [n, height, width, channels].
     patch: side of a patch in pixels.
     fill: the color that replaces a removed patch.
-    order: indices of the patches in an order for each image, int [n, rows · columns]. The patch in column 0 is
-      removed first.
+    order: the indices of each image's patches in the order in which they are removed, int [n, rows · columns].
 
   Returns:
     The fraction of removed patches at each of S points, from 0 to 1, [S], and the probability of the answer at each
@@ -90,12 +89,15 @@ def deletion(
 
 
 def removed_counts(count: int) -> np.ndarray:
-  """Return the number of removed parts at each point of a curve, evenly spaced from 0 to `count`, int [S]."""
+  """Return the number of removed patches at each of the S points of a deletion curve, int [S].
+
+  The numbers are evenly spaced from 0 to `count`, the number of all patches.
+  """
   return np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(int))
 
 
 def random_orders(count: int, patches: int) -> list[np.ndarray]:
-  """Return `DRAWS` random orders of the patches for `count` images, each int [count, patches]."""
+  """Return `DRAWS` arrays, int [count, patches]. Each of the `count` rows is a random order of an image's patches."""
   random = np.random.default_rng(0)
   return [random.permuted(np.tile(np.arange(patches), (count, 1)), axis=1) for _ in range(DRAWS)]
 

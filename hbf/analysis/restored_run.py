@@ -13,7 +13,7 @@ from hbf.training.restore import Restored, restore
 
 @dataclasses.dataclass(frozen=True)
 class RestoredRun:
-  """The network of a run at a checkpoint, and the data of the run.
+  """The network of a run at a checkpoint, with the run's task, which opens its data.
 
   Attributes:
     workdir: the run folder.
@@ -57,6 +57,6 @@ class RestoredRun:
     return self.restored.params
 
   def with_params(self, params: Any, model: nn.Module | None = None) -> Self:
-    """Return the run with other parameters. `model` is their network if it is not the run's."""
+    """Return the run with other parameters, and with the network `model` if it is given."""
     model = self.restored.model if model is None else model
     return dataclasses.replace(self, restored=dataclasses.replace(self.restored, params=params, model=model))

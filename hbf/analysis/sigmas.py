@@ -25,7 +25,7 @@ class SigmaSummary:
 
   Attributes:
     kernel: name of the kernel in `hbf.ops.kernels`.
-    sigma: all learned σ of the stage, [n]. n is 0 if σ is fixed, or if the kernel has no σ, such as `SIGNED`.
+    sigma: all learned σ of the stage, [n]. n is 0 if σ is fixed, or if the kernel has no σ (`signed_gaussian`).
     sigma_init: mean σ at initialization. NaN if no σ is learned.
     distance: root mean square of the distance ‖W(x − t)‖. In stage 1, x is a query and t a key of the same image. In
       stage 2, x is a token and t a center.
@@ -55,7 +55,7 @@ def summarize_sigmas(run: TrainedRun, images: np.ndarray) -> dict[str, dict[str,
   found: dict[str, dict[str, SigmaSummary]] = {}
   model, batch = run.model, run.normalized(images)
   squares = jax.device_get(_mean_squares(model, run.params, batch))
-  starts = jax.device_get(_starts(model, batch[:1]))
+  starts = jax.device_get(_initial_sigmas(model, batch[:1]))
   for (block, stage), square in squares.items():
     params = run.params[block][stage]
     options = run.restored.config.model[stage]
@@ -78,7 +78,7 @@ def _distance_from_identity(metric: str, weights: Any) -> float | None:
 
   Args:
     metric: name of the metric: 'diagonal', 'bilinear' or another.
-    weights: the learned weights of each head: the diagonal of W for 'diagonal', WᵀW for 'bilinear', or W.
+    weights: the learned weights of each head: the diagonal of W for 'diagonal', WᵀW for 'bilinear', W for another.
   """
   if weights is None:
     return None
@@ -88,8 +88,8 @@ def _distance_from_identity(metric: str, weights: Any) -> float | None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _starts(model: ImageClassifier, images: jax.Array) -> dict[str, Any]:
-  """Return log σ at initialization by block and stage. The values do not depend on the random key."""
+def _initial_sigmas(model: ImageClassifier, images: jax.Array) -> dict[str, Any]:
+  """Return log σ at initialization by block and stage. It is the same for every random key."""
   params = model.init(jax.random.key(0), images, train=False)['params']
   return {
     block: {stage: {n: z for n, z in kept.items() if n == 'log_sigma'} for stage, kept in stages.items()}

@@ -37,11 +37,11 @@ Splits = Mapping[str, Pair]  # by the name of the split
 
 
 class Arm(NamedTuple):
-  """A network.
+  """A kind of network in the comparison.
 
   Attributes:
-    model: its name in a config.
-    top: number of centers of stage 2 that respond to a token. 0: all.
+    model: the name of the model in a config.
+    top: number of centers of each stage 2 that respond to a token. 0: all.
   """
 
   model: str
@@ -56,9 +56,10 @@ ARMS = {
 
 
 def keep_top(count: int) -> Callable[..., Any]:
-  """Return an interceptor of Flax: only the `count` nearest centers of each head respond to a token.
+  """Return an interceptor of Flax with which only the `count` nearest centers of each head respond to a token.
 
-  The responses of all other centers are 0, and so are their gradients. Centers at equal distances count once.
+  The responses of all other centers are 0, and so are their gradients. Centers at equal distances count as a single
+  center, so more than `count` centers may respond.
   """
   kept: list[jax.Array] = []
 
@@ -97,7 +98,13 @@ class Network:
   """A network with its compiled steps."""
 
   def __init__(self, arm: Arm, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Make the functions that JAX compiles at their first call."""
+    """Make the functions that JAX compiles at their first call.
+
+    Args:
+      arm: the kind of network.
+      mean: the mean of each channel of the training images, with white as 1.
+      std: their standard deviation.
+    """
     model = make_model(arm.model)
 
     def logits(params: Any, images: jax.Array) -> jax.Array:
@@ -116,7 +123,7 @@ class Network:
     self.logits, self.step = jax.jit(logits), step
 
   def start(self, images: np.ndarray, seed: int) -> tuple[Any, Any]:
-    """Return random parameters, and the state of Adam."""
+    """Return random parameters, and the state of Adam. Centers may start at tokens of the images."""
     params = self._init(jax.random.key(seed), images)
     return params, optax.scale_by_adam().init(params)
 
@@ -127,7 +134,7 @@ def _unchanged(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
 
 
 class Images(NamedTuple):
-  """Labeled images: uint8 [n, H, W, C] and int [n]. The labels are in the order of the tasks."""
+  """Labeled images: uint8 [n, H, W, C] and int [n]. The first task has labels 0 and 1, the second 2 and 3."""
 
   images: np.ndarray
   labels: np.ndarray
@@ -158,8 +165,8 @@ def learn(network: Network, train: Images, test: Images, rate: float, replay: bo
     seed: the seed of the parameters and of the order of the images.
 
   Returns:
-    'sessions': after each task, the accuracy in percent on each task so far. 'told': the same if the task is known,
-    so that only its classes are possible answers.
+    'sessions': a list for each task. It has the accuracies in percent on all tasks so far, measured after this task.
+    'told': the same accuracies if only the two classes of the image's task are possible answers.
   """
   random, memory = np.random.default_rng(seed), Images(train.images[:0], train.labels[:0])
   params, state = network.start(train.images[:BATCH], seed)
@@ -182,7 +189,10 @@ def learn(network: Network, train: Images, test: Images, rate: float, replay: bo
 
 
 def _remember(memory: Images, task: Images, random: np.random.Generator) -> Images:
-  """Return a memory of `MEMORY` images with equally many images of each class so far."""
+  """Return a memory of at most `MEMORY` images from the old memory and a task.
+
+  It has equally many images of each class so far.
+  """
   classes = len(np.unique(memory.labels)) + len(np.unique(task.labels))
   order = random.permutation(len(task.labels))
   task = Images(task.images[order], task.labels[order])
@@ -208,14 +218,13 @@ def _networks(train: Images) -> dict[str, Network]:
 
 
 def renamed(images: Splits, seed: int) -> Splits:
-  """Return the images with classes in random order."""
+  """Return the same images with new labels, so that the classes have a random order."""
   classes = int(images['train'][1].max()) + 1
   index = np.argsort(np.random.default_rng(seed).permutation(classes)).astype(np.int32)
   return {split: (x, index[labels]) for split, (x, labels) in images.items()}
 
 
-def _in_order(images: Splits, seed: int) -> dict[str, Images]:
-  """Return the images by split, with classes in random order."""
+def _with_order(images: Splits, seed: int) -> dict[str, Images]:
   return {split: Images(*pair) for split, pair in renamed(images, seed).items()}
 
 
@@ -225,7 +234,7 @@ def choose(images: Splits) -> list[dict[str, Any]]:
   Returns:
     A row for each choice: 'arm', 'replay', 'rate', and 'accuracies', the final accuracy for each rate.
   """
-  train = _in_order(images, TRIAL_SEED)['train']
+  train = _with_order(images, TRIAL_SEED)['train']
   tried, judged = train.of_each_class(0, TRIED), train.of_each_class(TRIED, TRIED + HELD_OUT)
   rows = []
   for name, network in _networks(tried).items():
@@ -244,10 +253,10 @@ def measure(images: Splits, options: list[dict[str, Any]], seed: int) -> list[di
 
   Args:
     images: images and labels of CIFAR-10 by split.
-    options: the learning rates (`choose`).
+    options: the chosen learning rates: the rows that `choose` returns.
     seed: the seed of the order of the classes, of the parameters and of the order of the images.
   """
-  splits = _in_order(images, seed)
+  splits = _with_order(images, seed)
   train, test = splits['train'].of_each_class(0, TRAINED), splits['test'].of_each_class(0, TESTED)
   networks, rows = _networks(train), []
   for chosen in options:

@@ -9,17 +9,18 @@ sets the centers to k-means of the points, and σ to the mean distance from a ce
 gradients, for all parameters.
 
 In a deep network, only the head has targets. So the second phase goes through the blocks in order. Let e be the
-one-hot vector of an image's class. Every token of the image has the target e minus the mean of e, minus the fits of
-the blocks before. Let B [A + 1, K] be the ridge regression of the target on the responses with a 1 at the end. The
-coefficients are B P, where P [K, D] has a random code of norm √D for each class. At last, the head is fitted to e by
-ridge regression.
+one-hot vector of an image's class, among K classes. In the first block, the target of every token of the image is e
+minus the mean of e over all images. In each later block, it is what remains of this target after the fits of the
+earlier blocks. Let r be the responses to a token, with a 1 at the end. A ridge regression of the target on r gives
+B [A + 1, K]. The coefficients are B P, where P [K, D] has a random code of norm √D for each class. Finally, the head
+is fitted to e by ridge regression.
 
 **The AGOP metric** sets W of a diagonal metric to √diag(G), where G is the average gradient outer product
 (`hbf.analysis.agop`), as in recursive feature machines (Radhakrishnan et al. 2024). W is scaled so that the mean of
-‖W(x − t)‖² over tokens and centers stays.
+‖W(x − t)‖² over tokens and centers does not change.
 
 **Growth and replacement.** A new center has coefficients of 0. With normalization 'none' the responses of the other
-centers do not depend on it. So the network's function stays at the moment of insertion.
+centers do not depend on it. So the insertion of a center does not change the outputs of the network.
 """
 
 import functools
@@ -96,9 +97,9 @@ def least_squares(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def nearest_distance(centers: np.ndarray) -> float:
-  """Return the mean distance from a center [A, D] to its nearest other center.
+  """Return the distance from a center to its nearest other center, averaged over all centers [A, D].
 
-  The distance 0 of equal centers counts too.
+  Equal centers are at distance 0, which counts in the mean.
   """
   distances = squared(centers, centers)
   np.fill_diagonal(distances, np.inf)
@@ -167,12 +168,11 @@ def phases_operations(
 def with_centers(stage: HyperBFCenters, params: Params, points: np.ndarray, centers: str, key: jax.Array) -> Params:
   """Return the parameters of a stage 2 with new centers, a new σ and a new gain, chosen for its inputs.
 
-  With this gain, the mean response of the centers is 1. This is the first of the three phases of Schwenker et al.
-  2001.
+  With this gain, the mean response of the centers is 1. This is the first of the three phases.
 
   Args:
     stage: the stage 2.
-    params: its parameters. W stays, and must be the identity.
+    params: its parameters. W must be the identity, and does not change.
     points: its inputs, [n, N, D].
     centers: a name in `hbf.nn.hyperbf.CENTERS_INITS`.
     key: a random key.
@@ -195,7 +195,7 @@ def _start(centers: str, key: jax.Array, rows: jax.Array, count: int) -> jax.Arr
 
 
 def class_codes(classes: int, width: int, seed: int) -> np.ndarray:
-  """Return a random code of norm √D for each class, [K, D]. The codes are orthogonal if K ≤ D."""
+  """Return random codes [K, D] of norm √D for K classes, where D is the width. They are orthogonal if K ≤ D."""
   drawn = np.random.default_rng(seed).normal(size=(width, classes))
   codes = np.linalg.qr(drawn)[0].T if classes <= width else of_norm_1(drawn.T)
   return codes * np.sqrt(width)
@@ -249,7 +249,7 @@ def with_mean_response_1(stage: HyperBFCenters, params: Params, points: np.ndarr
 def with_agop_metric(
   model: ImageClassifier, params: Params, outer: Mapping[str, np.ndarray], images: np.ndarray
 ) -> Params:
-  """Return parameters with the metric of the AGOP.
+  """Return parameters in which the diagonal metric of each block comes from its AGOP.
 
   Args:
     model: the network.
@@ -270,13 +270,15 @@ def with_agop_metric(
 
 
 def agop_weights(diagonal: np.ndarray, before: np.ndarray, points: Any, centers: Any) -> np.ndarray:
-  """Return W [D] of a diagonal metric, with W² proportional to the AGOP's diagonal. The mean distance stays.
+  """Return W [D] of a diagonal metric, with W² proportional to the AGOP's diagonal.
+
+  The mean of ‖W(x − t)‖² over points x and centers t, scaled to norm 1, is the same as before.
 
   Args:
     diagonal: the diagonal of the AGOP, [D].
     before: W before, [D].
-    points: points of any norm, [..., D].
-    centers: centers of any norm, [..., D].
+    points: the points before they are scaled, [..., D].
+    centers: the centers before they are scaled, [..., D].
   """
   x, t = (of_norm_1(np.asarray(z, np.float64).reshape(-1, len(before))) for z in (points, centers))
   squares = np.square(x).mean(axis=0) + np.square(t).mean(axis=0) - 2 * x.mean(axis=0) * t.mean(axis=0)
@@ -285,18 +287,27 @@ def agop_weights(diagonal: np.ndarray, before: np.ndarray, points: Any, centers:
 
 
 def usage(found: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-  """Return the root mean square of each center's response times the norm of c_a, [A]. It is 0 for a dead center.
+  """Return how much each center contributes, [A]. The number is 0 for a dead center.
+
+  It is a product: the root mean square of the center's response, times the norm of its coefficient.
 
   Args:
-    found: responses, [n, A].
-    coefficients: c, [A, D].
+    found: responses of the A centers to n tokens, [n, A].
+    coefficients: the coefficients, [A, D].
   """
   rms = np.sqrt(np.square(np.asarray(found, np.float64)).mean(axis=0))
   return rms * np.linalg.norm(np.asarray(coefficients, np.float64), axis=-1)
 
 
 def most_used(model: ImageClassifier, params: Params, points: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
-  """Return the indices of the `count` most used centers of each block, in increasing order."""
+  """Return the indices of the `count` centers with the greatest `usage` in each block, in increasing order.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    points: the inputs of stage 2 by block, [n, N, D].
+    count: number of centers.
+  """
   stage, kept = centers_of(model), {}
   for block, rows in points.items():
     unit = params[block]['stage2']
@@ -325,7 +336,8 @@ def draw_tokens(points: Mapping[str, np.ndarray], rows: np.ndarray, count: int, 
 def with_new_centers(state: TrainState, kept: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> TrainState:
   """Return the state of a run in which some centers stay and new ones follow them.
 
-  New centers have coefficients of 0. The optimizer's averages are those of the kept centers, and 0 for new ones.
+  New centers have coefficients of 0. The optimizer's moving averages stay for the kept centers, and are 0 for new
+  centers.
 
   Args:
     state: the state.

@@ -1,6 +1,7 @@
 """Methods that teach a fact to a language model, for a comparison, and the trials of each method.
 
-Most are methods of `hbf.analysis.edit_methods`, on the points of one of two layers.
+A trial is one choice of a method's options. Most methods are those of `hbf.analysis.edit_methods`. The point of a
+context is its last token in one of the two layers `hbf.editing.places.LAYERS`.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from hbf.models.edited import LAST, Observed
 
 
 class TextTrial(NamedTuple):
-  """The options of a method: the layer of its points, and those of `hbf.analysis.edit_methods.Trial`."""
+  """The options of a method: the layer that gives the points, and those in `hbf.analysis.edit_methods.Trial`."""
 
   layer: str
   reach: float
@@ -30,7 +31,7 @@ class TextMethod:
   Attributes:
     method: the method.
     trials: the options to choose from.
-    names: True if prompts with other names are guarded too. The scores use other prompts than these.
+    names: True if invented prompts with other names are guarded examples too. The scores use other prompts.
   """
 
   method: Method
@@ -44,13 +45,11 @@ def _on_layers(name: str, reaches: Sequence[float], margins: Sequence[float], na
 
 
 def _lookup(of_prompt: bool) -> Respond:
-  """Return a function that looks up contexts (`hbf.analysis.text_facts.contexts`).
-
-  Its response is 1 to a context that it finds, and 0 to the others.
+  """Return a function that computes responses of 1 to some contexts and 0 to all others.
 
   Args:
-    of_prompt: True: it finds every context that ends with the edited context. False: it finds only the edited context
-      itself.
+    of_prompt: True: the response is 1 to every context that ends with the edited context. False: it is 1 to the
+      edited context itself only.
   """
 
   def respond(base: Base, edited: Observed, labels: np.ndarray, others: Observed, reach: float) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""Measurement of edits that teach invented facts to a language model, one center for each character.
+"""Measurement of edits that teach invented facts to a language model.
 
 python -m hbf.analysis.text_edit_study --run=runs/hyperbf-0 --run=runs/vit-0
 python -m hbf.analysis.text_edit_study --report         # draws the table and the picture again, from stored numbers
 
+A fact is a prompt and an answer (`hbf.analysis.text_facts`). An edit has one center for each character of the answer.
 docs/research/edit.md explains the results.
 """
 
@@ -49,15 +50,20 @@ RATES = tuple(float(rate) for rate in np.logspace(-3.5, -0.5, 8))
 
 
 class Split(NamedTuple):
-  """Facts, and a text whose answers should not change.
+  """Texts with facts, and a text in which the model's predictions should not change.
+
+  A place is a position in a text at which the model predicts the next token. The places have five names:
+
+  - 'prompt': the places of a fact's answer after its prompt,
+  - 'copies': the places of the answer after a passage and the prompt, for `COPIES` passages of the split,
+  - 'reworded': the places of the answer after the reworded prompt,
+  - 'controls': the places of the model's own continuations of the control prompts,
+  - 'text': all places of some windows of the split.
 
   Attributes:
-    places: by name, the places at which some texts are predicted. 'prompt': a fact's answer after its prompt.
-      'copies': the answer after a passage and the prompt, for `COPIES` passages. 'reworded': the answer after the
-      reworded prompt. 'controls': the model's own continuations of the control prompts. 'text': windows of text. The
-      places are in the order of the facts.
-    seen: the model's arrays at these places, by name and layer.
-    losses: the model's loss at each place of the text, in bits.
+    places: the places by their names. The first four are in the order of the facts.
+    seen: what the model computes at these places, as `seen[name][layer]`.
+    losses: the model's loss at each place 'text', in bits.
   """
 
   places: dict[str, Places]
@@ -65,7 +71,7 @@ class Split(NamedTuple):
   losses: np.ndarray
 
   def rows(self, name: str, facts: range) -> np.ndarray:
-    """Return the indices of the places `name` that belong to some facts. For 'text', return all indices."""
+    """Return the indices of some facts' places in `places[name]`. For 'text', return the indices of all places."""
     rows = self.places[name].rows
     if name == 'text':
       return np.arange(len(rows))
@@ -73,13 +79,13 @@ class Split(NamedTuple):
 
 
 def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, seed: int) -> Split:
-  """Read the text of a split, and the texts of facts.
+  """Return the places of some facts and of a split's text, with what the model computes there.
 
   Args:
     run: the run.
-    name: the split of the passages and of the text whose answers should not change.
+    name: the split, 'validation' or 'test'. It gives the passages and the windows of text.
     facts: the facts.
-    windows: the largest number of windows that are read from the text.
+    windows: the largest number of windows of text.
     seed: the seed of the passages.
   """
   encode, length = lambda text: run.tokenizer.encode(text.encode()), run.task.length
@@ -106,7 +112,10 @@ def open_split(run: TextRun, name: str, facts: Sequence[Fact], windows: int, see
 
 
 def observed(run: TextRun, places: Places) -> dict[str, Observed]:
-  """Return the model's arrays at some places, by layer. The points of layer `CONTEXT` are the contexts themselves."""
+  """Return what the model computes at some places, by layer.
+
+  `CONTEXT` is an additional layer for lookups: its points are the tokens of the contexts (`contexts`).
+  """
   seen = read(run.model, run.params, places)
   return seen | {CONTEXT: seen[LAST]._replace(points=contexts(places))}
 
@@ -118,23 +127,23 @@ def passages_of(run: TextRun, split: str, seed: int) -> Passages:
 
 
 class Bases(NamedTuple):
-  """The guarded places by layer.
+  """The guarded examples and the metric by layer, for two kinds of methods.
 
   Attributes:
-    text: places of the training text.
-    names: the same places, and the ends of prompts with invented names.
+    text: the guarded examples are places of the training text.
+    names: the guarded examples are these places, and the last tokens of prompts with invented names.
   """
 
   text: dict[str, Base]
   names: dict[str, Base]
 
   def of(self, wanted: TextMethod, layer: str) -> Base:
-    """Return the base that a method uses in a layer."""
+    """Return the guarded examples and the metric that a method uses in a layer."""
     return (self.names if wanted.names else self.text)[layer]
 
 
 def open_bases(run: TextRun, seed: int = 0) -> Bases:
-  """Read the guarded places, and measure the metric of copies."""
+  """Compute the points of the guarded examples, and the metric in which copies of an example are near."""
   copies = points_of_copies(run.model, run.params, passages_of(run, 'train', seed))
   metric = {layer: metric_of(points) for layer, points in copies.items()} | {CONTEXT: np.zeros((0, 0))}
   guard = observed(run, Places.everywhere(run.windows('train', GUARDED // run.task.length)))
@@ -223,14 +232,15 @@ def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def many(edits: Edits, counts: Sequence[int]) -> list[dict[str, float]]:
-  """Teach the first n facts together, for each n in `counts`. Return the `scores` of these facts for each n."""
+  """Teach the first n facts together, for each number n in `counts`. Return the `scores` of these n facts."""
   return [{'facts': count} | scores(edits.logits(range(count)), edits.split, range(count)) for count in counts]
 
 
 def tried(wanted: TextMethod, bases: Bases, split: Split, count: int) -> list[dict[str, Any]]:
-  """Return a dict for each trial of a method: its options, the result of `alone`, and the result of `many` as 'many'.
+  """Teach the first `count` facts in each trial of a method, first one at a time, then all together.
 
-  The functions `alone` and `many` teach the first `count` facts.
+  Return a dict for each trial. It has the options, the mean scores of single facts as `alone` returns them, and under
+  'many' the scores of all these facts as `many` returns them.
   """
   found = []
   for trial in wanted.trials:
@@ -259,15 +269,15 @@ def best(found: Sequence[Mapping[str, float]], most: float) -> int:
 
 
 def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float]:
-  """Return by template how often a copy is nearer to a fact's prompt than a prompt with another name, in percent.
+  """Return in percent, by template, how often a fact's prompt is nearer to its copy than to a control prompt.
 
-  Each copy of a fact's prompt, which follows a passage, is compared with each control prompt of the fact. Distances
-  from the fact's prompt are measured in the metric of copies.
+  A copy is the same prompt after a passage. Each copy is compared with each control prompt of the fact. The distances
+  from the fact's prompt are measured in the metric of `bases.text`.
 
   Args:
-    bases: the metric.
+    bases: the metric of each layer.
     split: the places of the facts.
-    layer: the layer of the points.
+    layer: the layer that gives the points.
     count: the number of facts.
   """
   metric = bases.text[layer].metric
@@ -285,7 +295,10 @@ def separation(bases: Bases, split: Split, layer: str, count: int) -> list[float
 
 
 class TextFineTuning:
-  """Fine-tuning of all parameters on a fact, until all tokens of its answer are right or for `STEPS` steps."""
+  """Fine-tuning of all parameters on a fact, until all tokens of its answer are right.
+
+  It ends after `hbf.analysis.edit_study.STEPS` steps in any case.
+  """
 
   def __init__(self, run: TextRun, split: Split) -> None:
     """Make the functions of the run's network. JAX compiles them at their first call."""
@@ -305,7 +318,10 @@ class TextFineTuning:
     self._logits = jax.jit(lambda params, windows: model.apply({'params': params}, windows, train=False))
 
   def taught(self, params: Any, fact: int, rate: float) -> Any:
-    """Return the parameters after fine-tuning on the prompt and the answer of a fact."""
+    """Return the parameters after fine-tuning `params` on the prompt and the answer of a fact.
+
+    `fact` is the index of the fact, and `rate` the learning rate.
+    """
     places = self.split.places['prompt']
     rows = self.split.rows('prompt', range(fact, fact + 1))
     missing = places.windows.shape[1] - len(rows)  # one shape for all facts, so that one program serves them
@@ -314,7 +330,7 @@ class TextFineTuning:
     return self._tuned(params, places.windows[fact], columns, following, rate)
 
   def logits(self, params: Any, facts: range) -> dict[str, np.ndarray]:
-    """Return the logits at the places of some facts and of the text, by name."""
+    """Return the logits of the network with `params` at the places of some facts and of the text, by name."""
     found = {}
     for name, places in self.split.places.items():
       where = self.split.rows(name, facts)
@@ -324,7 +340,7 @@ class TextFineTuning:
     return found
 
   def alone(self, rate: float, count: int) -> dict[str, float]:
-    """Fine-tune the trained model on one fact at a time. Return the means of `scores` over the first facts."""
+    """Fine-tune on one fact at a time, for the first `count` facts. Return the means of `scores` over them."""
     found = []
     for fact in (range(i, i + 1) for i in range(count)):
       params = self.taught(self._params, fact.start, rate)
@@ -332,9 +348,9 @@ class TextFineTuning:
     return _means(found)
 
   def many(self, rate: float, counts: Sequence[int]) -> list[dict[str, float]]:
-    """Fine-tune on the first facts one after the other.
+    """Fine-tune on the first facts, one after the other.
 
-    For each n in `counts`, return the `scores` of the first n facts after fine-tuning on these facts.
+    For each number n in `counts`, return the `scores` of the first n facts after fine-tuning on these facts.
     """
     params, found = self._params, []
     for fact in range(counts[-1]):
@@ -348,9 +364,16 @@ class TextFineTuning:
 def measure(workdir: pathlib.Path, count: int = FACTS) -> list[dict[str, Any]]:
   """Measure all methods on a run. Return a row for the model without edits, then a row for each method.
 
-  A row has the method's trials, and the indices of its best trials for single facts and for many facts. 'alone' has
-  the scores for single facts, and 'many' has those for many facts, each with its best trial. 'alone_of_many' has the
-  scores for single facts with the best trial for many facts.
+  The options of a method are chosen twice: once for single facts, which are taught one at a time, and once for many
+  facts, which are taught together. The row of a method has these keys:
+
+  - 'trials': the results of all trials,
+  - 'best' and 'best_of_many': the indices of the trials that are best for single facts and for many facts,
+  - 'alone': the scores for single facts with the trial 'best',
+  - 'many': the scores for many facts with the trial 'best_of_many',
+  - 'alone_of_many': the scores for single facts with the trial 'best_of_many'.
+
+  Fine-tuning uses the trial 'best' for many facts too. So its row has no 'best_of_many' and no 'alone_of_many'.
 
   Args:
     workdir: folder of a run of task next_token with a validation split.

@@ -69,9 +69,9 @@ def _name(rng: np.random.Generator) -> str:
 
 
 def contexts(places: Places) -> np.ndarray:
-  """Return the contexts of all places, int32 [m, T], in reverse order: the token at a place and all tokens before it.
+  """Return the context of each of m places: the token at the place, and all tokens before it.
 
-  The row of a context is filled up with −1.
+  Each row of the result, int32 [m, T], has a context in reverse order, and −1 after its end.
   """
   back = places.columns[:, None] - np.arange(places.windows.shape[1])
   return np.where(back >= 0, places.windows[places.rows[:, None], np.maximum(back, 0)], -1)

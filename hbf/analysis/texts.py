@@ -98,8 +98,8 @@ class Observed(NamedTuple):
   Attributes:
     logits: logits of the next token, [n, T, V].
     tokens: tokens after the last block, [n, T, D].
-    responses: responses R of the centers, [n, T, U] by block. Stage 2 computes Σ R c. The U centers of all heads are
-      concatenated.
+    responses: the responses R in the sum Σ R c that stage 2 computes, [n, T, U] by block. U counts the centers of all
+      heads.
   """
 
   logits: np.ndarray
@@ -152,7 +152,7 @@ def top_places(responses: np.ndarray, count: int) -> list[list[Place]]:
 
   Args:
     responses: responses of U centers, [n, T, U].
-    count: the length of a list. If there are fewer windows, it is their number n.
+    count: the length of each list. It is n if n is less than `count`.
   """
   best = responses.argmax(axis=1)  # [n, U]
   order = np.argsort(-responses.max(axis=1), axis=0, kind='stable')[:count]
@@ -200,9 +200,10 @@ def writing(run: TextRun) -> np.ndarray:
 def written(run: TextRun, block: str) -> np.ndarray:
   """Return how much the coefficients of a block's U units add to the excess logits of the V tokens, [U, V].
 
-  The excess logit of a token is its logit minus the mean over the vocabulary. Later blocks are left out. The final
-  LayerNorm only multiplies by its learned scale. Its division by the standard deviation is left out, because that
-  differs between positions. So the values of a unit rank the tokens, but their size has no meaning.
+  The excess logit of a token is its logit minus the mean over the vocabulary. The coefficients go directly to the
+  final LayerNorm, without the later blocks. There they are multiplied by the learned scale only. They are not divided
+  by the standard deviation, because it differs between positions. So the result ranks the tokens for each unit, but
+  its size has no meaning.
   """
   scale = np.asarray(run.params['norm']['scale'], np.float64)
   return np.asarray(np.asarray(coefficients(run.params, block), np.float64) * scale @ writing(run).T)
@@ -236,9 +237,9 @@ def last_block(run: TextRun) -> str:
 
 
 def loss_without(run: TextRun, windows: np.ndarray, losses: np.ndarray, block: str, units: Sequence[int]) -> Mean:
-  """Silence several units of a block together. Return the change of the loss in nats per token.
+  """Silence several units of a block together. Return the mean change of the loss, in nats per token.
 
-  The interval is over the windows.
+  The confidence interval of the mean is over the windows.
 
   Args:
     run: the run.

@@ -92,7 +92,7 @@ def toeplitz_share(matrix: np.ndarray) -> float:
 def measure(
   workdir: pathlib.Path, checkpoint: str = 'latest', dir: str = '', root: str = ''
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-  """Return the statistics of stage 1 by block in a form for JSON, and the matrices of `spatial`.
+  """Return the statistics of stage 1 by block in a form for JSON, and the matrices that `spatial` returns.
 
   Args:
     workdir: folder of a run on texts.

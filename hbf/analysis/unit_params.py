@@ -129,8 +129,8 @@ def add(
 
   All heads of all blocks of a network have the same number of units. So every other head gets a silent unit.
 
-  The learned σ or radius of a new center is the mean over the head's centers (of log σ). If the coefficients of the
-  stage are linear functions of the token, those of the new center are constant.
+  If centers have a learned σ or radius, a new center gets the mean over its head's centers. For σ, it is the mean of
+  log σ. If the coefficients of the stage are linear functions of the token, those of the new center are constant.
 
   Args:
     model: the network, such as `TrainedRun.model`.
@@ -140,7 +140,7 @@ def add(
       takes [2, D]: weights of the gate and of the value.
     coefficient: c, [D].
     head: the head of a center, from 0.
-    bias: the bias of a hidden unit. A gated MLP takes one or two numbers.
+    bias: the bias of a hidden unit. A gated MLP takes two numbers, for gate and value, or one number for both.
 
   Raises:
     UserError: there is no such block or head, its stage 2 has no units, or a shape is wrong. Or stage 2 normalizes
@@ -209,7 +209,7 @@ def _stage_of(model: Any) -> Any:
 
 
 def _option(stage: Any, name: str) -> Any:
-  """Return an option of a stage, given as its constructor. None if the stage has no such option."""
+  """Return the value of an option in the constructor of a stage. None if the stage has no such option."""
   return stage.keywords.get(name, getattr(stage.func, name, None))
 
 
@@ -224,7 +224,7 @@ _SCALARS = 'log_sigma', 'beta', 'depth', 'squared_radius', 'slope_bias'
 
 
 def _rows(unit: Params, stage: Any) -> dict[str, jax.Array]:
-  """Return the parameters that each unit has of its own, [heads, units, …] by name.
+  """Return the parameters of stage 2 that have a row for each unit, as arrays [heads, units, …] by name.
 
   'coefficients' are the units' coefficients. 'places' are centers or weights. 'bias' is the bias of hidden units.
   """
@@ -243,7 +243,7 @@ def _rows(unit: Params, stage: Any) -> dict[str, jax.Array]:
 
 
 def _with_rows(unit: Params, rows: dict[str, jax.Array]) -> Params:
-  """Return the parameters of stage 2 with these rows (`_rows`)."""
+  """Return the parameters of stage 2 with other rows, in the form that `_rows` returns."""
   if 'coefficients' in unit:
     named = {'centers' if name == 'places' else name: z for name, z in rows.items()}
     return unit | {name: z.swapaxes(1, 2) if name in _SCALARS else z for name, z in named.items()}
@@ -265,7 +265,10 @@ def _with_silent(name: str, rows: jax.Array) -> jax.Array:
 def _resized(
   model: Any, params: Params, rows: dict[str, dict[str, jax.Array]], more: int
 ) -> tuple[nn.Module, Params]:
-  """Return a network with `more` additional units in each head, and its parameters, from their `_rows`."""
+  """Return a network with `more` additional units in each head, and its parameters.
+
+  `rows` has the new parameters of each block's units, in the form that `_rows` returns.
+  """
   stage = with_units(model.trunk.stage2, more=more)
   changed = {
     name: params[name] | {'stage2': _with_rows(params[name]['stage2'], of_block)} for name, of_block in rows.items()

@@ -52,7 +52,7 @@ def attention_weights(model: ImageClassifier | LanguageModel, params: Any, input
 def _probes(values: jax.Array) -> jax.Array:
   """Return P stacked arrays [P, B, N, H, e] that take the place of the values [B, N, H, e].
 
-  The first array is 0. Each later array has one-hot vectors for e of the N tokens and 0 for the other tokens.
+  The first array is 0. Each later array gives one-hot vectors to e of the N tokens, and 0 to all other tokens.
   """
   batch, length, heads, width = values.shape
   count = -(-length // width)

@@ -1,4 +1,7 @@
-"""Edits of a classifier. An edit corrects the answer for one image by adding one center."""
+"""Edits of a classifier. An edit corrects the answer for one image by adding one center.
+
+The guarded images are images whose answers edits should not change: training images, unless the user gives others.
+"""
 
 import pathlib
 from collections.abc import Sequence
@@ -36,7 +39,9 @@ MARGIN = 16.0  # docs/research/edit.md has the trials that chose it
 
 
 class ImageEditor(Editor):
-  """The editor of a classifier. The center of an edit is the point p(x) of the edited image.
+  """The editor of a classifier.
+
+  The center of an edit is the point of the edited image: the mean of its tokens after the first half of the blocks.
 
   Attributes:
     reader: the classifier without edits, as a function of images.
@@ -47,7 +52,14 @@ class ImageEditor(Editor):
   overlap = '{source} is the image of edit {number}, which answers {label}'
 
   def __init__(self, reader: Reader, classes: Sequence[str], among: np.ndarray, edits: Edits) -> None:
-    """Compute the logits and the points of the guarded images, `among`, uint8 [n, H, W, C]."""
+    """Compute the logits and the points of the guarded images.
+
+    Args:
+      reader: the classifier without edits.
+      classes: the names of the classes.
+      among: the guarded images, uint8 [n, H, W, C].
+      edits: the edits made so far.
+    """
     super().__init__(reader(among), edits)
     self.reader, self.classes = reader, tuple(classes)
 
@@ -65,8 +77,9 @@ class ImageEditor(Editor):
       images: the images to correct, uint8 [n, H, W, C].
       labels: name or index of the right class of each image, [n].
       sources: the names of the images [n], for the list of edits and for messages.
-      reach: radius of the ball, divided by the distance to the nearest guarded image with another answer.
-      margin: difference between the label's logit and the largest other logit, after the edit.
+      reach: radius of the ball in which an edit acts, divided by a distance: from the edited image to the nearest
+        guarded image with another answer.
+      margin: difference between the right class's logit and the largest other logit, after the edit.
 
     Raises:
       UserError: a class is unknown, or is already the classifier's answer. Or an earlier edit gives the same image
@@ -88,7 +101,7 @@ class ImageEditor(Editor):
     self.edits = edits
 
   def _number(self, label: str | int) -> int:
-    """Return the index of a class, which is given by name or by index."""
+    """Return the index of a class. `label` is its name or its index."""
     if isinstance(label, str):
       choose('label', label, dict.fromkeys(self.classes))
       return self.classes.index(label)
@@ -98,7 +111,10 @@ class ImageEditor(Editor):
 
 
 def guarded_images(workdir: pathlib.Path, config: Any, **moved: str) -> np.ndarray:
-  """Return evenly spaced training images of a run, as uint8 [n, H, W, C]; see `labeled_images`."""
+  """Return evenly spaced training images of a run, as uint8 [n, H, W, C].
+
+  n is at most `GUARDED`. Arguments and errors are as for `hbf.editing.editor.task_with_data`.
+  """
   return labeled_images(workdir, config, **moved)[0]
 
 
@@ -126,7 +142,15 @@ def training_images(task: Classification, validation: float) -> tuple[np.ndarray
 
 
 def no_edits(reader: Reader, config: Any, step: int, average: bool, among: np.ndarray) -> Edits:
-  """Return an `Edits` object that has no edit yet. Its metric is measured on copies of the images `among`."""
+  """Return an `Edits` object that has no edit yet, but the metric for the first edits of a classifier.
+
+  Args:
+    reader: the classifier.
+    config: the config of the run. Its transforms make the copies of images on which the metric is measured.
+    step: the step of the checkpoint.
+    average: True if the parameters are the moving average.
+    among: the guarded images, uint8 [n, H, W, C]. Their copies measure the metric.
+  """
   metric = measure_metric(reader, among, read_transforms(config.data.transforms))
   return Edits(step, average, metric)
 
@@ -151,11 +175,12 @@ def edit_files(
     margin: see `ImageEditor.edit`.
     checkpoint: 'latest', 'best' or a step.
     average: True to edit the moving average of the parameters.
-    **moved: see `guarded_images`.
+    **moved: see `hbf.editing.editor.task_with_data`.
 
   Raises:
-    UserError: the run is not on images, is in use, or has edits of another checkpoint. Or its data are missing. Or an
-      image can't be read. Or `ImageEditor.edit` raises UserError. Nothing is written in these cases.
+    UserError: the run is not on images, is in use, has learned classes, or has edits of another checkpoint. Or its
+      data are missing. Or an image can't be read. Or `ImageEditor.edit` raises UserError. Nothing is written in these
+      cases.
   """
   check_task(workdir, 'classification')
   dataset = stored_dataset(workdir)

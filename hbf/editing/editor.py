@@ -20,17 +20,18 @@ GUARDED = 20_000  # the largest number of training examples whose answers should
 
 
 class Editor:
-  """A network to edit, and the examples whose answers should not change. These are the guarded examples.
+  """A network to edit, and its guarded examples: the examples whose answers edits should not change.
 
-  A center lies at the point of an edited example, and acts in a ball. The radius of the ball is `reach` times a
-  distance: from the center to the nearest guarded example whose answer is not the new one. Centers of earlier edits
-  with another answer count as such examples. With a reach of at most 1 the ball contains none of these examples, so
-  their logits do not change. The center raises one logit of the edited example: the new answer's logit becomes the
-  largest, by `margin`.
+  Every example has a point, a vector that the network computes from it (`hbf.models.edited.Observed`). The center of
+  an edit is the point of the edited example, and acts in a ball. The radius of the ball is `reach` times a distance:
+  from the center to the nearest guarded example whose answer is not the new one. Centers of earlier edits with
+  another answer count as such examples. With a reach of at most 1 the ball contains none of these examples, so their
+  logits do not change. The center raises one logit of the edited example: the new answer's logit becomes the largest,
+  by `margin`.
 
   Attributes:
     kind: the kind of the examples, for messages.
-    overlap: the message if a new edit has an example of an earlier one.
+    overlap: the message if an example of a new edit is already edited by an earlier edit.
     guard: the logits and the points of the guarded examples.
     edits: the edits made so far.
   """
@@ -49,14 +50,15 @@ class Editor:
 
     Args:
       edits: the edits made so far.
-      names: `source`, `was` and `label` of the new edit (`hbf.training.edits.Edit`).
-      seen: the network's arrays for the m examples of the new edit, without any edits.
+      names: three attributes of the new edit: the source, the answer before it, and the answer after it.
+      seen: the outputs of the network without edits for the m examples of the new edit.
       answers: the index of the new answer for each example, int [m].
       reach: as in the class.
       margin: as in the class.
 
     Raises:
-      UserError: an earlier edit has a center at a point of the new edit. Or all guarded examples have a new answer.
+      UserError: an earlier edit has a center at a point of the new edit. Or all guarded examples already have the
+        new answer, so the radius would be infinite.
     """
     radii = [
       reach * self._distance(point, answer, edits, names) for point, answer in zip(seen.points, answers, strict=True)
@@ -64,7 +66,10 @@ class Editor:
     return edits.added(Edit(*names, seen.points, np.array(radii), leading(seen.logits, answers, margin)))
 
   def _distance(self, point: np.ndarray, answer: int, edits: Edits, names: tuple[str, str, str]) -> float:
-    """Return the distance from a point to the nearest guarded example or earlier center with another answer."""
+    """Return the distance from a point to the nearest guarded example or earlier center with another answer.
+
+    Errors are as for `_with_edit`. Their messages use `names`.
+    """
     source, _, label = names
     to_edits = np.inf
     for number, edit in enumerate(edits.edits):
@@ -96,7 +101,7 @@ def edited_answers(seen: Observed, edits: Edits) -> np.ndarray:
   """Return the answers of the edited network to n examples, int [n].
 
   Args:
-    seen: the arrays of the network without edits, for the n examples.
+    seen: the outputs of the network without edits for the n examples.
     edits: the edits.
   """
   return np.asarray((seen.logits + edits.changes(seen.points)).argmax(axis=-1))
@@ -121,7 +126,7 @@ class Made(NamedTuple):
 
   Attributes:
     guarded: the number of guarded examples.
-    changed: the increase in the number of guarded examples with a changed answer.
+    changed: the number of guarded examples with a changed answer after the edit, minus this number before it.
   """
 
   guarded: int
@@ -129,7 +134,7 @@ class Made(NamedTuple):
 
 
 def record(workdir: pathlib.Path, editor: Editor, edit: Callable[[], None]) -> Made:
-  """Call `edit`, which adds edits to the editor. Then write its edits into the run folder."""
+  """Call `edit`, which adds edits to `editor`. Then write all edits of the editor into the run folder."""
   before = editor.changed.sum()
   edit()
   write_edits(workdir, editor.edits)

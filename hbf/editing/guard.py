@@ -33,8 +33,8 @@ class Reader:
   Attributes:
     model: the classifier without edits.
     params: its parameters.
-    mean: mean of each channel of the images, with white as 1.
-    std: standard deviation of each channel.
+    mean: mean of each channel of the images, on a scale from 0 (black) to 1 (white).
+    std: standard deviation of each channel, on the same scale.
   """
 
   model: ImageClassifier
@@ -54,7 +54,7 @@ class Reader:
     return cls(model, params, task.mean, task.std)
 
   def __call__(self, images: np.ndarray) -> Observed:
-    """Return the logits, the points and the features of uint8 images [n, H, W, C]."""
+    """Return the logits of uint8 images [n, H, W, C], their points, and the inputs of the head."""
     return in_batches(lambda batch: self._read(self.params, batch), images)
 
   @functools.cached_property
@@ -110,9 +110,14 @@ def metric_of(points: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
 
 
 def metric_of_classes(features: np.ndarray, labels: np.ndarray, ridge: float = RIDGE) -> np.ndarray:
-  """Return a metric W [F, F] in which features [n, F] of the same class are near to each other (`metric_of`).
+  """Return a metric W [F, F] in which the features of images of the same class are near to each other (`metric_of`).
 
-  Every class gives the same number of images. The labels [n] need not have all numbers.
+  From each class, as many images are used as the smallest class has.
+
+  Args:
+    features: the features of the images, [n, F].
+    labels: their classes, int [n]. Classes without images have no part.
+    ridge: see `metric_of`.
   """
   order, counts = np.argsort(labels, kind='stable'), np.bincount(labels)
   starts = (np.cumsum(counts) - counts)[counts > 0]
@@ -120,9 +125,14 @@ def metric_of_classes(features: np.ndarray, labels: np.ndarray, ridge: float = R
 
 
 def moves(entries: Sequence[Entry], side: int) -> tuple[Entry, ...]:
-  """Return the transforms that only move an image. If there are none, return a shift by up to an eighth of the side.
+  """Return the transforms that only move pixels and do not change their colors.
 
-  The transform that flips in every other epoch becomes a random flip.
+  If there are none, return a shift by up to an eighth of the side. The transform `alternate_flip`, which flips in
+  every other epoch, becomes a random flip.
+
+  Args:
+    entries: the transforms of training.
+    side: the side of the images in pixels.
   """
   entries = [('flip', 0.5) if name == 'alternate_flip' else (name, *rest) for name, *rest in entries]
   kept = [entry for entry in entries if TRANSFORMS[entry[0]].geometry and not TRANSFORMS[entry[0]].pixels]

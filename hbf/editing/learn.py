@@ -1,8 +1,9 @@
 """New classes for a trained classifier from a few images each, without training.
 
-The center of a class is the mean of the features of its images. A new class wins over the classifier's answer b if
-its center is nearer than the center of class b (`hbf.models.extended.ExtendedClassifier`). In the metric of the
-distance, features of images of the same trained class are near to each other.
+The features of an image are the input of the head. The center of a class is the mean of the features of its images.
+Let b be the classifier's answer for an image. A new class becomes the answer if the features are nearer to its center
+than to the center of b (`hbf.models.extended.ExtendedClassifier`). In the metric of this distance, features of images
+of the same trained class are near to each other.
 """
 
 import dataclasses
@@ -94,7 +95,7 @@ def learn_folder(
     folder: a folder with a subfolder for each class. Its images may have any size. They are resized as in training.
     checkpoint: 'latest', 'best' or a step.
     average: True to take the moving average of the parameters.
-    **moved: see `hbf.editing.edit.guarded_images`.
+    **moved: see `hbf.editing.editor.task_with_data`.
 
   Raises:
     UserError: the run is not on images, is in use, has edits, or has learned classes of another checkpoint. Or its

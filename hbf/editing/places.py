@@ -1,4 +1,4 @@
-"""Places in texts, at which a language model predicts the next token, and the model's arrays there."""
+"""Positions in texts at which a language model predicts the next token, and the outputs of the model there."""
 
 import functools
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ FULL, SHORTEST = 64, 8  # windows of fewer tokens than FULL read earlier tokens;
 
 
 class Places(NamedTuple):
-  """Places in texts at which a language model predicts the next token.
+  """The positions of m tokens in texts. At each of them, a language model predicts the next token.
 
   Attributes:
     windows: the texts, int32 [n, T]. Zeros fill a window after its text. The answers of a causal model do not depend
@@ -60,7 +60,7 @@ class Places(NamedTuple):
 
   @classmethod
   def everywhere(cls, windows: np.ndarray) -> 'Places':
-    """Return all places of windows [n, T + 1] (`spaced_windows`)."""
+    """Return all places of windows [n, T + 1]. The last token of a window is not a place, but only a target."""
     rows, columns = np.indices((len(windows), windows.shape[1] - 1)).reshape(2, -1)
     return cls(windows[:, :-1], rows, columns, windows[:, 1:].ravel())
 
@@ -86,10 +86,10 @@ def spaced_windows(text: np.ndarray, length: int, most: int) -> np.ndarray:
 
 
 def read(model: LanguageModel, params: Any, places: Places) -> dict[str, Observed]:
-  """Return the model's arrays at m places, by the layer that gives the points.
+  """Return the logits, the points and the inputs of the head at m places, by layer.
 
-  A point is one token of the layer, [m, D]. The features are the input of the head. The layers are those of `LAYERS`
-  that the model has.
+  The point of a place is its token in the layer, so the points are [m, D]. The layers are those of `LAYERS` that the
+  model has.
   """
   logits, layers = in_batches(functools.partial(_read, unrolled(model), params), places.windows, BATCH)
   at = places.rows, places.columns
@@ -103,7 +103,10 @@ def _read(model: LanguageModel, params: Any, windows: jax.Array) -> tuple[Any, d
 
 
 class Passages:
-  """Random passages of a text. Every passage ends with a line break, if the text has line breaks in most places."""
+  """Random passages of a text.
+
+  Every passage ends with a line break, unless no line break has enough text before and after it.
+  """
 
   def __init__(self, text: np.ndarray, line_break: int, seed: int, longest: int = 0) -> None:
     """Find the line breaks.
@@ -112,8 +115,8 @@ class Passages:
       text: the tokens, int [L].
       line_break: the token of a line break. −1: there is none.
       seed: the seed of the passages.
-      longest: the longest passage or beginning that will be drawn. If line breaks leave no choice for this length, a
-        passage ends anywhere.
+      longest: the greatest number of tokens that `draw` or `beginning` will return. If no line break has this many
+        tokens before and after it, passages end anywhere.
     """
     self.text, self.rng = np.asarray(text, np.int32), np.random.default_rng(seed)
     self.ends = np.flatnonzero(self.text == line_break) + 1
@@ -127,15 +130,16 @@ class Passages:
     return self.text[end - length : end]
 
   def beginning(self, length: int) -> np.ndarray:
-    """Return the first tokens after a line break, int32 [length]."""
+    """Return `length` tokens that follow a random position at which a passage may end, int32 [length]."""
     start = self.rng.choice(self.ends[self.ends <= len(self.text) - length])
     return self.text[start : start + length]
 
 
 def points_of_copies(model: LanguageModel, params: Any, passages: Passages) -> dict[str, np.ndarray]:
-  """Return the points of tokens after different passages, float32 [n, PASSAGES, D] by layer.
+  """Return the points of n tokens, each after `PASSAGES` different passages, float32 [n, PASSAGES, D] by layer.
 
-  The tokens belong to the beginnings of `BEGINNINGS` lines. A beginning follows each of its passages directly.
+  The tokens come from the beginnings of `BEGINNINGS` lines. The model reads each beginning once after each of its
+  passages.
 
   Raises:
     UserError: the windows of the model are too short to hold a passage and a beginning.

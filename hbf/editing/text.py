@@ -35,9 +35,10 @@ MARGIN = 4.0  # docs/research/edit.md has the trials that chose it
 class TextEditor(Editor):
   """The editor of a language model of task next_token.
 
-  An example is a context: the prompt, and the tokens of the answer before the next one. The center is the input of
-  the last block's stage 2 at the last token of the context (`hbf.models.edited.EditedLanguageModel`). The guarded
-  examples are places of the training text.
+  For each token of the answer, an edit has an example and a center. The example is the text before this token: the
+  prompt, and the tokens of the answer so far. The center is the input of the last block's stage 2 at the last token
+  of this text (`hbf.models.edited.EditedLanguageModel`). The guarded examples are places of the training text:
+  positions at which the model predicts the next token.
 
   Attributes:
     model: the model without edits.
@@ -57,7 +58,7 @@ class TextEditor(Editor):
     edits: Edits | None,
     about: tuple[int, bool],
   ) -> None:
-    """Compute the arrays of the model at the guarded places.
+    """Compute the logits and the points of the guarded examples.
 
     Args:
       model: the model without edits.
@@ -65,7 +66,8 @@ class TextEditor(Editor):
       tokenizer: the tokenizer of the run.
       text: the tokens of the training text, int [L].
       edits: the edits made so far. None: there are none, so the metric of the points is measured.
-      about: the step of the checkpoint, and True if the parameters are the moving average.
+      about: the attributes `step` and `average` of the edits: the step of the checkpoint, and True if the parameters
+        are the moving average.
 
     Raises:
       UserError: stage 2 of the last block has no centers, or the text is too short.
@@ -84,12 +86,14 @@ class TextEditor(Editor):
     Args:
       prompt: a text of at least one token.
       answer: the text that should follow directly.
-      reach: radius of each ball, divided by the distance to the nearest guarded place with another answer.
-      margin: lead of the next token's logit over all others at each place of the answer, after the edit.
+      reach: radius of each center's ball, divided by the distance to the nearest guarded example with another answer.
+      margin: lead of the right next token's logit over all others at each token of the answer, after the edit.
 
     Raises:
-      UserError: an error of `encode`. Or the model already writes the answer. Or an earlier edit has the same text.
-        Or the model's points are too much alike to tell the places of the answer apart. Then no edit is made.
+      UserError: prompt or answer is empty, too long, or has characters that the vocabulary lacks. Or the model
+        already writes the answer. Or an earlier edit has a center at the same point. Or all guarded examples have an
+        answer of this edit. Or the points of the answer's tokens are too much alike to tell the tokens apart. Then no
+        edit is made.
     """
     check_options(reach, margin)
     tokens, wanted = encode(self.tokenizer, prompt, answer, self.model.length)
@@ -112,7 +116,7 @@ class TextEditor(Editor):
 
 
 def passages_of(text: np.ndarray, tokenizer: Tokenizer, length: int, seed: int = 0) -> Passages:
-  """Return random passages of a text, for windows of `length` tokens."""
+  """Return random passages of a text, for a model whose windows have `length` tokens."""
   try:
     line_break = int(tokenizer.encode(b'\n')[0])
   except UserError:  # a vocabulary without line breaks
@@ -170,7 +174,7 @@ def edit_text(
   average: bool = False,
   **moved: str,
 ) -> Made:
-  """Edit the continuation of a prompt by the model of a run, and write the edits into the run folder.
+  """Make the model of a run continue a prompt by an answer, and write the edit into the run folder.
 
   Args:
     workdir: the run folder.
@@ -184,7 +188,7 @@ def edit_text(
 
   Raises:
     UserError: the run is not of task next_token, is in use, or has edits of another checkpoint. Or its text is
-      missing. Or `TextEditor` raises UserError. Nothing is written in these cases.
+      missing. Or `TextEditor` or its method `edit` raises UserError. Nothing is written in these cases.
   """
   check_task(workdir, 'next_token')
   texts = stored_texts(workdir)

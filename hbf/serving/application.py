@@ -54,7 +54,7 @@ class Refused(Exception):
   """A request that gets an error in place of an answer.
 
   Attributes:
-    status: the status of HTTP.
+    status: the status code of HTTP.
     reason: the reason, in one line.
   """
 
@@ -66,12 +66,17 @@ class Refused(Exception):
 class Refusal(JSONResponse):
   """An answer {"error": reason}. It closes the connection, unless the whole request has been read.
 
-  It is sent at once. What the client still sends is then read and dropped for a while, because a connection that is
-  closed on unread data is reset, and then many clients lose the answer.
+  It is sent at once. What the client still sends is then read and dropped for a while. If a connection is closed
+  while data are unread, it is reset, and then many clients lose the answer.
   """
 
   def __init__(self, refused: Refused, linger: float):
-    """Make the answer. `linger` is the longest time to read on, in seconds: 0 after a whole request."""
+    """Make the answer.
+
+    Args:
+      refused: the status and the reason.
+      linger: the longest time to read on, in seconds. 0 if the whole request has been read.
+    """
     more = {'retry-after': '1'} if refused.status == 503 else {}
     more |= {'connection': 'close'} if linger else {}
     super().__init__({'error': refused.reason}, refused.status, {**more, **HEADERS})
@@ -99,8 +104,8 @@ class Service:
 
     Args:
       classifier: the classifier.
-      about: facts about the model, for the page and the health address.
-      batcher: the batcher, with the classifier's logits.
+      about: facts about the model, for the page and the address /health.
+      batcher: the object that computes the classifier's logits in batches.
       limits: the limits of requests.
       explain: a function that finds the training patches like those of an image, or None.
     """
@@ -160,10 +165,13 @@ class Service:
 
   @contextlib.asynccontextmanager
   async def _image(self, request: Request) -> AsyncIterator[np.ndarray]:
-    """Read the image of a request, and hold its place in the server inside the context.
+    """Open a context with the image of a request, uint8 [H, W, C].
+
+    Until the context ends, the image counts among the images that the server may hold.
 
     Raises:
-      Refused: the server is full, the request breaks a limit, or it has no image that can be read.
+      Refused: the server holds as many images as it may, the request breaks a limit, or it has no image that can be
+        read. Inside the context, every error becomes a `Refused`.
     """
     seconds = self._limits.seconds
     try:
@@ -186,7 +194,7 @@ class Service:
       raise Refused(500, f'the server failed ({type(error).__name__}): its log has the reason') from error
 
   async def _read(self, request: Request) -> bytes:
-    """Return the body of a request within the limits."""
+    """Return the body of a request. Raise `Refused` if it is compressed, too large or too slow."""
     most, seconds = self._limits.bytes, self._limits.seconds
     if request.headers.get('content-encoding', 'identity') != 'identity':
       raise Refused(415, f'{NAME} is compressed (Content-Encoding): send the image file as it is')
@@ -218,7 +226,11 @@ class Service:
 
 
 def _top(request: Request, most: int) -> int:
-  """Return the number of classes that a request asks for, between 1 and `most`."""
+  """Return the number of classes that a request asks for, but at most `most`.
+
+  Raises:
+    Refused: the request asks for something else than a positive number.
+  """
   said = request.query_params.get('top', str(TOP))
   if not (said.isascii() and said.isdigit() and len(said) < 10 and int(said)):
     raise Refused(400, f'top is {said!r}: expected a whole number of classes, 1 or more')

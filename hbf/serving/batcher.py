@@ -18,7 +18,7 @@ class OverloadedError(Exception):
 
 
 def fixed_sizes(most: int) -> tuple[int, ...]:
-  """Return the sizes to which batches are padded: 1, 4, 16, … and `most`. So few programs serve all batches."""
+  """Return the sizes to which batches are padded: 1, 4, 16, … and `most`. JAX compiles one program for each size."""
   sizes = [1]
   while sizes[-1] * GROWTH < most:
     sizes.append(sizes[-1] * GROWTH)
@@ -33,12 +33,11 @@ class _Waiting:
 
 
 class Batcher:
-  """A queue of images with a bound, and a task that computes the logits of batches in one thread.
+  """A queue of waiting images, and a task that computes the logits of batches in one thread.
 
-  A batch is computed as soon as it is full, or when its first image has waited for the deadline. While a batch is
-  computed, the next images wait, so batches grow with the load. A batch is padded to one of a few fixed sizes.
-  After
-  `compile`, nothing is compiled any more.
+  A batch is computed as soon as it is full, or when its first image has waited for `deadline` seconds. While a batch
+  is computed, the next images wait, so batches grow with the load. A batch is padded to one of a few fixed sizes.
+  After `compile`, nothing is compiled any more.
   """
 
   def __init__(
@@ -56,7 +55,7 @@ class Batcher:
       image_shape: the height, width and channels of the images.
       batch: the largest number of images in a batch.
       deadline: the longest time that the first image of a batch waits for other images, in seconds.
-      queue: the largest number of images in the server, from the first byte of an image to its answer.
+      queue: the largest number of images in the server. An image counts from its first byte to its answer.
     """
     self._compute, self._shape = logits, tuple(image_shape)
     self._batch, self._deadline, self._most = batch, deadline, queue
@@ -67,13 +66,13 @@ class Batcher:
     self.batches = 0  # batches computed
 
   def compile(self) -> None:
-    """Compile the programs of all sizes."""
+    """Compile the program of every size of a batch."""
     for size in self._sizes:
       self._logits([np.zeros(self._shape, np.uint8)] * size)
 
   @contextlib.asynccontextmanager
   async def open(self) -> AsyncIterator[None]:
-    """Compute batches inside the context."""
+    """Open a context in which the images of the queue are computed."""
     task = asyncio.create_task(self._run())
     try:
       yield
@@ -84,10 +83,10 @@ class Batcher:
 
   @contextlib.contextmanager
   def admitted(self) -> Iterator[None]:
-    """Hold a place for an image inside the context.
+    """Open a context in which one more image counts among the images in the server.
 
     Raises:
-      OverloadedError: no place is free.
+      OverloadedError: the server already has as many images as it may hold.
     """
     if self.inside >= self._most:
       raise OverloadedError(f'{self.inside} images are waiting, the most that this server takes: try again later')
@@ -98,14 +97,14 @@ class Batcher:
       self.inside -= 1
 
   async def logits(self, image: np.ndarray) -> np.ndarray:
-    """Return the float64 logits of an image, uint8 [H, W, C], after its batch is computed."""
+    """Return the logits [classes] of an image, uint8 [H, W, C], in float64, as soon as its batch is computed."""
     loop = asyncio.get_running_loop()
     waiting = _Waiting(image, loop.time(), loop.create_future())
     self._queue.put_nowait(waiting)
     return await waiting.logits
 
   async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in the thread that computes the batches, so that the two do not compete for cores."""
+    """Call a function in the thread that computes the batches, so that it does not compete with them for cores."""
     return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
   async def _run(self) -> None:
@@ -126,7 +125,7 @@ class Batcher:
           one.logits.set_result(logits)
 
   async def _take(self) -> list[_Waiting]:
-    """Return the images of the next batch, at least one."""
+    """Wait for the next batch, and return its images, at least one."""
     batch = [await self._queue.get()]
     until = batch[0].since + self._deadline
     with contextlib.suppress(TimeoutError):
@@ -136,7 +135,7 @@ class Batcher:
     return batch
 
   def _logits(self, images: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the logits of the images, padded to a fixed size, float64 [size, classes]."""
+    """Return the logits of some images in a batch that is padded to a fixed size, float64 [size, classes]."""
     size = next(size for size in self._sizes if size >= len(images))
     padded = np.zeros((size, *self._shape), np.uint8)
     padded[: len(images)] = images

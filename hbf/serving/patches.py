@@ -21,10 +21,16 @@ def nearest_patches(
 ) -> Callable[[np.ndarray], list[dict[str, Any]]]:
   """Return a function that finds the centers with the strongest votes for the answer to an image.
 
-  The function takes an image, uint8 [H, W, C]. For each center it returns a dictionary: answer (the name of the
-  class), center (its number), vote (its contribution to the logit of the answer), patch (the patch of the image
-  through which it votes most) and nearest (the training patches nearest to the center). Both pictures are data URLs.
-  At most `TRAINING` training images are searched, once and for all.
+  The function takes an image, uint8 [H, W, C]. It returns a dictionary for each of these centers, with five keys:
+
+  - answer: the name of the class that is the answer,
+  - center: the number of the center,
+  - vote: the center's contribution to the logit of the answer,
+  - patch: a picture of the image that marks the patch through which the center votes most, as a data URL,
+  - nearest: a picture of the training patches nearest to the center, as a data URL.
+
+  The training patches come from at most `TRAINING` training images, which are searched before the function is
+  returned.
 
   Args:
     workdir: folder of a run on images.
@@ -64,6 +70,6 @@ def nearest_patches(
 
 
 class _OneByOne(TrainedRun):
-  """A run whose network computes one image at a time, so that a single image is not padded to a batch."""
+  """A run whose batches have one image, so that a single image is not padded to a larger batch."""
 
   _batch = 1

@@ -21,7 +21,10 @@ log = logging.getLogger('hbf.serve')
 
 
 class GuardedProtocol(H11Protocol):
-  """A connection that must send the head of a request in time. Uvicorn would wait for it without end."""
+  """A connection that is closed if the headers of a request do not come in time.
+
+  Uvicorn itself would wait for them without end.
+  """
 
   _late: Any = None  # timer of the head that is awaited
 
@@ -34,12 +37,12 @@ class GuardedProtocol(H11Protocol):
       self._await_head()
 
   def connection_lost(self, exc: Exception | None) -> None:
-    """Stop the timer."""
+    """Stop the timer that waits for the headers of a request."""
     self._stop_timer()
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
-    """Read on. Close the connection if the data belong to a request that has its answer."""
+    """Take data of the client. Close the connection if they belong to a request that is already answered."""
     super().data_received(data)
     if self.conn.their_state is not h11.IDLE:
       self._stop_timer()
@@ -61,7 +64,7 @@ class GuardedProtocol(H11Protocol):
       self._refuse(408, f'no request came within {self.timeout_keep_alive:g} s')
 
   def _refuse(self, status: int, reason: str) -> None:
-    """Write an answer and close the connection. The application has not seen a request of it."""
+    """Write an error as the answer, and close the connection. The application does not take part in this."""
     log.warning('refused %d %s: %s', status, self.client[0] if self.client else 'unknown', reason)
     body = json.dumps({'error': reason}).encode()
     again = [('retry-after', '1')] if status == 503 else []
@@ -97,12 +100,12 @@ class _Server(uvicorn.Server):
 
 
 def run(application: Starlette, bound: socket.socket, seconds: float) -> None:
-  """Serve until SIGTERM or Ctrl-C. Then take no more connections, answer the requests that are in, and return.
+  """Serve until SIGTERM or Ctrl-C. Then take no more connections, answer the requests that have come, and return.
 
   Args:
     application: the application.
     bound: the socket, as returned by `listen`.
-    seconds: the longest time for a client to send the head of a request, and for an answer.
+    seconds: the longest time for a client to send the headers of a request, and for an answer.
   """
   handler = logging.StreamHandler(sys.stderr)
   handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))

@@ -21,10 +21,14 @@ _ZIP_END, _ZIP_ENTRY, _ZIP_RECORD, _ZIP_COMMENT = b'PK\x05\x06', b'PK\x01\x02', 
 
 
 def read_upload(content: bytes, shape: Sequence[int]) -> np.ndarray:
-  """Return the image in an upload, uint8 of this shape [H, W, C], as `hbf predict` reads the same file.
+  """Return the image in an upload, uint8 [H, W, C]. `hbf predict` gets the same array from the same file.
+
+  Args:
+    content: the bytes of the upload.
+    shape: height, width and channels of the result.
 
   Raises:
-    UserError: the upload is empty, can't be read as an image, or is more than an image.
+    UserError: the upload is empty, can't be read as an image, or has other data besides the image.
   """
   if not content:
     raise UserError(f'{NAME} is empty: send the bytes of an image file as the body of a POST request')
@@ -33,13 +37,10 @@ def read_upload(content: bytes, shape: Sequence[int]) -> np.ndarray:
 
 
 def check_only_image(content: bytes) -> None:
-  """Refuse a file that is a ZIP archive too, or that goes on after its image.
+  """Raise `UserError` if a file is also a ZIP archive, or has other data after its image.
 
   Such a file has two meanings, and programs differ on which one they see. Zeros after an image are allowed, because
   cameras write them.
-
-  Raises:
-    UserError: see above.
   """
   if _is_zip(content):
     raise UserError(f'{NAME} is a ZIP archive: send one image')
