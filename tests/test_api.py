@@ -325,6 +325,7 @@ def newest(workdir):
   return max(int(path.name) for path in (workdir / 'checkpoints').iterdir())
 
 
+@pytest.mark.slow
 def test_a_callback_stops_a_run_and_the_same_call_goes_on(trained, tmp_path):
   steps = []
 

@@ -17,6 +17,7 @@ ONE = jax.devices()[:1]
 QUIET = Console(file=open(os.devnull, 'w'))  # noqa: SIM115 (lives as long as the tests)
 
 
+@pytest.mark.slow
 def test_the_curve_ends_at_the_runs_own_figure(tmp_path, toy, capsys):
   workdir = tmp_path / 'run'
   nests = {'model.stage2.nested': True, 'model.stage2.centers': 3, 'train.average': 0.9}

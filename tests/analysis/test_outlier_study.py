@@ -69,6 +69,7 @@ def observe(run, images):
   return observed(run.params, run.normalized(images))
 
 
+@pytest.mark.slow
 def test_a_ball_is_a_gaussian_of_its_sigma_and_a_gate_is_a_response(made, images):
   balls = made(**BALLS)
   seen = observe(balls, images).blocks['block0']

@@ -145,6 +145,7 @@ def test_killed_at_work_and_run_again_it_ends_with_the_same_table(finished, aske
   assert {row['label']: row['results']['0'] for row in scores(workdir)} == whole
 
 
+@pytest.mark.slow
 def test_what_is_asked_later_joins_the_table_and_a_run_that_fails_is_named(finished, copied, asked, capsys):
   bad = ('bad: vit optimizer.learning_rate=1e9 optimizer.clip=0.0',)
   assert not compare(Comparison(asked.configs, bad, (0,), asked.overrides), copied, [Device()])

@@ -375,6 +375,7 @@ def lowered(name='vit', shape=(2, 4, 6, 3), **options):
   return slopes(model, images).lower(random_params(model, images))
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_need_less_memory():
   """The blocks are scanned. In unrolled blocks, XLA's CPU backend drops the barriers that make recomputation late."""
   kept, recomputed = (
@@ -385,6 +386,7 @@ def test_recomputed_blocks_need_less_memory():
   assert lowered(depth=3, remat=True).as_text().count('optimization_barrier') == 3
 
 
+@pytest.mark.slow
 def test_a_scanned_program_does_not_grow_with_depth():
   def products(depth, scan_layers):
     return lowered('hyperbf', depth=depth, scan_layers=scan_layers).as_text().count('dot_general')

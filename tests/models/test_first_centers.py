@@ -36,6 +36,7 @@ def test_the_first_centers_are_the_network_without_the_others(normalization, wid
   np.testing.assert_allclose(logits(*first_centers(config, params, 4)), logits(config, silent), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('radius', ['relative', 'absolute'])
 def test_balls_can_be_cut_too(radius):
   config, params = make(normalization='none', kernel='ball_relu', coefficients='linear', radius=radius)

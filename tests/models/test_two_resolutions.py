@@ -33,7 +33,9 @@ def run(trunk, tokens=TOKENS, grid=GRID):
   return made(tokens)
 
 
-@pytest.mark.parametrize(('name', 'units'), [('vit', 'hidden'), ('hyperbf', 'centers')])
+@pytest.mark.parametrize(
+  ('name', 'units'), [pytest.param('vit', 'hidden', marks=pytest.mark.slow), ('hyperbf', 'centers')]
+)
 def test_blocks_from_the_merge_on_have_twice_the_width_and_units(name, units):
   params, out = run(make(name))
   assert out.shape == (2, 6, 2 * WIDTH)

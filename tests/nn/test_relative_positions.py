@@ -257,7 +257,7 @@ class _Coordinates(nn.Module):
 
 
 @pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 0.001), ('float16', 0.001), ('bfloat16', 0.01)])
-@pytest.mark.parametrize('step', [1, 1.3])
+@pytest.mark.parametrize('step', [pytest.param(1, marks=pytest.mark.slow), 1.3])
 def test_short_types_hold_the_distances_of_narrow_heads_of_16_by_16_patches(step, dtype, tolerance):
   """For a corner, ‖p‖²/2s² is 350. Rounding it to a single bfloat16 number would change it by up to 1."""
   _, params, places = narrow(MODULES['hyperbf {}'])

@@ -38,6 +38,10 @@ def make(lead=(), dtype='float32', seed=0):
   return arrays | {'weights': jnp.asarray(rng.uniform(0.5, 1.5, size=(*lead, D)), jnp.float32)}
 
 
+# The kernels, and only the first in the fast tests.
+FIRST_KERNEL = ['gaussian', *(pytest.param(k, marks=pytest.mark.slow) for k in reference.KERNELS if k != 'gaussian')]
+
+
 def assert_equal(implementation, expected_form, arrays, tolerance, expected_arrays):
   """Assert that both functions give the same sum of sines of all outputs, and the same gradient."""
 
@@ -58,7 +62,7 @@ def assert_equal(implementation, expected_form, arrays, tolerance, expected_arra
     )
 
 
-@pytest.mark.parametrize('kernel', reference.KERNELS)
+@pytest.mark.parametrize('kernel', FIRST_KERNEL)
 def test_all_sums_equal_those_in_blocks(kernel, small_blocks):
   """The sums mass, power and log_peak are compared too."""
 
@@ -107,9 +111,7 @@ def test_a_free_metric_that_is_no_distance_spoils_no_padding(small_blocks):
   assert all(jnp.isfinite(z).all() for z in gradient.values())
 
 
-@pytest.mark.parametrize(
-  'kernel', ['gaussian', *(pytest.param(k, marks=pytest.mark.slow) for k in reference.KERNELS if k != 'gaussian')]
-)
+@pytest.mark.parametrize('kernel', FIRST_KERNEL)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('d', [64, 768])
 @pytest.mark.parametrize(('platform', 'call'), [('tpu', 'tpu_custom_call'), ('cuda', 'triton')])
@@ -161,6 +163,7 @@ def test_lowers_for_several_tpus():
   assert text.count('tpu_custom_call') == 3
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_divide_the_points(toy, tmp_path, monkeypatch):
   """Each of the eight devices gets an eighth of the points, in all programs of a run."""
   seen, sums = [], pallas._sums

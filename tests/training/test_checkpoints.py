@@ -210,6 +210,7 @@ def test_damaged_checkpoints_are_set_aside_and_made_anew(tmp_path, files):
       assert checkpoints.find('latest') == 3
 
 
+@pytest.mark.slow
 def test_whatever_one_bit_is_flipped_the_checkpoint_is_refused_or_the_same(tmp_path):
   kernel = jax.random.normal(jax.random.key(0), (40, 30))  # long enough not to lie beside what has a checksum
   whole = state(1).replace(params={'layer': {'kernel': kernel}})

@@ -99,6 +99,7 @@ def text_config(path, **changes):
   return resolve(config)
 
 
+@pytest.mark.slow
 def test_the_loss_of_texts_counts_the_masked_tokens_only(tmp_path):
   path = tmp_path / 'one.txt'
   path.write_text('the cat sat on the mat. ' * 500)

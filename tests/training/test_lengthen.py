@@ -39,6 +39,7 @@ def test_a_finished_run_goes_on_exactly(config, whole, tmp_path):
   assert train(config(1.0), tmp_path, QUIET, ONE) == result  # it is finished
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_exactly(config, whole, tmp_path):
   with pytest.MonkeyPatch.context() as patch:
     stop_at(patch, 5)

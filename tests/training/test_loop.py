@@ -212,6 +212,7 @@ def test_the_best_checkpoint_is_kept_though_none_is_due_when_it_is_found(tmp_pat
   assert (checkpoints.find('best'), checkpoints.latest) == (10, 25)
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_at_the_same_step_though_it_was_interrupted(tmp_path, toy, monkeypatch):
   """The average has the scores 10, 50, 30, 50 and 20, and ranks. Two more evaluations were planned."""
   scores = iter([1.0, 10.0, 2.0, 50.0, 3.0, 30.0, 4.0, 50.0, 5.0, 20.0])  # parameters and average in turn

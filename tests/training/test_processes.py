@@ -217,6 +217,7 @@ TOY = {
 }
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_run_that_any_of_them_stops_and_one_goes_on(tmp_path, toy, digits_dir, launch):
   """A signal to one process stops both, and saves the run. A single process with 8 devices then continues the run."""
   workdir, whole = tmp_path / 'two', tmp_path / 'one'

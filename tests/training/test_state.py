@@ -62,7 +62,10 @@ def expected(params_after):
 
 @pytest.mark.parametrize(
   'changes',
-  [{'devices': 2, 'data.input': 'stream', 'data.workers': 0}, {'train.accumulate': 4}],
+  [
+    {'devices': 2, 'data.input': 'stream', 'data.workers': 0},
+    pytest.param({'train.accumulate': 4}, marks=pytest.mark.slow),
+  ],
   ids=['devices and stream', 'accumulate'],
 )
 def test_devices_inputs_and_parts_of_a_batch_do_not_matter(params_after, expected, changes):

@@ -101,6 +101,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(make, tmp_path, monkeypatch):
   assert_same_run(tmp_path / 'whole', tmp_path / 'parts')
 
 
+@pytest.mark.slow
 def test_devices_and_parts_of_a_batch_do_not_matter(make, tmp_path):
   sgd = {'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'train.epochs': 0.02}
   sgd |= {'data.validation': 0.0, 'train.average': 0.0}
@@ -111,6 +112,7 @@ def test_devices_and_parts_of_a_batch_do_not_matter(make, tmp_path):
   np.testing.assert_allclose(found[1:], found[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_learned_too(make, tmp_path):
   changes = {'task': 'masked_token', 'data.validation': 0.0, 'train.average': 0.0}
   result = train(make('model=amlp', **LEARNING, **changes), tmp_path / 'run', QUIET, ONE)

@@ -24,6 +24,7 @@ def test_a_run_logs_its_units_at_the_start_and_at_each_evaluation(toy, tmp_path)
   assert found[0]['dead'] == found[0]['constant'] == 0
 
 
+@pytest.mark.slow
 def test_units_that_are_dead_at_first_are_warned_about(toy, tmp_path):
   console = Console(record=True, width=300)
   published = {'kernel': 'signed_gaussian', 'metric': 'bilinear', 'normalization': 'none', 'sigma_scale': 1e-4}
