@@ -30,7 +30,6 @@ from hbf.models.language import LanguageModel
 from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
 from hbf.training.edits import Edits, unedited
-from hbf.training.edits_file import FILE as EDITS_FILE
 from hbf.training.edits_file import edits_of, write_edits
 from hbf.training.evaluate import evaluate_workdir
 from hbf.training.generate import check_task, continue_texts, stored_texts
@@ -447,7 +446,8 @@ class Run:
     edits, the file is removed.
 
     Raises:
-      ValueError: the folder can't be written, or another process uses it, such as a training run.
+      ValueError: the folder can't be written, or another process uses it, such as a training run. Or the
+        folder has learned classes.
     """
     with locked(self.workdir):
       write_edits(self.workdir, self.edits)
@@ -480,8 +480,6 @@ class Run:
         folder has edits.
     """
     with locked(self.workdir):
-      if self.learned and (self.workdir / EDITS_FILE).exists():
-        raise UserError(f'{self.workdir} has edits, which learned classes can not join yet: undo them first')
       write_learned(self.workdir, self.learned)
 
   @property

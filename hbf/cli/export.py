@@ -23,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
   del argv
   from hbf.training import export
   from hbf.training.edits_file import warn_of_edits
+  from hbf.training.learned import warn_of_learned
   from hbf.training.machine import keep_freed_memory
 
   keep_freed_memory()
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
   workdir = pathlib.Path(WORKDIR.value).expanduser()
   model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
   warn_of_edits(workdir, EDITS.value)
+  warn_of_learned(workdir)
   export.export(model, folder)
   print(f'exported step {model.about["step"]} to {folder}')
   return 0

@@ -30,9 +30,9 @@ from hbf.tasks.classification import Classification
 from hbf.training.edits import Edits
 from hbf.training.edits_file import edits_if_any
 from hbf.training.experiment import make_splits
-from hbf.training.learned import FILE as LEARNED
 from hbf.training.predict import read_image
 from hbf.training.restore import restore, stored_dataset
+from hbf.training.side_file import EDITS, check_alone
 from hbf.training.workdir import locked
 
 MARGIN = 16.0  # docs/research/edit.md has the trials that chose it
@@ -185,8 +185,7 @@ def edit_files(
   check_task(workdir, 'classification')
   dataset = stored_dataset(workdir)
   with locked(workdir):
-    if (workdir / LEARNED).exists():
-      raise UserError(f'{workdir} has learned classes, which edits can not join yet: forget them by `hbf learn`')
+    check_alone(workdir / EDITS)
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
     edits = edits_if_any(workdir, restored.step, average)
     images = np.stack([read_image(path, dataset.image_shape) for path in paths])

@@ -17,10 +17,10 @@ from hbf.data.images.folder import open_classes
 from hbf.editing.edit import labeled_images
 from hbf.editing.guard import Reader, metric_of_classes
 from hbf.errors import UserError
-from hbf.training.edits_file import FILE as EDITS
 from hbf.training.learned import Learned, LearnedClass, learned_if_any, write_learned
 from hbf.training.predict import read_image
 from hbf.training.restore import check_on_images, restore, stored_dataset
+from hbf.training.side_file import LEARNED, check_alone
 from hbf.training.workdir import locked
 
 
@@ -106,8 +106,7 @@ def learn_folder(
   names, source = open_classes(folder, dataset.image_shape[0])
   images = np.stack([read_image(path, dataset.image_shape) for path in source.paths])
   with locked(workdir):
-    if (workdir / EDITS).exists():
-      raise UserError(f'{workdir} has edits, which learned classes can not join yet: undo them by `hbf edit`')
+    check_alone(workdir / LEARNED)
     restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
     reader = Reader.of(restored.model, restored.params, restored.task)
     learned = learned_if_any(workdir, restored.step, average)

@@ -9,7 +9,7 @@ from hbf.training import side_file
 from hbf.training.edits import Edit, Edits
 from hbf.training.workdir import load_config, locked
 
-FILE, VERSION = 'edits.npz', 1
+FILE, VERSION = side_file.EDITS, 1
 _ARRAYS = ('centers', 'radius', 'changes')  # of all centers of all edits, in their order
 _CURE = 'restore it from a copy, or remove it; the run is then without edits'
 
@@ -18,7 +18,7 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
   """Write or replace the file atomically. If there are no edits, remove the file.
 
   Raises:
-    UserError: the file can't be written.
+    UserError: the file can't be written, or the run has learned classes.
   """
   path = workdir / FILE
   if not edits:

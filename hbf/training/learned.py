@@ -17,7 +17,7 @@ from hbf.models.extended import LEARNED, ExtendedClassifier
 from hbf.training import side_file
 from hbf.training.workdir import load_config, locked
 
-FILE, VERSION = 'learned.npz', 1
+FILE, VERSION = side_file.LEARNED, 1
 _CURE = 'restore it from a copy, or remove it; the run then has no learned classes'
 
 
@@ -101,7 +101,7 @@ def write_learned(workdir: pathlib.Path, learned: Learned | None) -> None:
   """Write or replace the file learned.npz of a run atomically. If there are no classes, remove the file.
 
   Raises:
-    UserError: the file can't be written.
+    UserError: the file can't be written, or the run has edits.
   """
   path = workdir / FILE
   if not learned:

@@ -12,6 +12,13 @@ import numpy as np
 from hbf.errors import UserError
 from hbf.training.workdir import damaged, parse_json, replacing
 
+# A run has edits or learned classes, but not both. Each of the two files has the other one, and what to do about it.
+EDITS, LEARNED = 'edits.npz', 'learned.npz'
+_OTHERS = {
+  EDITS: (LEARNED, 'learned classes, which edits can not join yet: forget them by `hbf learn`'),
+  LEARNED: (EDITS, 'edits, which learned classes can not join yet: undo them by `hbf edit`'),
+}
+
 
 class OfCheckpoint(Protocol):
   """Something that belongs to one checkpoint of a run."""
@@ -25,17 +32,29 @@ class OfCheckpoint(Protocol):
     """True if the parameters are the moving average."""
 
 
+def check_alone(path: pathlib.Path) -> None:
+  """Raise UserError if the run folder has the other one of the files edits.npz and learned.npz.
+
+  Args:
+    path: the path of one of the two files. It need not exist.
+  """
+  other, trouble = _OTHERS[path.name]
+  if (path.parent / other).exists():
+    raise UserError(f'{path.parent} has {trouble}')
+
+
 def write_arrays(path: pathlib.Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
   """Write or replace a file atomically.
 
   Args:
-    path: the path of the file.
+    path: the path of the file, which is edits.npz or learned.npz in a run folder.
     about: facts about the arrays, which JSON can hold.
     arrays: the arrays by name. No name is 'about'.
 
   Raises:
-    UserError: the file can't be written.
+    UserError: the file can't be written, or the run folder has the other one of the two files.
   """
+  check_alone(path)
   with replacing(path) as file:
     np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
 

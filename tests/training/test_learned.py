@@ -1,5 +1,6 @@
 """Learned classes of a trained classifier: they answer as defined, leave the rest alone, and can be taken back."""
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -14,6 +15,7 @@ from hbf.errors import UserError
 from hbf.training.export import from_run
 from hbf.training.learned import FILE, forget, read_learned, write_learned
 from hbf.training.predict import answer, learned_in, of_trained
+from hbf.training.side_file import EDITS
 
 
 @pytest.fixture(scope='module')
@@ -139,6 +141,10 @@ def test_wrong_classes(run, extended, new, among, folder):
   with pytest.raises(UserError, match='has no learned classes: add some'):
     hbf.load(folder, learned=True)
   write_learned(folder, extended.learned)
+  edited = hbf.edit(run, new[0][:1], [3], among=among[0])
+  with pytest.raises(UserError, match='learned classes, which edits can not join yet: forget them'):
+    dataclasses.replace(edited, workdir=folder).save_edits()
+  assert not (folder / EDITS).exists()
   (folder / FILE).write_bytes(b'PK')
   with pytest.raises(UserError, match=r'is damaged .*restore it from a copy, or remove it'):
     hbf.load(folder, learned=True)
