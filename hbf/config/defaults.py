@@ -295,7 +295,8 @@ IMAGES = {
   'data.validation_split': Key(
     '',
     TEXT,
-    'Name of a labeled split to select checkpoints on, in place of a part of train. Empty: data.validation sets this part.',
+    'Name of a labeled split to select checkpoints on, in place of a part of train. Empty: data.validation sets this '
+    'part.',
   ),
   'data.stratify': Key(
     False,
