@@ -1,6 +1,6 @@
 r"""Compare models with equal numbers of parameters: train each with every seed, and write one table.
 
-hbf compare --preset=small --workdir=runs/small            # other presets: rivals, rates, memo (the memo's Table 2)
+hbf compare --preset=small --workdir=runs/small            # other presets: memo (the memo's Table 2), rivals, rates
 hbf compare --config=cifar10:recipe=small --config.train.epochs=5.0 --seeds=0,1,2 \
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.sigma_scale=2.0' --workdir=runs/widths
 hbf compare --workdir=runs/small --report                  # the table again, from the logs
@@ -60,7 +60,9 @@ TUNE = flags.DEFINE_integer(
   'tune', 0, 'Number of trials of each arm, with options drawn from the space, instead of a comparison.'
 )
 SPACE = flags.DEFINE_multi_string(
-  'space', [], "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm, beside the preset's space."
+  'space',
+  [],
+  "With --tune: 'KEY=LOW..HIGH', 'KEY=A|B', or 'LABEL: KEY=…' for one arm. These are added to the preset's space.",
 )
 TUNED = flags.DEFINE_string('tuned', '', "The tuning.json of a search: each arm gets its best trial's options.")
 REPORT = flags.DEFINE_boolean('report', False, 'Only write the table and the curves again, from the logs.')

@@ -19,7 +19,7 @@ SPLIT = flags.DEFINE_string('split', 'test', 'train, validation (held out of tra
 AVERAGE = flags.DEFINE_boolean('average', False, 'Evaluate the moving average of the parameters (train.average).')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 COPIES = flags.DEFINE_string(
-  'copies', '', 'none, mirror or mirror_shift: also report an average over copies of each image.'
+  'copies', '', 'none, mirror or mirror_shift: also report scores of outputs averaged over copies of each image.'
 )
 JSON = flags.DEFINE_boolean('json', False, 'Print one JSON object on stdout, everything else on stderr.')
 OUTPUT = flags.DEFINE_string('output', '', 'Folder of eval-<split>-<step>.json; default: that of the run.')

@@ -12,11 +12,13 @@ from hbf import cli
 from hbf.errors import UserError
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
-IMAGES = flags.DEFINE_string('images', '', 'Folder with a subfolder of images for each new class, of the same name.')
+IMAGES = flags.DEFINE_string(
+  'images', '', 'Folder with a subfolder of images for each new class. The subfolder has the name of the class.'
+)
 LIST = flags.DEFINE_boolean('list', False, "Print the run's learned classes.")
 FORGET = flags.DEFINE_string('forget', '', 'The name of a learned class to take back.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (on the held-out part of train) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Use the moving average of the parameters (train.average).')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder of the prepared TFDS data, if they have moved since training.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'The image folder, if it has moved since training.')
 

@@ -18,9 +18,11 @@ MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead o
 EXPORT = flags.DEFINE_string('export', '', "Folder to which the run's model is exported, for use elsewhere.")
 TOP = flags.DEFINE_integer('top', 3, 'The largest number of classes to name for an image.', lower_bound=1)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Use the moving average of the parameters (train.average).')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
-LEARNED = flags.DEFINE_boolean('learned', True, "Answer the run's learned classes too (hbf learn), if it has any.")
+LEARNED = flags.DEFINE_boolean(
+  'learned', True, "Also answer with the run's learned classes (hbf learn), if it has any."
+)
 PAGE = flags.DEFINE_string(
   'page', '', 'File for a page with the reasons for each answer, and similar training patches.'
 )

@@ -21,13 +21,15 @@ BATCH = flags.DEFINE_integer('batch', 32, 'The largest number of images in a bat
 DEADLINE = flags.DEFINE_float(
   'deadline', 5.0, 'The longest time that an image waits for others, in ms.', lower_bound=0.0
 )
-QUEUE = flags.DEFINE_integer('queue', 128, 'The largest number of images in the server.', lower_bound=1)
+QUEUE = flags.DEFINE_integer(
+  'queue', 128, 'The largest number of images that the server holds at a time. It refuses more.', lower_bound=1
+)
 LIMIT_BYTES = flags.DEFINE_integer('limit_bytes', 10_000_000, 'The largest image file, in bytes.', lower_bound=1)
 TIMEOUT = flags.DEFINE_float(
   'timeout', 10.0, 'The longest time to send an image, and to answer it, in seconds.', lower_bound=0.001
 )
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
-AVERAGE = flags.DEFINE_boolean('average', False, 'Take the moving average of the parameters (train.average).')
+AVERAGE = flags.DEFINE_boolean('average', False, 'Use the moving average of the parameters (train.average).')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
 PATCHES = flags.DEFINE_boolean(
   'patches', False, 'Show the training patches nearest to the centers that vote for an answer.'

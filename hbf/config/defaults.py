@@ -84,8 +84,9 @@ COMMON = {
   'model.expansion': Key(
     None,
     POSITIVE,
-    'Number of units of a block divided by the width. The recipe sets it. It gives the numbers of units that are '
-    'empty, such as model.stage2.centers. config.json has these numbers instead of it.',
+    'Default number of units of a block, divided by the width. The recipe sets it. Keys such as '
+    'model.stage2.centers that are empty get their number of units from it. config.json has these numbers and lacks '
+    'this key.',
   ),
   'model.dropout': Key(0.0, _TRUNK['dropout'], 'Dropout rate after the embedding and after each stage.'),
   'model.dtype': Key('float32', one_of(DTYPES), 'Type of the matrix products. Parameters are float32.'),
@@ -93,13 +94,14 @@ COMMON = {
   'model.scan_layers': Key(
     False,
     FLAG,
-    'True to loop over one block, so that the compiled program does not grow with the depth. It is slower on a CPU.',
+    'True to compute all blocks by one loop. Then the compiled program does not grow with the depth. This is slower '
+    'on a CPU.',
   ),
   'model.parallel': Key(False, FLAG, "True if both stages work on the block's input."),
   'model.layer_scale': Key(
     0.0,
     _TRUNK['layer_scale'],
-    "Start of a learned factor on each channel of a stage's output (LayerScale). 0: there are no factors.",
+    "Initial value of a learned factor on each channel of a stage's output (LayerScale). 0: there are no factors.",
   ),
   'model.drop_path': Key(
     0.0, _TRUNK['drop_path'], 'Rate of stochastic depth in the last block. The rate grows linearly from 0.'
@@ -145,7 +147,8 @@ COMMON = {
   'train.patience': Key(
     0,
     whole(0),
-    'Number of evaluations on held-out data without a better score after which the run ends early. 0: it never does.',
+    'Number of consecutive evaluations on held-out data without a better score after which the run ends early. 0: it '
+    'never ends early.',
   ),
   'train.teacher': Key(
     '',
@@ -171,21 +174,22 @@ COMMON = {
   'optimizer.schedule': Key(
     'cosine',
     one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'constant')),
-    'Learning rate after the warm-up. restarts repeats the cosine decay (`cycles`). wsd stays at the peak until the '
-    'last part of the run, in which it decays linearly. `optimizer.decay` is the length of this part. rsqrt falls '
-    'with the square root of the step.',
+    'Course of the learning rate after the warm-up. With `restarts` there are `optimizer.cycles` cosine '
+    'decays, one after the other. With `wsd` the rate stays at the peak until the last part of the run, and then '
+    'decays linearly. `optimizer.decay` is the length of this part. With `rsqrt` the rate falls with the square root '
+    'of the step.',
   ),
   'optimizer.minimum_rate': Key(
-    0.0, SHARE, 'Learning rate at the end, divided by the peak. The schedules constant and rsqrt need 0.'
+    0.0, SHARE, 'Learning rate at the end, divided by the peak. The schedules `constant` and `rsqrt` need 0.'
   ),
   'optimizer.decay': Key(
-    '20%', DURATION, 'Length of the decay at the end of schedule wsd. The other schedules ignore it.'
+    '20%', DURATION, 'Length of the decay at the end of schedule `wsd`. The other schedules ignore this key.'
   ),
   'optimizer.cycles': Key(
-    4, whole(1), 'Number of cosine decays of schedule restarts. They fill the run after the warm-up.'
+    4, whole(1), 'For schedule `restarts`: number of cosine decays, which together fill the run after the warm-up.'
   ),
   'optimizer.cycle_growth': Key(
-    1.0, AT_LEAST_ONE, 'Length of a cycle of schedule restarts, divided by the length of the cycle before it.'
+    1.0, AT_LEAST_ONE, 'For schedule `restarts`: length of a cosine decay, divided by the length of the one before.'
   ),
   'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
   'optimizer.weight_decay': Key(
@@ -205,8 +209,8 @@ COMMON = {
   'optimizer.skip': Key(
     0,
     whole(0),
-    'Number of consecutive steps that may be skipped because a number is not finite. After more such steps the run '
-    'ends as diverged. 0: no step is skipped.',
+    'Number of consecutive steps that may be skipped because a number in them is not finite. After more such steps '
+    'the run ends as diverged. 0: no step is skipped.',
   ),
   'optimizer.sigma_rate': Key(
     1.0, NOT_NEGATIVE, 'Factor on the learning rate of log σ, and of β of kernel signed_gaussian.'
@@ -220,8 +224,8 @@ COMMON = {
   'optimizer.layer_decay': Key(
     1.0,
     SHARE,
-    'Factor that multiplies the learning rate once for each layer from a parameter up to the head. 1: depth does not '
-    'matter.',
+    'Factor d of layer-wise decay. With L blocks, the learning rate in block i = 0 … L - 1 is multiplied by '
+    'd^(L - i). 1: the rate is the same in all blocks.',
   ),
   'evaluate.every': Key('1epoch', PERIOD, 'Time between evaluations on the held-out part of the training data.'),
   'checkpoint.every': Key('1epoch', PERIOD, 'Time between checkpoints.'),
@@ -231,7 +235,7 @@ COMMON = {
   'checkpoint.rank': Key(
     'parameters',
     one_of(('parameters', 'average')),
-    'Numbers whose scores on held-out data rank the checkpoints: the parameters, or their average.',
+    'Scores on held-out data that rank the checkpoints: those of the parameters, or those of their average.',
   ),
   'log.every': Key('50steps', PERIOD, 'Time between lines of metrics.jsonl.'),
   'log.units': Key(
@@ -246,7 +250,7 @@ COMMON = {
     'first two also get histograms of all parameters and training images.',
   ),
   'log.profile': Key(
-    '', TEXT, "Steps FIRST..LAST whose trace is written for TensorBoard and Perfetto. '': no steps."
+    '', TEXT, "Steps FIRST..LAST of which a trace is written, for TensorBoard and Perfetto. '': no steps."
   ),
 }
 IMAGES = {
@@ -282,13 +286,17 @@ IMAGES = {
     'Source of batches. device: all images lie in device memory. stream: the host reads each batch. auto: by size.',
   ),
   'data.resident_bytes': Key(
-    2_000_000_000, whole(0), 'Largest number of bytes of images on each device for which input auto means device.'
+    2_000_000_000,
+    whole(0),
+    'With `data.input=auto`: largest number of bytes of images on each device with which all images lie in device '
+    'memory.',
   ),
   'data.workers': Key(2, whole(0), 'Number of processes that decode images for a stream. 0: threads decode them.'),
   'data.validation_split': Key(
     '',
     TEXT,
-    'Name of a labeled split to select checkpoints on, in place of a part of train. Empty: data.validation counts.',
+    'Name of a labeled split to select checkpoints on, in place of a part of train. Empty: data.validation sets this '
+    'part.',
   ),
   'data.stratify': Key(
     False,

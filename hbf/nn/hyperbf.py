@@ -49,11 +49,11 @@ class HyperBFAttention(CheckedModule):
     relative_positions: 'none', 'gaussian', 'adaptive' or 'rotary' (`hbf.nn.relative_positions`). With 'gaussian' a
       head adds the distance of positions p to the distance of contents: ‖W(q − k)‖²/2σ² + ‖(p_q − p_k − o)/s‖²/2. The
       offset o and the scale s are learned. For a token without a position and for a learned center, the added
-      distance is 0. This adds 2 C (N + m) H operations for each token. C is 4 for images and 3 for texts, or three
-      times this number if `dtype` is bfloat16. With 'adaptive' o and s also depend on the query. This adds another 2
-      D (P + 1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by their
-      positions. This needs metric identity, because its distances do not change if both vectors are rotated in the
-      same way.
+      distance is 0. This costs 2 C (N + m) H operations for each token. C is 4 for images and 3 for texts, or
+      three times this number if `dtype` is bfloat16. With 'adaptive' o and s also depend on the query. This costs
+      another 2 D (P + 1) operations for positions of P dimensions. With 'rotary' queries and keys are rotated by
+      their positions. This needs metric identity, because its distances do not change if both vectors are rotated in
+      the same way.
     mimetic: α. The projections of queries and keys start with Wq Wkᵀ ≈ α (Z + I) for random Z, see
       `hbf.nn.projections.mimetic_init`. With α near 0.7, the initial σ suits the norms of queries and keys. 0: they
       start like other projections.
@@ -155,14 +155,15 @@ class HyperBFCenters(CheckedModule):
 
   Attributes:
     centers: A, the number of centers of every head.
-    heads: H, a divisor of the tokens' width D. CBMM Memo 143 has 1.
-    kernel: a name in `hbf.ops.kernels.KERNELS`, `VALUES` or `BALLS`, or `SIGNED`. `BALLS` are φ(b_a − r²/2σ²)
-      with b_a = ρ_a²/2σ². The radius ρ_a of each center is learned. `BALLS` and `VALUES` need normalization 'none'.
-      `SIGNED` is exp(−β r²) with a learned β of any sign, as in the authors' code. It needs metric bilinear.
+    heads: H, the number of heads. It divides the tokens' width D. CBMM Memo 143 has one head.
+    kernel: a name in `hbf.ops.kernels.KERNELS`, `BALLS` or `VALUES`, or `SIGNED`. Ball kernels (`BALLS`) are φ(b_a −
+      r²/2σ²) with b_a = ρ_a²/2σ² and a learned radius ρ_a for each center. Ball kernels and the kernels in `VALUES`
+      ('multiquadric', 'thin_plate', 'wendland') need normalization 'none'. `SIGNED`, which is 'signed_gaussian', is
+      exp(−β r²) with a learned β of any sign, as in the authors' code. It needs metric bilinear.
     metric: the metric of every head, see `hbf.ops.distances`.
     rank: number of rows of W for metric low_rank. Other metrics do not use it.
     sigma_per: 'layer', 'head' or 'center': each layer, each head or each center learns one σ (one β for kernel
-      `SIGNED`). 'fixed': σ or β keeps its initial value.
+      'signed_gaussian'). 'fixed': σ or β keeps its initial value.
     sigma_scale: the initial σ² is this number times √d (times √rank for metric low_rank). With numbers near 1, x·t/σ²
       has order 1.
     normalize_inputs: True to scale points and centers to norm 1. The initial σ² is then divided by d. A center then
@@ -181,10 +182,10 @@ class HyperBFCenters(CheckedModule):
       'relative', the stage equals a SwiGLU on tokens of norm √d.
     centers_init: initial values of the centers. 'normal': normal numbers. 'tokens': tokens drawn from those seen at
       initialization. 'kmeans': k-means centers of these tokens.
-    coefficients_scale: root mean square of the output at initialization.
+    coefficients_scale: root mean square of the stage's output at initialization.
     nested: True to train the first centers to work without the others too (`hbf.models.nested`; after nested dropout,
       Rippel et al. 2014). In training, all centers respond to half of the images. To each other image only the first
-      n centers respond, where n is random with a uniform logarithm. The option needs all responses in memory, and a
+      n centers respond, where n is random and log n is uniform. The option needs all responses in memory, and a
       random key 'dropout' in training.
     implementation: a name in `hbf.ops.fast.choice.IMPLEMENTATIONS`.
     dtype: type of the matrix products. Parameters are float32.

@@ -47,13 +47,14 @@ class LinearAttention(CheckedModule):
 
   Attributes:
     heads: H, a divisor of the tokens' width D. A head works on d = D/H dimensions.
-    features: φ, a name in `hbf.ops.linear_attention.MAPS`. With normalizer 'sum', 'softmax' approximates
-      `SoftmaxAttention`, and 'gaussian' approximates `HyperBFAttention` with metric identity and one σ for each head.
+    features: the feature map φ, a name in `hbf.ops.linear_attention.MAPS`. With normalizer 'sum', 'softmax'
+      approximates `SoftmaxAttention`, and 'gaussian' approximates `HyperBFAttention` with metric identity and one σ
+      for each head.
     random_features: m, the number of random features of a head. The relative variance of a weight is of order
       exp(‖q + k‖²/√d)/m, where ‖q + k‖² grows with d. So wide heads need many features, and so do queries and keys
       with large norms.
-    normalizer: 'sum', or 'none'. With 'none' each head's output is divided by its root mean square (TransNormer, Qin
-      et al. 2022).
+    normalizer: 'sum': the weights of a query sum to 1. 'none': the weights are not normalized. Instead, each head's
+      output is divided by its root mean square (TransNormer, Qin et al. 2022).
     dtype: type of the matrix products. Parameters are float32.
   """
 

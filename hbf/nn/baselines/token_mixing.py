@@ -27,7 +27,7 @@ class TokenMLP(CheckedModule):
   MADE, Germain et al. 2015).
 
   Attributes:
-    hidden: number of units between the layers, D_S in the paper.
+    hidden: number of units between the two layers, D_S in Tolstikhin et al. 2021.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
     dtype: type of the matrix products. Parameters are float32.
   """
