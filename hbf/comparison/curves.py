@@ -117,8 +117,9 @@ def draw_expected(expected: Mapping[str, Sequence[float]], score: Score, path: p
 def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
   """Return positions [n] for labels that are near the wanted positions and do not overlap.
 
-  The order of the labels stays, and the sum of the squared distances from the wanted positions is minimal. The
-  positions are computed by an isotonic regression of the wanted positions minus evenly spaced positions.
+  The order of the labels stays, and the sum of the squared distances from the wanted positions is minimal. To
+  compute it, i · gap is subtracted from the i-th wanted position. An isotonic regression of these numbers follows, and
+  i · gap is added again.
 
   Args:
     wanted: the wanted position of each label, [n].

@@ -48,14 +48,14 @@ def pack(folder: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[st
 
   Args:
     folder: folder of the comparison, with a folder for each run.
-    target: folder to make. After an error it does not exist.
+    target: folder to make. If packing fails, nothing is left of it.
 
   Returns:
     The names of the runs without a result, and the names of the folders that are not packed.
 
   Raises:
-    UserError: the folder is not a comparison, is in use or is packed already. Or the target exists, or it cannot be
-      written.
+    UserError: the folder is not a comparison, is in use or is packed already. Or the target exists
+      already, or it cannot be written.
   """
   runs, about = RunFolders(folder), _about(folder)
   names = [*about, *(name for name in runs.names() if name not in about)]

@@ -138,11 +138,12 @@ def _from_the_middle(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _in_short(x: jax.Array, t: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-  """Return coordinates of a short type whose product is x·t with a precision of 16 bits or more.
+  """Return coordinates of a short type, such as bfloat16, whose dot product is x·t to 16 bits or more.
 
-  Each number is split into a sum of two numbers, x + x' and t + t', and the product is xt + x't + xt'. So there are
-  three times as many coordinates. A single number would be too coarse: ‖a‖²/2s² is in the hundreds in the corners of
-  an image, and small differences of such numbers matter.
+  Each number is split into a sum of two short numbers, x ≈ x₁ + x₂ and t ≈ t₁ + t₂. The product is x₁t₁ + x₂t₁ +
+  x₁t₂, because x₂t₂ is negligible. So there are three times as many coordinates. Without the split, the rounding
+  would be too coarse: the squared distance of two positions, divided by 2s², is in the hundreds in the corners of an
+  image, and small differences of such numbers matter.
   """
   (x, more_x), (t, more_t) = (short_parts(z, dtype, 2) for z in (x, t))
   return jnp.concatenate([x, more_x, x], axis=-1), jnp.concatenate([t, t, more_t], axis=-1)

@@ -144,14 +144,15 @@ def centers(size: Size) -> jax.Array:
 
 
 def warp(image: jax.Array, mapping: jax.Array) -> jax.Array:
-  """Resample an image under a map, bilinearly.
+  """Resample an image under an affine map, bilinearly.
 
   Places outside the image are black. Between the image's edge and the centers of the outermost pixels, the levels of
   these pixels are used. Pillow's `Image.transform` has the same rules.
 
   Args:
     image: uint8 [H, W, C].
-    mapping: the map, float32 [2, 3].
+    mapping: float32 [2, 3]. It maps (x, y, 1), a place in the result, to the place (x, y) in `image` that is shown
+      there. The unit is a pixel, and the center of the first pixel is (0.5, 0.5).
 
   Returns:
     uint8 [H, W, C], rounded to the nearest integer.

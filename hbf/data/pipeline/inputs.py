@@ -98,8 +98,8 @@ class Input(abc.ABC):
     Args:
       order: order of the examples.
       start: index of the first batch.
-      counts: for each stack, the number of its batches without padding, at most `size`.
-      size: number of batches in every stack with padding. The padding is copies of the stack's last batch.
+      counts: for each stack, the number of its own batches, at most `size`.
+      size: the length of every stack. A stack with fewer batches is filled up with copies of its last batch.
     """
     rows = _local_rows(self._sharding, order.batch_size)
     sharding = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))

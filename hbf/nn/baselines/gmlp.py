@@ -45,7 +45,7 @@ class GatedMLP(CheckedModule):
     attention: number of dimensions of the tiny attention that is added to f, 64 in Liu et al. 2021. 0: there is no
       attention.
     activation: a name in `hbf.nn.baselines.mlp.ACTIVATIONS`.
-    norm_epsilon: number added to the variance in the LayerNorm of f.
+    norm_epsilon: number added to the variance in the LayerNorm of the channels that the matrix W mixes.
     dtype: type of the matrix products. Parameters are float32.
   """
 
