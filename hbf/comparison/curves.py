@@ -118,8 +118,8 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
   """Return positions [n] for labels that are near the wanted positions and do not overlap.
 
   The order of the labels stays, and the sum of the squared distances from the wanted positions is minimal. To
-  compute it, i · gap is subtracted from the i-th wanted position. An isotonic regression of these numbers follows, and
-  i · gap is added again.
+  compute it, i · gap is subtracted from the i-th wanted position. An isotonic regression of these numbers follows,
+  and i · gap is added again.
 
   Args:
     wanted: the wanted position of each label, [n].

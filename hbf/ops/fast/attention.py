@@ -134,7 +134,7 @@ def _bias(centers: jax.Array, keys: jax.Array, scale: jax.Array | float) -> jax.
   """Compute the biases −scale·(t·k)/2 + t·e of all centers t, float32 [..., A, 1], with the keys k = M t.
 
   The term t·e corrects a rounding error. `fused_attention` rounds the product scale·k to the type of k, which loses
-  e = scale·k − round(scale·k). A query q near the center t has q·e ≈ t·e. So t·e gives such a query the part q·e back.
+  e = scale·k − round(scale·k). A query q near the center t has q·e ≈ t·e. So t·e gives such a query q·e back.
   """
   kind, scaled = jnp.finfo(keys.dtype), scale * keys[..., : centers.shape[-1]].astype(jnp.float32)
   error = jax.lax.stop_gradient(scaled - jax.lax.reduce_precision(scaled, kind.nexp, kind.nmant))
