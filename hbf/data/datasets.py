@@ -4,6 +4,8 @@ import dataclasses
 import os
 from typing import Any
 
+import numpy as np
+
 from hbf.data import registry
 from hbf.data.images import prepare, prepared
 from hbf.data.images.array_files import open_array_file
@@ -104,7 +106,21 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
       f'{request.name} has images of {width}×{height} pixels, and data.image_size is {request.image_size}; expected '
       'the same: set data.image_size to 0, or resize the images in the registered function'
     )
+  if request.name in registry.REGISTERED:
+    _check_example(request.name, dataset)
   return dataclasses.replace(dataset, name=request.name)
+
+
+def _check_example(name: str, dataset: Dataset) -> None:
+  """Raise UserError if the first training image or label of a user's own source is of a wrong type or shape."""
+  image, label = dataset.splits['train'][0]
+  found = f'{getattr(image, "dtype", type(image).__name__)} {list(np.shape(image))}'
+  if found != f'uint8 {list(dataset.image_shape)}':
+    raise UserError(f'an image of {name} is {found}; expected uint8 {list(dataset.image_shape)}: change the source')
+  if label not in range(len(dataset.classes)):
+    raise UserError(
+      f'a label of {name} is {label!r}; expected a whole number up to {len(dataset.classes) - 1}: change the source'
+    )
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:

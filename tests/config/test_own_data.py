@@ -91,12 +91,20 @@ IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
 ARRAYS = hbf.ArrayData(IMAGES, np.arange(4) % 2, IMAGES, np.arange(4) % 2)
 
 
+def of_example(image, label):
+  """Return a data set whose splits are lists of one example."""
+  return hbf.Dataset('own', ('a', 'b'), (8, 8, 3), {split: [(image, label)] for split in ('train', 'test')})
+
+
 @pytest.mark.parametrize(
   ('opened', 'changes', 'message'),
   [
     ('a text', {}, r'the data set own is of type str; expected hbf\.Dataset or hbf\.ArrayData'),
     (ARRAYS, {'validation_split': 'val'}, r'the data set own lacks validation; expected the splits train, test'),
     (ARRAYS, {'image_size': 16}, r'own has images of 8×8 pixels, and data\.image_size is 16'),
+    (of_example(IMAGES[0] / 255, 0), {}, r'an image of own is float64 \[8, 8, 3\]; expected uint8 \[8, 8, 3\]'),
+    (of_example(IMAGES[0, 2:], 0), {}, r'an image of own is uint8 \[6, 8, 3\]; expected uint8'),
+    (of_example(IMAGES[0], 2), {}, r'a label of own is 2; expected a whole number up to 1'),
   ],
 )
 def test_what_a_function_returns_is_checked(opened, changes, message):

@@ -39,10 +39,10 @@ def check(where: str, form: str, found: Sequence[str], used: Mapping[str, str]) 
   """
   for split, name in used.items():
     if name not in found:
-      key = 'validation_split' if split == 'validation' else 'test_split'
+      cure = '' if split == 'train' else f', or set data.{split}_split to the name of the {split} split'
       raise UserError(
         f'{where}{form.format(name).rstrip("/")} does not exist; expected {form.format("train")} and a split to test '
-        f'on; there is {", ".join(found) or "none"}: rename one, or set data.{key} to the name of the {split} split'
+        f'on; there is {", ".join(found) or "none"}: rename one{cure}'
       )
   train, test, own = (form.format(used[split]) if split in used else '' for split in ('train', 'test', 'validation'))
   held_out = f'validates on {own}' if own else 'holds out the part data.validation of it'
@@ -76,10 +76,8 @@ def find_shards(request: DataRequest, ending: str) -> dict[str, tuple[str, ...]]
 
 def _require_all(paths: Sequence[str]) -> None:
   """Raise UserError if a file of -00000-of-00003, -00001-of-00003, … is missing."""
-  for path in paths:
-    if numbered := re.fullmatch(r'(.*)-(\d+)-of-(\d+)(\.\w+)', path):
-      start, width, count, ending = numbered[1], len(numbered[2]), numbered[3], numbered[4]
-      for number in range(int(count)):
-        expected = f'{start}-{number:0{width}d}-of-{count}{ending}'
-        if expected not in paths:
-          raise UserError(f'{expected} is missing; expected all {int(count)} files of the split: add it')
+  numbered = [found for path in paths if (found := re.fullmatch(r'(.*)-(\d+)-of-(\d+)(\.\w+)', path))]
+  for start, width, count, ending in {(found[1], len(found[2]), found[3], found[4]) for found in numbered}:
+    expected = [f'{start}-{number:0{width}d}-of-{count}{ending}' for number in range(int(count))]
+    if missing := sorted(set(expected) - set(paths)):
+      raise UserError(f'{missing[0]} is missing; expected all {int(count)} files of the split: add it')
