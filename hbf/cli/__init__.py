@@ -30,7 +30,7 @@ def resolve_config_path(config: str) -> str:
     return config
   from hbf.config import datasets
 
-  if name[1] and not datasets.is_known(name[1]):
+  if name[1] and name[1] not in datasets.DATASETS:
     return config
   return f'{datasets.__file__}:{name[1] or name[2]}{colon}{arguments}'
 

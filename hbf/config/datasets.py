@@ -130,11 +130,6 @@ def register_dataset(name: str, open: Opener, *, text: bool = False, **defaults:
   registry.REGISTERED[name] = Registered(open, text, defaults)
 
 
-def is_known(name: str) -> bool:
-  """Return True if a data set has this name."""
-  return name in DATASETS or registry.find(name) is not None
-
-
 def get_config(config: str) -> ConfigDict:
   """Return the config of a data set.
 
@@ -146,8 +141,9 @@ def get_config(config: str) -> ConfigDict:
     UserError: the data set, an argument or a value is unknown.
   """
   name, _, arguments = config.partition(':')
-  if name not in DATASETS and (own := registry.find(name)):
-    make = make_text_config if own.text else make_config
-    sections = {section: dict(values) for section, values in own.defaults.items()}
-    return make(arguments, {'name': name, **sections.pop('data', {})}, **sections)
-  return choose('data set', name, DATASETS)(arguments)
+  own = None if name in DATASETS else registry.find(name)
+  if own is None:
+    return choose('data set', name, DATASETS)(arguments)
+  make = make_text_config if own.text else make_config
+  sections = {section: dict(values) for section, values in own.defaults.items()}
+  return make(arguments, {'name': name, **sections.pop('data', {})}, **sections)
