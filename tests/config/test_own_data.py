@@ -83,7 +83,7 @@ def test_wrong_names_and_files_are_refused(tmp_path):
   with pytest.raises(UserError, match=r'shapes\.py does not register shapes; expected .*rename the file'):
     open_it('shapes')
   (tmp_path / 'other.py').write_text("raise AssertionError('imported')")
-  with pytest.raises(UserError, match=r"unknown data set 'other'.*no other\.py in this folder registers it"):
+  with pytest.raises(UserError, match=r"unknown data set 'other'.*no other\.py in the working folder registers it"):
     open_it('other')
 
 

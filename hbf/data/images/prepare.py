@@ -133,7 +133,8 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
     choose('data set', name, {**PREPARATIONS, **MANUAL, **UNPREPARED})
   except UserError as error:
     raise UserError(
-      f'{error}; TFDS has prepared no {name} in {directory} either, and no {name}.py in this folder registers it'
+      f'{error}; TFDS has prepared no {name} in {directory} either, and no {name}.py in the working folder '
+      'registers it'
     ) from None
   refuse_manual(name, directory)
   if name in PREPARATIONS and PREPARATIONS[name].published is not None and not download:
