@@ -17,7 +17,10 @@ if TYPE_CHECKING:
   from hbf.api import load as load
   from hbf.api import load_pretrained as load_pretrained
   from hbf.api import train as train
+  from hbf.config.datasets import register_dataset as register_dataset
   from hbf.data.images.arrays import ArrayData as ArrayData
+  from hbf.data.images.dataset import Dataset as Dataset
+  from hbf.data.registry import DataRequest as DataRequest
   from hbf.errors import UserError as UserError
   from hbf.models.build import count_parameters as count_parameters
   from hbf.models.classifier import ImageClassifier as ImageClassifier
@@ -57,8 +60,12 @@ _PUBLIC = {
   'ImageClassifier': ('hbf.models.classifier', 'ImageClassifier'),
   'LanguageModel': ('hbf.models.language', 'LanguageModel'),
   'count_parameters': ('hbf.models.build', 'count_parameters'),
-  # Runs.
+  # Data sets of your own.
   'ArrayData': ('hbf.data.images.arrays', 'ArrayData'),
+  'Dataset': ('hbf.data.images.dataset', 'Dataset'),
+  'DataRequest': ('hbf.data.registry', 'DataRequest'),
+  'register_dataset': ('hbf.config.datasets', 'register_dataset'),
+  # Runs.
   'get_config': ('hbf.api', 'get_config'),
   'train': ('hbf.api', 'train'),
   'evaluate': ('hbf.api', 'evaluate'),

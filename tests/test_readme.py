@@ -98,8 +98,16 @@ def shift(tmp_path, monkeypatch):
   return getattr(module, stage)
 
 
+@pytest.fixture
+def shapes(monkeypatch):
+  """Register the data set of a user's own in the page about it."""
+  page = PAGES[ROOT / 'docs' / 'how-to' / 'own-formats.md']
+  monkeypatch.setattr('hbf.data.registry.REGISTERED', {})
+  exec(re.search(r'`shapes\.py`:\n\n```python\n(.*?)```', page, re.DOTALL)[1], {})
+
+
 @pytest.mark.parametrize(('module', 'arguments'), commands())
-@pytest.mark.usefixtures('shift')  # which a command trains
+@pytest.mark.usefixtures('shift', 'shapes')  # on which commands train
 def test_every_command_and_its_flags_exist(module, arguments, monkeypatch):
   monkeypatch.chdir(ROOT)
   flags = [argument for argument in shlex.split(arguments) if argument.startswith('--')]

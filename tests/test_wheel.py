@@ -57,7 +57,7 @@ def test_the_wheel_holds_all_of_the_package_and_nothing_else(wheel):
     assert metadata.replace('METADATA', 'licenses/LICENSE') in archive.namelist()
   assert found == files and {'hbf/py.typed', 'hbf/analysis/report/page.html'} <= found
   assert (about['Version'], about['License-Expression']) == (hbf.__version__, 'Apache-2.0')
-  tools = ('ruff', 'mypy', 'pytest', 'tokenizers')
+  tools = ('ruff', 'mypy', 'pytest', 'tokenizers', 'pyarrow')
   assert not [z for z in about.get_all('Requires-Dist') if z.startswith(tools) and 'extra ==' not in z]
 
 

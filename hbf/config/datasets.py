@@ -1,11 +1,15 @@
 """The config of each data set, by name. No config file is needed."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from hbf.config.recipes import make_config, make_text_config
-from hbf.errors import choose
+from hbf.data import registry
+from hbf.data.registry import Opener, Registered
+from hbf.errors import UserError, choose
 
 
 def digits(arguments: str = '') -> ConfigDict:
@@ -53,8 +57,25 @@ def imagenet(arguments: str = '') -> ConfigDict:
 
 def image_folder(arguments: str = '') -> ConfigDict:
   """Return the config of your own images: data.root is a folder with train/CLASS/* and test/CLASS/*."""
-  data = {'name': 'image_folder', 'image_size': 64, 'validation': 0.1, 'stratify': True}
-  return make_config(arguments, data, model={'patch': 8})
+  return make_config(arguments, {'name': 'image_folder', **_OWN_IMAGES}, model={'patch': 8})
+
+
+def parquet(arguments: str = '') -> ConfigDict:
+  """Return the config of your own images in Parquet files, as the library `datasets` of Hugging Face stores them.
+
+  data.root is a folder with train-*.parquet and test-*.parquet.
+  """
+  return make_config(arguments, {'name': 'parquet', **_OWN_IMAGES}, model={'patch': 8})
+
+
+def webdataset(arguments: str = '') -> ConfigDict:
+  """Return the config of your own images in tar files: data.root is a folder with train-*.tar and test-*.tar."""
+  return make_config(arguments, {'name': 'webdataset', **_OWN_IMAGES}, model={'patch': 8})
+
+
+def array_files(arguments: str = '') -> ConfigDict:
+  """Return the config of your own images in a .npz file of arrays: data.root is the file."""
+  return make_config(arguments, {'name': 'array_files', 'validation': 0.1, 'stratify': True})
 
 
 def arrays(arguments: str = '') -> ConfigDict:
@@ -77,21 +98,52 @@ def text_file(arguments: str = '') -> ConfigDict:
   return make_text_config(arguments, {'name': 'text_file'})
 
 
+_OWN_IMAGES = {'image_size': 64, 'validation': 0.1, 'stratify': True}
+_ALL = (digits, cifar10, cifar100, tiny_imagenet, imagenet, image_folder, parquet, webdataset, array_files, arrays)
 DATASETS: dict[str, Callable[..., ConfigDict]] = {
-  make.__name__: make
-  for make in (digits, cifar10, cifar100, tiny_imagenet, imagenet, image_folder, arrays, text, shakespeare, text_file)
+  make.__name__: make for make in (*_ALL, text, shakespeare, text_file)
 }
+
+
+def register_dataset(name: str, open: Opener, *, text: bool = False, **defaults: Mapping[str, Any]) -> None:
+  """Register a data set of your own, so that configs, commands and functions know its name.
+
+  Commands and processes that read images import the file NAME.py of the working folder, if there is one. So call this
+  function there, once, outside of functions. docs/how-to/own-formats.md has an example.
+
+  Args:
+    name: the name, a word that may have digits and underscores. An earlier data set of yours with this name is
+      replaced.
+    open: a function of an `hbf.DataRequest`, which has keys of the config such as `root`. For images, it returns
+      `hbf.Dataset` or `hbf.ArrayData`. For texts, it returns a str or bytes, or a dict of the texts `train` and
+      `test`.
+    text: True for a text, False for labeled images.
+    **defaults: values of config keys, by section, such as model={'patch': 8}.
+
+  Raises:
+    ValueError: the name is that of a data set of the package, or is not a word.
+  """
+  if not isinstance(name, str) or not re.fullmatch(r'[a-zA-Z]\w*', name) or name in DATASETS:
+    raise UserError(f'name is {name!r}: expected a word that is no data set of the package ({", ".join(DATASETS)})')
+  if not callable(open):
+    raise UserError(f'open is {open!r}: expected a function that returns the data set')
+  registry.REGISTERED[name] = Registered(open, text, defaults)
 
 
 def get_config(config: str) -> ConfigDict:
   """Return the config of a data set.
 
   Args:
-    config: name of a data set, such as 'cifar10'. Arguments may follow after a colon: NAME:model=…,recipe=…,size=….
-      Each of the three arguments may be left out.
+    config: name of a data set, such as 'cifar10', or of one of your own (`register_dataset`). Arguments may follow
+      after a colon: NAME:model=…,recipe=…,size=…. Each of the three arguments may be left out.
 
   Raises:
     UserError: the data set, an argument or a value is unknown.
   """
   name, _, arguments = config.partition(':')
-  return choose('data set', name, DATASETS)(arguments)
+  own = None if name in DATASETS else registry.find(name)
+  if own is None:
+    return choose('data set', name, DATASETS)(arguments)
+  make = make_text_config if own.text else make_config
+  sections = {section: dict(values) for section, values in own.defaults.items()}
+  return make(arguments, {'name': name, **sections.pop('data', {})}, **sections)

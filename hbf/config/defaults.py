@@ -119,8 +119,8 @@ COMMON = {
   'data.root': Key(
     '',
     TEXT,
-    'Path of your own data. For image_folder: a folder with train/CLASS/* and test/CLASS/*. For text_file: a file or '
-    'folder.',
+    'Path of your own data. For image_folder: a folder with train/CLASS/* and test/CLASS/*. For parquet and '
+    'webdataset: a folder with train-* and test-*. For array_files: a file. For text_file: a file or folder.',
   ),
   'data.test_split': Key('test', TEXT, "Name of the labeled split to test on. TFDS's ImageNet calls it validation."),
   'data.download': Key(False, FLAG, 'True to download the official archive if the data set is not prepared yet.'),
@@ -279,6 +279,16 @@ IMAGES = {
   'model.positions': Key('learned', _EMBEDDING['positions'], 'Positions that are added to the tokens.'),
   'data.image_size': Key(
     0, whole(0), 'Height and width in pixels to which images are resized. 0: images keep their size.'
+  ),
+  'data.columns': Key(
+    '',
+    TEXT,
+    'Names of the columns of images and labels in Parquet files, as IMAGE,LABEL. Empty: found by type or usual name.',
+  ),
+  'data.cache': Key(
+    '',
+    TEXT,
+    'Folder for decoded and resized images, which the first run writes and later runs read. Empty: there is none.',
   ),
   'data.input': Key(
     'auto',

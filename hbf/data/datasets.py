@@ -2,39 +2,22 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from typing import Any
 
-from etils import epath
+import numpy as np
 
-from hbf.data.images import folder, prepare, prepared
-from hbf.data.images.arrays import NAME, ArrayData, ArraySource
-from hbf.data.images.sources import Blank, Source
+from hbf.data import registry
+from hbf.data.images import prepare, prepared
+from hbf.data.images.array_files import open_array_file
+from hbf.data.images.arrays import NAME, ArrayData, from_arrays
+from hbf.data.images.cached import through_cache
+from hbf.data.images.dataset import Dataset
+from hbf.data.images.folder import open_folder
+from hbf.data.images.parquet import open_parquet
+from hbf.data.images.sources import Blank
+from hbf.data.images.tar import open_tars
+from hbf.data.registry import DataRequest, Opener
 from hbf.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class Dataset:
-  """Labeled images.
-
-  Attributes:
-    name: name of the data set.
-    classes: the name of each label, as the data set stores it.
-    image_shape: height, width and channels of every image.
-    splits: the sources of examples, with the keys `train` and `test`, and `validation` if the data set has its own
-      validation split. These are the keys even if the splits have other names in the data set.
-    names: readable names of classes by stored name, for data sets whose stored names are ids such as n01443537.
-  """
-
-  name: str
-  classes: tuple[str, ...]
-  image_shape: tuple[int, int, int]
-  splits: Mapping[str, Source]
-  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-  @property
-  def class_names(self) -> tuple[str, ...]:
-    """Return a readable name of each label."""
-    return tuple(self.names.get(name, name) for name in self.classes)
 
 
 def load(
@@ -46,21 +29,24 @@ def load(
   download: bool,
   test_split: str = 'test',
   validation_split: str = '',
+  columns: str = '',
+  cache: str = '',
 ) -> Dataset:
   """Open a data set.
 
   Args:
     name: one of `hbf.data.images.prepare.PREPARATIONS`, any data set of labeled images that TFDS has prepared in
-      `dir`, or `image_folder`.
-    dir: the TFDS data directory, local or on a bucket. `~` is the home directory. `image_folder` does not use it.
-    root: the folder of an `image_folder`, with the images train/CLASS/* and test/CLASS/*. Other data sets ignore it.
+      `dir`, one of `_OPENERS`, or a data set of `hbf.register_dataset`.
+    dir: the TFDS data directory, local or on a bucket. `~` is the home directory. Only data sets of TFDS use it.
+    root: the folder or file of a user's own data.
     image_size: height and width of the images in pixels. The shorter side of an image is resized to this length, and
-      the square in the center is cut out. 0 or None keeps the stored images, which must then all have one size. An
-      `image_folder` needs a number.
+      the square in the center is cut out. 0 or None keeps the stored images, which must then all have one size.
     download: True to download and prepare a data set that is not in `dir`. The data set `digits` needs no download
       and is always prepared.
     test_split: the data set's own name of the labeled split to test on.
     validation_split: the data set's own name of a labeled split to validate on. '': there is none.
+    columns: columns of images and labels in Parquet files, as 'IMAGE,LABEL'. '': find them.
+    cache: a folder for decoded images, which later calls read. '': images are decoded each time.
 
   Raises:
     UserError: the data set is unknown, not prepared or damaged, or its examples are not labeled images of one size.
@@ -68,23 +54,14 @@ def load(
   """
   refuse_test_on_train(test_split)
   _refuse_shared_validation(validation_split, test_split)
-  used = {'train': 'train', 'test': test_split}
-  if validation_split:
-    used['validation'] = validation_split
-  if name == NAME:
-    raise UserError('the data set is arrays in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)')
-  if name == 'image_folder':
-    classes, splits = folder.open_folder(root, image_size, used)
-    opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
-  else:
-    directory = os.path.expanduser(dir)
-    found = prepare.found_or_prepared(name, directory, download)
-    opened = _open_prepared(name, found, used, image_size or None)
+  used = {'train': 'train', 'test': test_split} | ({'validation': validation_split} if validation_split else {})
+  request = DataRequest(name, os.path.expanduser(dir), root, image_size or None, download, used, columns)
+  opened = _as_dataset(registry.opener(name, _OPENERS, _open_prepared)(request), request)
   if len(opened.classes) < 2:
     raise UserError(
       f'{root or name} has one class only, {opened.classes[0]}; expected two or more: every answer would be right'
     )
-  return opened
+  return through_cache(opened, cache) if cache else opened
 
 
 def refuse_test_on_train(test_split: str) -> None:
@@ -106,11 +83,44 @@ def _refuse_shared_validation(validation_split: str, test_split: str) -> None:
       )
 
 
-def from_arrays(data: ArrayData) -> Dataset:
-  """Return a user's arrays as a data set."""
-  splits = {'train': ArraySource(data.x_train, data.y_train), 'test': ArraySource(data.x_test, data.y_test)}
-  height, width, channels = data.x_train.shape[1:]
-  return Dataset(NAME, tuple(data.class_names or ()), (height, width, channels), splits)
+def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
+  """Return a data set that a function opened. A user's own function may return `ArrayData` too.
+
+  Raises:
+    UserError: it is no data set, or lacks a split, or its images have another size than the config asks for.
+  """
+  dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
+  if not isinstance(dataset, Dataset):
+    raise UserError(
+      f'the data set {request.name} is of type {type(opened).__name__}; expected hbf.Dataset or hbf.ArrayData for '
+      f'images: return one from the registered function'
+    )
+  if missing := sorted(request.splits.keys() - dataset.splits.keys()):
+    raise UserError(
+      f'the data set {request.name} lacks {missing[0]}; expected the splits {", ".join(request.splits)}: add it, or '
+      'leave data.validation_split empty'
+    )
+  height, width, _ = dataset.image_shape
+  if request.image_size and (height, width) != (request.image_size,) * 2:
+    raise UserError(
+      f'{request.name} has images of {width}×{height} pixels, and data.image_size is {request.image_size}; expected '
+      'the same: set data.image_size to 0, or resize the images in the registered function'
+    )
+  if request.name in registry.REGISTERED:
+    _check_example(request.name, dataset)
+  return dataclasses.replace(dataset, name=request.name)
+
+
+def _check_example(name: str, dataset: Dataset) -> None:
+  """Raise UserError if the first training image or label of a user's own source is of a wrong type or shape."""
+  image, label = dataset.splits['train'][0]
+  found = f'{getattr(image, "dtype", type(image).__name__)} {list(np.shape(image))}'
+  if found != f'uint8 {list(dataset.image_shape)}':
+    raise UserError(f'an image of {name} is {found}; expected uint8 {list(dataset.image_shape)}: change the source')
+  if label not in range(len(dataset.classes)):
+    raise UserError(
+      f'a label of {name} is {label!r}; expected a whole number up to {len(dataset.classes) - 1}: change the source'
+    )
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:
@@ -143,10 +153,27 @@ def _image_shape(
   return height, width, channels
 
 
-def _open_prepared(name: str, path: epath.Path, used: Mapping[str, str], image_size: int | None) -> Dataset:
-  """Open a prepared data set. `used` maps `train`, `test` and `validation` to the data set's own names."""
-  builder = prepared.open_images(path)
-  features = builder.info.features
-  shape = _image_shape(name, features['image'].shape, image_size)
-  splits = {split: prepared.open_split(builder, own_name, image_size) for split, own_name in used.items()}
-  return Dataset(name, tuple(features['label'].names), shape, splits, prepared.names(builder))
+def _open_prepared(request: DataRequest) -> Dataset:
+  """Open a data set that TFDS has prepared. Prepare it first if this is possible without a download or allowed."""
+  builder = prepared.open_images(prepare.found_or_prepared(request.name, request.dir, request.download))
+  features, size = builder.info.features, request.image_size
+  shape = _image_shape(request.name, features['image'].shape, size)
+  splits = {split: prepared.open_split(builder, own_name, size) for split, own_name in request.splits.items()}
+  return Dataset(request.name, tuple(features['label'].names), shape, splits, prepared.names(builder))
+
+
+def _refuse_arrays(request: DataRequest) -> Dataset:
+  """Raise UserError: arrays in memory have no place that a config could name."""
+  raise UserError(
+    f'the data set is {request.name} in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)'
+  )
+
+
+# The functions that open data sets of a user's own data, by name of the data set. Others are those of TFDS.
+_OPENERS: dict[str, Opener] = {
+  NAME: _refuse_arrays,
+  'image_folder': open_folder,
+  'parquet': open_parquet,
+  'webdataset': open_tars,
+  'array_files': open_array_file,
+}

@@ -150,7 +150,7 @@ class Classification(Task):
   @classmethod
   def load_dataset(cls, config: ConfigDict) -> Dataset:
     """Load the data set that a config names; see `hbf.data.datasets.load`."""
-    keys = ('name', 'dir', 'root', 'image_size', 'download', 'test_split', 'validation_split')
+    keys = ('name', 'dir', 'root', 'image_size', 'download', 'test_split', 'validation_split', 'columns', 'cache')
     return load(**{key: config.data[key] for key in keys})
 
   @property

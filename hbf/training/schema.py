@@ -202,6 +202,8 @@ CHANGES = (
     added_to_images={'data': {'balance': ''}},
     rewritten={'log': _name_loggers},
   ),
+  # To version 17.
+  Change(added_to_images={'data': {'columns': '', 'cache': ''}}),
 )
 VERSION = len(CHANGES)
 

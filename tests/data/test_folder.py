@@ -180,8 +180,8 @@ def test_the_folder_to_test_on_can_have_another_name(root):
 
 
 def test_root_and_size_are_needed(root):
-  with pytest.raises(UserError, match=r'set data\.image_size'):
-    _load(root, 0)
+  with pytest.raises(UserError, match=r'has \d+×\d+ pixels and the first image has .* set data\.image_size'):
+    sources.check(_load(root, 0).splits['test'], np.arange(2))
   with pytest.raises(UserError, match=r'set data\.root'):
     _load('')
 

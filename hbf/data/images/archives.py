@@ -115,7 +115,7 @@ def download(published: Published, directory: str) -> str:
   try:
     os.makedirs(directory, exist_ok=True)
     if not os.path.exists(path) or _sha256(path) != published.sha256:
-      with _temporary(directory) as file:
+      with temporary(directory) as file:
         _fetch(published, file)
         os.replace(file.name, path)
   except (OSError, http.client.HTTPException) as error:
@@ -127,7 +127,7 @@ def download(published: Published, directory: str) -> str:
 
 
 @contextlib.contextmanager
-def _temporary(directory: str) -> Iterator[IO[bytes]]:
+def temporary(directory: str) -> Iterator[IO[bytes]]:
   """Make a temporary file. It is removed after the `with` statement unless it was renamed."""
   with tempfile.NamedTemporaryFile(dir=directory, prefix='incomplete.', delete=False) as file:
     try:

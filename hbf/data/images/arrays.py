@@ -1,11 +1,13 @@
 """Data sets in memory, from a user's own arrays."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from hbf.data.images import codec
+from hbf.data.images.dataset import Dataset
 from hbf.errors import UserError
 
 NAME = 'arrays'  # name of the data set in a config
@@ -37,14 +39,10 @@ class ArrayData:
 
   def __post_init__(self) -> None:
     """Check all arrays and convert them to uint8 and int64."""
-    x_train = to_images('x_train', self.x_train)
-    x_test = to_images('x_test', self.x_test, x_train.shape[1:], 'as x_train')
-    names = None if self.class_names is None else _names(self.class_names)
-    y_train = _labels('y_train', self.y_train, 'x_train', x_train, names)
-    names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
-    if len(names) < 2:
-      raise UserError('y_train has label 0 only: expected two classes or more; every answer would be right')
-    y_test = _labels('y_test', self.y_test, 'x_test', x_test, names)
+    arrays, names = checked(
+      {'train': (self.x_train, self.y_train), 'test': (self.x_test, self.y_test)}, self.class_names
+    )
+    (x_train, y_train), (x_test, y_test) = arrays['train'], arrays['test']
     values = {'x_train': x_train, 'y_train': y_train, 'x_test': x_test, 'y_test': y_test, 'class_names': names}
     for name, value in values.items():
       object.__setattr__(self, name, value)
@@ -57,20 +55,24 @@ class ArrayData:
 
 @dataclasses.dataclass(frozen=True)
 class ArraySource:
-  """A source whose images are in memory; see `hbf.data.images.sources.Source`."""
+  """A source whose images are in memory; see `hbf.data.images.sources.Source`.
+
+  Attributes:
+    images: images, uint8 [N, H, W, C].
+    labels: class of each image, int [N].
+    size: height and width in pixels that every image is resized to. None keeps the stored size.
+  """
 
   images: np.ndarray
   labels: np.ndarray
+  size: int | None = None
 
   def __len__(self) -> int:
     return len(self.images)
 
   def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-    return self.images[index], int(self.labels[index])
-
-  def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
-    """Return the examples `indices`, int [n]; see `hbf.data.images.sources.Batched`."""
-    return zip(self.images[indices], self.labels[indices].tolist(), strict=True)
+    image = self.images[index]
+    return image if self.size is None else codec.resize(image, self.size), int(self.labels[index])
 
   def read_labels(self) -> np.ndarray:
     """Return the class of every example, int [n]."""
@@ -79,6 +81,48 @@ class ArraySource:
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
     """Return all labels and the images of the examples `sample` as bytes; see `hbf.data.images.sources.Stored`."""
     return (self.labels.tobytes(), self.images[sample].tobytes())
+
+
+def from_arrays(data: ArrayData) -> Dataset:
+  """Return a user's arrays as a data set."""
+  arrays = {'train': (data.x_train, data.y_train), 'test': (data.x_test, data.y_test)}
+  return as_dataset(NAME, data.class_names or (), arrays, None)
+
+
+def as_dataset(
+  name: str, classes: Sequence[str], arrays: Mapping[str, tuple[np.ndarray, np.ndarray]], size: int | None
+) -> Dataset:
+  """Return a data set of checked arrays by split. None keeps the size of the images."""
+  height, width, channels = arrays['train'][0].shape[1:]
+  splits = {split: ArraySource(images, labels, size) for split, (images, labels) in arrays.items()}
+  return Dataset(name, tuple(classes), (size or height, size or width, channels), splits)
+
+
+def checked(
+  arrays: Mapping[str, tuple[Any, Any]], class_names: Sequence[str] | None
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
+  """Return images and labels by split as uint8 [N, H, W, C] and int64 [N], and the names of the classes.
+
+  Args:
+    arrays: images and labels by split; see `ArrayData`. One split is `train`.
+    class_names: the name of each label. None: the names are '0', '1' and so on.
+
+  Raises:
+    UserError: an array has a wrong shape, type or range. The message names it x_SPLIT or y_SPLIT.
+  """
+  x_train = to_images('x_train', arrays['train'][0])
+  shape = x_train.shape[1:]
+  images = {
+    split: x_train if split == 'train' else to_images(f'x_{split}', x, shape, 'as x_train')
+    for split, (x, _) in arrays.items()
+  }
+  names = None if class_names is None else _names(class_names)
+  y_train = _labels('y_train', arrays['train'][1], 'x_train', x_train, names)
+  names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
+  if len(names) < 2:
+    raise UserError('y_train has label 0 only: expected two classes or more; every answer would be right')
+  labels = {split: _labels(f'y_{split}', y, f'x_{split}', images[split], names) for split, (_, y) in arrays.items()}
+  return {split: (images[split], labels[split]) for split in arrays}, names
 
 
 def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: str = '') -> np.ndarray:

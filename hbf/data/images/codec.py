@@ -26,6 +26,7 @@ _TILE = 1024  # Side of a tile in pixels. Tiles save memory, because a conversio
 # memory. Other images are resized whole: a crop's position is rounded, which changes some pixels by a level.
 _MOST_ASPECT = 16
 _ENDS = {'JPEG': b'\xff\xd9', 'MPO': b'\xff\xd9', 'PNG': b'IEND\xae\x42\x60\x82'}  # last bytes of a whole file
+_STARTS = {'JPEG': b'\xff\xd8\xff', 'PNG': b'\x89PNG\r\n\x1a\n'}
 
 # Pillow only warns of an image beyond its limit, up to twice the limit. `_open` raises an error instead.
 warnings.filterwarnings('ignore', category=Image.DecompressionBombWarning)
@@ -149,8 +150,13 @@ def decode_file(path: str, *, channels: int, size: int | None, content: bytes | 
     return _to_array(image, channels, size)
 
 
-def check_file(path: str) -> None:
-  """Raise UserError if a file is not an image, is too large or is cut off.
+def resize(image: np.ndarray, size: int) -> np.ndarray:
+  """Resize an image, uint8 [height, width, 1 or 3], to a square of `size` pixels, as `decode` does."""
+  return _to_array(to_pillow(image), image.shape[-1], size)
+
+
+def check_file(path: str, content: bytes | None = None) -> None:
+  """Raise UserError if a file is not an image, is too large or is cut off. `content` is as for `decode_file`.
 
   A JPEG or PNG counts as complete if it ends with the end mark of its format. All other files are decoded. Damage
   before an end mark is not found, because decoding every file would take as long as an epoch.
@@ -158,16 +164,21 @@ def check_file(path: str) -> None:
   Raises:
     UserError: see `decode_file`.
   """
-  with _open(path) as image:
+  with _open(path, content) as image:
     end = _ENDS.get(image.format or '')
-    if end is None or not _ends_with(path, end):
+    if end is None or not (_last_bytes(path, len(end)) if content is None else content).endswith(end):
       image.load()
 
 
-def _ends_with(path: str, end: bytes) -> bool:
+def is_whole(first: bytes, last: bytes) -> bool:
+  """Return True if the first and last 8 bytes of an image are those of a whole JPEG or PNG."""
+  return any(first.startswith(start) and last.endswith(_ENDS[kind]) for kind, start in _STARTS.items())
+
+
+def _last_bytes(path: str, count: int) -> bytes:
   with open(path, 'rb') as file:
-    file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
-    return file.read() == end
+    file.seek(-min(count, os.path.getsize(path)), os.SEEK_END)
+    return file.read()
 
 
 class _Content(io.BytesIO):
@@ -181,7 +192,7 @@ class _Content(io.BytesIO):
 def _open(path: str, content: bytes | None = None) -> Iterator[Image.Image]:
   """Open a user's own image for a `with` statement. Errors in the statement become those of `decode_file`."""
   file = path if content is None else _Content(content)
-  with _explain_errors(path), Image.open(file, formats=FORMATS) as image:
+  with explain_errors(path), Image.open(file, formats=FORMATS) as image:
     if image.width * image.height > MOST_PIXELS:
       raise ValueError(f'{image.width} x {image.height} pixels, more than {MOST_PIXELS:,}')
     yield image
@@ -193,12 +204,12 @@ def read_file(path: str) -> bytes:
   Raises:
     UserError: the file can't be read.
   """
-  with _explain_errors(path), open(path, 'rb') as file:
+  with explain_errors(path), open(path, 'rb') as file:
     return file.read()
 
 
 @contextlib.contextmanager
-def _explain_errors(path: str) -> Iterator[None]:
+def explain_errors(path: str) -> Iterator[None]:
   """Turn every error in the `with` statement into a `UserError` that names `path`."""
   try:
     yield

@@ -9,89 +9,68 @@ from pathlib import Path
 
 import numpy as np
 
-from hbf.data.images import codec
+from hbf.data.images import codec, splits
+from hbf.data.images.dataset import Dataset
+from hbf.data.images.encoded import THREADS, EncodedSource, as_dataset
 from hbf.data.images.files import list_folder
+from hbf.data.registry import DataRequest
 from hbf.errors import UserError, warn
 
-_THREADS = 16
 _PART = 1024  # number of files whose sizes a thread reads in one task. A task for each file would take much memory.
 
 
 @dataclasses.dataclass(frozen=True)
-class FolderSource:
+class FolderSource(EncodedSource):
   """A `Source` of labeled image files, read as RGB.
 
   Attributes:
     paths: paths of the files, [n].
     labels: class of each file, [n].
-    size: height and width in pixels that every image is resized to.
+    size: see `EncodedSource`, as for `shape`.
   """
 
   paths: tuple[str, ...]
   labels: tuple[int, ...]
-  size: int
+  size: int | None
+  shape: tuple[int, int] | None = None
 
-  def __len__(self) -> int:
-    return len(self.paths)
+  def name(self, index: int) -> str:
+    """Return the path of a file."""
+    return self.paths[index]
 
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-    return codec.decode_file(self.paths[index], channels=3, size=self.size), self.labels[index]
+  def content(self, index: int) -> bytes:
+    """Return the content of a file."""
+    return codec.read_file(self.paths[index])
 
-  def read_labels(self) -> np.ndarray:
-    """Return the class of every file, int [n]."""
-    return np.array(self.labels, np.int64)
+  def decode(self, index: int) -> np.ndarray:
+    """Return an image. Pillow opens the file itself, so a large file of another kind is not read."""
+    return codec.decode_file(self.paths[index], channels=3, size=self.size)
 
-  def check(self, indices: np.ndarray) -> None:
-    """Check the files of the examples `indices`, int [n]; see `codec.check_file`.
+  def check_one(self, index: int) -> None:
+    """Check a file without reading all of it; see `codec.check_file`."""
+    codec.check_file(self.paths[index])
 
-    Raises:
-      UserError: a file is not an image or is damaged. The message names the file.
-    """
-    with futures.ThreadPoolExecutor(_THREADS) as pool:
-      for _ in pool.map(codec.check_file, (self.paths[index] for index in indices)):
-        pass
-
-  def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield class, name and size of every file as bytes, then the content of each file in `sample`, int [n]."""
+  def facts(self) -> Iterator[bytes]:
+    """Yield class, name and size of every file."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
-    with futures.ThreadPoolExecutor(_THREADS) as pool:
+    with futures.ThreadPoolExecutor(THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))
       for path, label, size in zip(self.paths, self.labels, sizes, strict=True):
         yield f'{label} {os.path.basename(path)} {size}'.encode()
-      yield from pool.map(codec.read_file, (self.paths[index] for index in sample))
 
 
-def open_folder(
-  root: str, size: int | None, used: Mapping[str, str]
-) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
+def open_folder(request: DataRequest) -> Dataset:
   """Open the images ROOT/train/CLASS/* and those of the other splits. Leave out hidden files and folders.
 
   Warn of other folders in ROOT and of files beside the class folders, because they are not used.
 
-  Args:
-    root: the folder. `~` is the home directory.
-    size: height and width in pixels that every image is resized to.
-    used: the name of the folder of each split. Its keys are `train`, `test` and perhaps `validation`.
-
-  Returns:
-    The sorted names of the classes, and the source of each split.
-
   Raises:
-    UserError: the size is not given; a folder is missing, empty or not expected; a class has no image or contains a
-      folder; or two splits are the same folder.
+    UserError: a folder is missing, empty or not expected; a class has no image or contains a folder; or two splits
+      are the same folder.
   """
-  if not size:
-    raise UserError(
-      'image_folder needs the size of its images; expected a number of pixels: set data.image_size, for example to 64'
-    )
-  folder = Path(os.path.expanduser(root))
-  if not root or not folder.is_dir():
-    raise UserError(
-      f'image folder {root!r} does not exist; expected a folder with train/ and test/: set data.root to it (commands '
-      'for trained runs: --data_root)'
-    )
-  _require_splits(folder, used)
-  paths = {split: folder / name for split, name in used.items()}
+  folder = splits.root_folder(request.root, 'train/ and test/')
+  splits.check(f'{folder}/', '{}/', list_folder(folder)[0], request.splits)
+  paths = {split: folder / name for split, name in request.splits.items()}
   _require_different(paths)
   classes = _classes(paths['train'])
   for split in sorted(paths.keys() - {'train'}):
@@ -100,7 +79,8 @@ def open_folder(
         f'{paths[split] / unknown[0]} is a class that train/ lacks; expected only classes of {paths["train"]}: '
         'remove the folder or add training images'
       )
-  return classes, {split: _open_split(path, classes, size) for split, path in paths.items()}
+  sources = {split: _open_split(path, classes, request.image_size) for split, path in paths.items()}
+  return as_dataset(request.name, classes, sources)
 
 
 def open_classes(root: str, size: int) -> tuple[tuple[str, ...], FolderSource]:
@@ -137,24 +117,6 @@ def _require_different(paths: Mapping[str, Path]) -> None:
       )
 
 
-def _require_splits(folder: Path, used: Mapping[str, str]) -> None:
-  found, _ = list_folder(folder)
-  for split, name in used.items():
-    if name not in found:
-      raise UserError(
-        f'{folder}/{name} does not exist; expected train/ and a folder to test on, each with class folders; there '
-        f'is {", ".join(found) or "no folder"}: rename one, or set '
-        f'data.{"validation_split" if split == "validation" else "test_split"} to the name of the {split} folder'
-      )
-  own = used.get('validation')
-  held_out = f'validates on {own}/' if own else 'holds out the part data.validation of it'
-  for name in sorted(set(found) - set(used.values())):
-    warn(
-      f'{folder / name} is not used: the run trains on {used["train"]}/, {held_out}, and tests on {used["test"]}/; '
-      f'set data.test_split or data.validation_split to use it, or rename it to .{name} to hide this warning'
-    )
-
-
 def _classes(split: Path) -> tuple[str, ...]:
   classes, loose = list_folder(split)
   if not classes:
@@ -164,7 +126,7 @@ def _classes(split: Path) -> tuple[str, ...]:
   return tuple(classes)
 
 
-def _open_split(split: Path, classes: tuple[str, ...], size: int) -> FolderSource:
+def _open_split(split: Path, classes: tuple[str, ...], size: int | None) -> FolderSource:
   paths: list[str] = []
   labels: list[int] = []
   for label, name in enumerate(classes):

@@ -109,7 +109,8 @@ PREPARATIONS: Mapping[str, Preparation] = {
 }
 # Data sets that need no preparation, and advice for a user who tries to prepare them.
 UNPREPARED: Mapping[str, str] = {
-  'image_folder': 'set data.root to the folder',
+  **dict.fromkeys(('image_folder', 'parquet', 'webdataset'), 'set data.root to the folder'),
+  'array_files': 'set data.root to the file',
   'text_file': 'set data.root to the file or folder',
   'python': 'it comes with Python',
 }
@@ -131,7 +132,10 @@ def found_or_prepared(name: str, directory: str, download: bool) -> epath.Path:
   try:
     choose('data set', name, {**PREPARATIONS, **MANUAL, **UNPREPARED})
   except UserError as error:
-    raise UserError(f'{error}; TFDS has prepared no {name} in {directory} either') from None
+    raise UserError(
+      f'{error}; TFDS has prepared no {name} in {directory} either, and no {name}.py in the working folder '
+      'registers it'
+    ) from None
   refuse_manual(name, directory)
   if name in PREPARATIONS and PREPARATIONS[name].published is not None and not download:
     raise UserError(

@@ -3,8 +3,8 @@
 import hashlib
 from typing import Any
 
-from hbf.data.datasets import Dataset
 from hbf.data.images import sources
+from hbf.data.images.dataset import Dataset
 from hbf.data.images.sources import Source
 from hbf.data.pipeline import order
 

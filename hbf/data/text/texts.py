@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from hbf.data import registry
 from hbf.data.datasets import refuse_test_on_train
 from hbf.data.images import prepare, prepared
 from hbf.data.images.files import list_folder
+from hbf.data.registry import DataRequest, Opener
 from hbf.data.text.tokenizers import Tokenizer, learn_tokenizer
 from hbf.errors import UserError
 
@@ -42,7 +44,7 @@ def load_texts(
 
   Args:
     name: 'python' (the language reference that comes with Python), 'text_file', 'tiny_shakespeare', or any data set
-      with a feature `text` that TFDS has prepared in `dir`.
+      with a feature `text` that TFDS has prepared in `dir`, or a data set of `hbf.register_dataset`.
     dir: the TFDS data directory. `~` is the home directory.
     root: the file or folder of a `text_file`. The files of a folder are joined in the order of their paths. Hidden
       files and folders are left out. Other data sets ignore it.
@@ -56,12 +58,9 @@ def load_texts(
     UserError: the data set is unknown, not prepared or damaged, or has no texts. The message says what to do.
   """
   refuse_test_on_train(test_split)
-  if name == 'python':
-    text_by_split = _split(_read_python_help())
-  elif name == 'text_file':
-    text_by_split = _split(_read(root))
-  else:
-    text_by_split = _read_prepared(name, os.path.expanduser(dir), test_split, download)
+  used = {'train': 'train', 'test': test_split}
+  request = DataRequest(name, os.path.expanduser(dir), root, download=download, splits=used)
+  text_by_split = _as_texts(registry.opener(name, _OPENERS, _open_prepared)(request), name)
   for split, text in text_by_split.items():
     if not text:
       raise UserError(f'{root or name} has no text to {split} on; expected some: take a longer text')
@@ -87,13 +86,30 @@ def identity_of(texts: Texts) -> dict[str, Any]:
   }
 
 
-def _read_python_help() -> bytes:
+def _as_texts(opened: Any, name: str) -> dict[str, bytes]:
+  """Return the texts that a function opened. A user's own function may return one text, or str in place of bytes."""
+  parts = _split(_encoded(opened)) if isinstance(opened, str | bytes) else opened
+  if not isinstance(parts, Mapping) or {*parts} != {'train', 'test'}:
+    raise UserError(
+      f'the data set {name} is of type {type(opened).__name__}; expected a text, or a dict of the texts train and '
+      'test: return it from the registered function'
+    )
+  return {split: _encoded(parts[split]) for split in ('train', 'test')}
+
+
+def _encoded(text: str | bytes) -> bytes:
+  return text.encode() if isinstance(text, str) else text
+
+
+def _open_python_help(request: DataRequest) -> str:
   """Return the texts of all topics of Python's help, half a million characters. They change with Python's version."""
   topics = pydoc_data.topics.topics
-  return '\n'.join(topics[name] for name in sorted(topics)).encode()
+  return '\n'.join(topics[name] for name in sorted(topics))
 
 
-def _read(root: str) -> bytes:
+def _open_files(request: DataRequest) -> bytes:
+  """Return the text in the file or folder `data.root`."""
+  root = request.root
   path = pathlib.Path(root).expanduser()
   if not root or not path.exists():
     problem = f'{root} is not there' if root else 'data.root names no text'
@@ -128,9 +144,14 @@ def _split(text: bytes) -> dict[str, bytes]:
   return {'train': text[:at], 'test': text[at:]}
 
 
-def _read_prepared(name: str, directory: str, test_split: str, download: bool) -> dict[str, bytes]:
-  builder = prepared.open_texts(prepare.found_or_prepared(name, directory, download))
+def _open_prepared(request: DataRequest) -> dict[str, bytes]:
+  """Return the texts of a data set that TFDS has prepared. A plus in the name of a split joins several."""
+  builder = prepared.open_texts(prepare.found_or_prepared(request.name, request.dir, request.download))
   return {
     split: b''.join(b'\n'.join(prepared.read_texts(builder, part)) for part in parts.split('+'))
-    for split, parts in (('train', 'train'), ('test', test_split))
+    for split, parts in request.splits.items()
   }
+
+
+# The functions that open texts, by name of the data set. Others are those of TFDS.
+_OPENERS: dict[str, Opener] = {'python': _open_python_help, 'text_file': _open_files}

@@ -1,0 +1,104 @@
+"""Decoded images in files, which later runs read in place of the encoded images."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from hbf.data.images import sources
+from hbf.data.images.archives import temporary
+from hbf.data.images.dataset import Dataset
+from hbf.data.images.sources import Source
+from hbf.data.pipeline import host
+from hbf.data.pipeline.identity import identity
+from hbf.errors import UserError
+
+_PART = 1024  # number of images in memory while a file is written
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedSource:
+  """A `Source` whose images are read from a .npy file. Its fingerprint is the one of the original source.
+
+  Attributes:
+    source: the original source.
+    labels: class of each image, int [n].
+    path: the file of all images, uint8 [n, H, W, C].
+  """
+
+  source: Source
+  labels: np.ndarray
+  path: str
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    return np.array(self._images[index]), int(self.labels[index])
+
+  def __getstate__(self) -> dict[str, Any]:
+    """Return the attributes without the images, which another process reads from the file."""
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+  def read_labels(self) -> np.ndarray:
+    """Return the class of every image, int [n]."""
+    return self.labels
+
+  def traits(self, sample: np.ndarray) -> Iterable[bytes]:
+    """Return bytes for the fingerprint of the original source; see `hbf.data.images.sources.Stored`."""
+    return sources.traits(self.source, sample)
+
+  @functools.cached_property
+  def _images(self) -> np.ndarray:
+    return np.load(self.path, mmap_mode='r')
+
+
+def through_cache(dataset: Dataset, directory: str) -> Dataset:
+  """Return a data set whose images are read from files in a folder. Write files that are missing.
+
+  The files are in DIRECTORY/NAME-SHAPE-FINGERPRINT. So other data, or images of another size, have other files. An
+  unfinished file is never used: it gets its name only when it is complete.
+
+  Raises:
+    UserError: an image can't be read, or the folder can't be written or has a damaged file.
+  """
+  shape = 'x'.join(map(str, dataset.image_shape))
+  folder = pathlib.Path(directory).expanduser() / f'{dataset.name}-{shape}-{identity(dataset)["fingerprint"][:32]}'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = {split: _through_file(source, str(folder / f'{split}.npy')) for split, source in dataset.splits.items()}
+  except OSError as error:
+    raise UserError(
+      f'{folder} cannot be used ({error}); expected a folder with room for all decoded images: set data.cache to '
+      'another folder, or to an empty text'
+    ) from error
+  return dataclasses.replace(dataset, splits=splits)
+
+
+def _through_file(source: Source, path: str) -> CachedSource:
+  cached = CachedSource(source, sources.labels(source), path)
+  if not os.path.exists(path):
+    _write(source, path)
+  try:
+    found = cached._images.shape
+  except (ValueError, EOFError):
+    found = ()
+  if found != (len(source), *host.image_shape(source)):
+    raise UserError(f'{path} is damaged; expected the images of {len(source)} examples: remove it')
+  return cached
+
+
+def _write(source: Source, path: str) -> None:
+  """Write all images of a source to a .npy file."""
+  shape = host.image_shape(source)
+  with temporary(os.path.dirname(path)) as file:
+    images = np.lib.format.open_memmap(file.name, 'w+', np.uint8, (len(source), *shape))
+    for start in range(0, len(source), _PART):
+      part = np.arange(start, min(start + _PART, len(source)))
+      images[part], _ = host.read_many(source, part, shape)
+    images.flush()
+    os.replace(file.name, path)

@@ -1,0 +1,32 @@
+"""A data set of labeled images."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from hbf.data.images.sources import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+  """Labeled images.
+
+  Attributes:
+    name: name of the data set.
+    classes: the name of each label, as the data set stores it.
+    image_shape: height, width and channels of every image.
+    splits: the sources of examples, with the keys `train` and `test`, and `validation` if the data set has its own
+      validation split. These are the keys even if the splits have other names in the data set. A source is an object
+      with the methods of `hbf.data.images.sources.Source`.
+    names: readable names of classes by stored name, for data sets whose stored names are ids such as n01443537.
+  """
+
+  name: str
+  classes: tuple[str, ...]
+  image_shape: tuple[int, int, int]
+  splits: Mapping[str, Source]
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @property
+  def class_names(self) -> tuple[str, ...]:
+    """Return a readable name of each label."""
+    return tuple(self.names.get(name, name) for name in self.classes)

@@ -1,0 +1,142 @@
+"""Sources of encoded images, such as the files of a folder, and the classes of their labels."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from hbf.data.images import codec
+from hbf.data.images.dataset import Dataset
+from hbf.data.registry import DataRequest
+from hbf.errors import UserError
+
+THREADS = 16
+_MOST_CLASSES = 1_000_000  # a larger label is a mistake, and the names of so many classes would fill the memory
+
+
+class EncodedSource(abc.ABC):
+  """A `Source` of encoded images, read as RGB. A subclass is a dataclass that knows the place of the images.
+
+  Attributes:
+    labels: class of each image, [n].
+    size: height and width in pixels that every image is resized to. None keeps the stored size.
+    shape: height and width that a stored image must have if `size` is None. None accepts every image.
+  """
+
+  labels: Sequence[int] | np.ndarray
+  size: int | None
+  shape: tuple[int, int] | None
+
+  @abc.abstractmethod
+  def name(self, index: int) -> str:
+    """Return the name of an example for messages. It begins with the path of a file."""
+
+  @abc.abstractmethod
+  def content(self, index: int) -> bytes:
+    """Return an encoded image. Raise UserError if it can't be read."""
+
+  @abc.abstractmethod
+  def facts(self) -> Iterable[bytes]:
+    """Return facts about all examples that can be read quickly, as bytes for the fingerprint."""
+
+  def decode(self, index: int) -> np.ndarray:
+    """Return an image, uint8 [height, width, 3]."""
+    return codec.decode_file(self.name(index), channels=3, size=self.size, content=self.content(index))
+
+  def check_one(self, index: int) -> None:
+    """Raise UserError if an image is cut off or no image at all."""
+    codec.check_file(self.name(index), self.content(index))
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    image = self.decode(index)
+    if self.size is None and self.shape is not None and image.shape[:2] != self.shape:
+      found, first = (f'{width}×{height}' for height, width in (image.shape[:2], self.shape))
+      raise UserError(
+        f'{self.name(index)} has {found} pixels and the first image has {first}; expected one size for all: set '
+        'data.image_size, for example to 64'
+      )
+    return image, int(self.labels[index])
+
+  def read_labels(self) -> np.ndarray:
+    """Return the class of every image, int [n]."""
+    return np.array(self.labels, np.int64)
+
+  def check(self, indices: np.ndarray) -> None:
+    """Check the examples `indices`, int [n], for damage. If images are not resized, check their sizes too.
+
+    Raises:
+      UserError: an image can't be read or has another size. The message names its file.
+    """
+    check: Callable[[int], Any] = self.__getitem__ if self.size is None else self.check_one
+    with futures.ThreadPoolExecutor(THREADS) as pool:
+      for _ in pool.map(check, indices):
+        pass
+
+  def traits(self, sample: np.ndarray) -> Iterator[bytes]:
+    """Yield facts about all examples as bytes, then the encoded image of each example in `sample`, int [n]."""
+    yield from self.facts()
+    with futures.ThreadPoolExecutor(THREADS) as pool:
+      yield from pool.map(self.content, sample)
+
+
+def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any]) -> Dataset:
+  """Return the data set of `EncodedSource`s. If images are not resized, the first one sets the size of all."""
+  first = splits['train']
+  height, width = (first.size, first.size) if first.size else first.decode(0).shape[:2]
+  sized = {split: dataclasses.replace(source, shape=(height, width)) for split, source in splits.items()}
+  return Dataset(name, tuple(classes), (height, width, 3), sized)
+
+
+def labeled_dataset(
+  request: DataRequest, sources: Mapping[str, Any], stored: Mapping[str, Sequence[Any]], names: Sequence[str] | None
+) -> Dataset:
+  """Return the data set of `EncodedSource`s that have neither labels nor size yet.
+
+  Args:
+    request: the part of the config, with the size of images.
+    sources: the sources by split.
+    stored: labels by split; see `_number_classes`, as for the names of classes and errors.
+    names: names of the classes, or None.
+  """
+  classes, labels = _number_classes(stored, names, lambda split, index: sources[split].name(index))
+  size = request.image_size
+  labeled = {split: dataclasses.replace(source, labels=labels[split], size=size) for split, source in sources.items()}
+  return as_dataset(request.name, classes, labeled)
+
+
+def _number_classes(
+  stored: Mapping[str, Sequence[Any]], names: Sequence[str] | None, where: Callable[[str, int], str]
+) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+  """Return the names of the classes, and the class of each example by split, int [n].
+
+  Args:
+    stored: labels as a file stores them by split: all whole numbers from 0 on, or all names of classes.
+    names: names of the classes in order of their numbers. If None, names in `train` are sorted, as the classes of an
+      image folder are. Numbers are then the names '0', '1' and so on, up to the largest number in `train`.
+    where: a function from split and index to the name of an example for messages.
+
+  Raises:
+    UserError: a label is of another type, or `train` or `names` lack its class. The message names the example.
+  """
+  train = stored['train']
+  kind = type(train[0])
+  if kind is str:
+    classes = tuple(sorted({label for label in train if type(label) is str}))
+  else:
+    largest = max((label for label in train if type(label) is int), default=0)
+    classes = tuple(map(str, range(min(max(largest, 0), _MOST_CLASSES) + 1) if names is None else names))
+  number = {name if kind is str else at: at for at, name in enumerate(classes)}
+  for split, labels in stored.items():
+    for index, label in enumerate(labels):
+      if kind not in (int, str) or type(label) is not kind or label not in number:
+        expected = f'one of the {len(classes)} classes of train' if kind is str else f'0 to {len(classes) - 1}'
+        raise UserError(
+          f'{where(split, index)} has the label {label!r}; expected {expected}: change the label, or remove the image'
+        )
+  return classes, {split: np.array([number[label] for label in labels], np.int64) for split, labels in stored.items()}

@@ -1,0 +1,84 @@
+"""Data sets of a user's own by name, and the request that opens a data set."""
+
+import dataclasses
+import importlib
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hbf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class DataRequest:
+  """The part of a config that a function needs to open a data set.
+
+  Attributes:
+    name: name of the data set (`data.name`).
+    dir: folder of prepared TFDS data sets (`data.dir`).
+    root: path of a user's own data (`data.root`). '': none is given.
+    image_size: height and width in pixels that images are resized to (`data.image_size`). None keeps the stored size.
+    download: True if a download is allowed (`data.download`).
+    splits: the data set's own name of each split that is used. Its keys are `train`, `test` and perhaps `validation`.
+    columns: names of the columns of images and labels in Parquet files, as 'IMAGE,LABEL' (`data.columns`). '': find
+      them.
+  """
+
+  name: str
+  dir: str = ''
+  root: str = ''
+  image_size: int | None = None
+  download: bool = False
+  splits: Mapping[str, str] = dataclasses.field(default_factory=lambda: {'train': 'train', 'test': 'test'})
+  columns: str = ''
+
+
+Opener = Callable[[DataRequest], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+  """A data set of a user's own.
+
+  Attributes:
+    open: the function that opens it.
+    text: True if it is a text, False if it has labeled images.
+    defaults: values of config keys by section, such as {'model': {'patch': 8}}.
+  """
+
+  open: Opener
+  text: bool
+  defaults: Mapping[str, Mapping[str, Any]]
+
+
+REGISTERED: dict[str, Registered] = {}
+
+
+def find(name: str) -> Registered | None:
+  """Return the registered data set of a name. None if there is none.
+
+  If the working folder has a file NAME.py that calls `register_dataset`, the file is imported first. So commands and
+  processes that read images know the data set too.
+
+  Raises:
+    UserError: the file registers other names only.
+  """
+  path = pathlib.Path(f'{name}.py')
+  if name not in REGISTERED and name.isidentifier() and path.is_file() and b'register_dataset' in path.read_bytes():
+    if os.getcwd() not in sys.path:  # The script `hbf` does not search the working folder.
+      sys.path.insert(0, os.getcwd())
+    importlib.import_module(name)
+    if name not in REGISTERED:
+      raise UserError(
+        f'{path} does not register {name}; expected the data set to have the name of its file: call '
+        f'hbf.register_dataset({name!r}, …), or rename the file'
+      )
+  return REGISTERED.get(name)
+
+
+def opener(name: str, built_in: Mapping[str, Opener], other: Opener) -> Opener:
+  """Return the function that opens a data set: the user's own, else that of `built_in`, else `other`."""
+  own = find(name)
+  return own.open if own else built_in.get(name, other)

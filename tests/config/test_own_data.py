@@ -1,0 +1,120 @@
+"""A data set of a user's own: one function, registered in one place, by the name of its file."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hbf
+from hbf.cli import read_config
+from hbf.data import registry
+from hbf.data.datasets import load
+from hbf.data.text.texts import load_texts
+from hbf.errors import UserError
+
+PAGE = Path(__file__).parents[2] / 'docs' / 'how-to' / 'own-formats.md'
+
+
+@pytest.fixture(autouse=True)
+def forgotten(tmp_path, monkeypatch):
+  """Run a test in an empty folder, and forget its data sets."""
+  monkeypatch.setattr(registry, 'REGISTERED', {})
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.chdir(tmp_path)
+  yield
+  sys.modules.pop('shapes', None)
+
+
+def examples():
+  """Return the Python examples of the page: arrays, a function, and a function with a source."""
+  return re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)
+
+
+def open_it(name, image_size=0, **changes):
+  return load(name=name, dir='/nowhere', root='', image_size=image_size, download=False, **changes)
+
+
+def test_a_file_in_the_folder_is_known_to_commands(tmp_path):
+  (tmp_path / 'shapes.py').write_text(examples()[1])
+  config = read_config(['--config=shapes:model=vit'])
+  assert (config.data.name, config.data.validation, config.train.batch_size) == ('shapes', 0.2, 8)
+  assert config.model.name == 'vit'
+  dataset = open_it('shapes')
+  assert (dataset.name, dataset.classes, dataset.image_shape) == ('shapes', ('square', 'noise'), (8, 8, 3))
+  assert len(dataset.splits['test']) == 50 and hbf.get_config('shapes').data.name == 'shapes'
+
+
+def test_the_examples_of_the_page_run(tmp_path):
+  arrays, shapes, stripes = examples()
+  exec(arrays, {})
+  dataset = load(name='array_files', dir='', root='digits.npz', image_size=0, download=False)
+  assert dataset.image_shape == (8, 8, 1) and len(dataset.splits['train']) == 1500
+  scope = {}
+  exec(shapes + stripes, scope)
+  image, label = open_it('stripes').splits['train'][3]
+  assert label == 1 and image[3].min() == 255 and image.sum() == 255 * 8 * 3
+
+
+def test_a_text_of_ones_own():
+  for opened in ('ab' * 50, {'train': b'ab' * 45, 'test': 'ab' * 5}):
+    hbf.register_dataset('letters', lambda request, opened=opened: opened, text=True, data={'length': 4})
+    config = hbf.get_config('letters')
+    assert (config.task, config.data.length) == ('next_token', 4)
+    about = {
+      'dir': '',
+      'root': '',
+      'download': False,
+      'test_split': 'test',
+      'tokenizer': 'characters',
+      'vocabulary': 0,
+    }
+    texts = load_texts(name='letters', **about)
+    assert {split: len(part) for split, part in texts.splits.items()} == {'train': 90, 'test': 10}
+
+
+def test_wrong_names_and_files_are_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"name is 'cifar10': expected a word that is no data set of the package"):
+    hbf.register_dataset('cifar10', print)
+  with pytest.raises(ValueError, match=r"name is '../x': expected a word"):
+    hbf.register_dataset('../x', print)
+  (tmp_path / 'shapes.py').write_text("import hbf\nhbf.register_dataset('shape', print)")
+  with pytest.raises(UserError, match=r'shapes\.py does not register shapes; expected .*rename the file'):
+    open_it('shapes')
+  (tmp_path / 'other.py').write_text("raise AssertionError('imported')")
+  with pytest.raises(UserError, match=r"unknown data set 'other'.*no other\.py in the working folder registers it"):
+    open_it('other')
+
+
+IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
+ARRAYS = hbf.ArrayData(IMAGES, np.arange(4) % 2, IMAGES, np.arange(4) % 2)
+
+
+def of_example(image, label):
+  """Return a data set whose splits are lists of one example."""
+  return hbf.Dataset('own', ('a', 'b'), (8, 8, 3), {split: [(image, label)] for split in ('train', 'test')})
+
+
+@pytest.mark.parametrize(
+  ('opened', 'changes', 'message'),
+  [
+    ('a text', {}, r'the data set own is of type str; expected hbf\.Dataset or hbf\.ArrayData'),
+    (ARRAYS, {'validation_split': 'val'}, r'the data set own lacks validation; expected the splits train, test'),
+    (ARRAYS, {'image_size': 16}, r'own has images of 8×8 pixels, and data\.image_size is 16'),
+    (of_example(IMAGES[0] / 255, 0), {}, r'an image of own is float64 \[8, 8, 3\]; expected uint8 \[8, 8, 3\]'),
+    (of_example(IMAGES[0, 2:], 0), {}, r'an image of own is uint8 \[6, 8, 3\]; expected uint8'),
+    (of_example(IMAGES[0], 2), {}, r'a label of own is 2; expected a whole number up to 1'),
+  ],
+)
+def test_what_a_function_returns_is_checked(opened, changes, message):
+  hbf.register_dataset('own', lambda request: opened)
+  with pytest.raises(UserError, match=message):
+    open_it('own', **changes)
+
+
+def test_images_are_no_text():
+  hbf.register_dataset('own', lambda request: ARRAYS)
+  about = {'dir': '', 'root': '', 'download': False, 'test_split': 'test', 'tokenizer': 'bytes', 'vocabulary': 0}
+  with pytest.raises(UserError, match=r'the data set own is of type ArrayData; expected a text'):
+    load_texts(name='own', **about)
