@@ -52,7 +52,10 @@ def imagenet(arguments: str = '') -> ConfigDict:
 
 
 def image_folder(arguments: str = '') -> ConfigDict:
-  """Return the config of your own images: data.root is a folder with train/CLASS/* and test/CLASS/*."""
+  """Return the config of your own images: data.root is a folder with train/CLASS/* and test/CLASS/*.
+
+  With task=multi_label or task=regression, each split has a file labels.csv or targets.csv instead of classes.
+  """
   data = {'name': 'image_folder', 'image_size': 64, 'validation': 0.1, 'stratify': True}
   return make_config(arguments, data, model={'patch': 8})
 
@@ -87,8 +90,8 @@ def get_config(config: str) -> ConfigDict:
   """Return the config of a data set.
 
   Args:
-    config: name of a data set, such as 'cifar10'. Arguments may follow after a colon: NAME:model=…,recipe=…,size=….
-      Each of the three arguments may be left out.
+    config: name of a data set, such as 'cifar10'. Arguments may follow after a colon: NAME:model=…,recipe=…,size=…,
+      task=…. Each of the arguments may be left out.
 
   Raises:
     UserError: the data set, an argument or a value is unknown.

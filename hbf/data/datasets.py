@@ -9,6 +9,7 @@ from etils import epath
 from hbf.data.images import folder, prepare, prepared
 from hbf.data.images.arrays import NAME, ArrayData, ArraySource
 from hbf.data.images.sources import Blank, Source
+from hbf.data.images.targets import CLASSES, CSV
 from hbf.errors import UserError
 
 
@@ -18,11 +19,12 @@ class Dataset:
 
   Attributes:
     name: name of the data set.
-    classes: the name of each label, as the data set stores it.
+    classes: the name of each class, as the data set stores it. Or the name of each label or value, see `targets`.
     image_shape: height, width and channels of every image.
     splits: the sources of examples, with the keys `train` and `test`, and `validation` if the data set has its own
       validation split. These are the keys even if the splits have other names in the data set.
     names: readable names of classes by stored name, for data sets whose stored names are ids such as n01443537.
+    targets: the kind of the labels, see `hbf.data.images.targets`.
   """
 
   name: str
@@ -30,6 +32,7 @@ class Dataset:
   image_shape: tuple[int, int, int]
   splits: Mapping[str, Source]
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  targets: str = CLASSES
 
   @property
   def class_names(self) -> tuple[str, ...]:
@@ -46,6 +49,7 @@ def load(
   download: bool,
   test_split: str = 'test',
   validation_split: str = '',
+  targets: str = CLASSES,
 ) -> Dataset:
   """Open a data set.
 
@@ -61,6 +65,8 @@ def load(
       and is always prepared.
     test_split: the data set's own name of the labeled split to test on.
     validation_split: the data set's own name of a labeled split to validate on. '': there is none.
+    targets: the kind of the labels, see `hbf.data.images.targets`. An `image_folder` may have any kind. Other data
+      sets have classes.
 
   Raises:
     UserError: the data set is unknown, not prepared or damaged, or its examples are not labeled images of one size.
@@ -74,13 +80,18 @@ def load(
   if name == NAME:
     raise UserError('the data set is arrays in memory, not in a folder: give the arrays as data=hbf.ArrayData(…)')
   if name == 'image_folder':
-    classes, splits = folder.open_folder(root, image_size, used)
-    opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits)
+    classes, splits = folder.open_folder(root, image_size, used, targets)
+    opened = Dataset(name, classes, (splits['train'].size, splits['train'].size, 3), splits, targets=targets)
+  elif targets != CLASSES:
+    raise UserError(
+      f'{name} has classes, not {targets}; expected task classification for it. For {targets}, take image_folder '
+      f'with files {CSV[targets]}, or hbf.ArrayData'
+    )
   else:
     directory = os.path.expanduser(dir)
     found = prepare.found_or_prepared(name, directory, download)
     opened = _open_prepared(name, found, used, image_size or None)
-  if len(opened.classes) < 2:
+  if targets == CLASSES and len(opened.classes) < 2:
     raise UserError(
       f'{root or name} has one class only, {opened.classes[0]}; expected two or more: every answer would be right'
     )
@@ -110,7 +121,7 @@ def from_arrays(data: ArrayData) -> Dataset:
   """Return a user's arrays as a data set."""
   splits = {'train': ArraySource(data.x_train, data.y_train), 'test': ArraySource(data.x_test, data.y_test)}
   height, width, channels = data.x_train.shape[1:]
-  return Dataset(NAME, tuple(data.class_names or ()), (height, width, channels), splits)
+  return Dataset(NAME, tuple(data.class_names or ()), (height, width, channels), splits, targets=data.targets)
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:

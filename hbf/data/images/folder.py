@@ -1,4 +1,7 @@
-"""A folder of images, ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test split may have another name."""
+"""A folder of images, ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test split may have another name.
+
+Instead of folders of classes, a split may have a CSV file with labels or values (`hbf.data.images.targets`).
+"""
 
 import dataclasses
 import itertools
@@ -11,6 +14,8 @@ import numpy as np
 
 from hbf.data.images import codec
 from hbf.data.images.files import list_folder
+from hbf.data.images.sources import Target
+from hbf.data.images.targets import CLASSES, CSV, TASK, read_csv
 from hbf.errors import UserError, warn
 
 _THREADS = 16
@@ -23,23 +28,24 @@ class FolderSource:
 
   Attributes:
     paths: paths of the files, [n].
-    labels: class of each file, [n].
+    labels: class of each file, [n], or a vector of K numbers for each, [n][K].
     size: height and width in pixels that every image is resized to.
   """
 
   paths: tuple[str, ...]
-  labels: tuple[int, ...]
+  labels: tuple[int, ...] | tuple[tuple[float, ...], ...]
   size: int
 
   def __len__(self) -> int:
     return len(self.paths)
 
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+  def __getitem__(self, index: int) -> tuple[np.ndarray, Target]:
     return codec.decode_file(self.paths[index], channels=3, size=self.size), self.labels[index]
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every file, int [n]."""
-    return np.array(self.labels, np.int64)
+    """Return the label of every file: int [n], or float32 [n, K]."""
+    labels = np.array(self.labels)
+    return labels.astype(np.int64 if labels.ndim == 1 else np.float32)
 
   def check(self, indices: np.ndarray) -> None:
     """Check the files of the examples `indices`, int [n]; see `codec.check_file`.
@@ -52,7 +58,7 @@ class FolderSource:
         pass
 
   def traits(self, sample: np.ndarray) -> Iterator[bytes]:
-    """Yield class, name and size of every file as bytes, then the content of each file in `sample`, int [n]."""
+    """Yield label, name and size of every file as bytes, then the content of each file in `sample`, int [n]."""
     parts = [self.paths[i : i + _PART] for i in range(0, len(self.paths), _PART)]
     with futures.ThreadPoolExecutor(_THREADS) as pool:
       sizes = itertools.chain.from_iterable(pool.map(_sizes, parts))
@@ -62,7 +68,7 @@ class FolderSource:
 
 
 def open_folder(
-  root: str, size: int | None, used: Mapping[str, str]
+  root: str, size: int | None, used: Mapping[str, str], targets: str = CLASSES
 ) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
   """Open the images ROOT/train/CLASS/* and those of the other splits. Leave out hidden files and folders.
 
@@ -72,9 +78,10 @@ def open_folder(
     root: the folder. `~` is the home directory.
     size: height and width in pixels that every image is resized to.
     used: the name of the folder of each split. Its keys are `train`, `test` and perhaps `validation`.
+    targets: kind of the labels, see `hbf.data.images.targets`. Unless it is CLASSES, each split has a CSV file.
 
   Returns:
-    The sorted names of the classes, and the source of each split.
+    The names of the classes (sorted), labels or values, and the source of each split.
 
   Raises:
     UserError: the size is not given; a folder is missing, empty or not expected; a class has no image or contains a
@@ -93,6 +100,8 @@ def open_folder(
   _require_splits(folder, used)
   paths = {split: folder / name for split, name in used.items()}
   _require_different(paths)
+  if targets != CLASSES:
+    return _open_listed(paths, size, targets)
   classes = _classes(paths['train'])
   for split in sorted(paths.keys() - {'train'}):
     if unknown := sorted(set(_classes(paths[split])) - set(classes)):
@@ -101,6 +110,36 @@ def open_folder(
         'remove the folder or add training images'
       )
   return classes, {split: _open_split(path, classes, size) for split, path in paths.items()}
+
+
+def _open_listed(
+  paths: Mapping[str, Path], size: int, targets: str
+) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
+  """Open splits with CSV files of their images. Return the names of the columns and the source of each split."""
+  names: tuple[str, ...] = ()
+  sources = {}
+  for split in sorted(paths, key=lambda name: name != 'train'):  # train first, because it names the columns
+    folder, listed = paths[split], CSV[targets]
+    found, files, vectors = read_csv(folder, targets)
+    names = names or found
+    if set(found) != set(names):
+      raise UserError(
+        f'{folder / listed} has the columns {", ".join(found)}; expected those of {paths["train"] / listed}: '
+        f'{", ".join(names)}'
+      )
+    if missing := [file for file in files if not (folder / file).is_file()]:
+      raise UserError(
+        f'{folder / listed} lists {missing[0]}, which is not a file in {folder}; expected the path of an image from '
+        'there: mend the line, or add the image'
+      )
+    if unlisted := sorted(set(list_folder(folder)[1]) - {*files, listed}):
+      warn(
+        f'{folder} has files that {listed} does not list, which are not used: {len(unlisted)}, such as {unlisted[0]}'
+      )
+    columns = vectors[:, np.array([found.index(name) for name in names])]
+    labels = tuple(tuple(row) for row in columns.tolist())
+    sources[split] = FolderSource(tuple(f'{folder}/{file}' for file in files), labels, size)
+  return names, sources
 
 
 def open_classes(root: str, size: int) -> tuple[tuple[str, ...], FolderSource]:
@@ -158,6 +197,9 @@ def _require_splits(folder: Path, used: Mapping[str, str]) -> None:
 def _classes(split: Path) -> tuple[str, ...]:
   classes, loose = list_folder(split)
   if not classes:
+    for kind, listed in CSV.items():
+      if listed in loose:
+        raise UserError(f'{split} has {listed} and no folder of a class: choose the task for {kind}, {TASK[kind]}')
     raise UserError(f'{split} has no folder in it; expected one for each class: make {split}/CLASS/ with images')
   if loose:
     warn(f'{split} has files outside the class folders, which are not used: {len(loose)}, such as {loose[0]}')
