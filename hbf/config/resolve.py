@@ -68,7 +68,10 @@ def check(config: ConfigDict) -> None:
   _check(values, known)
   for name, off in UNUSED.get(config.task, {}).items():
     if (found := values[name]) != off and not (found in ((), []) and off == ()):
-      raise UserError(f'{name} is {found!r}, which task {config.task} has no use for: set it to {off!r}')
+      raise UserError(
+        f'{name} is {found!r}, which task {config.task} has no use for: set it to {off!r}, or give '
+        f'task={config.task} after the colon of --config, which sets it'
+      )
 
 
 def _check(values: dict[str, Any], known: dict[str, Key]) -> None:

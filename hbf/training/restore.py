@@ -105,7 +105,9 @@ def open_read_only(workdir: pathlib.Path) -> Checkpoints:
 def check_on_images(workdir: pathlib.Path) -> None:
   """Raise UserError unless the folder holds a run of a task on images."""
   if not on_images(task := load_config(workdir).task):
-    raise UserError(f'{workdir} holds a run of task {task}: give a run on images, such as one of task classification')
+    raise UserError(
+      f'{workdir} holds a run of task {task}: give a run of task classification, or of another task on images'
+    )
 
 
 def check_classifies(workdir: pathlib.Path, what: str) -> None:

@@ -132,7 +132,7 @@ def _open_listed(
         f'{folder / listed} lists {missing[0]}, which is not a file in {folder}; expected the path of an image from '
         'there: mend the line, or add the image'
       )
-    if unlisted := sorted(set(list_folder(folder)[1]) - {*files, listed}):
+    if unlisted := sorted(set(list_folder(folder)[1]) - {*files, *CSV.values()}):
       warn(
         f'{folder} has files that {listed} does not list, which are not used: {len(unlisted)}, such as {unlisted[0]}'
       )
