@@ -27,33 +27,36 @@ from hbf.editing.learn import learn_images, nothing_learned
 from hbf.errors import UserError
 from hbf.models.generation import Sampling
 from hbf.models.language import LanguageModel
+from hbf.tasks.registry import on_images
 from hbf.training import loop, pretrained
 from hbf.training.callbacks import Callback
 from hbf.training.edits import Edits, unedited
 from hbf.training.edits_file import edits_of, write_edits
 from hbf.training.evaluate import evaluate_workdir
-from hbf.training.generate import check_task, continue_texts, stored_texts
+from hbf.training.generate import check_task, continue_texts
 from hbf.training.learned import Learned, learned_of, unextended, write_learned
 from hbf.training.machine import quiet
-from hbf.training.restore import restore, stored_dataset
+from hbf.training.restore import restore, stored_data
 from hbf.training.workdir import load_config, locked
 
 
-def get_config(data: str, model: str = '', recipe: str = '', size: str = '') -> ConfigDict:
+def get_config(data: str, model: str = '', recipe: str = '', size: str = '', task: str = '') -> ConfigDict:
   """Return the config of a run. You may change its keys.
 
-  The flag --config=DATA:model=…,recipe=…,size=… of `hbf train` gives the same config.
+  The flag --config=DATA:model=…,recipe=…,size=…,task=… of `hbf train` gives the same config.
 
   Args:
     data: the name of a data set, such as 'cifar10'. 'arrays': your own images in memory.
     model: a name such as 'hyperbf', 'gated' or 'vit', or two stages such as 'softmax+hyperbf'. '': hyperbf.
     recipe: a name such as 'small', 'laptop' or 'memo'. '': the recipe of the data set.
     size: a name such as 'tiny'. '': the size of the recipe.
+    task: for your own images, 'multi_label' to predict labels or 'regression' to predict values. '': the task of the
+      recipe, such as 'classification'.
 
   Raises:
     ValueError: a name is unknown. The message suggests the nearest known name.
   """
-  given = {'model': model, 'recipe': recipe, 'size': size}
+  given = {'model': model, 'recipe': recipe, 'size': size, 'task': task}
   for name, value in {'data': data, **given}.items():
     if not isinstance(value, str) or set(value) & set(':,='):
       raise UserError(f'{name} is {value!r}: expected a name')
@@ -81,8 +84,9 @@ def train(
   `callback(step, metrics, state)`:
 
       step      the number of steps taken so far
-      metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last report (`log.every`). It also
-                has 'validation', a dict of scores, if the validation split was evaluated after this step
+      metrics   a dict: 'epoch', and 'loss' and 'accuracy' of training since the last report (`log.every`). Task
+                multi_label has 'label_accuracy' instead, and task regression has 'loss' only. It also has
+                'validation', a dict of scores, if the validation split was evaluated after this step
                 (`evaluate.every`)
       state     params, opt_state and average on the devices. The next steps overwrite these arrays. To keep some,
               copy them, for example with `jax.device_get(state.params)`
@@ -99,8 +103,8 @@ def train(
     progress: True to show progress on stderr.
 
   Returns:
-    The content of result.json: 'accuracy' and 'nll' on the test split, 'params', 'train_seconds' and more. None if a
-    callback stopped the run.
+    The content of result.json: the scores of the test split, such as 'accuracy' and 'nll', 'params', 'train_seconds'
+    and more. None if a callback stopped the run.
 
   Raises:
     ValueError: the config, the data or the folder is not valid. Nothing is written.
@@ -141,7 +145,7 @@ def evaluate(
     devices: the devices to evaluate on. None: all.
 
   Returns:
-    The scores of the split: 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
+    The scores of the split, for task classification 'n', 'accuracy', 'nll', 'ece', 'confusion' and more.
 
   Raises:
     ValueError: the folder is not a run folder or has no such checkpoint or split, or the data differ from the run's
@@ -178,8 +182,7 @@ def load(
       checkpoint.
   """
   folder, where = _folder(workdir), jax.devices()[0] if device is None else device
-  stored = stored_dataset if load_config(folder).task == 'classification' else stored_texts
-  restored = restore(folder, str(checkpoint), [where], average, stored(folder))
+  restored = restore(folder, str(checkpoint), [where], average, stored_data(folder))
   run = Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
   run = run.with_edits(edits_of(folder, restored.step, average)) if edits else run
   return run.with_learned(learned_of(folder, restored.step, average)) if learned else run
@@ -245,6 +248,7 @@ def edit(
     if isinstance(examples, str) or isinstance(answers, str) or len(examples) != count or among is not None:
       raise UserError('expected a list of prompts, a list of as many answers, and no images')
     return _edit_texts(run, examples, answers, reach, text_edits.MARGIN if margin is None else margin)
+  run._check_classifies('hbf.edit')
   checked = run._checked(examples)
   if isinstance(answers, str) or count != len(checked):
     raise UserError(f'answers has {count} entries for {len(checked)} images: expected one for each image')
@@ -294,6 +298,7 @@ def learn(run: 'Run', images: Any, labels: Sequence[str], *, among: tuple[Any, S
   Raises:
     ValueError: an image has another shape, a class exists already, or the run has edits.
   """
+  run._check_classifies('hbf.learn')
   checked = run._checked(images)
   if isinstance(labels, str) or len(labels) != len(checked):
     raise UserError(f'labels has {len(labels)} entries for {len(checked)} images: expected one for each image')
@@ -343,11 +348,11 @@ class Run:
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """The names of the classes, learned classes last."""
+    """The names of the classes, learned classes last. For other tasks, the names of the labels or targets."""
     return (*self._images.class_names, *(self.learned.names if self.learned else ()))
 
   def predict(self, images: Any, batch_size: int = 100) -> np.ndarray:
-    """Return the float32 probabilities [N, classes] of every class for every image.
+    """Return the float32 probabilities [N, classes] of every class or label, or the predicted values [N, targets].
 
     Args:
       images: images [N, H, W, C] of the run's height, width and channels, as uint8 or as floats from 0 to 1.
@@ -365,8 +370,9 @@ class Run:
       batch = checked[start : start + size]
       # The last batch is padded, so that one program serves all batches.
       padded = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), np.uint8)])
-      found.append(np.asarray(self._probabilities(self.params, jax.device_put(padded, self.device)))[: len(batch)])
-    return np.concatenate(found)
+      outputs = self._outputs(self.params, jax.device_put(padded, self.device))
+      found.append(np.asarray(outputs, np.float64)[: len(batch)])
+    return np.asarray(self.task.answers.numbers(np.concatenate(found)), np.float32)
 
   def normalize(self, images: Any) -> jax.Array:
     """Return normalized float32 images [N, H, W, C] for the model. See `predict` for the argument and the errors."""
@@ -485,22 +491,29 @@ class Run:
   @property
   def _images(self) -> Dataset:
     """The data set of the run, without its images."""
-    if self.config.task != 'classification':
+    if not on_images(self.config.task):
       raise UserError(f'{self.workdir} holds a run of task {self.config.task}: expected one on images')
     return self.task.dataset
+
+  def _check_classifies(self, what: str) -> None:
+    if self.config.task != 'classification':
+      raise UserError(
+        f'{what} needs classes, and the run in {self.workdir} has task {self.config.task}: give a run of task '
+        'classification'
+      )
 
   def _checked(self, images: Any) -> np.ndarray:
     return to_images('images', images, self._images.image_shape, 'as in training')
 
   @functools.cached_property
-  def _probabilities(self) -> Callable[[Any, jax.Array], jax.Array]:
+  def _outputs(self) -> Callable[[Any, jax.Array], jax.Array]:
     mean, std = self.task.mean, self.task.std
 
-    def probabilities(params: Any, images: jax.Array) -> jax.Array:
+    def outputs(params: Any, images: jax.Array) -> jax.Array:
       logits = self.model.apply({'params': params}, normalize(images, mean, std), train=False)
-      return jax.nn.softmax(jnp.asarray(logits, jnp.float32))
+      return jnp.asarray(self.task.outputs(jnp.asarray(logits, jnp.float32)))
 
-    return jax.jit(probabilities)
+    return jax.jit(outputs)
 
 
 def _folder(workdir: Any) -> pathlib.Path:
@@ -518,9 +531,9 @@ def _dataset(data: Any) -> Dataset | None:
 
 
 def _check_on_images(config: ConfigDict, what: str) -> None:
-  """Raise UserError unless the task of a config is classification. `what` names the config in the message."""
-  if config.task != 'classification':
-    raise UserError(f'{what} is for task {config.task}, and data holds images: expected task classification')
+  """Raise UserError unless a config is for images. `what` names the config in the message."""
+  if not on_images(config.task):
+    raise UserError(f'{what} is for task {config.task}, and data holds images: expected a task on images')
 
 
 def _of_arrays(config: ConfigDict) -> ConfigDict:

@@ -83,6 +83,9 @@ SPREADS = Values((tuple, list), 'a number above 0 for each channel, or ()', lamb
 _EXAMPLES = 'such as 500steps, 1epoch, 10000examples or 5%, and at most 100%'
 DURATION = Values(str, f'a duration {_EXAMPLES}', lambda z: _length(z) is not None)
 PERIOD = Values(str, f'a duration above 0 {_EXAMPLES}', lambda z: bool(_length(z)))
+NUMBERS = Values(
+  (tuple, list), 'a number for each target, or ()', lambda z: all(isinstance(x, numbers.Real) for x in z)
+)
 # Names with numbers, such as (('shift', 4),). hbf.data.augment.entries checks names and numbers.
 ENTRIES = Values((tuple, list), 'a tuple of tuples, each a name and numbers')
 

@@ -42,7 +42,7 @@ def define_config(default: str) -> flags.FlagHolder[ConfigDict]:
   # turn a mistake into a line.
   if not any(re.match(r'--?config(=|$)', argument) for argument in sys.argv):
     sys.argv.insert(1, f'--config={default}')
-  about = f'DATA[:model=…,recipe=…,size=…]: the name of a data set, or a file. Default: {default}.'
+  about = f'DATA[:model=…,recipe=…,size=…,task=…]: the name of a data set, or a file. Default: {default}.'
   return config_flags.DEFINE_config_file('config', None, about)
 
 

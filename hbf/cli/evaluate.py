@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
   processes.start(**PROCESSES())
   keep_freed_memory()
   keep_compiled_programs()
-  from hbf.evaluation.tables import print_classes, print_result
+  from hbf.evaluation.tables import print_classes, print_parts, print_result
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.evaluate import evaluate_workdir
   from hbf.training.learned import warn_of_learned
@@ -68,6 +68,9 @@ def main(argv: Sequence[str]) -> int:
       print_result(evaluation.result['copies'], f'{title}, averaged over copies of each image', console)
     if 'confusion' in evaluation.result:
       print_classes(evaluation.result, evaluation.task.dataset.class_names, console)
+    for part in ('label', 'target'):
+      if f'per_{part}' in evaluation.result:
+        print_parts(evaluation.result[f'per_{part}'], part, console)
   sys.stdout.flush()
   evaluation.save(pathlib.Path(OUTPUT.value).expanduser() if OUTPUT.value else workdir)
   return 0

@@ -1,4 +1,4 @@
-"""Classify your own images with the model of a run or an exported model.
+"""Answer your own images with the model of a run or an exported model: by classes, labels or values.
 
 hbf predict --workdir=runs/flowers holiday.jpg garden/
 """
@@ -16,7 +16,9 @@ from hbf.errors import UserError
 WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run.')
 MODEL = flags.DEFINE_string('model', '', 'Folder of an exported model, instead of a run.')
 EXPORT = flags.DEFINE_string('export', '', "Folder to which the run's model is exported, for use elsewhere.")
-TOP = flags.DEFINE_integer('top', 3, 'The largest number of classes to name for an image.', lower_bound=1)
+TOP = flags.DEFINE_integer(
+  'top', 3, 'The largest number of classes to name for an image. Labels and values are all named.', lower_bound=1
+)
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'latest, best (by held-out accuracy) or a step.')
 AVERAGE = flags.DEFINE_boolean('average', False, 'Use the moving average of the parameters (train.average).')
 EDITS = flags.DEFINE_boolean('edits', False, "Apply the run's edits (hbf edit).")
@@ -28,7 +30,9 @@ PAGE = flags.DEFINE_string(
 )
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'For --page: folder of the prepared TFDS data, if they have moved.')
 DATA_ROOT = flags.DEFINE_string('data_root', '', 'For --page: the image folder of the training, if it has moved.')
-JSON = flags.DEFINE_boolean('json', False, 'Print a JSON list of {image, classes} or {image, error}, nothing else.')
+JSON = flags.DEFINE_boolean(
+  'json', False, 'Print a JSON list of {image, classes} (or labels, or values) or {image, error}, nothing else.'
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.learned import refuse_learned
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+  from hbf.training.restore import check_classifies
 
   keep_freed_memory()
   keep_compiled_programs()
@@ -56,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
     if EXPORT.value:
       export.check_free(folder)
     workdir = pathlib.Path(WORKDIR.value).expanduser()
+    if PAGE.value:
+      check_classifies(workdir, '--page')
     for name, given in (('--export', EXPORT.value), ('--page', PAGE.value), ('--edits', EDITS.value)):
       if given and LEARNED.value:
         refuse_learned(workdir, name)

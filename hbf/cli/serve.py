@@ -78,6 +78,10 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
     model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
     warn_of_edits(workdir, EDITS.value)
     classifier, about = predict.of_trained(model), dict(model.about)
+  if not classifier.form.ranked:
+    raise UserError(
+      f'the model has task {about["task"]}, and hbf serve answers classes: use hbf predict, or give a classifier'
+    )
   return classifier, {'dataset': about['dataset'], 'step': about['step'], 'classes': len(about['classes'])}
 
 

@@ -17,7 +17,8 @@ from matplotlib.ticker import MaxNLocator
 
 from hbf.comparison.grid import Grid
 from hbf.comparison.stored import StoredRuns, open_runs
-from hbf.evaluation.scores import ACCURACY, LOSS, Score
+from hbf.evaluation.scores import Score
+from hbf.tasks.task import Task
 
 REFERENCE, REST = 'black', '0.55'
 # Colors that color-blind readers can distinguish (Okabe & Ito 2008), without yellow, which is too light for a line.
@@ -61,9 +62,9 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
   """Write a PNG with a row of two panels for each group. A curve shows the mean and the range over an arm's seeds.
 
   The first panel shows the training loss, and the second panel the score on held-out examples. If a group has no
-  held-out examples, the second panel shows the accuracy on training batches. Labels stand at the ends of the curves.
-  If there are more arms than colors, the best arms get a color, and the others are gray. A curve ends at the last
-  epoch that all seeds of the arm have reached. The values of a diverged run end at its divergence.
+  held-out examples, the second panel shows the task's score of training batches. Labels stand at the ends of the
+  curves. If there are more arms than colors, the best arms get a color, and the others are gray. A curve ends at the
+  last epoch that all seeds of the arm have reached. The values of a diverged run end at its divergence.
 
   Args:
     grid: the arms and seeds to draw.
@@ -78,8 +79,8 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
       len(groups), 2, figsize=(WIDTH, height * len(groups)), squeeze=False, layout='constrained'
     )
     for (group, logs), row in zip(groups.items(), axes, strict=True):
-      ranks = next(arm for arm in grid.arms if arm.group == group).kind.scores[0]
-      panels = _panel(logs, 'train', LOSS), _panel(logs, 'validation', ranks)
+      kind = next(arm for arm in grid.arms if arm.group == group).kind
+      panels = _panel(logs, 'train', kind.loss_score), _held_out_panel(logs, kind)
       colors = _colors(list(logs), panels[-1])
       row[0].set_title(f'{group}, mean and range over the seeds', loc='left')
       for axis, panel in zip(row, panels, strict=True):
@@ -143,9 +144,13 @@ def _logs(grid: Grid, runs: StoredRuns, group: str) -> dict[str, list[list[dict]
 
 def _panel(logs: Mapping[str, list[list[dict]]], split: str, score: Score) -> Panel:
   curves = {label: curve for label, runs in logs.items() if (curve := _curve(runs, split, score))}
-  if not curves and split != 'train':
-    return _panel(logs, 'train', ACCURACY)  # every task reports this score in training
   return Panel({'train': 'training'}.get(split, split), score, curves)
+
+
+def _held_out_panel(logs: Mapping[str, list[list[dict]]], kind: type[Task]) -> Panel:
+  """Return the panel of a task's first score on held-out examples, or of its training score if there are none."""
+  panel = _panel(logs, 'validation', kind.scores[0])
+  return panel if panel.curves else _panel(logs, 'train', kind.training_score or kind.loss_score)
 
 
 def _curve(runs: list[list[dict]], split: str, score: Score) -> Curve | None:

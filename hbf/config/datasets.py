@@ -56,7 +56,10 @@ def imagenet(arguments: str = '') -> ConfigDict:
 
 
 def image_folder(arguments: str = '') -> ConfigDict:
-  """Return the config of your own images: data.root is a folder with train/CLASS/* and test/CLASS/*."""
+  """Return the config of your own images: data.root is a folder with train/CLASS/* and test/CLASS/*.
+
+  With task=multi_label or task=regression, each split has a file labels.csv or targets.csv instead of classes.
+  """
   return make_config(arguments, {'name': 'image_folder', **_OWN_IMAGES}, model={'patch': 8})
 
 
@@ -135,7 +138,7 @@ def get_config(config: str) -> ConfigDict:
 
   Args:
     config: name of a data set, such as 'cifar10', or of one of your own (`register_dataset`). Arguments may follow
-      after a colon: NAME:model=…,recipe=…,size=…. Each of the three arguments may be left out.
+      after a colon: NAME:model=…,recipe=…,size=…,task=…. Each of the arguments may be left out.
 
   Raises:
     UserError: the data set, an argument or a value is unknown.

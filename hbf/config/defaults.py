@@ -23,6 +23,7 @@ from hbf.options import (
   FLAG,
   LEVELS,
   NOT_NEGATIVE,
+  NUMBERS,
   PERIOD,
   POSITIVE,
   RATE,
@@ -52,13 +53,16 @@ class Key:
 
 
 _AXIS = whole(1, also=-1)
+IMAGE_TASKS = ('classification', 'multi_label', 'regression')
+TEXT_TASKS = ('next_token', 'masked_token')
 _EMBEDDING, _TRUNK, _LANGUAGE = map(values_of, (PatchEmbedding, Trunk, LanguageModel))
 
 COMMON = {
   'task': Key(
     'classification',
-    one_of(('classification', 'next_token', 'masked_token')),
-    'Task: to classify images, to predict the next token of a text, or to predict masked tokens.',
+    one_of((*IMAGE_TASKS, *TEXT_TASKS)),
+    'Task: to classify images, to predict labels (multi_label) or values (regression) of images, to predict the next '
+    'token of a text, or to predict masked tokens. The argument task=NAME of --config sets it.',
   ),
   'recipe': Key('', TEXT, 'Name of the recipe. The argument recipe=NAME of --config sets it.'),
   # JAX uses only 32 bits of a seed.
@@ -340,6 +344,28 @@ IMAGES = {
     'Copies of each image. The outputs for them are averaged, and the scores of these averages are reported too.',
   ),
 }
+# Only for task regression.
+REGRESSION = {
+  'data.target_mean': Key(
+    (), NUMBERS, 'Mean of each target, which is subtracted before training. (): measured on the training images.'
+  ),
+  'data.target_std': Key(
+    (),
+    Values((tuple, list), 'a number above 0 for each target, or ()', SPREADS.holds),
+    'Standard deviation of each target, by which it is divided before training. (): measured on the training images.',
+  ),
+  'train.huber': Key(
+    0.0,
+    NOT_NEGATIVE,
+    "Error from which Huber's loss is linear, in standard deviations of the target, such as 1.0. 0: squared error.",
+  ),
+}
+# Keys of images that a task can't use, with the values that turn them off.
+_NO_CLASSES = {'data.stratify': False, 'data.balance': '', 'train.teacher': '', 'train.teacher_weight': 0.0}
+UNUSED: dict[str, dict[str, Any]] = {
+  'multi_label': _NO_CLASSES,
+  'regression': _NO_CLASSES | {'data.mix': (), 'train.label_smoothing': 0.0},
+}
 TEXTS = {
   'model.positions': Key('learned', _LANGUAGE['positions'], 'Positions that are added to the tokens.'),
   'model.tied': Key(
@@ -357,7 +383,12 @@ _SECTIONS = ('mesh', 'model', 'data', 'train', 'optimizer', 'evaluate', 'checkpo
 
 def keys(task: str) -> dict[str, Key]:
   """Return the config keys of a task by dotted name, such as 'train.epochs', without the options of the stages."""
-  return COMMON | (IMAGES if task == 'classification' else TEXTS)
+  return COMMON | (IMAGES | keys_of_task(task) if task in IMAGE_TASKS else TEXTS)
+
+
+def keys_of_task(task: str) -> dict[str, Key]:
+  """Return the config keys that only this task on images has."""
+  return REGRESSION if task == 'regression' else {}
 
 
 def stage_keys(model: str) -> dict[str, Key]:

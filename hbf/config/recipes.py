@@ -2,7 +2,7 @@
 
 The data sets in hbf/config/datasets.py call `make_config`. On the command line, a user writes:
 
---config=cifar10:model=vit,recipe=memo            to choose the model, the recipe or the size (size=NAME)
+--config=cifar10:model=vit,recipe=memo            to choose the model, the recipe, the size or the task
 --config.optimizer.learning_rate=3e-4             to set any key of hbf/config/defaults.py, or an option of a stage
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from hbf.config.defaults import IMAGE_TASKS, TEXT_TASKS, UNUSED, keys_of_task
 from hbf.config.defaults import defaults as all_defaults
 from hbf.errors import UserError, choose
 from hbf.nn.registry import stage_options
@@ -184,7 +185,7 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
   """Return the config of a run on images.
 
   Args:
-    arguments: 'model=…,recipe=…,size=…'. Each of the three parts may be left out.
+    arguments: 'model=…,recipe=…,size=…,task=…'. Each of the parts may be left out.
     data: values of keys in section `data`, for the data set.
     **overrides: values of keys, by section, such as train={'epochs': 80.0}. They replace the values of any recipe.
 
@@ -197,7 +198,7 @@ def make_config(arguments: str, data: dict[str, Any], **overrides: dict[str, Any
 def _make_config(
   arguments: str, recipes: Mapping[str, Callable], default: str, data: dict[str, Any], overrides: dict[str, Any]
 ) -> ConfigDict:
-  given = {'model': 'hyperbf', 'recipe': default, 'size': ''}
+  given = {'model': 'hyperbf', 'recipe': default, 'size': '', 'task': ''}
   for part in filter(None, arguments.split(',')):
     key, _, value = part.partition('=')
     choose('config argument', key, {name: name for name in given})
@@ -210,6 +211,8 @@ def _make_config(
   config.data.update(data)
   for section, values in overrides.items():
     config[section].update(values)
+  if given['task']:
+    _set_task(config, given['task'])
   stages = config.stages
   del config.stages
   if given['size']:
@@ -225,3 +228,13 @@ def _make_config(
       options.update({key: value for key, value in changes.items() if key in options})
     config.model[stage] = {key: placeholder(int) if value is None else value for key, value in options.items()}
   return config.lock()
+
+
+def _set_task(config: ConfigDict, task: str) -> None:
+  """Give a config another task on the same kind of data, its keys, and the values that turn off what it can't use."""
+  alike = next(tasks for tasks in (IMAGE_TASKS, TEXT_TASKS) if config.task in tasks)
+  config.task = choose('task', task, {name: name for name in alike})
+  for values in (UNUSED.get(task, {}), {name: key.default for name, key in keys_of_task(task).items()}):
+    for name, value in values.items():
+      section, _, last = name.partition('.')
+      config[section][last] = value

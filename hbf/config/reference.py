@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hbf.config.defaults import COMMON, IMAGES, TEXTS, Key, stage_keys
+from hbf.config.defaults import COMMON, IMAGES, REGRESSION, TEXTS, Key, stage_keys
 from hbf.nn.registry import STAGE1, STAGE2
 
 _INTRODUCTION = """# Config keys
@@ -24,7 +24,8 @@ defaults too ([options.md](options.md)). `python -m hbf.config.reference` prints
 def reference() -> str:
   """Return the reference page of all config keys, in Markdown."""
   parts = [_INTRODUCTION]
-  for title, keys in (('All tasks', COMMON), ('Images', IMAGES), ('Texts', TEXTS)):
+  sections = (('All tasks', COMMON), ('Images', IMAGES), ('Images, task regression', REGRESSION), ('Texts', TEXTS))
+  for title, keys in sections:
     parts += [f'## {title}\n', _table(keys)]
   for stage, names, pair in (('stage 1', STAGE1, '{}+none'), ('stage 2', STAGE2, 'identity+{}')):
     parts.append(f'## Options of {stage}\n')

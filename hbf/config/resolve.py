@@ -7,7 +7,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from hbf.config.defaults import Key, keys, stage_keys
+from hbf.config.defaults import UNUSED, Key, keys, keys_of_task, stage_keys
 from hbf.errors import UserError, choose
 from hbf.nn.registry import stage_units
 from hbf.options import OptionError
@@ -21,7 +21,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
 
   The stages' numbers of units follow from `model.expansion` and `model.width`. The key `model.expansion` is then
   removed. The factor `optimizer.center_rate` on the centers' learning rate follows from `model.width`
-  and the optimizer.
+  and the optimizer. A key that only the config's task has gets its default if the config lacks it.
 
   Args:
     config: the config of a run. It is not changed.
@@ -36,6 +36,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
   model, optimizer = resolved.model, resolved.optimizer
   _check({'model.width': model.width}, keys(config.task))
   with resolved.unlocked():
+    for name, key in keys_of_task(config.task).items():
+      section, _, last = name.partition('.')
+      if last not in resolved[section]:
+        resolved[section][last] = key.default
     if 'expansion' in model:
       _check({'model.expansion': model.expansion}, keys(config.task))
       units = stage_units(model.name, round(model.expansion * model.width))
@@ -60,7 +64,14 @@ def check(config: ConfigDict) -> None:
       values.
   """
   known = keys(config.task) | stage_keys(config.model.name)
-  _check(flatten_dict(config.to_dict(), sep='.'), known)
+  values = flatten_dict(config.to_dict(), sep='.')
+  _check(values, known)
+  for name, off in UNUSED.get(config.task, {}).items():
+    if (found := values[name]) != off and not (found in ((), []) and off == ()):
+      raise UserError(
+        f'{name} is {found!r}, which task {config.task} has no use for: set it to {off!r}, or give '
+        f'task={config.task} after the colon of --config, which sets it'
+      )
 
 
 def _check(values: dict[str, Any], known: dict[str, Key]) -> None:

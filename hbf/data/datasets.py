@@ -16,6 +16,7 @@ from hbf.data.images.folder import open_folder
 from hbf.data.images.parquet import open_parquet
 from hbf.data.images.sources import Blank
 from hbf.data.images.tar import open_tars
+from hbf.data.images.targets import CLASSES, CSV, TASK
 from hbf.data.registry import DataRequest, Opener
 from hbf.errors import UserError
 
@@ -31,6 +32,7 @@ def load(
   validation_split: str = '',
   columns: str = '',
   cache: str = '',
+  targets: str = CLASSES,
 ) -> Dataset:
   """Open a data set.
 
@@ -47,6 +49,8 @@ def load(
     validation_split: the data set's own name of a labeled split to validate on. '': there is none.
     columns: columns of images and labels in Parquet files, as 'IMAGE,LABEL'. '': find them.
     cache: a folder for decoded images, which later calls read. '': images are decoded each time.
+    targets: the kind of the labels, see `hbf.data.images.targets`. An `image_folder`, an `array_files` and a data set
+      of `hbf.register_dataset` may have any kind. Other data sets have classes.
 
   Raises:
     UserError: the data set is unknown, not prepared or damaged, or its examples are not labeled images of one size.
@@ -55,9 +59,9 @@ def load(
   refuse_test_on_train(test_split)
   _refuse_shared_validation(validation_split, test_split)
   used = {'train': 'train', 'test': test_split} | ({'validation': validation_split} if validation_split else {})
-  request = DataRequest(name, os.path.expanduser(dir), root, image_size or None, download, used, columns)
+  request = DataRequest(name, os.path.expanduser(dir), root, image_size or None, download, used, columns, targets)
   opened = _as_dataset(registry.opener(name, _OPENERS, _open_prepared)(request), request)
-  if len(opened.classes) < 2:
+  if targets == CLASSES and len(opened.classes) < 2:
     raise UserError(
       f'{root or name} has one class only, {opened.classes[0]}; expected two or more: every answer would be right'
     )
@@ -87,7 +91,8 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
   """Return a data set that a function opened. A user's own function may return `ArrayData` too.
 
   Raises:
-    UserError: it is no data set, or lacks a split, or its images have another size than the config asks for.
+    UserError: it is no data set, or lacks a split, or has another kind of labels. Or its images have another size
+      than the config asks for.
   """
   dataset = from_arrays(opened) if isinstance(opened, ArrayData) else opened
   if not isinstance(dataset, Dataset):
@@ -100,6 +105,11 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
       f'the data set {request.name} lacks {missing[0]}; expected the splits {", ".join(request.splits)}: add it, or '
       'leave data.validation_split empty'
     )
+  if dataset.targets != request.targets:
+    raise UserError(
+      f'{request.name} has {dataset.targets}, not {request.targets}; expected task {TASK[dataset.targets]} for it. '
+      f'For {request.targets}, take image_folder{_listed(request.targets)}, or hbf.ArrayData'
+    )
   height, width, _ = dataset.image_shape
   if request.image_size and (height, width) != (request.image_size,) * 2:
     raise UserError(
@@ -111,16 +121,21 @@ def _as_dataset(opened: Any, request: DataRequest) -> Dataset:
   return dataclasses.replace(dataset, name=request.name)
 
 
+def _listed(targets: str) -> str:
+  return f' with files {CSV[targets]}' if targets in CSV else ''
+
+
 def _check_example(name: str, dataset: Dataset) -> None:
   """Raise UserError if the first training image or label of a user's own source is of a wrong type or shape."""
   image, label = dataset.splits['train'][0]
   found = f'{getattr(image, "dtype", type(image).__name__)} {list(np.shape(image))}'
   if found != f'uint8 {list(dataset.image_shape)}':
     raise UserError(f'an image of {name} is {found}; expected uint8 {list(dataset.image_shape)}: change the source')
-  if label not in range(len(dataset.classes)):
-    raise UserError(
-      f'a label of {name} is {label!r}; expected a whole number up to {len(dataset.classes) - 1}: change the source'
-    )
+  count = len(dataset.classes)
+  if dataset.targets == CLASSES and label not in range(count):
+    raise UserError(f'a label of {name} is {label!r}; expected a whole number up to {count - 1}: change the source')
+  if dataset.targets != CLASSES and np.shape(label) != (count,):
+    raise UserError(f'a label of {name} has shape {list(np.shape(label))}; expected [{count}]: change the source')
 
 
 def describe(name: str, dir: str, image_size: int | None) -> Dataset | None:

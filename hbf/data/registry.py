@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hbf.data.images.targets import CLASSES
 from hbf.errors import UserError
 
 
@@ -24,6 +25,7 @@ class DataRequest:
     splits: the data set's own name of each split that is used. Its keys are `train`, `test` and perhaps `validation`.
     columns: names of the columns of images and labels in Parquet files, as 'IMAGE,LABEL' (`data.columns`). '': find
       them.
+    targets: the kind of the labels that the task needs, see `hbf.data.images.targets`.
   """
 
   name: str
@@ -33,6 +35,7 @@ class DataRequest:
   download: bool = False
   splits: Mapping[str, str] = dataclasses.field(default_factory=lambda: {'train': 'train', 'test': 'test'})
   columns: str = ''
+  targets: str = CLASSES
 
 
 Opener = Callable[[DataRequest], Any]

@@ -19,7 +19,7 @@ from hbf.editing.guard import Reader, metric_of_classes
 from hbf.errors import UserError
 from hbf.training.learned import Learned, LearnedClass, learned_if_any, write_learned
 from hbf.training.predict import read_image
-from hbf.training.restore import check_on_images, restore, stored_dataset
+from hbf.training.restore import check_classifies, restore, stored_dataset
 from hbf.training.side_file import LEARNED, check_alone
 from hbf.training.workdir import locked
 
@@ -101,7 +101,7 @@ def learn_folder(
     UserError: the run is not on images, is in use, has edits, or has learned classes of another checkpoint. Or its
       data are missing, an image can't be read, or `learn_images` raises UserError. Nothing is written in these cases.
   """
-  check_on_images(workdir)
+  check_classifies(workdir, 'hbf learn')
   dataset = stored_dataset(workdir)
   names, source = open_classes(folder, dataset.image_shape[0])
   images = np.stack([read_image(path, dataset.image_shape) for path in source.paths])
@@ -113,7 +113,7 @@ def learn_folder(
     if learned is None:
       known, classes = labeled_images(workdir, restored.config, **moved)
       learned = nothing_learned(reader, known, classes, len(dataset.classes), restored.step, average)
-    labels = [names[label] for label in source.labels]
+    labels = [names[label] for label in source.read_labels()]
     learned = learn_images(reader, dataset.class_names, learned, images, labels, source.paths)
     write_learned(workdir, learned)
     return learned

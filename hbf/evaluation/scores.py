@@ -10,7 +10,7 @@ class Score:
 
   Attributes:
     name: key in metrics.jsonl and result.json.
-    unit: unit in tables.
+    unit: unit in tables. '': none, or that of the data.
     better: the function `max` or `min`. It returns the best of several values.
     form: format of a value in tables, such as '.2f'.
   """
@@ -23,7 +23,7 @@ class Score:
   @property
   def label(self) -> str:
     """The name and unit, as the label of an axis or a column."""
-    return f'{self.name}, {self.unit}'
+    return f'{self.name}, {self.unit}' if self.unit else self.name
 
 
 ACCURACY = Score('accuracy', '%', max)
@@ -31,13 +31,27 @@ TOP5 = Score('top5', '%', max)
 NLL = Score('nll', 'nats', min, '.3f')
 ECE = Score('ece', '%', min)
 LOSS = Score('loss', 'nats', min, '.3f')  # what training minimizes
+SQUARED_LOSS = Score('loss', '', min, '.4f')  # of standardized values
 
 TOKEN_NLL = Score('token_nll', 'nats a token', min, '.4f')
 PERPLEXITY = Score('perplexity', 'tokens', min, '.3f')
 BITS_PER_BYTE = Score('bits_per_byte', 'bits', min, '.4f')
-SCORES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
+
+MEAN_PRECISION = Score('map', '%', max)
+F1 = Score('f1', '%', max)
+EXACT_MATCH = Score('exact_match', '%', max)
+LABEL_ACCURACY = Score('label_accuracy', '%', max)
+
+R2 = Score('r2', '', max, '.4f')
+RMSE = Score('rmse', '', min, '.4g')
+MAE = Score('mae', '', min, '.4g')
+
+OF_CLASSES = (LOSS, ACCURACY, TOP5, NLL, ECE, TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE)
+SCORES = (*OF_CLASSES, MEAN_PRECISION, F1, EXACT_MATCH, LABEL_ACCURACY, R2, RMSE, MAE)
 
 # The scores of each task. The first score of a task ranks the checkpoints of a run, and the models of a comparison.
 CLASSIFICATION = (ACCURACY, TOP5, NLL, ECE)
+MULTI_LABEL = (MEAN_PRECISION, F1, EXACT_MATCH, LABEL_ACCURACY, NLL)
+REGRESSION = (R2, RMSE, MAE)
 NEXT_TOKEN = (TOKEN_NLL, PERPLEXITY, BITS_PER_BYTE, ACCURACY)
 MASKED_TOKEN = (TOKEN_NLL, PERPLEXITY, ACCURACY)

@@ -10,6 +10,7 @@ from hbf.markdown import table
 
 # Format and unit of a value by its key.
 FORMATS = {score.name: (score.form, score.unit) for score in SCORES}
+FORMATS |= dict.fromkeys(('average_precision', 'precision', 'recall'), ('.2f', '%'))
 FORMATS |= {'train_operations': ('.3g', ''), 'train_seconds': ('.2f', 's'), 'compile_seconds': ('.2f', 's')}
 MOST_CLASSES = 20  # if there are more, only the hardest classes are shown
 
@@ -44,6 +45,22 @@ def print_classes(summary: Mapping[str, Any], classes: Sequence[str], console: C
     rows = [rows[i] for i in sorted(range(len(rows)), key=accuracies.__getitem__)[:MOST_CLASSES]]
     title = f'the {MOST_CLASSES} of {len(classes)} classes with the lowest accuracy; the JSON has all'
   _print(title, table(('class', 'n', 'accuracy', 'most often taken for'), rows), console)
+
+
+def print_parts(scores: Mapping[str, Mapping[str, Any]], part: str, console: Console) -> None:
+  """Print scores by name, one name in each row.
+
+  Args:
+    scores: the scores of each name, such as `per_label` of `hbf.evaluation.multi_label.detail`.
+    part: the word for a name, such as 'label'.
+    console: the console to print to.
+  """
+  columns = [*next(iter(scores.values()))]
+  rows = [
+    (name, *('' if row[key] is None else _format_value(key, row[key]) for key in columns))
+    for name, row in scores.items()
+  ]
+  _print(f'{part}s', table((part, *columns), rows), console)
 
 
 def _format_value(key: str, value: str | int | float) -> str:

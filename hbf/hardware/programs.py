@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.datasets import describe
-from hbf.tasks.registry import make_task
+from hbf.tasks.registry import make_task, on_images
 from hbf.training.experiment import Plan, make_evaluator, make_objective, make_plan, steps_per_call
 from hbf.training.programs import jit_steps, make_init
 from hbf.training.sharding import batch_sharding, check_batch_size, check_tensor, make_mesh, with_sharding
@@ -59,7 +59,7 @@ def plan_of(config: ConfigDict) -> Plan:
   A published data set and the file of `init_from` need not be on disk.
   """
   data = config.data
-  described = describe(data.name, data.dir, data.image_size) if config.task == 'classification' else None
+  described = describe(data.name, data.dir, data.image_size) if on_images(config.task) else None
   return make_plan(config, resumed=True, dataset=described)
 
 

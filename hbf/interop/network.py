@@ -35,6 +35,7 @@ class Network:
     any_size: True if the network takes images of any size without learned positions. If it is False and `resize` is
       None, the number of patches is fixed.
     class_names: the names of the classes, in the order of the logits. (): the source does not name them.
+    targets: the kind of the outputs: 'classes', or 'labels' or 'values' for networks of this package.
     unused: names of tensors in the file that the network does not use.
   """
 
@@ -47,6 +48,7 @@ class Network:
   resize: Resize | None = None
   any_size: bool = False
   class_names: tuple[str, ...] = ()
+  targets: str = 'classes'
   unused: tuple[str, ...] = ()
 
   @property

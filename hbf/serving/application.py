@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from hbf.errors import UserError
 from hbf.serving.batcher import Batcher, OverloadedError
 from hbf.serving.uploads import NAME, read_upload
-from hbf.training.predict import Answer, Classifier, likeliest
+from hbf.training.predict import Classifier
 
 DECODERS = 2  # threads that decode images; each may need 0.7 GB for the largest image
 TOP = 3  # classes in an answer, if the request does not say a number
@@ -147,13 +147,12 @@ class Service:
     )
 
   async def _predict(self, request: Request) -> Response:
-    classes = self._classifier.classes
+    classes, form = self._classifier.classes, self._classifier.form
     top = _top(request, len(classes))
     async with self._image(request) as image:
       logits = await self._batcher.logits(image)
-    answer = Answer('', tuple(likeliest(classes, logits, top))).to_json()
     self._count[200] += 1
-    return JSONResponse({'classes': answer['classes']}, headers=HEADERS)
+    return JSONResponse(form.to_json(form.answer(classes, logits, top)), headers=HEADERS)
 
   async def _patches(self, request: Request) -> Response:
     if self._explain is None:

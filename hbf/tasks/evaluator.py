@@ -23,8 +23,8 @@ class SplitResult(NamedTuple):
 
   Attributes:
     summary: the scores, see `hbf.tasks.task.TaskScores.summarize`.
-    per_example: arrays [n] by name, such as `predictions`, with a value for each example, in the order of the split.
-    counts: the counts from which `hbf.tasks.task.TaskScores` computes the summary and details.
+    per_example: arrays [n, …] by name, such as `predictions`, with a row for each example, in the order of the split.
+    counts: counts from which `hbf.tasks.task.TaskScores` computes the summary and details, together with the arrays.
   """
 
   summary: dict[str, Any]
@@ -110,4 +110,5 @@ class Evaluator:
     fetched = jax.device_get(rows)
     values = {name: np.concatenate([row[name] for row in fetched]) for name in fetched[0]}
     real = values.pop(_REAL)
-    return SplitResult(self._task.summarize(counts), {name: column[real] for name, column in values.items()}, counts)
+    per_example = {name: column[real] for name, column in values.items()}
+    return SplitResult(self._task.summarize(counts, per_example), per_example, counts)

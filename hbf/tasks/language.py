@@ -169,12 +169,14 @@ class Language(Task):
     per_window = {'nll': jnp.sum(nll, axis=1, where=counted), 'tokens': jnp.sum(counted, axis=1, dtype=jnp.int32)}
     return counts.add(nll, jnp.argmax(logits, axis=-1) == labels, counted, sizes), per_window
 
-  def summarize(self, counts: TextCounts) -> dict[str, Any]:
+  def summarize(self, counts: TextCounts, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the scores of a split; see `hbf.evaluation.language.summarize_text`."""
+    del per_example
     return summarize_text(counts)
 
-  def details(self, counts: TextCounts) -> dict[str, Any]:
+  def details(self, counts: TextCounts, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the scores for each position in a window; see `hbf.evaluation.language.detail_text`."""
+    del per_example
     return detail_text(counts)
 
   @staticmethod

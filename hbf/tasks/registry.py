@@ -7,14 +7,28 @@ from ml_collections import ConfigDict
 
 from hbf.errors import choose
 from hbf.tasks.classification import Classification
+from hbf.tasks.images import ImageTask
 from hbf.tasks.language import MaskedToken, NextToken
+from hbf.tasks.multi_label import MultiLabel
+from hbf.tasks.regression import Regression
 from hbf.tasks.task import Task
 
 TASKS: Mapping[str, type[Task]] = {
   'classification': Classification,
+  'multi_label': MultiLabel,
+  'regression': Regression,
   'next_token': NextToken,
   'masked_token': MaskedToken,
 }
+
+
+def on_images(task: str) -> bool:
+  """Return True if the task of this name is on images.
+
+  Raises:
+    UserError: the task is unknown.
+  """
+  return issubclass(choose('task', task, TASKS), ImageTask)
 
 
 def make_task(config: ConfigDict, dataset: Any = None) -> Task:

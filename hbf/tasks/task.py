@@ -19,7 +19,7 @@ from hbf.data.augment.copies import Copies
 from hbf.data.pipeline.host import Order
 from hbf.data.pipeline.inputs import Batch, Input, Resident
 from hbf.data.pipeline.order import TrainOrder
-from hbf.evaluation.scores import Score
+from hbf.evaluation.scores import ACCURACY, LOSS, Score
 
 
 class ModelBatch(NamedTuple):
@@ -122,7 +122,16 @@ class TaskData(abc.ABC):
 
 
 class TaskLoss(abc.ABC):
-  """The batches of a task, and the loss that training minimizes. Its methods are pure and run inside jit."""
+  """The batches of a task, and the loss that training minimizes. Its methods are pure and run inside jit.
+
+  Attributes:
+    loss_score: the loss as a score, with its unit.
+    training_score: the percentage of correct predictions in training as a score. None if predictions are not correct
+      or wrong, but near or far.
+  """
+
+  loss_score: ClassVar[Score] = LOSS
+  training_score: ClassVar[Score | None] = ACCURACY
 
   @property
   @abc.abstractmethod
@@ -155,7 +164,7 @@ class TaskLoss(abc.ABC):
 
   @abc.abstractmethod
   def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the mean loss of a batch's predictions, in nats, and the number of correct predictions, int32."""
+    """Return the mean loss of a batch's predictions, and the number of correct predictions, int32."""
 
 
 class TaskScores(abc.ABC):
@@ -178,12 +187,17 @@ class TaskScores(abc.ABC):
     """Add an evaluated batch to the counts. Return the new counts, and arrays [B] with values of the examples."""
 
   @abc.abstractmethod
-  def summarize(self, counts: Any) -> dict[str, Any]:
-    """Return the scores of a split from its counts, as values for JSON. Two entries are `n` and `correct`."""
+  def summarize(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the scores of a split, as values for JSON, with the entries `result_names`.
+
+    Args:
+      counts: the counts of the split.
+      per_example: the arrays of `add_counts`, for all examples of the split.
+    """
 
   @abc.abstractmethod
-  def details(self, counts: Any) -> dict[str, Any]:
-    """Return tables and curves of a split from its counts, such as a confusion matrix, as values for JSON."""
+  def details(self, counts: Any, per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return tables and curves of a split, such as a confusion matrix, as values for JSON. See `summarize`."""
 
   @property
   def result_names(self) -> tuple[str, ...]:

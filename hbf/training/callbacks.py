@@ -7,9 +7,8 @@ import jax
 import numpy as np
 
 from hbf.errors import UserError
-from hbf.evaluation.scores import ACCURACY
 from hbf.training.experiment import Experiment
-from hbf.training.state import Totals, TrainState
+from hbf.training.state import Totals, TrainState, training_means
 
 Callback = Callable[[int, Mapping[str, Any], TrainState], bool | None]
 
@@ -76,10 +75,5 @@ def callback_metrics(
   """
   clock, found = experiment.clock, jax.device_get(totals)
   steps = int(found.steps) or float('nan')  # without a step, as all were skipped, means are not numbers
-  predictions = steps * clock.batch_size * experiment.task.predictions
-  metrics = {
-    'epoch': clock.epoch(step),
-    'loss': float(found.loss) / steps,
-    ACCURACY.name: 100 * int(found.correct) / predictions,
-  }
+  metrics = {'epoch': clock.epoch(step), **training_means(experiment.task, found, steps * clock.batch_size)}
   return metrics if validation is None else {**metrics, 'validation': dict(validation)}

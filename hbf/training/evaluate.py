@@ -11,7 +11,7 @@ import jax
 from hbf.data.augment.copies import COPIES
 from hbf.errors import UserError, choose
 from hbf.models.build import count_parameters
-from hbf.tasks.classification import Classification
+from hbf.tasks.images import ImageTask
 from hbf.tasks.task import Task
 from hbf.training import processes
 from hbf.training.edits import Edits
@@ -62,7 +62,7 @@ def _with_copies(task: Task, copies: str) -> Task:
   """Return the task with test-time copies of this kind (`hbf.data.augment.copies`), or the task itself for ''."""
   if not copies:
     return task
-  if not isinstance(task, Classification):
+  if not isinstance(task, ImageTask):
     raise UserError(f'copies={copies} is for images; the run is on texts: expected no copies, leave the flag out')
   return dataclasses.replace(task, copies=choose('copies', copies, COPIES))
 
@@ -129,4 +129,4 @@ def evaluate_workdir(
     copies_evaluator = make_evaluator(config, task, restored.model, mesh, task.copies)
     copied = copies_evaluator(restored.params, examples).summary
     summary = summary | {'copies': {name: copied[name] for name in task.result_names}}
-  return Evaluation(about | summary | task.details(found.counts), task)
+  return Evaluation(about | summary | task.details(found.counts, found.per_example), task)

@@ -1,4 +1,4 @@
-"""The export of a run's classifier to a folder, for use with this package or with JAX alone.
+"""The export of a run's network for images to a folder, for use with this package or with JAX alone.
 
 docs/how-to/export.md describes the folder, and how to read it without this package.
 """
@@ -21,11 +21,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from hbf.data.augment.batches import normalize
-from hbf.errors import UserError
+from hbf.errors import UserError, choose
 from hbf.interop import tensors
 from hbf.interop.table import misfits, shapes_of
 from hbf.models.build import abstract_params, build_model
 from hbf.models.edited import EditedClassifier
+from hbf.tasks.images import ImageTask
+from hbf.tasks.registry import TASKS
+from hbf.tasks.regression import in_units
 from hbf.training.restore import check_on_images, restore, stored_dataset, with_edits
 from hbf.training.schema import GONE, RENAMED, current
 from hbf.training.schema import VERSION as SCHEMA
@@ -45,16 +48,17 @@ Logits = Callable[[Mapping[str, Any], Images], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class TrainedClassifier:
-  """A trained classifier.
+  """A trained network of a task on images.
 
   Attributes:
     about: the description of the classifier, as in an exported folder's config.json (docs/how-to/export.md). Its keys
       are task, dataset, classes (a list of names), image_shape (height, width, channels), mean and std (a number for
       each channel, where white is 1), recipe, seed, step, average (True if `params` is a moving average), schema (the
       version of the config's keys) and model (the `model` part of the config). An edited classifier also has edits,
-      the number of edits.
+      the number of edits. A network of task regression also has target_mean and target_std, a number for each target.
     params: the parameters by name, such as 'block0/stage1/out/kernel'.
-    logits: a pure function (params, images uint8 [B, H, W, C]) → float32 [B, classes].
+    logits: a pure function (params, images uint8 [B, H, W, C]) → float32 [B, classes]. The result has the
+      logits of classes or labels, or values in the units of the targets.
   """
 
   about: Mapping[str, Any]
@@ -65,16 +69,16 @@ class TrainedClassifier:
 def from_run(
   workdir: pathlib.Path, checkpoint: str = 'latest', average: bool = False, edits: bool = False
 ) -> TrainedClassifier:
-  """Return the classifier of a run, on one device. The data set is not needed.
+  """Return the network of a run, on one device. The data set is not needed.
 
   Args:
-    workdir: the run folder of a run of task classification.
+    workdir: the run folder of a run on images.
     checkpoint: 'latest', 'best' or a step.
     average: True to take the moving average of the parameters.
     edits: True to apply the run's edits.
 
   Raises:
-    UserError: the folder has no run of task classification, no names of the classes, no such checkpoint, or no edits
+    UserError: the folder has no run on images, no names of the classes, no such checkpoint, or no edits
       for this checkpoint.
   """
   check_on_images(workdir)
@@ -82,6 +86,7 @@ def from_run(
   restored = restore(workdir, checkpoint, jax.devices()[:1], average, dataset)
   if edits:
     restored = with_edits(restored, workdir, average)
+  assert isinstance(restored.task, ImageTask)
   said = json.loads(restored.config.to_json())
   about = {
     'task': said['task'],
@@ -96,6 +101,7 @@ def from_run(
     'average': average,
     'schema': SCHEMA,
     'model': said['model'],
+    **restored.task.about(),
     **({'edits': restored.model.edits} if edits else {}),
   }
   return trained(about, restored.params)
@@ -107,9 +113,19 @@ def trained(about: Mapping[str, Any], params: Any) -> TrainedClassifier:
 
   def logits(params: Mapping[str, Any], images: Images) -> jax.Array:
     variables = {'params': unflatten_dict(dict(params), sep='/')}
-    return jnp.asarray(network.apply(variables, normalize(jnp.asarray(images), mean, std), train=False))
+    outputs = jnp.asarray(network.apply(variables, normalize(jnp.asarray(images), mean, std), train=False))
+    return in_units(outputs, about['target_mean'], about['target_std']) if 'target_mean' in about else outputs
 
   return TrainedClassifier(about, flatten_dict(params, sep='/'), logits)
+
+
+def image_task(about: Mapping[str, Any]) -> type[ImageTask]:
+  """Return the class of the task that an exported config.json names.
+
+  Raises:
+    UserError: the task is not one on images.
+  """
+  return choose('task', about['task'], {name: kind for name, kind in TASKS.items() if issubclass(kind, ImageTask)})
 
 
 def model_config(about: Mapping[str, Any]) -> ConfigDict:

@@ -106,10 +106,10 @@ def _fitted_to_images(
   if network.resize is not None:
     positions = network.resize(params['positions'], rows // model.embed.patch, columns // model.embed.patch)
     params['positions'] = np.asarray(positions)
-  as_many = network.classes == model.classes
-  if as_many and network.class_names in ((), tuple(task.dataset.class_names)):
+  alike = network.classes == model.classes and network.targets == task.dataset.targets
+  if alike and network.class_names in ((), tuple(task.dataset.class_names)):
     return params, (), 'its head'
-  return params, ('head',), f'a new head of {model.classes} classes'
+  return params, ('head',), f'a new head of {model.classes} {task.dataset.targets}'
 
 
 def _fitted_to_texts(network: TextNetwork, model: LanguageModel, task: Task) -> tuple[Params, tuple[str, ...], str]:

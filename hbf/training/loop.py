@@ -212,7 +212,7 @@ def _train(
   experiment, identity = startup.prepare_run(config, workdir, devices, dataset)
   stopped = processes.StopSignal(stopped_here, experiment.mesh)
   with naming_trouble(workdir), startup.claimed(workdir, experiment, identity):
-    if (result := processes.on_first_process(lambda: read_result(workdir, 'n', 'correct'))) is not None:
+    if (result := processes.on_first_process(lambda: read_result(workdir, 'n'))) is not None:
       say(console, f'{workdir} is finished; this is its result')
       return result
     startup.introduce(experiment, workdir, console)

@@ -22,7 +22,7 @@ from hbf.interop.tensors import READERS
 from hbf.models.build import abstract_params
 from hbf.models.classifier import ImageClassifier
 from hbf.training import export, pretrained
-from hbf.training.restore import restore, stored_dataset, stored_texts
+from hbf.training.restore import restore, stored_data
 from hbf.training.workdir import load_config
 
 
@@ -117,11 +117,10 @@ def find(source: str, key: str) -> Trained | None:
 
 def _find_run(workdir: pathlib.Path, checkpoint: str, origin: str) -> Trained:
   config, one = load_config(workdir), jax.devices()[:1]
-  images = config.task == 'classification'
-  data = stored_dataset(workdir) if images else stored_texts(workdir)
+  data = stored_data(workdir)
   restored = restore(workdir, checkpoint, one, dataset=data)
   found = Trained(origin, config.task, config.model, restored.model, _on_host(restored.params), data)
-  if images:
+  if isinstance(data, Dataset):
     return dataclasses.replace(found, mean=tuple(config.data.mean), std=tuple(config.data.std))
   return dataclasses.replace(found, length=config.data.length)
 
@@ -131,13 +130,14 @@ def _find_export(folder: pathlib.Path) -> Trained:
   if not isinstance(model, ImageClassifier):
     raise UserError(f'{folder} holds an edited model: export the model without --edits, and start from that')
   height, width, channels = about['image_shape']
+  targets = export.image_task(about).targets
   return Trained(
     origin='the exported model',
     task=about['task'],
     config=export.model_config(about),
     model=model,
     params=_on_host(variables['params']),
-    data=Dataset(about['dataset'], tuple(about['classes']), (height, width, channels), {}),
+    data=Dataset(about['dataset'], tuple(about['classes']), (height, width, channels), {}, targets=targets),
     mean=tuple(about['mean']),
     std=tuple(about['std']),
   )
@@ -158,6 +158,7 @@ def _of_images(found: Trained, dataset: Dataset) -> Network:
     resize=resize if learned and rows == columns else None,
     any_size=not learned and _fits_any_size(model, dataset.image_shape),
     class_names=dataset.class_names,
+    targets=dataset.targets,
   )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from hbf.data.pipeline.inputs import Batch
-from hbf.tasks.classification import Classification
+from hbf.tasks.images import ImageTask
 from hbf.training.experiment import Experiment
 from hbf.training.loggers import LOGGERS, Histogram, check_loggers
 from hbf.training.sharding import replicated
@@ -51,7 +51,7 @@ def training_images(experiment: Experiment, stack: Batch) -> np.ndarray | None:
     stack: a stack of batches. Its first batch is the batch of step 1.
   """
   task = experiment.objective.task
-  if not isinstance(task, Classification) or task.shape[-1] not in (1, 3):
+  if not isinstance(task, ImageTask) or task.shape[-1] not in (1, 3):
     return None
 
   def images(resident: Any, stack: Batch) -> jax.Array:

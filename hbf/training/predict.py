@@ -1,4 +1,4 @@
-"""The classification of a user's own images by a trained classifier."""
+"""The answers of a trained network for a user's own images: classes, labels or values."""
 
 import dataclasses
 import itertools
@@ -18,6 +18,7 @@ from hbf.data.images.codec import decode_file
 from hbf.errors import UserError
 from hbf.markdown import table
 from hbf.models.build import build_model
+from hbf.tasks.answers import LIKELIEST_CLASSES, AnswerForm, Named
 from hbf.training import export
 from hbf.training.export import Images, TrainedClassifier
 from hbf.training.learned import Learned, learned_if_any
@@ -27,46 +28,49 @@ BATCH = 100  # images
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-  """A classifier of images.
+  """A network that answers images.
 
   Attributes:
-    classes: the names of the classes.
+    classes: the names of the classes, labels or targets.
     image_shape: the height, width and channels of its images.
     logits: a function uint8 [B, H, W, C] → float32 [B, classes].
+    form: the form of its answers.
   """
 
   classes: Sequence[str]
   image_shape: Sequence[int]
   logits: Callable[[Images], jax.Array]
+  form: AnswerForm = LIKELIEST_CLASSES
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """The answer of a classifier for one image.
+  """The answer of a network for one image.
 
   Attributes:
     image: the path of the image.
-    classes: classes with their probabilities, the likeliest first.
+    numbers: the names of classes, labels or targets with their numbers; see `AnswerForm.answer`.
     error: the reason why the image can't be read, in one line. '' if it could be read.
+    form: the form of the answer.
   """
 
   image: str
-  classes: tuple[tuple[str, float], ...] = ()
+  numbers: Named = ()
   error: str = ''
+  form: AnswerForm = LIKELIEST_CLASSES
 
   def to_json(self) -> dict[str, Any]:
-    """Return {image, classes: [{class, probability}, …]}, or {image, error}."""
+    """Return the image with the entries of `AnswerForm.to_json`, or {image, error}."""
     if self.error:
       return {'image': self.image, 'error': self.error}
-    found = [{'class': name, 'probability': probability} for name, probability in self.classes]
-    return {'image': self.image, 'classes': found}
+    return {'image': self.image, **self.form.to_json(self.numbers)}
 
 
 def of_trained(model: TrainedClassifier, learned: Learned | None = None) -> Classifier:
   """Return the classifier of a model in memory, with learned classes if there are any."""
   about, logits, params = model.about, model.logits, model.params
   if not learned:
-    return _compiled(about['classes'], about['image_shape'], logits, params)
+    return _compiled(about['classes'], about['image_shape'], logits, params, export.image_task(about).answers)
   network, extended = learned.applied(build_model(export.model_config(about), len(about['classes'])), _nested(params))
 
   def extended_logits(params: Any, images: Images) -> jax.Array:
@@ -76,9 +80,11 @@ def of_trained(model: TrainedClassifier, learned: Learned | None = None) -> Clas
   return _compiled([*about['classes'], *learned.names], about['image_shape'], extended_logits, extended)
 
 
-def _compiled(classes: Sequence[str], shape: Sequence[int], logits: Any, params: Any) -> Classifier:
+def _compiled(
+  classes: Sequence[str], shape: Sequence[int], logits: Any, params: Any, form: AnswerForm = LIKELIEST_CLASSES
+) -> Classifier:
   compiled = jax.jit(logits)
-  return Classifier(classes, shape, lambda images: compiled(params, images))
+  return Classifier(classes, shape, lambda images: compiled(params, images), form)
 
 
 def _nested(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +103,8 @@ def learned_in(workdir: pathlib.Path, model: TrainedClassifier) -> Learned | Non
 def of_export(folder: pathlib.Path) -> Classifier:
   """Return the classifier in an exported folder. See `hbf.training.export.load_program` for the errors."""
   about = export.read_about(folder)
-  return Classifier(about['classes'], about['image_shape'], export.load_program(folder))
+  form = export.image_task(about).answers
+  return Classifier(about['classes'], about['image_shape'], export.load_program(folder), form)
 
 
 def find_images(paths: Sequence[str]) -> list[str]:
@@ -135,7 +142,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
   Args:
     classifier: the classifier.
     images: paths of images of any size. They are resized as in training.
-    top: the largest number of classes in an answer, 1 or more.
+    top: the largest number of classes in an answer, 1 or more. Labels and values are always answered in full.
     batch_size: the largest number of images in memory.
   """
   size = min(batch_size, len(images))  # the last batch is padded, so that one program serves all batches
@@ -151,7 +158,7 @@ def answer(classifier: Classifier, images: Sequence[str], top: int, batch_size: 
         if isinstance(image, UserError):
           yield Answer(path, error=' '.join(str(image).split()))
         else:
-          yield Answer(path, tuple(likeliest(classifier.classes, scores, top)))
+          yield Answer(path, classifier.form.answer(classifier.classes, scores, top), form=classifier.form)
 
 
 def _image_or_error(path: str, shape: Sequence[int]) -> np.ndarray | UserError:
@@ -179,18 +186,22 @@ def read_image(path: str, shape: Sequence[int], content: bytes | None = None) ->
   return image
 
 
-def likeliest(classes: Sequence[str], logits: np.ndarray, top: int) -> Iterator[tuple[str, float]]:
-  """Yield the likeliest classes of an image with their probabilities. `logits` are its float64 logits [classes]."""
-  weights = np.exp(logits - logits.max())
-  for label in np.argsort(-logits, kind='stable')[:top]:
-    yield classes[label], float(weights[label] / weights.sum())
-
-
 def to_table(answers: Sequence[Answer]) -> str:
-  """Return the answers as a Markdown table: a row for each image, with the likeliest classes first."""
-  ranks = range(max(len(a.classes) for a in answers))
-  rows = [(_printable(a.image), *(f'{name} {probability:.1%}' for name, probability in a.classes)) for a in answers]
-  return table(('image', *(f'{rank + 1}.' for rank in ranks)), rows)
+  """Return the answers as a Markdown table: a row for each image.
+
+  Ranked answers have the likeliest classes first. Other answers have a column for each name.
+  """
+  form, names = answers[0].form, [name for name, _ in answers[0].numbers]
+  if form.ranked:
+    names = [f'{rank + 1}.' for rank in range(max(len(answer.numbers) for answer in answers))]
+  rows = [
+    (
+      _printable(a.image),
+      *(f'{name} {z:{form.form}}' if form.ranked else f'{z:{form.form}}' for name, z in a.numbers),
+    )
+    for a in answers
+  ]
+  return table(('image', *names), rows)
 
 
 def _printable(path: str) -> str:

@@ -26,8 +26,8 @@ from hbf.errors import UserError, choose, in_one_line
 from hbf.interop import tensors
 from hbf.tasks.registry import TASKS
 from hbf.training.checkpoints import Checkpoints
-from hbf.training.restore import restore, stored_dataset
-from hbf.training.workdir import damaged, load_config, read_json, read_result
+from hbf.training.restore import restore, stored_data
+from hbf.training.workdir import damaged, read_json, read_result
 
 MODELS = pathlib.Path(__file__).parents[1] / 'pretrained'
 WEIGHTS, CARD, DESCRIPTION = 'model.safetensors', 'README.md', ('config.json', 'data.json', 'result.json')
@@ -113,8 +113,7 @@ def store(workdir: pathlib.Path, folder: pathlib.Path, about: str) -> None:
     raise UserError(f'{workdir} is not finished: train it to its end')
   if folder.exists():
     raise UserError(f'{folder} exists: choose another name, or remove it')
-  images = load_config(workdir).task == 'classification'
-  restored = restore(workdir, 'latest', jax.devices()[:1], dataset=stored_dataset(workdir) if images else None)
+  restored = restore(workdir, 'latest', jax.devices()[:1], dataset=stored_data(workdir))
   folder.mkdir(parents=True)
   params = {name: np.asarray(array, order='C') for name, array in flatten_dict(restored.params, sep='/').items()}
   (folder / WEIGHTS).write_bytes(safetensors.numpy.save(params))

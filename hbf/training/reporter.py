@@ -7,14 +7,14 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hbf.evaluation.scores import ACCURACY, SCORES
+from hbf.evaluation.scores import SCORES
 from hbf.evaluation.tables import say
 from hbf.nn.parameters import mean_sigmas
 from hbf.training.evaluate_state import StateEvaluation
 from hbf.training.experiment import Experiment
 from hbf.training.loggers import Histogram
 from hbf.training.sharding import replicated
-from hbf.training.state import Totals, TrainState, check_finite
+from hbf.training.state import Totals, TrainState, check_finite, training_means
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.units import UnitWarnings
 from hbf.training.writers import MetricsWriter
@@ -81,9 +81,9 @@ class Reporter:
     # The speed can't use the steps of the report: some of them may precede the start of this process.
     timed, elapsed = self._stopwatch.steps - self._counted[0], self._stopwatch.seconds - self._counted[1]
     self._counted = self._stopwatch.steps, self._stopwatch.seconds
+    means = training_means(task, totals, steps * batch_size)
     values = {
-      'loss': float(totals.loss) / steps,
-      ACCURACY.name: 100 * int(totals.correct) / (steps * batch_size * task.predictions),
+      **means,
       'learning_rate': float(rate),
       'gradient_norm': float(totals.gradient_norm) / steps,
       f'{task.unit}s_per_second': round(timed * batch_size * task.units / elapsed, 1),
@@ -92,7 +92,7 @@ class Reporter:
     if sigmas:
       values['sigmas'] = jax.tree.map(float, sigmas)
     if not totals.steps:  # all were skipped: there is no mean
-      values = {name: value for name, value in values.items() if name not in ('loss', ACCURACY.name, 'gradient_norm')}
+      values = {name: value for name, value in values.items() if name not in (*means, 'gradient_norm')}
     if skipped is not None:
       values['skipped'] = int(skipped)
       self._say_skipped(step, int(skipped))

@@ -11,11 +11,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.datasets import Dataset
+from hbf.data.images.targets import CLASSES
 from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import read_tokenizer
 from hbf.errors import UserError
 from hbf.models.build import abstract_params
-from hbf.tasks.registry import make_task
+from hbf.tasks.registry import make_task, on_images
 from hbf.tasks.task import Task
 from hbf.training.checkpoints import Checkpoints
 from hbf.training.edits import Edits
@@ -102,15 +103,28 @@ def open_read_only(workdir: pathlib.Path) -> Checkpoints:
 
 
 def check_on_images(workdir: pathlib.Path) -> None:
-  """Raise UserError unless the folder holds a run of task classification."""
-  if (task := load_config(workdir).task) != 'classification':
+  """Raise UserError unless the folder holds a run of a task on images."""
+  if not on_images(task := load_config(workdir).task):
     raise UserError(
-      f'{workdir} holds a run of task {task}: give a run of task classification, which classifies images'
+      f'{workdir} holds a run of task {task}: give a run of task classification, or of another task on images'
     )
 
 
+def check_classifies(workdir: pathlib.Path, what: str) -> None:
+  """Raise UserError unless the folder holds a run of task classification, for `what`, such as 'hbf learn'."""
+  if (task := load_config(workdir).task) != 'classification':
+    raise UserError(
+      f'{workdir} holds a run of task {task}, and {what} needs classes: give a run of task classification'
+    )
+
+
+def stored_data(workdir: pathlib.Path) -> Dataset | Texts:
+  """Return the data set of a run without its examples; see `stored_dataset` and `stored_texts`."""
+  return stored_dataset(workdir) if on_images(load_config(workdir).task) else stored_texts(workdir)
+
+
 def stored_dataset(workdir: pathlib.Path) -> Dataset:
-  """Return the data set of a run of task classification, without its images.
+  """Return the data set of a run on images, without its images.
 
   Raises:
     UserError: the folder does not describe the data set.
@@ -118,7 +132,8 @@ def stored_dataset(workdir: pathlib.Path) -> Dataset:
   data = read_data(workdir, 'name', 'classes', 'image_shape')
   if data is None:
     raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
-  return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
+  names, targets = data.get('names', {}), data.get('targets', CLASSES)
+  return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, names, targets)
 
 
 def stored_texts(workdir: pathlib.Path) -> Texts:

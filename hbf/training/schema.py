@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from hbf.config.defaults import IMAGE_TASKS
 from hbf.errors import UserError
 from hbf.nn.registry import stage_names
 from hbf.ops.kernels import SIGNED
@@ -289,7 +290,7 @@ def _apply(change: Change, config: dict[str, Any]) -> None:
       if (found := options.pop(key, value)) != value:
         name = f'{part.partition(":")[0]}.{key}'.lstrip('.')
         raise UserError(f'its config has {name}={found!r}, an option that is gone: use the code that trained it')
-  images = change.added_to_images if config.get('task') == 'classification' else {}
+  images = change.added_to_images if config.get('task') in IMAGE_TASKS else {}
   for part, values in (*change.added.items(), *images.items()):
     options = _options(config, part)
     for key, value in values.items():

@@ -15,7 +15,7 @@ import optax
 from hbf.data.pipeline.inputs import Batch, Resident
 from hbf.errors import UserError
 from hbf.ops.parts import split
-from hbf.tasks.task import ModelBatch, Task
+from hbf.tasks.task import ModelBatch, Task, TaskLoss
 from hbf.training.distillation import Distillation, WithTeacher
 from hbf.training.schema import with_gone
 
@@ -26,7 +26,7 @@ class Totals(flax.struct.PyTreeNode):
   The sums are saved with the state, so that a report is the same if the run is interrupted.
 
   Attributes:
-    loss: sum of the losses of the batches, in nats.
+    loss: sum of the losses of the batches.
     correct: number of correct predictions.
     gradient_norm: sum of the norms of the gradients.
     steps: number of steps.
@@ -41,6 +41,20 @@ class Totals(flax.struct.PyTreeNode):
   def zeros(cls) -> 'Totals':
     """Return totals of 0."""
     return cls(jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def training_means(task: TaskLoss, totals: Totals, examples: float) -> dict[str, float]:
+  """Return the mean loss, and the percentage of correct predictions if the task counts them, by name of the score.
+
+  Args:
+    task: the task of the run.
+    totals: the sums, fetched from the devices.
+    examples: number of examples in the steps of the sums. NaN if there was no step.
+  """
+  loss = {task.loss_score.name: float(totals.loss) / (int(totals.steps) or float('nan'))}
+  if task.training_score is None:
+    return loss
+  return {**loss, task.training_score.name: 100 * int(totals.correct) / (examples * task.predictions)}
 
 
 class Skips(flax.struct.PyTreeNode):

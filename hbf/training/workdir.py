@@ -41,6 +41,8 @@ FREE = (
   'log.to',
   'log.profile',
 )
+# Keys whose values are measured on the training data if they are empty.
+MEASURED = ('mean', 'std', 'target_mean', 'target_std')
 _SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
 PATH_ROOM = 300  # bytes of the longest path inside a run folder, with a margin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -211,8 +213,8 @@ def claim(workdir: pathlib.Path, config: ConfigDict, data: Mapping[str, Any]) ->
 def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   """Describe the differences of a config from the config of a run.
 
-  Keys that do not change the learned parameters (FREE) are left out. So are data.mean and data.std if `config` has no
-  values for them yet.
+  Keys that do not change the learned parameters (FREE) are left out. So are measured keys such as data.mean if
+  `config` has no values for them yet.
 
   Returns:
     A text; '' if nothing differs, or the folder holds no run.
@@ -220,7 +222,7 @@ def differences(workdir: pathlib.Path, config: ConfigDict) -> str:
   if not (workdir / 'config.json').exists():
     return ''
   old, new = (flatten(json.loads(c.to_json())) for c in (load_config(workdir), config))
-  measured = {key for key in ('data.mean', 'data.std') if not new.get(key)}
+  measured = {f'data.{key}' for key in MEASURED if not new.get(f'data.{key}')}
   keys = sorted((old.keys() | new.keys()) - {*FREE} - measured)
   differ = [f'{key} is {old.get(key)!r} there, {new.get(key)!r} here' for key in keys if old.get(key) != new.get(key)]
   return '; '.join(differ[:3]) + (f' and {len(differ) - 3} more' if len(differ) > 3 else '')
@@ -317,12 +319,14 @@ def kind_of(workdir: pathlib.Path) -> type[Task]:
 
 
 def with_measured(config: ConfigDict, workdir: pathlib.Path) -> ConfigDict:
-  """Return a config with data.mean and data.std. If these keys are empty, their values come from the run folder."""
-  left = 'mean' in config.data and not config.data.mean and not config.data.std
+  """Return a config with measured values, such as data.mean. Empty ones get their values from the run folder."""
+  # If only one of a pair is empty, it stays empty, and the task says so.
+  pairs = ((mean, std) for mean, std in zip(MEASURED[::2], MEASURED[1::2], strict=True) if mean in config.data)
+  left = [key for pair in pairs if not any(config.data[key] for key in pair) for key in pair]
   if not left or not (workdir / 'config.json').is_file():
     return config
   stored, resolved = load_config(workdir), config.copy_and_resolve_references()
-  resolved.data.update(mean=tuple(stored.data.mean), std=tuple(stored.data.std))
+  resolved.data.update({key: tuple(stored.data.get(key, ())) for key in left})
   return resolved
 
 

@@ -36,7 +36,7 @@ def test_same_integers_on_one_and_eight_devices_and_in_a_loop(toy):
     np.testing.assert_array_equal(evaluated.per_example['labels'], labels)
     np.testing.assert_array_equal(evaluated.per_example['predictions'], np.argmax(logits, axis=1))
   assert evaluator.rows(len(source)) == 208  # not more padding than the devices need
-  first, *others = [evaluated.summary | task.details(evaluated.counts) for evaluated in found]
+  first, *others = [evaluated.summary | task.details(evaluated.counts, evaluated.per_example) for evaluated in found]
   assert (first['n'], first['correct']) == (203, loop)
   for summary in others:
     assert (summary['n'], summary['correct'], summary['confusion']) == (203, loop, first['confusion'])

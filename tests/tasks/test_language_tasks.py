@@ -74,7 +74,7 @@ def test_outcomes_of_texts_average_to_the_figure():
     counts, of_batch = made.add_counts(counts, jax.random.normal(jax.random.key(3), (3, 16, 10)), goal)
     for name, values in of_batch.items():
       kept[name] += values[: sum(i >= 0 for i in index)].tolist()
-  found = made.summarize(counts)
+  found = made.summarize(counts, {})
   assert found['n'] == sum(kept['tokens']) == 4 * 16 + 11
   outcomes = made.example_scores({name: np.array(values) for name, values in kept.items()})
   assert outcomes.mean() == pytest.approx(found[made.scores[0].name], rel=1e-5)
@@ -92,7 +92,7 @@ def test_bytes_of_a_character_count_each():
   umlauts = Texts('umlauts', Characters('abcdefghiä'), {'train': TEXT, 'test': TEXT})
   wide = type(made)(umlauts, 16, 0.0)
   goal, logits = seen(made, [0, 1]).targets, jnp.zeros((2, 16, 10))
-  plain, other = (each.summarize(each.add_counts(each.empty_counts(), logits, goal)[0]) for each in (made, wide))
+  plain, other = (each.summarize(*each.add_counts(each.empty_counts(), logits, goal)) for each in (made, wide))
   assert plain['bytes'] == 32 and other['bytes'] == 32 + int((goal[0] == 9).sum())
   assert plain['bits_per_byte'] == pytest.approx(np.log2(10), rel=1e-5)
 

@@ -90,7 +90,7 @@ def test_answers_are_those_of_evaluation(finished, run, digits_dir, tmp_path):
   for i in range(0, len(source), 3):
     paths.append(str(tmp_path / f'{i}.png'))
     Image.fromarray(source[i][0][..., 0]).save(paths[-1])
-  found = [int(one.classes[0][0]) for one in answer(of_trained(run), paths, top=1)]
+  found = [int(one.numbers[0][0]) for one in answer(of_trained(run), paths, top=1)]
   np.testing.assert_array_equal(found, read_predictions(workdir)['predictions'][::3])
   assert config.data.dir == str(digits_dir)
 
@@ -130,13 +130,13 @@ def test_what_can_not_be_read_is_named_and_the_rest_answered(run, own):
   assert all(one.image in one.error and '\n' not in one.error for one in answers if one.error)
   assert {batch.shape for batch in asked} == {(2, 8, 8, 1)}  # one program for all
   gray, rgba = answers[2], answers[3]
-  assert gray.classes == rgba.classes and len(gray.classes) == 3
-  (every,) = (one.classes for one in answer(classifier, [gray.image], top=99))
-  assert [name for name, _ in every[:3]] == [name for name, _ in gray.classes]
+  assert gray.numbers == rgba.numbers and len(gray.numbers) == 3
+  (every,) = (one.numbers for one in answer(classifier, [gray.image], top=99))
+  assert [name for name, _ in every[:3]] == [name for name, _ in gray.numbers]
   probabilities = [probability for _, probability in every]
   assert len(every) == 10 and sum(probabilities) == pytest.approx(1) and probabilities == sorted(probabilities)[::-1]
   lines = to_table([gray, rgba]).splitlines()
-  assert len(lines) == 4 and f'{gray.classes[0][0]} {gray.classes[0][1]:.1%}' in lines[2]
+  assert len(lines) == 4 and f'{gray.numbers[0][0]} {gray.numbers[0][1]:.1%}' in lines[2]
 
 
 def test_oblong_images_are_taken_as_they_are_stored(tmp_path):
@@ -144,7 +144,7 @@ def test_oblong_images_are_taken_as_they_are_stored(tmp_path):
   for name, size in (('fits', (6, 4)), ('not', (4, 6))):
     Image.new('L', size).save(tmp_path / f'{name}.png')
   fits, other = answer(classifier, [str(tmp_path / 'fits.png'), str(tmp_path / 'not.png')], top=1)
-  assert fits.classes and not fits.error
+  assert fits.numbers and not fits.error
   assert re.search('not.png has 4×6 pixels: expected 6×4', other.error)
 
 
@@ -320,9 +320,9 @@ def test_the_command_answers_from_an_export_in_json(folder, own, run):
   assert 'damaged.png' in found['damaged.png'].pop('error') and not found.pop('damaged.png')
   for path, said in found.items():
     (expected,) = answer(of_trained(run), [*map(str, own.rglob(path))], top=2)
-    assert [one['class'] for one in said['classes']] == [name for name, _ in expected.classes]
+    assert [one['class'] for one in said['classes']] == [name for name, _ in expected.numbers]
     assert [one['probability'] for one in said['classes']] == pytest.approx(
-      [p for _, p in expected.classes], abs=1e-5
+      [p for _, p in expected.numbers], abs=1e-5
     )
 
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from hbf.data.images import codec
 from hbf.data.images.dataset import Dataset
+from hbf.data.images.sources import Target
+from hbf.data.images.targets import CLASSES, LABELS, VALUES, check_labels, to_values
 from hbf.errors import UserError
 
 NAME = 'arrays'  # name of the data set in a config
@@ -17,15 +19,18 @@ NAME = 'arrays'  # name of the data set in a config
 class ArrayData:
   """Labeled images to train on and to test on, for `hbf.train`.
 
+  The shape and the type of y_train decide the task: whole numbers [N] are for task classification, whole numbers 0
+  and 1 or booleans [N, K] for task multi_label, and floats [N, K] for task regression.
+
   Images of type uint8 are not copied. Do not change them during a run.
 
   Attributes:
     x_train: images [N, H, W, C] with one channel (gray) or three channels (RGB). They are uint8, or floats from 0 to
       1, which are rounded to 256 levels.
-    y_train: labels of x_train, whole numbers [N] from 0 on.
+    y_train: classes of x_train, whole numbers [N] from 0 on. Or K labels of each image, or K values of each image.
     x_test: images of the same height, width and channels as x_train.
-    y_test: labels of x_test.
-    class_names: the name of each label. None: the names are the labels as text, from '0' to the largest in y_train.
+    y_test: the same for x_test.
+    class_names: the name of each class, or of each of the K labels or values. None: the names are '0', '1' and so on.
 
   Raises:
     ValueError: an array has a wrong shape, type or range. The message names the array and the expected value.
@@ -38,7 +43,7 @@ class ArrayData:
   class_names: Sequence[str] | None = None
 
   def __post_init__(self) -> None:
-    """Check all arrays and convert them to uint8 and int64."""
+    """Check all arrays and convert them to uint8, int64 and float32."""
     arrays, names = checked(
       {'train': (self.x_train, self.y_train), 'test': (self.x_test, self.y_test)}, self.class_names
     )
@@ -47,10 +52,15 @@ class ArrayData:
     for name, value in values.items():
       object.__setattr__(self, name, value)
 
+  @property
+  def targets(self) -> str:
+    """The kind of the labels, see `hbf.data.images.targets`."""
+    return _kind(self.y_train)
+
   def __repr__(self) -> str:
     """Return a text with the sizes of the arrays, not their values."""
-    shape, classes = '×'.join(map(str, self.x_train.shape[1:])), len(self.class_names or ())
-    return f'ArrayData({len(self.x_train)} + {len(self.x_test)} images of {shape}, {classes} classes)'
+    shape, count = '×'.join(map(str, self.x_train.shape[1:])), len(self.class_names or ())
+    return f'ArrayData({len(self.x_train)} + {len(self.x_test)} images of {shape}, {count} {self.targets})'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +69,7 @@ class ArraySource:
 
   Attributes:
     images: images, uint8 [N, H, W, C].
-    labels: class of each image, int [N].
+    labels: class of each image, int [N], or a vector for each, [N, K].
     size: height and width in pixels that every image is resized to. None keeps the stored size.
   """
 
@@ -70,12 +80,18 @@ class ArraySource:
   def __len__(self) -> int:
     return len(self.images)
 
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-    image = self.images[index]
-    return image if self.size is None else codec.resize(image, self.size), int(self.labels[index])
+  def __getitem__(self, index: int) -> tuple[np.ndarray, Target]:
+    return self._sized(self.images[index]), self.labels[index].tolist()
+
+  def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
+    """Return the examples `indices`, int [n]; see `hbf.data.images.sources.Batched`."""
+    return zip(map(self._sized, self.images[indices]), self.labels[indices].tolist(), strict=True)
+
+  def _sized(self, image: np.ndarray) -> np.ndarray:
+    return image if self.size is None else codec.resize(image, self.size)
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every example, int [n]."""
+    """Return the label of every example, int [n] or a vector for each, [n, K]."""
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:
@@ -93,19 +109,30 @@ def as_dataset(
   name: str, classes: Sequence[str], arrays: Mapping[str, tuple[np.ndarray, np.ndarray]], size: int | None
 ) -> Dataset:
   """Return a data set of checked arrays by split. None keeps the size of the images."""
-  height, width, channels = arrays['train'][0].shape[1:]
+  x_train, y_train = arrays['train']
+  height, width, channels = x_train.shape[1:]
   splits = {split: ArraySource(images, labels, size) for split, (images, labels) in arrays.items()}
-  return Dataset(name, tuple(classes), (size or height, size or width, channels), splits)
+  return Dataset(name, tuple(classes), (size or height, size or width, channels), splits, targets=_kind(y_train))
+
+
+def _kind(labels: np.ndarray) -> str:
+  """Return the kind of checked labels, see `hbf.data.images.targets`."""
+  if labels.ndim == 1:
+    return CLASSES
+  return LABELS if labels.dtype == np.uint8 else VALUES
 
 
 def checked(
   arrays: Mapping[str, tuple[Any, Any]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
-  """Return images and labels by split as uint8 [N, H, W, C] and int64 [N], and the names of the classes.
+  """Return images and labels by split, and the names of the classes, labels or values.
+
+  The images are uint8 [N, H, W, C]. The labels are classes, int64 [N], labels, uint8 [N, K], or values, float32
+  [N, K].
 
   Args:
     arrays: images and labels by split; see `ArrayData`. One split is `train`.
-    class_names: the name of each label. None: the names are '0', '1' and so on.
+    class_names: the name of each class, label or value. None: the names are '0', '1' and so on.
 
   Raises:
     UserError: an array has a wrong shape, type or range. The message names it x_SPLIT or y_SPLIT.
@@ -116,13 +143,38 @@ def checked(
     split: x_train if split == 'train' else to_images(f'x_{split}', x, shape, 'as x_train')
     for split, (x, _) in arrays.items()
   }
+  y = np.asarray(arrays['train'][1])
+  # Whole numbers [N, 1] are classes with an axis too many, not one label of each image.
+  is_vectors = y.ndim == 2 and (y.shape[1] > 1 or np.issubdtype(y.dtype, np.floating))
+  stored = {split: labels for split, (_, labels) in arrays.items()}
+  names, labels = (_checked_vectors if is_vectors else _checked_classes)(stored, images, class_names)
+  return {split: (images[split], labels[split]) for split in arrays}, names
+
+
+def _checked_classes(
+  stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+  """Return the names of the classes, and the class of each image by split, int64 [N]."""
   names = None if class_names is None else _names(class_names)
-  y_train = _labels('y_train', arrays['train'][1], 'x_train', x_train, names)
+  y_train = _labels('y_train', stored['train'], 'x_train', images['train'], names)
   names = tuple(map(str, range(int(y_train.max()) + 1))) if names is None else names
   if len(names) < 2:
     raise UserError('y_train has label 0 only: expected two classes or more; every answer would be right')
-  labels = {split: _labels(f'y_{split}', y, f'x_{split}', images[split], names) for split, (_, y) in arrays.items()}
-  return {split: (images[split], labels[split]) for split in arrays}, names
+  return names, {split: _labels(f'y_{split}', y, f'x_{split}', images[split], names) for split, y in stored.items()}
+
+
+def _checked_vectors(
+  stored: Mapping[str, Any], images: Mapping[str, np.ndarray], class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+  """Return the names of K labels or values, and the vector of each image by split, uint8 or float32 [N, K]."""
+  width = np.shape(stored['train'])[1]
+  names = tuple(map(str, range(width))) if class_names is None else _names(class_names, least=1)
+  if len(names) != width:
+    raise UserError(f'class_names has {len(names)} names: expected {width}, one for each column of y_train')
+  is_values = np.issubdtype(np.asarray(stored['train']).dtype, np.floating)
+  return names, {
+    split: _vectors(f'y_{split}', y, len(images[split]), width, is_values) for split, y in stored.items()
+  }
 
 
 def to_images(name: str, value: Any, shape: Sequence[int] | None = None, why: str = '') -> np.ndarray:
@@ -161,12 +213,14 @@ def _labels(name: str, value: Any, images_name: str, images: np.ndarray, classes
   labels = np.asarray(value)
   if labels.shape != images.shape[:1]:
     hint = f': use {name}.ravel()' if labels.shape == (len(images), 1) else ''
-    hint = f': use {name}.argmax(-1)' if labels.ndim == 2 and labels.shape[1] > 1 else hint
     raise UserError(
       f'{name} has shape {list(labels.shape)}: expected [{len(images)}], a label for each of {images_name}{hint}'
     )
   if not np.issubdtype(labels.dtype, np.integer):
-    raise UserError(f'{name} has type {labels.dtype}: expected whole numbers, such as {name}.astype(int)')
+    raise UserError(
+      f'{name} has type {labels.dtype}: expected whole numbers, such as {name}.astype(int). For task regression, '
+      f'expected floats [{len(images)}, K], such as {name}[:, None]'
+    )
   least, most = int(labels.min()), int(labels.max())
   if least < 0 or (classes is not None and most >= len(classes)):
     wrong = least if least < 0 else most
@@ -175,9 +229,23 @@ def _labels(name: str, value: Any, images_name: str, images: np.ndarray, classes
   return labels.astype(np.int64)
 
 
-def _names(names: Any) -> tuple[str, ...]:
-  """Return the names of classes as a tuple. Raise UserError unless there are two or more, all different."""
+def _vectors(name: str, value: Any, count: int, width: int, is_values: bool) -> np.ndarray:
+  """Return labels as uint8 [N, K], or values as float32 [N, K]. Raise UserError if shape, type or range is wrong."""
+  vectors = np.asarray(value)
+  if vectors.shape != (count, width) or not width:
+    columns = width or 'K'
+    raise UserError(f'{name} has shape {list(vectors.shape)}: expected [{count}, {columns}], a row for each image')
+  if is_values:
+    return to_values(name, vectors)
+  if not (vectors.dtype == bool or np.issubdtype(vectors.dtype, np.integer)):
+    raise UserError(f'{name} has type {vectors.dtype}: expected whole numbers 0 and 1, as in y_train')
+  return check_labels(name, vectors)
+
+
+def _names(names: Any, least: int = 2) -> tuple[str, ...]:
+  """Return the names of classes as a tuple. Raise UserError unless there are `least` or more, all different."""
   wrong = isinstance(names, str) or not all(isinstance(name, str) for name in names)
-  if wrong or len(set(names)) != len(names) or len(names) < 2:
-    raise UserError(f'class_names is {names!r}: expected two texts or more, all different, one for each label')
+  if wrong or len(set(names)) != len(names) or len(names) < least:
+    some = {1: 'one text', 2: 'two texts'}[least]
+    raise UserError(f'class_names is {names!r}: expected {some} or more, all different, one for each label')
   return tuple(names)

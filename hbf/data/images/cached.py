@@ -12,7 +12,7 @@ import numpy as np
 from hbf.data.images import sources
 from hbf.data.images.archives import temporary
 from hbf.data.images.dataset import Dataset
-from hbf.data.images.sources import Source
+from hbf.data.images.sources import Source, Target
 from hbf.data.pipeline import host
 from hbf.data.pipeline.identity import identity
 from hbf.errors import UserError
@@ -26,7 +26,7 @@ class CachedSource:
 
   Attributes:
     source: the original source.
-    labels: class of each image, int [n].
+    labels: class of each image, int [n], or a vector for each, [n, K].
     path: the file of all images, uint8 [n, H, W, C].
   """
 
@@ -37,15 +37,15 @@ class CachedSource:
   def __len__(self) -> int:
     return len(self.labels)
 
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-    return np.array(self._images[index]), int(self.labels[index])
+  def __getitem__(self, index: int) -> tuple[np.ndarray, Target]:
+    return np.array(self._images[index]), self.labels[index].tolist()
 
   def __getstate__(self) -> dict[str, Any]:
     """Return the attributes without the images, which another process reads from the file."""
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every image, int [n]."""
+    """Return the label of every image, int [n] or [n, K]."""
     return self.labels
 
   def traits(self, sample: np.ndarray) -> Iterable[bytes]:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from hbf.data.images.sources import Source
+from hbf.data.images.targets import CLASSES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,12 +13,13 @@ class Dataset:
 
   Attributes:
     name: name of the data set.
-    classes: the name of each label, as the data set stores it.
+    classes: the name of each class, as the data set stores it. Or the name of each label or value, see `targets`.
     image_shape: height, width and channels of every image.
     splits: the sources of examples, with the keys `train` and `test`, and `validation` if the data set has its own
       validation split. These are the keys even if the splits have other names in the data set. A source is an object
       with the methods of `hbf.data.images.sources.Source`.
     names: readable names of classes by stored name, for data sets whose stored names are ids such as n01443537.
+    targets: the kind of the labels, see `hbf.data.images.targets`.
   """
 
   name: str
@@ -25,6 +27,7 @@ class Dataset:
   image_shape: tuple[int, int, int]
   splits: Mapping[str, Source]
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  targets: str = CLASSES
 
   @property
   def class_names(self) -> tuple[str, ...]:

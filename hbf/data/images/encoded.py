@@ -10,6 +10,8 @@ import numpy as np
 
 from hbf.data.images import codec
 from hbf.data.images.dataset import Dataset
+from hbf.data.images.sources import Target
+from hbf.data.images.targets import CLASSES
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError
 
@@ -21,12 +23,12 @@ class EncodedSource(abc.ABC):
   """A `Source` of encoded images, read as RGB. A subclass is a dataclass that knows the place of the images.
 
   Attributes:
-    labels: class of each image, [n].
+    labels: class of each image, [n], or a vector of K numbers for each, [n][K].
     size: height and width in pixels that every image is resized to. None keeps the stored size.
     shape: height and width that a stored image must have if `size` is None. None accepts every image.
   """
 
-  labels: Sequence[int] | np.ndarray
+  labels: Sequence[int] | Sequence[tuple[float, ...]] | np.ndarray
   size: int | None
   shape: tuple[int, int] | None
 
@@ -53,7 +55,7 @@ class EncodedSource(abc.ABC):
   def __len__(self) -> int:
     return len(self.labels)
 
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+  def __getitem__(self, index: int) -> tuple[np.ndarray, Target]:
     image = self.decode(index)
     if self.size is None and self.shape is not None and image.shape[:2] != self.shape:
       found, first = (f'{width}×{height}' for height, width in (image.shape[:2], self.shape))
@@ -61,11 +63,13 @@ class EncodedSource(abc.ABC):
         f'{self.name(index)} has {found} pixels and the first image has {first}; expected one size for all: set '
         'data.image_size, for example to 64'
       )
-    return image, int(self.labels[index])
+    label = self.labels[index]
+    return image, label if isinstance(label, tuple) else int(label)
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every image, int [n]."""
-    return np.array(self.labels, np.int64)
+    """Return the label of every image: int [n], or float32 [n, K]."""
+    labels = np.array(self.labels)
+    return labels.astype(np.int64 if labels.ndim == 1 else np.float32)
 
   def check(self, indices: np.ndarray) -> None:
     """Check the examples `indices`, int [n], for damage. If images are not resized, check their sizes too.
@@ -85,12 +89,12 @@ class EncodedSource(abc.ABC):
       yield from pool.map(self.content, sample)
 
 
-def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any]) -> Dataset:
+def as_dataset(name: str, classes: Sequence[str], splits: Mapping[str, Any], targets: str = CLASSES) -> Dataset:
   """Return the data set of `EncodedSource`s. If images are not resized, the first one sets the size of all."""
   first = splits['train']
   height, width = (first.size, first.size) if first.size else first.decode(0).shape[:2]
   sized = {split: dataclasses.replace(source, shape=(height, width)) for split, source in splits.items()}
-  return Dataset(name, tuple(classes), (height, width, 3), sized)
+  return Dataset(name, tuple(classes), (height, width, 3), sized, targets=targets)
 
 
 def labeled_dataset(

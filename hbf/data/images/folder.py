@@ -1,4 +1,7 @@
-"""A folder of images, ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test split may have another name."""
+"""A folder of images, ROOT/train/CLASS/* and ROOT/test/CLASS/*. The test split may have another name.
+
+Instead of folders of classes, a split may have a CSV file with labels or values (`hbf.data.images.targets`).
+"""
 
 import dataclasses
 import itertools
@@ -13,6 +16,7 @@ from hbf.data.images import codec, splits
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.encoded import THREADS, EncodedSource, as_dataset
 from hbf.data.images.files import list_folder
+from hbf.data.images.targets import CLASSES, CSV, TASK, read_csv
 from hbf.data.registry import DataRequest
 from hbf.errors import UserError, warn
 
@@ -25,12 +29,12 @@ class FolderSource(EncodedSource):
 
   Attributes:
     paths: paths of the files, [n].
-    labels: class of each file, [n].
+    labels: class of each file, [n], or a vector of K numbers for each, [n][K].
     size: see `EncodedSource`, as for `shape`.
   """
 
   paths: tuple[str, ...]
-  labels: tuple[int, ...]
+  labels: tuple[int, ...] | tuple[tuple[float, ...], ...]
   size: int | None
   shape: tuple[int, int] | None = None
 
@@ -62,7 +66,8 @@ class FolderSource(EncodedSource):
 def open_folder(request: DataRequest) -> Dataset:
   """Open the images ROOT/train/CLASS/* and those of the other splits. Leave out hidden files and folders.
 
-  Warn of other folders in ROOT and of files beside the class folders, because they are not used.
+  Warn of other folders in ROOT and of files beside the class folders, because they are not used. If the request is
+  for labels or values, each split has a CSV file in place of classes.
 
   Raises:
     UserError: a folder is missing, empty or not expected; a class has no image or contains a folder; or two splits
@@ -72,6 +77,9 @@ def open_folder(request: DataRequest) -> Dataset:
   splits.check(f'{folder}/', '{}/', list_folder(folder)[0], request.splits)
   paths = {split: folder / name for split, name in request.splits.items()}
   _require_different(paths)
+  if request.targets != CLASSES:
+    names, listed = _open_listed(paths, request.image_size, request.targets)
+    return as_dataset(request.name, names, listed, request.targets)
   classes = _classes(paths['train'])
   for split in sorted(paths.keys() - {'train'}):
     if unknown := sorted(set(_classes(paths[split])) - set(classes)):
@@ -81,6 +89,36 @@ def open_folder(request: DataRequest) -> Dataset:
       )
   sources = {split: _open_split(path, classes, request.image_size) for split, path in paths.items()}
   return as_dataset(request.name, classes, sources)
+
+
+def _open_listed(
+  paths: Mapping[str, Path], size: int | None, targets: str
+) -> tuple[tuple[str, ...], dict[str, FolderSource]]:
+  """Open splits with CSV files of their images. Return the names of the columns and the source of each split."""
+  names: tuple[str, ...] = ()
+  sources = {}
+  for split in sorted(paths, key=lambda name: name != 'train'):  # train first, because it names the columns
+    folder, listed = paths[split], CSV[targets]
+    found, files, vectors = read_csv(folder, targets)
+    names = names or found
+    if set(found) != set(names):
+      raise UserError(
+        f'{folder / listed} has the columns {", ".join(found)}; expected those of {paths["train"] / listed}: '
+        f'{", ".join(names)}'
+      )
+    if missing := [file for file in files if not (folder / file).is_file()]:
+      raise UserError(
+        f'{folder / listed} lists {missing[0]}, which is not a file in {folder}; expected the path of an image from '
+        'there: mend the line, or add the image'
+      )
+    if unlisted := sorted(set(list_folder(folder)[1]) - {*files, *CSV.values()}):
+      warn(
+        f'{folder} has files that {listed} does not list, which are not used: {len(unlisted)}, such as {unlisted[0]}'
+      )
+    columns = vectors[:, np.array([found.index(name) for name in names])]
+    labels = tuple(tuple(row) for row in columns.tolist())
+    sources[split] = FolderSource(tuple(f'{folder}/{file}' for file in files), labels, size)
+  return names, sources
 
 
 def open_classes(root: str, size: int) -> tuple[tuple[str, ...], FolderSource]:
@@ -120,6 +158,9 @@ def _require_different(paths: Mapping[str, Path]) -> None:
 def _classes(split: Path) -> tuple[str, ...]:
   classes, loose = list_folder(split)
   if not classes:
+    for kind, listed in CSV.items():
+      if listed in loose:
+        raise UserError(f'{split} has {listed} and no folder of a class: choose the task for {kind}, {TASK[kind]}')
     raise UserError(f'{split} has no folder in it; expected one for each class: make {split}/CLASS/ with images')
   if loose:
     warn(f'{split} has files outside the class folders, which are not used: {len(loose)}, such as {loose[0]}')

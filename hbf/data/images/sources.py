@@ -1,7 +1,10 @@
-"""Sources: random access to labeled images, and subsets of a source."""
+"""Sources: random access to labeled images, and subsets of a source.
+
+The label of an image is the number of its class, or a vector of K numbers (`Target`).
+"""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +15,8 @@ from hbf.errors import UserError
 # The value is arbitrary. Another value changes the examples that every run holds out.
 _HOLD_OUT_SEED = 143
 
+Target = int | Sequence[float] | np.ndarray
+
 
 class Source(Protocol):
   """Labeled images of one shape, selected by index. A source can be pickled, and several threads can use it."""
@@ -19,7 +24,7 @@ class Source(Protocol):
   def __len__(self) -> int:
     """Return the number of examples."""
 
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+  def __getitem__(self, index: int) -> tuple[np.ndarray, Target]:
     """Return the image, uint8 [height, width, channels], and the label of example `index`."""
 
 
@@ -39,7 +44,7 @@ class Checkable(Protocol):
 class Batched(Protocol):
   """A source that can read many examples in one call, faster than one by one."""
 
-  def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
+  def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
     """Return the examples `indices`, int [n]."""
 
 
@@ -48,7 +53,7 @@ class Labeled(Protocol):
   """A source that reads labels without decoding images."""
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every example, int [n]."""
+    """Return the label of every example: int [n], or float32 [n, K]."""
 
 
 @runtime_checkable
@@ -94,15 +99,15 @@ class Subset:
   def __len__(self) -> int:
     return len(self.indices)
 
-  def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+  def __getitem__(self, index: int) -> tuple[np.ndarray, Target]:
     return self.source[int(self.indices[index])]
 
-  def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
+  def read(self, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
     """Return the examples `indices`, int [n], of this subset; see `Batched`."""
     return read(self.source, self.indices[indices])
 
   def read_labels(self) -> np.ndarray:
-    """Return the class of every example of this subset, int [n]; see `Labeled`."""
+    """Return the label of every example of this subset; see `Labeled`."""
     return labels(self.source)[self.indices]
 
   def check(self, indices: np.ndarray) -> None:
@@ -110,7 +115,7 @@ class Subset:
     check(self.source, self.indices[indices])
 
 
-def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, int]]:
+def read(source: Source, indices: np.ndarray) -> Iterable[tuple[np.ndarray, Target]]:
   """Return the examples `indices`, int [n], by the fastest method that the source has."""
   return source.read(indices) if isinstance(source, Batched) else (source[int(index)] for index in indices)
 
@@ -136,10 +141,11 @@ def traits(source: Source, sample: np.ndarray) -> Iterable[bytes]:
 
 
 def labels(source: Source) -> np.ndarray:
-  """Return the class of every example, int [n], by the fastest method that the source has."""
+  """Return the label of every example, int [n] or float32 [n, K], by the fastest method that the source has."""
   if isinstance(source, Labeled):
     return source.read_labels()
-  return np.array([label for _, label in read(source, np.arange(len(source)))], np.int64)
+  found = np.array([label for _, label in read(source, np.arange(len(source)))])
+  return found.astype(np.int64 if found.ndim == 1 else np.float32)
 
 
 def hold_out(source: Source, fraction: float, stratify: bool) -> tuple[Subset, Subset]:

@@ -38,6 +38,7 @@ class HostBatches:
     stop: index of the last batch, plus one.
     rows: indices of the rows of a batch that are read. A process reads the rows that its devices hold.
     image_shape: height, width and channels of the images.
+    target_shape: shape of a label; see `target_shape`.
   """
 
   source: Source
@@ -46,35 +47,46 @@ class HostBatches:
   stop: int
   rows: np.ndarray
   image_shape: tuple[int, ...]
+  target_shape: tuple[int, ...] = ()
 
   def __len__(self) -> int:
     return self.stop - self.start
 
   def __getitem__(self, number: int) -> HostBatch:
-    return assemble(self.source, self.order(self.start + number)[self.rows], self.image_shape)
+    indices = self.order(self.start + number)[self.rows]
+    return assemble(self.source, indices, self.image_shape, self.target_shape)
 
 
-def assemble(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> HostBatch:
-  """Read the examples `indices`, int [n], as a batch on the host. The image and the label of index −1 are 0."""
+def assemble(
+  source: Source, indices: np.ndarray, image_shape: tuple[int, ...], target_shape: tuple[int, ...] = ()
+) -> HostBatch:
+  """Read the examples `indices`, int [n], as a batch on the host. The image and the label of index −1 are 0.
+
+  A label is an int32, or a float32 vector if `target_shape` is not ().
+  """
   images = np.zeros((len(indices), *image_shape), np.uint8)
-  labels = np.zeros(len(indices), np.int32)
+  labels = np.zeros((len(indices), *target_shape), np.float32 if target_shape else np.int32)
   rows = np.flatnonzero(indices >= 0)
   for row, example in zip(rows, sources.read(source, indices[rows]), strict=True):
     images[row], labels[row] = example
   return {'index': indices, 'image': images, 'label': labels}
 
 
-def read_many(source: Source, indices: np.ndarray, image_shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def read_many(
+  source: Source, indices: np.ndarray, image_shape: tuple[int, ...], target_shape: tuple[int, ...] = ()
+) -> tuple[np.ndarray, np.ndarray]:
   """Read the examples `indices`, int [n], in threads. The image and the label of index −1 are 0.
 
   Returns:
-    Images, uint8 [n, H, W, C], and labels, int32 [n].
+    Images, uint8 [n, H, W, C], and labels, int32 [n]. If `target_shape` is (K,), the labels are float32 [n, K].
   """
   images = np.empty((len(indices), *image_shape), np.uint8)
-  labels = np.empty(len(indices), np.int32)
+  labels = np.empty((len(indices), *target_shape), np.float32 if target_shape else np.int32)
   starts = range(0, len(indices), CHUNK)
   with futures.ThreadPoolExecutor(THREADS) as pool:
-    parts = pool.map(lambda start: assemble(source, indices[start : start + CHUNK], image_shape), starts)
+    parts = pool.map(
+      lambda start: assemble(source, indices[start : start + CHUNK], image_shape, target_shape), starts
+    )
     for start, part in zip(starts, parts, strict=True):
       images[start : start + CHUNK], labels[start : start + CHUNK] = part['image'], part['label']
   return images, labels
@@ -89,3 +101,8 @@ def image_shape(source: Source) -> tuple[int, ...]:
   if not len(source):
     raise UserError('a split holds no example; expected at least one: hold out less, or choose another data set')
   return source[0][0].shape
+
+
+def target_shape(source: Source) -> tuple[int, ...]:
+  """Return the shape of a source's labels: () for classes, (K,) for vectors. The source has at least one example."""
+  return np.shape(source[0][1])

@@ -6,6 +6,7 @@ from typing import Any
 from hbf.data.images import sources
 from hbf.data.images.dataset import Dataset
 from hbf.data.images.sources import Source
+from hbf.data.images.targets import CLASSES
 from hbf.data.pipeline import order
 
 _SAMPLED = 64  # images of a split in the fingerprint. Reading all images takes as long as an epoch.
@@ -22,8 +23,9 @@ def identity(dataset: Dataset) -> dict[str, Any]:
 
   Returns:
     A dict. `name` is the data set's name. `classes` has the stored name of each class, and `names` has readable names
-    by stored name. `image_shape` is height, width and channels. `splits` has the number of examples of each split.
-    `fingerprint` is the SHA-256 of classes, labels and images, in hexadecimal. It does not cover `names`.
+    by stored name. `targets` is the kind of the labels, if they are not classes. `image_shape` is height, width
+    and channels. `splits` has the number of examples of each split. `fingerprint` is the SHA-256 of classes, labels
+    and images, in hexadecimal. It does not cover `names`.
 
   Raises:
     UserError: an image can't be read.
@@ -32,6 +34,7 @@ def identity(dataset: Dataset) -> dict[str, Any]:
     'name': dataset.name,
     'classes': list(dataset.classes),
     'names': dict(dataset.names),
+    **({'targets': dataset.targets} if dataset.targets != CLASSES else {}),
     'image_shape': list(dataset.image_shape),
     'splits': {split: len(source) for split, source in dataset.splits.items()},
     'fingerprint': _fingerprint(dataset),

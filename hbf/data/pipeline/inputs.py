@@ -3,7 +3,8 @@
 A *batch* is a dict of device arrays, sharded over their first axis. If all examples are in device memory, a batch is
 {'index': int32 [B]}. A batch of a stream is {'index', 'image': uint8 [B, H, W, C], 'label': int32 [B]}. Inside jit,
 `gather` makes the same complete batch from both. In rows of padding, the index is −1, and the image and the label are
-0. A *stack* has several batches, stacked on a new first axis.
+0. A label may also be a vector of K numbers: 'label' is then float32 [B, K]. A *stack* has several batches, stacked
+on a new first axis.
 """
 
 import abc
@@ -45,7 +46,7 @@ class Examples:
   Attributes:
     image: pixels of the images, uint8 [M, H·W·C]. The images are flat, because a TPU would pad short axes, and would
       copy an array [M, H, W, C] at every step.
-    label: class of each image, int32 [M].
+    label: class of each image, int32 [M], or a vector for each image, float32 [M, K].
     image_shape: height, width and channels of the images: H, W, C.
     sharding: sharding over M, equal to the sharding of batches.
   """
@@ -132,7 +133,7 @@ class ImageInput(Input):
 
 
 class DeviceInput(ResidentInput, ImageInput):
-  """An input that holds all images (uint8) and labels (int32) in device memory."""
+  """An input that holds all images (uint8) and labels (int32, or vectors of float32) in device memory."""
 
   resident: Examples
 
@@ -150,10 +151,11 @@ class DeviceInput(ResidentInput, ImageInput):
     self._count, shape = len(source), host.image_shape(source)
     padded = _pad_count(self._count, sharding)
     rows = _local_rows(sharding, padded)
-    images, labels = host.read_many(source, np.where(rows < self._count, rows, -1), shape)
+    target_shape = host.target_shape(source)
+    images, labels = host.read_many(source, np.where(rows < self._count, rows, -1), shape, target_shape)
     put = functools.partial(jax.make_array_from_process_local_data, sharding)
     image = put(images.reshape(len(rows), -1), (padded, math.prod(shape)))
-    self.resident = Examples(image, put(labels, (padded,)), shape, sharding)
+    self.resident = Examples(image, put(labels, (padded, *target_shape)), shape, sharding)
 
   def sums(self) -> tuple[int, np.ndarray]:
     """Return the number of pixels and the sums over all pixels; see `ImageInput.sums`. Devices compute the sums."""
@@ -183,7 +185,7 @@ class StreamInput(ImageInput):
     self.resident = None
     self._source = source
     self._workers = workers
-    self._image_shape = host.image_shape(source)
+    self._image_shape, self._target_shape = host.image_shape(source), host.target_shape(source)
     sources.check(source, np.arange(len(source)))
 
   def __len__(self) -> int:
@@ -191,7 +193,8 @@ class StreamInput(ImageInput):
 
   def sums(self) -> tuple[int, np.ndarray]:
     """Return what `ImageInput.sums` returns, for evenly spaced examples. To read all takes as long as an epoch."""
-    images, _ = host.read_many(self._source, evenly_spaced(len(self), _STATISTICS_EXAMPLES), self._image_shape)
+    sample = evenly_spaced(len(self), _STATISTICS_EXAMPLES)
+    images, _ = host.read_many(self._source, sample, self._image_shape, self._target_shape)
     pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
     return len(pixels), np.stack([pixels.sum(axis=0), np.square(pixels).sum(axis=0)])
 
@@ -200,7 +203,7 @@ class StreamInput(ImageInput):
   ) -> Generator[HostBatch, None, None]:
     if start >= stop:
       return
-    batches = host.HostBatches(self._source, order, start, stop, rows, self._image_shape)
+    batches = host.HostBatches(self._source, order, start, stop, rows, self._image_shape, self._target_shape)
     # A process takes seconds to start, too long for a single batch.
     count = min(self._workers, stop - start) if stop - start > 1 else 0
     yield from read_in_processes(batches, count) if count else read_in_threads(batches)
@@ -225,7 +228,12 @@ def make_input(kind: str, source: Source, sharding: NamedSharding, workers: int,
 
 
 def abstract_resident(
-  kind: str, count: int, image_shape: tuple[int, ...], sharding: NamedSharding, resident_bytes: int
+  kind: str,
+  count: int,
+  image_shape: tuple[int, ...],
+  sharding: NamedSharding,
+  resident_bytes: int,
+  target_shape: tuple[int, ...] = (),
 ) -> Resident:
   """Return the attribute `resident` of an input as `jax.ShapeDtypeStruct`s with shardings, without reading data.
 
@@ -235,6 +243,7 @@ def abstract_resident(
     image_shape: height, width and channels of the images.
     sharding: sharding of batches over their first axis.
     resident_bytes: the most bytes of images on each device; see `make_input`.
+    target_shape: shape of a label, () or (K,).
 
   Returns:
     `Examples` with shapes in place of arrays, or None for a stream.
@@ -243,12 +252,20 @@ def abstract_resident(
     return None
   array: Any = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
   padded = _pad_count(count, sharding)
-  return Examples(
-    array((padded, math.prod(image_shape)), jnp.uint8), array((padded,), jnp.int32), image_shape, sharding
+  image, label = (
+    array((padded, math.prod(image_shape)), jnp.uint8),
+    array((padded, *target_shape), _type(target_shape)),
   )
+  return Examples(image, label, image_shape, sharding)
 
 
-def abstract_batch(resident: Resident, image_shape: tuple[int, ...], sharding: NamedSharding, *leading: int) -> Batch:
+def abstract_batch(
+  resident: Resident,
+  image_shape: tuple[int, ...],
+  sharding: NamedSharding,
+  *leading: int,
+  target_shape: tuple[int, ...] = (),
+) -> Batch:
   """Return a batch, or a stack of batches, as `jax.ShapeDtypeStruct`s with shardings.
 
   Args:
@@ -256,13 +273,20 @@ def abstract_batch(resident: Resident, image_shape: tuple[int, ...], sharding: N
     image_shape: height, width and channels of the images.
     sharding: sharding of batches over their first axis.
     *leading: lengths of the first axes: B for a batch of B rows, or S, B for a stack of S batches.
+    target_shape: shape of a label, () or (K,).
   """
   spec = PartitionSpec(*(None for _ in leading[1:]), *sharding.spec)
   array: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(sharding.mesh, spec))
   numbers = array(leading, jnp.int32)
   if resident is not None:
     return {'index': numbers}
-  return {'index': numbers, 'image': array((*leading, *image_shape), jnp.uint8), 'label': numbers}
+  label = array((*leading, *target_shape), _type(target_shape))
+  return {'index': numbers, 'image': array((*leading, *image_shape), jnp.uint8), 'label': label}
+
+
+def _type(target_shape: tuple[int, ...]) -> Any:
+  """Return the type of a label."""
+  return jnp.float32 if target_shape else jnp.int32
 
 
 def _is_resident(
@@ -296,8 +320,8 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
     batch: a batch that the input yielded.
 
   Returns:
-    A dict. `index`, int32 [B], is −1 for padding. `image` is uint8 [B, H, W, C], and `label` is int32 [B]. `mask`,
-    bool [B], is False for padding.
+    A dict. `index`, int32 [B], is −1 for padding. `image` is uint8 [B, H, W, C], and `label` is int32 [B] or float32
+    [B, K]. `mask`, bool [B], is False for padding.
   """
   index = batch['index']
   mask = index >= 0
@@ -305,11 +329,16 @@ def gather(resident: Resident, batch: Mapping[str, jax.Array]) -> Batch:
     return {**batch, 'mask': mask}
   image, label = _take(resident, jnp.where(mask, index, 0))
   image = jnp.where(mask[:, None], image, 0).reshape(-1, *resident.image_shape)
-  return {'index': index, 'image': image, 'label': jnp.where(mask, label, 0), 'mask': mask}
+  return {'index': index, 'image': image, 'label': _only(mask, label), 'mask': mask}
+
+
+def _only(kept: jax.Array, labels: jax.Array) -> jax.Array:
+  """Return the labels, [B] or [B, K], where `kept`, bool [B], is True, and 0 elsewhere."""
+  return jnp.where(kept if labels.ndim == 1 else kept[:, None], labels, 0)
 
 
 def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return images, uint8 [B, H·W·C], and labels, int32 [B], of examples `rows`, int32 [B], sharded like `rows`."""
+  """Return images, uint8 [B, H·W·C], and labels, [B] or [B, K], of the examples `rows`, sharded like `rows`."""
   if _shards(resident.sharding) == 1:
     return resident.image[rows], resident.label[rows]
   axes = _axes(resident.sharding)
@@ -320,7 +349,7 @@ def _take(resident: Examples, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     local = jax.lax.all_gather(rows, axes, tiled=True) - jax.lax.axis_index(axes) * len(label)
     is_here = (local >= 0) & (local < len(label))
     at = jnp.where(is_here, local, 0)
-    found = jnp.where(is_here[:, None], image[at], 0), jnp.where(is_here, label[at], 0)
+    found = jnp.where(is_here[:, None], image[at], 0), _only(is_here, label[at])
     return jax.tree.map(lambda z: jax.lax.psum_scatter(z, axes, tiled=True), found)
 
   spec = resident.sharding.spec

@@ -1,0 +1,109 @@
+"""Scores of the prediction of K labels over every image of a split, in float64."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hbf.evaluation.scores import EXACT_MATCH, F1, LABEL_ACCURACY, MEAN_PRECISION, NLL
+
+
+def summarize(labels: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
+  """Return the scores of a split.
+
+  A label is predicted if its logit is above 0, so that its probability is above 1/2.
+
+  Args:
+    labels: 0 or 1, [n, K].
+    logits: logits of the labels, [n, K].
+
+  Returns:
+    A dictionary. `n` is the number of images, and `correct` is the number of images with K correct labels. The other
+    keys are the scores in `hbf.evaluation.scores.MULTI_LABEL`. `map` is the mean of the labels' average precision
+    (`average_precision`), in percent. A label without an image is left out of this mean. `f1` is the mean of the
+    labels' F1, in percent. `exact_match` is the percentage of images with K correct labels, and `label_accuracy` is
+    the percentage of correct labels. `nll` is the mean negative log-likelihood of a label in nats.
+  """
+  truth, z = labels.astype(bool), logits.astype(np.float64)
+  right = (z > 0) == truth
+  correct = int(right.all(axis=1).sum())
+  return {
+    'n': len(labels),
+    'correct': correct,
+    MEAN_PRECISION.name: 100 * float(mean_precision_terms(labels, logits).mean()),
+    F1.name: float(np.mean([_f1(truth[:, k], z[:, k] > 0) for k in range(z.shape[1])])),
+    EXACT_MATCH.name: 100 * correct / len(labels),
+    LABEL_ACCURACY.name: 100 * float(right.mean()),
+    NLL.name: float(np.logaddexp(0, np.where(truth, -z, z)).mean()),
+  }
+
+
+def detail(labels: np.ndarray, logits: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+  """Return the scores of each label.
+
+  Returns:
+    A dictionary with the key `per_label`. It has a dictionary for each name: the number `n` of images with the label,
+    and in percent `average_precision` (None without such an image), `precision`, `recall` and `f1`. `precision` is 0
+    if the label is never predicted, and `recall` is 0 if no image has it.
+  """
+  found = {}
+  for k, name in enumerate(names):
+    truth, predicted = labels[:, k].astype(bool), logits[:, k] > 0
+    both = int((truth & predicted).sum())
+    terms = average_precision_terms(truth, logits[:, k])
+    found[name] = {
+      'n': int(truth.sum()),
+      'average_precision': None if terms is None else 100 * float(terms.mean()),
+      'precision': 100 * both / max(int(predicted.sum()), 1),
+      'recall': 100 * both / max(int(truth.sum()), 1),
+      F1.name: _f1(truth, predicted),
+    }
+  return {'per_label': found}
+
+
+def mean_precision_terms(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
+  """Return a number for each image, [n], whose mean is the mean average precision, from 0 to 1.
+
+  See `average_precision_terms`. A label without an image is left out. If no image has a label, all numbers are 0.
+  """
+  terms = [average_precision_terms(labels[:, k].astype(bool), logits[:, k]) for k in range(labels.shape[1])]
+  known = [term for term in terms if term is not None]
+  return np.mean(known, axis=0) if known else np.zeros(len(labels))
+
+
+def average_precision_terms(truth: np.ndarray, scores: np.ndarray) -> np.ndarray | None:
+  """Return a number for each image, [n], whose mean is the average precision of a label. None if no image has it.
+
+  The precision of an image is the share of images with the label among all images with at least its score. The
+  average precision AP is the mean precision of the images with the label. The number of an image is AP plus the
+  derivative n ∂AP/∂w with respect to the weight w of the image, where all weights are 1 (the infinitesimal
+  jackknife, Jaeckel 1972). So the variance of the numbers divided by n estimates the variance of AP, although AP is
+  not a mean over images.
+
+  Args:
+    truth: booleans [n]. True if the image has the label.
+    scores: a number for each image, [n].
+  """
+  positives = int(truth.sum())
+  if not positives:
+    return None
+  order = np.argsort(-scores, kind='stable')
+  falling, has = -scores[order], truth[order].astype(np.float64)
+  first, above = (np.searchsorted(falling, falling, side=side) for side in ('left', 'right'))  # ties count together
+  precision = np.cumsum(has)[above - 1] / above
+  average = float(precision @ has) / positives
+  # Sums over the images with the label whose score is at most that of an image: its weight changes their precision.
+  gains, losses = (_sums_from(has * value / above)[first] for value in (1.0, precision))
+  terms = np.empty(len(truth))
+  terms[order] = average + len(truth) / positives * (has * (precision - average + gains) - losses)
+  return terms
+
+
+def _sums_from(values: np.ndarray) -> np.ndarray:
+  """Return the sum of the values from each index on."""
+  return np.cumsum(values[::-1])[::-1]
+
+
+def _f1(truth: np.ndarray, predicted: np.ndarray) -> float:
+  """Return F1 in percent, the harmonic mean of precision and recall. 0 if the label is not there at all."""
+  return 200 * int((truth & predicted).sum()) / max(int(truth.sum()) + int(predicted.sum()), 1)

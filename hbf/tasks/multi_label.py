@@ -1,0 +1,75 @@
+"""The prediction of K labels of an image, each of which is true or false by itself."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import Dataset
+from hbf.data.images import targets as kinds
+from hbf.evaluation.multi_label import detail, mean_precision_terms, summarize
+from hbf.evaluation.scores import LABEL_ACCURACY, MULTI_LABEL, Score
+from hbf.tasks.answers import LABELS, AnswerForm
+from hbf.tasks.images import ImageTask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiLabel(ImageTask):
+  """The prediction of K labels, each by its own sigmoid.
+
+  The labels of a batch are float32 [B, K], each 0 or 1. The targets of the loss are probabilities [B, K].
+
+  Attributes:
+    label_smoothing: the part s of the target probability that training spreads evenly over true and false. The target
+      y becomes (1 − s) y + s/2.
+  """
+
+  scores: ClassVar[tuple[Score, ...]] = MULTI_LABEL
+  training_score: ClassVar[Score | None] = LABEL_ACCURACY
+  targets: ClassVar[str] = kinds.LABELS
+  answers: ClassVar[AnswerForm] = LABELS
+
+  label_smoothing: float
+
+  @classmethod
+  def options(cls, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+    """Return the fields of the task; see `ImageTask.options`."""
+    return super().options(config, dataset) | {'label_smoothing': config.train.label_smoothing}
+
+  @property
+  def predictions(self) -> int:
+    """The number of predictions for an image: K."""
+    return len(self.dataset.classes)
+
+  def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the mean cross-entropy of a batch's labels, and the number of labels that are predicted correctly."""
+    labels, probabilities = targets
+    correct = jnp.sum((logits > 0) == (labels > 0), dtype=jnp.int32)
+    smooth = (1 - self.label_smoothing) * probabilities + self.label_smoothing / 2
+    return self.mean_of(optax.sigmoid_binary_cross_entropy(logits, smooth), targets), correct
+
+  def empty_counts(self) -> tuple[()]:
+    """Return no counts. The scores follow from the logits of all images."""
+    return ()
+
+  def add_counts(self, counts: tuple[()], logits: jax.Array, targets: Any) -> tuple[tuple[()], dict[str, jax.Array]]:
+    """Return `labels`, uint8 [B, K], and `logits`, float32 [B, K]."""
+    return counts, {'labels': targets[0].astype(jnp.uint8), 'logits': logits.astype(jnp.float32)}
+
+  def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the scores of a split; see `hbf.evaluation.multi_label.summarize`."""
+    return summarize(per_example['labels'], per_example['logits'])
+
+  def details(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the scores of each label; see `hbf.evaluation.multi_label.detail`."""
+    return detail(per_example['labels'], per_example['logits'], self.dataset.class_names)
+
+  @staticmethod
+  def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return each image's share of the mean average precision, in percent."""
+    return 100 * mean_precision_terms(per_example['labels'], per_example['logits'])

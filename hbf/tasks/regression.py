@@ -1,0 +1,148 @@
+"""The prediction of K values of an image."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from hbf.data.datasets import Dataset
+from hbf.data.images import targets as kinds
+from hbf.data.images.sources import labels as labels_of
+from hbf.data.pipeline.inputs import Input
+from hbf.errors import UserError
+from hbf.evaluation.regression import detail, determination_terms, summarize
+from hbf.evaluation.scores import REGRESSION, SQUARED_LOSS, Score
+from hbf.tasks.answers import VALUES, AnswerForm
+from hbf.tasks.images import ImageTask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regression(ImageTask):
+  """The prediction of K values.
+
+  The network predicts standardized values: the mean of each target is subtracted, and the rest is divided by its
+  standard deviation. The labels of a batch are values in their own units, float32 [B, K]. The targets of the loss are
+  standardized values [B, K].
+
+  Attributes:
+    target_mean: the mean of each target over the training images. () before it is measured.
+    target_std: the standard deviation of each target over the training images. () before it is measured.
+    huber: the error in standard deviations from which Huber's loss is linear. 0: the loss is the squared error.
+  """
+
+  scores: ClassVar[tuple[Score, ...]] = REGRESSION
+  training_score: ClassVar[Score | None] = None
+  loss_score: ClassVar[Score] = SQUARED_LOSS
+  label_names: ClassVar[tuple[str, ...]] = ('targets',)
+  targets: ClassVar[str] = kinds.VALUES
+  answers: ClassVar[AnswerForm] = VALUES
+
+  target_mean: Sequence[float]
+  target_std: Sequence[float]
+  huber: float
+
+  @classmethod
+  def options(cls, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+    """Return the fields of the task; see `ImageTask.options`."""
+    data, count = config.data, len(dataset.classes)
+    if bool(data.target_mean) != bool(data.target_std):
+      raise UserError('give both data.target_mean and data.target_std, or neither to have them measured')
+    for key in ('target_mean', 'target_std'):
+      if len(data[key]) not in (0, count):
+        raise UserError(
+          f'data.{key} is {tuple(data[key])}: expected a number for each of the {count} targets of {dataset.name}, '
+          'or () to have them measured'
+        )
+    found = {
+      'target_mean': tuple(data.target_mean),
+      'target_std': tuple(data.target_std),
+      'huber': config.train.huber,
+    }
+    return super().options(config, dataset) | found
+
+  def about(self) -> dict[str, Any]:
+    """Return the mean and the standard deviation of the targets; see `ImageTask.about`."""
+    return {'target_mean': [*self.target_mean], 'target_std': [*self.target_std]}
+
+  def outputs(self, logits: jax.Array) -> jax.Array:
+    """Return the predicted values in the units of the targets."""
+    return in_units(logits, self.target_mean, self.target_std)
+
+  def measure(self, config: ConfigDict, train: Input | None) -> ConfigDict:
+    """Return the config with the mean and the deviation of channels and of targets; see `ImageTask.measure`.
+
+    If `train` is None and they are not given, each target has the mean 0 and the deviation 1.
+
+    Raises:
+      UserError: a target has the same value in all training images.
+    """
+    resolved, count = super().measure(config, train), len(self.dataset.classes)
+    if config.data.target_mean:
+      return resolved
+    if train is None:
+      resolved.data.update(target_mean=(0.0,) * count, target_std=(1.0,) * count)
+    else:
+      values = np.asarray(labels_of(self.splits(self.validation)['train']), np.float64)
+      mean, std = values.mean(axis=0), values.std(axis=0)
+      for name, spread in zip(self.dataset.class_names, np.ptp(values, axis=0), strict=True):
+        if not spread:
+          raise UserError(f'target {name} has the same value in all training images: leave it out')
+      resolved.data.update(target_mean=tuple(mean.tolist()), target_std=tuple(std.tolist()))
+    return resolved
+
+  @property
+  def predictions(self) -> int:
+    """The number of predictions for an image: K."""
+    return len(self.dataset.classes)
+
+  def loss_targets(self, labels: jax.Array) -> jax.Array:
+    """Return the standardized values."""
+    return (labels - jnp.asarray(self.target_mean)) / jnp.asarray(self.target_std)
+
+  def loss(self, logits: jax.Array, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the mean loss of a batch's standardized values. The number of correct predictions is 0: none is exact.
+
+    The loss of an error e is e². With Huber's loss it is e²/2 up to |e| = δ, and δ(|e| − δ/2) beyond (Huber 1964).
+    """
+    _, standardized = targets
+    if self.huber:
+      losses = optax.huber_loss(logits, standardized, delta=self.huber)
+    else:
+      losses = optax.squared_error(logits, standardized)
+    return self.mean_of(losses, targets), jnp.zeros((), jnp.int32)
+
+  def empty_counts(self) -> tuple[()]:
+    """Return no counts. The scores follow from the predictions for all images."""
+    return ()
+
+  def add_counts(self, counts: tuple[()], logits: jax.Array, targets: Any) -> tuple[tuple[()], dict[str, jax.Array]]:
+    """Return `targets` and `predictions`, float32 [B, K], in the units of the targets."""
+    return counts, {'targets': targets[0], 'predictions': self.outputs(logits.astype(jnp.float32))}
+
+  def summarize(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the scores of a split; see `hbf.evaluation.regression.summarize`."""
+    return summarize(per_example['targets'], per_example['predictions'])
+
+  def details(self, counts: tuple[()], per_example: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the scores of each target; see `hbf.evaluation.regression.detail`."""
+    return detail(per_example['targets'], per_example['predictions'], self.dataset.class_names)
+
+  @property
+  def result_names(self) -> tuple[str, ...]:
+    """The names of the entries of `summarize` that are also in a run's result."""
+    return ('n', *(score.name for score in self.scores))
+
+  @staticmethod
+  def example_scores(per_example: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return each image's share of R²."""
+    return determination_terms(per_example['targets'], per_example['predictions'])
+
+
+def in_units(outputs: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
+  """Return standardized values [B, K] in the units of the targets, whose mean and deviation are given."""
+  return outputs * jnp.asarray(std) + jnp.asarray(mean)
