@@ -97,7 +97,7 @@ def test_classes_of_a_folder(folder, files, new):
   loaded, model = hbf.load(folder, learned=True), from_run(folder)
   path = str(files / 'stripes' / '0.png')
   (found,) = answer(of_trained(model, learned_in(folder, model)), [path], 1)
-  assert found.classes[0][0] == loaded.classes[loaded.predict(new[0][:1]).argmax()] == 'stripes'
+  assert found.numbers[0][0] == loaded.classes[loaded.predict(new[0][:1]).argmax()] == 'stripes'
   written = (folder / FILE).read_bytes()
   with pytest.raises(UserError, match='checkers is learned already: forget it first'):
     learn_folder(folder, str(files))
