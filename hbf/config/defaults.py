@@ -170,13 +170,13 @@ COMMON = {
   ),
   'optimizer.schedule': Key(
     'cosine',
-    one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'constant')),
+    one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'plateau', 'constant')),
     'Learning rate after the warm-up. restarts repeats the cosine decay (`cycles`). wsd stays at the peak until the '
     'last part of the run, in which it decays linearly. `optimizer.decay` is the length of this part. rsqrt falls '
-    'with the square root of the step.',
+    'with the square root of the step. plateau falls when the held-out score stops to improve (`plateau_patience`).',
   ),
   'optimizer.minimum_rate': Key(
-    0.0, SHARE, 'Learning rate at the end, divided by the peak. The schedules constant and rsqrt need 0.'
+    0.0, SHARE, 'Smallest learning rate divided by the peak. The schedules constant and rsqrt need 0.'
   ),
   'optimizer.decay': Key(
     '20%', DURATION, 'Length of the decay at the end of schedule wsd. The other schedules ignore it.'
@@ -186,6 +186,16 @@ COMMON = {
   ),
   'optimizer.cycle_growth': Key(
     1.0, AT_LEAST_ONE, 'Length of a cycle of schedule restarts, divided by the length of the cycle before it.'
+  ),
+  'optimizer.plateau_patience': Key(
+    5,
+    whole(1),
+    'Number of evaluations on held-out data without a better score after which schedule plateau lowers the rate.',
+  ),
+  'optimizer.plateau_factor': Key(
+    0.1,
+    Values(numbers.Real, 'a number above 0 and below 1', lambda z: 0 < z < 1),
+    'Factor by which schedule plateau multiplies the rate each time.',
   ),
   'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
   'optimizer.weight_decay': Key(
@@ -238,6 +248,11 @@ COMMON = {
     True,
     FLAG,
     'True to log the percentages of dead, constant and doubled centers of stage 2, at the start and at evaluations.',
+  ),
+  'log.noise_scale': Key(
+    False,
+    FLAG,
+    'True to log the gradient noise scale. A step must compute a batch in parts (`train.accumulate` of 2 or more).',
   ),
   'log.to': Key(
     '',

@@ -99,6 +99,10 @@ class Checkpoints:
     """Return True if the score of a step is known."""
     return step in self._ranking.scores
 
+  def scores_until(self, step: int) -> list[float]:
+    """Return the scores of all evaluations up to a step, in order."""
+    return [value for other, value in sorted(self._ranking.scores.items()) if other <= step]
+
   def evaluations_since_best(self, step: int) -> int:
     """Return the number of evaluations up to a step, after the first one with the best score."""
     steps = [other for other in self._ranking.scores if other <= step]
@@ -393,8 +397,7 @@ def _first_line(error: Exception) -> str:
 def _items(state: TrainState) -> dict[str, Any]:
   """Return the items of a state: params, training, and average if the state has one."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
-  if state.skips is not None:
-    training['skips'] = state.skips
+  training |= {name: part for name in ('skips', 'norms') if (part := getattr(state, name)) is not None}
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}
 

@@ -202,6 +202,13 @@ CHANGES = (
     added_to_images={'data': {'balance': ''}},
     rewritten={'log': _name_loggers},
   ),
+  # To version 17.
+  Change(
+    added={
+      'log': {'noise_scale': False},
+      'optimizer': {'plateau_factor': 0.1, 'plateau_patience': 5},
+    }
+  ),
 )
 VERSION = len(CHANGES)
 
