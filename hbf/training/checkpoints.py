@@ -250,7 +250,8 @@ class Checkpoints:
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
       )
     try:
-      _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
+      with _leaving_no_reads():
+        _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
       if reason := _describe_changed(read, sums):
         raise ValueError(reason)
       return _select(renamed(read[item], RENAMED), params)

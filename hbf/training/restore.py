@@ -22,7 +22,16 @@ from hbf.training.edits import Edits
 from hbf.training.edits_file import edits_of
 from hbf.training.schema import with_gone
 from hbf.training.sharding import make_mesh, with_sharding
-from hbf.training.workdir import check_data, kind_of, load_config, read_data
+from hbf.training.workdir import (
+  DATA_CURE,
+  check_data,
+  check_kinds,
+  check_shape,
+  damaged,
+  kind_of,
+  load_config,
+  read_data,
+)
 from hbf.training.writers import validation_scores
 
 
@@ -118,6 +127,12 @@ def stored_dataset(workdir: pathlib.Path) -> Dataset:
   data = read_data(workdir, 'name', 'classes', 'image_shape')
   if data is None:
     raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
+  path = workdir / 'data.json'
+  check_kinds(data, path, DATA_CURE, name=str, classes=list, image_shape=list)
+  check_shape(data['image_shape'], path, DATA_CURE)
+  check_kinds(data.get('names', {}), path, DATA_CURE)
+  if not all(isinstance(name, str) for name in (*data['classes'], *data.get('names', {}).values())):
+    raise damaged(path, 'a name of a class is no text', DATA_CURE)
   return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, data.get('names', {}))
 
 
