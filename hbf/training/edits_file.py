@@ -49,9 +49,8 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
   if not path.exists():
     return None
   with side_file.read_arrays(path, _CURE, 'version', 'step', 'average', 'edits') as (about, arrays):
-    side_file.check_shapes(
-      arrays, centers='nd', radius='m', changes='kc', metric='dd'
-    )  # the next check compares n, m, k
+    # n, m and k are compared below.
+    side_file.check_shapes(arrays, centers='nd', radius='m', changes='kc', metric='dd')
     side_file.check_of_checkpoint(about, path, _CURE)
     for said in about['edits']:
       check_kinds(said, path, _CURE, source=str, was=str, label=str)
