@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train docs test test-docs test-loggers test-serve test-slow chaos compile scaling clean
+.PHONY: setup train docs test test-docs test-loggers test-optuna test-serve test-slow fuzz chaos compile scaling clean
 
 setup: $(VENV)/installed
 
@@ -32,9 +32,17 @@ CHECKED_PAGES := site/index.html site/gallery.html site/reference/api.html
 test-loggers: .venv-loggers/installed
 	.venv-loggers/bin/python -m pytest tests/training/test_loggers.py
 
+# The tests of searches with Optuna, which `test` skips.
+test-optuna: .venv-optuna/installed
+	.venv-optuna/bin/python -m pytest tests/comparison/test_tune_optuna.py
+
 # The tests of the web server with its real packages, which `test` skips.
 test-serve: .venv-serve/installed
 	.venv-serve/bin/python -m pytest tests/training/test_serve.py
+
+# Damaged files of all kinds, made by Hypothesis: is each read right, or refused in one line? See tests/fuzz.py.
+fuzz: .venv-fuzz/installed
+	.venv-fuzz/bin/python -m tests.fuzz
 
 # What `test` leaves out of the documentation: the site is built, notebooks run, and Chromium checks pages.
 test-docs: docs .venv-notebooks/installed
@@ -67,4 +75,4 @@ scaling: .venv-tpu/installed .venv-gpu/installed
 	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers .venv-serve site runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers .venv-optuna .venv-serve .venv-fuzz site runs

@@ -5,6 +5,7 @@ hbf compare --config=cifar10:recipe=small --config.train.epochs=5.0 --seeds=0,1,
   --arm=vit --arm=hyperbf --arm='wide: hyperbf model.stage2.sigma_scale=2.0' --workdir=runs/widths
 hbf compare --workdir=runs/small --report                  # the table again, from the logs
 hbf compare --preset=laptop-tune --tune=12 --workdir=runs/tune   # twelve trials of each arm
+hbf compare --preset=laptop-tune --tune=12 --sampler=tpe --prune --workdir=runs/tpe   # with Optuna
 hbf compare --preset=laptop --tuned=runs/tune/tuning.json --workdir=runs/tuned   # with each arm's best options
 
 Trials are selected on held-out images. Each run is an ordinary run folder of `hbf train`. The same command continues
@@ -59,6 +60,15 @@ OPERATIONS = flags.DEFINE_string(
 TUNE = flags.DEFINE_integer(
   'tune', 0, 'Number of trials of each arm, with options drawn from the space, instead of a comparison.'
 )
+SAMPLER = flags.DEFINE_enum(
+  'sampler',
+  'random',
+  ['random', 'tpe'],
+  "With --tune: random draws, or Optuna's TPE, which proposes options from the results of earlier trials.",
+)
+PRUNE = flags.DEFINE_boolean(
+  'prune', False, "With --tune: stop a trial that is worse than the median of the arm's finished trials, by Optuna."
+)
 SPACE = flags.DEFINE_multi_string(
   'space',
   [],
@@ -80,6 +90,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.comparison import tune
   from hbf.comparison.compare import compare, report
   from hbf.comparison.devices import parse_devices
+  from hbf.comparison.proposals import Method
 
   jax.config.update('jax_platforms', 'cpu')  # the runs need the accelerators
   workdir = pathlib.Path(WORKDIR.value).expanduser()
@@ -93,7 +104,8 @@ def main(argv: Sequence[str]) -> int:
   if TUNE.present:
     if SEEDS.value:
       raise UserError(f'--tune gives each trial a seed of its own, from {tune.FIRST_SEED} on: leave out --seeds')
-    return 0 if tune.tune(comparison_of_flags(), TUNE.value, workdir, devices) else 1
+    method = Method(SAMPLER.value, PRUNE.value)
+    return 0 if tune.tune(comparison_of_flags(), TUNE.value, workdir, devices, method) else 1
   return 0 if compare(comparison_of_flags(), workdir, devices) else 1
 
 

@@ -91,13 +91,16 @@ def draw_curves(grid: Grid, workdir: pathlib.Path, path: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def draw_expected(expected: Mapping[str, Sequence[float]], score: Score, path: pathlib.Path) -> None:
-  """Write a PNG of the expected best held-out score of each arm against the number of trials.
+def draw_expected(
+  expected: Mapping[str, Sequence[float]], score: Score, path: pathlib.Path, name: str = 'expected best'
+) -> None:
+  """Write a PNG of the best held-out score of each arm, expected or so far, against the number of trials.
 
   Args:
-    expected: the expected best score of 1, 2, … trials, by the label of the arm.
+    expected: the best score of 1, 2, … trials, by the label of the arm.
     score: the kind of score.
     path: path of the PNG.
+    name: word for the best score on the axis.
   """
   curves = {
     label: Curve(np.arange(1, len(values) + 1), np.asarray([values])) for label, values in expected.items() if values
@@ -105,7 +108,7 @@ def draw_expected(expected: Mapping[str, Sequence[float]], score: Score, path: p
   height = max(HEIGHT, 1 + LABEL * len(curves))
   with plt.rc_context({'font.size': 11}):
     figure, axis = plt.subplots(figsize=(0.65 * WIDTH, height), layout='constrained')
-    axis.set(xlabel='trials', ylabel=f'expected best held-out {score.label}')
+    axis.set(xlabel='trials', ylabel=f'{name} held-out {score.label}')
     if curves:
       colors = _colors(list(curves), Panel('validation', score, curves))
       _draw(axis, curves, colors)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
@@ -37,10 +37,24 @@ class PendingRun:
   arguments: tuple[str, ...]
 
 
-def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], console: Console) -> bool:
+def run_all(
+  grid: Grid,
+  workdir: pathlib.Path,
+  devices: Sequence[Device],
+  console: Console,
+  prune: Callable[[str], str] = lambda name: '',
+) -> bool:
   """Run all unfinished runs, one at a time on each device.
 
   A failed run is reported. It is not tried again in this call, but in the next one.
+
+  Args:
+    grid: the runs.
+    workdir: folder of the comparison.
+    devices: the devices.
+    console: where the progress is printed.
+    prune: a function that is called again and again with the name of each running run. It returns the reason why the
+      run should be stopped for good, or ''. The reason becomes the last line of the run's log.
 
   Returns:
     False if a signal ended the call. Then the runs have saved their state, and the next call continues them.
@@ -61,6 +75,8 @@ def run_all(grid: Grid, workdir: pathlib.Path, devices: Sequence[Device], consol
         else:
           running.append(_Process(run, workdir, free.popleft()))
           say(console, f'{run.name}: started on {running[-1].device}, {len(waiting)} more to do')
+      for process in running:
+        process.prune(prune(process.run.name))
       for process in [process for process in running if process.ended()]:
         running.remove(process)
         free.append(process.device)
@@ -90,7 +106,7 @@ class _Process:
 
   def __init__(self, run: PendingRun, workdir: pathlib.Path, device: Device):
     self.run, self.device = run, device
-    self._workdir, self._begin, self._asked_to_stop = workdir, time.monotonic(), False
+    self._workdir, self._begin, self._asked_to_stop, self._pruned = workdir, time.monotonic(), False, ''
     with open(_new_log(workdir, run.name), 'x') as log:
       self._process = subprocess.Popen(
         [*TRAIN, *run.arguments, f'--workdir={workdir / run.name}'],
@@ -112,10 +128,18 @@ class _Process:
       self._process.terminate()
       self._asked_to_stop = True
 
+  def prune(self, reason: str) -> None:
+    """Ask the process to end, and note the reason. If the reason is '', do nothing."""
+    if reason and not self._asked_to_stop:
+      self._pruned = reason
+      self.stop()
+
   def outcome(self) -> str:
     if self._process.returncode < 0 and not self._asked_to_stop:
-      with open(_log(self._workdir, self.run.name), 'a') as log:
-        log.write(f'\nerror: ended by signal {-self._process.returncode}\n')  # signal 9 often means a lack of memory
+      self._write_error(f'ended by signal {-self._process.returncode}')  # signal 9 often means a lack of memory
+    if self._pruned and failure(self._workdir, self.run.name) is not None:
+      self._write_error(self._pruned)
+      return self._pruned
     reason = failure(self._workdir, self.run.name)
     if reason is None:
       return f'finished after {(time.monotonic() - self._begin) / 60:.1f} min'
@@ -124,6 +148,10 @@ class _Process:
     if self._process.returncode == 0:
       return 'stopped and saved; the same command continues it'
     return f'FAILED ({reason}); its output is in {_log(self._workdir, self.run.name)}'
+
+  def _write_error(self, reason: str) -> None:
+    with open(_log(self._workdir, self.run.name), 'a') as log:
+      log.write(f'\nerror: {reason}\n')
 
 
 def _unfinished(grid: Grid, workdir: pathlib.Path) -> Iterator[PendingRun]:

@@ -46,6 +46,11 @@ def parse_space(lines: Sequence[str]) -> tuple[Option, ...]:
   return tuple(map(_parse, lines))
 
 
+def options_of(space: Sequence[Option], label: str) -> dict[str, Option]:
+  """Return the options of an arm by key. If a key has an option of the arm and one of all arms, return the former."""
+  return {option.key: option for wanted in ('', label) for option in space if option.label == wanted}
+
+
 def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str]]:
   """Draw the options of an arm for each trial.
 
@@ -62,7 +67,7 @@ def draw(space: Sequence[Option], label: str, trials: int) -> list[dict[str, str
   Returns:
     The values by key, for each trial.
   """
-  own = {option.key: option for wanted in ('', label) for option in space if option.label == wanted}
+  own = options_of(space, label)
   quantiles = {key: np.random.default_rng(zlib.crc32(key.encode())).random(trials) for key in own}
   return [{key: option.at(quantiles[key][trial]) for key, option in own.items()} for trial in range(trials)]
 

@@ -13,6 +13,7 @@ from hbf.errors import UserError
 from hbf.training.workdir import (
   as_config,
   check_keys,
+  check_kinds,
   damaged,
   load_config,
   parse_json,
@@ -141,7 +142,8 @@ class PackedRuns(StoredRuns):
     self._folder, self._path = folder, folder / PACKED
     self._lines: dict[str, dict[str, Any]] = {}
     for number, text in enumerate(self._path.read_bytes().splitlines(), 1):
-      line = parse_json(text, f'line {number} of {self._path}', CURE, 'run')
+      line = parse_json(text, f'line {number} of {self._path}', CURE)
+      check_kinds(line, f'line {number} of {self._path}', CURE, run=str)
       if line['run'] in self._lines:
         raise damaged(self._path, f'two lines have the run {line["run"]}', CURE)
       self._lines[line['run']] = line
@@ -165,7 +167,12 @@ class PackedRuns(StoredRuns):
 
   def metrics(self, name: str) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl."""
-    return self._lines.get(name, {}).get('metrics', [])
+    lines = self._lines.get(name, {}).get('metrics', [])
+    if not isinstance(lines, list):
+      raise damaged(self._source(name, 'metrics'), f'expected a list, found {type(lines).__name__}', CURE)
+    for line in lines:
+      check_kinds(line, self._source(name, 'metrics'), CURE, step=int, split=str)
+    return lines
 
   def predictions(self, name: str) -> dict[str, np.ndarray] | None:
     """Return the arrays of predictions.npz by name, or None without arrays."""

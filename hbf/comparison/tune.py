@@ -1,37 +1,40 @@
 """A fair search for the best options of each arm: equal numbers of trials, and a choice on held-out examples.
 
 An arm is a model with its options (`hbf.comparison.grid`). A trial is a run of an arm with random values from a space
-of options (`hbf.comparison.space`).
+of options (`hbf.comparison.space`), or with values that Optuna proposes (`hbf.comparison.proposals`).
 
 References: Dodge et al. 2019, "Show Your Work" (the expected best result against the number of trials); Tang et al.
 2020, "Showing Your Work Doesn't Always Work" (its unbiased estimate).
 """
 
 import dataclasses
-import json
+import itertools
 import math
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console
 
 from hbf.comparison.curves import draw_expected
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Arm, Comparison, Grid, arms_with_own_epochs, check_runs, label_of, make_grid
+from hbf.comparison.proposals import RANDOM, RANDOM_SEARCH, STUDY, Draws, Method, Proposals, Studies, check_optuna
 from hbf.comparison.runs import run_all
-from hbf.comparison.space import draw, parse_space
+from hbf.comparison.space import Option, parse_space
 from hbf.comparison.stored import StoredRuns, open_runs, refuse_packed
 from hbf.errors import UserError, choose
 from hbf.evaluation.scores import Score
 from hbf.markdown import table
 from hbf.tasks.registry import TASKS
-from hbf.training.workdir import held, write_json
+from hbf.training.workdir import check_kinds, damaged, held, read_json, write_json
+from hbf.training.writers import validation_scores
 
 FIRST_SEED = 1000  # seed of trial 0; the seeds of a comparison start at 0
 HELD_OUT = '--config.data.validation='
 TUNING = pathlib.PurePath('tuning.json')
-LEFT = {'.lock', 'tuning.json.tmp'}  # left by a call that was killed at its start
+PRUNED = 'pruned after'  # in the reason why such a trial has no result
+LEFT = {'.lock', 'tuning.json.tmp', STUDY, f'{STUDY}-journal'}  # left by a call that was killed at its start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Trial:
     number: index of the trial within its arm. In all arms, the trials with this index have the same seed, and the
       same values of shared keys.
     seed: seed of the run. Trials with another index have another seed.
-    options: random values by config key.
+    options: values by config key.
     held_out: first score of the task on held-out examples at the end of training. None without a result.
     loss: training loss at the end of training. None without a result.
     failed: reason why there is no result. '' if there is a result.
@@ -53,6 +56,8 @@ class Trial:
     task: name of the config's task.
     run: name of the run's folder.
     arguments: arguments of `hbf train` without the seed and the workdir.
+    sampler: the sampler of the search (`hbf.comparison.proposals.Method`).
+    prune: True if the search stops bad trials.
   """
 
   label: str
@@ -68,6 +73,8 @@ class Trial:
   task: str
   run: str
   arguments: tuple[str, ...]
+  sampler: str = RANDOM
+  prune: bool = False
 
   @property
   def ranks(self) -> Score:
@@ -80,9 +87,14 @@ class Trial:
     return 'training diverged' in self.failed
 
   @property
+  def pruned(self) -> bool:
+    """True if the search stopped the trial because it was bad. Such a trial is not continued."""
+    return PRUNED in self.failed
+
+  @property
   def settled(self) -> bool:
-    """True if the trial has a result or has diverged, so that it is not run again."""
-    return not self.failed or self.diverged
+    """True if the trial has a result, has diverged or was stopped for good, so that it is not run again."""
+    return not self.failed or self.diverged or self.pruned
 
   def measured(self, runs: StoredRuns) -> 'Trial':
     """Return the trial with the scores from its logs, or with the reason why it has no result."""
@@ -100,53 +112,120 @@ class _Trials(Grid):
     return list(zip(self.arms, self.seeds, strict=True))
 
 
-def tune(request: Comparison, count: int, workdir: pathlib.Path, devices: Sequence[Device]) -> bool:
+def tune(
+  request: Comparison, count: int, workdir: pathlib.Path, devices: Sequence[Device], method: Method = RANDOM_SEARCH
+) -> bool:
   """Run the missing trials of every arm, and report all trials of the folder.
+
+  Random trials are all known before the first one starts. With Optuna, a trial of each arm is asked after the former
+  trials of all arms have ended.
 
   Args:
     request: the arms, the space and the config.
     count: number of trials for each arm.
     workdir: folder of the search.
     devices: devices for the runs, one run at a time on each.
+    method: the method of the search.
 
   Returns:
     False if a requested trial failed for another reason than divergence. Otherwise True, also if a signal stopped the
     search.
 
   Raises:
-    UserError: the request is wrong, or the folder holds another search.
+    UserError: the request is wrong, the folder holds another search, or Optuna is missing.
   """
+  check_optuna(method)
   refuse_packed(workdir)
   before = _read(workdir)
-  trials, grid = _make_trials(request, count, before)
-  check_runs(grid, workdir)
+  if before and (before[0].sampler, before[0].prune) != method:
+    raise UserError(
+      f'{workdir} has a search with --sampler={before[0].sampler} and --{"" if before[0].prune else "no"}prune: give '
+      'the same flags, or choose another --workdir'
+    )
+  space, draws = _check_request(request, count)
+  # Everything is checked before a file is written.
+  numbers = range(1 if method.needs_optuna else count)
+  drawn = _make_trials(request, draws, numbers, before, method)
+  check_runs(drawn[1], workdir)
   console = Console(stderr=True)
   for label in arms_with_own_epochs(request):
     console.print(f'{label} sets train.epochs itself: its training operations are not matched', soft_wrap=True)
+  ours: set[str] = set()
   with held(workdir):
-    by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
-    _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
-    settled = {trial.run for trial in _read(workdir) if trial.settled}
-    left = [(arm, seed) for arm, seed in grid.runs() if arm.run_name(seed) not in settled]
-    todo = _Trials(tuple(arm for arm, _ in left), tuple(seed for _, seed in left))
-    stopped = not run_all(todo, workdir, devices, console)
+    proposals: Proposals = draws
+    batches: Iterable[tuple[list[Trial], _Trials]] = [drawn]
+    if method.needs_optuna:
+      studies = Studies(workdir, method, space, count, drawn[0][0].ranks, FIRST_SEED)
+      proposals = studies
+      batches = (_make_trials(request, studies, [number], before, method) for number in range(count))
+    for trials, grid in batches:
+      check_runs(grid, workdir)
+      ours |= {trial.run for trial in trials}
+      finished = _run_batch(trials, grid, proposals, workdir, devices, console)
+      if not finished:
+        break
     report(workdir)
+  return not finished or all(trial.settled for trial in _read(workdir) if trial.run in ours)
+
+
+def _run_batch(
+  trials: Sequence[Trial],
+  grid: '_Trials',
+  proposals: Proposals,
+  workdir: pathlib.Path,
+  devices: Sequence[Device],
+  console: Console,
+) -> bool:
+  """Run the unsettled ones of some trials, and report their ends to the proposals. Return False after a signal."""
+  by_run = {trial.run: trial for trial in (*_read(workdir), *trials)}
+  measured = _write(sorted(by_run.values(), key=lambda trial: trial.number), workdir)
+  settled = {trial.run for trial in measured if trial.settled}
+  left = [(arm, seed) for arm, seed in grid.runs() if arm.run_name(seed) not in settled]
+  todo = _Trials(tuple(arm for arm, _ in left), tuple(seed for _, seed in left))
+  finished = not left or run_all(todo, workdir, devices, console, _watch(trials, proposals, workdir))
   ours = {trial.run for trial in trials}
-  return stopped or all(trial.settled for trial in _read(workdir) if trial.run in ours)
+  for trial in _write(_read(workdir), workdir):
+    if trial.run in ours and trial.settled:
+      if trial.prune:  # the median needs the whole curve
+        proposals.report(trial.label, trial.number, [*validation_scores(workdir / trial.run, trial.ranks).values()])
+      proposals.settle(trial.label, trial.number, trial.held_out)
+  return finished
+
+
+def _watch(trials: Sequence[Trial], proposals: Proposals, workdir: pathlib.Path) -> Callable[[str], str]:
+  """Return a function from the name of a running trial to the reason to stop it, or ''."""
+  by_run, seen = {trial.run: trial for trial in trials}, dict.fromkeys((trial.run for trial in trials), 0)
+
+  def prune(run: str) -> str:
+    trial, log = by_run[run], workdir / run / 'metrics.jsonl'
+    size = log.stat().st_size if trial.prune and log.exists() else 0
+    if size == seen[run]:
+      return ''
+    seen[run] = size
+    values = [*validation_scores(workdir / run, trial.ranks).values()]
+    proposals.report(trial.label, trial.number, values)
+    if not values or not proposals.prunes(trial.label, trial.number):
+      return ''
+    return f'{PRUNED} {len(values)} evaluations: its best held-out score is worse than the median of finished trials'
+
+  return prune
 
 
 def report(workdir: pathlib.Path) -> None:
   """Write tuning.json and tuning.png again from the logs, and print the best trial of each arm."""
   trials = _write(_read(workdir), workdir)
   ranks = trials[0].ranks
-  draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'))
+  name = 'expected best' if trials[0].sampler == RANDOM else 'best'
+  draw_expected(_expected(trials), ranks, workdir / TUNING.with_suffix('.png'), name)
   rows = []
   for label, arm_trials in _by_label(trials).items():
     best = _best(arm_trials)
     scores = (f'{best.held_out:{ranks.form}}', f'{best.loss:.3f}', _joined(best.options)) if best else ('–',) * 3
-    counts = sum(trial.settled for trial in arm_trials), sum(trial.diverged for trial in arm_trials)
+    counts = [sum(trial.settled for trial in arm_trials), sum(trial.diverged for trial in arm_trials)]
+    counts += [sum(trial.pruned for trial in arm_trials)] * trials[0].prune
     rows.append((label, *map(str, counts), *scores))
-  header = ('model', 'trials', 'diverged', f'held-out {ranks.label}', 'training loss', 'options')
+  pruned = ('pruned',) * trials[0].prune
+  header = ('model', 'trials', 'diverged', *pruned, f'held-out {ranks.label}', 'training loss', 'options')
   missing = [f'- {trial.run}: {trial.failed}' for trial in trials if not trial.settled]
   parts = [f'{trials[0].group}, the best trial of each arm:', table(header, rows)]
   parts += ['Without a result:', '\n'.join(missing)] if missing else []
@@ -204,8 +283,8 @@ def expected_best(values: Sequence[float], score: Score) -> list[float]:
   ]
 
 
-def _make_trials(request: Comparison, count: int, before: Sequence[Trial]) -> tuple[list[Trial], _Trials]:
-  """Return the trials of all arms, ordered by their `number`, and the grid of their runs."""
+def _check_request(request: Comparison, count: int) -> tuple[tuple[Option, ...], Draws]:
+  """Check the numbers of arms, trials and configs, and the space. Return the space and its random draws."""
   if count < 1 or not request.arms:
     raise UserError('a search needs at least one arm and one trial: give --arm, and --tune=1 or more')
   space = parse_space(request.space)
@@ -216,10 +295,17 @@ def _make_trials(request: Comparison, count: int, before: Sequence[Trial]) -> tu
   labels = [*map(label_of, request.arms)]
   if unknown := [option.label for option in space if option.label and option.label not in labels]:
     raise UserError(f'the space has an option of arm {unknown[0]}: the arms are {", ".join(labels)}')
-  options = {label: draw(space, label, count) for label in labels}
+  return space, Draws(space, count)
+
+
+def _make_trials(
+  request: Comparison, proposals: Proposals, numbers: Iterable[int], before: Sequence[Trial], method: Method
+) -> tuple[list[Trial], _Trials]:
+  """Return the trials of all arms with these numbers, ordered by number, and the grid of their runs."""
+  labels = [*map(label_of, request.arms)]
   drawn = [
-    (text, label, number, options[label][number])
-    for number in range(count)
+    (text, label, number, proposals.options(label, number))
+    for number in numbers
     for text, label in zip(request.arms, labels, strict=True)
   ]
   like = request.like or (before[0].like if before else request.arms[0])
@@ -257,6 +343,7 @@ def _make_trials(request: Comparison, count: int, before: Sequence[Trial]) -> tu
       task=arm.task,
       run=arm.run_name(seed),
       arguments=arm.arguments,
+      **method._asdict(),
     )
     for (text, label, number, arm_trials), arm, seed in zip(drawn, grid.arms, seeds, strict=True)
   ]
@@ -289,13 +376,20 @@ def _best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def _expected(trials: Sequence[Trial]) -> dict[str, list[float]]:
-  """Return `expected_best` for each arm. A diverged trial counts as a trial with the worst result of the arm."""
+  """Return the best score by the number of trials, for each arm.
+
+  For random trials this is `expected_best`. Later trials of another sampler depend on the earlier ones. So their
+  order matters, and this is the best score so far. A diverged or stopped trial counts as a trial with the worst
+  result of the arm.
+  """
   expected = {}
   for label, arm_trials in _by_label(trials).items():
     ranks = arm_trials[0].ranks
     if values := [trial.held_out for trial in arm_trials if trial.held_out is not None]:
       worst = min(values) if ranks.better is max else max(values)
-      expected[label] = expected_best([*values, *(worst for trial in arm_trials if trial.diverged)], ranks)
+      filled = [worst if trial.held_out is None else trial.held_out for trial in arm_trials if trial.settled]
+      random = arm_trials[0].sampler == RANDOM
+      expected[label] = expected_best(filled, ranks) if random else [*itertools.accumulate(filled, ranks.better)]
   return expected
 
 
@@ -307,7 +401,7 @@ def _write(trials: Sequence[Trial], workdir: pathlib.Path) -> list[Trial]:
   stored = {
     'figure': measured[0].ranks.name,
     'best': {label: {'trial': trial.number, 'options': trial.options} for label, trial in best.items()},
-    'expected_best': _expected(measured),
+    'expected_best' if measured[0].sampler == RANDOM else 'best_so_far': _expected(measured),
     'trials': [dataclasses.asdict(trial) for trial in measured],
   }
   write_json(workdir / TUNING, stored)
@@ -328,6 +422,23 @@ def _read(workdir: pathlib.Path) -> list[Trial]:
 
 
 def load_trials(path: pathlib.Path) -> list[Trial]:
-  """Return the trials that a tuning.json holds."""
-  trials = json.loads(path.read_text())['trials']
-  return [Trial(**{**trial, 'arguments': tuple(trial['arguments'])}) for trial in trials]
+  """Return the trials that a tuning.json holds.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  cure = 'restore it from a copy, or choose another --workdir'
+  stored = read_json(path, cure, 'trials')
+  try:
+    trials = [
+      Trial(**{**trial, 'arguments': tuple(trial['arguments'])}) for trial in (stored or {'trials': []})['trials']
+    ]
+  except (KeyError, TypeError) as error:
+    raise damaged(path, str(error), cure) from error
+  texts = ('label', 'failed', 'arm', 'like', 'group', 'task', 'run')
+  for trial in trials:
+    check_kinds(vars(trial), path, cure, number=int, seed=int, options=dict, **dict.fromkeys(texts, str))
+    choose('task', trial.task, TASKS)
+  if not trials:
+    raise damaged(path, 'it has no trials', cure)
+  return trials

@@ -177,14 +177,14 @@ COMMON = {
   ),
   'optimizer.schedule': Key(
     'cosine',
-    one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'constant')),
+    one_of(('cosine', 'restarts', 'linear', 'wsd', 'rsqrt', 'plateau', 'constant')),
     'Course of the learning rate after the warm-up. With `restarts` there are `optimizer.cycles` cosine '
     'decays, one after the other. With `wsd` the rate stays at the peak until the last part of the run, and then '
     'decays linearly. `optimizer.decay` is the length of this part. With `rsqrt` the rate falls with the square root '
-    'of the step.',
+    'of the step. With `plateau` it falls when the held-out score no longer improves.',
   ),
   'optimizer.minimum_rate': Key(
-    0.0, SHARE, 'Learning rate at the end, divided by the peak. The schedules `constant` and `rsqrt` need 0.'
+    0.0, SHARE, 'Least learning rate, divided by the peak. The schedules `constant` and `rsqrt` need 0.'
   ),
   'optimizer.decay': Key(
     '20%', DURATION, 'Length of the decay at the end of schedule `wsd`. The other schedules ignore this key.'
@@ -194,6 +194,16 @@ COMMON = {
   ),
   'optimizer.cycle_growth': Key(
     1.0, AT_LEAST_ONE, 'For schedule `restarts`: length of a cosine decay, divided by the length of the one before.'
+  ),
+  'optimizer.plateau_patience': Key(
+    5,
+    whole(1),
+    'For schedule `plateau`: number of evaluations without a better held-out score, after which the rate falls.',
+  ),
+  'optimizer.plateau_factor': Key(
+    0.1,
+    Values(numbers.Real, 'a number above 0 and below 1', lambda z: 0 < z < 1),
+    'For schedule `plateau`: factor by which the rate is multiplied each time.',
   ),
   'optimizer.warmup': Key('5%', DURATION, 'Length of the linear warm-up from 0 to the peak.'),
   'optimizer.weight_decay': Key(
@@ -246,6 +256,11 @@ COMMON = {
     True,
     FLAG,
     'True to log the percentages of dead, constant and doubled centers of stage 2, at the start and at evaluations.',
+  ),
+  'log.noise_scale': Key(
+    False,
+    FLAG,
+    'True to log the gradient noise scale. A step must compute a batch in parts (`train.accumulate` of 2 or more).',
   ),
   'log.to': Key(
     '',

@@ -44,11 +44,26 @@ def write(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
     raise UserError(f'{path} cannot be written: {error}') from error
 
 
-def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+def load_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Return the arrays of an .npz file by name.
+
+  Raises:
+    ValueError: the file cannot be read, or holds something else than arrays.
+  """
   try:
     with np.load(path, allow_pickle=False) as arrays:
-      return dict(arrays)
+      found = dict(arrays)
   except Exception as error:  # a damaged archive can raise anything
+    raise ValueError(str(error) or type(error).__name__) from error
+  if wrong := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+    raise ValueError(f'its part {wrong[0]!r} is not an array')
+  return found
+
+
+def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+  try:
+    return load_npz(path)
+  except ValueError as error:
     raise UserError(f'it is damaged, or not arrays by name ({error})') from error
 
 

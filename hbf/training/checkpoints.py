@@ -99,6 +99,10 @@ class Checkpoints:
     """Return True if the score of a step is known."""
     return step in self._ranking.scores
 
+  def scores_until(self, step: int) -> list[float]:
+    """Return the scores of all evaluations up to a step, in order."""
+    return [value for other, value in sorted(self._ranking.scores.items()) if other <= step]
+
   def evaluations_since_best(self, step: int) -> int:
     """Return how many evaluations followed the best one, among the evaluations up to `step`.
 
@@ -257,7 +261,8 @@ class Checkpoints:
         'evaluate the parameters themselves, or train with --config.train.average=0.999'
       )
     try:
-      _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
+      with _ending_reads():
+        _, sums, read = self._read(step, {item: self._as_saved(step, params, former)})
       if reason := _describe_changed(read, sums):
         raise ValueError(reason)
       return _select(renamed(read[item], RENAMED), params)
@@ -404,8 +409,7 @@ def _first_line(error: Exception) -> str:
 def _items(state: TrainState) -> dict[str, Any]:
   """Return the parts of a state that a checkpoint stores separately: params, training, and average if it exists."""
   training = {'step': state.step, 'opt_state': state.opt_state, 'totals': state.totals}
-  if state.skips is not None:
-    training['skips'] = state.skips
+  training |= {name: part for name in ('skips', 'norms') if (part := getattr(state, name)) is not None}
   items = {'params': state.params, 'training': training, 'average': state.average}
   return {name: item for name, item in items.items() if item is not None}
 

@@ -7,7 +7,7 @@ import numpy as np
 from hbf.errors import UserError, warn
 from hbf.training import side_file
 from hbf.training.edits import Edit, Edits
-from hbf.training.workdir import load_config, locked
+from hbf.training.workdir import check_kinds, load_config, locked
 
 FILE, VERSION = side_file.EDITS, 1
 _ARRAYS = ('centers', 'radius', 'changes')  # of all centers of all edits, in their order
@@ -49,6 +49,11 @@ def read_edits(workdir: pathlib.Path) -> Edits | None:
   if not path.exists():
     return None
   with side_file.read_arrays(path, _CURE, 'version', 'step', 'average', 'edits') as (about, arrays):
+    # n, m and k are compared below.
+    side_file.check_shapes(arrays, centers='nd', radius='m', changes='kc', metric='dd')
+    side_file.check_of_checkpoint(about, path, _CURE)
+    for said in about['edits']:
+      check_kinds(said, path, _CURE, source=str, was=str, label=str)
     ends = np.cumsum([said.get('centers', 1) for said in about['edits']])  # older files do not say that it is 1
     if {len(arrays[name]) for name in _ARRAYS} != {ends[-1]}:
       raise ValueError('its arrays have other numbers of centers than its edits')

@@ -25,6 +25,7 @@ from hbf.training.distillation import WithTeacher
 from hbf.training.durations import Clock, Every
 from hbf.training.initial import Initial, read_initial
 from hbf.training.loggers import check_loggers
+from hbf.training.noise import check_noise_scale
 from hbf.training.optimizer import make_optimizer, make_schedule
 from hbf.training.profiling import TracedSteps, traced_steps
 from hbf.training.rules import rules_of
@@ -130,6 +131,11 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
       f'train.patience is {config.train.patience}, but no data are held out to evaluate: set data.validation above '
       '0, or train.patience to 0'
     )
+  if config.optimizer.schedule == 'plateau' and 'validation' not in splits:
+    raise UserError(
+      'optimizer.schedule is plateau, but no data are held out to evaluate: set data.validation above 0, or '
+      'optimizer.schedule to another schedule'
+    )
   examples = len(splits['train'])
   if examples < config.train.batch_size:
     size = config.train.batch_size
@@ -141,6 +147,7 @@ def make_plan(config: ConfigDict, resumed: bool = False, dataset: Any = None) ->
   traced = traced_steps(config.log.profile, clock.steps)
   check_loggers(config.log.to)
   check_average(config)
+  check_noise_scale(config)
   schedule = make_schedule(config.optimizer, clock)
   optimizer = make_optimizer(config.optimizer, schedule)
   initial = read_initial(config, model, task) if config.init_from and not resumed else None
@@ -244,7 +251,9 @@ def steps_per_call(asked: int, resident: bool, mesh: Mesh) -> int:
 def make_objective(config: ConfigDict, task: Task, teacher: Teacher | None = None) -> Objective:
   """Return the function that a step minimizes."""
   distillation = teacher.distillation(config) if teacher else None
-  return Objective(task, config.train.accumulate, config.seed, distillation, config.optimizer.sam)
+  return Objective(
+    task, config.train.accumulate, config.seed, distillation, config.optimizer.sam, config.log.noise_scale
+  )
 
 
 def make_evaluator(

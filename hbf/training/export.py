@@ -32,7 +32,7 @@ from hbf.tasks.regression import in_units
 from hbf.training.restore import check_on_images, restore, stored_dataset, with_edits
 from hbf.training.schema import GONE, RENAMED, current
 from hbf.training.schema import VERSION as SCHEMA
-from hbf.training.workdir import damaged, read_json, write_json
+from hbf.training.workdir import check_kinds, check_shape, damaged, read_json, write_json
 
 FORMAT, VERSION = 'hbf classifier', 1
 CONFIG, TENSORS, PROGRAM = 'config.json', 'model.safetensors', 'program.jax'
@@ -215,6 +215,9 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
     )
   if missing := sorted(_KEYS - said.keys()):
     raise damaged(path, f'it lacks {", ".join(missing)}', again)
+  kinds: dict[str, type] = {'classes': list, 'mean': list, 'std': list, 'step': int, 'average': bool, 'model': dict}
+  check_kinds(said, path, again, sha256=dict, schema=int, jax=str, **kinds)
+  check_shape(said['image_shape'], path, again)
   return said
 
 
@@ -255,10 +258,13 @@ def load_model(folder: pathlib.Path) -> tuple[nn.Module, dict[str, Any], dict[st
   about = read_about(folder)
   try:
     model = _network(about)
+    wanted = abstract_params(model, tuple(about['image_shape']))
   except UserError as error:
     raise UserError(f'{folder / CONFIG}: {error}') from None
+  except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+    reason = f'it describes no network: {" ".join(str(error).split())[:200]}'
+    raise damaged(folder / CONFIG, reason, 'export it again') from error
   params = {_current_name(name): param for name, param in _read_params(folder, about).items() if name not in GONE}
-  wanted = abstract_params(model, tuple(about['image_shape']))
   if faults := misfits(shapes_of(params), shapes_of(wanted), most=6):
     raise UserError(f'{folder / TENSORS} does not hold the model that {CONFIG} describes ({faults}): export it again')
   return model, {'params': unflatten_dict(params, sep='/')}, about

@@ -15,7 +15,7 @@ from hbf.errors import UserError, choose, warn
 from hbf.models.classifier import ImageClassifier
 from hbf.models.extended import LEARNED, ExtendedClassifier
 from hbf.training import side_file
-from hbf.training.workdir import load_config, locked
+from hbf.training.workdir import check_kinds, load_config, locked
 
 FILE, VERSION = side_file.LEARNED, 1
 _CURE = 'restore it from a copy, or remove it; the run then has no learned classes'
@@ -123,6 +123,12 @@ def read_learned(workdir: pathlib.Path) -> Learned | None:
   if not path.exists():
     return None
   with side_file.read_arrays(path, _CURE, 'version', 'step', 'average', 'classes') as (about, arrays):
+    side_file.check_shapes(arrays, trained_centers='bf', centers='nf', metric='ff')
+    side_file.check_of_checkpoint(about, path, _CURE)
+    for said in about['classes']:
+      check_kinds(said, path, _CURE, name=str, sources=list)
+      if not said['sources'] or not all(isinstance(source, str) for source in said['sources']):
+        raise ValueError(f'the sources of {said["name"]} are not names of images')
     parts = zip(about['classes'], arrays['centers'], strict=True)
     classes = tuple(LearnedClass(said['name'], tuple(said['sources']), center) for said, center in parts)
     return Learned(about['step'], about['average'], arrays['metric'], arrays['trained_centers'], classes)

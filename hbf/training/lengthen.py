@@ -41,7 +41,8 @@ def lengthen(workdir: pathlib.Path, plan: Plan, identity: Mapping[str, Any]) -> 
   check_data(workdir, identity)
   latest = Checkpoints(workdir / 'checkpoints', read_only=True).latest or 0
   schedule, steps = make_schedule(stored.optimizer, dataclasses.replace(plan.clock, epochs=before)), np.arange(latest)
-  if not np.array_equal(_rates(schedule, steps), _rates(plan.schedule, steps)):
+  plateau = stored.optimizer.schedule == 'plateau'  # the last evaluation may have another time in the longer run
+  if plateau or not np.array_equal(_rates(schedule, steps), _rates(plan.schedule, steps)):
     raise UserError(
       f'{workdir} holds a run of {before:g} epochs. A run of {after:g} epochs would have had other learning rates '
       f'until step {latest} (schedule {stored.optimizer.schedule}, warm-up {stored.optimizer.warmup}), so it cannot '

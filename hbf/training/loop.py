@@ -20,6 +20,7 @@ from hbf.training.evaluate_state import evaluate_state
 from hbf.training.experiment import Experiment
 from hbf.training.loggers import Loggers
 from hbf.training.pictures import Histograms
+from hbf.training.plateau import plateau_scale, with_plateau_scale
 from hbf.training.profiling import Profiler
 from hbf.training.reporter import Reporter
 from hbf.training.result import make_result, write_result
@@ -72,7 +73,9 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
   if step and _ends_early(run, step):
     return state, step
 
-  if not step:
+  if step:
+    state = _with_rate(run, step, state)
+  else:
     _report_parameters(run, step, state)
 
   # The devices take several steps in one call. A call ends wherever something is due.
@@ -103,6 +106,7 @@ def run_steps(run: TrainingRun, state: TrainState, step: int) -> tuple[TrainStat
       # Evaluate the validation split.
       if _evaluates(run, step):
         scores, best = _evaluate(run, step, state)
+        state = _with_rate(run, step, state)
       ended = step == last or (scores is not None and _ends_early(run, step))
 
       # Call the user's functions.
@@ -135,6 +139,15 @@ def _ends_early(run: TrainingRun, step: int) -> bool:
   """
   patience = run.experiment.config.train.patience
   return bool(patience) and run.checkpoints.evaluations_since_best(step) >= patience
+
+
+def _with_rate(run: TrainingRun, step: int, state: TrainState) -> TrainState:
+  """Return the state with the learning rate that follows from all scores up to a step, for schedule plateau."""
+  experiment, optimizer = run.experiment, run.experiment.config.optimizer
+  if optimizer.schedule != 'plateau':
+    return state
+  scale = plateau_scale(run.checkpoints.scores_until(step), experiment.task.scores[0], optimizer)
+  return with_plateau_scale(state, scale, experiment.mesh)
 
 
 def _report_parameters(run: TrainingRun, step: int, state: TrainState) -> None:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from hbf.errors import UserError, choose
 from hbf.training.durations import Clock
+from hbf.training.plateau import scale_by_plateau
 from hbf.training.rules import Rule, heights_of, matrices_of, rules_of
 
 _MUON_SIZE = 0.2  # root mean square of an update divided by the learning rate, as for Adam (Liu et al. 2025, eq. 4)
@@ -24,7 +25,8 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
 
   Schedule wsd stays at the peak, and then decays linearly to the minimum. The decay ends with the run. The config key
   `decay` is its length. Schedule rsqrt is peak · √(w / t) at step t, after a warm-up of w steps (Vaswani et al. 2017,
-  "Attention is all you need", eq. 3).
+  "Attention is all you need", eq. 3). Schedule plateau stays at the peak. `make_optimizer` multiplies this rate by a
+  factor that depends on the held-out scores (`hbf.training.plateau`).
 
   Raises:
     UserError: the schedule is unknown, or its parts do not fit into the run. Or it never falls to a minimum rate, but
@@ -43,6 +45,7 @@ def make_schedule(config: ConfigDict, clock: Clock) -> optax.Schedule:
       'linear': optax.linear_schedule(peak, peak * config.minimum_rate, rest),
       'wsd': optax.join_schedules([optax.constant_schedule(peak), falling], [rest - last]),
       'rsqrt': lambda step: peak * jnp.sqrt(warmup / (warmup + jnp.maximum(step, 0))),
+      'plateau': optax.constant_schedule(peak),
       'constant': optax.constant_schedule(peak),
     },
   )
@@ -70,7 +73,7 @@ def _check_schedule(config: ConfigDict, warmup: int, last: int, rest: int) -> No
     why = 'stays at the peak' if config.schedule == 'constant' else 'falls at a pace of its own'
     raise UserError(
       f'optimizer.minimum_rate is {config.minimum_rate}, but a {config.schedule} schedule {why}: '
-      'set it to 0, or optimizer.schedule to cosine, restarts, linear or wsd'
+      'set it to 0, or optimizer.schedule to cosine, restarts, linear, wsd or plateau'
     )
 
 
@@ -127,6 +130,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
     # A decay of 1 is left out. So the state has the same form as in existing checkpoints.
     *([_scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []),
     optax.scale_by_learning_rate(schedule),
+    *([scale_by_plateau()] if config.schedule == 'plateau' else []),
   )
   if config.name != 'schedule_free':
     return update

@@ -13,8 +13,10 @@ from hbf.nn.parameters import mean_sigmas
 from hbf.training.evaluate_state import StateEvaluation
 from hbf.training.experiment import Experiment
 from hbf.training.loggers import Histogram
+from hbf.training.noise import noise_scale
+from hbf.training.plateau import scale_of
 from hbf.training.sharding import replicated
-from hbf.training.state import Totals, TrainState, check_finite, training_means
+from hbf.training.state import GradientNorms, Totals, TrainState, check_finite, training_means
 from hbf.training.stopwatch import Stopwatch
 from hbf.training.units import UnitWarnings
 from hbf.training.writers import MetricsWriter
@@ -40,8 +42,9 @@ class Reporter:
     self._console = console
     # A program makes the zeros: with several processes, `device_put` would compare their values.
     self._zeros = jax.jit(Totals.zeros, out_shardings=replicated(experiment.mesh))
+    self._zero_norms = jax.jit(GradientNorms.zeros, out_shardings=replicated(experiment.mesh))
     self._sigmas = jax.jit(mean_sigmas, out_shardings=replicated(experiment.mesh))
-    self._pending: tuple[int, Totals, Any, Any, Any] | None = None
+    self._pending: tuple[int, Totals, Any, Any, Any, Any] | None = None
     self._skipped = 0
     self._counted = stopwatch.steps, stopwatch.seconds
     self._unit_warnings = UnitWarnings()
@@ -61,8 +64,10 @@ class Reporter:
     # The rate and the sigmas are computed now. The next call donates the parameters, and the rate would wait for it.
     skipped = None if state.skips is None else jnp.copy(state.skips.total)
     rate = self._experiment.schedule(step - 1 if skipped is None else jnp.maximum(step - 1 - skipped, 0))
-    self._pending = step, state.totals, rate, self._sigmas(state.params), skipped
-    return state.replace(totals=self._zeros())
+    if self._experiment.config.optimizer.schedule == 'plateau':
+      rate = rate * scale_of(state)
+    self._pending = step, state.totals, rate, self._sigmas(state.params), skipped, state.norms
+    return state.replace(totals=self._zeros(), norms=None if state.norms is None else self._zero_norms())
 
   def flush(self) -> None:
     """Write the pending report, if there is one.
@@ -75,7 +80,7 @@ class Reporter:
     if self._pending is None:
       return
     (step, *pending), self._pending = self._pending, None
-    totals, rate, sigmas, skipped = jax.device_get(pending)
+    totals, rate, sigmas, skipped, norms = jax.device_get(pending)
     check_finite(step, float(totals.loss))
     steps, batch_size, task = max(int(totals.steps), 1), self._experiment.clock.batch_size, self._experiment.task
     # The speed can't use the steps of the report: some of them may precede the start of this process.
@@ -91,6 +96,9 @@ class Reporter:
     }
     if sigmas:
       values['sigmas'] = jax.tree.map(float, sigmas)
+    if norms is not None and totals.steps:
+      parts = self._experiment.config.train.accumulate
+      values |= noise_scale(jax.tree.map(lambda z: z / steps, norms), batch_size, parts)
     if not totals.steps:  # all were skipped: there is no mean
       values = {name: value for name, value in values.items() if name not in (*means, 'gradient_norm')}
     if skipped is not None:

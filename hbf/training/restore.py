@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hbf.data.datasets import Dataset
-from hbf.data.images.targets import CLASSES
+from hbf.data.images.targets import CLASSES, TASK
 from hbf.data.text.texts import Texts
 from hbf.data.text.tokenizers import read_tokenizer
 from hbf.errors import UserError
@@ -23,7 +23,16 @@ from hbf.training.edits import Edits
 from hbf.training.edits_file import edits_of
 from hbf.training.schema import with_gone
 from hbf.training.sharding import make_mesh, with_sharding
-from hbf.training.workdir import check_data, kind_of, load_config, read_data
+from hbf.training.workdir import (
+  DATA_CURE,
+  check_data,
+  check_kinds,
+  check_shape,
+  damaged,
+  kind_of,
+  load_config,
+  read_data,
+)
 from hbf.training.writers import validation_scores
 
 
@@ -132,7 +141,14 @@ def stored_dataset(workdir: pathlib.Path) -> Dataset:
   data = read_data(workdir, 'name', 'classes', 'image_shape')
   if data is None:
     raise UserError(f'{workdir} has no data.json, which names the classes: it is of older code, train again')
-  names, targets = data.get('names', {}), data.get('targets', CLASSES)
+  path, names = workdir / 'data.json', data.get('names', {})
+  check_kinds(data, path, DATA_CURE, name=str, classes=list, image_shape=list)
+  check_shape(data['image_shape'], path, DATA_CURE)
+  check_kinds(names, path, DATA_CURE)
+  if not all(isinstance(name, str) for name in (*data['classes'], *names.values())):
+    raise damaged(path, 'a name of a class is not a text', DATA_CURE)
+  if (targets := data.get('targets', CLASSES)) not in [*TASK]:
+    raise damaged(path, f'targets is {targets!r}', DATA_CURE)
   return Dataset(data['name'], tuple(data['classes']), tuple(data['image_shape']), {}, names, targets)
 
 

@@ -204,7 +204,13 @@ CHANGES = (
     rewritten={'log': _name_loggers},
   ),
   # To version 17.
-  Change(added_to_images={'data': {'columns': '', 'cache': ''}}),
+  Change(
+    added={
+      'log': {'noise_scale': False},
+      'optimizer': {'plateau_factor': 0.1, 'plateau_patience': 5},
+    },
+    added_to_images={'data': {'columns': '', 'cache': ''}},
+  ),
 )
 VERSION = len(CHANGES)
 

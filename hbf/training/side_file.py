@@ -3,14 +3,14 @@
 import contextlib
 import json
 import pathlib
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from hbf.errors import UserError
-from hbf.training.workdir import damaged, parse_json, replacing
+from hbf.interop.tensors import load_npz
+from hbf.training.workdir import check_kinds, damaged, parse_json, replacing
 
 # A run has edits or learned classes, but not both. Each of the two files has the other one, and what to do about it.
 EDITS, LEARNED = 'edits.npz', 'learned.npz'
@@ -72,13 +72,42 @@ def read_arrays(path: pathlib.Path, cure: str, *keys: str) -> Iterator[tuple[dic
     UserError: the file is damaged. If the `with` statement raises KeyError or ValueError, this counts as damage too.
   """
   try:
-    with np.load(path) as stored:
-      arrays = dict(stored)
+    arrays = load_npz(path)
     yield parse_json(str(arrays.pop('about')).encode(), path, cure, *keys), arrays
   except UserError:
     raise
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+  except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
     raise damaged(path, str(error), cure) from error
+
+
+def check_shapes(arrays: Mapping[str, np.ndarray], **axes: str) -> None:
+  """Check that arrays are real numbers with the expected axes.
+
+  Args:
+    arrays: the arrays by name.
+    **axes: for each name, a letter for each axis. Axes with the same letter have the same size.
+
+  Raises:
+    ValueError: an array is of another kind.
+    KeyError: an array is missing.
+  """
+  sizes: dict[str, int] = {}
+  for name, letters in axes.items():
+    array = arrays[name]
+    if array.dtype.kind != 'f' or array.ndim != len(letters):
+      raise ValueError(f'{name} has {array.dtype} values and {array.ndim} axes: expected numbers and {len(letters)}')
+    for letter, size in zip(letters, array.shape, strict=True):
+      if sizes.setdefault(letter, size) != size:
+        raise ValueError(f'{name} has the shape {array.shape}: expected {sizes[letter]} where it has {size}')
+
+
+def check_of_checkpoint(about: Mapping[str, Any], path: pathlib.Path, cure: str) -> None:
+  """Check that facts name a checkpoint: the step, and whether the parameters are the moving average.
+
+  Raises:
+    UserError: they do not.
+  """
+  check_kinds(about, path, cure, step=int, average=bool)
 
 
 def check_checkpoint(

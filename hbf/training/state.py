@@ -69,11 +69,29 @@ class Skips(flax.struct.PyTreeNode):
   total: jax.Array
 
 
+class GradientNorms(flax.struct.PyTreeNode):
+  """Squared norms of gradients, for the gradient noise scale (`hbf.training.noise`).
+
+  Attributes:
+    small: mean of the squared norms of the gradients of the parts of a batch.
+    big: squared norm of the gradient of the whole batch.
+  """
+
+  small: jax.Array
+  big: jax.Array
+
+  @classmethod
+  def zeros(cls) -> 'GradientNorms':
+    """Return norms of 0."""
+    return cls(jnp.zeros(()), jnp.zeros(()))
+
+
 class TrainState(flax.struct.PyTreeNode):
   """The whole state of a run. The seed and the step determine the order of the data and the random keys.
 
   `average` is the moving average of the parameters (`hbf.training.average`), or None if the run keeps none. `skips`
-  counts skipped steps, or is None if no step may be skipped.
+  counts skipped steps, or is None if no step may be skipped. `norms` has sums over the steps since the last report,
+  or is None if the gradient noise scale is not logged.
   """
 
   step: jax.Array
@@ -82,6 +100,7 @@ class TrainState(flax.struct.PyTreeNode):
   totals: Totals
   average: Any = None
   skips: Skips | None = None
+  norms: GradientNorms | None = None
 
 
 Step = Callable[[TrainState, Resident, Batch], TrainState]
@@ -110,6 +129,7 @@ class Objective:
     seed: the seed of all random numbers.
     distillation: the loss of distillation. None: there is no teacher.
     radius: the radius ρ of SAM (`sharpness_aware`). 0: the gradient is the usual one.
+    norms: True if the state sums squared norms of gradients. Then `accumulate` is more than 1.
   """
 
   task: Task
@@ -117,6 +137,7 @@ class Objective:
   seed: int
   distillation: Distillation | None = None
   radius: float = 0.0
+  norms: bool = False
 
 
 def init_state(
@@ -142,7 +163,8 @@ def init_state(
   """
   inputs = objective.task.eval_batch(resident, batch).inputs
   params = model.init(jax.random.key(objective.seed), inputs, train=False)['params'] | (given or {})
-  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros())
+  norms = GradientNorms.zeros() if objective.norms else None
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), Totals.zeros(), norms=norms)
 
 
 def step_keys(seed: int, step: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
@@ -174,10 +196,10 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
     batch_keys, dropout_key = step_keys(objective.seed, state.step)
     with jax.named_scope('input'):
       model_batch = task.train_batch(batch_keys, data, batch | {'step': state.step})
-    gradient = _accumulate(jax.value_and_grad(functools.partial(loss, teacher), has_aux=True), objective.accumulate)
+    gradient = _accumulate(jax.value_and_grad(functools.partial(loss, teacher), has_aux=True), objective)
     if objective.radius:
       gradient = sharpness_aware(gradient, objective.radius)
-    (value, correct), grads = gradient(state.params, model_batch, dropout_key)
+    (value, correct, *norms), grads = gradient(state.params, model_batch, dropout_key)
     with jax.named_scope('optimizer'):
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
       params = optax.apply_updates(state.params, updates)
@@ -187,7 +209,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, o
       gradient_norm=state.totals.gradient_norm + optax.tree.norm(grads),
       steps=state.totals.steps + 1,
     )
-    return TrainState(state.step + 1, params, opt_state, totals)
+    sums = jax.tree.map(jnp.add, state.norms, norms[0]) if norms else None
+    return TrainState(state.step + 1, params, opt_state, totals, norms=sums)
 
   return train_step
 
@@ -256,13 +279,17 @@ def all_finite(tree: Any) -> jax.Array:
   return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]))
 
 
-def _accumulate(gradient: Callable, parts: int) -> Callable:
-  """Return a function like `gradient` that splits the batch into `parts` and works on one part after another.
+def _accumulate(gradient: Callable, objective: Objective) -> Callable:
+  """Return a function like `gradient` that splits the batch into parts and works on one part after another.
 
-  The losses and the gradients of the parts are averaged. The counts of correct predictions are added.
+  The losses and the gradients of the parts are averaged. The counts of correct predictions are added. If the
+  objective asks for norms, `GradientNorms` follow these counts.
   """
+  parts = objective.accumulate
   if parts == 1:
     return gradient
+  if objective.norms:
+    gradient = _with_squared_norm(gradient)
 
   def accumulated(params: Any, batch: ModelBatch, key: jax.Array) -> Any:
     def add(sums: Any, part: Any) -> tuple[Any, None]:
@@ -271,7 +298,19 @@ def _accumulate(gradient: Callable, parts: int) -> Callable:
     inputs = (jax.tree.map(lambda z: split(z, parts, axis=0), batch), jax.random.split(key, parts))
     first = jax.tree.map(lambda z: z[0], inputs)
     zeros = jax.tree.map(lambda z: jnp.zeros(z.shape, z.dtype), jax.eval_shape(gradient, params, *first))
-    ((value, correct), grads), _ = jax.lax.scan(add, zeros, inputs)
-    return (value / parts, correct), jax.tree.map(lambda z: z / parts, grads)
+    ((value, correct, *squares), grads), _ = jax.lax.scan(add, zeros, inputs)
+    value, grads = jax.tree.map(lambda z: z / parts, (value, grads))
+    norms = [GradientNorms(square / parts, optax.tree.norm(grads, squared=True)) for square in squares]
+    return (value, correct, *norms), grads
 
   return accumulated
+
+
+def _with_squared_norm(gradient: Callable) -> Callable:
+  """Return a function like `gradient`, in which the squared norm of the gradient follows the count."""
+
+  def measured(*arguments: Any) -> Any:
+    (value, correct), grads = gradient(*arguments)
+    return (value, correct, optax.tree.norm(grads, squared=True)), grads
+
+  return measured

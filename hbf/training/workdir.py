@@ -7,15 +7,16 @@ import json
 import os
 import pathlib
 import re
-import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from hbf.config.defaults import keys, stage_keys
 from hbf.data.images.arrays import NAME as ARRAYS
 from hbf.errors import UserError, choose
+from hbf.interop.tensors import load_npz
 from hbf.tasks.registry import TASKS
 from hbf.tasks.task import Task
 from hbf.training.schema import current, stamp
@@ -44,6 +45,7 @@ FREE = (
 # Keys whose values are measured on the training data if they are empty.
 MEASURED = ('mean', 'std', 'target_mean', 'target_std')
 _SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
+DATA_CURE = 'restore it from a copy, or remove it; the data of the run are then not checked'
 PATH_ROOM = 300  # bytes of the longest path inside a run folder, with a margin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE)
@@ -306,7 +308,26 @@ def as_config(stored: dict[str, Any], source: object, cure: str) -> ConfigDict:
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # for example a section that is a number
     raise damaged(source, f'{type(error).__name__}: {error}', cure) from error
   check_keys(config, source, cure, _SECTIONS)  # after `current`, because older versions may have other sections
+  _check_values(config, source, cure)
   return ConfigDict(config).lock()
+
+
+def _check_values(config: dict[str, Any], source: object, cure: str) -> None:
+  """Check that a config of today's keys has all of them, and that their values are valid."""
+  sections = {name.partition('.')[0]: dict for name in keys('classification') if '.' in name}
+  check_kinds(config, source, cure, **sections, task=str, seed=int)
+  check_kinds(config['model'], source, cure, name=str, stage1=dict, stage2=dict)
+  flat = flatten(config)
+  try:
+    choose('task', config['task'], TASKS)
+    known = keys(config['task']) | stage_keys(config['model']['name'])
+    for name, key in known.items():
+      if name in flat:
+        key.values.check(name, flat[name])
+  except UserError as error:
+    raise damaged(source, str(error), cure) from None
+  # A resolved config has no expansion.
+  check_keys(flat, source, cure, [name for name in known if name != 'model.expansion'])
 
 
 def kind_of(workdir: pathlib.Path) -> type[Task]:
@@ -372,6 +393,31 @@ def check_keys(value: Mapping[str, Any], source: object, cure: str, keys: Sequen
     raise damaged(source, f'it lacks {", ".join(missing)}', cure)
 
 
+def check_kinds(value: Any, source: object, cure: str, /, **kinds: type | tuple[type, ...]) -> None:
+  """Check that a JSON value is an object, and has values of these types under these keys; see `read_json`.
+
+  Raises:
+    UserError: it is not, or a key is missing or has a value of another type.
+  """
+  if not isinstance(value, Mapping):
+    raise damaged(source, f'expected a JSON object, found {type(value).__name__}', cure)
+  check_keys(value, source, cure, [*kinds])
+  for key, kind in kinds.items():
+    # A bool is an int in Python, but it is no number in JSON.
+    if not isinstance(value[key], kind) or (isinstance(value[key], bool) and kind is not bool):
+      raise damaged(source, f'its {key} is {json.dumps(value[key])[:80]}', cure)
+
+
+def check_shape(value: Any, source: object, cure: str) -> None:
+  """Check that a JSON value is the shape of an image: its height, width and channels.
+
+  Raises:
+    UserError: it is not.
+  """
+  if not (isinstance(value, list) and len(value) == 3 and all(type(size) is int and size > 0 for size in value)):
+    raise damaged(source, f'its image_shape is {json.dumps(value)[:80]}', cure)
+
+
 def damaged(source: object, what: str, cure: str) -> UserError:
   """Return the error for a file with wrong content."""
   return UserError(f'{source} is damaged ({what}): {cure}')
@@ -412,8 +458,7 @@ def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 def read_data(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
   """Return the content of a run's data.json. None if the run is too old to have this file. See `read_json`."""
-  cure = 'restore it from a copy, or remove it; the data of the run are then not checked'
-  return read_json(workdir / 'data.json', cure, *keys)
+  return read_json(workdir / 'data.json', DATA_CURE, *keys)
 
 
 def read_result(workdir: pathlib.Path, *keys: str) -> dict[str, Any] | None:
@@ -438,9 +483,8 @@ def read_predictions(workdir: pathlib.Path) -> dict[str, np.ndarray] | None:
   if not path.exists():
     return None
   try:
-    with np.load(path) as arrays:
-      return dict(arrays)
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    return load_npz(path)
+  except ValueError as error:
     raise damaged(path, str(error), 'remove it; intervals over the examples are then left out') from error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hbf.evaluation.scores import Score
 from hbf.training.loggers import Histogram, Loggers
-from hbf.training.workdir import flatten, parse_json, replace_text
+from hbf.training.workdir import check_kinds, flatten, parse_json, replace_text
 
 
 class MetricsWriter:
@@ -87,7 +87,11 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   if not path.exists():
     return []
   lines = path.read_bytes().split(b'\n')[:-1]  # the text after the last newline is incomplete
-  return [parse_json(line, f'line {number} of {path}', cure, 'step', 'split') for number, line in enumerate(lines, 1)]
+  found = []
+  for number, line in enumerate(lines, 1):
+    found.append(parse_json(line, f'line {number} of {path}', cure))
+    check_kinds(found[-1], f'line {number} of {path}', cure, step=int, split=str)
+  return found
 
 
 def validation_scores(workdir: pathlib.Path, score: Score, rank: str = 'parameters') -> dict[int, float]:
@@ -98,5 +102,11 @@ def validation_scores(workdir: pathlib.Path, score: Score, rank: str = 'paramete
     score: the score.
     rank: 'parameters' for the scores of the parameters, 'average' for those of their average (`checkpoint.rank`).
   """
-  lines = (line for line in read_metrics(workdir) if line['split'] == 'validation')
-  return {line['step']: (line['average'] if rank == 'average' else line)[score.name] for line in lines}
+  lines = [line for line in read_metrics(workdir) if line['split'] == 'validation']
+  source, cure = f'a validation line of {workdir / "metrics.jsonl"}', 'delete this line'
+  found = {}
+  for line in lines:
+    part: Any = line.get('average') if rank == 'average' else line
+    check_kinds(part, source, cure, **{score.name: (int, float)})
+    found[line['step']] = part[score.name]
+  return found

@@ -109,7 +109,8 @@ def test_equal_arrays_are_kept_once_and_integers_small(packed):
 def test_trials_of_a_search_are_measured_from_either(folder, tmp_path):
   (folder / 'grid.json').unlink()
   empty = dict.fromkeys(field.name for field in dataclasses.fields(tune.Trial))
-  about = empty | {'label': 'vit', 'seed': 1, 'group': 'cifar10', 'task': 'classification', 'arguments': ()}
+  about = empty | {'label': 'vit', 'number': 0, 'seed': 1, 'options': {}, 'failed': '', 'arm': 'vit', 'like': 'vit'}
+  about |= {'group': 'cifar10', 'task': 'classification', 'arguments': ()}
   trials = [tune.Trial(**about | {'run': f'cifar10-{label}'}) for label in ('vit-1', 'bad-0')]
   write_json(folder / tune.TUNING, {'trials': [dataclasses.asdict(trial) for trial in trials]})
   pack(folder, tmp_path / 'packed')

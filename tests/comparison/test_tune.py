@@ -1,6 +1,7 @@
 """Tests of searches: arms have the same draws and numbers of trials, and best options are trained with new seeds."""
 
 import dataclasses
+import importlib.util
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ from hbf.comparison import runs, tune
 from hbf.comparison.devices import Device
 from hbf.comparison.grid import Comparison, label_of, make_grid, with_arms
 from hbf.comparison.presets import PRESETS
+from hbf.comparison.proposals import Method
 from hbf.comparison.space import draw, parse_space
 from hbf.errors import UserError
 from hbf.evaluation.scores import ACCURACY, NLL
@@ -190,6 +192,14 @@ def test_what_can_not_be_searched_is_refused(asked, search, tmp_path, changes, c
   changes = {**changes, 'overrides': (*asked.overrides, *changes.get('overrides', ()))}
   with pytest.raises(UserError, match=message):
     search(dataclasses.replace(asked, **changes), count)
+  assert not (tmp_path / 'search').exists()
+
+
+@pytest.mark.parametrize('method', [Method('tpe'), Method('random', prune=True)])
+def test_without_optuna_one_line_says_how_to_install_it(asked, tmp_path, monkeypatch, method):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(UserError, match=r"needs the package optuna: install it by pip install 'hbf\[optuna\]'$"):
+    tune.tune(asked, 1, tmp_path / 'search', [Device()], method)
   assert not (tmp_path / 'search').exists()
 
 

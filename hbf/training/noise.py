@@ -1,0 +1,41 @@
+"""The gradient noise scale: the batch size at which noise and signal of the gradient are about equally large.
+
+References: McCandlish et al. 2018, "An empirical model of large-batch training", arXiv:1812.06162, appendix A.1.
+"""
+
+from ml_collections import ConfigDict
+
+from hbf.errors import UserError
+from hbf.training.state import GradientNorms
+
+
+def check_noise_scale(config: ConfigDict) -> None:
+  """Raise UserError if the config asks for the noise scale, but a step has no gradients of parts of the batch."""
+  if config.log.noise_scale and config.train.accumulate == 1:
+    raise UserError(
+      'log.noise_scale compares the gradient of a batch with the gradients of its parts, and train.accumulate is 1: '
+      'set train.accumulate to 2 or more, or log.noise_scale to False'
+    )
+
+
+def noise_scale(norms: GradientNorms, batch_size: int, parts: int) -> dict[str, float]:
+  """Return estimates from squared norms of gradients, which are means over some steps.
+
+  Let G be the gradient of the expected loss, and Σ the covariance of the gradient of one example. A mean over b
+  independent examples has the expected squared norm |G|² + tr Σ / b. Two batch sizes give two equations, so both
+  unknowns have unbiased estimates.
+
+  Args:
+    norms: the means of the squared norms.
+    batch_size: number of examples in a batch.
+    parts: number of parts of a batch, at least 2.
+
+  Returns:
+    `gradient_squared`, the estimate of |G|², which may be negative; `gradient_variance`, the estimate of tr Σ; and
+    `noise_scale`, which is tr Σ / |G|² in examples. `noise_scale` is missing if the estimate of |G|² is not positive.
+  """
+  small, big = float(norms.small), float(norms.big)
+  squared = (parts * big - small) / (parts - 1)
+  variance = (small - big) * batch_size / (parts - 1)
+  found = {'gradient_squared': squared, 'gradient_variance': variance}
+  return found | ({'noise_scale': variance / squared} if squared > 0 else {})

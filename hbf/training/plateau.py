@@ -1,0 +1,73 @@
+"""Schedule plateau: the learning rate falls whenever the score on held-out data has stopped to improve.
+
+The factor on the rate is part of the optimizer's state, so a step reads it and a checkpoint has it. After each
+evaluation it is computed anew from all scores of the run, so a continued run has the same factor.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hbf.evaluation.scores import Score
+from hbf.training.sharding import replicated
+from hbf.training.state import TrainState
+
+
+class PlateauState(NamedTuple):
+  """The state of `scale_by_plateau`: the factor on the learning rate."""
+
+  plateau_scale: jax.Array
+
+
+def scale_by_plateau() -> optax.GradientTransformation:
+  """Return a transformation that multiplies the updates by a factor, which only `with_plateau_scale` changes."""
+
+  def init(params: optax.Params) -> PlateauState:
+    del params
+    return PlateauState(jnp.ones(()))
+
+  def update(updates: optax.Updates, state: Any, params: Any = None) -> tuple[optax.Updates, PlateauState]:
+    del params
+    return jax.tree.map(lambda z: z * state.plateau_scale.astype(z.dtype), updates), state
+
+  return optax.GradientTransformation(init, update)
+
+
+def plateau_scale(values: Sequence[float], score: Score, optimizer: ConfigDict) -> float:
+  """Return the factor on the learning rate after some evaluations.
+
+  The factor is multiplied by `plateau_factor` after `plateau_patience` consecutive evaluations without a new best
+  score. The count then begins anew. `optax.contrib.reduce_on_plateau` does the same, but wants a value in each step.
+
+  Args:
+    values: the scores of all evaluations so far.
+    score: the kind of score.
+    optimizer: the `optimizer` part of a config. Its `minimum_rate` is the smallest factor.
+  """
+  best, waited, scale = None, 0, 1.0
+  for value in values:
+    if best is None or (value != best and score.better(value, best) == value):
+      best, waited = value, 0
+    else:
+      waited += 1
+    if waited == optimizer.plateau_patience:
+      scale, waited = scale * optimizer.plateau_factor, 0
+  return max(scale, optimizer.minimum_rate)
+
+
+def scale_of(state: TrainState) -> jax.Array:
+  """Return the factor on the learning rate of a state."""
+  return optax.tree.get(state.opt_state, 'plateau_scale')
+
+
+def with_plateau_scale(state: TrainState, scale: float, mesh: Mesh) -> TrainState:
+  """Return the state with another factor on the learning rate."""
+  # A program makes the array: with several processes, `device_put` would compare their values.
+  made = jax.jit(jnp.asarray, out_shardings=replicated(mesh))(np.float32(scale))
+  return state.replace(opt_state=optax.tree.set(state.opt_state, plateau_scale=made))
