@@ -5,7 +5,7 @@ import optax.contrib
 import pytest
 from toy_runs import EVERYTHING
 
-from hbf.tasks import classification
+from hbf.tasks import images
 from hbf.training.experiment import prepare
 from hbf.training.sharding import replicated
 from hbf.training.state import (
@@ -85,8 +85,8 @@ def test_transforms_and_mixes_draw_apart_and_transforms_as_before_there_were_mix
     return images.astype(jnp.float32), targets
 
   keys = {}
-  monkeypatch.setattr(classification, 'augment', augment)
-  monkeypatch.setattr(classification, 'mix', mix)
+  monkeypatch.setattr(images, 'augment', augment)
+  monkeypatch.setattr(images, 'mix', mix)
   made = prepare(toy('model=vit'), devices=jax.devices()[:1])
   data, batch = made.inputs['train'], {'index': jnp.arange(4)}
 
