@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.learned import refuse_learned
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+  from hbf.training.mirror import local_copy
 
   keep_freed_memory()
   keep_compiled_programs()
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     folder = pathlib.Path(EXPORT.value).expanduser()
     if EXPORT.value:
       export.check_free(folder)
-    workdir = pathlib.Path(WORKDIR.value).expanduser()
+    workdir = local_copy(WORKDIR.value)
     for name, given in (('--export', EXPORT.value), ('--page', PAGE.value), ('--edits', EDITS.value)):
       if given and LEARNED.value:
         refuse_learned(workdir, name)
