@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train docs test test-docs test-loggers test-serve test-slow chaos compile scaling clean
+.PHONY: setup train docs test test-docs test-buckets test-loggers test-serve test-slow chaos compile scaling clean
 
 setup: $(VENV)/installed
 
@@ -36,6 +36,10 @@ test-loggers: .venv-loggers/installed
 test-serve: .venv-serve/installed
 	.venv-serve/bin/python -m pytest tests/training/test_serve.py
 
+# Runs on s3:// with a server of moto, which `test` skips. One of them is killed ten times.
+test-buckets: .venv-buckets/installed
+	.venv-buckets/bin/python -m pytest tests/training/test_buckets.py
+
 # What `test` leaves out of the documentation: the site is built, notebooks run, and Chromium checks pages.
 test-docs: docs .venv-notebooks/installed
 	.venv-notebooks/bin/python -m tests.notebooks
@@ -67,4 +71,4 @@ scaling: .venv-tpu/installed .venv-gpu/installed
 	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers .venv-serve site runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers .venv-serve .venv-buckets site runs

@@ -134,7 +134,7 @@ def evaluate(
   """Evaluate a checkpoint of a run. Nothing is written.
 
   Args:
-    workdir: the run folder.
+    workdir: the run folder, or its address on a bucket.
     split: 'train', 'validation' (the training examples that were held out) or 'test'.
     checkpoint: 'latest', 'best' (by the validation split) or a step.
     data: the images that the run was trained on, in memory. Their fingerprint (a checksum) must be the one in the run
@@ -169,7 +169,7 @@ def load(
   """Load a trained model from its run folder. The training data are not needed.
 
   Args:
-    workdir: the run folder.
+    workdir: the run folder, or its address on a bucket.
     checkpoint: 'latest', 'best' (by the validation split) or a step.
     average: True to take the moving average of the parameters (`train.average`).
     edits: True to apply the edits in the folder (`Run.save_edits`, `hbf edit`).

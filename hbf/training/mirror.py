@@ -106,7 +106,7 @@ class Mirror:
     """Store the objects of the run, the lock, the folder of this run's local files, and the run folder inside it."""
     self._bucket, self._lock, self._home, self._folder, self._console = bucket, lock, home, folder, console
     self._uploaded: _Files = {}
-    self._sums: dict[tuple[str, int], str] = {}  # of files in checkpoints, which never change, by name and inode
+    self._sums: dict[tuple[str, int, int], str] = {}  # of files in checkpoints, which never change
     self._lost: LockLost | None = None
     self._interrupts = False
 
@@ -209,12 +209,12 @@ class Mirror:
     return True
 
   def _describe(self, name: str, path: pathlib.Path) -> dict[str, Any]:
-    inode, fixed = path.stat().st_ino, name.startswith('checkpoints/')
-    digest = self._sums.get((name, inode)) if fixed else None
-    if digest is None:
-      digest = _digest(path)
-      self._sums |= {(name, inode): digest} if fixed else {}
-    return {'sha256': digest, 'bytes': path.stat().st_size}
+    about = path.stat()
+    if not name.startswith('checkpoints/'):
+      return {'sha256': _digest(path), 'bytes': about.st_size}
+    same = (name, about.st_ino, about.st_mtime_ns)
+    self._sums[same] = self._sums.get(same) or _digest(path)
+    return {'sha256': self._sums[same], 'bytes': about.st_size}
 
   def _write_manifest(self, files: _Files) -> None:
     """Replace the manifest on the bucket, and then the local one, which says where the local folder stands."""
@@ -284,10 +284,19 @@ def _stage(folder: pathlib.Path, staging: pathlib.Path) -> dict[str, pathlib.Pat
       for name in found:
         staged[name] = staging / name
         staged[name].parent.mkdir(parents=True, exist_ok=True)
-        (os.link if name.startswith('checkpoints/') else shutil.copyfile)(folder / name, staged[name])
+        (_link if name.startswith('checkpoints/') else shutil.copyfile)(folder / name, staged[name])
       if _inodes(folder) == found:
         return staged
   return None
+
+
+def _link(source: pathlib.Path, target: pathlib.Path) -> None:
+  try:
+    os.link(source, target)
+  except FileNotFoundError:
+    raise
+  except OSError:  # a file system without links
+    shutil.copyfile(source, target)
 
 
 def _inodes(folder: pathlib.Path) -> dict[str, int]:

@@ -214,6 +214,9 @@ def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, monkeypatch):
   monkeypatch.setitem(buckets.EXTRAS, 'memory', 'absent_package')
   with pytest.raises(UserError, match=r"absent_package: install it by pip install 'hbf\[memory\]'"):
     Bucket(ADDRESS)
+  monkeypatch.setattr(mirror.jax, 'process_count', lambda: 2)
+  with pytest.raises(UserError, match='for runs of one process only'), mirrored(ADDRESS, QUIET):
+    pass
   assert not buckets.is_bucket('runs/c10') and not buckets.is_bucket(pathlib.Path('s3/x'))
   assert local_copy('~/x') == pathlib.Path('~/x').expanduser()
 
