@@ -12,7 +12,6 @@ any moment the manifest with the highest number describes a state from which the
 the manifest of its own number. So a process that has lost the lock without noticing can't change the state.
 """
 
-import _thread
 import contextlib
 import fcntl
 import hashlib
@@ -20,6 +19,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -169,7 +169,7 @@ class Mirror:
     self._lost = self._lost or error
     if self._interrupts:
       self._interrupts = False
-      _thread.interrupt_main()
+      signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # it also ends a wait
 
   def _follow(self, ended: threading.Event) -> None:
     """Upload the folder whenever its checkpoints have changed, until the event is set."""
