@@ -284,11 +284,12 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   """Return the config of a run, with the keys of this code (`hbf.training.schema`).
 
   Raises:
-    UserError: the folder is not a run folder, or the config uses an option that was removed.
+    UserError: the folder is a URL or not a run folder, or the config uses an option that was removed.
   """
   path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
   stored = read_json(path, cure)
   if stored is None:
+    check_place(workdir)  # a URL has a message of its own
     raise UserError(f'{workdir} is not the workdir of a run (no config.json): give the --workdir you trained with')
   return as_config(stored, path, cure)
 
