@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train docs test test-docs test-loggers test-optuna test-serve test-slow fuzz chaos compile scaling clean
+.PHONY: setup train docs test test-docs test-buckets test-loggers test-optuna test-serve test-slow fuzz chaos compile \
+	scaling clean
 
 setup: $(VENV)/installed
 
@@ -44,6 +45,10 @@ test-serve: .venv-serve/installed
 fuzz: .venv-fuzz/installed
 	.venv-fuzz/bin/python -m tests.fuzz
 
+# Runs on s3:// with a server of moto, which `test` skips. One of them is killed ten times.
+test-buckets: .venv-buckets/installed
+	.venv-buckets/bin/python -m pytest tests/training/test_buckets.py
+
 # What `test` leaves out of the documentation: the site is built, notebooks run, and Chromium checks pages.
 test-docs: docs .venv-notebooks/installed
 	.venv-notebooks/bin/python -m tests.notebooks
@@ -75,4 +80,5 @@ scaling: .venv-tpu/installed .venv-gpu/installed
 	.venv-gpu/bin/python -m benchmarks.scaling --platform=cuda
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers .venv-optuna .venv-serve .venv-fuzz site runs
+	rm -rf $(VENV) .venv-tpu .venv-gpu .venv-docs .venv-notebooks .venv-loggers .venv-optuna .venv-serve .venv-fuzz
+	rm -rf .venv-buckets site runs

@@ -36,6 +36,7 @@ from hbf.training.evaluate import evaluate_workdir
 from hbf.training.generate import check_task, continue_texts
 from hbf.training.learned import Learned, learned_of, unextended, write_learned
 from hbf.training.machine import quiet
+from hbf.training.mirror import local_copy, mirrored
 from hbf.training.restore import restore, stored_data
 from hbf.training.workdir import load_config, locked
 
@@ -96,7 +97,7 @@ def train(
 
   Args:
     config: a config of `get_config`. It is not changed.
-    workdir: the run folder. A missing folder is made.
+    workdir: the run folder, or its address on a bucket (`s3://…`, `gs://…`). A missing folder is made.
     data: the images to train and test on. None: the data set that the config names.
     callbacks: functions as described above. They are called in this order.
     devices: the devices to train on. None: all.
@@ -114,11 +115,12 @@ def train(
   for callback in callbacks:
     if not callable(callback):
       raise UserError(f'callbacks has {callback!r}: expected functions of step, metrics and state')
-  folder, dataset = _folder(workdir), _dataset(data)
+  address, dataset = _address(workdir), _dataset(data)
   if dataset is not None:
     config = _of_arrays(config)
   console = Console(stderr=True, quiet=not progress)
-  return loop.train(config, folder, console, devices, dataset=dataset, callbacks=callbacks, guest=True)
+  with mirrored(address, console) as folder:
+    return loop.train(config, folder, console, devices, dataset=dataset, callbacks=callbacks, guest=True)
 
 
 @quiet()
@@ -135,7 +137,7 @@ def evaluate(
   """Evaluate a checkpoint of a run. Nothing is written.
 
   Args:
-    workdir: the run folder.
+    workdir: the run folder, or its address on a bucket.
     split: 'train', 'validation' (the training examples that were held out) or 'test'.
     checkpoint: 'latest', 'best' (by the validation split) or a step.
     data: the images that the run was trained on, in memory. Their fingerprint (a checksum) must be the one in the run
@@ -151,7 +153,7 @@ def evaluate(
     ValueError: the folder is not a run folder or has no such checkpoint or split, or the data differ from the run's
       data.
   """
-  folder, dataset = _folder(workdir), _dataset(data)
+  folder, dataset = local_copy(_address(workdir)), _dataset(data)
   if dataset is not None:
     _check_on_images(load_config(folder), f'the run in {folder}')
   return evaluate_workdir(folder, str(checkpoint), split, devices, average, dataset=dataset, edits=edits).result
@@ -170,7 +172,7 @@ def load(
   """Load a trained model from its run folder. The training data are not needed.
 
   Args:
-    workdir: the run folder.
+    workdir: the run folder, or its address on a bucket.
     checkpoint: 'latest', 'best' (by the validation split) or a step.
     average: True to take the moving average of the parameters (`train.average`).
     edits: True to apply the edits in the folder (`Run.save_edits`, `hbf edit`).
@@ -181,7 +183,7 @@ def load(
     ValueError: the folder is not a run folder, has no such checkpoint, or has no edits or no learned classes of this
       checkpoint.
   """
-  folder, where = _folder(workdir), jax.devices()[0] if device is None else device
+  folder, where = local_copy(_address(workdir)), jax.devices()[0] if device is None else device
   restored = restore(folder, str(checkpoint), [where], average, stored_data(folder))
   run = Run(folder, restored.config, restored.model, restored.params, restored.step, restored.task, average, where)
   run = run.with_edits(edits_of(folder, restored.step, average)) if edits else run
@@ -516,11 +518,11 @@ class Run:
     return jax.jit(outputs)
 
 
-def _folder(workdir: Any) -> pathlib.Path:
-  """Return a run's folder as a path. ~ is the home directory."""
+def _address(workdir: Any) -> str | os.PathLike[str]:
+  """Return a run's folder, or its address on a bucket, if it is one."""
   if not isinstance(workdir, str | os.PathLike) or not str(workdir):
     raise UserError(f'workdir is {workdir!r}: expected a folder, such as "runs/c10"')
-  return pathlib.Path(workdir).expanduser()
+  return workdir
 
 
 def _dataset(data: Any) -> Dataset | None:

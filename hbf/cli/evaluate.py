@@ -42,8 +42,9 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.evaluate import evaluate_workdir
   from hbf.training.learned import warn_of_learned
+  from hbf.training.mirror import local_copy
 
-  workdir = pathlib.Path(WORKDIR.value).expanduser()
+  workdir = local_copy(WORKDIR.value)
   evaluation = evaluate_workdir(
     workdir,
     CHECKPOINT.value,

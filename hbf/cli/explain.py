@@ -3,7 +3,6 @@
 hbf explain --workdir=runs/c10 --ood=cifar100 --ood=photos --against=runs/vit
 """
 
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,13 +41,13 @@ def main(argv: Sequence[str]) -> int:
   from hbf.analysis.report.text_page import explain_text
   from hbf.analysis.texts import TextRun
   from hbf.analysis.trained_run import TrainedRun
+  from hbf.training.mirror import local_copy
   from hbf.training.workdir import load_config, replace_text, write_json
 
   def opened(kind: Any, folder: str) -> Any:
-    path = pathlib.Path(folder).expanduser()
-    return kind.of(path, CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
+    return kind.of(local_copy(folder), CHECKPOINT.value, DATA_DIR.value, DATA_ROOT.value, AVERAGE.value)
 
-  against, folder = None, pathlib.Path(WORKDIR.value).expanduser()
+  against, folder = None, local_copy(WORKDIR.value)
   if SEED_RUN.value and AGAINST.value:
     raise UserError('--seed_run and --against make different pages: leave one of them out')
   others = seeds.read_seed_runs(folder, SEED_RUN.value, AVERAGE.value)

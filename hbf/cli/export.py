@@ -25,11 +25,12 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.learned import warn_of_learned
   from hbf.training.machine import keep_freed_memory
+  from hbf.training.mirror import local_copy
 
   keep_freed_memory()
   folder = pathlib.Path(OUTPUT.value).expanduser()
   export.check_free(folder)
-  workdir = pathlib.Path(WORKDIR.value).expanduser()
+  workdir = local_copy(WORKDIR.value)
   model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
   warn_of_edits(workdir, EDITS.value)
   warn_of_learned(workdir)

@@ -4,7 +4,6 @@ hbf generate --workdir=runs/text --prompt='The ' --count=200 --temperature=0.8 -
 """
 
 import json
-import pathlib
 from collections.abc import Sequence
 
 from absl import flags
@@ -40,8 +39,9 @@ def main(argv: Sequence[str]) -> int:
   keep_compiled_programs()
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.generate import write_texts
+  from hbf.training.mirror import local_copy
 
-  workdir = pathlib.Path(WORKDIR.value).expanduser()
+  workdir = local_copy(WORKDIR.value)
   texts = write_texts(
     workdir,
     PROMPTS.value,

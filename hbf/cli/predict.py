@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.training.edits_file import warn_of_edits
   from hbf.training.learned import refuse_learned
   from hbf.training.machine import keep_compiled_programs, keep_freed_memory
+  from hbf.training.mirror import local_copy
   from hbf.training.restore import check_classifies
 
   keep_freed_memory()
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     folder = pathlib.Path(EXPORT.value).expanduser()
     if EXPORT.value:
       export.check_free(folder)
-    workdir = pathlib.Path(WORKDIR.value).expanduser()
+    workdir = local_copy(WORKDIR.value)
     if PAGE.value:
       check_classifies(workdir, '--page')
     for name, given in (('--export', EXPORT.value), ('--page', PAGE.value), ('--edits', EDITS.value)):

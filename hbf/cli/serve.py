@@ -69,12 +69,13 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
   """Return the classifier, and the facts that the server shows: data set, step and number of classes."""
   from hbf.training import export, predict
   from hbf.training.edits_file import warn_of_edits
+  from hbf.training.mirror import local_copy
 
   if MODEL.value:
     folder = pathlib.Path(MODEL.value).expanduser()
     classifier, about = predict.of_export(folder), export.read_about(folder)
   else:
-    workdir = pathlib.Path(WORKDIR.value).expanduser()
+    workdir = local_copy(WORKDIR.value)
     model = export.from_run(workdir, CHECKPOINT.value, AVERAGE.value, EDITS.value)
     warn_of_edits(workdir, EDITS.value)
     classifier, about = predict.of_trained(model), dict(model.about)
@@ -88,9 +89,10 @@ def _classifier() -> tuple[Any, dict[str, Any]]:
 def _explain() -> Any:
   """Return the function that finds the training patches nearest to the centers that vote for an answer."""
   from hbf.serving.patches import nearest_patches
+  from hbf.training.mirror import local_copy
 
   moved = {'dir': DATA_DIR.value, 'root': DATA_ROOT.value}
-  return nearest_patches(pathlib.Path(WORKDIR.value).expanduser(), CHECKPOINT.value, AVERAGE.value, **moved)
+  return nearest_patches(local_copy(WORKDIR.value), CHECKPOINT.value, AVERAGE.value, **moved)
 
 
 if __name__ == '__main__':

@@ -4,7 +4,6 @@ hbf train                                                                   # ha
 hbf train --config=cifar10:model=vit,recipe=memo --workdir=runs/c10 --config.train.epochs=5
 """
 
-import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -14,7 +13,9 @@ from hbf import cli
 
 CONFIG = cli.define_config('digits')
 PROCESSES = cli.define_processes()
-WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<data>-<model>-<recipe>-<seed>.')
+WORKDIR = flags.DEFINE_string(
+  'workdir', '', 'Folder of the run, or s3:// or gs://; default runs/<data>-<model>-<recipe>-<seed>.'
+)
 
 DETERMINISTIC = flags.DEFINE_boolean(
   'deterministic', False, 'Compute the same bits in every run on a GPU, more slowly. A CPU always does.'
@@ -37,17 +38,19 @@ def main(argv: Sequence[str]) -> int:
   from hbf.evaluation.tables import print_result, say
   from hbf.tasks.registry import TASKS
   from hbf.training.loop import train
+  from hbf.training.mirror import mirrored
   from hbf.training.workdir import default_workdir
 
-  workdir = pathlib.Path(WORKDIR.value or default_workdir(CONFIG.value)).expanduser()
-  result = train(CONFIG.value, workdir, Console(stderr=True))
+  console = Console(stderr=True)
+  with mirrored(WORKDIR.value or default_workdir(CONFIG.value), console) as workdir:
+    result = train(CONFIG.value, workdir, console)
   if result is not None and processes.is_first():
     console = Console(file=sys.stdout)
     print_result(result, str(workdir / 'result.json'), console)
     if 'average' in result:
       print_result(result['average'], 'average of the parameters', console)
     if command := TASKS[CONFIG.value.task].demo_command:
-      say(console, f'See it at work: {command} --workdir={workdir}')
+      say(console, f'See it at work: {command} --workdir={WORKDIR.value or workdir}')
   return 0
 
 

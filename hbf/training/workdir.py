@@ -46,6 +46,7 @@ FREE = (
 MEASURED = ('mean', 'std', 'target_mean', 'target_std')
 _SECTIONS = ('checkpoint', 'data', 'evaluate', 'log', 'model', 'optimizer', 'recipe', 'seed', 'train')
 DATA_CURE = 'restore it from a copy, or remove it; the data of the run are then not checked'
+COPY = '.copy-of'  # a file with an address on a bucket marks a folder as a copy for reading
 PATH_ROOM = 300  # bytes of the longest path inside a run folder, with a margin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE)
@@ -61,9 +62,15 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
   """Make and lock a run folder. The lock ends with the context, or if the process crashes.
 
   Raises:
-    UserError: the path can't be a folder, another process has the lock, or the folder has files but no run.
+    UserError: the path can't be a folder, another process has the lock, the folder has files but no run, or it is a
+      copy of a run on a bucket.
   """
   check_place(workdir)
+  if (workdir / COPY).exists():
+    address = (workdir / COPY).read_text()
+    raise UserError(
+      f'{workdir} is a copy of {address} for reading: to write, copy the folder and remove {COPY} there'
+    )
   if workdir.exists() and (not workdir.is_dir() or (any(workdir.iterdir()) and not _is_run(workdir))):
     raise UserError(f'{workdir} exists and is not a run: choose another --workdir, or remove it')
   with held(workdir):
@@ -78,7 +85,7 @@ def check_place(folder: pathlib.Path) -> None:
   """
   if re.match(r'[A-Za-z][\w+.-]+:/', str(folder)):
     url = str(folder).replace(':/', '://', 1)  # a path has only one of the slashes
-    raise UserError(f'{url} is a URL, and runs are written to local folders only: choose a local --workdir')
+    raise UserError(f'{url} is a URL, but a local folder is needed here: choose a local --workdir')
   # Otherwise a run would fail at its first checkpoint, whose paths are longer.
   if len(os.fsencode(folder.absolute())) + PATH_ROOM > os.pathconf('/', 'PC_PATH_MAX'):
     raise UserError(f'{folder} is too long for the paths of files inside it: choose a shorter --workdir')
@@ -281,11 +288,12 @@ def load_config(workdir: pathlib.Path) -> ConfigDict:
   """Return the config of a run, with the keys of this code (`hbf.training.schema`).
 
   Raises:
-    UserError: the folder is not a run folder, or the config uses an option that was removed.
+    UserError: the folder is a URL or not a run folder, or the config uses an option that was removed.
   """
   path, cure = workdir / 'config.json', 'restore it from a copy, or choose another --workdir'
   stored = read_json(path, cure)
   if stored is None:
+    check_place(workdir)  # a URL has a message of its own
     raise UserError(f'{workdir} is not the workdir of a run (no config.json): give the --workdir you trained with')
   return as_config(stored, path, cure)
 

@@ -92,6 +92,11 @@ def test_a_folder_that_cannot_be_is_refused_in_a_line(tmp_path, monkeypatch, pat
   assert not any(tmp_path.iterdir())
 
 
+def test_a_command_that_takes_no_bucket_says_so():
+  with pytest.raises(UserError, match='s3://bucket/run is a URL, but a local folder is needed here'):
+    load_config(pathlib.Path('s3://bucket/run'))
+
+
 def test_a_new_folder_is_no_trouble(tmp_path):
   workdir.check_place(tmp_path / 'new' / 'run')
 

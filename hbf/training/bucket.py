@@ -1,0 +1,272 @@
+"""Objects on a bucket (s3:// or gs://), and the lock of a run there.
+
+An object store has no append, no rename and no flock. It replaces single objects atomically, and it can refuse to
+replace an object that exists. The lock needs only these two.
+"""
+
+import contextlib
+import datetime
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hbf.errors import UserError
+from hbf.training.workdir import parse_json
+
+EXTRAS = {'s3': 's3fs', 'gs': 'gcsfs'}  # the package that reads each kind of bucket; the extra has the kind's name
+BEAT = 10.0  # seconds between two signs of life of a lock's owner
+SILENCE = 60.0  # seconds without a sign of life after which a lock counts as left behind
+LOOK = 1.0  # seconds between two looks at the lock of another process
+_CURE = 'restore it from a copy, or choose another --workdir'
+
+
+def is_bucket(address: object) -> bool:
+  """Return True if an address starts with the name of a kind of bucket, such as s3://."""
+  return str(address).partition('://')[0] in EXTRAS and '://' in str(address)
+
+
+class Bucket:
+  """The objects under an address such as s3://bucket/runs/c10. Their names are relative to it.
+
+  Credentials, region and server are those that the user's environment gives to s3fs or gcsfs. All methods raise
+  UserError if the bucket is missing, can't be reached or refuses the request.
+
+  Attributes:
+    address: the address, without a slash at its end.
+  """
+
+  def __init__(self, address: str):
+    """Connect to the bucket.
+
+    Raises:
+      UserError: the address names no folder, or the package for this kind of bucket is missing.
+    """
+    kind = address.partition('://')[0]
+    if not re.fullmatch(r'\w+://[^/\s]+(/[^/\s]+)+/?', address) or '/..' in address:
+      raise UserError(f'{address} names no folder on a bucket: write {kind}://BUCKET/FOLDER')
+    if importlib.util.find_spec(EXTRAS[kind]) is None:
+      raise UserError(f"{address} needs the package {EXTRAS[kind]}: install it by pip install 'hbf[{kind}]'")
+    import fsspec
+
+    self.address = address.rstrip('/')
+    with self._naming_trouble():
+      self._store, self._root = fsspec.url_to_fs(self.address, use_listings_cache=False, skip_instance_cache=True)
+
+  def read(self, name: str) -> bytes | None:
+    """Return the content of an object. None if there is no such object."""
+    with self._naming_trouble():
+      try:
+        return self._store.cat_file(self._path(name))
+      except FileNotFoundError:
+        return None
+
+  def write(self, name: str, content: bytes) -> None:
+    """Write or replace an object."""
+    with self._naming_trouble():
+      self._store.pipe_file(self._path(name), content)
+
+  def create(self, name: str, content: bytes) -> bool:
+    """Write an object unless it exists. Return True if it now has this content.
+
+    The object is read back, because a store may ignore the condition, or answer a repeated request with a refusal.
+    """
+    try:
+      with self._naming_trouble():
+        self._store.pipe_file(self._path(name), content, mode='create')
+    except (OSError, UserError):
+      if self.read(name) is None:
+        raise
+    return self.read(name) == content
+
+  def names(self, folder: str = '') -> list[str]:
+    """Return the sorted names of all objects in a folder. []: there are none."""
+    with self._naming_trouble():
+      try:
+        self._store.invalidate_cache()
+        found = self._store.find(self._path(folder) if folder else self._root)
+      except FileNotFoundError:
+        return []
+      return sorted(path.removeprefix(f'{self._root}/') for path in found)
+
+  def is_empty(self) -> bool:
+    """Return True if there is nothing at the address. Only one level is listed."""
+    with self._naming_trouble():
+      try:
+        return not [path for path in self._store.ls(self._root, detail=False) if path.strip('/') != self._root]
+      except FileNotFoundError:
+        return True
+
+  def upload(self, files: Mapping[str, pathlib.Path]) -> None:
+    """Write or replace objects, given as the file for each name."""
+    with self._naming_trouble():
+      self._store.put([str(path) for path in files.values()], [self._path(name) for name in files])
+
+  def download(self, files: Mapping[str, pathlib.Path]) -> None:
+    """Read objects into a new file for each name.
+
+    Raises:
+      FileNotFoundError: there is no such object.
+      UserError: see the class.
+    """
+    with self._naming_trouble(missing=FileNotFoundError):
+      self._store.get([self._path(name) for name in files], [str(path) for path in files.values()])
+
+  def remove(self, names: Sequence[str]) -> None:
+    """Remove objects. Some may be missing."""
+    with self._naming_trouble(), contextlib.suppress(FileNotFoundError):
+      if names:
+        self._store.rm([self._path(name) for name in names])
+
+  def _path(self, name: str) -> str:
+    return f'{self._root}/{name}'
+
+  @contextlib.contextmanager
+  def _naming_trouble(self, missing: type[Exception] = UserError) -> Iterator[None]:
+    """Turn errors of the store into a UserError of one line. Raise `missing` if an object or bucket is missing."""
+    try:
+      yield
+    except FileNotFoundError as error:
+      raise missing(f'{self.address} cannot be used ({_line(error)}): make the bucket first') from error
+    except PermissionError as error:
+      raise UserError(
+        f'{self.address} refuses access ({_line(error)}): see which credentials this process has, and what they allow'
+      ) from error
+    except Exception as error:  # each store has its own types of errors
+      raise UserError(
+        f'{self.address} cannot be reached ({type(error).__name__}: {_line(error)}): '
+        'see the network, the credentials and the address of the server, and give the same command again'
+      ) from error
+
+
+class LockLost(UserError):
+  """Another process has taken over the run."""
+
+
+class Lock:
+  """The lock of a run on a bucket: the objects terms/<number>/lock.json, of which the highest number holds.
+
+  To take the lock is to create the next number. Only one process can do this. The owner rewrites its object every
+  BEAT seconds. If the object stays unchanged for SILENCE seconds, the owner counts as dead and another process may
+  take the next number. The clocks of two machines are never compared. An owner that was only asleep finds the higher
+  number, and stops writing.
+  """
+
+  def __init__(self, bucket: Bucket, owner: str, say: Callable[[str], None]):
+    """Take the lock.
+
+    Args:
+      bucket: the run's objects.
+      owner: a name of the local folder that nobody else can have while this process runs. If the lock was left behind
+        by an owner of this name and this host, it is taken at once.
+      say: a function that tells the user something.
+
+    Raises:
+      UserError: another process has the lock.
+    """
+    self._bucket, self._owner = bucket, {'owner': owner, 'host': socket.gethostname(), 'pid': os.getpid()}
+    last = last_term(bucket)
+    left = _read(bucket, last)
+    if left and not left['released'] and any(left[key] != self._owner[key] for key in ('owner', 'host')):
+      _wait_for_end(bucket, last, left, say)
+    self.term, self._beats, self._since = last + 1, 0, _now()
+    if not bucket.create(_name(self.term), self._content()):
+      raise _in_use(bucket, _read(bucket, self.term))
+
+  def check(self) -> None:
+    """Raise LockLost if another process has taken over."""
+    last = last_term(self._bucket)
+    holder = _read(self._bucket, last)
+    if last != self.term or any(holder.get(key) != value for key, value in self._owner.items()):
+      raise LockLost(f'{self._bucket.address} was taken over by {_describe(holder)}: nothing more is written there')
+
+  def beat(self, released: bool = False) -> None:
+    """Give a sign of life, or release the lock.
+
+    Raises:
+      LockLost: another process has taken over.
+    """
+    self.check()
+    self._beats += 1
+    self._bucket.write(_name(self.term), self._content(released))
+
+  @contextlib.contextmanager
+  def held(self, lost: Callable[[LockLost], None]) -> Iterator[None]:
+    """Give signs of life during the context, and release the lock at its end. Call `lost` if it is taken over."""
+    ended = threading.Event()
+
+    def live() -> None:
+      while not ended.wait(BEAT):
+        try:
+          self.beat()
+        except LockLost as error:
+          return lost(error)
+        except UserError:  # the store can't be reached; it may answer the next time
+          pass
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      ended.set()
+      thread.join()
+      with contextlib.suppress(UserError):
+        self.beat(released=True)
+
+  def _content(self, released: bool = False) -> bytes:
+    about = {**self._owner, 'since': self._since, 'time': _now(), 'beats': self._beats, 'released': released}
+    return json.dumps(about, indent=2).encode()
+
+
+def last_term(bucket: Bucket) -> int:
+  """Return the highest number of a lock. 0: nobody has locked the run yet."""
+  return max((int(name.split('/')[1]) for name in bucket.names('terms') if name.endswith('/lock.json')), default=0)
+
+
+def _name(term: int) -> str:
+  return f'terms/{term:08}/lock.json'
+
+
+def _read(bucket: Bucket, term: int) -> dict[str, Any]:
+  """Return the content of a lock. {}: it is gone, because a higher number was taken."""
+  content = bucket.read(_name(term))
+  keys = ('owner', 'host', 'pid', 'since', 'time', 'beats', 'released')
+  return {} if content is None else parse_json(content, f'{bucket.address}/{_name(term)}', _CURE, *keys)
+
+
+def _wait_for_end(bucket: Bucket, term: int, left: Mapping[str, Any], say: Callable[[str], None]) -> None:
+  """Wait until the owner of a lock counts as dead. Raise UserError if it gives a sign of life."""
+  say(f'{bucket.address} is locked by {_describe(left)}; waits up to {SILENCE:.0f} s for a sign of life')
+  end = time.monotonic() + SILENCE
+  while time.monotonic() < end:
+    time.sleep(LOOK)
+    now = _read(bucket, term)
+    if now.get('released'):
+      return
+    if now != left:
+      raise _in_use(bucket, now or left)
+
+
+def _in_use(bucket: Bucket, holder: Mapping[str, Any]) -> UserError:
+  return UserError(f'{bucket.address} is in use by {_describe(holder)}: wait for it, or choose another --workdir')
+
+
+def _describe(holder: Mapping[str, Any]) -> str:
+  if not holder:
+    return 'another process'
+  return f'process {holder["pid"]} on {holder["host"]} (since {holder["since"]}, last sign of life {holder["time"]})'
+
+
+def _now() -> str:
+  return datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+
+
+def _line(error: Exception) -> str:
+  return (str(error).splitlines() or [''])[0][:150] or type(error).__name__

@@ -1,0 +1,379 @@
+"""Run folders on a bucket: a local folder in which the run works, and a copy of it on the bucket.
+
+The training knows only the local folder. While a run trains, a thread uploads each new checkpoint together with the
+other files of the run. On the bucket are
+
+    terms/<number>/lock.json        the lock (`hbf.training.bucket`)
+    terms/<number>/manifest.json    the name, size and checksum of every file of the run, as this owner left it
+    files/<checksum>/<name>         the files
+
+A file is never replaced, because its checksum is in its name. Files are uploaded first and the manifest last. So at
+any moment the manifest with the highest number describes a state from which the run can go on. Each owner writes only
+the manifest of its own number. So a process that has lost the lock without noticing can't change the state.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from hbf.errors import UserError
+from hbf.evaluation.tables import say
+from hbf.training.bucket import Bucket, Lock, LockLost, is_bucket
+from hbf.training.workdir import COPY, held, naming_trouble, parse_json, read_json, write_json
+
+POLL = 0.5  # seconds between two looks for a new checkpoint
+_TRIES = 20  # attempts to catch a folder while nothing in it appears or vanishes
+_CURE = 'restore it from a copy, or choose another --workdir'
+_Files = dict[str, dict[str, Any]]  # name in the run folder: {'sha256': …, 'bytes': …}
+
+
+@contextlib.contextmanager
+def mirrored(address: str | os.PathLike[str], console: Console) -> Iterator[pathlib.Path]:
+  """Return the local folder for a run that trains, as a context.
+
+  If the address is on a bucket, the folder starts with the state there. It is uploaded after each checkpoint and at
+  the end of the context. Otherwise the folder is the address itself.
+
+  Raises:
+    UserError: the bucket can't be used, another process has the lock, or the address holds something else.
+  """
+  if not is_bucket(address):
+    yield pathlib.Path(address).expanduser()
+    return
+  if jax.process_count() > 1:
+    raise UserError(f'{address} is on a bucket, for runs of one process only: choose a --workdir that all share')
+  bucket = Bucket(str(address))
+  home = _home(bucket)
+  folder = home / 'run' / _folder_name(bucket)
+  with contextlib.ExitStack() as stack:
+    with _named(bucket.address, home):
+      stack.enter_context(held(home))
+    _newest(bucket)  # raises if something else is there, before a lock is written
+    lock = Lock(bucket, _owner(home), lambda text: say(console, text))
+    mirror = Mirror(bucket, lock, home, folder, console)
+    with _named(bucket.address, folder), lock.held(mirror.lose):
+      with naming_trouble(folder):
+        mirror.pull()
+      with mirror.uploading():
+        yield folder
+    say(console, f'{bucket.address} has all files of the run')
+
+
+def local_copy(address: str | os.PathLike[str]) -> pathlib.Path:
+  """Return a local folder with the files of a run, to read. An address that is not on a bucket is returned itself.
+
+  A file that a command writes into a copy stays there. It is not uploaded.
+
+  Raises:
+    UserError: the bucket can't be read, or holds no run.
+  """
+  if not is_bucket(address):
+    return pathlib.Path(address).expanduser()
+  bucket = Bucket(str(address))
+  home = _home(bucket)
+  folder = home / 'copy' / _folder_name(bucket)
+  with naming_trouble(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(home / '.copy-lock', 'a') as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)  # of two commands that begin at once, one downloads
+      for _ in range(_TRIES):
+        if (files := _newest(bucket)) is None:
+          raise UserError(f'{bucket.address} holds no run: give the --workdir you trained with')
+        with contextlib.suppress(FileNotFoundError):  # the run goes on, and has just replaced this state
+          _download(bucket, files, folder, home / 'copy-downloads')
+          _remove_checkpoints(folder, files)
+          (folder / COPY).write_text(bucket.address)
+          return folder
+  raise UserError(f'{bucket.address} lacks files that its manifest names: {_CURE}')
+
+
+class Mirror:
+  """The copy of a run folder on a bucket, in the hands of the run that has the lock."""
+
+  def __init__(self, bucket: Bucket, lock: Lock, home: pathlib.Path, folder: pathlib.Path, console: Console):
+    """Store the objects of the run, the lock, the folder of this run's local files, and the run folder inside it."""
+    self._bucket, self._lock, self._home, self._folder, self._console = bucket, lock, home, folder, console
+    self._uploaded: _Files = {}
+    self._sums: dict[tuple[str, int, int], str] = {}  # of files in checkpoints, which never change
+    self._lost: LockLost | None = None
+    self._interrupts = False
+
+  def pull(self) -> None:
+    """Give the local folder the state on the bucket, and claim this state for the own term.
+
+    If the folder goes on from this state, it stays as it is. So a run that was killed loses nothing on this machine.
+
+    Raises:
+      UserError: the address holds something else, or a file is damaged or missing.
+    """
+    stored, known = _newest(self._bucket), read_json(self._home / 'manifest.json', _CURE, 'files')
+    if stored is None and known is not None:
+      raise UserError(
+        f'{self._bucket.address} holds no run any more, but {self._home} has a copy of one: remove this folder to '
+        'begin anew, or restore the objects'
+      )
+    if stored is None or known is None or known['files'] != stored or not _has(self._folder, stored):
+      (self._home / 'manifest.json').unlink(missing_ok=True)
+      try:
+        _download(self._bucket, stored or {}, self._folder, self._home / 'downloads')
+      except FileNotFoundError as error:
+        raise UserError(f'{self._bucket.address} lacks a file that its manifest names ({error}): {_CURE}') from error
+      for name in _inodes(self._folder).keys() - (stored or {}).keys():
+        (self._folder / name).unlink()
+      _remove_checkpoints(self._folder, stored or {})
+    self._write_manifest(stored or {})
+    self._remove_others()
+
+  @contextlib.contextmanager
+  def uploading(self) -> Iterator[None]:
+    """Upload each new checkpoint during the context, and all files at its end.
+
+    Raises:
+      UserError: the last upload failed. The local folder has all files, and the same command goes on from them.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=self._follow, args=[ended], daemon=True)
+    self._interrupts = threading.current_thread() is threading.main_thread()
+    thread.start()
+    try:
+      try:
+        yield
+      finally:
+        self._interrupts = False
+        ended.set()
+        thread.join()
+    except BaseException:
+      if self._lost:
+        raise self._lost from None
+      with contextlib.suppress(UserError):
+        self.push()
+      raise
+    if self._lost:
+      raise self._lost
+    self.push()
+
+  def lose(self, error: LockLost) -> None:
+    """Remember that the lock is lost, and stop the run like Ctrl-C."""
+    self._lost = self._lost or error
+    if self._interrupts:
+      self._interrupts = False
+      signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # it also ends a wait
+
+  def _follow(self, ended: threading.Event) -> None:
+    """Upload the folder whenever its checkpoints have changed, until the event is set."""
+    seen, told = set[str](), ''
+    while not ended.wait(POLL):
+      if (now := self._milestones()) == seen:
+        continue
+      try:
+        seen = now if self.push() else seen
+      except LockLost as error:
+        return self.lose(error)
+      except UserError as error:  # the run goes on, and this thread tries again
+        if str(error) != told:
+          told = str(error)
+          say(self._console, f'warning: not uploaded: {told}')
+
+  def _milestones(self) -> set[str]:
+    """Return the names of the complete checkpoints, and of result.json if it is there."""
+    steps = {path.name for path in (self._folder / 'checkpoints').glob('*') if path.name.isdecimal()}
+    return steps | {path.name for path in self._folder.glob('result.json')}
+
+  def push(self) -> bool:
+    """Upload what has changed, and then the manifest. Return False if the folder could not be caught at rest."""
+    with naming_trouble(self._home):
+      staged = _stage(self._folder, self._home / 'uploads')
+      if staged is None:
+        return False
+      files = {name: self._describe(name, path) for name, path in staged.items()}
+    if files == self._uploaded:
+      return True
+    old = {_object(name, about) for name, about in self._uploaded.items()}
+    new = {_object(name, about): staged[name] for name, about in files.items()}
+    self._bucket.upload({key: path for key, path in new.items() if key not in old})
+    self._write_manifest(files)
+    self._lock.check()
+    self._bucket.remove(sorted(old - new.keys()))
+    return True
+
+  def _describe(self, name: str, path: pathlib.Path) -> dict[str, Any]:
+    about = path.stat()
+    if not name.startswith('checkpoints/'):
+      return {'sha256': _digest(path), 'bytes': about.st_size}
+    same = (name, about.st_ino, about.st_mtime_ns)
+    self._sums[same] = self._sums.get(same) or _digest(path)
+    return {'sha256': self._sums[same], 'bytes': about.st_size}
+
+  def _write_manifest(self, files: _Files) -> None:
+    """Replace the manifest on the bucket, and then the local one, which says where the local folder stands."""
+    self._lock.check()
+    manifest = {'format': 1, 'files': files}
+    self._bucket.write(_manifest(self._lock.term), json.dumps(manifest, indent=2).encode())
+    self._uploaded = files
+    write_json(self._home / 'manifest.json', manifest)
+
+  def _remove_others(self) -> None:
+    """Remove what earlier owners have left: their terms, and files that the manifest does not name."""
+    kept = {_object(name, about) for name, about in self._uploaded.items()}
+    terms = [name for name in self._bucket.names('terms') if int(name.split('/')[1]) < self._lock.term]
+    self._bucket.remove(terms + [name for name in self._bucket.names('files') if name not in kept])
+
+
+def _newest(bucket: Bucket) -> _Files | None:
+  """Return the files that the newest manifest names. None if nothing is at the address.
+
+  Raises:
+    UserError: something else is there, or the manifest is damaged.
+  """
+  for _ in range(_TRIES):
+    terms = [name for name in bucket.names('terms') if name.endswith('/manifest.json')]
+    if not terms:
+      if not bucket.names('terms') and not bucket.is_empty():
+        raise UserError(f'{bucket.address} exists and is not a run: choose another --workdir, or remove it')
+      return None
+    if (content := bucket.read(terms[-1])) is not None:  # None: the next owner has just removed it
+      return parse_json(content, f'{bucket.address}/{terms[-1]}', _CURE, 'files')['files']
+  raise UserError(f'{bucket.address} changes faster than it can be read: give the same command again')
+
+
+def _download(bucket: Bucket, files: _Files, folder: pathlib.Path, scratch: pathlib.Path) -> None:
+  """Bring files into a folder, except those that it has already. Each is checked before it is put in place.
+
+  Raises:
+    FileNotFoundError: an object is missing.
+    UserError: a file is damaged.
+  """
+  shutil.rmtree(scratch, ignore_errors=True)
+  scratch.mkdir(parents=True)
+  lacking = [name for name, about in files.items() if not _is(folder / name, about)]
+  if wrong := [name for name in lacking if '..' in name.split('/') or name.startswith('/')]:
+    raise UserError(f'{bucket.address} has a file {wrong[0]!r}, which lies outside a run folder: {_CURE}')
+  parts = {name: scratch / str(number) for number, name in enumerate(lacking)}
+  bucket.download({_object(name, files[name]): path for name, path in parts.items()})
+  for name, path in parts.items():
+    if not _is(path, files[name]):
+      raise UserError(f'{bucket.address}/{_object(name, files[name])} is damaged: {_CURE}')
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    os.replace(path, folder / name)
+
+
+def _stage(folder: pathlib.Path, staging: pathlib.Path) -> dict[str, pathlib.Path] | None:
+  """Catch the files of a run folder in which a run works, at one moment. Return a path for each name.
+
+  Files of checkpoints are linked, since a run may delete them. All others are copied, since a run may append to them.
+
+  Returns:
+    None if files appeared or vanished during each attempt.
+  """
+  for _ in range(_TRIES):
+    shutil.rmtree(staging, ignore_errors=True)
+    found, staged = _inodes(folder), dict[str, pathlib.Path]()
+    with contextlib.suppress(FileNotFoundError):
+      for name in found:
+        staged[name] = staging / name
+        staged[name].parent.mkdir(parents=True, exist_ok=True)
+        (_link if name.startswith('checkpoints/') else shutil.copyfile)(folder / name, staged[name])
+      if _inodes(folder) == found:
+        return staged
+  return None
+
+
+def _link(source: pathlib.Path, target: pathlib.Path) -> None:
+  try:
+    os.link(source, target)
+  except FileNotFoundError:
+    raise
+  except OSError:  # a file system without links
+    shutil.copyfile(source, target)
+
+
+def _inodes(folder: pathlib.Path) -> dict[str, int]:
+  """Return the inode of each file that belongs to a run. Files that are being written are left out."""
+  found = {}
+  for parent, _, files in os.walk(folder):
+    for path in (pathlib.Path(parent, file) for file in files):
+      name = path.relative_to(folder).as_posix()
+      kind, _, rest = name.partition('/')
+      unfinished = kind == 'checkpoints' and not rest.partition('/')[0].isdecimal()
+      if not unfinished and not name.endswith('.tmp') and name != '.lock' and not path.is_symlink():
+        with contextlib.suppress(FileNotFoundError):
+          found[name] = path.stat().st_ino
+  return found
+
+
+def _has(folder: pathlib.Path, files: _Files) -> bool:
+  """Return True if a folder has these files, or newer checkpoints in place of the old ones."""
+  others = [name for name in files if not name.startswith('checkpoints/')]
+  wanted, there = _steps(files), _steps(_inodes(folder))
+  return all((folder / name).is_file() for name in others) and max(wanted, default=0) <= max(there, default=0)
+
+
+def _steps(names: Mapping[str, Any]) -> set[int]:
+  return {int(name.split('/')[1]) for name in names if name.startswith('checkpoints/')}
+
+
+def _remove_checkpoints(folder: pathlib.Path, files: _Files) -> None:
+  """Remove the checkpoints that are not among these files, and everything unfinished beside them."""
+  kept = {str(step) for step in _steps(files)}
+  for path in (folder / 'checkpoints').glob('*'):
+    if path.name not in kept and path.is_dir():
+      shutil.rmtree(path)
+
+
+def _is(path: pathlib.Path, about: Mapping[str, Any]) -> bool:
+  return path.is_file() and path.stat().st_size == about['bytes'] and _digest(path) == about['sha256']
+
+
+def _digest(path: pathlib.Path) -> str:
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _object(name: str, about: Mapping[str, Any]) -> str:
+  return f'files/{about["sha256"][:16]}/{name}'
+
+
+def _manifest(term: int) -> str:
+  return f'terms/{term:08}/manifest.json'
+
+
+def _home(bucket: Bucket) -> pathlib.Path:
+  """Return the local folder of a run on a bucket: ~/.cache/hbf/buckets/<checksum of the address>."""
+  cache = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
+  server = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL') or ''
+  return cache / 'hbf' / 'buckets' / hashlib.sha256(f'{server} {bucket.address}'.encode()).hexdigest()[:16]
+
+
+def _folder_name(bucket: Bucket) -> str:
+  return bucket.address.rpartition('/')[2]
+
+
+def _owner(home: pathlib.Path) -> str:
+  """Return the name of a local folder, which is drawn at its first use."""
+  path = home / 'owner.json'
+  if (stored := read_json(path, 'remove it', 'owner')) is None:
+    write_json(path, stored := {'owner': uuid.uuid4().hex})
+  return stored['owner']
+
+
+@contextlib.contextmanager
+def _named(address: str, folder: pathlib.Path) -> Iterator[None]:
+  """Let a UserError name the address instead of a local folder."""
+  try:
+    yield
+  except UserError as error:
+    if str(folder) not in str(error):
+      raise
+    raise UserError(str(error).replace(str(folder), address)) from error
