@@ -254,7 +254,10 @@ def make_run(folder: pathlib.Path) -> None:
   edits = [Edit('a.png', '1', '2', rng.normal(size=(2, 8)), np.ones(2), rng.normal(size=(2, 10))) for _ in range(2)]
   write_edits(folder, Edits(1, False, np.eye(8), tuple(edits)))
   classes = tuple(LearnedClass(name, ('a.png',), rng.normal(size=8).astype(np.float32)) for name in 'xy')
-  write_learned(folder, Learned(1, False, np.eye(8, dtype=np.float32), np.ones((10, 8), np.float32), classes))
+  learned = Learned(1, False, np.eye(8, dtype=np.float32), np.ones((10, 8), np.float32), classes)
+  with tempfile.TemporaryDirectory(dir=folder) as beside:  # a run has one of both files only
+    write_learned(pathlib.Path(beside), learned)
+    pathlib.Path(beside, 'learned.npz').rename(folder / 'learned.npz')
   (folder / 'result.json').write_text(json.dumps({'n': 2, 'correct': 1, 'accuracy': 50.0, 'steps': 2}))
 
 

@@ -24,6 +24,7 @@ def write_edits(workdir: pathlib.Path, edits: Edits | None) -> None:
   if not edits:
     path.unlink(missing_ok=True)
     return
+  side_file.check_alone(path)
   names = [
     {'source': edit.source, 'was': edit.was, 'label': edit.label, 'centers': len(edit.centers)}
     for edit in edits.edits

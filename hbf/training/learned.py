@@ -107,6 +107,7 @@ def write_learned(workdir: pathlib.Path, learned: Learned | None) -> None:
   if not learned:
     path.unlink(missing_ok=True)
     return
+  side_file.check_alone(path)
   classes = [{'name': each.name, 'sources': each.sources} for each in learned.classes]
   about = {'version': VERSION, 'step': learned.step, 'average': learned.average, 'classes': classes}
   side_file.write_arrays(path, about, learned.params)

@@ -47,14 +47,13 @@ def write_arrays(path: pathlib.Path, about: Mapping[str, Any], arrays: Mapping[s
   """Write or replace a file atomically.
 
   Args:
-    path: the path of the file, which is edits.npz or learned.npz in a run folder.
+    path: the path of the file.
     about: facts about the arrays, which JSON can hold.
     arrays: the arrays by name. No name is 'about'.
 
   Raises:
-    UserError: the file can't be written, or the run folder has the other one of the two files.
+    UserError: the file can't be written.
   """
-  check_alone(path)
   with replacing(path) as file:
     np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
 

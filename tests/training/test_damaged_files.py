@@ -29,7 +29,9 @@ def run(toy, tmp_path_factory):
   save_untrained(toy('model=identity'), folder)
   edit = Edit('a.png', '1', '2', np.ones((2, 3)), np.ones(2), np.ones((2, 10)))
   write_edits(folder, Edits(1, False, np.eye(3), (edit,)))
-  write_learned(folder, Learned(1, False, np.eye(3), np.ones((10, 3)), (LearnedClass('x', ('a.png',), np.ones(3)),)))
+  beside = tmp_path_factory.mktemp('beside')  # a run has one of both files only
+  write_learned(beside, Learned(1, False, np.eye(3), np.ones((10, 3)), (LearnedClass('x', ('a.png',), np.ones(3)),)))
+  (beside / 'learned.npz').rename(folder / 'learned.npz')
   write_predictions(folder, {'nll': np.ones(2)})
   return folder
 
