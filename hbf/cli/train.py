@@ -19,6 +19,9 @@ WORKDIR = flags.DEFINE_string('workdir', '', 'Folder of the run; default runs/<d
 DETERMINISTIC = flags.DEFINE_boolean(
   'deterministic', False, 'Compute the same bits in every run on a GPU, more slowly. A CPU always does.'
 )
+ELASTIC = flags.DEFINE_boolean(
+  'elastic', False, 'If processes of the run are lost, go on with the others from the last checkpoint.'
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,9 +29,14 @@ def main(argv: Sequence[str]) -> int:
   del argv
   from rich.console import Console
 
-  from hbf.training import processes
+  from hbf.training import elastic, processes
   from hbf.training.machine import compute_deterministically, keep_compiled_programs, keep_freed_memory
+  from hbf.training.workdir import default_workdir
 
+  workdir = pathlib.Path(WORKDIR.value or default_workdir(CONFIG.value)).expanduser()
+  if ELASTIC.value:
+    return elastic.supervise(workdir, **PROCESSES())
+  elastic.end_with_supervisor()
   if DETERMINISTIC.value:
     compute_deterministically()
   processes.start(**PROCESSES())
@@ -37,9 +45,7 @@ def main(argv: Sequence[str]) -> int:
   from hbf.evaluation.tables import print_result, say
   from hbf.tasks.registry import TASKS
   from hbf.training.loop import train
-  from hbf.training.workdir import default_workdir
 
-  workdir = pathlib.Path(WORKDIR.value or default_workdir(CONFIG.value)).expanduser()
   result = train(CONFIG.value, workdir, Console(stderr=True))
   if result is not None and processes.is_first():
     console = Console(file=sys.stdout)

@@ -29,6 +29,8 @@ T = TypeVar('T')
 JOIN_SECONDS = 300  # the time that processes wait for each other at the start
 LOST_SECONDS = 60  # the silence after which a process counts as lost, and the others end
 LEAVE_SECONDS = 15  # the time that a process waits for the others at its end, before it counts as failed
+LOST_STATUS = 75  # the exit status of a process that ends because another process is lost
+UNMET_STATUS = 69  # the exit status of a process that ends because the processes did not meet
 
 # Environment variables that launchers set, each with the variable that holds the number of tasks. '': there is none.
 # A single task runs alone.
@@ -52,12 +54,13 @@ def start(coordinator: str = '', processes: int | None = None, process: int | No
   Raises:
     UserError: an argument is missing or not valid, or JAX cannot find the values in the environment.
   """
-  given = _arguments(coordinator, processes, process)
+  given = join_arguments(coordinator, processes, process)
   if processes == 1 or not (given or _in_cluster()):
     return
   # JAX's own handler would take SIGTERM from the run, and do nothing.
   jax.config.update('jax_enable_preemption_service', False)
-  with _ended_after(JOIN_SECONDS, f'the processes of the run did not meet within {JOIN_SECONDS} s: {_advice(given)}'):
+  message = f'the processes of the run did not meet within {JOIN_SECONDS} s: {_advice(given)}'
+  with _ended_after(JOIN_SECONDS, message, UNMET_STATUS):
     try:
       jax.distributed.initialize(
         **given,
@@ -97,7 +100,8 @@ def ended_by_loss() -> Iterator[None]:
       raise
     _end(
       f'another process of the run is gone ({_first_line(error)}): start all again; a run goes on from its last '
-      'checkpoint'
+      'checkpoint',
+      LOST_STATUS,
     )
 
 
@@ -213,8 +217,14 @@ class StopSignal:
     return self._answer
 
 
-def _arguments(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
-  """Check the flags, and return the arguments of `jax.distributed.initialize` for them. {} if no flag is given."""
+def join_arguments(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
+  """Check the flags of `start`. Return the arguments of `jax.distributed.initialize` for them.
+
+  Return {} if no flag is given, or only processes=1.
+
+  Raises:
+    UserError: a flag is missing or not valid.
+  """
   missing = [name for name, value in _flags(coordinator, processes, process).items() if value in ('', None)]
   if len(missing) == 3 or (processes == 1 and len(missing) == 2):
     return {}
@@ -242,6 +252,12 @@ def _arguments(coordinator: str, processes: int | None, process: int | None) -> 
 
 def _flags(coordinator: str, processes: int | None, process: int | None) -> dict[str, Any]:
   return {'coordinator': coordinator, 'processes': processes, 'process': process}
+
+
+def free_port() -> int:
+  """Return a port of this machine at which nothing listens."""
+  with socket.create_server(('', 0)) as free:
+    return int(free.getsockname()[1])
 
 
 def _check_free(port: int) -> None:
@@ -272,9 +288,9 @@ def _advice(given: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _ended_after(seconds: float, message: str) -> Iterator[None]:
-  """End this process with a message of one line if the code inside the context takes more than `seconds`."""
-  timer = threading.Timer(seconds, _end, [message])
+def _ended_after(seconds: float, message: str, status: int) -> Iterator[None]:
+  """End this process with a message and an exit status if the code inside the context takes more than `seconds`."""
+  timer = threading.Timer(seconds, _end, [message, status])
   timer.daemon = True
   timer.start()
   try:
@@ -283,10 +299,10 @@ def _ended_after(seconds: float, message: str) -> Iterator[None]:
     timer.cancel()
 
 
-def _end(message: str) -> None:
+def _end(message: str, status: int) -> None:
   """End this process at once. A normal exit would wait for the other processes, and then abort."""
   print('error:', message, file=sys.stderr, flush=True)
-  os._exit(1)
+  os._exit(status)
 
 
 def _first_line(error: Exception) -> str:
