@@ -65,7 +65,7 @@ KINDS = {'starting': 0.1, 'restoring': 0.1, 'training': 0.8}
 SPAN = {'starting': 6.0, 'restoring': 3.0, 'training': 0.5}  # a kill comes within so many seconds
 PROGRESS = 0.2  # most steps before a kill, as a share of all
 SAME = 1e-3  # most difference of the parameters of an elastic run, whose number of devices changes
-LIMIT = 300.0  # seconds after which a run counts as hanging
+LIMIT = 900.0  # seconds after which a run counts as hanging
 CLOCKS = {'images_per_second', 'seconds', 'train_seconds', 'compile_seconds', 'peak_memory_bytes'}
 UNFINISHED = '.orbax-checkpoint-tmp'
 

@@ -46,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
   from hbf.tasks.registry import TASKS
   from hbf.training.loop import train
 
-  result = train(CONFIG.value, workdir, Console(stderr=True))
+  with processes.ended_by_loss():
+    result = train(CONFIG.value, workdir, Console(stderr=True))
   if result is not None and processes.is_first():
     console = Console(file=sys.stdout)
     print_result(result, str(workdir / 'result.json'), console)

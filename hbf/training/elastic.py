@@ -16,11 +16,9 @@ never form two groups. A new start of the run does not number from 0 again, so o
 import contextlib
 import ctypes
 import dataclasses
-import ipaddress
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hbf.errors import UserError
-from hbf.training.processes import LOST_STATUS, UNMET_STATUS, free_port, join_arguments
+from hbf.training.processes import LOST_STATUS, UNMET_STATUS, free_port, join_arguments, reachable_host
 from hbf.training.signals import KINDS
 from hbf.training.workdir import check_run_folder, held, in_use, read_json, write_json
 
@@ -231,7 +229,7 @@ def supervise(workdir: pathlib.Path, coordinator: str, processes: int | None, pr
       '--elastic, and let the launcher start all processes again'
     )
   check_run_folder(workdir)
-  supervisor = Supervisor(workdir, given['process_id'], _reachable_host(coordinator), _launch_again)
+  supervisor = Supervisor(workdir, given['process_id'], reachable_host(coordinator), _launch_again)
   for kind in KINDS:
     signal.signal(kind, lambda number, _: supervisor.received.append(number))
   return supervisor.run(coordinator, given['num_processes'])
@@ -260,21 +258,3 @@ def _launch_again(coordinator: str, processes: int, process: int) -> 'subprocess
   return subprocess.Popen(
     [sys.executable, *sys.orig_argv[1:], *flags], env=os.environ | {PARENT: str(os.getpid())}, start_new_session=True
   )
-
-
-def _reachable_host(coordinator: str) -> str:
-  """Return the name or address by which the other processes reach this machine: its address on the way to process 0.
-
-  On the machine of process 0 itself, this may be a local address. Then the host of the coordinator is returned.
-  """
-  host, _, port = coordinator.rpartition(':')
-  try:
-    family, kind, _, _, where = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-      probe.connect(where)  # this sends nothing
-      own = ipaddress.ip_address(probe.getsockname()[0])
-  except (OSError, ValueError):
-    return socket.gethostname()
-  if own.is_loopback:
-    return host
-  return f'[{own}]' if own.version == 6 else str(own)

@@ -7,6 +7,7 @@ So all processes do the same. A run with one process exchanges nothing.
 
 import contextlib
 import functools
+import ipaddress
 import json
 import os
 import re
@@ -258,6 +259,24 @@ def free_port() -> int:
   """Return a port of this machine at which nothing listens."""
   with socket.create_server(('', 0)) as free:
     return int(free.getsockname()[1])
+
+
+def reachable_host(coordinator: str) -> str:
+  """Return the name or address by which the other processes reach this machine: its address on the way to process 0.
+
+  On the machine of process 0 itself, this may be a local address. Then the host of the coordinator is returned.
+  """
+  host, _, port = coordinator.rpartition(':')
+  try:
+    family, kind, _, _, where = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+      probe.connect(where)  # this sends nothing
+      own = ipaddress.ip_address(probe.getsockname()[0])
+  except (OSError, ValueError):
+    return socket.gethostname()
+  if own.is_loopback:
+    return host
+  return f'[{own}]' if own.version == 6 else str(own)
 
 
 def _check_free(port: int) -> None:

@@ -1,6 +1,7 @@
 """Tests of elastic runs: the agreement of supervisors, with children that only end in one way or another."""
 
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -8,10 +9,10 @@ import time
 import pytest
 
 from hbf.errors import UserError
-from hbf.training import elastic
+from hbf.training import elastic, processes
 from hbf.training.workdir import held
 
-LOST = f'exit {elastic.LOST_STATUS}'
+LOST = f'exit {processes.LOST_STATUS}'
 SAVED = 'mkdir -p "$0/checkpoints/4"; '
 HANGS = 'exec sleep 100'
 STOPS = 'trap "exit 7" TERM; touch "$0/ready"; while :; do sleep 0.01; done'
@@ -92,7 +93,7 @@ def test_those_that_are_left_go_on_and_one_that_notices_late_is_called(tmp_path)
 
 def test_losses_follow_each_other_until_one_is_left_and_older_files_do_no_harm(tmp_path):
   for _ in range(2):
-    run = start(tmp_path, ['exit 1'], [LOST, 'exit 9'], ['kill -ABRT $$', f'exit {elastic.UNMET_STATUS}', 'exit 0'])
+    run = start(tmp_path, ['exit 1'], [LOST, 'exit 9'], ['kill -ABRT $$', f'exit {processes.UNMET_STATUS}', 'exit 0'])
     assert [process.end() for process in run] == [1, 9, 0]
     assert run[2].launched == [('first', 3, 2), ('host1', 2, 1), ('host2', 1, 0)]
   assert sorted(path.name for path in (tmp_path / 'elastic').glob('*.json')) == [f'{n}.json' for n in (1, 2, 3, 4)]
@@ -104,8 +105,8 @@ def test_if_none_is_lost_the_run_goes_on_only_from_a_newer_checkpoint(tmp_path):
 
 
 def test_processes_that_never_met_do_not_go_on_with_fewer(tmp_path):
-  (process,) = start(tmp_path, [f'exit {elastic.UNMET_STATUS}'])
-  assert process.end() == elastic.UNMET_STATUS
+  (process,) = start(tmp_path, [f'exit {processes.UNMET_STATUS}'])
+  assert process.end() == processes.UNMET_STATUS
 
 
 def test_a_process_that_is_silent_is_left_out_and_ends_when_it_wakes(tmp_path, monkeypatch):
@@ -151,5 +152,5 @@ def test_flags_and_folders_that_make_no_elastic_run_are_refused_at_once(tmp_path
 
 
 def test_others_reach_a_process_by_the_name_or_address_that_leads_to_it():
-  assert elastic._reachable_host('localhost:9876') == 'localhost'
-  assert elastic._reachable_host('[::1]:9876') in ('[::1]', elastic.socket.gethostname())
+  assert processes.reachable_host('localhost:9876') == 'localhost'
+  assert processes.reachable_host('[::1]:9876') in ('[::1]', socket.gethostname())

@@ -110,16 +110,10 @@ echo $? > {0}/$process.status
 """
 
 
-def free_port():
-  with socket.socket() as probe:
-    probe.bind(('', 0))
-    return probe.getsockname()[1]
-
-
 @pytest.fixture(scope='module')
 def talk(tmp_path_factory):
   """Return what two connected processes print, by process."""
-  folder, coordinator = tmp_path_factory.mktemp('talk'), f'localhost:{free_port()}'
+  folder, coordinator = tmp_path_factory.mktemp('talk'), f'localhost:{processes.free_port()}'
   (folder / 'checkpoints').mkdir()
   started = [
     subprocess.Popen(
@@ -169,7 +163,7 @@ def launch(tmp_path):
     config = ' '.join(f"'--config.{key}={value}'" for key, value in changes.items())
     command = f'bash {tmp_path}/noted.sh $process {sys.executable} -m hbf'
     for old, new in (
-      ('9876', str(free_port())),
+      ('9876', str(processes.free_port())),
       ('hbf', command),
       ('--workdir=runs/two', f'--config=configs/digits.py:model=vit --workdir={workdir} {config}'),
     ):
@@ -261,7 +255,7 @@ def test_the_other_of_a_process_that_dies_or_hangs_ends_with_an_error(
   with contextlib.suppress(ProcessLookupError):
     os.kill(numbers[index], signal.SIGKILL)
   shell.wait(20)
-  assert statuses(tmp_path)[1 - index] in (1, 128 + signal.SIGABRT)
+  assert statuses(tmp_path)[1 - index] in (processes.LOST_STATUS, 128 + signal.SIGABRT)
   said = (tmp_path / str(1 - index)).read_text()
   assert 'another process of the run is gone' in said or 'another task died' in said
 
@@ -310,7 +304,10 @@ def test_a_process_without_others_stays_as_it_is(monkeypatch, environment):
 def test_processes_that_do_not_come_are_not_waited_for_for_ever():
   script = 'from hbf.training import processes as p; p.JOIN_SECONDS = 1; p.start({!r}, 2, 1)'
   done = subprocess.run(
-    [sys.executable, '-c', script.format(f'localhost:{free_port()}')], cwd=ROOT, capture_output=True, text=True
+    [sys.executable, '-c', script.format(f'localhost:{processes.free_port()}')],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
   )
-  assert done.returncode == 1
+  assert done.returncode == processes.UNMET_STATUS
   assert re.search(r'^error: the processes of the run did not meet within 1 s: process 1 of 2 waits', done.stderr)
